@@ -1,4 +1,4 @@
-# Every command of development and CI. `make help` lists the targets.
+# Commands for development and CI. `make help` lists the targets.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -144,14 +144,14 @@ clean: ## remove built files; the environment stays
 	find protos -name '*_pb2*' -delete
 	find specdec cluster protos tests -name __pycache__ -prune -exec rm -rf {} +
 
-# The generator comes first and at its pinned version: an isolated build would fetch a newer
-# setuptools, which constraints do not reach.
+# Install the pinned build tools first: an isolated build would download the newest setuptools, since
+# constraints do not apply to it.
 .make/tools: constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt setuptools grpcio-tools
 	@mkdir -p $(@D) && touch $@
 
-# Without npm the test that needs axe-core is skipped and reports that.
+# Without npm, the test that needs axe-core is skipped with a message.
 .make/axe: tests/browser/package-lock.json
 	command -v npm && npm ci --silent --prefix tests/browser || true
 	@mkdir -p $(@D) && touch $@

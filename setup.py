@@ -1,4 +1,4 @@
-"""Generates the gRPC stubs before every build; all else is in pyproject.toml."""
+"""Generates the gRPC stubs before each build; the other metadata is in pyproject.toml."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -9,20 +9,23 @@ from setuptools.errors import ExecError
 
 
 class GenerateStubs(Command):
-    """Writes the Python stubs of every .proto beside it, where editable installs find them too."""
+    """Command that generates the stubs of each .proto beside it, also for editable installs."""
 
     description = "generate the gRPC stubs from protos/"
     user_options: ClassVar[list[tuple[str, str | None, str]]] = []
 
     def initialize_options(self) -> None:
-        """Takes no options."""
+        """Do nothing: the command has no options."""
 
     def finalize_options(self) -> None:
-        """Takes no options."""
+        """Do nothing: the command has no options."""
 
     def run(self) -> None:
-        """Runs protoc from the project's root, so that stubs import each other as `protos...`."""
-        # Imported here: reading the metadata must not need the generator.
+        """Run protoc from the project's root, so that stubs import each other as `protos...`.
+
+        Raises ExecError if protoc fails.
+        """
+        # Imported here, so that reading the metadata does not require the generator.
         import grpc_tools
         from grpc_tools import protoc
 
@@ -30,14 +33,14 @@ class GenerateStubs(Command):
         files = sorted(path.as_posix() for path in Path("protos").rglob("*.proto"))
         outputs = ["--python_out=.", "--pyi_out=.", "--grpc_python_out=."]
         if protoc.main(["protoc", "-I.", f"-I{well_known}", *outputs, *files]) != 0:
-            raise ExecError("protoc failed; its messages are above")
+            raise ExecError("protoc failed; see its messages above")
 
 
 class BuildWithStubs(build_py):
-    """The usual build, after the stubs exist for it to collect."""
+    """The standard build, preceded by the generation of the stubs."""
 
     def run(self) -> None:
-        """Generates, then builds."""
+        """Generate the stubs, then build."""
         self.run_command("generate_stubs")
         super().run()
 

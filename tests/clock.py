@@ -1,8 +1,8 @@
-"""A clock that tests wind."""
+"""A clock that tests control."""
 
 
 class Clock:
-    """Tells `now_s`, which only a test moves on."""
+    """Clock that returns `now_s`, which only the test changes."""
 
     def __init__(self, now_s=100.0):
         self.now_s = now_s

@@ -1,4 +1,4 @@
-"""Models that many tests share; each is built or fetched once a session."""
+"""Model fixtures that many tests share; each is built or downloaded once per session."""
 
 import signal
 from pathlib import Path
@@ -9,17 +9,17 @@ import torch
 from specdec.models.resolve import resolve
 from tests.specdec.tiny import tiny_llama_dir
 
-# More threads gain nothing on models this small, and on busy cores they wait for one another.
+# More threads do not speed up models this small, and wait for each other on busy cores.
 torch.set_num_threads(1)
 
-# A shell has what it starts in the background ignore Ctrl-C, and so would all that tests start.
+# A shell starts background jobs with SIGINT ignored, which processes started by tests inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
 def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama in SmolLM2's proportions: 9 heads, 3 KV heads, nothing that divides by 2.
+    """A random Llama with SmolLM2's proportions: 9 heads and 3 KV heads, not divisible by 2.
 
     Shared by the whole session: read it, never write to it.
     """

@@ -1,4 +1,4 @@
-"""The shell commands that documents show."""
+"""Parses the code blocks and shell commands of documents."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        """One a line, where lines that end in a backslash go on with the next."""
+        """Return the commands, one per line; a backslash at the end continues a line."""
         joined = self.text.replace("\\\n", " ")
         return [line.strip() for line in joined.splitlines() if line.strip()]
 
 
 def blocks_of(path: Path, language: str) -> list[Block]:
-    """All blocks of a language, in their order."""
+    """Return all blocks of a language, in their order."""
     text = path.read_text(encoding="utf-8")
     return [
         Block(path, text.count("\n", 0, match.start()) + 1, language, match.group(2))
@@ -40,5 +40,5 @@ def blocks_of(path: Path, language: str) -> list[Block]:
 
 
 def words_of(command: str) -> list[str]:
-    """A command as the shell takes it apart, without its comment."""
+    """Split a command into words as the shell does, without comments."""
     return shlex.split(command, comments=True)

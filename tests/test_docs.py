@@ -1,4 +1,4 @@
-"""The documents: decisions are numbered, links lead somewhere, and commands exist as shown."""
+"""Tests of the documentation: numbers of decisions, links, and the commands that it shows."""
 
 import re
 from pathlib import Path
@@ -28,12 +28,12 @@ def test_decisions_are_numbered_without_gaps():
 
 
 @pytest.mark.parametrize("path", DECISIONS, ids=lambda path: path.name)
-def test_a_decision_is_headed_by_its_number(path):
+def test_the_heading_of_a_decision_has_its_number(path):
     assert path.read_text().startswith(f"# {int(path.name[:4])}. ")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_between_files_lead_somewhere(page):
+def test_links_between_files_have_existing_targets(page):
     targets = LINK.findall(page.read_text())
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
@@ -62,7 +62,7 @@ def specdec_commands():
 
 @pytest.mark.parametrize("words", list(specdec_commands()))
 def test_commands_and_flags_exist(words):
-    """Parsed as click would, and not run; what a flag may be is checked too."""
+    """Parse with click without running the command; the values of flags are checked too."""
     command, rest = main, words
     context = click.Context(main, info_name="specdec")
     while isinstance(command, click.Group):

@@ -1,4 +1,4 @@
-"""The rules by which protos may change, tried on changes that keep and that break them."""
+"""Tests that buf accepts compatible changes of the protos, and rejects incompatible ones."""
 
 import shutil
 import subprocess
@@ -14,7 +14,7 @@ INFERENCE = "protos/specdec/v1/inference.proto"
 
 @pytest.fixture
 def changed(tmp_path):
-    """Compares the protos, changed by a replacement, with what they were; returns buf's words."""
+    """Return a function that applies a replacement to the protos, and returns buf's findings."""
     for name in ("protos", "buf.yaml"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, tmp_path / name)
@@ -39,12 +39,12 @@ def changed(tmp_path):
     ],
     ids=["another field", "another comment"],
 )
-def test_what_may_change(changed, old, new):
+def test_a_compatible_change_is_accepted(changed, old, new):
     assert changed(old, new) == ""
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "finding"),
     [
         ("optional int32 max_tokens = 17;", "", "max_tokens"),
         ("optional int32 max_tokens = 17;", "optional int32 max_tokens = 99;", '"17"'),
@@ -55,5 +55,5 @@ def test_what_may_change(changed, old, new):
     ],
     ids=["removed", "renumbered", "retyped", "renamed", "RPC renamed", "enum renumbered"],
 )
-def test_what_may_not_change(changed, old, new, said):
-    assert said in changed(old, new)
+def test_an_incompatible_change_is_rejected(changed, old, new, finding):
+    assert finding in changed(old, new)

@@ -1,1 +1,1 @@
-"""What makes and looks after files that are not code of the service."""
+"""Development tools: generators and checks of files that are not code of the service."""

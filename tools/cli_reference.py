@@ -1,4 +1,4 @@
-"""Writes docs/cli-reference.md: every command with its flags, and what becomes of vLLM's.
+"""Generate docs/cli-reference.md: every command with its flags, and the support of vLLM's flags.
 
 python -m tools.cli_reference [check]
 """
@@ -16,43 +16,44 @@ from cluster.cli.main import main as specdec
 from cluster.config.vllm_compat import ALWAYS, RENAMED, SAME
 from specdec.config.speculative_keys import SPECULATION_KEYS
 from specdec.config.vllm_compat import VALUES
-from tools.made_files import run
+from tools.generated_files import run
 
 PAGE = Path("docs/cli-reference.md")
 _HEAD = """\
 # Commands and flags
 
-Made from the commands by `make cli-reference`; `--help` shows the same. Use: [cli.md](cli.md).
+Generated from the commands by `make cli-reference`; `--help` shows the same text. For examples see
+[cli.md](cli.md).
 """
 _VLLM = """\
 ## Flags of `vllm serve`
 
-The same names work in a file for `--config`, with underscores or dashes.
+These names are also accepted as keys in a file for `--config`, with underscores or dashes.
 """
 
 
 def reference() -> str:
-    """The page."""
+    """Generate the page."""
     return "\n".join([_HEAD, *_command("specdec", specdec), _VLLM, *_vllm()]).rstrip() + "\n"
 
 
 def _command(path: str, command: click.Command) -> Iterator[str]:
-    """The command, and then those within it."""
+    """Yield the sections of a command, or of all commands in a group."""
     context = click.Context(command, info_name=path)
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
-            found = command.get_command(context, name)
-            assert found is not None, "a group has the commands that it lists"
-            yield from _command(f"{path} {name}", found)
+            subcommand = command.get_command(context, name)
+            assert subcommand is not None, "a group contains the commands that it lists"
+            yield from _command(f"{path} {name}", subcommand)
         return
-    words = " ".join([path, *command.collect_usage_pieces(context)])
+    usage = " ".join([path, *command.collect_usage_pieces(context)])
     yield f"## `{path}`\n"
-    yield f"```\n{words}\n```\n"
+    yield f"```\n{usage}\n```\n"
     yield _prose(command.help or "") + "\n"
     for heading, records in _sections(command, context).items():
-        shown = [each for each in records if "--help" not in each[0]]
-        if shown:
-            yield _table(heading, "meaning", {f"`{flag}`": text for flag, text in shown})
+        rows = {f"`{flag}`": text for flag, text in records if "--help" not in flag}
+        if rows:
+            yield _table(heading, "description", rows)
 
 
 def _sections(
@@ -60,18 +61,19 @@ def _sections(
 ) -> Mapping[str, list[tuple[str, str]]]:
     if isinstance(command, SectionedCommand):
         return command.sections(context)
-    options = [each for each in command.get_params(context) if isinstance(each, click.Option)]
-    return {"Options": [found for each in options if (found := each.get_help_record(context))]}
+    options = [param for param in command.get_params(context) if isinstance(param, click.Option)]
+    records = [option.get_help_record(context) for option in options]
+    return {"Options": [record for record in records if record]}
 
 
 def _prose(text: str) -> str:
-    """Paragraphs on a line each; what click is told not to wrap stays as it is."""
-    paragraphs = [each.strip("\n") for each in text.split("\n\n")]
+    """Join the lines of each paragraph; paragraphs that click does not wrap become code blocks."""
+    paragraphs = [paragraph.strip("\n") for paragraph in text.split("\n\n")]
     return "\n\n".join(
-        f"```\n{each.removeprefix(chr(8)).strip()}\n```"
-        if each.startswith("\b")
-        else " ".join(each.split())
-        for each in paragraphs
+        f"```\n{paragraph.removeprefix(chr(8)).strip()}\n```"
+        if paragraph.startswith("\b")
+        else " ".join(paragraph.split())
+        for paragraph in paragraphs
     )
 
 
@@ -87,21 +89,21 @@ def _cell(text: str) -> str:
 
 
 def _vllm() -> Iterator[str]:
-    yield f"Of the same name and meaning: {', '.join(map(_flag, SAME))}.\n"
+    yield f"Supported under the same name: {', '.join(map(_flag, SAME))}.\n"
     renamed = {_flag(name): _flag(ours) for name, ours in RENAMED.items()}
-    yield _table("another name here", "which", renamed)
+    yield _table("renamed", "name here", renamed)
     keys = {_flag(name): f"`{key}`" for name, key in SPECULATION_KEYS.items()}
-    yield _table("stands in `--speculative-config`", "as key", keys)
+    yield _table("moved to `--speculative-config`", "key", keys)
     values = {
         f"{_flag(name)} `{theirs}`": f"`{ours}`"
         for name, words in VALUES.items()
         for theirs, ours in words.items()
     }
-    yield _table("value of another name", "here", values)
+    yield _table("renamed value", "value here", values)
     always = {
         _flag(name): f"{_value(each.value)}: {each.reason}" for name, each in sorted(ALWAYS.items())
     }
-    yield _table("may have one value, which is so anyway", "value", always)
+    yield _table("accepted with one value, which is the fixed behavior", "value", always)
 
 
 def _flag(name: str) -> str:
@@ -113,7 +115,7 @@ def _value(value: bool | int | str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Exit status 1 where the page is not as it would be made."""
+    """Generate or check the page; return the exit status."""
     return run({PAGE: reference}, "make cli-reference", __doc__, arguments)
 
 

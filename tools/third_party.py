@@ -1,11 +1,11 @@
-"""Fetches what the dashboard takes from npm, and checks that nobody has changed it since.
+"""Downloads the dashboard's third-party files from npm, and verifies their digests.
 
     python -m tools.third_party check
     python -m tools.third_party update [VERSION]
 
-`update` needs npm. A package is fetched at the version in third_party/versions.json, or at the one
-that is given, and npm holds its archive against the registry's digest. Its files are copied as they
-are, and their digests are written down; `check` compares them.
+`update` needs npm. It downloads the package at the given version, by default the one in
+third_party/versions.json; npm verifies the archive against the registry's digest. The files are
+copied unchanged, and their SHA-256 digests are recorded; `check` compares the digests.
 """
 
 from __future__ import annotations
@@ -28,41 +28,44 @@ FILES = {
 
 
 def changed_files(folder: Path) -> list[str]:
-    """The files of `folder` that are missing, unknown, or not as they were fetched."""
-    known = json.loads((folder / "versions.json").read_text())
-    wrong = []
-    for package, told in known.items():
+    """Return the files of `folder` that are missing, unknown or different from their digests."""
+    versions = json.loads((folder / "versions.json").read_text())
+    changed = []
+    for package, metadata in versions.items():
+        recorded = metadata["sha256"]
         present = {path.name: _digest(path) for path in (folder / package).iterdir()}
-        names = present.keys() | told["sha256"].keys()
-        wrong += [
-            f"{package}/{name}" for name in names if present.get(name) != told["sha256"].get(name)
+        names = present.keys() | recorded.keys()
+        changed += [
+            f"{package}/{name}" for name in names if present.get(name) != recorded.get(name)
         ]
-    return sorted(wrong)
+    return sorted(changed)
 
 
 def update(folder: Path, version: str | None) -> None:
-    """Replaces the files by those of another version, or of the same. Raises what npm raises."""
-    known = json.loads((folder / "versions.json").read_text())
-    version = version or known[PACKAGE]["version"]
+    """Replace the files by those of `version`, by default the current one.
+
+    Raises CalledProcessError if npm fails.
+    """
+    versions = json.loads((folder / "versions.json").read_text())
+    version = version or versions[PACKAGE]["version"]
     with tempfile.TemporaryDirectory() as directory:
         command = ["npm", "pack", "--json", f"{PACKAGE}@{version}"]
-        told = json.loads(
-            subprocess.run(command, cwd=directory, check=True, stdout=subprocess.PIPE).stdout
-        )[0]
-        with tarfile.open(Path(directory) / told["filename"]) as archive:
+        output = subprocess.run(command, cwd=directory, check=True, stdout=subprocess.PIPE).stdout
+        metadata = json.loads(output)[0]
+        with tarfile.open(Path(directory) / metadata["filename"]) as archive:
             for name, source in FILES.items():
                 member = archive.extractfile(source)
-                assert member is not None, f"{source} is no file"
+                assert member is not None, f"{source} is not a regular file"
                 (folder / PACKAGE / name).write_bytes(member.read())
     digests = {name: _digest(folder / PACKAGE / name) for name in FILES}
-    known[PACKAGE] = {
-        "version": told["version"],
+    versions[PACKAGE] = {
+        "version": metadata["version"],
         "license": "MIT",
         "homepage": "https://github.com/leeoniya/uPlot",
-        "integrity": told["integrity"],
+        "integrity": metadata["integrity"],
         "sha256": digests,
     }
-    (folder / "versions.json").write_text(json.dumps(known, indent=2) + "\n")
+    (folder / "versions.json").write_text(json.dumps(versions, indent=2) + "\n")
 
 
 def _digest(path: Path) -> str:
@@ -70,7 +73,7 @@ def _digest(path: Path) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Exit status 1 where a file is not as it was fetched."""
+    """Update or check the files; return the exit status."""
     match arguments:
         case ["update", *version] if len(version) <= 1:
             update(FOLDER, version[0] if version else None)
@@ -79,9 +82,10 @@ def main(arguments: list[str]) -> int:
         case _:
             print(__doc__)
             return 2
-    wrong = changed_files(FOLDER)
-    print("\n".join(f"{path}: not as it was fetched" for path in wrong) or "third_party is intact")
-    return 1 if wrong else 0
+    changed = changed_files(FOLDER)
+    lines = [f"{path}: does not match its recorded digest" for path in changed]
+    print("\n".join(lines) or "third_party: all digests match")
+    return 1 if changed else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A real Chromium, and pages that fail a test by what they should not do."""
+"""Fixtures for tests in a real Chromium; pages with console errors or external requests fail."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def browser():
-    """Chromium as the system has it; CHROMIUM names another."""
+    """Chromium from the PATH, or from the path in the environment variable CHROMIUM."""
     reason = "needs playwright: pip install -e '.[dev]'"
     playwright_api = pytest.importorskip("playwright.sync_api", reason=reason)
     path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
@@ -44,26 +44,26 @@ def browser():
 
 
 class Visit:
-    """A page at one address, and what went wrong on it."""
+    """A page at one URL, with its console errors and the hosts that it connected to."""
 
     def __init__(self, page, url: str) -> None:
         self.page = page
         self.url = url
-        self.complaints: list[str] = []
+        self.errors: list[str] = []
         self.hosts: set[str] = set()
         page.on("console", self._on_console)
-        page.on("pageerror", lambda error: self.complaints.append(f"uncaught: {error}"))
+        page.on("pageerror", lambda error: self.errors.append(f"uncaught: {error}"))
         page.on("request", lambda request: self.hosts.add(urlsplit(request.url).netloc))
 
     def _on_console(self, message) -> None:
-        # The browser reports answers such as 409 there, whoever handles them.
+        # The browser logs error responses such as 409, even if the page handles them.
         if message.type in ("error", "warning") and "Failed to load resource" not in message.text:
-            self.complaints.append(message.text)
+            self.errors.append(message.text)
 
 
 @pytest.fixture
 def visit(browser, tmp_path):
-    """Opens a page of a given size; asserts at the end that it behaved."""
+    """Opens a page of a given size; asserts at the end that it has no errors."""
 
     @contextmanager
     def open_page(url: str, size: dict[str, int] = WIDE, **options: object) -> Iterator[Visit]:
@@ -76,7 +76,7 @@ def visit(browser, tmp_path):
         try:
             page.goto(url + "/dashboard")
             yield visit
-            assert visit.complaints == []
+            assert visit.errors == []
             assert visit.hosts == {urlsplit(url).netloc}, "a request to another host"
         finally:
             context.close()

@@ -1,4 +1,4 @@
-"""What the tests of the page look for and press."""
+"""Locators and actions that the tests of the dashboard share."""
 
 import re
 

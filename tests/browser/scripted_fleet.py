@@ -1,6 +1,6 @@
-"""The real HTTP application and ControlPlane over replicas that a test plays.
+"""The real HTTP application and ControlPlane, with scripted replicas.
 
-What they count grows by the wall clock while there is load, so that charts move.
+The replicas' counters grow with the wall clock while they have load, so that charts change.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ANSWER = "The river begins as a thread of cold water under the stones, and it ca
 
 @dataclass
 class ScriptedReplica:
-    """One replica: it obeys the state that it is told, at a load that the test sets."""
+    """A replica that applies the state of the ControlPlane, at a load that the test sets."""
 
     replica_id: str
     requests_per_s: float = 0.0
@@ -55,7 +55,7 @@ class ScriptedReplica:
     state: SpeculationState | None = None
     counts: Counts = field(default_factory=Counts)
     changes: list[DecisionNews] = field(default_factory=list)
-    at_s: float = field(default_factory=time.monotonic)
+    counted_at_s: float = field(default_factory=time.monotonic)
 
     async def apply(self, state: SpeculationState) -> None:
         self.state = state
@@ -100,7 +100,7 @@ class ScriptedReplica:
 
     def _count(self) -> None:
         now_s = time.monotonic()
-        seconds, self.at_s = now_s - self.at_s, now_s
+        seconds, self.counted_at_s = now_s - self.counted_at_s, now_s
         drafts = round(12 * self.num_decoding * seconds)
         length = self.num_chosen_tokens
         accepted = [round(drafts * 0.85 ** (1 + i)) for i in range(length)] if drafts else []
@@ -138,7 +138,7 @@ class ScriptedReplica:
 
 
 class ScriptedRouter:
-    """What the HTTP application asks of a Router. Its answers are a text of its own."""
+    """The part of a Router that the HTTP application uses. It outputs a fixed text."""
 
     is_ready = True
     failure = None
@@ -147,7 +147,7 @@ class ScriptedRouter:
         self.config = SimpleNamespace(served_model_name="tiny-llama")
         self.text = Preprocessor(model, ModelConfig.from_directory(model))
         self.calls: list[Any] = []
-        self.num_left = 0
+        self.num_aborted = 0
 
     async def generate(self, call: Any) -> Generation:
         self.calls.append(call)
@@ -159,33 +159,33 @@ class ScriptedRouter:
         tokenizer = self.text.tokenizer
         ids = tokenizer.encode(ANSWER, add_special_tokens=False)[: call.params.max_tokens]
         length = 0 if call.params.speculation.enabled is False else 3
-        stats, said, step = SpeculationStats(), 0, 0
+        stats, num_output, step = SpeculationStats(), 0, 0
         try:
-            while said < len(ids):
+            while num_output < len(ids):
                 await asyncio.sleep(0.02)
-                accepted = min(step % (length + 1), len(ids) - said - 1)
-                step, said = step + 1, said + accepted + 1
+                accepted = min(step % (length + 1), len(ids) - num_output - 1)
+                step, num_output = step + 1, num_output + accepted + 1
                 stats = stats.after_draft(length, accepted)
-                is_last = said == len(ids)
+                is_last = num_output == len(ids)
                 yield RequestOutput(
                     "r1",
-                    tuple(ids[said - accepted - 1 : said]),
+                    tuple(ids[num_output - accepted - 1 : num_output]),
                     "",
                     FinishReason.LENGTH if is_last else None,
                     5,
-                    said,
+                    num_output,
                     stats,
                     is_drafted=(True,) * accepted + (False,),
                     is_last=is_last,
                 )
         except (GeneratorExit, asyncio.CancelledError):
-            self.num_left += 1
+            self.num_aborted += 1
             raise
 
 
 @dataclass(frozen=True)
 class RunningFleet:
-    """The application at `url`; `plane` is for calls through `run`, on its event loop."""
+    """The application at `url`. Calls to `plane` go through `run`, onto its event loop."""
 
     url: str
     plane: ControlPlane
@@ -202,7 +202,7 @@ class RunningFleet:
 def running_fleet(
     model: Path, state_dir: Path, port: int, num_replicas: int = 2, token: str | None = None
 ) -> Iterator[RunningFleet]:
-    """Serves on an event loop in a thread, until the block ends."""
+    """Serve on an event loop in a thread until the block ends."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -211,11 +211,11 @@ def running_fleet(
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result(10)
 
     fleet = run(_start(loop, model, state_dir, port, num_replicas, token))
-    tasks = asyncio.run_coroutine_threadsafe(_play(fleet), loop)
+    reports = asyncio.run_coroutine_threadsafe(_report_periodically(fleet), loop)
     try:
         yield fleet
     finally:
-        tasks.cancel()
+        reports.cancel()
         fleet.server.should_exit = True
         time.sleep(0.3)
         loop.call_soon_threadsafe(loop.stop)
@@ -245,8 +245,8 @@ async def _start(
     return RunningFleet(f"http://127.0.0.1:{port}", plane, replicas, router, loop, server)
 
 
-async def _play(fleet: RunningFleet) -> None:
-    """Each replica hears of the state and reports, four times a second."""
+async def _report_periodically(fleet: RunningFleet) -> None:
+    """Apply the state to each replica and report its statistics, four times per second."""
     while True:
         state = await fleet.plane.speculation()
         for replica in fleet.replicas:

@@ -1,4 +1,4 @@
-"""The dashboard in a real Chromium, over the real control plane and replicas that are played."""
+"""Tests of the dashboard in a real Chromium, with the real control plane and scripted replicas."""
 
 import re
 
@@ -10,7 +10,7 @@ from tests.browser.pages import expect_text, set_mode, tile
 from tests.browser.scripted_fleet import running_fleet
 from tests.e2e.conftest import free_ports
 
-TOKEN = "a-token-of-the-operators"
+TOKEN = "a-token-of-operators"
 SIZES = pytest.mark.parametrize("size", [WIDE, NARROW], ids=["1280", "390"])
 
 
@@ -20,48 +20,48 @@ def fleet(tiny_model_dir, tmp_path):
         yield running
 
 
-def under_load(fleet, requests_per_s=6.0, num_decoding=6):
+def set_load(fleet, requests_per_s=6.0, num_decoding=6):
     for replica in fleet.replicas:
         replica.requests_per_s, replica.num_decoding = requests_per_s, num_decoding
 
 
 @SIZES
-def test_turning_it_off_is_seen_everywhere(fleet, visit, size):
-    under_load(fleet)
+def test_mode_off_is_shown_in_every_part(fleet, visit, size):
+    set_load(fleet)
     with visit(fleet.url, size) as opened:
         page = opened.page
         expect_text(page.locator("#link"), "Live")
-        expect_text(page.locator("#steer-state"), "On, k = 5")
+        expect_text(page.locator("#control-state"), "On, k = 5")
         set_mode(page, "Off")
         expect_text(page.locator("#preview"), r"this means no drafts")
         page.get_by_label("Your name").fill("ada")
         page.get_by_label("Reason").fill("load test")
         page.get_by_role("button", name="Apply").click()
-        expect_text(page.locator("#steer-state"), r"^Off.*operator")
+        expect_text(page.locator("#control-state"), r"^Off.*operator")
         expect_text(tile(page, "Draft tokens"), r"^0 ")
         expect_text(page.locator("#audit li").first, r"mode.*off.*version 1, ada: load test")
         expect_text(page.locator("#decisions li").first, "no drafts")
-        expect_text(page.locator("#steer-version"), "Version 1 · ada")
+        expect_text(page.locator("#control-version"), "Version 1 · ada")
     state = fleet.run(fleet.plane.speculation())
     assert (state.in_force.mode, state.updated_by, state.reason) == ("off", "ada", "load test")
 
 
 @SIZES
-def test_charts_move_under_load(fleet, visit, size):
+def test_charts_and_tiles_update_under_load(fleet, visit, size):
     with visit(fleet.url, size) as opened:
         page = opened.page
         expect_text(tile(page, "Throughput"), r"^0 ")
-        before = ink(page)
-        under_load(fleet)
+        before = chart_images(page)
+        set_load(fleet)
         expect_text(tile(page, "Throughput"), r"^[1-9][\d.]*k? tokens/s")
         expect_text(tile(page, "Requests"), r"^[1-9]")
         expect_text(tile(page, "First token"), r"^\d+ ms")
         expect_text(tile(page, "Acceptance"), r"^\d\d %")
         expect_text(page.locator(".chart", has_text="Estimated speed-up").locator("b"), r"\d\S")
         page.wait_for_timeout(2500)
-        after = ink(page)
+        after = chart_images(page)
         assert len(after) == 9
-        assert all(one != other for one, other in zip(before, after, strict=True))
+        assert all(old != new for old, new in zip(before, after, strict=True))
         assert page.locator(".bars .bar").count() == 5
         heights = page.locator(".bars .bar").evaluate_all(
             "bars => bars.map((bar) => bar.getBoundingClientRect().height)"
@@ -70,14 +70,14 @@ def test_charts_move_under_load(fleet, visit, size):
         assert heights[-1] > 10
 
 
-def ink(page):
-    """What each chart has drawn."""
+def chart_images(page):
+    """Return the content of each chart's canvas."""
     return page.locator(".chart canvas").evaluate_all("all => all.map((each) => each.toDataURL())")
 
 
 @SIZES
-def test_rules_are_previewed_applied_and_taken_back(fleet, visit, size):
-    under_load(fleet, requests_per_s=10.0)
+def test_rules_are_previewed_applied_and_removed(fleet, visit, size):
+    set_load(fleet, requests_per_s=10.0)
     with visit(fleet.url, size) as opened:
         page = opened.page
         expect_text(tile(page, "Requests"), r"^(1[5-9]|2\d)")
@@ -85,49 +85,49 @@ def test_rules_are_previewed_applied_and_taken_back(fleet, visit, size):
         page.get_by_label("from (/s)").fill("5")
         page.get_by_label("mode", exact=True).select_option("on")
         page.get_by_label("tokens", exact=True).fill("3")
-        expect_text(page.locator("#preview"), r"\d requests/s.* means k = 3\. Rule 1 holds")
+        expect_text(page.locator("#preview"), r"\d requests/s.* means k = 3\. Rule 1 applies")
         page.get_by_role("button", name="Apply").click()
-        expect_text(page.locator("#steer-state"), r"^On, k = 3.*rule on requests per second")
-        expect_text(page.locator("#preview"), r"Rule 1 holds")
-        # The mode that was set stays as it was: the rule is upon it.
+        expect_text(page.locator("#control-state"), r"^On, k = 3.*rule on requests per second")
+        expect_text(page.locator("#preview"), r"Rule 1 applies")
+        # The rule does not change the mode that is set in the form.
         assert page.get_by_role("radio", name="Auto", exact=True).is_checked()
         page.get_by_role("button", name=re.compile("Remove the rule from 5")).click()
         page.get_by_role("button", name="Apply").click()
-        expect_text(page.locator("#steer-state"), r"^On, k = 5")
+        expect_text(page.locator("#control-state"), r"^On, k = 5")
     assert fleet.run(fleet.plane.speculation()).rules == ()
 
 
-def test_a_wrong_value_is_marked_where_it_is(fleet, visit):
+def test_an_invalid_value_is_marked_at_its_input(fleet, visit):
     with visit(fleet.url) as opened:
         page = opened.page
         expect_text(page.locator("#link"), "Live")
         page.get_by_label("Threshold").fill("9999")
-        expect_text(page.locator("#steer-error"), "threshold is 9999; it must be .* 0 to 4096")
+        expect_text(page.locator("#control-error"), "threshold is 9999; it must be .* 0 to 4096")
         assert page.get_by_label("Threshold").get_attribute("aria-invalid") == "true"
         page.get_by_role("button", name="Discard").click()
-        expect_text(page.locator("#steer-error"), "^$")
+        expect_text(page.locator("#control-error"), "^$")
         assert page.get_by_label("Threshold").input_value() == "32"
 
 
-def test_who_was_faster_is_named_and_nothing_is_lost(fleet, visit):
+def test_a_conflict_names_the_other_operator_and_keeps_both_changes(fleet, visit):
     with visit(fleet.url) as opened:
         page = opened.page
         expect_text(page.locator("#link"), "Live")
         page.get_by_label("Threshold").fill("8")
         change = SpeculationChange(mode="off", updated_by="grace", reason="incident 12")
         fleet.run(fleet.plane.set_speculation(change))
-        told = "grace changed this at .*incident 12.*mode is off"
-        expect_text(page.locator("#conflict-text"), told)
-        page.get_by_role("button", name="Keep mine, over theirs").click()
+        conflict = "grace changed this at .*incident 12.*mode is off"
+        expect_text(page.locator("#conflict-text"), conflict)
+        page.get_by_role("button", name="Keep my changes").click()
         assert page.get_by_role("radio", name="Off", exact=True).is_checked()
         assert page.get_by_label("Threshold").input_value() == "8"
         page.get_by_role("button", name="Apply").click()
-        expect_text(page.locator("#steer-version"), "Version 2")
+        expect_text(page.locator("#control-version"), "Version 2")
     state = fleet.run(fleet.plane.speculation())
     assert (state.in_force.mode, state.in_force.threshold) == ("off", 8)
 
 
-def test_what_is_edited_while_a_change_is_on_its_way_stays(fleet, visit):
+def test_edits_made_while_a_change_is_being_applied_are_kept(fleet, visit):
     with visit(fleet.url) as opened:
         page = opened.page
         expect_text(page.locator("#link"), "Live")
@@ -140,84 +140,84 @@ def test_what_is_edited_while_a_change_is_on_its_way_stays(fleet, visit):
         page.route("**/v1/admin/speculation", edit_meanwhile)
         set_mode(page, "On")
         page.get_by_role("button", name="Apply").click()
-        expect_text(page.locator("#steer-version"), "Version 1")
+        expect_text(page.locator("#control-version"), "Version 1")
         assert page.get_by_role("radio", name="Off", exact=True).is_checked()
         page.get_by_role("button", name="Apply").click()
-        expect_text(page.locator("#steer-version"), "Version 2")
+        expect_text(page.locator("#control-version"), "Version 2")
     assert fleet.run(fleet.plane.speculation()).in_force.mode == "off"
 
 
-def test_a_change_by_another_between_two_looks_is_a_conflict(fleet, visit):
+def test_a_change_by_another_operator_between_two_events_is_a_conflict(fleet, visit):
     with visit(fleet.url) as opened:
         page = opened.page
         expect_text(page.locator("#link"), "Live")
         page.context.route("**/dashboard/events", lambda route: route.abort())
         set_mode(page, "On")
 
-        def be_faster(route):
+        def apply_another_change(route):
             if route.request.method == "PUT":
                 change = SpeculationChange(mode="off", updated_by="bob")
                 fleet.run(fleet.plane.set_speculation(change))
             route.continue_()
 
-        page.route("**/v1/admin/speculation", be_faster)
+        page.route("**/v1/admin/speculation", apply_another_change)
         page.get_by_role("button", name="Apply").click()
         expect_text(page.locator("#conflict-text"), "bob changed this")
-        page.get_by_role("button", name="Take theirs").click()
+        page.get_by_role("button", name="Discard my changes").click()
         assert page.get_by_role("radio", name="Off", exact=True).is_checked()
     assert fleet.run(fleet.plane.speculation()).in_force.mode == "off"
 
 
 @SIZES
-def test_an_answer_shows_whose_each_token_is(fleet, visit, size):
+def test_the_output_distinguishes_accepted_draft_tokens(fleet, visit, size):
     with visit(fleet.url, size) as opened:
         page = opened.page
-        page.get_by_label("Most tokens").fill("60")
+        page.get_by_label("Max tokens").fill("60")
         page.get_by_role("button", name="Generate").click()
-        told = r"60 tokens .* tokens/s .* acceptance rate .*reached the most"
-        expect_text(page.locator("#try-figures"), told)
-        tokens = page.locator("#answer .token")
+        figures = r"60 tokens .* tokens/s .* acceptance rate .*reached max tokens"
+        expect_text(page.locator("#try-figures"), figures)
+        tokens = page.locator("#output .token")
         assert tokens.count() == 60
         classes = tokens.evaluate_all(
             "all => all.map((each) => each.classList.contains('accepted'))"
         )
-        # Steps bring 0, 1, 2 and 3 accepted tokens, and one of the target's own each.
+        # Steps output 0, 1, 2 and 3 accepted draft tokens, each followed by one of the target.
         assert classes[:10] == [False, True, False, True, True, False, True, True, True, False]
         colours = {
-            page.locator(f"#answer .{kind}").first.evaluate(
+            page.locator(f"#output .{kind}").first.evaluate(
                 "e => getComputedStyle(e).backgroundColor"
             )
-            for kind in ("accepted", "own")
+            for kind in ("accepted", "target")
         }
         assert len(colours) == 2
-        assert page.locator("#answer").inner_text().startswith("The river begins")
+        assert page.locator("#output").inner_text().startswith("The river begins")
 
 
-def test_speculation_off_for_a_request_and_stopping_it(fleet, visit):
+def test_a_request_without_speculation_can_be_stopped(fleet, visit):
     with visit(fleet.url) as opened:
         page = opened.page
         page.locator("#try-speculation").select_option("off")
-        page.get_by_label("Most tokens").fill("300")
+        page.get_by_label("Max tokens").fill("300")
         page.get_by_role("button", name="Generate").click()
-        page.locator("#answer .token").nth(5).wait_for()
+        page.locator("#output .token").nth(5).wait_for()
         page.get_by_role("button", name="Stop").click()
-        expect_text(page.locator("#try-figures"), "nothing drafted · stopped")
-        assert page.locator("#answer .accepted").count() == 0
+        expect_text(page.locator("#try-figures"), "no draft tokens · stopped")
+        assert page.locator("#output .accepted").count() == 0
         page.wait_for_timeout(500)
-    assert fleet.router.num_left == 1, "the request went on without a reader"
+    assert fleet.router.num_aborted == 1, "the request was not aborted"
     assert fleet.router.calls[0].params.speculation.enabled is False
 
 
-def test_what_a_request_must_not_ask_is_said_beside_it(fleet, visit):
+def test_an_invalid_request_shows_its_error_and_focuses_the_input(fleet, visit):
     with visit(fleet.url) as opened:
         page = opened.page
-        page.get_by_label("Most tokens").fill("2000")
+        page.get_by_label("Max tokens").fill("2000")
         page.get_by_role("button", name="Generate").click()
         expect_text(page.locator("#try-error"), "max_tokens is 2000; it must be at most 1000")
-        assert page.get_by_label("Most tokens").evaluate("e => e === document.activeElement")
+        assert page.get_by_label("Max tokens").evaluate("e => e === document.activeElement")
 
 
-def test_a_lost_connection_is_told_and_comes_back(fleet, visit):
+def test_a_lost_connection_is_shown_and_reestablished(fleet, visit):
     with visit(fleet.url) as opened:
         page = opened.page
         expect_text(page.locator("#link"), "Live")
@@ -235,14 +235,14 @@ async def drop_streams(fleet):
         connection.transport.abort()
 
 
-def test_a_token_is_asked_for_and_a_wrong_one_is_called_wrong(tiny_model_dir, tmp_path, visit):
+def test_the_token_is_requested_and_a_wrong_one_is_rejected(tiny_model_dir, tmp_path, visit):
     port = free_ports(1)[0]
     with running_fleet(tiny_model_dir, tmp_path, port, token=TOKEN) as fleet:
         with visit(fleet.url) as opened:
             page = opened.page
             page.get_by_label("Token", exact=True).fill("not-the-right-token")
-            page.get_by_role("button", name="Go on").click()
-            expect_text(page.locator("#token-error"), "not the right one")
+            page.get_by_role("button", name="Continue").click()
+            expect_text(page.locator("#token-error"), "rejected this token")
             page.get_by_label("Token", exact=True).fill(TOKEN)
             page.keyboard.press("Enter")
             expect_text(page.locator("#link"), "Live")
@@ -250,25 +250,25 @@ def test_a_token_is_asked_for_and_a_wrong_one_is_called_wrong(tiny_model_dir, tm
             assert TOKEN not in stored
             set_mode(page, "Off")
             page.get_by_role("button", name="Apply").click()
-            expect_text(page.locator("#steer-version"), "Version 1")
+            expect_text(page.locator("#control-version"), "Version 1")
         with visit(fleet.url) as opened:
             opened.page.get_by_label("Token", exact=True).wait_for()
 
 
 @SIZES
-def test_everything_is_reached_by_keyboard_and_fits(fleet, visit, size):
-    under_load(fleet)
+def test_all_controls_are_reachable_by_keyboard_without_horizontal_scrolling(fleet, visit, size):
+    set_load(fleet)
     with visit(fleet.url, size) as opened:
         page = opened.page
-        expect_text(page.locator("#steer-state"), "On")
+        expect_text(page.locator("#control-state"), "On")
         assert page.evaluate("() => document.documentElement.scrollWidth") <= size["width"]
-        seen = set()
+        focused = set()
         for _ in range(60):
             page.keyboard.press("Tab")
-            seen.add(
+            focused.add(
                 page.evaluate("() => document.activeElement.id || document.activeElement.name")
             )
-        wanted = {
+        controls = {
             "theme",
             "mode",
             "threshold",
@@ -278,13 +278,13 @@ def test_everything_is_reached_by_keyboard_and_fits(fleet, visit, size):
             "decisions",
             "prompt",
         }
-        assert wanted <= seen
+        assert controls <= focused
         page.locator("#theme").focus()
-        ring = page.locator("#theme").evaluate("e => getComputedStyle(e).outlineStyle")
-        assert ring == "solid"
+        outline = page.locator("#theme").evaluate("e => getComputedStyle(e).outlineStyle")
+        assert outline == "solid"
 
 
-def test_nothing_moves_when_figures_come(fleet, visit):
+def test_new_data_causes_no_layout_shift(fleet, visit):
     with visit(fleet.url) as opened:
         page = opened.page
         page.evaluate(
@@ -296,7 +296,7 @@ def test_nothing_moves_when_figures_come(fleet, visit):
             }"""
         )
         expect_text(page.locator("#link"), "Live")
-        under_load(fleet)
+        set_load(fleet)
         expect_text(tile(page, "Throughput"), r"^[1-9]")
         page.wait_for_timeout(1500)
         assert page.evaluate("() => window.shift") < 0.05
@@ -305,21 +305,20 @@ def test_nothing_moves_when_figures_come(fleet, visit):
 @pytest.mark.skipif(not AXE.exists(), reason="needs axe-core: npm ci --prefix tests/browser")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @SIZES
-def test_axe_finds_nothing(fleet, visit, size, scheme):
-    under_load(fleet)
+def test_axe_finds_no_accessibility_violation(fleet, visit, size, scheme):
+    set_load(fleet)
     with visit(fleet.url, size, color_scheme=scheme) as opened:
         page = opened.page
-        expect_text(page.locator("#steer-state"), "On")
+        expect_text(page.locator("#control-state"), "On")
         page.get_by_role("button", name="Add a rule").click()
         page.get_by_role("button", name="Generate").click()
-        page.locator("#answer .accepted").first.wait_for()
+        page.locator("#output .accepted").first.wait_for()
         page.evaluate(AXE.read_text())
-        found = page.evaluate("() => axe.run().then((result) => result.violations)")
-        told = [(each["id"], [node["html"] for node in each["nodes"]]) for each in found]
-        assert told == []
+        violations = page.evaluate("() => axe.run().then((result) => result.violations)")
+        assert [(v["id"], [node["html"] for node in v["nodes"]]) for v in violations] == []
 
 
-def test_the_switch_overrules_the_system_and_is_remembered(fleet, visit):
+def test_the_theme_button_overrides_the_system_and_is_stored(fleet, visit):
     def background(page):
         return page.evaluate("() => getComputedStyle(document.body).backgroundColor")
 
@@ -335,7 +334,7 @@ def test_the_switch_overrules_the_system_and_is_remembered(fleet, visit):
         assert background(page) == dark
 
 
-def test_older_changes_are_a_button_away(fleet, visit):
+def test_the_audit_log_loads_older_changes(fleet, visit):
     for number in range(1, 61):
         change = SpeculationChange(threshold=number, updated_by="ada", ttl_s=3600.0)
         fleet.run(fleet.plane.set_speculation(change))
@@ -343,29 +342,29 @@ def test_older_changes_are_a_button_away(fleet, visit):
         page = opened.page
         expect_text(page.locator("#audit li").first, r"threshold: 60, .*1 h.*version 60")
         assert page.locator("#audit li").count() == 50
-        expect_text(page.locator("#steer-version"), r"Version 60 · ada.* · until ")
+        expect_text(page.locator("#control-version"), r"Version 60 · ada.* · until ")
         page.get_by_role("button", name="Older").click()
         expect_text(page.locator("#audit li").last, r"threshold: 1,.*version 1")
         assert page.locator("#audit li").count() == 60
         assert not page.get_by_role("button", name="Older").is_visible()
 
 
-def test_whether_requests_may_choose_is_set_too(fleet, visit):
+def test_request_overrides_can_be_disallowed(fleet, visit):
     with visit(fleet.url) as opened:
         page = opened.page
-        page.get_by_label("Requests may choose for themselves").uncheck()
+        page.get_by_label("Allow requests to override").uncheck()
         page.get_by_role("button", name="Apply").click()
-        expect_text(page.locator("#steer-version"), "Version 1")
+        expect_text(page.locator("#control-version"), "Version 1")
     assert not fleet.run(fleet.plane.speculation()).in_force.allow_request_override
 
 
-def test_a_replica_tells_what_it_lacks(fleet, visit):
+def test_a_replica_that_is_not_ready_shows_the_reason(fleet, visit):
     with visit(fleet.url) as opened:
         name = fleet.replicas[0].replica_id
         row = opened.page.locator("#replicas tr").filter(has_text=name)
         state = row.locator(".health")
         expect_text(state, "^ready$")
         fleet.replicas[0].is_draft_worker_up = False
-        expect_text(state, "^draft worker away$")
+        expect_text(state, "^draft worker down$")
         fleet.replicas[0].is_ready = False
         expect_text(state, "^the model is starting again$")

@@ -1,4 +1,4 @@
-"""The dashboard on the real service, with both ingresses, under the load of real requests."""
+"""Tests of the dashboard on the real service, with both ingresses and real requests."""
 
 import re
 import threading
@@ -29,16 +29,16 @@ def service(request, tiny_model_dir, tmp_path_factory):
 
 @contextmanager
 def load(address, num_streams=3):
-    """Requests one after the other on each of so many threads, until the block ends."""
+    """Send requests in a loop on `num_streams` threads until the block ends."""
     is_over = threading.Event()
     params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
 
-    def ask():
+    def send_requests():
         with Client(address) as client:
             while not is_over.is_set():
                 client.generate(PROMPT, params)
 
-    threads = [threading.Thread(target=ask) for _ in range(num_streams)]
+    threads = [threading.Thread(target=send_requests) for _ in range(num_streams)]
     for thread in threads:
         thread.start()
     try:
@@ -65,12 +65,12 @@ def test_the_page_shows_load_and_turns_speculation_off_and_on(service, visit, si
         expect_text(tile(page, "First token"), r"^[1-9]\S* ms")
         set_mode(page, "On")
         page.get_by_role("button", name="Apply").click()
-        expect_text(page.locator("#steer-state"), "^On, k = 3")
+        expect_text(page.locator("#control-state"), "^On, k = 3")
         expect_text(tile(page, "Acceptance"), r"^\d+ %")
         set_mode(page, "Off")
         page.get_by_label("Reason").fill("a test")
         page.get_by_role("button", name="Apply").click()
-        expect_text(page.locator("#steer-state"), "^Off")
+        expect_text(page.locator("#control-state"), "^Off")
         expect_text(tile(page, "Draft tokens"), "^0 ")
         expect_text(page.locator("#audit li").first, "mode: off.*a test")
         expect_text(page.locator("#decisions li").first, "no drafts.*set by an operator")
@@ -78,32 +78,32 @@ def test_the_page_shows_load_and_turns_speculation_off_and_on(service, visit, si
         expect_text(page.locator("#audit li").first, "reset")
 
 
-# A test that clicks from outside may come when so small a model has said everything.
+# Clicks in the page: a click by the test may come after so small a model has finished.
 STOP_AT_THE_FOURTH_TOKEN = """() => {
-  const answer = document.querySelector("#answer");
+  const output = document.querySelector("#output");
   const observer = new MutationObserver(() => {
-    if (answer.querySelectorAll(".token").length < 4) return;
+    if (output.querySelectorAll(".token").length < 4) return;
     observer.disconnect();
     document.querySelector("#try-stop").click();
   });
-  observer.observe(answer, {childList: true, subtree: true});
+  observer.observe(output, {childList: true, subtree: true});
 }"""
 
 
-def test_an_answer_streams_and_stopping_it_ends_it_in_the_engine(service, visit):
+def test_an_output_streams_and_stopping_it_aborts_the_request_in_the_engine(service, visit):
     with visit(service.http_url) as opened:
         page = opened.page
         expect_text(page.locator("#link"), "Live")
         page.get_by_label("Prompt").fill("the water under the bridge is the water under the bridge")
-        page.get_by_label("as a chat").uncheck()
+        page.get_by_label("as chat").uncheck()
         page.get_by_label("Temperature").fill("0")
         page.locator("#try-speculation").select_option("on")
-        page.get_by_label("Most tokens").fill("100")
+        page.get_by_label("Max tokens").fill("100")
         page.get_by_role("button", name="Generate").click()
-        expect_text(page.locator("#try-figures"), "tokens/s.*(reached the most|complete)")
-        assert page.locator("#answer .own").count() > 0
+        expect_text(page.locator("#try-figures"), "tokens/s.*(reached max tokens|complete)")
+        assert page.locator("#output .target").count() > 0
         before = num_aborted(service)
-        page.get_by_label("Most tokens").fill("400")
+        page.get_by_label("Max tokens").fill("400")
         page.evaluate(STOP_AT_THE_FOURTH_TOKEN)
         page.get_by_role("button", name="Generate").click()
         expect_text(page.locator("#try-figures"), "stopped")

@@ -1,4 +1,4 @@
-"""The real service, started by the real command on the tiny model."""
+"""Fixtures that run the real service with the real command, on a tiny model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 START_TIMEOUT_S = 150.0
-# These tests are about drafts, whether they pay on a tiny model or not, and whoever asked before.
+# Speculation on at every load, since goodput would turn it off for a tiny model.
 ALWAYS_DRAFT = [
     "--speculative-config",
     '{"method": "ngram", "policy": "threshold", "speculation_threshold": 256}',
@@ -46,9 +46,9 @@ def free_ports(count: int) -> list[int]:
 
 @contextmanager
 def running_service(directory: Path | None, log: Path, *flags: str) -> Iterator[RunningService]:
-    """`specdec serve`, ended by SIGINT as by Ctrl-C; asserts that nothing of it stays behind.
+    """Run `specdec serve`, and stop it with SIGINT; assert that no process is left.
 
-    directory: of the model; None where the flags say what is served.
+    directory: of the model, or None if `flags` name it.
     """
     grpc_port, http_port = free_ports(2)
     ports = ["--grpc-port", str(grpc_port), "--http-port", str(http_port)]
@@ -81,7 +81,7 @@ def _stop(popen: subprocess.Popen[bytes], service: RunningService) -> None:
     try:
         exit_code = popen.wait(STOP_TIMEOUT_S)
         _, left_over = psutil.wait_procs(started, timeout=10)
-        assert left_over == [], "Ctrl-C did not end everything"
+        assert left_over == [], "processes are left after SIGINT"
         assert exit_code == 0, service.log.read_text()
     finally:
         for process in [*started, service.process]:
@@ -91,7 +91,7 @@ def _stop(popen: subprocess.Popen[bytes], service: RunningService) -> None:
 
 @pytest.fixture(scope="session")
 def embedded(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory):
-    """Our own ingress, two ranks."""
+    """The embedded ingress, two ranks."""
     log = tmp_path_factory.mktemp("embedded") / "log"
     flags = ["--tensor-parallel-size", "2", "--max-model-len", "512", "--max-queue-len", "40"]
     flags += ALWAYS_DRAFT
@@ -101,7 +101,7 @@ def embedded(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture(scope="session")
 def on_serve(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory):
-    """Ray Serve's ingress, one rank, steps over tcp."""
+    """Ray Serve's ingress, one rank, step messages over TCP."""
     log = tmp_path_factory.mktemp("on_serve") / "log"
     flags = ["--ingress", "serve", "--transport", "tcp", "--max-model-len", "512"]
     flags += ALWAYS_DRAFT
@@ -111,14 +111,14 @@ def on_serve(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture(scope="session", params=["embedded", "on_serve"])
 def service(request: pytest.FixtureRequest) -> RunningService:
-    """Whatever holds for both ingresses."""
+    """Both services, for tests that apply to both ingresses."""
     running: RunningService = request.getfixturevalue(request.param)
     return running
 
 
 @pytest.fixture(scope="session")
 def smollm2(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory):
-    """A model that knows what it says, drafting for itself as by default. For slow tests."""
+    """SmolLM2, a trained model, with the default speculation. For slow tests."""
     log = tmp_path_factory.mktemp("smollm2") / "log"
     flags = ["--served-model-name", "smollm2", "--max-model-len", "2048"]
     with running_service(smollm2_dir, log, *flags, "--max-queue-len", "40") as service:

@@ -1,6 +1,6 @@
-"""Takes a replica away and then changes a setting, under sixteen streams; prints what came as JSON.
+"""Removes a replica and then changes a setting under sixteen streams; prints the results as JSON.
 
-A program of its own, because Ray takes its token from the environment that it is imported in.
+A separate program, because Ray reads its token from the environment at import.
 """
 
 import json
@@ -23,13 +23,15 @@ LONG = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
 
 
 class Streams:
-    """Sixteen clients, each with one stream after the other. None of them resumes a stream."""
+    """Sixteen clients that run streams one after another, without resuming them."""
 
     def __init__(self, address):
         self._address = address
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._run) for _ in range(NUM_STREAMS)]
-        self.ends = Counter()  # "complete", "refused CODE", or "broken CODE" after some tokens
+        self.ends = (
+            Counter()
+        )  # "complete", "refused CODE" before the first token, or "broken CODE" after it
         self.num_open = 0
 
     def __enter__(self):
@@ -65,11 +67,11 @@ class Streams:
 
 
 def ignore(line):
-    """No progress is shown."""
+    """Ignore progress messages."""
 
 
 def change(config):
-    """The ends of streams while a replica goes, and while the other is replaced."""
+    """Count the outcomes of streams while a replica is removed, and while the other is replaced."""
     memory_bytes = memory_per_replica(config)
     ends = {}
     with running_service(config, ignore):

@@ -1,6 +1,6 @@
-"""Updates a service of two replicas while a client asks; prints what came of it as JSON.
+"""Updates a service with two replicas while a client sends requests; prints the results as JSON.
 
-A program of its own, because Ray takes its token from the environment that it is imported in.
+A separate program, because Ray reads its token from the environment at import.
 """
 
 import json
@@ -21,7 +21,7 @@ SHORT = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 
 
 class ShortRequests:
-    """A client that asks again and again, on a thread, and notes what it is answered."""
+    """Client that sends requests in a loop on a thread, and records the outputs and errors."""
 
     def __init__(self, address):
         self._address = address
@@ -47,7 +47,7 @@ class ShortRequests:
 
 
 def replica_names():
-    """Each is made anew with its replica."""
+    """Return the names of the Router actors; a new replica has a new one."""
     from ray.util import list_named_actors
 
     from cluster.control.peers import ROUTER
@@ -57,16 +57,16 @@ def replica_names():
 
 
 def update(config):
-    """Starts the service and changes a setting of it."""
+    """Start the service, and change one of its settings."""
     memory_bytes = memory_per_replica(config)
     with running_service(config, lambda line: None):
         before = replica_names()
         with ShortRequests(f"127.0.0.1:{config.grpc_port}") as requests:
-            began_at = time.monotonic()
+            started_at = time.monotonic()
             directories = resolve_models(config, lambda line: None)
             found = FoundByDriver(directories, memory_bytes, config.most_replicas)
             deploy([ServedModel(replace(config, max_num_seqs=32), found)])
-            took_s = time.monotonic() - began_at
+            took_s = time.monotonic() - started_at
         return {
             "before": sorted(before),
             "after": sorted(replica_names()),

@@ -1,4 +1,4 @@
-"""A Serve config file put into force by Ray's own `serve run`, on a Ray of its own."""
+"""Deploys a Serve config file with Ray's `serve run`, on a separate Ray."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STOP_TIMEOUT_S = 60.0
 
 @contextmanager
 def served(config: dict[str, Any], log: Path) -> Iterator[RunningService]:
-    """The service on ports of its own; ended by Ctrl-C, and then whatever may be left of it."""
+    """Run the service on free ports; stop it with SIGINT, and kill processes that are left."""
     grpc_port, http_port = free_ports(2)
     config["http_options"] |= {"host": "127.0.0.1", "port": http_port}
     config["grpc_options"]["port"] = grpc_port
@@ -50,7 +50,7 @@ def served(config: dict[str, Any], log: Path) -> Iterator[RunningService]:
 
 
 def _environment() -> dict[str, str]:
-    """A Ray for this test alone: no cluster that is configured, and a token of its own."""
+    """Return an environment for a separate Ray: no configured cluster, and a new token."""
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     return environment | token | {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(Path.cwd())}

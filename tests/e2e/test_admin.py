@@ -1,4 +1,4 @@
-"""An operator steers the running service."""
+"""Tests of the admin interface on the running service."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ def admin(service):
 
 
 def endless(client):
-    """Chunks of one request after another."""
+    """Yield the chunks of one request after another."""
     while True:
         yield from client.generate_stream(PROMPT, LONG)
 
@@ -45,14 +45,14 @@ def wait_until(condition, timeout_s):
 
 
 def drafts_while_reading(admin, chunks, count=100):
-    """Draft tokens verified while `count` chunks came: more than a stream has, as it runs ahead."""
+    """Count draft tokens verified during `count` chunks, which is more than a stream buffers."""
     before = replica(admin).counts.speculation.num_draft_tokens
     for _ in range(count):
         next(chunks)
     return replica(admin).counts.speculation.num_draft_tokens - before
 
 
-def test_turned_off_and_on_again_while_streams_run(service, admin):
+def test_speculation_is_toggled_while_streams_run(service, admin):
     command = [sys.executable, "-m", "cluster", "speculation", "set", "--json"]
     command += ["--address", service.grpc_address, "--reason", "a test"]
     with Client(service.grpc_address, timeout_s=60) as client:
@@ -71,7 +71,7 @@ def test_turned_off_and_on_again_while_streams_run(service, admin):
         assert client.generate(PROMPT, LONG).token_ids == plain.token_ids
 
 
-def test_http_changes_what_grpc_tells(service, admin):
+def test_a_change_over_http_is_visible_over_grpc(service, admin):
     url = f"{service.http_url}/v1/admin/speculation"
     before = httpx.get(url)
     change = {"num_speculative_tokens": 2, "updated_by": "ann"}
@@ -91,7 +91,7 @@ def test_http_changes_what_grpc_tells(service, admin):
 
 def test_statistics_are_watched_while_a_stream_runs(service, admin):
     with Client(service.grpc_address, timeout_s=60) as client:
-        admin.status()  # has the replica report at once
+        admin.status()  # makes the replica report immediately
         moments = admin.watch(0.2)
         before = next(moments).totals.num_generated_tokens
         client.generate(PROMPT, LONG)
@@ -108,14 +108,14 @@ def test_statistics_are_watched_while_a_stream_runs(service, admin):
 
 
 @pytest.mark.slow
-def test_a_control_plane_that_is_killed_takes_nothing_with_it(embedded):
+def test_state_survives_a_killed_control_plane(embedded):
     with AdminClient(embedded.grpc_address) as admin:
         state = admin.set_speculation(SpeculationChange(mode="off", updated_by="ann"))
         wait_until(lambda: replica(admin).speculation_version == state.version, IN_FORCE_WITHIN_S)
         [process] = [each for each in embedded.descendants() if is_control_plane(each)]
         process.kill()
         with Client(embedded.grpc_address, timeout_s=60) as client:
-            usage = client.generate(PROMPT, LONG).usage  # nobody waits for its return
+            usage = client.generate(PROMPT, LONG).usage  # does not wait for its restart
             assert usage.speculation.num_draft_tokens == 0
     with AdminClient(embedded.grpc_address, timeout_s=60) as admin:
         wait_until(lambda: answers(admin), 60)
@@ -128,7 +128,7 @@ def test_a_control_plane_that_is_killed_takes_nothing_with_it(embedded):
 def is_control_plane(process):
     try:
         return "ControlPlane" in " ".join(process.cmdline())
-    except psutil.Error:  # it has just ended
+    except psutil.Error:  # the process has just ended
         return False
 
 

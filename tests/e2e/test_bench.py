@@ -1,4 +1,4 @@
-"""`specdec bench serve` against the real service, over each of its interfaces."""
+"""Tests of `specdec bench serve` against the real service, over each interface."""
 
 import json
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.mark.parametrize("backend", ["grpc", "openai-chat", "openai"])
-def test_every_interface_answers_in_full_under_load(embedded, backend):
+def test_every_interface_completes_all_requests_under_load(embedded, backend):
     is_grpc = backend == "grpc"
     flags = ["--address", embedded.grpc_address] if is_grpc else ["--base-url", embedded.http_url]
     flags += ["--num-prompts", "6", "--random-input-len", "12", "--random-output-len", "8"]

@@ -1,4 +1,4 @@
-"""What an operator sets is in force on every replica within a second, whoever is killed."""
+"""Tests that overrides are applied on every replica within a second, and survive killed actors."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +29,7 @@ def service(tiny_model_dir, tmp_path_factory):
 
 
 def versions(service):
-    """By replica, the version that it goes by; empty while nobody answers."""
+    """Return the applied version of each replica; empty while the service is unavailable."""
     try:
         with AdminClient(service.grpc_address, timeout_s=5) as admin:
             return versions_in(admin.status())
@@ -45,16 +45,16 @@ def versions_in(status):
     }
 
 
-def are_by(versions, version):
-    """Whether as many replicas as there are to be go by a version.
+def have_applied(versions, version):
+    """Return whether NUM_REPLICAS replicas have applied a version.
 
-    One that was killed is told of for a while too, with what it knew last.
+    The status still lists a killed replica for a while, with its last report.
     """
     return list(versions.values()).count(version) >= NUM_REPLICAS
 
 
 def wait_until(condition, what, timeout_s=RECOVERY_S):
-    """Seconds until it holds."""
+    """Wait until the condition holds; return the seconds."""
     started_at = time.monotonic()
     while not condition():
         assert time.monotonic() - started_at < timeout_s, f"no {what} within {timeout_s} s"
@@ -63,14 +63,14 @@ def wait_until(condition, what, timeout_s=RECOVERY_S):
 
 
 def set_mode(service, mode):
-    """Sets it; asserts that it is in force everywhere within a second. Returns the state."""
+    """Set the mode, assert that all replicas apply it within a second, and return the state."""
     with AdminClient(service.grpc_address) as admin:
         moments = admin.watch(0.2)
-        next(moments)  # so that no time is spent on connecting
+        next(moments)  # connects before the measurement
         started_at = time.monotonic()
         state = admin.set_speculation(SpeculationChange(mode=mode, updated_by="ann"))
         answered_s = time.monotonic() - started_at
-        while not are_by(versions_in(next(moments).status), state.version):
+        while not have_applied(versions_in(next(moments).status), state.version):
             assert time.monotonic() - started_at < IN_FORCE_WITHIN_S, f"{mode} is not in force"
         elapsed_s = time.monotonic() - started_at
         moments.close()
@@ -82,8 +82,8 @@ def set_mode(service, mode):
     return state
 
 
-def drafts_of_answers(service, count=12):
-    """Draft tokens of so many answers, which Serve spreads over the replicas."""
+def drafts_of_requests(service, count=12):
+    """Return the draft tokens of `count` requests, which Serve distributes over the replicas."""
 
     def ask(index):
         with Client(service.grpc_address, timeout_s=60) as client:
@@ -100,12 +100,12 @@ def processes(service, name):
 def command_of(process):
     try:
         return " ".join(process.cmdline())
-    except psutil.Error:  # it has just ended
+    except psutil.Error:  # the process has just ended
         return ""
 
 
 def kill_one(service, name):
-    """kill -9 of one process of that name; returns when another has taken its place."""
+    """Kill one process of that name with SIGKILL; return the seconds until it is replaced."""
     before = {each.pid for each in processes(service, name)}
     assert before, f"no process is called {name}"
     psutil.Process(min(before)).kill()
@@ -119,26 +119,26 @@ def kill_one(service, name):
 
 def test_changes_are_in_force_on_three_replicas_within_a_second(service):
     set_mode(service, "on")
-    assert sum(drafts_of_answers(service)) > 0
+    assert sum(drafts_of_requests(service)) > 0
     for mode in ("off", "on", "auto", "off"):
         set_mode(service, mode)
-    assert sum(drafts_of_answers(service)) == 0
+    assert sum(drafts_of_requests(service)) == 0
 
 
-def test_a_profile_is_taken_of_the_replica_that_is_named(service):
-    """Whichever is asked; nothing runs, so each ends with no steps when its time is up."""
+def test_a_profile_is_taken_on_the_named_replica(service):
+    """Without requests, each profile ends with no steps at its timeout."""
     with AdminClient(service.grpc_address) as admin:
         for replica_id in versions(service):
             report = admin.profile(ProfileOrder(1, timeout_s=0.2, replica_id=replica_id))
             assert report.replica_id == replica_id
             [target] = report.workers
             assert (target.worker, target.num_steps, target.fault) == ("target", 0, "")
-        with pytest.raises(ClientError, match="replica_id is 'nobody'; it must be that of a"):
-            admin.profile(ProfileOrder(1, replica_id="nobody"))
+        with pytest.raises(ClientError, match="replica_id is 'unknown'; it must be that of a"):
+            admin.profile(ProfileOrder(1, replica_id="unknown"))
 
 
 @pytest.mark.parametrize("name", ["ControlPlane", ":Router", "ServeController"])
-def test_what_is_set_survives_whoever_is_killed(service, name):
+def test_overrides_survive_a_killed_actor(service, name):
     set_mode(service, "on")
     state = set_mode(service, "off")
     known = set(versions(service))
@@ -149,11 +149,11 @@ def test_what_is_set_survives_whoever_is_killed(service, name):
         assert versions(service)[successor] == state.version
     else:
         elapsed_s = wait_until(
-            lambda: are_by(versions(service), state.version), f"version {state.version}"
+            lambda: have_applied(versions(service), state.version), f"version {state.version}"
         )
     print(f"as it was set on {NUM_REPLICAS} replicas {elapsed_s:.1f} s later")
     with AdminClient(service.grpc_address) as admin:
         assert admin.get_speculation() == state
-    assert sum(drafts_of_answers(service)) == 0
+    assert sum(drafts_of_requests(service)) == 0
     set_mode(service, "on")
-    assert sum(drafts_of_answers(service)) > 0
+    assert sum(drafts_of_requests(service)) > 0

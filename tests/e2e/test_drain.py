@@ -1,4 +1,4 @@
-"""A signal while requests run: they end as they should, new ones are refused, and nothing stays."""
+"""Tests that on a signal running requests finish, new ones are rejected, and no process is left."""
 
 import signal
 import time
@@ -33,7 +33,7 @@ def until(condition, timeout_s=5.0):
 
 
 @pytest.mark.parametrize("ingress", ["embedded", "serve"])
-def test_sixteen_streams_end_and_new_requests_are_refused(tiny_model_dir, tmp_path, ingress):
+def test_sixteen_streams_finish_and_new_requests_are_rejected(tiny_model_dir, tmp_path, ingress):
     flags = ["--ingress", ingress, "--drain-timeout-s", "60", "--max-model-len", "512"]
     with (
         running_service(tiny_model_dir, tmp_path / "log", *flags) as service,
@@ -56,7 +56,7 @@ def test_sixteen_streams_end_and_new_requests_are_refused(tiny_model_dir, tmp_pa
             assert last.usage.completion_tokens == 450
 
 
-def test_a_second_signal_ends_what_runs(tiny_model_dir, tmp_path):
+def test_a_second_signal_aborts_running_requests(tiny_model_dir, tmp_path):
     flags = ["--drain-timeout-s", "100"]
     with (
         running_service(tiny_model_dir, tmp_path / "log", *flags) as service,

@@ -1,4 +1,4 @@
-"""Made-up messages for every gRPC method: each is answered or refused, and nothing of it stays."""
+"""Fuzz tests of every gRPC method: each message is served or rejected, without lasting effects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cluster.api.grpc.servicers import SERVICE_NAMES
 from protos.specdec.v1 import admin_pb2, inference_pb2
 from specdec.client import AdminClient, Client, SpeculationChange
 from specdec.types.sampling_params import SamplingParams
-from tests.e2e.made_up_messages import MessageMaker
+from tests.e2e.random_messages import MessageMaker
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -44,8 +44,8 @@ ALLOWED = {
     "UNIMPLEMENTED",
     "DEADLINE_EXCEEDED",
 }
-NO_MESSAGES = (b"\xff", b"\x0a\xff", b"\xff\xff\xff not a message", b"\x0b" * 300)
-"""A tag cut off, a text longer than its message, no tag, groups in groups: whatever the type."""
+MALFORMED = (b"\xff", b"\x0a\xff", b"\xff\xff\xff not a message", b"\x0b" * 300)
+"""A truncated tag, a string longer than its message, no tag, nested groups: always invalid."""
 
 METHODS: tuple[MethodDescriptor, ...] = tuple(
     method
@@ -53,15 +53,15 @@ METHODS: tuple[MethodDescriptor, ...] = tuple(
     for service in file.services_by_name.values()
     for method in service.methods
 )
-WAITING = ("WatchStats",)
-"""Methods that go on for longer than a test's few seconds where they are asked for nothing more."""
+ENDLESS = ("WatchStats",)
+"""Methods that stream indefinitely."""
 
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MAX_GROWTH_BYTES = 64 * 2**20
 MAX_MORE_FILES = 20
 
-BY_TURNS = [each for each in METHODS for _ in range(6 if "Generate" in each.name else 1)]
-"""Methods of many fields come more often."""
+SCHEDULE = [each for each in METHODS for _ in range(6 if "Generate" in each.name else 1)]
+"""The order of methods; those with many fields are more frequent."""
 
 PLAIN = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
@@ -77,7 +77,7 @@ def path_of(method):
 
 
 def call(channel, method, request: bytes, metadata=(), timeout_s=TIMEOUT_S):
-    """The name of the status, and what is said of it."""
+    """Call a method; return the name of the status code and its details."""
     is_watch = method.name == "WatchStats"
     try:
         if method.server_streaming:
@@ -94,8 +94,8 @@ def call(channel, method, request: bytes, metadata=(), timeout_s=TIMEOUT_S):
     return "OK", ""
 
 
-def made_up(method, number):
-    """The same for the same number. Answers are kept short: it is not the engine that is tried."""
+def random_message(method, number):
+    """Generate the message of a number. Outputs are short, since the engine is not tested here."""
     random = Random(f"{method.full_name} {number}")
     message = MessageMaker(random).message(method.input_type)
     if method.name.startswith("Generate"):
@@ -114,9 +114,9 @@ def metadata_of(random):
     return [(random.choice(names), random.choice(values)) for _ in range(random.choice((0, 0, 3)))]
 
 
-def try_one(channel, number):
-    method = BY_TURNS[number % len(BY_TURNS)]
-    message = made_up(method, number)
+def check_one(channel, number):
+    method = SCHEDULE[number % len(SCHEDULE)]
+    message = random_message(method, number)
     metadata = metadata_of(Random(number))
     code, details = call(channel, method, message.SerializeToString(), metadata)
     assert code in ALLOWED, (number, code, details, str(message)[:2000])
@@ -126,15 +126,15 @@ def try_one(channel, number):
 
 
 @contextmanager
-def at_once(service):
-    """Runs a function of a channel and something on many things, and counts what it returns."""
+def concurrently(service):
+    """Yield a function that calls another one concurrently for all items, and counts results."""
     with raw_channel(service) as channel, ThreadPoolExecutor(NUM_AT_ONCE) as pool:
-        yield lambda function, many: Counter(pool.map(partial(function, channel), many))
+        yield lambda function, items: Counter(pool.map(partial(function, channel), items))
 
 
-def try_many(service, numbers) -> Counter[tuple[str, str]]:
-    with at_once(service) as run:
-        return run(try_one, numbers)
+def check_many(service, numbers) -> Counter[tuple[str, str]]:
+    with concurrently(service) as run:
+        return run(check_one, numbers)
 
 
 def tokens_of(service):
@@ -143,8 +143,8 @@ def tokens_of(service):
 
 
 @contextmanager
-def leaving_nothing(service) -> Iterator[None]:
-    """Asserts that the service is afterwards as it was before, speculation included."""
+def unchanged_service(service) -> Iterator[None]:
+    """Assert that the service is idle and unchanged after the block, speculation included."""
     before = tokens_of(service)
     yield
     with AdminClient(service.grpc_address) as admin:
@@ -162,8 +162,8 @@ def is_idle(admin):
     return (report.num_running, report.num_waiting, report.kv_cache_usage) == (0, 0, 0.0)
 
 
-def what_it_holds(service):
-    """Bytes and open files of all its processes."""
+def resource_usage(service):
+    """Return the memory in bytes and the number of open files of all processes."""
     processes = [service.process, *service.descendants()]
     return (
         sum(each.memory_info().rss for each in processes),
@@ -171,12 +171,12 @@ def what_it_holds(service):
     )
 
 
-def test_every_field_of_every_request_is_made_up():
-    """Fields of messages within are counted by the path to them."""
+def test_random_messages_cover_every_field():
+    """Fields of nested messages are counted by their path."""
     for method in METHODS:
         seen = set()
         for number in range(400):
-            note_fields(made_up(method, number), "", seen)
+            note_fields(random_message(method, number), "", seen)
         assert paths_of(method.input_type, "") <= seen, method.full_name
 
 
@@ -197,47 +197,49 @@ def paths_of(descriptor, path):
     return found
 
 
-def test_every_service_is_tried():
+def test_every_service_is_covered():
     assert {each.containing_service.full_name for each in METHODS} == set(SERVICE_NAMES)
 
 
-def test_made_up_messages_are_answered_or_refused(service):
-    with leaving_nothing(service):
-        said = try_many(service, range(200))
-    assert {name for name, _ in said} == {each.name for each in METHODS}
-    assert {("GenerateStream", "OK"), ("GenerateStream", "INVALID_ARGUMENT")} <= set(said)
+def test_random_messages_are_served_or_rejected(service):
+    with unchanged_service(service):
+        results = check_many(service, range(200))
+    assert {name for name, _ in results} == {each.name for each in METHODS}
+    assert {("GenerateStream", "OK"), ("GenerateStream", "INVALID_ARGUMENT")} <= set(results)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_thousands_of_made_up_messages_leave_nothing_behind(embedded):
-    try_many(embedded, range(100_000, 101_500))  # caches fill, and allocators keep what they got
-    held_bytes, num_files = what_it_holds(embedded)
-    with leaving_nothing(embedded):
-        said = try_many(embedded, range(NUM_EXAMPLES))
-    held_after, num_files_after = what_it_holds(embedded)
-    print(f"{sum(said.values())} messages: {dict(Counter(code for _, code in said.elements()))}")
+def test_thousands_of_random_messages_leak_no_resources(embedded):
+    check_many(embedded, range(100_000, 101_500))  # fills caches and the pools of allocators
+    held_bytes, num_files = resource_usage(embedded)
+    with unchanged_service(embedded):
+        results = check_many(embedded, range(NUM_EXAMPLES))
+    held_after, num_files_after = resource_usage(embedded)
+    print(
+        f"{sum(results.values())} messages: {dict(Counter(code for _, code in results.elements()))}"
+    )
     print(f"{(held_after - held_bytes) / 2**20:.1f} MiB and {num_files_after - num_files} files")
     assert held_after - held_bytes < MAX_GROWTH_BYTES
     assert num_files_after - num_files < MAX_MORE_FILES
 
 
-def test_bytes_that_are_no_message_are_refused(service):
-    with raw_channel(service) as channel, leaving_nothing(service):
-        for method, content in product(METHODS, NO_MESSAGES):
+def test_malformed_messages_are_rejected(service):
+    with raw_channel(service) as channel, unchanged_service(service):
+        for method, content in product(METHODS, MALFORMED):
             code, details = call(channel, method, content)
             assert (code, details) == ("INVALID_ARGUMENT", MESSAGE), (method.full_name, content)
 
 
-def test_messages_with_bytes_changed_are_answered_or_refused(service):
-    with leaving_nothing(service), at_once(service) as run:
-        said = run(try_changed, range(150))
-    assert {"OK", "INVALID_ARGUMENT"} <= set(said)
+def test_mutated_messages_are_served_or_rejected(service):
+    with unchanged_service(service), concurrently(service) as run:
+        results = run(check_mutated, range(150))
+    assert {"OK", "INVALID_ARGUMENT"} <= set(results)
 
 
-def try_changed(channel, number):
-    method, random = BY_TURNS[number % len(BY_TURNS)], Random(number)
-    content = bytearray(made_up(method, number).SerializeToString()[:4096])
+def check_mutated(channel, number):
+    method, random = SCHEDULE[number % len(SCHEDULE)], Random(number)
+    content = bytearray(random_message(method, number).SerializeToString()[:4096])
     for _ in range(random.randint(1, 4) if content else 0):
         content[random.randrange(len(content))] = random.randrange(256)
     code, details = call(channel, method, bytes(content), timeout_s=2)
@@ -246,18 +248,18 @@ def try_changed(channel, number):
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-def test_a_message_that_is_too_large_is_refused(embedded, method):
+def test_a_message_that_is_too_large_is_rejected(embedded, method):
     with raw_channel(embedded) as channel:
         code, _ = call(channel, method, bytes(17 * 2**20))
     assert code == "RESOURCE_EXHAUSTED"
 
 
 @pytest.mark.parametrize(("num_messages", "timeout_s"), [(0, 1.0), (2, 5.0)])
-def test_a_call_without_its_one_message_ends(service, num_messages, timeout_s):
-    """With none at its deadline, as grpc waits for one; with more as if the first were alone."""
+def test_a_call_without_exactly_one_message_ends(service, num_messages, timeout_s):
+    """Without a message it ends at its deadline; of several, only the first one counts."""
 
     def ask(channel, method):
-        if num_messages == 0 or method.name in WAITING:
+        if num_messages == 0 or method.name in ENDLESS:
             expected = "DEADLINE_EXCEEDED"
         else:
             expected, _ = call(channel, method, b"")
@@ -271,17 +273,17 @@ def test_a_call_without_its_one_message_ends(service, num_messages, timeout_s):
         assert code == expected, method.full_name
         return code
 
-    with leaving_nothing(service), at_once(service) as run:
-        said = run(ask, METHODS)
-    assert said["DEADLINE_EXCEEDED"] == (len(METHODS) if num_messages == 0 else len(WAITING))
+    with unchanged_service(service), concurrently(service) as run:
+        results = run(ask, METHODS)
+    assert results["DEADLINE_EXCEEDED"] == (len(METHODS) if num_messages == 0 else len(ENDLESS))
 
 
-def test_connections_that_speak_no_grpc_disturb_nobody(service):
+def test_connections_without_grpc_do_not_affect_other_clients(service):
     host, _, port = service.grpc_address.rpartition(":")
-    with leaving_nothing(service):
+    with unchanged_service(service):
         for number in range(40):
             with socket.create_connection((host, int(port)), timeout=5) as connection:
                 random = Random(number)
                 start = HTTP2_PREFACE if number % 2 else b""
-                with suppress(OSError):  # it may have been closed already
+                with suppress(OSError):  # the service may have closed it already
                     connection.sendall(start + random.randbytes(random.randrange(1, 4096)))

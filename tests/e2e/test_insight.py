@@ -1,4 +1,4 @@
-"""What operators can look into: traces of requests, and profiles of the models at work."""
+"""Tests of tracing and profiling on the real service."""
 
 import gzip
 import json
@@ -49,7 +49,7 @@ def service(tiny_model_dir, tmp_path_factory, collector):
 
 
 def spans_of(collector, trace_id):
-    """The five spans of one request, by name."""
+    """Return the five spans of one request, by name."""
     found = {}
     while len(found) < 5:
         try:
@@ -67,7 +67,7 @@ def attributes(span):
     return {each.key: each.value for each in span.attributes}
 
 
-def test_a_trace_comes_by_grpc(service, collector):
+def test_a_grpc_request_is_traced(service, collector):
     trace_id = "0af7651916cd43dd8448eb211c80319c"
     sampling = pb.SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     with grpc.insecure_channel(service.grpc_address) as channel:
@@ -93,7 +93,7 @@ def root_name(spans):
     return name
 
 
-def test_a_trace_comes_by_http(service, collector):
+def test_an_http_request_is_traced(service, collector):
     trace_id = "1af7651916cd43dd8448eb211c80319d"
     response = httpx.post(
         f"{service.http_url}/dashboard/generate",
@@ -106,7 +106,7 @@ def test_a_trace_comes_by_http(service, collector):
 
 
 class Streams:
-    """Two of them at all times, whose answers must not change."""
+    """Run two streams at all times, whose output must not change."""
 
     def __init__(self, service):
         self._service = service
@@ -130,7 +130,7 @@ class Streams:
         return answers
 
 
-def test_a_profile_of_both_models_while_requests_run(service):
+def test_both_models_are_profiled_while_requests_run(service):
     command = [sys.executable, "-m", "cluster", "profile", "--num-steps", "5", "--json"]
     with Streams(service):
         done = subprocess.run(
@@ -154,7 +154,7 @@ def test_a_profile_of_both_models_while_requests_run(service):
     assert calls["step"] == calls["forward"] == 5
 
 
-def test_a_profile_while_nothing_runs_ends_in_time_and_only_one_is_taken(service):
+def test_an_idle_profile_ends_at_its_timeout_and_excludes_others(service):
     with AdminClient(service.grpc_address) as admin, ThreadPoolExecutor(1) as pool:
         taken = pool.submit(admin.profile, ProfileOrder(5, timeout_s=2.0))
         url = f"{service.http_url}/v1/admin/profile"
@@ -171,7 +171,7 @@ def test_a_profile_while_nothing_runs_ends_in_time_and_only_one_is_taken(service
         assert len(client.generate("The river", PARAMS).token_ids) == 60
 
 
-def test_without_a_directory_there_are_no_profiles(embedded):
+def test_profiling_needs_a_directory(embedded):
     with (
         AdminClient(embedded.grpc_address) as admin,
         pytest.raises(ClientError, match="profile_dir is 'none'; it must be a directory") as error,

@@ -1,4 +1,4 @@
-"""The service under load: the threshold, an operator who toggles, and far too many requests."""
+"""Tests of the service under load: threshold, toggling, and overload."""
 
 import asyncio
 import json
@@ -39,14 +39,14 @@ def service(tiny_model_dir, tmp_path_factory):
 
 
 def report(service):
-    """What the one replica says of itself, not older than a second or so."""
+    """Return the report of the only replica, at most about a second old."""
     with AdminClient(service.grpc_address) as admin:
         [replica] = admin.status().replicas
     return replica.report
 
 
 class ClosedLoop:
-    """So many streams at all times, each followed by the next."""
+    """Closed loop of `num_streams` concurrent streams."""
 
     def __init__(self, service, num_streams):
         self._service = service
@@ -70,7 +70,7 @@ class ClosedLoop:
                 client.generate(f"The river {index}", params)
 
 
-def test_the_threshold_decides_by_load_and_does_not_flap(service):
+def test_the_threshold_follows_the_load_without_flapping(service):
     seen = {}
     for num_streams in (1, 4, 8, 16):
         with ClosedLoop(service, num_streams):
@@ -86,7 +86,7 @@ def pause(seconds):
 
 
 def test_no_flapping_at_the_threshold(service):
-    """Six streams that decode all the time, and a seventh that comes and goes."""
+    """Six streams decode all the time, and a seventh starts and ends repeatedly."""
     with ClosedLoop(service, THRESHOLD):
         time.sleep(3)
         num_flips = 0
@@ -107,7 +107,7 @@ def test_two_hundred_toggles_while_eight_streams_run(service):
 
 @pytest.mark.model
 def test_two_hundred_toggles_of_the_demo_model(smollm2_dir, tmp_path):
-    """SmolLM2, which drafts for itself in 8 bits."""
+    """SmolLM2 with its int8 quantization as the draft model."""
     speculation = json.dumps({**SPECULATION, "quantization": "int8"})
     flags = ["--speculative-config", speculation, "--max-model-len", "256"]
     with running_service(smollm2_dir, tmp_path / "log", *flags) as service:
@@ -115,7 +115,7 @@ def test_two_hundred_toggles_of_the_demo_model(smollm2_dir, tmp_path):
 
 
 def toggle_while_streams_run(service, num_streams, num_tokens, num_toggles=200):
-    """No stream fails or says anything else than without, and nothing is drafted while off."""
+    """Assert that outputs do not change, and that no draft tokens are proposed while off."""
 
     def stream(index):
         params = SamplingParams(
@@ -139,7 +139,7 @@ def toggle_while_streams_run(service, num_streams, num_tokens, num_toggles=200):
             streams = [pool.submit(stream, index) for index in range(num_streams)]
             while not all(each.done() for each in streams):
                 elapsed_s.append(toggle(admin, "off"))
-                wait_for_a_step(service, streams)  # the one in flight may have had drafts
+                wait_for_a_step(service, streams)  # the step in flight may have drafts
                 before = report(service).counts.speculation
                 time.sleep(0.2)
                 assert report(service).counts.speculation == before, "drafted while off"
@@ -154,8 +154,8 @@ def toggle_while_streams_run(service, num_streams, num_tokens, num_toggles=200):
     assert report(service).counts.speculation.num_accepted_tokens > 0
 
 
-def test_ten_times_too_many_requests(service):
-    """Open loop for 30 s. What is refused is so at once; what is accepted ends as it should."""
+def test_overload_by_a_factor_of_ten(service):
+    """Open loop for 30 s: rejections are immediate, and accepted requests complete."""
     params = pb.SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
     replica = next(each for each in service.descendants() if "Router" in name_of(each))
 
@@ -171,7 +171,7 @@ def test_ten_times_too_many_requests(service):
     async def overload(requests_per_s, seconds):
         async with grpc.aio.insecure_channel(service.grpc_address) as channel:
             stub = InferenceServiceStub(channel)
-            await asyncio.gather(*(call(stub) for _ in range(4)))  # connected, warm
+            await asyncio.gather(*(call(stub) for _ in range(4)))  # connect and warm up
             calls = []
             for _ in range(int(requests_per_s * seconds)):
                 calls.append(asyncio.create_task(call(stub)))
@@ -215,7 +215,7 @@ def name_of(process):
 
 
 def _requests_per_s(service):
-    """What a closed loop as wide as the batch gets through."""
+    """Measure the throughput of a closed loop with as many streams as the batch has room."""
     params = SamplingParams(temperature=0.0, max_tokens=150, ignore_eos=True)
     with Client(service.grpc_address, timeout_s=120) as client, ThreadPoolExecutor(16) as pool:
         started_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""The openai client against the running service, on both ingresses and with SmolLM2."""
+"""Tests with the openai client on the running service, for both ingresses and SmolLM2."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ ANIMAL = {
 }
 TOOL = {"type": "function", "function": {"name": "feed", "parameters": ANIMAL}}
 LONG = {"n": 100, "max_tokens": 480, "extra_body": {"ignore_eos": True}}
-"""What takes far longer than LEAVES_AFTER_S, even the tiny model."""
+"""A request that takes much longer than LEAVES_AFTER_S, also on the tiny model."""
 LEAVES_AFTER_S = 2.0
 REPORT_S = 1.5
-"""After so long a report tells of what was before."""
+"""Delay after which reports include earlier requests."""
 ON_SMOLLM2 = [pytest.mark.slow, pytest.mark.model]
 
 
@@ -52,7 +52,7 @@ def model(client):
 
 
 def reports(service):
-    """Of the replicas, which report once a second."""
+    """Sum over the replicas, which report once per second."""
     status = httpx.get(f"{service.http_url}/v1/admin/status").json()
     return [each["report"] for each in status["replicas"]]
 
@@ -62,7 +62,7 @@ def num_open(service):
 
 
 def num_generated(service):
-    """When all is quiet: reports are a second old, and so is what they count."""
+    """Return the counters when they are stable, since reports are up to a second old."""
     assert becomes_true(lambda: num_open(service) == 0)
     time.sleep(REPORT_S)
     return sum(each["counts"]["num_generated_tokens"] for each in reports(service))
@@ -82,24 +82,24 @@ def is_running(service):
 
 
 def is_aborted(service, num_before):
-    """Whether a LONG answer comes to rest before all of it was generated."""
+    """Return whether a LONG request stops before all its tokens are generated."""
     return num_generated(service) - num_before < LONG["n"] * LONG["max_tokens"]
 
 
 def test_a_chat(client, model):
-    said = client.chat.completions.create(model=model, messages=USER, **ASKED)
-    [choice] = said.choices
+    response = client.chat.completions.create(model=model, messages=USER, **ASKED)
+    [choice] = response.choices
     assert choice.message.role == "assistant"
     assert choice.message.content
     assert choice.finish_reason in ("stop", "length")
-    usage = said.usage
+    usage = response.usage
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
     assert usage.prompt_tokens_details.cached_tokens < usage.prompt_tokens
     speculation = usage.completion_tokens_details.model_extra["speculation"]
     assert speculation["is_lossless"]
 
 
-def test_a_stream_is_the_chat_in_pieces(client, model):
+def test_a_stream_equals_the_completion(client, model):
     whole = client.chat.completions.create(model=model, messages=USER, **ASKED)
     options = {"stream": True, "stream_options": {"include_usage": True}}
     *chunks, last = client.chat.completions.create(model=model, messages=USER, **ASKED, **options)
@@ -109,17 +109,17 @@ def test_a_stream_is_the_chat_in_pieces(client, model):
     assert last.usage.completion_tokens == whole.usage.completion_tokens
 
 
-def test_the_clients_own_helper_reads_a_stream(client, model):
+def test_the_stream_helper_of_the_client(client, model):
     form = {"type": "json_schema", "json_schema": {"name": "animal", "schema": ANIMAL}}
     asked = {"model": model, "messages": USER, "temperature": 0, "max_tokens": 60}
     with client.chat.completions.stream(**asked, response_format=form) as stream:
         kinds = [event.type for event in stream]
-        said = stream.get_final_completion()
+        response = stream.get_final_completion()
     assert "content.delta" in kinds
-    assert json.loads(said.choices[0].message.content)["animal"] in ("cat", "dog")
+    assert json.loads(response.choices[0].message.content)["animal"] in ("cat", "dog")
 
 
-def test_speculation_does_not_change_the_answer(client, model):
+def test_speculation_does_not_change_the_output(client, model):
     hot = {**ASKED, "temperature": 0.9}
     texts = {
         client.chat.completions.create(
@@ -133,23 +133,23 @@ def test_speculation_does_not_change_the_answer(client, model):
 
 
 def test_logprobs(client, model):
-    said = client.chat.completions.create(
+    response = client.chat.completions.create(
         model=model, messages=USER, logprobs=True, top_logprobs=3, **ASKED
     )
-    places = said.choices[0].logprobs.content
-    assert len(places) >= said.usage.completion_tokens - 1  # the end of the turn is no text
+    places = response.choices[0].logprobs.content
+    assert len(places) >= response.usage.completion_tokens - 1  # the end-of-turn token has no text
     for place in places:
         assert len(place.top_logprobs) == 3
         assert place.logprob == pytest.approx(place.top_logprobs[0].logprob)  # greedy
         assert bytes(place.bytes).decode(errors="replace") == place.token
 
 
-def test_an_answer_by_a_schema(client, model):
+def test_structured_output_matches_the_schema(client, model):
     form = {"type": "json_schema", "json_schema": {"name": "animal", "schema": ANIMAL}}
-    said = client.chat.completions.create(
+    response = client.chat.completions.create(
         model=model, messages=USER, response_format=form, temperature=0, max_tokens=60
     )
-    answer = json.loads(said.choices[0].message.content)
+    answer = json.loads(response.choices[0].message.content)
     assert answer["animal"] in ("cat", "dog")
     assert answer["legs"] in (2, 4)
     free = client.chat.completions.create(
@@ -159,9 +159,9 @@ def test_an_answer_by_a_schema(client, model):
 
 
 @pytest.mark.parametrize("choice", ["required", "named"])
-def test_a_tool_that_has_to_be_called(client, model, choice):
+def test_a_required_tool_is_called(client, model, choice):
     named = {"type": "function", "function": {"name": "feed"}}
-    said = client.chat.completions.create(
+    response = client.chat.completions.create(
         model=model,
         messages=USER,
         tools=[TOOL],
@@ -170,8 +170,8 @@ def test_a_tool_that_has_to_be_called(client, model, choice):
         temperature=0,
         max_tokens=100,
     )
-    [call] = said.choices[0].message.tool_calls
-    assert said.choices[0].finish_reason == "tool_calls"
+    [call] = response.choices[0].message.tool_calls
+    assert response.choices[0].finish_reason == "tool_calls"
     assert call.function.name == "feed"
     assert json.loads(call.function.arguments)["animal"] in ("cat", "dog")
 
@@ -206,22 +206,22 @@ def test_choices(client, model):
 
 
 def test_completions_with_an_echo(client, model):
-    said = client.completions.create(
+    response = client.completions.create(
         model=model, prompt="The river", echo=True, logprobs=1, max_tokens=4, temperature=0
     )
-    assert said.choices[0].text.startswith("The river")
-    assert said.choices[0].logprobs.token_logprobs[0] is None
+    assert response.choices[0].text.startswith("The river")
+    assert response.choices[0].logprobs.token_logprobs[0] is None
     several = client.completions.create(model=model, prompt=["a", "b"], max_tokens=2)
     assert [choice.index for choice in several.choices] == [0, 1]
 
 
 def test_responses(client, model):
     asked = {"model": model, "input": "Name a colour.", "temperature": 0, "max_output_tokens": 16}
-    said = client.responses.create(**asked)
-    assert said.output_text
+    response = client.responses.create(**asked)
+    assert response.output_text
     with client.responses.stream(**asked) as stream:
         text = "".join(each.delta for each in stream if each.type == "response.output_text.delta")
-    assert text == said.output_text
+    assert text == response.output_text
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_responses(client, model):
         ({"extra_body": {"use_beam_search": True}}, openai.BadRequestError, "use_beam_search"),
     ],
 )
-def test_errors_are_the_clients_own(client, model, changes, error, param):
+def test_errors_raise_the_exceptions_of_the_client(client, model, changes, error, param):
     asked = {"model": model, "messages": USER, **ASKED, **changes}
     with pytest.raises(error) as caught:
         client.chat.completions.create(**asked)
@@ -242,7 +242,7 @@ def test_errors_are_the_clients_own(client, model, changes, error, param):
     assert caught.value.request_id
 
 
-def test_the_id_of_a_request_goes_there_and_back(client, model):
+def test_the_request_id_is_returned(client, model):
     headers = {"X-Request-Id": "from-the-client"}
     raw = client.chat.completions.with_raw_response.create(
         model=model, messages=USER, **ASKED, extra_headers=headers
@@ -251,7 +251,7 @@ def test_the_id_of_a_request_goes_there_and_back(client, model):
     assert raw.parse().id == "chatcmpl-from-the-client"
 
 
-def test_a_stream_that_is_left_is_aborted(client, model, service):
+def test_a_closed_stream_is_aborted(client, model, service):
     before = num_generated(service)
     stream = client.chat.completions.create(model=model, messages=USER, stream=True, **LONG)
     next(iter(stream))
@@ -260,7 +260,7 @@ def test_a_stream_that_is_left_is_aborted(client, model, service):
     assert is_aborted(service, before)
 
 
-def test_an_answer_that_nobody_waits_for_is_aborted(service, model):
+def test_a_request_whose_client_disconnects_is_aborted(service, model):
     before = num_generated(service)
     body = {"model": model, "messages": USER, "ignore_eos": True, **LONG}
     del body["extra_body"]
@@ -273,7 +273,7 @@ def test_an_answer_that_nobody_waits_for_is_aborted(service, model):
     assert is_aborted(service, before)
 
 
-def test_a_deadline_ends_an_answer(client, model, service):
+def test_a_deadline_aborts_a_request(client, model, service):
     before = num_generated(service)
     headers = {"X-Request-Timeout-S": str(LEAVES_AFTER_S)}
     asked = {"model": model, "messages": USER, **LONG, "extra_headers": headers}

@@ -1,4 +1,4 @@
-"""schemathesis tries the HTTP API by its OpenAPI document: what fits it, and what does not.
+"""Tests the HTTP API with schemathesis: requests that match its OpenAPI document, or do not.
 
 `make test-openapi`. Whatever is sent, an answer is one that the document knows, and never 500.
 """
@@ -22,7 +22,7 @@ from schemathesis.specs.openapi.checks import (
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 
 NUM_EXAMPLES = int(os.environ.get("SPECDEC_TEST_EXAMPLES", "300"))
-"""For each route, of what fits the document and of what does not."""
+"""Number of examples per route, of both valid and invalid requests."""
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
@@ -50,12 +50,12 @@ def api(embedded):
     return schemathesis.openapi.from_url(f"{embedded.http_url}/openapi.json")
 
 
-def test_everything_that_is_described_is_tried(api):
+def test_every_described_operation_is_tested(api):
     assert {*POSTS, *GETS} == set(api)
 
 
 @pytest.mark.parametrize(("method", "path", "mode"), TRIED)
-def test_every_answer_is_one_that_the_document_knows(api, embedded, method, path, mode):
+def test_every_response_matches_the_document(api, embedded, method, path, mode):
     @given(case=api[path][method].as_strategy(generation_mode=mode))
     @settings(
         max_examples=NUM_EXAMPLES,
@@ -66,7 +66,7 @@ def test_every_answer_is_one_that_the_document_knows(api, embedded, method, path
         database=None,
     )
     def ask(case):
-        if isinstance(case.body, dict):  # short answers: it is not the engine that is tried here
+        if isinstance(case.body, dict):  # short outputs, since the engine is not tested here
             case.body = {**case.body, **shorter(case)}
         response = case.call(headers={"X-Request-Timeout-S": "20"}, timeout=60)
         checks = [status_code_conformance] if response.status_code == TIME_IS_UP else CHECKS

@@ -1,4 +1,4 @@
-"""What is killed comes back, and streams that were running end as if nothing had happened."""
+"""Tests that killed actors restart, and that running streams complete with the same tokens."""
 
 import threading
 import time
@@ -27,14 +27,14 @@ def service(tiny_model_dir, tmp_path_factory):
 
 
 def processes(service, name):
-    """The actors called `name`, as their processes call themselves."""
+    """Return the processes of the actors with this name."""
     return [each for each in service.descendants() if name in command_of(each)]
 
 
 def command_of(process):
     try:
         return " ".join(process.cmdline())
-    except psutil.Error:  # it has just ended
+    except psutil.Error:  # the process has just ended
         return ""
 
 
@@ -46,19 +46,19 @@ def is_ready(service):
 
 
 def params(index):
-    """Half of the streams are sampled, and all are long enough to be met in the middle."""
+    """Return the parameters of a stream: half are sampled, and all are long enough to interrupt."""
     return SamplingParams(
         temperature=0.8 * (index % 2), seed=index, max_tokens=300, ignore_eos=True
     )
 
 
-def stream(service, index, has_begun=None):
-    """The tokens of one stream; releases `has_begun` at its first ones."""
+def stream(service, index, has_started=None):
+    """Run one stream and return its tokens; release `has_started` at the first ones."""
     token_ids = []
     with Client(service.grpc_address, timeout_s=240) as client:
         for chunk in client.generate_stream(f"The river {index}", params(index)):
-            if has_begun is not None and not token_ids:
-                has_begun.release()
+            if has_started is not None and not token_ids:
+                has_started.release()
             token_ids.extend(chunk.token_ids)
     return token_ids
 
@@ -70,7 +70,7 @@ def undisturbed(service):
 
 
 def wait_for(condition, what, service):
-    """Seconds until `condition()` holds."""
+    """Wait until `condition()` holds; return the seconds."""
     started_at = time.monotonic()
     while time.monotonic() - started_at < 120:
         if condition():
@@ -83,13 +83,13 @@ def wait_for(condition, what, service):
     ("name", "index"),
     [("DraftWorker", 0), ("TargetWorker", 0), ("TargetWorker", 1), ("ControlPlane", 0)],
 )
-def test_killed_in_the_middle_of_eight_streams(service, undisturbed, name, index):
-    has_begun = threading.Semaphore(0)
+def test_an_actor_killed_during_eight_streams_restarts(service, undisturbed, name, index):
+    has_started = threading.Semaphore(0)
     old = {each.pid for each in processes(service, name)}
     with ThreadPoolExecutor(NUM_STREAMS) as pool:
-        streams = [pool.submit(stream, service, i, has_begun) for i in range(NUM_STREAMS)]
+        streams = [pool.submit(stream, service, i, has_started) for i in range(NUM_STREAMS)]
         for _ in range(NUM_STREAMS):
-            assert has_begun.acquire(timeout=120), "a stream did not begin"
+            assert has_started.acquire(timeout=120), "a stream did not begin"
         processes(service, name)[index].kill()
         if name == "TargetWorker":
             wait_for(lambda: not is_ready(service), "not being ready", service)
@@ -108,7 +108,7 @@ def test_killed_in_the_middle_of_eight_streams(service, undisturbed, name, index
 
 
 @pytest.mark.parametrize("name", ["TargetWorker", "DraftWorker"])
-def test_killed_while_nothing_runs(service, undisturbed, name):
+def test_an_actor_killed_while_idle_restarts(service, undisturbed, name):
     [*old] = processes(service, name)
     old[0].kill()
     pids = {each.pid for each in old}
@@ -125,8 +125,8 @@ def test_killed_while_nothing_runs(service, undisturbed, name):
     assert stream(service, 1) == undisturbed[1]
 
 
-def test_drafts_are_made_again_after_all_that(service, undisturbed):
-    """Within seconds: the worker may have been replaced just now, and is taken up at a step."""
+def test_drafting_resumes_after_restarts(service, undisturbed):
+    """Within seconds, since a restarted worker is installed between steps."""
 
     def is_drafting():
         with Client(service.grpc_address, timeout_s=60) as client:

@@ -1,4 +1,4 @@
-"""Two replicas: one is lost or replaced, and clients do not notice."""
+"""Tests of two replicas, of which one is lost or replaced."""
 
 import json
 import subprocess
@@ -29,11 +29,11 @@ def routers(service):
 def command_of(process):
     try:
         return " ".join(process.cmdline())
-    except psutil.Error:  # it has just ended
+    except psutil.Error:  # the process has just ended
         return ""
 
 
-def test_streams_of_a_router_that_is_killed_go_on_with_the_other(tiny_model_dir, tmp_path):
+def test_streams_of_a_killed_router_resume_on_the_other(tiny_model_dir, tmp_path):
     flags = ["--ingress", "serve", "--num-replicas", "2"]
     with (
         running_service(tiny_model_dir, tmp_path / "log", *flags) as service,
@@ -57,8 +57,8 @@ def test_streams_of_a_router_that_is_killed_go_on_with_the_other(tiny_model_dir,
         assert 0 < num_resumed < NUM_STREAMS
 
 
-def test_a_lost_router_is_told_as_unavailable(tiny_model_dir, tmp_path):
-    """Serve's proxy would say INTERNAL, and quote an exception."""
+def test_a_lost_router_is_reported_as_unavailable(tiny_model_dir, tmp_path):
+    """Serve's proxy alone would return INTERNAL with an exception as its details."""
     with (
         running_service(tiny_model_dir, tmp_path / "log", "--ingress", "serve") as service,
         Client(service.grpc_address, timeout_s=120) as client,
@@ -84,7 +84,7 @@ def test_an_update_replaces_one_replica_after_the_other(tiny_model_dir):
     assert set(update["errors"]) <= {"UNAVAILABLE"}
 
 
-def test_sixteen_streams_outlast_replicas_that_go(tiny_model_dir):
+def test_sixteen_streams_survive_the_removal_of_replicas(tiny_model_dir):
     command = [sys.executable, "-m", "tests.e2e.redeployed", str(tiny_model_dir)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=450)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -92,37 +92,37 @@ def test_sixteen_streams_outlast_replicas_that_go(tiny_model_dir):
     print(ends)
     for each in ends.values():
         assert each.pop("complete") >= 16
-        assert set(each) <= {"refused UNAVAILABLE"}, "a stream that had begun was not ended"
+        assert set(each) <= {"refused UNAVAILABLE"}, "a running stream did not complete"
 
 
-def test_load_adds_a_replica_and_calm_takes_it_away(tiny_model_dir, tmp_path):
+def test_replicas_are_added_under_load_and_removed_when_idle(tiny_model_dir, tmp_path):
     flags = ["--ingress", "serve", "--max-replicas", "2", "--target-requests-per-replica", "2"]
     delays = ["--upscale-delay-s", "1", "--downscale-delay-s", "5"]
     with running_service(tiny_model_dir, tmp_path / "log", *flags, *delays) as service:
         assert len(routers(service)) == 1
-        calm = threading.Event()
+        is_done = threading.Event()
         with ThreadPoolExecutor(6) as pool:
-            clients = [pool.submit(ask_until, calm, service.grpc_address) for _ in range(6)]
+            clients = [pool.submit(ask_until, is_done, service.grpc_address) for _ in range(6)]
             added_s = seconds_until(lambda: len(routers(service)) == 2)
-            calm.set()
+            is_done.set()
             assert all(client.result() > 0 for client in clients)
         removed_s = seconds_until(lambda: len(routers(service)) == 1)
-        print(f"added after {added_s:.0f} s of load, gone after {removed_s:.0f} s of calm")
+        print(f"added after {added_s:.0f} s of load, removed after {removed_s:.0f} s without")
 
 
-def ask_until(calm, address):
-    """Asks for one long completion after the other, and returns how many came."""
+def ask_until(is_done, address):
+    """Send long requests in a loop; return the number of completions."""
     count = 0
     with Client(address, timeout_s=60) as client:
-        while not calm.is_set():
+        while not is_done.is_set():
             assert client.generate("The river", LONG).usage.completion_tokens == 400
             count += 1
     return count
 
 
 def seconds_until(condition, timeout_s=150.0):
-    began_at = time.monotonic()
+    started_at = time.monotonic()
     while not condition():
-        assert time.monotonic() - began_at < timeout_s
+        assert time.monotonic() - started_at < timeout_s
         time.sleep(0.5)
-    return time.monotonic() - began_at
+    return time.monotonic() - started_at

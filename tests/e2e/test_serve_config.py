@@ -1,4 +1,4 @@
-"""deploy/serve/two-models.yaml, with tiny models, on a Ray that we did not start."""
+"""Tests deploy/serve/two-models.yaml with tiny models, on a Ray that `serve run` starts."""
 
 import time
 from pathlib import Path
@@ -47,14 +47,14 @@ def stub(service):
 
 
 @pytest.mark.parametrize("name", ["chat", "extract"])
-def test_each_answers_where_the_metadata_names_its_application(stub, name):
+def test_metadata_selects_the_application(stub, name):
     metadata = [("application", name)]
     assert stub.GetModelInfo(pb.GetModelInfoRequest(), metadata=metadata).model == name
     answer = stub.Generate(pb.GenerateRequest(**PROMPT), metadata=metadata, timeout=60)
     assert answer.usage.completion_tokens == 8
 
 
-def test_the_first_answers_where_nothing_is_named(service, stub):
+def test_the_first_application_serves_requests_without_metadata(service, stub):
     assert stub.GetModelInfo(pb.GetModelInfoRequest()).model == "chat"
     with grpc.insecure_channel(service.grpc_address) as channel:
         health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
@@ -62,7 +62,7 @@ def test_the_first_answers_where_nothing_is_named(service, stub):
 
 
 @pytest.mark.parametrize(("prefix", "model"), [("", "chat"), ("/extract", "extract")])
-def test_each_answers_http_below_its_prefix(service, prefix, model):
+def test_each_application_serves_http_below_its_prefix(service, prefix, model):
     body = {"prompt": "The river", "max_tokens": 8, "temperature": 0}
     answer = httpx.post(f"{service.http_url}{prefix}/v1/completions", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
@@ -71,7 +71,7 @@ def test_each_answers_http_below_its_prefix(service, prefix, model):
 
 
 class TestByModel:
-    """Sent to the first application, about the model of the other."""
+    """Requests to the first application for the model of the other one."""
 
     def test_unary_and_streamed_calls(self, stub):
         here = stub.Generate(
@@ -94,7 +94,7 @@ class TestByModel:
         info = stub.GetModelInfo(pb.GetModelInfoRequest(model="extract"), timeout=30)
         assert (info.model, info.speculation_method) == ("extract", pb.SPECULATION_METHOD_SUFFIX)
 
-    def test_errors_are_those_of_the_one_that_answers(self, stub):
+    def test_errors_are_those_of_the_serving_application(self, stub):
         request = pb.GenerateRequest(model="extract", text="x", sampling={"top_p": 7})
         with pytest.raises(grpc.RpcError) as caught:
             stub.Generate(request, timeout=30)
@@ -102,7 +102,7 @@ class TestByModel:
         assert "top_p" in caught.value.details()
 
     @pytest.mark.parametrize("call", ["Generate", "GenerateStream"])
-    def test_a_model_that_nobody_serves(self, stub, call):
+    def test_an_unknown_model_is_not_found(self, stub, call):
         with pytest.raises(grpc.RpcError) as caught:
             list(as_stream(getattr(stub, call)(pb.GenerateRequest(model="x", **PROMPT))))
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
@@ -148,12 +148,12 @@ class TestByModel:
         assert answer.status_code == 200, answer.text
         assert httpx.get(url + "?model=x", timeout=30).status_code == 404
 
-    def test_metrics_tell_of_both(self, service):
+    def test_metrics_include_both_models(self, service):
         text = httpx.get(service.http_url + "/metrics", timeout=30).text
         for model in ("chat", "extract"):
             assert f'specdec:num_requests_running{{model_name="{model}"' in text
 
-    def test_a_client_that_leaves_is_noticed(self, service, stub):
+    def test_a_cancelled_request_is_aborted(self, service, stub):
         long = {"text": "The river", "sampling": {"max_tokens": 450, "ignore_eos": True}}
         stream = stub.GenerateStream(pb.GenerateRequest(model="extract", **long), timeout=60)
         next(stream)

@@ -1,4 +1,4 @@
-"""A client, the ingress, the Router, the shards and back."""
+"""Tests of requests through client, ingress, Router and ranks."""
 
 import os
 import sys
@@ -72,13 +72,13 @@ def reference(tiny_model_dir):
 
 @pytest.mark.parametrize("speculation", [OFF, NGRAM], ids=["off", "ngram"])
 def test_greedy_tokens_equal_transformers(client, reference, speculation):
-    said = all_at_once(client, [(prompt, params(speculation)) for prompt in prompts(8)])
-    assert [list(each.token_ids) for each in said] == reference
-    num_drafts = sum(each.usage.speculation.num_drafts for each in said)
+    completion = all_at_once(client, [(prompt, params(speculation)) for prompt in prompts(8)])
+    assert [list(each.token_ids) for each in completion] == reference
+    num_drafts = sum(each.usage.speculation.num_drafts for each in completion)
     assert (num_drafts > 0) == (speculation is NGRAM)
 
 
-def test_tokens_depend_on_the_seed_alone(client):
+def test_tokens_depend_only_on_the_seed(client):
     def ask(speculation):
         return [
             (prompt, params(speculation, temperature=0.8, seed=40 + i))
@@ -93,7 +93,7 @@ def test_tokens_depend_on_the_seed_alone(client):
         assert [each.token_ids for each in all_at_once(client, ask(options))] == together
 
 
-def test_a_stream_is_the_completion_in_steps(client):
+def test_a_stream_equals_the_completion(client):
     chunks = list(client.generate_stream(prompts(1)[0], params(NGRAM)))
     whole = client.generate(prompts(1)[0], params(NGRAM))
     assert "".join(chunk.text for chunk in chunks) == whole.text
@@ -106,7 +106,7 @@ def test_a_stream_is_the_completion_in_steps(client):
     assert chunks[-1].usage.prompt_tokens == 30
 
 
-def test_a_stream_interval_makes_fewer_chunks_of_the_same_completion(client):
+def test_a_stream_interval_reduces_the_number_of_chunks(client):
     prompt, plainly = prompts(1)[0], params(SpeculationOptions(enabled=False))
     whole = client.generate(prompt, plainly)
     chunks = list(client.generate_stream(prompt, plainly, stream_interval=8))
@@ -118,7 +118,7 @@ def test_a_stream_interval_makes_fewer_chunks_of_the_same_completion(client):
 
 
 def test_many_parameters_in_one_request(client):
-    """Of each of them something can be seen, whatever the others do."""
+    """The effect of each parameter is visible in the response."""
     prompt = prompts(1)[0]
     many = params(
         NGRAM,
@@ -136,23 +136,23 @@ def test_many_parameters_in_one_request(client):
         logprobs=2,
         prompt_logprobs=1,
     )
-    said = client.generate(prompt, many)
-    assert len(said.prompt_logprobs) == len(prompt) - 1
-    for choice in said.choices:
+    completion = client.generate(prompt, many)
+    assert len(completion.prompt_logprobs) == len(prompt) - 1
+    for choice in completion.choices:
         assert tuple(each.chosen.token_id for each in choice.logprobs) == choice.token_ids
         assert {len(each.best) for each in choice.logprobs} == {2}
         assert 7 not in choice.token_ids
-    assert [choice.index for choice in said.choices] == [0, 1, 2]
-    assert len({choice.token_ids for choice in said.choices}) == 3
-    assert said.seed == 7
-    assert said.usage.prompt_tokens == len(prompt)
-    assert said.usage.completion_tokens == 3 * NUM_TOKENS
-    assert (said.usage.verifier, said.usage.is_lossless) == ("coupled", True)
-    ended = said.choices[1].token_ids[5]
+    assert [choice.index for choice in completion.choices] == [0, 1, 2]
+    assert len({choice.token_ids for choice in completion.choices}) == 3
+    assert completion.seed == 7
+    assert completion.usage.prompt_tokens == len(prompt)
+    assert completion.usage.completion_tokens == 3 * NUM_TOKENS
+    assert (completion.usage.verifier, completion.usage.is_lossless) == ("coupled", True)
+    ended = completion.choices[1].token_ids[5]
     stops = replace(many, stop_token_ids=(ended,), include_stop_str_in_output=True, n=2)
     chunks = list(client.generate_stream(prompt, stops))
     by_choice = [[chunk for chunk in chunks if chunk.choice == index] for index in range(2)]
-    for choice, its_chunks in zip(said.choices, by_choice, strict=False):
+    for choice, its_chunks in zip(completion.choices, by_choice, strict=False):
         tokens = sum((chunk.token_ids for chunk in its_chunks), ())
         assert tokens == choice.token_ids[: len(tokens)]
         assert [chunk.finish_reason is None for chunk in its_chunks[:-1]].count(False) == 0
@@ -161,7 +161,7 @@ def test_many_parameters_in_one_request(client):
     assert [chunk.usage is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
 
 
-def test_a_seed_that_the_service_chose_gives_the_same_again(client):
+def test_a_seed_chosen_by_the_service_reproduces_the_output(client):
     free = params(temperature=1.0)
     first = client.generate("The river", free)
     again = client.generate("The river", params(temperature=1.0, seed=first.seed))
@@ -173,8 +173,8 @@ def test_a_chat_is_rendered_by_the_template(client):
     asked = client.tokenize([ChatMessage("user", "Ask the baker")])
     text = "<|im_start|>user\nAsk the baker<|im_end|>\n<|im_start|>assistant\n"
     assert asked.token_ids == client.tokenize(text, add_special_tokens=False).token_ids
-    said = client.generate([ChatMessage("user", "Ask the baker")], params())
-    assert said.usage.prompt_tokens == len(asked.token_ids)
+    completion = client.generate([ChatMessage("user", "Ask the baker")], params())
+    assert completion.usage.prompt_tokens == len(asked.token_ids)
 
 
 def test_model_info(client, service):
@@ -196,7 +196,7 @@ def test_model_info(client, service):
     ],
     ids=["empty", "too long", "no such token", "no room", "no such bias", "no such role"],
 )
-def test_a_bad_request_is_told_why_and_nobody_else_notices(client, prompt, changes, code, message):
+def test_an_invalid_request_is_rejected_with_the_reason(client, prompt, changes, code, message):
     stream = client.generate_stream(prompts(1)[0], params())
     first = next(stream)
     with pytest.raises(ClientError, match=message) as error:
@@ -212,8 +212,8 @@ def test_an_unknown_model_is_not_found(client):
     assert error.value.code is grpc.StatusCode.NOT_FOUND
 
 
-def test_out_of_range_values_are_refused_by_the_service_itself(service):
-    """Past the Python client, which checks too: a raw message, as any language may send it."""
+def test_the_service_itself_rejects_out_of_range_values(service):
+    """Send a raw message, since the Python client validates values too."""
     from protos.specdec.v1 import inference_pb2 as pb
     from protos.specdec.v1.inference_pb2_grpc import InferenceServiceStub
 
@@ -227,7 +227,7 @@ def test_out_of_range_values_are_refused_by_the_service_itself(service):
             assert error.value.details() == "temperature is -1.0; it must be from 0 to 100"
 
 
-def test_bytes_that_are_no_message_are_refused(service, client):
+def test_malformed_messages_are_rejected(service, client):
     with grpc.insecure_channel(service.grpc_address) as channel:
         call = channel.unary_unary("/specdec.v1.InferenceService/Generate")
         with pytest.raises(grpc.RpcError):
@@ -235,13 +235,13 @@ def test_bytes_that_are_no_message_are_refused(service, client):
     assert client.generate("x", params()).usage.completion_tokens == NUM_TOKENS
 
 
-def test_a_cancelled_stream_disturbs_nobody(client, reference):
+def test_a_cancelled_stream_does_not_affect_others(client, reference):
     streams = [client.generate_stream(prompt, params()) for prompt in prompts(8)]
     for stream in streams:
         next(stream)
         stream.close()
-    said = all_at_once(client, [(prompt, params()) for prompt in prompts(8)])
-    assert [list(each.token_ids) for each in said] == reference
+    completion = all_at_once(client, [(prompt, params()) for prompt in prompts(8)])
+    assert [list(each.token_ids) for each in completion] == reference
 
 
 def test_grpc_health_and_reflection(service):
@@ -257,14 +257,14 @@ def test_grpc_health_and_reflection(service):
     assert "specdec.v1.InferenceService" in names
 
 
-def test_idle_threads_of_a_rank_let_go_of_their_cores(service):
+def test_idle_threads_of_a_rank_use_no_cpu(service):
     ranks = [each for each in service.descendants() if is_rank(each)]
     assert ranks
     assert all(each.environ()["GOMP_SPINCOUNT"] == "2000" for each in ranks)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="policies are Linux's")
-def test_only_ranks_interrupt_others_when_they_wake(service):
+def test_only_ranks_are_scheduled_with_wakeup_preemption(service):
     ranks = [each for each in service.descendants() if is_rank(each)]
     others = [each for each in service.descendants() if "Router" in "".join(each.cmdline())]
     assert ranks
@@ -278,7 +278,7 @@ def test_only_ranks_interrupt_others_when_they_wake(service):
         assert policies == expected
 
 
-def test_ranks_alone_hold_torch(service):
+def test_only_ranks_load_torch(service):
     holders = [
         each
         for each in service.descendants()
@@ -293,7 +293,7 @@ def test_http_health(service, path):
     assert httpx.get(service.http_url + path, timeout=10).status_code == 200
 
 
-def test_listens_on_loopback_alone(embedded):
+def test_the_service_listens_only_on_loopback(embedded):
     port = int(embedded.grpc_address.rpartition(":")[2])
     listening = {
         connection.laddr.ip.removeprefix("::ffff:")  # IPv4 through an IPv6 socket

@@ -1,4 +1,4 @@
-"""`specdec serve` with a list of models, each answered for by whichever Router is asked."""
+"""Tests of `specdec serve` with several models; every Router forwards to the others."""
 
 import subprocess
 import sys
@@ -52,7 +52,7 @@ def test_each_model_is_served_by_its_name(service):
             client.model_info("third")
 
 
-def test_the_second_has_a_path_of_its_own(service):
+def test_the_second_model_has_its_own_path(service):
     url = service.http_url
     assert httpx.get(url + "/second-model/ready", timeout=10).status_code == 200
     models = httpx.get(url + "/second-model/v1/models", headers=BEARER, timeout=10)
@@ -67,7 +67,7 @@ def complete(service, model, headers):
 
 
 @pytest.mark.parametrize("model", ["first", "Second.Model", "third"])
-def test_nobody_gets_in_without_a_key_by_naming_another_model(service, model):
+def test_forwarded_requests_need_a_key_too(service, model):
     with Client(service.grpc_address) as client:
         for call in (client.generate, lambda *_, model: client.model_info(model)):
             with pytest.raises(ClientError) as caught:
@@ -78,8 +78,8 @@ def test_nobody_gets_in_without_a_key_by_naming_another_model(service, model):
     assert complete(service, model, BEARER).status_code == (404 if model == "third" else 200)
 
 
-def test_a_request_counts_once_and_where_it_is_answered(service):
-    """A key of one request has one with each model."""
+def test_a_forwarded_request_counts_once_at_the_serving_model(service):
+    """A key with a limit of one request may send one to each model."""
     by_http, by_grpc = ONCE
     statuses = [
         complete(service, model, {"authorization": f"Bearer {by_http}"}).status_code
@@ -94,7 +94,7 @@ def test_a_request_counts_once_and_where_it_is_answered(service):
                 client.generate("The river", SHORT, model=model)
 
 
-def test_operators_say_which_model_they_mean(service):
+def test_admin_commands_select_the_model(service):
     def ask(*arguments):
         command = [sys.executable, "-m", "cluster", *arguments, "--address", service.grpc_address]
         return subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -110,6 +110,6 @@ def test_operators_say_which_model_they_mean(service):
         assert [each.version for each in entries] == [1]
     with AdminClient(service.grpc_address) as admin:
         assert admin.audit_log().entries == ()
-    nobodys = ask("status", "--model", "third")
-    assert nobodys.returncode == 1
-    assert "'first', 'Second.Model'" in nobodys.stderr
+    unknown = ask("status", "--model", "third")
+    assert unknown.returncode == 1
+    assert "'first', 'Second.Model'" in unknown.stderr

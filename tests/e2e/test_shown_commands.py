@@ -1,4 +1,4 @@
-"""Every shell and Python block of README, quick start and clients, run against the real service.
+"""Runs every shell and Python block of README, quick start and clients on the real service.
 
 In a scratch copy of the repository, whose `.venv` is the environment of the tests. Ports are
 replaced by free ones; nothing else is changed.
@@ -32,7 +32,7 @@ COPIED = (
 NOT_RUN = {
     "make test": "the targets of a developer, each of which CI runs by itself",
 }
-"""First words of a block that is not run: why."""
+"""First words of blocks that are not run, each with the reason."""
 
 SERVES = ("make serve", ".venv/bin/specdec serve")
 ENDLESS = (".venv/bin/specdec speculation watch",)
@@ -52,19 +52,19 @@ SERVE_COMMANDS = [
 
 @dataclass(frozen=True)
 class Scratch:
-    """A copy of the repository, and the ports that commands in it shall use."""
+    """A copy of the repository, and the ports that its commands use."""
 
     folder: Path
     grpc_port: int
     http_port: int
 
     def localized(self, text: str) -> str:
-        """The text with the ports of this copy in place of the usual ones."""
+        """Replace the default ports in a text by those of this copy."""
         with_grpc = re.sub(r"(127\.0\.0\.1|localhost):9000", rf"\1:{self.grpc_port}", text)
         return re.sub(r"(127\.0\.0\.1|localhost):8000", rf"\1:{self.http_port}", with_grpc)
 
     def command(self, line: str) -> str:
-        """A line as it is run here."""
+        """Return a shown line as it is run in this copy."""
         flags = f"--grpc-port {self.grpc_port} --http-port {self.http_port} --state-dir state"
         words = words_of(line)
         shown = line.split("  #")[0]
@@ -78,7 +78,7 @@ class Scratch:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a shell has in which this copy was set up."""
+        """Return the environment of a shell in which this copy is installed."""
         return {**os.environ, "PYTHONPATH": str(self.folder), "SPECDEC_API_KEY": ""}
 
 
@@ -90,20 +90,20 @@ def scratch(tmp_path_factory, tiny_model_dir):
         copy(ROOT / name, folder / name)
     (folder / ".venv").symlink_to(sys.prefix)
     (folder / ".make").mkdir()
-    for name in ("tools", "setup"):  # what `make setup` leaves when it is done
+    for name in ("tools", "setup"):  # the files that mark `make setup` as done
         (folder / ".make" / name).touch()
     for name in ("my-llama", "big", "small"):
         (folder / name).symlink_to(tiny_model_dir)
     (folder / "cat.json").write_text(CAT)
     (folder / "prompts.jsonl").write_text('{"prompt": "Why is the sky blue?"}\n')
     (folder / "service.yaml").write_text("max_model_len: 512\n")
-    # Or `make serve` would install into the environment of the tests.
+    # Otherwise `make serve` would install into the environment of the tests.
     subprocess.run(["make", "--question", ".make/setup"], cwd=folder, check=True)
     return Scratch(folder, *free_ports(2))
 
 
 def start(scratch, line, log):
-    """A service, as the leader of a group of processes of its own; returns when it is ready."""
+    """Start a service in a new process group; return when it is ready."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             ["bash", "-c", f"exec {scratch.command(line)}"],
@@ -124,7 +124,7 @@ def start(scratch, line, log):
 
 
 def stop(process):
-    """As Ctrl-C does: to the command and whatever it has started in its terminal."""
+    """Send SIGINT to the process group, as Ctrl-C does."""
     os.killpg(process.pid, signal.SIGINT)
     return process.wait(60)
 
@@ -137,7 +137,7 @@ def service(scratch, tmp_path_factory):
 
 
 def run(scratch, line):
-    """The output of a command that ends, or of a few seconds of one that does not."""
+    """Return the output of a command; of one that does not end, that of a few seconds."""
     command = scratch.command(line)
     if line.startswith(ENDLESS):
         command = f"timeout --preserve-status --signal INT 5 {command}"
@@ -159,7 +159,7 @@ def test_a_shell_block_runs(block: Block, service: Scratch):
             pytest.skip(reason)
     for line in block.commands:
         if line in SERVE_COMMANDS:
-            continue  # each is started below
+            continue  # tested below
         done = run(service, line)
         allowed = (0, 130) if line.startswith(ENDLESS) else (0,)
         assert done.returncode in allowed, (line, done.stdout, done.stderr)

@@ -1,4 +1,4 @@
-"""Target on one Ray node and draft model on another, and a network that loses packets, or fails."""
+"""Tests of target and draft model on two Ray nodes, with packet loss and a failing network."""
 
 import json
 import time
@@ -30,9 +30,9 @@ def service(tiny_model_dir, tmp_path_factory):
         yield running
 
 
-def answers_of(asking):
-    output, errors = asking.communicate(timeout=DEADLINE_S + 60)
-    assert asking.returncode == 0, errors
+def results_of(client_process):
+    output, errors = client_process.communicate(timeout=DEADLINE_S + 60)
+    assert client_process.returncode == 0, errors
     return json.loads(output)
 
 
@@ -42,7 +42,7 @@ def streams(service, num_tokens=NUM_TOKENS):
 
 @pytest.fixture(scope="module")
 def undisturbed(service):
-    answers = answers_of(streams(service))
+    answers = results_of(streams(service))
     assert all(not each["error"] for each in answers)
     assert all(each["num_drafted"] > 0 for each in answers)
     return [each["token_ids"] for each in answers]
@@ -65,53 +65,53 @@ def test_each_model_is_on_the_node_with_its_labels(service, undisturbed):
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [
         ([], "already runs on this cluster; stop it, or set another served_model_name"),
         (["--served-model-name", "b", "--target-labels", "role=none"], "target_labels is"),
     ],
 )
-def test_what_the_cluster_cannot_take_is_refused(service, tiny_model_dir, tmp_path, flags, told):
+def test_an_impossible_deployment_is_rejected(service, tiny_model_dir, tmp_path, flags, message):
     log = tmp_path / "log"
     second = serving(service.cluster, log, "--model", str(tiny_model_dir), *flags)
     assert second.wait(60) == 1
-    assert told in log.read_text()
-    assert not any(each["error"] for each in answers_of(streams(service, num_tokens=5)))
+    assert message in log.read_text()
+    assert not any(each["error"] for each in results_of(streams(service, num_tokens=5)))
 
 
-def test_with_a_third_of_all_packets_lost_streams_are_the_same(service, undisturbed):
+def test_packet_loss_of_30_percent_does_not_change_streams(service, undisturbed):
     service.cluster.lose_packets(0.3)
     try:
-        answers = answers_of(streams(service))
+        answers = results_of(streams(service))
     finally:
         service.cluster.lose_none()
     assert tokens_of(answers) == undisturbed
     print("under loss:", [round(each["took_s"], 1) for each in answers], "s")
 
 
-def said(service, text, since):
+def has_logged(service, text, since):
     return text in service.log.read_text()[since:]
 
 
 def seconds_until(condition, timeout_s):
-    began_at = time.monotonic()
+    started_at = time.monotonic()
     while not condition():
-        assert time.monotonic() - began_at < timeout_s, "it did not happen"
+        assert time.monotonic() - started_at < timeout_s, "it did not happen"
         time.sleep(0.1)
-    return time.monotonic() - began_at
+    return time.monotonic() - started_at
 
 
-def test_a_link_that_fails_is_noticed_and_streams_go_on_without_drafts(service, undisturbed):
-    """The last test: Ray takes the other node for dead after a while, and its processes end."""
+def test_streams_continue_without_drafts_if_the_link_fails(service, undisturbed):
+    """Last in this file, since Ray marks the other node as dead and ends its processes."""
     since = len(service.log.read_text())
-    asking = streams(service)
+    client_process = streams(service)
     time.sleep(1.0)
     service.cluster.lose_packets(1)
-    noticed_s = seconds_until(lambda: said(service, "going on without drafts", since), 10.0)
-    answers = answers_of(asking)
+    detected_s = seconds_until(lambda: has_logged(service, "going on without drafts", since), 10.0)
+    answers = results_of(client_process)
     assert tokens_of(answers) == undisturbed
     slowest_s = max(each["took_s"] for each in answers)
     assert slowest_s < DEADLINE_S
-    again = answers_of(streams(service))
+    again = results_of(streams(service))
     assert tokens_of(again) == undisturbed
-    print(f"noticed after {noticed_s:.1f} s; the slowest stream took {slowest_s:.1f} s")
+    print(f"detected after {detected_s:.1f} s; the slowest stream took {slowest_s:.1f} s")

@@ -1,4 +1,4 @@
-"""Two Ray nodes in two network namespaces of this machine, with a link that can fail."""
+"""Runs two Ray nodes in two network namespaces of this machine, with a link that can fail."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OBJECT_STORE_BYTES = 100_000_000
 
 
 def missing() -> str:
-    """Why there cannot be two namespaces here; empty if there can."""
+    """Return why namespaces are not supported here, or an empty string."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     tools = [tool for tool in ("ip", "iptables") if shutil.which(tool) is None]
@@ -40,7 +40,7 @@ def missing() -> str:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Both nodes. head, worker: names of the namespaces."""
+    """Both nodes; head and worker are the names of their namespaces."""
 
     head: str
     worker: str
@@ -54,7 +54,7 @@ class Cluster:
         subprocess.run(self.command(namespace, *arguments), check=True, capture_output=True)
 
     def lose_packets(self, share: float) -> None:
-        """From now on, in both directions; 1 is a link that is down."""
+        """Drop this fraction of packets in both directions; 1 takes the link down."""
         for namespace in (self.head, self.worker):
             rule = ["-i", INTERFACE, "-m", "statistic", "--mode", "random"]
             rule += ["--probability", str(share), "-j", "DROP"]
@@ -75,7 +75,7 @@ class Cluster:
 
 @contextmanager
 def cluster() -> Iterator[Cluster]:
-    """A head with the label role=target, and another node with role=draft."""
+    """Run a head with the label role=target, and a worker with role=draft."""
     tag = secrets.token_hex(3)
     directory = Path(tempfile.mkdtemp(prefix="sd-"))  # Ray's sockets need a short path
     made = Cluster(f"specdec-h-{tag}", f"specdec-w-{tag}", _environment(), directory)
@@ -111,7 +111,7 @@ def _connect(made: Cluster) -> None:
         made.run(namespace, "ip", "addr", "add", f"{address}/24", "dev", INTERFACE)
         made.run(namespace, "ip", "link", "set", INTERFACE, "up")
     for namespace, other in ((made.head, WORKER), (made.worker, HEAD)):
-        # As every pod has one: Ray finds a node's own address by its route to the internet.
+        # As in every pod: Ray determines the address of a node from its default route.
         made.run(namespace, "ip", "route", "add", "default", "via", other)
 
 
@@ -130,7 +130,7 @@ def _start(made: Cluster, namespace: str, *flags: str, ip: str) -> None:
 
 
 def _end(made: Cluster) -> None:
-    """By the processes of each namespace: `ray stop` would end every Ray of the machine."""
+    """Kill the processes in each namespace; `ray stop` would stop every Ray of the machine."""
     for namespace in (made.worker, made.head):
         with suppress(subprocess.CalledProcessError):
             processes = made.processes_on(namespace)
@@ -150,8 +150,8 @@ class JoinedService:
     log: Path
 
     def ask(self, *arguments: str, timeout_s: float = 120.0) -> subprocess.Popen[str]:
-        """A client in the head's namespace, whose addresses are not this one's."""
-        command = [sys.executable, "-m", "tests.e2e.asking", *arguments]
+        """Start a client in the namespace of the head, which is not reachable from here."""
+        command = [sys.executable, "-m", "tests.e2e.stream_client", *arguments]
         return subprocess.Popen(
             self.cluster.command(self.cluster.head, *command),
             env=self.cluster.environment,
@@ -161,7 +161,7 @@ class JoinedService:
         )
 
     def named(self, namespace: str, name: str) -> list[psutil.Process]:
-        """The actors called `name` on a node, as their processes call themselves."""
+        """Return the processes of the actors with this name on a node."""
         found = []
         for process in self.cluster.processes_on(namespace):
             with suppress(psutil.Error):

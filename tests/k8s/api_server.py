@@ -1,7 +1,7 @@
-"""A stand-in for Kubernetes' API: it keeps objects, and refuses those that a real one would refuse.
+"""A fake Kubernetes API server that stores objects, and rejects those that a real one rejects.
 
-As much of the API as `helm install`, `upgrade`, `rollback` and `uninstall` use. There are no
-controllers behind it: no pod is made, nothing is scheduled.
+It implements the part of the API that `helm install`, `upgrade`, `rollback` and `uninstall` use.
+It has no controllers: no pods are created or scheduled.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ Key = tuple[str, str, str]
 """API version, resource, name."""
 
 
-class RefusedError(Exception):
-    """An answer that is an error; code: HTTP's, reason: Kubernetes' word."""
+class RejectedError(Exception):
+    """Error response. code: the HTTP status; reason: Kubernetes' name of the error."""
 
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -57,7 +57,7 @@ class RefusedError(Exception):
 
 
 class ApiServer:
-    """What there is, in one namespace."""
+    """The stored objects of one namespace."""
 
     def __init__(self) -> None:
         self.objects: dict[Key, dict[str, Any]] = {}
@@ -65,7 +65,7 @@ class ApiServer:
         self.lock = threading.Lock()
 
     def names(self, kind: str) -> list[str]:
-        """Of all objects of a kind, what Helm keeps of releases aside."""
+        """Return the names of all objects of a kind, without Helm's release records."""
         return sorted(
             name
             for (_, _, name), each in self.objects.items()
@@ -81,7 +81,7 @@ class ApiServer:
         return found
 
     def discover(self, path: str) -> dict[str, Any] | None:
-        """What the API says of itself; None for a path that is about objects."""
+        """Return the discovery document of a path, or None if the path names objects."""
         if path == "/version":
             return {"major": "1", "minor": "34", "gitVersion": "v1.34.0"}
         if path == "/api":
@@ -92,12 +92,12 @@ class ApiServer:
         return _resources(version) if version in KINDS else None
 
     def put(self, key: Key, content: dict[str, Any]) -> dict[str, Any]:
-        """Keeps an object. Raises RefusedError for one that a real API server would refuse."""
+        """Store an object. Raises RejectedError for one that a real API server would reject."""
         shown = {name: each for name, each in content.items() if name != "status"}
         try:
             check(shown)
         except jsonschema.ValidationError as error:
-            raise RefusedError(422, "Invalid", f"{key}: {error.message}") from error
+            raise RejectedError(422, "Invalid", f"{key}: {error.message}") from error
         kept = copy.deepcopy(content)
         kept["metadata"] |= {
             "namespace": "llm",
@@ -109,7 +109,7 @@ class ApiServer:
 
     def find(self, key: Key) -> dict[str, Any]:
         if key not in self.objects:
-            raise RefusedError(404, "NotFound", f"{key[1]} {key[2]!r} not found")
+            raise RejectedError(404, "NotFound", f"{key[1]} {key[2]!r} not found")
         return self.objects[key]
 
 
@@ -151,14 +151,14 @@ class _Handler(BaseHTTPRequestHandler):
     api: ApiServer
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         try:
             with self.api.lock:
                 code, content = self._handle(body)
-        except RefusedError as refusal:
+        except RejectedError as refusal:
             code = refusal.code
             content = {
                 "kind": "Status",
@@ -183,7 +183,7 @@ class _Handler(BaseHTTPRequestHandler):
             return 200, about
         match = _PATH.fullmatch(url.path)
         if match is None or match["resource"] not in KINDS.get(match["group"] or "v1", {}):
-            raise RefusedError(404, "NotFound", f"no such path: {url.path}")
+            raise RejectedError(404, "NotFound", f"no such path: {url.path}")
         version, resource, name = match["group"] or "v1", match["resource"], match["name"]
         content = _read(body)
         if self.command == "POST":
@@ -204,7 +204,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _create(self, version: str, resource: str, content: dict[str, Any]) -> dict[str, Any]:
         key = (version, resource, content["metadata"]["name"])
         if key in self.api.objects:
-            raise RefusedError(409, "AlreadyExists", f"{resource} {key[2]!r} already exists")
+            raise RejectedError(409, "AlreadyExists", f"{resource} {key[2]!r} already exists")
         return self.api.put(key, content)
 
     def _list(self, version: str, resource: str, query: dict[str, list[str]]) -> dict[str, Any]:
@@ -220,13 +220,13 @@ class _Handler(BaseHTTPRequestHandler):
         return {"kind": kind, "apiVersion": version, "metadata": {}, "items": items}
 
     def _patch(self, key: Key, content: dict[str, Any]) -> dict[str, Any]:
-        if "apply-patch" in self.headers["Content-Type"]:  # by the server, of Helm alone
+        if "apply-patch" in self.headers["Content-Type"]:  # server-side apply, used by Helm only
             return self.api.put(key, content)
         return self.api.put(key, _patched(self.api.find(key), content))
 
 
 def _patched(below: Any, patch: Any) -> Any:
-    """As a JSON merge patch; a strategic one differs in lists, which Helm patches whole here."""
+    """Apply a JSON merge patch; in the objects here it equals Helm's strategic merge patches."""
     if not isinstance(patch, dict):
         return patch
     result = dict(below) if isinstance(below, dict) else {}
@@ -242,7 +242,7 @@ def _patched(below: Any, patch: Any) -> Any:
 
 @contextmanager
 def running_api_server(folder: Path) -> Iterator[tuple[ApiServer, Path]]:
-    """The stand-in on a free port of loopback, and the kubeconfig for it."""
+    """Run the server on a free loopback port; yield it with a kubeconfig."""
     api = ApiServer()
     handler = type("Handler", (_Handler,), {"api": api})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)

@@ -1,4 +1,4 @@
-"""Helm and what else `make test-chart` fetches; a test that wants one skips where it is missing."""
+"""Helm and the other programs that `make test-chart` fetches; tests skip if one is missing."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ HELMS = ("helm3", "helm4")
 
 
 def tool(path: str) -> str:
-    """The path of a binary below the tools' folder."""
+    """Return the path of a program below the tools' folder; skip the test if it is missing."""
     if not (TOOLS / path).exists():
         pytest.skip(f"{TOOLS / path} is missing; `make test-chart` fetches it")
     return str(TOOLS / path)
 
 
 def helm(which: str, *arguments: object, **options) -> subprocess.CompletedProcess[str]:
-    """What Helm 3 or 4 says."""
+    """Run Helm 3 or 4."""
     command = [tool(f"{which}/helm"), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
 

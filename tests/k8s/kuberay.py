@@ -1,8 +1,8 @@
-"""What KubeRay does with a rendered RayService, done on this machine: Ray's head, then Serve.
+"""Runs a rendered RayService on this machine as KubeRay does: Ray's head, then Serve.
 
-`ray start` is given the flags that KubeRay makes of a head group (ray-project/kuberay,
-controllers/ray/common/pod.go), and serveConfigV2 goes where KubeRay sends it. Paths of volumes
-become directories of the test, and ports are free ones; nothing else is changed.
+`ray start` gets the flags that KubeRay derives from a head group (ray-project/kuberay,
+controllers/ray/common/pod.go), and serveConfigV2 is sent to the same endpoint. Volume paths are
+replaced by directories of the test, and ports by free ones; nothing else is changed.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ START_TIMEOUT_S = 240.0
 BIN = Path(sys.executable).parent
 
 KEPT_PATHS = ("/tmp", "/tmp/ray")
-"""Mounted for want of a writable root; this machine has its own."""
+"""Mounted in pods since their root is read-only; unchanged on this machine."""
 
 
 @dataclass(frozen=True)
 class HeadPod:
-    """The head pod's one container, as it runs here.
+    """The container of the head pod, as it runs on this machine.
 
-    paths: of its volumes, and where those are. ports: by what listens there.
+    paths: mount paths to directories here. ports: by name of the listener.
     """
 
     container: Mapping[str, Any]
@@ -46,7 +46,7 @@ class HeadPod:
     environment: Mapping[str, str]
 
     def moved(self, content: Any) -> Any:
-        """Texts with this machine's paths for the container's, wherever they are."""
+        """Replace the container's paths by those of this machine in all strings, at any depth."""
         if isinstance(content, str):
             for path, here in self.paths.items():
                 content = content.replace(path, here)
@@ -61,13 +61,13 @@ class HeadPod:
         return f"http://127.0.0.1:{self.ports[name]}{path}"
 
     def run(self, command: list[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
-        """A command of a container or a hook, in the container's environment."""
+        """Run a command in the container's environment."""
         return subprocess.run(
             command, env=self.environment, capture_output=True, text=True, timeout=timeout_s
         )
 
     def hook(self) -> list[str]:
-        """preStop's command, with the ports of this machine."""
+        """Return the preStop command, with the ports of this machine."""
         command = list(self.container["lifecycle"]["preStop"]["exec"]["command"])
         script = command[-1].replace(":8265", f":{self.ports['dashboard']}")
         return [*command[:-1], script.replace("/8000", f"/{self.ports['http']}")]
@@ -75,7 +75,7 @@ class HeadPod:
 
 @contextmanager
 def running_head(objects: Objects, directory: Path) -> Iterator[HeadPod]:
-    """Ray's head in a container's environment, with its volumes; then the applications on it."""
+    """Run Ray's head with the container's environment and volumes, then deploy the applications."""
     pod = _head_pod(objects, directory)
     with (directory / "log").open("wb") as log:
         popen = subprocess.Popen(
@@ -97,7 +97,7 @@ def _head_pod(objects: Objects, directory: Path) -> HeadPod:
     paths = _volumes(objects, container, directory)
     pod = HeadPod(container, paths, ports, {})
     own = {each["name"]: str(pod.moved(each["value"])) for each in container["env"]}
-    added = {  # KubeRay adds them
+    added = {  # added by KubeRay
         "RAY_AUTH_MODE": cluster(objects)["authOptions"]["mode"],
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_ADDRESS": f"127.0.0.1:{ports['gcs']}",
@@ -185,7 +185,7 @@ def _wait_for(condition: Any, popen: subprocess.Popen[bytes], log: Path) -> None
 
 def _stop(popen: subprocess.Popen[bytes]) -> None:
     started = psutil.Process(popen.pid).children(recursive=True) if popen.poll() is None else []
-    popen.send_signal(signal.SIGTERM)  # as the kubelet does, when preStop is over
+    popen.send_signal(signal.SIGTERM)  # as the kubelet does after the preStop hook
     try:
         popen.wait(30)
         psutil.wait_procs(started, timeout=10)

@@ -1,4 +1,4 @@
-"""A Secret as Kubernetes' typed client sends it: in protobuf, the way Helm stores its releases.
+"""Decodes a Secret from protobuf, the format in which Helm's Kubernetes client sends releases.
 
 Of k8s.io/api/core/v1/generated.proto as much as such a Secret has: a length before each field.
 """
@@ -20,7 +20,7 @@ _VARINT, _BYTES = 0, 2
 
 
 def read_secret(body: bytes) -> dict[str, Any]:
-    """The same in JSON's form."""
+    """Return the Secret in its JSON form."""
     raw = dict(_fields(body.removeprefix(MAGIC)))[_RAW]
     secret: dict[str, Any] = {"apiVersion": "v1", "kind": "Secret", "data": {}}
     for number, content in _fields(raw):
@@ -46,7 +46,7 @@ def _read_metadata(content: bytes) -> dict[str, Any]:
 
 
 def _fields(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """Number and content of each field that has a length; plain numbers are passed over."""
+    """Yield number and content of each length-delimited field; other wire types are skipped."""
     position = 0
     while position < len(content):
         tag, position = _varint(content, position)

@@ -1,4 +1,4 @@
-"""Objects that the chart makes of values, by the library that Helm 4 is built of."""
+"""Renders the chart with the library on which Helm 4 is built."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def chart():
 
 
 def render(values=None, *, name="demo", namespace="llm", notes=False) -> Any:
-    """What `helm template` would print, as objects; with notes, NOTES.txt instead.
+    """Return the objects that `helm template` prints; with notes, NOTES.txt instead.
 
-    Raises what Helm raises for values that the schema or a template refuses.
+    Raises Helm's error for values that the schema or a template rejects.
     """
     chart().validate_schema(values or {})
     files = chart().render(values or {}, name=name, namespace=namespace)
@@ -36,7 +36,7 @@ def render(values=None, *, name="demo", namespace="llm", notes=False) -> Any:
 
 
 def parsed(text: str) -> Objects:
-    """The objects of a YAML stream; by libyaml where it is there, which is ten times as fast."""
+    """Parse the objects of a YAML stream, with libyaml if available, which is ten times as fast."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     return [each for each in yaml.load_all(text, loader) if each]
 
@@ -46,7 +46,7 @@ def example(name: str) -> dict[str, Any]:
 
 
 def only(objects: Objects, kind: str, suffix: str = "") -> dict[str, Any]:
-    """The one of a kind whose name ends so."""
+    """Return the only object of a kind with this suffix in its name."""
     [found] = of_kind(objects, kind, suffix)
     return found
 
@@ -64,14 +64,14 @@ def cluster(objects: Objects) -> dict[str, Any]:
 
 
 def ray_templates(objects: Objects) -> dict[str, dict[str, Any]]:
-    """Pod templates by the name of their group."""
+    """Return the pod templates by the name of their group."""
     spec = cluster(objects)
     workers = {group["groupName"]: group["template"] for group in spec["workerGroupSpecs"]}
     return {"head": spec["headGroupSpec"]["template"], **workers}
 
 
 def pod_specs(objects: Objects) -> dict[str, dict[str, Any]]:
-    """The spec of every pod that the release may have."""
+    """Return the spec of every pod of the release."""
     specs = {name: template["spec"] for name, template in ray_templates(objects).items()}
     for each in of_kind(objects, "Pod"):
         specs[each["metadata"]["name"]] = each["spec"]

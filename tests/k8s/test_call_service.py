@@ -1,4 +1,4 @@
-"""Whom `helm test` trusts, where TLS ends in the pods."""
+"""Tests of the certificate verification of `helm test` with the TLS sidecar."""
 
 import importlib.util
 import json
@@ -32,7 +32,7 @@ class State(BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(json.dumps({"asked": self.path}).encode())
+        self.wfile.write(json.dumps({"path": self.path}).encode())
 
 
 @contextmanager
@@ -51,19 +51,19 @@ def https_server(folder, name):
 
 
 def plan_of(values, folder, url):
-    """The rendered plan, with the server's address and the secret's folder here."""
+    """Return the rendered plan with the address of the test's server and the folder of its CA."""
     plan = json.loads(only(render(values), "ConfigMap", "-test")["data"]["plan.json"])
     ca_file = plan["ca_file"].replace("/etc/specdec/tls", str(folder))
     return plan | {"http_url": url, "ca_file": ca_file, "admin_token_file": "", "timeout_s": 10}
 
 
-def test_a_certificate_of_the_address_is_verified_by_the_secrets_authority(tmp_path):
+def test_a_certificate_for_the_address_is_verified_with_the_secrets_ca(tmp_path):
     with https_server(tmp_path, "") as url:
         plan = plan_of(VALUE_SETS["sidecar"], tmp_path, url)
-        assert script().Service(plan).speculation("/a") == {"asked": "/a/v1/admin/speculation"}
+        assert script().Service(plan).speculation("/a") == {"path": "/a/v1/admin/speculation"}
 
 
-def test_a_certificate_of_another_name_wants_that_name(tmp_path):
+def test_a_certificate_for_another_name_needs_server_name(tmp_path):
     with https_server(tmp_path, NAME) as url:
         plan = plan_of(VALUE_SETS["sidecar"], tmp_path, url)
         with pytest.raises(urllib.error.URLError, match="not valid for '127"):
@@ -73,7 +73,7 @@ def test_a_certificate_of_another_name_wants_that_name(tmp_path):
 
 
 @pytest.mark.parametrize("content", [None, b""])
-def test_without_an_authority_of_its_own_public_ones_are_trusted(tmp_path, monkeypatch, content):
+def test_without_a_ca_in_the_secret_public_cas_are_trusted(tmp_path, monkeypatch, content):
     with https_server(tmp_path, "") as url:
         authority = tmp_path / "ca.crt"
         public = authority.rename(tmp_path / "public.pem")

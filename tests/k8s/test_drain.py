@@ -1,4 +1,4 @@
-"""A worker's hook on two real Ray nodes: a replica answers until its replacement does."""
+"""Tests the preStop hook of a worker on two real Ray nodes."""
 
 import json
 import os
@@ -17,28 +17,28 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 
 DRAIN_S, MIGRATION_S = 5, 120
 HELD_S = 40.0
-"""Far beyond the 20 s after which Serve would stop the replica if migrationSeconds were 0."""
+"""Well above the 20 s after which Serve would stop the replica with migrationSeconds 0."""
 LONGEST_ANSWER_S = 10.0
 
-TAKE_THE_HEAD = """
+RESERVE_HEAD = """
 import sys, ray
 ray.init(address=sys.argv[1], log_to_driver=False)
 
 @ray.remote(num_cpus=2, label_selector={"role": "target"})
-class Taken:
-    def is_made(self):
+class Reservation:
+    def is_created(self):
         return True
 
-taken = Taken.remote()
-print(ray.get(taken.is_made.remote()), flush=True)
+reservation = Reservation.remote()
+print(ray.get(reservation.is_created.remote()), flush=True)
 sys.stdin.read()
 """
 
 
 @contextmanager
 def head_without_room(made):
-    """All cores of the head are reserved until the process that is given reads the end of input."""
-    command = made.command(made.head, sys.executable, "-c", TAKE_THE_HEAD, f"{HEAD}:{PORT}")
+    """Reserve all cores of the head until the yielded process reads the end of its input."""
+    command = made.command(made.head, sys.executable, "-c", RESERVE_HEAD, f"{HEAD}:{PORT}")
     popen = subprocess.Popen(
         command, env=made.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -52,7 +52,7 @@ def head_without_room(made):
 
 @pytest.fixture(scope="module")
 def draining(tiny_model_dir, tmp_path_factory):
-    """A service whose one replica is on the worker, and what keeps it from the head."""
+    """A service whose only replica is on the worker, and the process that reserves the head."""
     if reason := missing():
         pytest.skip(reason)
     log = tmp_path_factory.mktemp("drain") / "log"
@@ -68,18 +68,18 @@ def draining(tiny_model_dir, tmp_path_factory):
 
 @contextmanager
 def running_hook(service):
-    """preStop of a worker pod, on the worker."""
+    """Run the preStop hook of a worker pod on the worker."""
     values = {"drainSeconds": DRAIN_S, "migrationSeconds": MIGRATION_S}
     [container] = ray_templates(render(values))["target"]["spec"]["containers"]
     made = service.cluster
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = made.environment | {"RAY_ADDRESS": f"{HEAD}:{PORT}", "PATH": path}
     *shell, script = container["lifecycle"]["preStop"]["exec"]["command"]
-    everybodys = "/proc/[0-9]*/cmdline"  # a pod sees its own processes alone, a namespace all
-    assert everybodys in script
+    all_processes = "/proc/[0-9]*/cmdline"  # in a pod only its own, in a network namespace all
+    assert all_processes in script
     own = f"$(ip netns pids {made.worker} | sed 's,.*,/proc/&/cmdline,')"
-    script = script.replace(everybodys, own)
-    # Ray finds a driver's node by a file in /tmp, which pods have one each of.
+    script = script.replace(all_processes, own)
+    # Ray finds the node of a driver by a file in /tmp, which every pod has separately.
     joined = 'ray.init(address="auto", '
     assert joined in script
     script = script.replace(joined, f'{joined}_node_ip_address="{WORKER}", ')
@@ -99,7 +99,7 @@ def answer(service):
     return only
 
 
-def test_a_replica_answers_until_its_replacement_does(draining):
+def test_a_replica_serves_until_its_replacement_is_ready(draining):
     service, taken = draining
     made = service.cluster
     assert service.named(made.worker, ":Router")

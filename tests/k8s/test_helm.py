@@ -1,4 +1,4 @@
-"""Helm 3 and 4 themselves: every example and combination of values, and Kubernetes 1.29 to 1.34."""
+"""Tests with Helm 3 and 4: every example and combination of values, on Kubernetes 1.29 to 1.34."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ RANDOM = ("Secret",)
 WRONG = {**BY_THE_SCHEMA, **BY_A_TEMPLATE}
 
 EXPLAINED = {
-    # checkov's findings that are as they should be, and why.
+    # Accepted findings of checkov, each with its reason.
     "CKV_K8S_8": "liveness: a placeholder sleeps, and a test ends",
     "CKV_K8S_9": "readiness: the same",
     "CKV_K8S_15": "pulling always: tags of versions do not move; image.pullPolicy has it",
@@ -41,7 +41,7 @@ def values_file(tmp_path):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_both_render_the_same_and_every_version_takes_it(name, values_file):
+def test_both_render_the_same_valid_objects(name, values_file):
     path = values_file(CASES[name])
     rendered = []
     for which in HELMS:
@@ -57,7 +57,7 @@ def test_both_render_the_same_and_every_version_takes_it(name, values_file):
 
 
 @pytest.mark.parametrize("which", HELMS)
-def test_both_refuse_every_wrong_value(which, values_file):
+def test_both_reject_every_invalid_value(which, values_file):
     for values, message in WRONG.values():
         made = template(which, values_file(values))
         assert made.returncode != 0, values
@@ -65,13 +65,13 @@ def test_both_refuse_every_wrong_value(which, values_file):
 
 
 @pytest.mark.parametrize("which", HELMS)
-def test_kubernetes_before_1_29_is_refused(which, values_file):
+def test_kubernetes_before_1_29_is_rejected(which, values_file):
     made = template(which, values_file({}), "--kube-version", "1.28.0")
     assert "incompatible with Kubernetes" in made.stderr
 
 
 @pytest.mark.parametrize("which", HELMS)
-def test_the_package_has_no_more_than_it_needs(which, tmp_path):
+def test_the_package_contains_only_the_chart(which, tmp_path):
     packed = helm(which, "package", CHART, "--destination", tmp_path)
     assert packed.returncode == 0, packed.stderr
     [archive] = tmp_path.glob("*.tgz")
@@ -79,7 +79,7 @@ def test_the_package_has_no_more_than_it_needs(which, tmp_path):
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_checkov_finds_nothing_unexplained(path, tmp_path):
+def test_checkov_reports_only_accepted_findings(path, tmp_path):
     checkov = tool("checkov/bin/checkov")
     manifest = tmp_path / "objects.yaml"
     manifest.write_text(_with_bare_pods(parsed(template("helm4", path).stdout)))
@@ -97,7 +97,7 @@ def test_checkov_finds_nothing_unexplained(path, tmp_path):
 
 
 def _with_bare_pods(objects):
-    """checkov knows no RayService: its pods by themselves."""
+    """Return the objects with the pods of RayServices added, since checkov ignores RayService."""
     pods = []
     for each in objects:
         if each["kind"] == "RayService":

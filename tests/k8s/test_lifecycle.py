@@ -1,4 +1,4 @@
-"""A release from its first install to its end, by Helm itself against a stand-in of the API."""
+"""Tests the lifecycle of a release, with Helm and a fake API server."""
 
 import json
 
@@ -24,7 +24,7 @@ SCHEMA_FAULT = {"extraVolumes": [{"name": "x", "emptyDirectory": {}}]}
 
 
 class Release:
-    """One release, by one Helm."""
+    """A release that one version of Helm manages."""
 
     def __init__(self, which, folder, kubeconfig):
         self._which, self._folder, self._kubeconfig = which, folder, kubeconfig
@@ -70,7 +70,7 @@ def test_from_install_to_uninstall(release):
 
     succeeded(release.apply("upgrade", CHANGED))
     assert models_of(release) == ["one", "two"]
-    # No new cluster, and nobody's key is another one.
+    # No new cluster, and the keys are unchanged.
     assert service(release)["rayClusterConfig"] == pods
     assert release.api.one("Secret", "chat-specdec-api-keys")["data"] == keys
 
@@ -86,7 +86,7 @@ def test_from_install_to_uninstall(release):
     left = {each["kind"] for each in release.api.objects.values()}
     assert left == {"PersistentVolumeClaim"}
 
-    # What was kept is taken up again.
+    # A new installation uses the kept objects.
     again = release.apply("install", {**PLAIN, **_with_claims(claims)})
     succeeded(again)
 
@@ -101,7 +101,7 @@ def _with_claims(claims):
     }
 
 
-def test_a_key_of_another_name_is_added_to_the_secret_that_there_is(release):
+def test_a_key_with_another_name_is_added_to_the_existing_secret(release):
     succeeded(release.apply("install", {}))
     secrets = ("chat-specdec-api-keys", "chat-specdec-admin-token")
     before = [release.api.one("Secret", name)["data"] for name in secrets]
@@ -113,7 +113,7 @@ def test_a_key_of_another_name_is_added_to_the_secret_that_there_is(release):
         assert old.items() <= new.items()
 
 
-def test_an_upgrade_takes_away_what_is_no_longer_wanted(release):
+def test_an_upgrade_deletes_objects_that_are_disabled(release):
     values = {
         "models": [{"name": "one", "model": "smollm2-135m-instruct", "replicas": 2}],
         "workerGroups": {"target": {**GPU, "replicas": 2, "maxReplicas": 2}},
@@ -125,14 +125,14 @@ def test_an_upgrade_takes_away_what_is_no_longer_wanted(release):
     assert release.api.names("NetworkPolicy") == []
 
 
-def test_what_the_api_refuses_is_not_installed(release):
-    """The stand-in refuses: else the tests above would show little."""
+def test_objects_that_the_api_rejects_are_not_installed(release):
+    """Verify that the fake API server validates objects."""
     refused = release.apply("install", SCHEMA_FAULT)
     assert refused.returncode != 0
     assert "emptyDirectory" in refused.stderr
 
 
-def test_a_kind_that_the_cluster_does_not_have_is_named(release):
+def test_an_error_names_a_kind_that_the_cluster_lacks(release):
     values = {"keda": KEDA}
     refused = release.apply("install", values)
     assert refused.returncode != 0

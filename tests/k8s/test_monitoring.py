@@ -1,4 +1,4 @@
-"""What is scraped, and what KEDA asks Prometheus."""
+"""Tests of the scraping configuration, and of the queries of KEDA."""
 
 import re
 
@@ -32,7 +32,7 @@ def endpoints(values):
     return only(render(values), "ServiceMonitor")["spec"]["endpoints"]
 
 
-def test_metrics_of_all_models_are_scraped_once_and_each_control_plane_is_looked_at():
+def test_all_metrics_are_scraped_once_and_the_control_plane_of_each_model():
     found = endpoints({**VALUE_SETS["monitoring of two"]})
     assert [each["path"] for each in found] == [
         "/metrics",
@@ -41,13 +41,13 @@ def test_metrics_of_all_models_are_scraped_once_and_each_control_plane_is_looked
     ]
 
 
-def test_the_jobs_are_called_as_the_alerts_call_them():
+def test_the_job_names_match_those_of_the_alerts():
     found = endpoints(VALUE_SETS["monitoring"])
     jobs = [each["relabelings"][0]["replacement"] for each in found]
     assert jobs == [FLEET_JOB, REPLICA_JOB]
 
 
-def test_of_one_replica_only_what_the_fleet_does_not_tell_is_kept():
+def test_only_link_metrics_are_kept_from_the_endpoints_of_single_models():
     [kept] = endpoints(VALUE_SETS["monitoring"])[1]["metricRelabelings"]
     assert kept["action"] == "keep"
     assert {name for name in EXPOSED if re.fullmatch(kept["regex"], name)} == {
@@ -55,8 +55,8 @@ def test_of_one_replica_only_what_the_fleet_does_not_tell_is_kept():
     }
 
 
-def test_the_monitored_service_is_the_heads():
-    """Every pod behind the other Service would tell of the whole fleet again."""
+def test_only_the_head_is_scraped():
+    """Every pod behind the clients' Service would export the metrics of the whole fleet again."""
     objects = render(VALUE_SETS["monitoring"])
     service = only(objects, "Service", "-metrics")
     wanted = only(objects, "ServiceMonitor")["spec"]["selector"]["matchLabels"]
@@ -70,7 +70,7 @@ def test_the_monitored_service_is_the_heads():
 
 
 @pytest.mark.parametrize("name", ["chat", "Org/Third.1"])
-def test_keda_asks_for_metrics_that_there_are_of_the_models_that_are_served(name):
+def test_keda_queries_existing_metrics_of_the_served_models(name):
     values = {"models": [{**FIRST, "name": name}, SECOND], "keda": KEDA}
     [scaled] = of_kind(render(values), "ScaledObject")
     queries = [trigger["metadata"]["query"] for trigger in scaled["spec"]["triggers"]]
@@ -84,7 +84,7 @@ def test_keda_asks_for_metrics_that_there_are_of_the_models_that_are_served(name
         assert not re.fullmatch(matcher.value, "Org/ThirdX1")
 
 
-def test_warm_nodes_are_for_the_models_that_run_on_what_they_have():
+def test_keda_scales_by_the_models_that_run_on_the_groups_device():
     for group, models in (("target", "chat|code"), ("cpu", "classify")):
         values = example("several-models")
         values["keda"]["group"] = group
@@ -94,7 +94,7 @@ def test_warm_nodes_are_for_the_models_that_run_on_what_they_have():
             assert [each.value for each in selector.matchers.matchers] == [models]
 
 
-def test_what_keda_scales_is_there_and_takes_what_a_worker_takes():
+def test_placeholders_exist_and_request_the_resources_of_a_worker():
     objects = render(VALUE_SETS["keda"])
     target = only(objects, "ScaledObject")["spec"]["scaleTargetRef"]["name"]
     placeholder = only(objects, "Deployment", target)["spec"]["template"]["spec"]

@@ -1,4 +1,4 @@
-"""What the cluster and its applications are told, by the values that they follow from."""
+"""Tests of the RayService: its applications, pods and timeouts."""
 
 import json
 
@@ -20,16 +20,16 @@ def args_of(values):
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_the_service_accepts_the_arguments_of_every_example(path):
     for application in serve_config(render(yaml.safe_load(path.read_text())))["applications"]:
-        of_files = {
+        args = {
             key: value for key, value in application["args"].items() if not key.endswith("_file")
         }
-        of_files.pop("state_dir")
-        config = ServeConfig.from_mapping(application_settings({**of_files, "device": "cpu"}))
-        told = [application["args"][name] for name in ("model", "drain_timeout_s")]
-        assert [config.model, config.drain_timeout_s] == told
+        args.pop("state_dir")
+        config = ServeConfig.from_mapping(application_settings({**args, "device": "cpu"}))
+        expected = [application["args"][name] for name in ("model", "drain_timeout_s")]
+        assert [config.model, config.drain_timeout_s] == expected
 
 
-def test_serve_is_told_of_grpc_what_the_service_says():
+def test_serve_registers_the_grpc_servicers_of_the_service():
     config = serve_config(render())
     assert config["grpc_options"]["grpc_servicer_functions"] == list(GRPC_SERVICER_FUNCTIONS)
 
@@ -42,12 +42,12 @@ def test_one_application_for_each_model():
     assert [each["args"]["served_model_name"] for each in found][2] == "Org/Third.1"
 
 
-def test_a_large_number_stays_whole():
+def test_large_numbers_are_not_rendered_in_exponent_notation():
     assert args_of(with_model(settings={"max_model_len": 1_000_000}))["max_model_len"] == 1_000_000
     assert "1e+06" not in json.dumps(args_of(with_model(settings={"max_model_len": 1_000_000})))
 
 
-def test_false_and_zero_are_values():
+def test_false_and_zero_override_defaults():
     values = with_model(settings={"enable_prefix_caching": False, "max_queue_len": 0})
     assert args_of(values)["enable_prefix_caching"] is False
     assert args_of(values)["max_queue_len"] == 0
@@ -56,7 +56,7 @@ def test_false_and_zero_are_values():
     assert group["maxReplicas"] == 0
 
 
-def test_replicas_or_autoscaling():
+def test_replicas_are_fixed_or_autoscaled():
     fixed = args_of(with_model(replicas=3))
     assert fixed["num_replicas"] == 3
     assert "max_replicas" not in fixed
@@ -65,13 +65,13 @@ def test_replicas_or_autoscaling():
     assert "num_replicas" not in scaled
 
 
-def test_speculation_is_passed_on_or_left_to_the_service():
+def test_speculative_config_is_passed_on_unless_auto():
     assert "speculative_config" not in args_of({})
     assert args_of(with_model(speculativeConfig="none"))["speculative_config"] == "none"
     assert args_of(with_model(speculativeConfig=DRAFT))["speculative_config"] == DRAFT
 
 
-def test_a_models_device_follows_from_the_worker_groups():
+def test_the_device_of_a_model_derives_from_the_worker_groups():
     gpu = {"workerGroups": {"target": {"gpu": {"count": 1}}}}
     assert args_of({})["device"] == "cpu"
     assert args_of(gpu)["device"] == "cuda"
@@ -79,7 +79,7 @@ def test_a_models_device_follows_from_the_worker_groups():
 
 
 @pytest.mark.parametrize(("drain_s", "migration_s"), [(0, 0), (30, 300), (600, 20)])
-def test_every_wait_follows_from_drain_and_migration(drain_s, migration_s):
+def test_every_timeout_derives_from_drain_and_migration_seconds(drain_s, migration_s):
     waits = {"drainSeconds": drain_s, "migrationSeconds": migration_s}
     tls = {"tls": {"mode": "sidecar", "secretName": "cert"}}
     objects = render({**waits, **tls, "upgrade": {"oldClusterSeconds": 600}})
@@ -89,22 +89,22 @@ def test_every_wait_follows_from_drain_and_migration(drain_s, migration_s):
         for container in template["spec"]["containers"]:
             hook = container["lifecycle"]["preStop"]["exec"]["command"][-1]
             assert f"$SECONDS -lt {longest_s} ]" in hook
-            # From here on Serve stops a replica, wherever its replacement is.
+            # From here on Serve stops a replica, with or without a replacement.
             if "drain-node" in hook:
                 assert f"--deadline-remaining-seconds {longest_s} " in hook
                 assert longest_s - (drain_s + 10) >= migration_s
-        # The hook's time counts as the grace period's.
+        # The grace period includes the time of the hook.
         assert template["spec"]["terminationGracePeriodSeconds"] == longest_s + 30
 
 
-def test_applications_end_before_the_proxies_that_their_streams_go_through():
+def test_applications_are_deleted_before_the_proxies_stop():
     [head] = ray_templates(render({}))["head"]["spec"]["containers"]
     hook = head["lifecycle"]["preStop"]["exec"]["command"][-1]
     steps = [hook.index(step) for step in ("serve deploy", "serve status", "serve shutdown")]
     assert steps == sorted(steps)
 
 
-def test_shards_and_drafts_go_to_pods_of_their_role():
+def test_targets_and_drafts_are_placed_on_pods_of_their_role():
     values = VALUE_SETS["gpus"]
     objects = render(values)
     labels = {each["groupName"]: each["labels"] for each in cluster(objects)["workerGroupSpecs"]}
@@ -120,7 +120,7 @@ def test_shards_and_drafts_go_to_pods_of_their_role():
     assert args_of(chosen)["target_labels"] == "specdec-group=spot"
 
 
-def test_gpus_are_limits_and_choose_nodes():
+def test_gpus_are_set_as_limits_and_select_nodes():
     gpu = {"count": 4, "product": "NVIDIA-H100", "resource": "nvidia.com/gpu"}
     spec = ray_templates(render({"workerGroups": {"target": {"gpu": gpu}}}))["target"]["spec"]
     assert spec["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 4
@@ -128,7 +128,7 @@ def test_gpus_are_limits_and_choose_nodes():
 
 
 def test_the_service_has_no_endpoint_on_a_draft_worker():
-    """Kubernetes leaves out of a named port's endpoints the pods that have no port of the name."""
+    """Pods without a port of that name are not endpoints of a named port."""
     objects = render({"workerGroups": {"draft": {"enabled": True}}})
     ports = only(objects, "RayService")["spec"]["serveService"]["spec"]["ports"]
     wanted = {port["targetPort"] for port in ports}
@@ -141,19 +141,19 @@ def test_the_service_has_no_endpoint_on_a_draft_worker():
     assert not wanted & named["draft"]
 
 
-def test_with_a_sidecar_the_service_reaches_it_alone():
+def test_with_a_sidecar_the_service_targets_only_its_ports():
     objects = render({"tls": {"mode": "sidecar", "secretName": "cert"}})
     ports = only(objects, "RayService")["spec"]["serveService"]["spec"]["ports"]
     assert {port["targetPort"] for port in ports} == {"tls-http", "tls-grpc"}
     for template in ray_templates(objects).values():
         ray, tls = template["spec"]["containers"]
         assert tls["name"] == "tls"
-        # KubeRay makes ports of the Service by the names of this container's.
+        # KubeRay adds ports to the Service by the names of this container's ports.
         assert {"serve", "serve-grpc"} <= {port["name"] for port in ray["ports"]}
 
 
-def test_models_and_versions_of_the_chart_leave_the_pods_as_they_are(tmp_path):
-    """KubeRay answers a change of pods with a whole new cluster."""
+def test_pods_do_not_depend_on_models_and_the_charts_version(tmp_path):
+    """KubeRay starts a new cluster if pods change."""
     before = cluster(render())
     for values in (
         with_model(settings={"max_num_seqs": 8}, speculativeConfig="none"),
@@ -166,7 +166,7 @@ def test_models_and_versions_of_the_chart_leave_the_pods_as_they_are(tmp_path):
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_where_there_are_gpus_the_image_is_the_one_with_cuda(path):
+def test_with_gpus_the_default_image_is_the_one_with_cuda(path):
     objects = render(yaml.safe_load(path.read_text()))
     [image] = {
         template["spec"]["containers"][0]["image"] for template in ray_templates(objects).values()
@@ -174,13 +174,13 @@ def test_where_there_are_gpus_the_image_is_the_one_with_cuda(path):
     assert image.endswith("-cuda") == (path.stem != "laptop")
 
 
-def test_a_tag_or_digest_is_taken_as_it_is():
+def test_an_explicit_tag_or_digest_is_used_unchanged():
     for image, end in (({"tag": "x"}, ":x"), ({"digest": "sha256:" + "0" * 64}, "0")):
         objects = render({"image": image, "workerGroups": {"target": GPU}})
         assert ray_templates(objects)["head"]["spec"]["containers"][0]["image"].endswith(end)
 
 
-def test_what_the_test_expects_follows_from_the_configuration():
+def test_the_expectations_of_helm_test_derive_from_the_values():
     values = {
         "models": [
             {**FIRST, "speculativeConfig": {"method": "ngram", "num_speculative_tokens": 3}},

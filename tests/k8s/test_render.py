@@ -1,4 +1,4 @@
-"""Every object of every example and combination of values is one that an API server takes."""
+"""Tests that every example and combination of values renders valid objects."""
 
 import jsonschema
 import pytest
@@ -14,7 +14,7 @@ CASES = {
 }
 
 
-def test_there_are_as_many_as_are_promised():
+def test_the_number_of_examples_is_as_documented():
     assert len(EXAMPLES) >= 6
     assert len(VALUE_SETS) >= 40
 
@@ -32,7 +32,7 @@ def test_every_object_is_valid(name):
     assert all(len(each) <= 63 for _, each in names)
 
 
-def test_a_field_that_kubernetes_does_not_know_is_found():
+def test_an_unknown_field_is_detected():
     service = only(render(), "RayService")
     container = ray_templates([service])["head"]["spec"]["containers"][0]
     container["portz"] = []
@@ -40,14 +40,14 @@ def test_a_field_that_kubernetes_does_not_know_is_found():
         check(service)
 
 
-def test_a_long_release_name_still_gives_names_that_kuberay_does_not_cut():
+def test_names_of_a_long_release_are_not_truncated_by_kuberay():
     objects = render(name="a" * 53)
     assert max(len(each["metadata"]["name"]) for each in objects) <= 63
     [service] = [each for each in objects if each["kind"] == "RayService"]
     assert len(service["spec"]["serveService"]["metadata"]["name"]) <= 50
 
 
-def test_notes_say_how_to_call_it():
+def test_notes_contain_example_requests():
     for name in ("laptop", "several-models", "no keys", "sidecar", "no network policy"):
         notes = render(CASES[name], notes=True)
         assert "/v1/chat/completions" in notes

@@ -1,4 +1,4 @@
-"""What the pods may do, and who may reach them, unless values say otherwise."""
+"""Tests of the default pod security, credentials and network policies."""
 
 import itertools
 import json
@@ -61,14 +61,14 @@ def check_restricted(context):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_no_pod_is_given_a_token_for_kubernetes(name):
+def test_no_pod_mounts_a_service_account_token(name):
     objects = render(CASES[name])
     for spec in pod_specs(objects).values():
         assert spec["automountServiceAccountToken"] is False
     assert only(objects, "ServiceAccount")["automountServiceAccountToken"] is False
 
 
-def test_only_the_autoscalers_container_mounts_one():
+def test_only_the_autoscalers_container_mounts_a_token():
     objects = render(VALUE_SETS["ray autoscaler"])
     mounts = cluster(objects)["autoscalerOptions"]["volumeMounts"]
     assert {"name": "api-token", "readOnly": True}.items() <= mounts[1].items()
@@ -78,8 +78,8 @@ def test_only_the_autoscalers_container_mounts_one():
         assert all(each["name"] != "api-token" for each in container["volumeMounts"])
 
 
-def test_whatever_is_written_to_is_a_volume():
-    """With a read-only root nothing else could be; every mount has its volume."""
+def test_writable_paths_are_volumes():
+    """The root file system is read-only, and every mount has its volume."""
     for values in CASES.values():
         for spec in pod_specs(render(values)).values():
             volumes = {volume["name"] for volume in spec.get("volumes", [])}
@@ -87,7 +87,7 @@ def test_whatever_is_written_to_is_a_volume():
                 assert {each["name"] for each in container.get("volumeMounts", [])} <= volumes
 
 
-def test_no_secret_is_in_an_environment_or_in_the_configuration():
+def test_no_secret_is_in_an_environment_or_configuration():
     objects = render()
     keys = only(objects, "Secret", "-api-keys")["data"]
     token = only(objects, "Secret", "-admin-token")["data"]
@@ -98,7 +98,7 @@ def test_no_secret_is_in_an_environment_or_in_the_configuration():
         assert "secretKeyRef" not in json.dumps(template)
 
 
-def test_secrets_that_exist_are_not_made_again():
+def test_existing_secrets_are_not_created():
     objects = render(VALUE_SETS["existing secrets"])
     assert of_kind(objects, "Secret") == []
     for template in ray_templates(objects).values():
@@ -111,11 +111,11 @@ def test_secrets_that_exist_are_not_made_again():
 
 
 def rays_policy(objects):
-    """The one of Ray's pods."""
+    """Return the network policy of Ray's pods."""
     return only(objects, "NetworkPolicy", "specdec")
 
 
-def test_the_network_policy_selects_rays_pods_and_opens_little():
+def test_the_network_policy_selects_rays_pods_and_allows_few_ports():
     objects = render()
     policy = rays_policy(objects)["spec"]
     selected = policy["podSelector"]["matchLabels"].items()
@@ -127,8 +127,8 @@ def test_the_network_policy_selects_rays_pods_and_opens_little():
     assert {port["port"] for port in clients["ports"]} == {8000, 9000}
 
 
-def test_an_empty_list_of_peers_stands_for_nobody():
-    """To Kubernetes `from: []` is everybody."""
+def test_an_empty_list_of_peers_allows_no_peer():
+    """In Kubernetes, `from: []` allows every peer."""
     peers = {"clients": [], "prometheus": [], "operator": [], "dns": []}
     values = {"networkPolicy": peers, "monitoring": {"serviceMonitor": {"enabled": True}}}
     for policy in of_kind(render(values), "NetworkPolicy"):
@@ -136,7 +136,7 @@ def test_an_empty_list_of_peers_stands_for_nobody():
         assert all(rule["to"] for rule in policy["spec"].get("egress", []))
 
 
-def test_only_what_is_scraped_is_open_to_prometheus():
+def test_prometheus_can_connect_only_to_the_scraped_port():
     def ingress(is_scraped):
         values = {"monitoring": {"serviceMonitor": {"enabled": is_scraped}}}
         return json.dumps(rays_policy(render(values))["spec"]["ingress"])
@@ -145,13 +145,13 @@ def test_only_what_is_scraped_is_open_to_prometheus():
     assert "prometheus" not in ingress(False)
 
 
-def test_with_a_sidecar_no_client_reaches_plain_text():
+def test_with_a_sidecar_clients_cannot_connect_to_plain_text_ports():
     policy = rays_policy(render(VALUE_SETS["sidecar"]))["spec"]
     clients = policy["ingress"][2]
     assert {port["port"] for port in clients["ports"]} == {8443, 9443}
 
 
-def test_offline_nothing_goes_out():
+def test_offline_pods_have_no_egress_to_the_internet():
     def egress(values):
         return json.dumps([each["spec"] for each in of_kind(render(values), "NetworkPolicy")])
 
@@ -160,7 +160,7 @@ def test_offline_nothing_goes_out():
         assert "0.0.0.0/0" not in egress(VALUE_SETS[name])
 
 
-def test_only_the_head_reaches_kubernetes_and_only_with_the_autoscaler():
+def test_only_the_head_with_autoscaler_can_connect_to_the_api_server():
     assert of_kind(render(), "NetworkPolicy", "-autoscaler") == []
     objects = render({**VALUE_SETS["ray autoscaler"], "networkPolicy": {"hubCidr": "192.0.2.0/24"}})
     policy = only(objects, "NetworkPolicy", "-autoscaler")["spec"]
@@ -188,7 +188,7 @@ A_RAY_POD = {
 }
 
 
-def test_kuberays_operator_is_let_in_however_it_was_installed():
+def test_kuberays_operator_is_allowed_for_every_way_of_installation():
     _, operator, _ = rays_policy(render())["spec"]["ingress"]
     let_in = [peer["podSelector"]["matchLabels"].items() for peer in operator["from"]]
     for labels in OPERATORS:
@@ -197,7 +197,7 @@ def test_kuberays_operator_is_let_in_however_it_was_installed():
 
 
 @pytest.mark.parametrize("name", ["defaults", "sidecar", "several-models"])
-def test_the_test_pod_is_none_of_rays_and_may_call_the_service(name):
+def test_the_test_pod_is_not_selected_as_rays_and_may_call_the_service(name):
     objects = render(CASES[name])
     labels = only(objects, "Pod", "-test")["metadata"]["labels"].items()
     policy = rays_policy(objects)["spec"]
@@ -216,7 +216,7 @@ def test_the_test_pod_is_none_of_rays_and_may_call_the_service(name):
     assert any(each.get("matchLabels", {"": ""}).items() <= labels for each in let_in)
 
 
-def test_the_test_pod_starts_without_an_authority_in_the_secret():
+def test_the_test_pod_starts_without_a_ca_in_the_secret():
     [volume] = [
         each
         for each in only(render(VALUE_SETS["sidecar"]), "Pod", "-test")["spec"]["volumes"]
@@ -226,7 +226,7 @@ def test_the_test_pod_starts_without_an_authority_in_the_secret():
     assert [each["key"] for each in volume["secret"]["items"]] == ["ca.crt"]
 
 
-def test_ray_asks_for_its_token():
+def test_ray_requires_its_token():
     assert cluster(render())["authOptions"] == {"mode": "token"}
     assert cluster(render(VALUE_SETS["ray secret"]))["authOptions"]["secretName"] == "ray"
     assert "authOptions" not in cluster(render(VALUE_SETS["ray open"]))

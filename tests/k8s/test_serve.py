@@ -1,4 +1,4 @@
-"""What is rendered really starts: the head, the applications, `helm test` and the hook."""
+"""Tests the rendered objects on a real Ray: head, applications, `helm test` and preStop hook."""
 
 import json
 import sys
@@ -29,7 +29,7 @@ NUM_TOKENS = 1000
 
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory):
-    """The laptop's example with two tiny models, watched by all that there is."""
+    """The laptop example with two tiny models and all monitoring."""
     tiny_model_dir = tiny_llama_dir(tmp_path_factory.mktemp("model"), max_positions=2048)
     values = example("laptop")
     speculation = {"method": "ngram", "num_speculative_tokens": 3}
@@ -59,7 +59,7 @@ def pod(objects, tmp_path_factory):
 
 
 def plan_of(objects, pod):
-    """The test's plan, with addresses of this machine."""
+    """Return the plan of `helm test`, with addresses of this machine."""
     plan = pod.moved(json.loads(only(objects, "ConfigMap", "-test")["data"]["plan.json"]))
     return plan | {
         "http_url": f"http://127.0.0.1:{pod.ports['http']}",
@@ -68,7 +68,7 @@ def plan_of(objects, pod):
 
 
 def helm_test(objects, pod, plan, directory):
-    """The test pod's command, on its two files."""
+    """Run the command of the test pod with its two files."""
     [container] = only(objects, "Pod", "-test")["spec"]["containers"]
     files = only(objects, "ConfigMap", "-test")["data"] | {"plan.json": json.dumps(plan)}
     for name, text in files.items():
@@ -78,7 +78,7 @@ def helm_test(objects, pod, plan, directory):
     return pod.run([sys.executable, *here], timeout_s=120)
 
 
-def test_the_probes_answer_without_a_token(pod):
+def test_the_probes_need_no_token(pod):
     probes = {name: pod.container[name]["httpGet"] for name in ("livenessProbe", "readinessProbe")}
     for probe in probes.values():
         assert probe["port"] == 52365
@@ -86,7 +86,7 @@ def test_the_probes_answer_without_a_token(pod):
     assert httpx.get(pod.url("http", "/-/healthz")).status_code == 200
 
 
-def test_nobody_gets_past_rays_token(pod):
+def test_ray_rejects_requests_without_its_token(pod):
     assert httpx.get(pod.url("dashboard", "/api/serve/applications/")).status_code == 401
 
 
@@ -96,27 +96,27 @@ def test_helm_test_passes(objects, pod, tmp_path):
     assert "chat, Org/plain" in found.stdout
 
 
-def test_helm_test_fails_where_speculation_is_not_as_configured(objects, pod, tmp_path):
+def test_helm_test_fails_if_speculation_is_not_as_configured(objects, pod, tmp_path):
     plan = plan_of(objects, pod)
     plan["models"][0] |= {"num_speculative_tokens": 5, "mode": "off"}
     found = helm_test(objects, pod, plan, tmp_path)
     assert found.returncode == 1
-    assert "chat: num_speculative_tokens is 3, and should be 5" in found.stderr
-    assert "chat: the mode of speculation is auto, and should be off" in found.stderr
+    assert "chat: num_speculative_tokens is 3 (expected 5)" in found.stderr
+    assert "chat: the mode of speculation is auto (expected off)" in found.stderr
 
 
-def test_both_interfaces_ask_for_the_key(pod):
+def test_both_interfaces_require_the_key(pod):
     body = {"model": "chat", "prompt": "a", "max_tokens": 1}
     assert httpx.post(pod.url("http", "/v1/completions"), json=body).status_code == 401
     assert httpx.get(pod.url("http", "/v1/admin/speculation")).status_code == 401
     with Client(f"127.0.0.1:{pod.ports['grpc']}", timeout_s=30) as client:
-        for model in ("chat", "Org/plain", "nobody's"):
+        for model in ("chat", "Org/plain", "unknown"):
             with pytest.raises(ClientError) as caught:
                 client.generate("a", model=model)
             assert caught.value.code is grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_every_endpoint_that_is_scraped_answers_with_the_metrics_that_alerts_ask_for(objects, pod):
+def test_the_scraped_endpoints_export_the_metrics_of_the_alerts(objects, pod):
     exposed = set()
     for endpoint in only(objects, "ServiceMonitor")["spec"]["endpoints"]:
         answer = httpx.get(pod.url("http", endpoint["path"]))
@@ -130,13 +130,13 @@ def test_every_endpoint_that_is_scraped_answers_with_the_metrics_that_alerts_ask
         for each in of_kind(keda, "ScaledObject")
         for trigger in each["spec"]["triggers"]
     ]
-    # No draft model is loaded here, and nothing has failed.
+    # Not exported here: no draft model is loaded, and nothing has failed.
     asked = set().union(*map(metrics_of, queries)) - {"up", "specdec:draft_worker_up"}
     assert {name for name in asked if name not in exposed} <= ABSENT_UNTIL_COUNTED
 
 
 ABSENT_UNTIL_COUNTED = {"specdec:speculation_estimated_speedup"}
-"""Without a cost table there is no such series."""
+"""Not exported without a cost table."""
 
 
 def metrics_of(query):
@@ -150,8 +150,8 @@ def metrics_of(query):
     return names
 
 
-def test_when_the_pod_stops_what_runs_may_end(objects, pod):
-    """The last test: it stops the service."""
+def test_running_requests_finish_when_the_pod_stops(objects, pod):
+    """Last in this file, since it stops the service."""
 
     def stream():
         params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -171,7 +171,7 @@ def test_when_the_pod_stops_what_runs_may_end(objects, pod):
         hook = pod.run(pod.hook(), timeout_s=DRAIN_S + 60)
         num_tokens, ended_s = running.result()
     assert num_tokens == NUM_TOKENS
-    assert ended_s - began_s > 0.3  # it was not over before
+    assert ended_s - began_s > 0.3  # it was still running when the hook started
     assert hook.returncode == 0, hook.stderr
     assert time.monotonic() - began_s < DRAIN_S + 30
     with pytest.raises(httpx.HTTPError):

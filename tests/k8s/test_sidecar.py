@@ -1,4 +1,4 @@
-"""The TLS sidecar's configuration in a real Envoy, before plain servers for HTTP and gRPC."""
+"""Tests the configuration of the TLS sidecar in a real Envoy, with HTTP and gRPC servers."""
 
 import ssl
 import subprocess
@@ -26,7 +26,7 @@ class Plain(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        """Two parts, of which the second comes later: what buffers them would be noticed."""
+        """Send two parts with a delay, so that buffering is detected."""
         self.send_response(200)
         self.end_headers()
         self.wfile.write(b"data: 1\n\n")
@@ -37,7 +37,7 @@ class Plain(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def backends():
-    """Ports of an HTTP server and of a gRPC server, in plain text."""
+    """Run an HTTP and a gRPC server in plain text; yield their ports."""
     http_server = ThreadingHTTPServer(("127.0.0.1", 0), Plain)
     threading.Thread(target=http_server.serve_forever, daemon=True).start()
     grpc_server = grpc.server(ThreadPoolExecutor(2))
@@ -51,7 +51,7 @@ def backends():
 
 @pytest.fixture(scope="module")
 def sidecar(backends, tmp_path_factory):
-    """Envoy with the rendered files, other ports and paths aside; the folder and its two ports."""
+    """Run Envoy with the rendered files, but other ports and paths; yield its folder and ports."""
     envoy = tool("envoy/envoy/_bin/envoy")
     folder = tmp_path_factory.mktemp("envoy")
     key, certificate = self_signed_certificate()
@@ -76,7 +76,7 @@ def sidecar(backends, tmp_path_factory):
         popen.wait(30)
 
 
-def test_http_streams_through_it(sidecar):
+def test_http_streams_pass_unbuffered(sidecar):
     folder, port, _ = sidecar
     tls = ssl.create_default_context(cafile=folder / "tls.crt")
     url = f"https://127.0.0.1:{port}/"
@@ -94,7 +94,7 @@ def test_http_streams_through_it(sidecar):
     assert response.read() == b"\ndata: 2\n\n"
 
 
-def test_grpc_passes_it(sidecar):
+def test_grpc_calls_pass(sidecar):
     folder, _, port = sidecar
     credentials = grpc.ssl_channel_credentials((folder / "tls.crt").read_bytes())
     with grpc.secure_channel(f"127.0.0.1:{port}", credentials) as channel:
@@ -103,7 +103,7 @@ def test_grpc_passes_it(sidecar):
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-def test_without_tls_it_answers_nothing(sidecar):
+def test_connections_without_tls_fail(sidecar):
     _, port, _ = sidecar
     with pytest.raises(OSError):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10)

@@ -1,4 +1,4 @@
-"""Which pods mount what, and on which node that puts them."""
+"""Tests of the volumes of pods, and of the placement that follows from them."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests.k8s.rendering import example, of_kind, ray_templates, render
 from tests.k8s.value_sets import ONE_NODE, VALUE_SETS
 
 
-def test_the_head_of_a_new_cluster_comes_to_where_the_state_is():
+def test_the_head_of_a_new_cluster_is_placed_on_the_node_of_the_state():
     [term] = ray_templates(render())["head"]["spec"]["affinity"]["podAffinity"][
         "requiredDuringSchedulingIgnoredDuringExecution"
     ]
@@ -21,7 +21,7 @@ def test_the_head_of_a_new_cluster_comes_to_where_the_state_is():
 
 
 def together(template):
-    """What other pods a pod has to be on a node with."""
+    """Return the selectors of the pods with which a pod must share a node."""
     affinity = template["spec"].get("affinity", {}).get("podAffinity", {})
     terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", [])
     assert {term["topologyKey"] for term in terms} <= {"kubernetes.io/hostname"}
@@ -51,8 +51,8 @@ def claims_of(template):
     ],
     ids=["claims", "head too", "two-gpus", "eight-gpus"],
 )
-def test_pods_that_share_a_claim_of_one_node_are_placed_on_one(values):
-    """And no others: a head with its state alone may be where there is no GPU."""
+def test_pods_that_share_a_read_write_once_claim_are_placed_on_one_node(values):
+    """Other pods are not: a head that mounts only its state may be on a node without GPUs."""
     templates = ray_templates(render(values))
     for name, template in templates.items():
         sharing = {
@@ -62,7 +62,7 @@ def test_pods_that_share_a_claim_of_one_node_are_placed_on_one(values):
         }
         terms = [each for each in together(template) if not selects_only_the_head(each, templates)]
         for term in terms:
-            # The first of them finds no other, and is placed since it is what it looks for.
+            # The first pod matches its own affinity, so it can be scheduled.
             assert selects(term, template)
             assert {other for other, each in templates.items() if selects(term, each)} == sharing
         assert bool(terms) == bool(sharing), name
@@ -72,7 +72,7 @@ def selects_only_the_head(term, templates):
     return [name for name, each in templates.items() if selects(term, each)] == ["head"]
 
 
-def test_pods_with_a_claim_of_many_nodes_go_where_they_please():
+def test_pods_with_a_read_write_many_claim_have_no_affinity():
     read = {"accessModes": ["ReadWriteOnce", "ReadOnlyMany"], "existingClaim": "weights"}
     for claim, is_for_many in (
         ({}, True),
@@ -88,7 +88,7 @@ def test_pods_with_a_claim_of_many_nodes_go_where_they_please():
         ]
 
 
-def test_an_affinity_of_the_groups_own_is_kept():
+def test_the_configured_affinity_of_a_group_is_kept():
     own = {"labelSelector": {"matchLabels": {"a": "b"}}, "topologyKey": "kubernetes.io/hostname"}
     given = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [own]}}
     node = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}
@@ -103,7 +103,7 @@ def test_an_affinity_of_the_groups_own_is_kept():
 
 
 @pytest.mark.parametrize("name", ["model images", "hub", "claims"])
-def test_a_head_without_models_mounts_nothing_of_them(name):
+def test_a_head_without_models_mounts_no_model_volumes(name):
     of_models = {"models", "cache", "hub-token"}
     values = {"modelImages": [], **VALUE_SETS[name]}
     for is_schedulable in (False, True):
@@ -121,7 +121,7 @@ def test_a_head_without_models_mounts_nothing_of_them(name):
         assert ("HF_HOME" in variables) is is_schedulable
 
 
-def test_claims_are_kept_unless_told_otherwise():
+def test_claims_are_kept_on_uninstall_by_default():
     objects = render(VALUE_SETS["claims"])
     kept = {
         each["metadata"]["name"]: each["metadata"].get("annotations", {})
@@ -132,7 +132,7 @@ def test_claims_are_kept_unless_told_otherwise():
     assert kept["demo-specdec-cache"] == {}
 
 
-def test_models_of_images_are_copied_before_ray_starts():
+def test_model_images_are_copied_before_ray_starts():
     objects = render(VALUE_SETS["model images"])
     copies = ray_templates(objects)["target"]["spec"]["initContainers"]
     assert [each["image"] for each in copies] == ["r/a:1", "r/b@sha256:" + "1" * 64]

@@ -1,4 +1,4 @@
-"""The chart's files are made of its typed values, and those of what the service accepts."""
+"""Tests that the chart's files derive from its typed values, and those from the service."""
 
 import json
 import re
@@ -14,45 +14,50 @@ from tests.k8s.rendering import CHART, ROOT, parsed
 from tests.k8s.validity import check
 from tools.chart.__main__ import main
 from tools.chart.files import CHART as CHART_IN_ROOT
-from tools.chart.files import MANIFESTS, made
-from tools.chart.serve_settings import OF_SERVE, OF_THE_CHART, settings_schema, speculation_schema
+from tools.chart.files import MANIFESTS, generated_files
+from tools.chart.serve_settings import (
+    CHART_SETTINGS,
+    STANDALONE_SETTINGS,
+    settings_schema,
+    speculation_schema,
+)
 from tools.chart.values import ChartValues
-from tools.made_files import changed_files, write_files
+from tools.generated_files import changed_files, write_files
 from tools.monitoring.files import DASHBOARD, RULES
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 VALUES = (CHART / "values.yaml").read_text()
 
 
-def test_the_files_are_as_they_would_be_made_now():
-    assert changed_files(made(ROOT)) == []
+def test_the_generated_files_are_up_to_date():
+    assert changed_files(generated_files(ROOT)) == []
 
 
-def test_a_file_that_was_changed_by_hand_is_found(tmp_path, monkeypatch, capsys):
+def test_a_file_that_was_edited_by_hand_is_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
-    write_files(made(tmp_path))
+    write_files(generated_files(tmp_path))
     assert main(["check"]) == 0
-    by_hand = tmp_path / CHART_IN_ROOT / "values.yaml"
-    by_hand.write_text(by_hand.read_text().replace("drainSeconds: 30", "drainSeconds: 20"))
+    edited = tmp_path / CHART_IN_ROOT / "values.yaml"
+    edited.write_text(edited.read_text().replace("drainSeconds: 30", "drainSeconds: 20"))
     assert main(["check"]) == 1
     assert "values.yaml" in capsys.readouterr().err
     assert main(["write"]) == 2
 
 
-def test_alerts_and_dashboard_are_those_of_deploy():
-    for ours, theirs in (("rules.yaml", RULES), ("dashboard.json", DASHBOARD)):
-        assert (CHART / "files" / ours).read_bytes() == (ROOT / "deploy" / theirs).read_bytes()
+def test_alerts_and_dashboard_equal_those_of_deploy():
+    for name, source in (("rules.yaml", RULES), ("dashboard.json", DASHBOARD)):
+        assert (CHART / "files" / name).read_bytes() == (ROOT / "deploy" / source).read_bytes()
 
 
-def test_the_versions_are_the_projects():
+def test_the_chart_has_the_projects_version():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["version"] == chart["appVersion"] == project["version"]
 
 
 def models(of=ChartValues, seen=None):
-    """Every model of values, once."""
+    """Return every class of values that `of` contains, and itself."""
     seen = set() if seen is None else seen
     if of in seen:
         return seen
@@ -65,37 +70,38 @@ def models(of=ChartValues, seen=None):
 
 
 def test_every_value_is_documented():
-    every = [
+    fields = [
         (of.__name__, name, field) for of in models() for name, field in of.model_fields.items()
     ]
-    assert len(every) > 150
-    assert [each[:2] for each in every if not each[2].description] == []
+    assert len(fields) > 150
+    assert [(of, name) for of, name, field in fields if not field.description] == []
 
 
-def test_every_mapping_of_values_refuses_unknown_keys():
+def test_every_mapping_of_values_rejects_unknown_keys():
     for name, schema in SCHEMA["$defs"].items():
         assert schema["additionalProperties"] is False, name
     assert SCHEMA["additionalProperties"] is False
 
 
-def test_values_yaml_passes_the_schema_and_says_what_the_code_says():
+def test_values_yaml_passes_the_schema_and_equals_the_defaults_in_code():
     values = yaml.safe_load(VALUES)
     jsonschema.validate(values, SCHEMA)
     assert values == json.loads(ChartValues().model_dump_json(by_alias=True))
 
 
 def test_a_models_settings_are_those_of_the_service():
-    offered = set(settings_schema()["properties"])
-    assert offered | set(OF_THE_CHART) | set(OF_SERVE) == set(ServeConfig.settings())
-    assert not offered & (set(OF_THE_CHART) | set(OF_SERVE))
+    allowed = set(settings_schema()["properties"])
+    excluded = {*CHART_SETTINGS, *STANDALONE_SETTINGS}
+    assert allowed | excluded == set(ServeConfig.settings())
+    assert not allowed & excluded
 
 
 PROBES = (-1, 0, 1, 2, 0.5, 1.5, 4096, 4097, 10**7, 2**24 + 1, True, False, "", "text", "bfloat16")
 
 
 @pytest.mark.parametrize("name", settings_schema()["properties"])
-def test_the_schema_refuses_of_a_setting_what_the_service_refuses(name):
-    """Some that it lets pass the service refuses, of files and URLs say; never the other way."""
+def test_the_schema_accepts_every_value_that_the_service_accepts(name):
+    """The service may reject more values, such as URLs; for numbers both accept the same."""
     schema, limit = settings_schema()["properties"][name], ServeConfig.settings()[name].limit
     validator = jsonschema.Draft7Validator(schema)
     for probe in PROBES:
@@ -103,8 +109,8 @@ def test_the_schema_refuses_of_a_setting_what_the_service_refuses(name):
             assert validator.is_valid(probe), probe
     numbers = [probe for probe in PROBES if type(probe) in (int, float)]
     if limit.kind in (int, float):
-        assert [each for each in numbers if validator.is_valid(each)] == [
-            each for each in numbers if limit.accepts(each)
+        assert [number for number in numbers if validator.is_valid(number)] == [
+            number for number in numbers if limit.accepts(number)
         ]
 
 
@@ -121,37 +127,37 @@ def test_the_schema_refuses_of_a_setting_what_the_service_refuses(name):
         ({"tokens": 3}, False),
     ],
 )
-def test_speculation_as_the_schema_has_it(value, is_valid):
+def test_the_schema_validates_speculative_config(value, is_valid):
     assert jsonschema.Draft7Validator(speculation_schema()).is_valid(value) is is_valid
 
 
-def names_asked_for(content):
-    """Of secrets and priority classes, wherever a manifest has them."""
+def referenced_names(content):
+    """Return the names of secrets and priority classes that a manifest refers to, at any depth."""
     if isinstance(content, list):
-        return set().union(*map(names_asked_for, content))
+        return set().union(*map(referenced_names, content))
     if not isinstance(content, dict):
         return set()
     found = {each["name"] for each in content.get("imagePullSecrets", [])}
     found |= {each["name"] for each in content.get("certificateRefs", [])}
     found |= {content[key] for key in ("secretName", "priorityClassName") if key in content}
-    return found.union(*map(names_asked_for, content.values()))
+    return found.union(*map(referenced_names, content.values()))
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / MANIFESTS).glob("*.yaml")), ids=lambda p: p.stem)
-def test_a_manifest_begins_with_what_it_does_not_make(path):
+def test_a_manifest_begins_with_its_prerequisites(path):
     objects = parsed(path.read_text())
-    made = {each["spec"]["secretName"] for each in objects if each["kind"] == "Certificate"}
+    created = {item["spec"]["secretName"] for item in objects if item["kind"] == "Certificate"}
     introduction = path.read_text().partition("---")[0]
     commands = [line for line in introduction.splitlines() if "kubectl" in line]
     words = {word for line in commands for word in line.split()}
-    asked = names_asked_for(objects) - made
-    assert {"specdec-api-keys", "llm-api-keys"} & asked
-    assert asked <= words
-    assert not made & words
+    required = referenced_names(objects) - created
+    assert {"specdec-api-keys", "llm-api-keys"} & required
+    assert required <= words
+    assert not created & words
     assert len(set(commands)) == len(commands)
 
 
-def test_what_each_kind_of_secret_is_made_of():
+def test_the_prerequisites_create_each_kind_of_secret():
     def introduction(name):
         return (ROOT / MANIFESTS / f"{name}.yaml").read_text().partition("---")[0]
 
@@ -167,7 +173,7 @@ def test_what_each_kind_of_secret_is_made_of():
     assert "#   kubectl get clusterissuer letsencrypt\n" in several
 
 
-def test_plain_manifests_are_valid_and_hold_no_secret():
+def test_manifests_are_valid_and_contain_no_secret():
     paths = sorted((ROOT / MANIFESTS).glob("*.yaml"))
     assert len(paths) >= 6
     for path in paths:

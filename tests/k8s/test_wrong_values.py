@@ -1,4 +1,4 @@
-"""Values that could not work are refused before anything is made, with what to write instead."""
+"""Tests that invalid values are rejected before objects are created, with a fix in the message."""
 
 import pytest
 
@@ -16,38 +16,38 @@ BY_THE_SCHEMA = {
     "a setting of specdec's own servers": (with_model(settings={"http_port": 80}), "http_port"),
     "a setting beyond its limit": (with_model(settings={"max_num_seqs": 5000}), "max_num_seqs"),
     "a setting of another type": (with_model(settings={"block_size": "16"}), "block_size"),
-    "a word that is none of a setting's": (with_model(settings={"dtype": "fp8"}), "float32"),
+    "an unknown option of a setting": (with_model(settings={"dtype": "fp8"}), "float32"),
     "no models": ({"models": []}, "models"),
     "a model without a name": ({"models": [{"model": "org/name"}]}, "name"),
     "a model's name with spaces": (with_model(name="my model"), "name"),
-    "no shards": (with_model(tensorParallelSize=0), "tensorParallelSize"),
+    "a tensor parallel size of 0": (with_model(tensorParallelSize=0), "tensorParallelSize"),
     "an unknown device": (with_model(device="tpu"), "device"),
     "an unknown key of speculation": (
         with_model(speculativeConfig={"methods": "ngram"}),
         "speculativeConfig",
     ),
-    "an unknown word for speculation": (
+    "an unknown value for speculation": (
         with_model(speculativeConfig="off"),
         "speculativeConfig",
     ),
-    "a digest that is none": ({"image": {"digest": "latest"}}, "digest"),
+    "an invalid digest": ({"image": {"digest": "latest"}}, "digest"),
     "a negative drain": ({"drainSeconds": -1}, "drainSeconds"),
-    "a port that is none": ({"service": {"httpPort": 70000}}, "httpPort"),
+    "an invalid port": ({"service": {"httpPort": 70000}}, "httpPort"),
     "a size in words": ({"storage": {"models": {"size": "big"}}}, "size"),
     "an unknown access mode": ({"storage": {"models": {"accessModes": ["RWX"]}}}, "accessModes"),
-    "a database that two nodes could write": (
+    "access modes of the state": (
         {"storage": {"state": {"accessModes": ["ReadWriteMany"]}}},
         "accessModes",
     ),
     "an unknown kind of volume": ({"storage": {"cache": {"type": "nfs"}}}, "type"),
-    "a resource that is no GPU": (
+    "a resource that is not a GPU": (
         {"workerGroups": {"target": {"gpu": {"resource": "cpu"}}}},
         "resource",
     ),
     "an unknown role": ({"workerGroups": {"target": {"role": "verifier"}}}, "role"),
-    "an unknown mode of TLS": ({"tls": {"mode": "on"}}, "mode"),
-    "an unknown upgrade": ({"upgrade": {"strategy": "Recreate"}}, "strategy"),
-    "an upgrade that carries no gRPC": (
+    "an unknown TLS mode": ({"tls": {"mode": "on"}}, "mode"),
+    "an unknown upgrade strategy": ({"upgrade": {"strategy": "Recreate"}}, "strategy"),
+    "an upgrade strategy without gRPC": (
         {"upgrade": {"strategy": "NewClusterWithIncrementalUpgrade"}},
         "strategy",
     ),
@@ -57,49 +57,52 @@ BY_THE_SCHEMA = {
     ),
 }
 
-TWICE = {"models": [FIRST, {**FIRST, "name": "First"}]}
+SAME_NAME = {"models": [FIRST, {**FIRST, "name": "First"}]}
 NO_GPUS = with_model(device="cuda")
 FOUR_SHARDS = {**with_model(tensorParallelSize=4), "workerGroups": {"target": GPU}}
 SPLIT_DRAFT = {**DRAFT, "draft_tensor_parallel_size": 2}
 DRAFT_WITHOUT_GPU = {**with_model(speculativeConfig=DRAFT), "workerGroups": {"target": GPU}}
 
 BY_A_TEMPLATE = {
-    "two models of one name": (TWICE, "give each a name of its own"),
-    "two models of one path": (
+    "two models with the same name": (SAME_NAME, "give each a different name"),
+    "two models with the same route prefix": (
         {"models": [FIRST, {**FIRST, "name": "b", "routePrefix": "/"}]},
         "write /b, or leave it empty",
     ),
     "no model at /": (with_model(routePrefix="/a"), "leave it empty for the first"),
-    "fewest above most": (
+    "minReplicas of a model above maxReplicas": (
         with_model(autoscaling={"enabled": True, "minReplicas": 3, "maxReplicas": 2}),
-        "write at most that",
+        "3 must be at most maxReplicas (2); lower it",
     ),
     "int8 on GPUs": (
         {**with_model(settings={"quantization": "int8"}), "workerGroups": {"target": GPU}},
-        "leave it out, or set models[0].device to cpu",
+        "remove it, or set models[0].device to cpu",
     ),
-    "w8a8 by torch": (
+    "w8a8 with torch kernels": (
         with_model(settings={"quantization": "w8a8", "kernels": "torch"}),
-        "write int8, or leave models[0].settings.kernels out",
+        "write int8, or remove models[0].settings.kernels",
     ),
-    "nowhere to run": (
+    "no pod that can run models": (
         {"workerGroups": {"target": {"enabled": False}}},
         "enable one below workerGroups, or write true",
     ),
-    "a group called head": ({"workerGroups": {"head": {}}}, "write another name"),
-    "a group's name that Ray does not take": ({"workerGroups": {"A_B": {}}}, "write another"),
-    "fewest pods above most": (
+    "a group with the name head": ({"workerGroups": {"head": {}}}, "write another name"),
+    "a group name that Ray rejects": ({"workerGroups": {"A_B": {}}}, "write another name"),
+    "minReplicas of a group above maxReplicas": (
         {"workerGroups": {"target": {"minReplicas": 2}}},
-        "write at most that",
+        "2 must be at most maxReplicas (1); lower it",
     ),
-    "pods beyond most": ({"workerGroups": {"target": {"replicas": 2}}}, "raise maxReplicas"),
-    "pods that nothing adds": (
+    "replicas of a group above maxReplicas": (
+        {"workerGroups": {"target": {"replicas": 2}}},
+        "raise maxReplicas",
+    ),
+    "maxReplicas without an autoscaler": (
         {"workerGroups": {"target": {"maxReplicas": 3}}},
         "write 1, or enable ray.autoscaler",
     ),
     "cuda without GPUs": (NO_GPUS, "set gpu.count below workerGroups, or write cpu"),
-    "more shards than a pod has GPUs": (FOUR_SHARDS, "or raise a gpu.count"),
-    "no GPU left for the draft": (DRAFT_WITHOUT_GPU, "the models take 2 GPUs"),
+    "more ranks than a pod has GPUs": (FOUR_SHARDS, "or raise a gpu.count"),
+    "no GPU left for the draft": (DRAFT_WITHOUT_GPU, "the models need 2 GPUs, drafts included"),
     "no GPU left for the draft on pods of its role": (
         {
             **with_model(speculativeConfig=DRAFT, replicas=2),
@@ -108,9 +111,9 @@ BY_A_TEMPLATE = {
                 "draft": {"enabled": True, **GPU},
             },
         },
-        "on pods with specdec-role=draft the models take 2 GPUs, and those have 1",
+        "the models need 2 GPUs on pods with specdec-role=draft, which have 1",
     ),
-    "targets that would have to go to the draft's pods": (
+    "a target that fits only on draft pods": (
         {
             **with_model(tensorParallelSize=4, speculativeConfig=SPLIT_DRAFT),
             "workerGroups": {
@@ -118,10 +121,10 @@ BY_A_TEMPLATE = {
                 "draft": {"enabled": True, "gpu": {"count": 4}},
             },
         },
-        "models[0].tensorParallelSize: 4 shards have to be in one pod, and the largest with "
-        "specdec-role=target has 1 GPUs",
+        "models[0].tensorParallelSize: 4 ranks need as many GPUs in one pod, and the largest pod "
+        "with specdec-role=target has 1 GPUs",
     ),
-    "more shards of a draft than a pod has GPUs": (
+    "more ranks of a draft than a pod has GPUs": (
         {
             **with_model(speculativeConfig=SPLIT_DRAFT),
             "workerGroups": {
@@ -129,46 +132,46 @@ BY_A_TEMPLATE = {
                 "draft": {"enabled": True, "gpu": {"count": 1}, "replicas": 4, "maxReplicas": 4},
             },
         },
-        "models[0].speculativeConfig.draft_tensor_parallel_size: 2 shards",
+        "models[0].speculativeConfig.draft_tensor_parallel_size: 2 ranks",
     ),
-    "a group of one's own that has too few": (
+    "a selected group with too few GPUs": (
         {
             **with_model(tensorParallelSize=2, settings={"target_labels": "specdec-group=spot"}),
             "workerGroups": {"target": {"gpu": {"count": 8}}, "spot": GPU},
         },
-        "the largest with specdec-group=spot has 1 GPUs",
+        "the largest pod with specdec-group=spot has 1 GPUs",
     ),
-    "warm nodes with GPUs for models on CPUs": (
+    "GPU placeholders for models on CPUs": (
         {**with_model(device="cpu"), "workerGroups": {"target": GPU}, "keda": KEDA},
         "no model runs on GPUs",
     ),
-    "a claim for an emptyDir": (
+    "an existing claim for an emptyDir": (
         {"storage": {"models": {"existingClaim": "weights"}}},
         "write type: claim",
     ),
-    "an empty directory to read": (
+    "a read-only emptyDir": (
         {"storage": {"cache": {"readOnly": True}}},
         "write type: claim, or false",
     ),
-    "images copied to where nothing may be written": (
+    "model images on a read-only volume": (
         {
             "modelImages": [{"name": "a", "image": "a"}],
             "storage": {"models": {"type": "claim", "existingClaim": "w", "readOnly": True}},
         },
-        "leave modelImages out",
+        "or remove modelImages",
     ),
-    "one directory over another": (
+    "a mount path above another": (
         {"storage": {"cache": {"mountPath": "/models"}}},
         "write another path",
     ),
-    "a claim of one pod for two": (
+    "a ReadWriteOncePod claim for two pods": (
         {
             "storage": {"models": {"type": "claim", "accessModes": ["ReadWriteOncePod"]}},
             "workerGroups": {"draft": {"enabled": True}},
         },
-        "2 pods mount it, and ReadWriteOncePod is for one; write ReadWriteOnce",
+        "2 pods mount it, and ReadWriteOncePod allows one; write ReadWriteOnce",
     ),
-    "a claim of one node for two kinds of GPU": (
+    "a ReadWriteOnce claim for two kinds of GPU": (
         {
             "storage": {"cache": ONE_NODE},
             "workerGroups": {
@@ -176,47 +179,47 @@ BY_A_TEMPLATE = {
                 "draft": {"enabled": True, "gpu": {"count": 1, "product": "B"}},
             },
         },
-        "storage.cache.accessModes: a claim for one node",
+        "storage.cache.accessModes: only one node can mount the claim",
     ),
-    "warm nodes that workers may not go to": (
+    "placeholders with a ReadWriteOnce claim": (
         {"storage": {"models": ONE_NODE}, "keda": KEDA},
         "write ReadWriteMany for its accessModes",
     ),
-    "CUDA for AMD": (
+    "the CUDA image for AMD GPUs": (
         {"workerGroups": {"target": {"gpu": {"count": 1, "resource": "amd.com/gpu"}}}},
-        "write the tag or digest of an image of your own",
+        "set the tag or digest of an image for it",
     ),
-    "offline without models": ({"hub": {"offline": True}}, "write its path below /models"),
-    "offline without the draft model": (
+    "offline with a model on the Hub": ({"hub": {"offline": True}}, "write its path below /models"),
+    "offline with a draft model on the Hub": (
         {
             **with_model(model="/models/a", speculativeConfig=DRAFT),
             "hub": {"offline": True},
         },
-        'models[0].speculativeConfig.model: "org/small" has to be fetched',
+        'models[0].speculativeConfig.model: "org/small" would be downloaded',
     ),
-    "offline, and the API everywhere": (
+    "offline with egress to every API server": (
         {
             **with_model(model="/models/a"),
             "hub": {"offline": True},
             "ray": {"autoscaler": {"enabled": True}},
         },
-        "write the address of Kubernetes' API",
+        "write the address of the Kubernetes API server",
     ),
-    "code by whoever is labelled so": (
+    "Ray without authentication for any namespace": (
         {"ray": {"authMode": "disabled"}},
         "networkPolicy.operator[0].namespaceSelector",
     ),
-    "an ingress for every host": ({"ingress": {"enabled": True}}, "write the service's name"),
-    "one host for HTTP and gRPC": (
+    "an ingress without a host": ({"ingress": {"enabled": True}}, "write the service's host name"),
+    "the same host for HTTP and gRPC": (
         {"ingress": {"enabled": True, "host": "a.b", "grpcHost": "a.b"}},
-        "write another, or leave it empty",
+        "write another name, or leave it empty",
     ),
-    "routes without a gateway": ({"gatewayApi": {"enabled": True}}, "name one"),
+    "routes without a gateway": ({"gatewayApi": {"enabled": True}}, "list one"),
     "a gateway without a class": (
         {"gatewayApi": {"enabled": True, "gateway": {"create": True}}},
         "kubectl get gatewayclass",
     ),
-    "one name for both routes": (
+    "the same host name in both routes": (
         {
             "gatewayApi": {
                 "enabled": True,
@@ -227,18 +230,18 @@ BY_A_TEMPLATE = {
         },
         "write another name",
     ),
-    "gRPC's route without a name": (
+    "a gRPC route without a host name": (
         {"gatewayApi": {"enabled": True, "parentRefs": [{"name": "a"}]}},
-        "write one",
+        "add a name",
     ),
-    "TLS in the pods and before them": (
+    "TLS in the pods and at the ingress": (
         {
             "tls": {"mode": "sidecar", "secretName": "a"},
             "ingress": {"enabled": True, "host": "a.b"},
         },
         "write gateway",
     ),
-    "TLS where nothing would speak it": (
+    "TLS mode gateway without a gateway": (
         {"tls": {"mode": "gateway", "secretName": "a"}},
         "or write sidecar or none",
     ),
@@ -246,41 +249,44 @@ BY_A_TEMPLATE = {
         {"tls": {"mode": "sidecar"}},
         "or set tls.certManager.enabled",
     ),
-    "a certificate for nobody": (
+    "a certificate without TLS": (
         {"tls": {"certManager": {"enabled": True, "issuerName": "a"}}},
         "write tls.mode: gateway or sidecar",
     ),
-    "a certificate from nobody": (
+    "a certificate without an issuer": (
         {"tls": {"mode": "sidecar", "certManager": {"enabled": True}}},
         "kubectl get issuer",
     ),
-    "an old cluster that ends before its requests": (
+    "an old cluster that ends before the drain": (
         {"drainSeconds": 300},
-        "write at least that",
+        "must be at least drainSeconds (300)",
     ),
     "KEDA without Prometheus": (
         {"keda": {**KEDA, "prometheusUrl": ""}},
-        "write Prometheus' address",
+        "write the URL of Prometheus",
     ),
-    "placeholders that do not give way": (
+    "placeholders without a priority class": (
         {"keda": {**KEDA, "priorityClassName": ""}},
-        "name a PriorityClass",
+        "set a PriorityClass",
     ),
-    "placeholders for nobody": ({"keda": {**KEDA, "group": "draft"}}, "write one of workerGroups"),
+    "placeholders for a disabled group": (
+        {"keda": {**KEDA, "group": "draft"}},
+        "write one of workerGroups",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", BY_THE_SCHEMA)
-def test_the_schema_refuses(name):
-    values, what = BY_THE_SCHEMA[name]
-    with pytest.raises(Exception, match="- at '") as refused:
+def test_the_schema_rejects(name):
+    values, key = BY_THE_SCHEMA[name]
+    with pytest.raises(Exception, match="- at '") as rejected:
         render(values)
-    assert what in str(refused.value)
+    assert key in str(rejected.value)
 
 
 @pytest.mark.parametrize("name", BY_A_TEMPLATE)
-def test_a_template_refuses_and_says_what_to_write(name):
-    values, advice = BY_A_TEMPLATE[name]
-    with pytest.raises(Exception, match="execution error") as refused:
+def test_a_template_rejects_with_the_fix(name):
+    values, message = BY_A_TEMPLATE[name]
+    with pytest.raises(Exception, match="execution error") as rejected:
         render(values)
-    assert advice in str(refused.value)
+    assert message in str(rejected.value)

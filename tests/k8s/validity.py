@@ -1,7 +1,6 @@
-"""Whether an API server would take an object: Kubernetes' own schemas, and those of its extensions.
+"""Validates objects as an API server does, by the schemas of Kubernetes and of its extensions.
 
-As in an API server, a field that has a default may be absent although it is required, and a field
-that no schema knows is refused.
+As in an API server, a required field with a default may be absent, and unknown fields are rejected.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _INT_OR_STRING = {"anyOf": [{"type": "integer"}, {"type": "string"}]}
 
 
 def check(each: dict[str, Any], version: str = NEWEST) -> None:
-    """Raises jsonschema.ValidationError for what is no such object."""
+    """Raise jsonschema.ValidationError if the object is invalid."""
     if custom := _custom_schema(each["kind"], each["apiVersion"]):
         custom.validate(each)
         for template in _pod_templates(each):
@@ -41,7 +40,7 @@ def _check_core(each: dict[str, Any], version: str) -> None:
 
 @functools.cache
 def _core_schema(name: str, version: str) -> jsonschema.Draft202012Validator:
-    """As `kubernetes-validate --strict` has it, which reads megabytes anew for each object."""
+    """Load a schema of `kubernetes-validate --strict`, which rereads megabytes for each object."""
     schema = json.loads((_core_schemas(version) / name).read_text())
     registry = Resource.from_contents(schema) @ _core_definitions(version)
     return jsonschema.Draft202012Validator(schema, registry=registry)
@@ -62,7 +61,7 @@ def _core_schemas(version: str) -> Path:
 
 
 def _pod_templates(each: dict[str, Any]) -> list[dict[str, Any]]:
-    """Of a RayService, whose schema leaves much of a pod open."""
+    """Return the pod templates of a RayService, whose schema does not validate pods completely."""
     if each["kind"] != "RayService":
         return []
     spec = each["spec"]["rayClusterConfig"]
@@ -83,7 +82,7 @@ def _custom_schema(kind: str, api_version: str) -> jsonschema.Draft202012Validat
 
 
 def _as_json_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """An OpenAPI schema of a custom resource as JSON schema, closed."""
+    """Convert the OpenAPI schema of a custom resource to a JSON schema without unknown fields."""
     if schema.get("x-kubernetes-int-or-string"):
         return _INT_OR_STRING
     result = {key: value for key, value in schema.items() if not key.startswith("x-kubernetes")}

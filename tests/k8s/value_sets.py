@@ -1,4 +1,4 @@
-"""Combinations of values, by name: each flips what no example has, or has it beside another."""
+"""Combinations of values by name, each with values that no example sets, or not together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AUTOSCALER = {"ray": {"autoscaler": {"enabled": True}}}
 
 
 def with_model(**values: Any) -> dict[str, Any]:
-    """Values with one model, of which these are set."""
+    """Return values with one model that has these values."""
     return {"models": [{**FIRST, **values}]}
 
 
@@ -203,7 +203,11 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
     "no budgets": {"podDisruptionBudget": {"enabled": False, "protectHead": True}},
     "keda": {"keda": KEDA, "workerGroups": {"target": GPU}},
     "tests": {
-        "tests": {"prompt": 'Say "yes".', "expectedSpeculation": {"mode": "auto"}, "maxTokens": 4}
+        "tests": {
+            "prompt": 'Answer "yes".',
+            "expectedSpeculation": {"mode": "auto"},
+            "maxTokens": 4,
+        }
     },
     "no tests": {"tests": {"enabled": False}},
     "extras": {

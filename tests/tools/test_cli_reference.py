@@ -1,4 +1,4 @@
-"""The page of commands is the one that the commands make."""
+"""Tests that docs/cli-reference.md is up to date with the commands."""
 
 from pathlib import Path
 
@@ -7,11 +7,11 @@ from tools.cli_reference import PAGE, main, reference
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_the_page_is_as_the_commands_are():
+def test_the_page_is_up_to_date():
     assert (ROOT / PAGE).read_text() == reference(), "run `make cli-reference`"
 
 
-def test_a_page_that_is_not_is_told(monkeypatch, tmp_path, capsys):
+def test_an_outdated_page_is_reported(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / PAGE.parent).mkdir()
     assert main([]) == 0

@@ -13,10 +13,10 @@ import yaml
 from cluster.cli.admin import set_speculation
 from cluster.config.serve_config import ServeConfig
 from cluster.observability.metric_definitions import FLEET_METRICS, LINK_METRICS, REPLICA_METRICS
-from tools.made_files import changed_files, write_files
+from tools.generated_files import changed_files, write_files
 from tools.monitoring.__main__ import main
 from tools.monitoring.alerts import ALERTS, RUNBOOK
-from tools.monitoring.files import DASHBOARD, MADE, RULES, SCRAPE, made
+from tools.monitoring.files import DASHBOARD, GENERATORS, RULES, SCRAPE, generated_files
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -79,17 +79,17 @@ def series_labels():
 
 
 def test_generated_files_are_up_to_date():
-    assert changed_files(made(DEPLOY)) == [], "run `make monitoring`"
+    assert changed_files(generated_files(DEPLOY)) == [], "run `make monitoring`"
 
 
 def test_check_detects_a_file_changed_by_hand(tmp_path, monkeypatch, capsys):
-    write_files(made(tmp_path / "deploy"))
+    write_files(generated_files(tmp_path / "deploy"))
     monkeypatch.chdir(tmp_path)
     assert main(["check"]) == 0
     (tmp_path / "deploy" / RULES).write_text("groups: []\n")
     (tmp_path / "deploy" / DASHBOARD).unlink()
     assert main(["check"]) == 1
-    assert "prometheus/rules.yaml is not as" in capsys.readouterr().err
+    assert "prometheus/rules.yaml is out of date" in capsys.readouterr().err
     assert main([]) == 0
     assert main(["check"]) == 0
 
@@ -170,7 +170,7 @@ def test_only_generated_files_and_tests_are_present():
         path for folder in ("grafana", "prometheus") for path in (DEPLOY / folder).rglob("*")
     }
     files = {path for path in present if path.is_file()}
-    assert files == {*RULE_TESTS, *(DEPLOY / path for path in MADE)}
+    assert files == {*RULE_TESTS, *(DEPLOY / path for path in GENERATORS)}
 
 
 def test_panels_and_flags_in_the_runbook_exist():

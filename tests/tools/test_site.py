@@ -1,4 +1,4 @@
-"""The documentation site: what is made for it, and that reading it asks nobody else."""
+"""Tests of the documentation site: its pages, its links, and that it loads nothing external."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ from tools.site.hooks import on_page_markdown
 from tools.site.proto_page import proto_page
 
 ROOT = Path(__file__).parents[2]
-PLACES = (
+PAGES = (
     "index.md",
     "control.md",
     "adr/index.md",
@@ -21,7 +21,7 @@ PLACES = (
     "reference/grpc.md",
     "deploy.md",
 )
-FETCHED = re.compile(
+EXTERNAL_RESOURCE = re.compile(
     r"""<(?:script|img|link|iframe)\b[^>]*?\b(?:src|href)=["']https?:|url\(https?:"""
 )
 
@@ -58,13 +58,13 @@ def test_a_field_has_its_type_and_comment(page, row):
     assert row in page
 
 
-def test_a_stream_is_told_as_one(page):
-    asked, said = "[`GenerateRequest`](#generaterequest)", "(#generatestreamresponse)"
-    assert f"{asked} → stream of [`GenerateStreamResponse`]{said}" in page
+def test_a_streaming_method_is_marked_as_a_stream(page):
+    request, anchor = "[`GenerateRequest`](#generaterequest)", "(#generatestreamresponse)"
+    assert f"{request} → stream of [`GenerateStreamResponse`]{anchor}" in page
 
 
 @pytest.mark.parametrize(
-    ("place", "link", "expected"),
+    ("current", "link", "expected"),
     [
         ("index.md", "[a](control.md#x)", "[a](control.md#x)"),
         ("adr/0001-a.md", "[a](../control.md)", "[a](../control.md)"),
@@ -77,17 +77,17 @@ def test_a_stream_is_told_as_one(page):
         ("control.md", "[a](missing.md)", "[a](missing.md)"),
     ],
 )
-def test_links_lead_to_pages_of_the_site(place, link, expected):
-    page = SimpleNamespace(file=SimpleNamespace(src_uri=place))
-    files = [SimpleNamespace(src_uri=each) for each in PLACES]
+def test_links_are_rewritten_to_pages_of_the_site(current, link, expected):
+    page = SimpleNamespace(file=SimpleNamespace(src_uri=current))
+    files = [SimpleNamespace(src_uri=path) for path in PAGES]
     assert on_page_markdown(f"See {link}.", page, None, files) == f"See {expected}."
 
 
 @pytest.mark.slow
-def test_the_site_builds_without_a_warning_and_fetches_nothing_from_elsewhere(tmp_path):
+def test_the_site_builds_without_warnings_and_loads_nothing_from_other_hosts(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
-    made = [path for kind in ("html", "css") for path in tmp_path.rglob(f"*.{kind}")]
-    assert len(made) > 40
-    assert [path for path in made if FETCHED.search(path.read_text())] == []
+    built = [path for suffix in ("html", "css") for path in tmp_path.rglob(f"*.{suffix}")]
+    assert len(built) > 40
+    assert [path for path in built if EXTERNAL_RESOURCE.search(path.read_text())] == []

@@ -1,1 +1,1 @@
-"""Makes what a person would forget to keep in step in k8s/specdec."""
+"""Generates the files of k8s/ that derive from the chart's values and from the service."""

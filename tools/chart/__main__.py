@@ -1,4 +1,4 @@
-"""Writes the files of k8s/ that are made here, or says which of them differ.
+"""Generate the generated files of k8s/, or list those that differ.
 
 python -m tools.chart [check]
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tools.chart.files import made
-from tools.made_files import run
+from tools.chart.files import generated_files
+from tools.generated_files import run
 
 
 def main(arguments: list[str]) -> int:
-    """Exit status 1 where a file is not as it would be made."""
-    return run(made(Path()), "make chart", __doc__, arguments)
+    """Generate or check the files; return the exit status."""
+    return run(generated_files(Path()), "make chart", __doc__, arguments)
 
 
 if __name__ == "__main__":

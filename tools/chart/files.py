@@ -1,4 +1,4 @@
-"""Which file of k8s/ holds what."""
+"""Maps each generated file of k8s/ to the function that generates it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tools.chart.pod_values import WorkerGroup
 from tools.chart.readme import readme_md
 from tools.chart.schema import schema_json
 from tools.chart.values_file import values_yaml
-from tools.made_files import MadeFiles
+from tools.generated_files import GENERATED_BY_CHART, GeneratedFiles
 from tools.monitoring.dashboard import dashboard_json
 from tools.monitoring.prometheus_files import rules_yaml
 
@@ -28,11 +28,10 @@ CHART = Path("k8s/specdec")
 MANIFESTS = Path("k8s/manifests")
 
 _PROJECT = Path("pyproject.toml")
-_MADE = "# Made by `make chart` from tools/chart; a test compares the two.\n"
 
 
 def chart_yaml() -> str:
-    """Chart.yaml, with the versions that the project has."""
+    """Generate Chart.yaml with the version of the project and of Ray."""
     project = tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["project"]
     content = {
         "apiVersion": "v2",
@@ -45,33 +44,33 @@ def chart_yaml() -> str:
         "keywords": ["llm", "speculative-decoding", "ray", "inference"],
         "annotations": {"specdec/ray-version": version("ray")},
     }
-    return _MADE + yaml.safe_dump(content, sort_keys=False, width=100)
+    return GENERATED_BY_CHART + yaml.safe_dump(content, sort_keys=False, width=100)
 
 
 def serve_yaml() -> str:
-    """What Serve's own gRPC ingress carries, as the service itself says it."""
+    """Generate the servicer functions of Serve's gRPC ingress, as the service configures them."""
     from cluster.serve.deployment import grpc_options  # loads Ray
 
     functions = grpc_options(ServeConfig(ingress="serve")).grpc_servicer_functions
-    return _MADE + yaml.safe_dump({"grpc_servicer_functions": functions})
+    return GENERATED_BY_CHART + yaml.safe_dump({"grpc_servicer_functions": functions})
 
 
 def defaults_json() -> str:
-    """Defaults of what there may be several of, which values.yaml cannot give."""
-    several: dict[str, type[Values]] = {
+    """Generate the defaults of list and map entries, which values.yaml cannot provide."""
+    entries: dict[str, type[Values]] = {
         "model": Model,
         "modelImage": ModelImage,
         "workerGroup": WorkerGroup,
     }
-    content = {name: _defaults(each) for name, each in several.items()}
+    content = {name: _defaults(entry) for name, entry in entries.items()}
     return json.dumps(content, indent=2) + "\n"
 
 
-def _defaults(of: type[Values]) -> dict[str, Any]:
-    """By key, of those values that have one."""
+def _defaults(model: type[Values]) -> dict[str, Any]:
+    """Return the defaults by key, without the required values."""
     return {
         field.alias or name: _plain(field.get_default(call_default_factory=True))
-        for name, field in of.model_fields.items()
+        for name, field in model.model_fields.items()
         if not field.is_required()
     }
 
@@ -80,7 +79,7 @@ def _plain(value: Any) -> Any:
     return value.model_dump(by_alias=True) if isinstance(value, Values) else value
 
 
-_CHART_FILES: Mapping[str, Callable[[], str]] = {
+_CHART_FILES: Mapping[str, Callable[[], str]] = {  # path in the chart -> generator
     "Chart.yaml": chart_yaml,
     "values.yaml": values_yaml,
     "values.schema.json": schema_json,
@@ -92,10 +91,10 @@ _CHART_FILES: Mapping[str, Callable[[], str]] = {
 }
 
 
-def made(root: Path) -> MadeFiles:
-    """All files below `root` by path: the chart's, then what is rendered of them."""
+def generated_files(root: Path) -> GeneratedFiles:
+    """Return all generated files below `root`: the chart's, then the manifests rendered from it."""
     chart = root / CHART
-    files = {chart / name: make for name, make in _CHART_FILES.items()}
+    files = {chart / name: generate for name, generate in _CHART_FILES.items()}
     for example in sorted((chart / "examples").glob("*.yaml")):
         files[root / MANIFESTS / example.name] = partial(manifest_yaml, chart, example)
     return files

@@ -1,4 +1,4 @@
-"""What the chart's values are made of: a frozen model, and the types that many share."""
+"""The base class of the chart's values, and the field types that several of them share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic.alias_generators import to_camel
 
 
 class Values(BaseModel):
-    """A mapping of values. Spelled in camelCase in YAML; a key that is not a field is refused."""
+    """Base class of a mapping of values: camelCase keys in YAML, unknown keys are rejected."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, alias_generator=to_camel, populate_by_name=True
@@ -17,12 +17,12 @@ class Values(BaseModel):
 
 
 KubernetesObject = dict[str, Any]
-"""Passed on as it is: Kubernetes' own schema says what belongs there."""
+"""Passed to Kubernetes unchanged, and validated by its schema."""
 
 Labels = dict[str, str]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
 OptionalName = Annotated[str, Field(pattern=r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$")]
-"""Of a Kubernetes object; empty where there is none."""
+"""Name of a Kubernetes object, or empty."""
 
 Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|[KMGTPE]i?)?$")]
 AbsolutePath = Annotated[str, Field(pattern=r"^/[A-Za-z0-9._/-]+$")]
@@ -32,18 +32,18 @@ Count = Annotated[int, Field(ge=0, le=1024)]
 
 
 class SecretKey(Values):
-    """A key of a Secret that exists already."""
+    """Reference to a key of an existing Secret."""
 
-    name: OptionalName = Field("", description="Secret that has it; empty for none")
-    key: str = Field("token", description="Its key in the Secret", min_length=1)
+    name: OptionalName = Field("", description="Name of the Secret; empty for none")
+    key: str = Field("token", description="Key in the Secret", min_length=1)
 
 
 class Resources(Values):
-    """What a container asks for and may use."""
+    """Resource requests and limits of a container."""
 
     requests: dict[str, str | int | float] = Field(
-        default_factory=dict, description="What is reserved, by resource"
+        default_factory=dict, description="Requests, by resource name"
     )
     limits: dict[str, str | int | float] = Field(
-        default_factory=dict, description="What may be used, by resource; Ray goes by these"
+        default_factory=dict, description="Limits, by resource name; Ray schedules by these"
     )

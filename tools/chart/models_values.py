@@ -1,4 +1,4 @@
-"""Values that say what is served."""
+"""Values of the models, the Hugging Face Hub and the storage."""
 
 from __future__ import annotations
 
@@ -14,134 +14,139 @@ Speculation = Annotated[dict[str, Any] | str, WithJsonSchema(speculation_schema(
 
 
 class Autoscaling(Values):
-    """How Ray Serve follows the load of one model."""
+    """Autoscaling of one model's replicas by Ray Serve."""
 
-    enabled: bool = Field(False, description="Whether the number of replicas follows the load")
-    min_replicas: int = Field(1, ge=1, le=1024, description="Fewest replicas")
-    max_replicas: int = Field(2, ge=1, le=1024, description="Most replicas")
+    enabled: bool = Field(False, description="Scale the number of replicas with the load")
+    min_replicas: int = Field(1, ge=1, le=1024, description="Minimum number of replicas")
+    max_replicas: int = Field(2, ge=1, le=1024, description="Maximum number of replicas")
     target_requests_per_replica: float = Field(
-        32.0, gt=0, description="Decoding and waiting requests beyond which a replica is added"
+        32.0, gt=0, description="Target number of decoding and waiting requests per replica"
     )
     upscale_delay_seconds: float = Field(
-        10.0, ge=0, description="How long the load must call for more"
+        10.0, ge=0, description="Seconds of high load before replicas are added"
     )
     downscale_delay_seconds: float = Field(
-        120.0, ge=0, description="How long the load must call for fewer"
+        120.0, ge=0, description="Seconds of low load before replicas are removed"
     )
 
 
 class Model(Values):
-    """One model: one application of Ray Serve, with replicas and a control plane of its own."""
+    """A served model: one Ray Serve application with its own replicas and control plane."""
 
     name: str = Field(
         ...,
         pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,126}[A-Za-z0-9])?$",
-        description="Name that requests use for it",
+        description="Model name in requests",
     )
     model: str = Field(
         ...,
         min_length=1,
-        description="What to load: an alias, org/name or org/name@revision of the Hugging Face "
-        "Hub, or the path of a directory or GGUF file in the container, below storage.models' "
-        "mountPath say",
+        description="Model to load: an alias, org/name or org/name@revision on the Hugging Face "
+        "Hub, or the path of a directory or GGUF file in the container, for example below "
+        "storage.models.mountPath",
     )
     route_prefix: str = Field(
         "",
         pattern=r"^(/[A-Za-z0-9._-]+)*/?$",
-        description="Path of its HTTP interface. Empty: / for the first model, /APPLICATION for "
-        "the others. Requests for any model may go to any of them",
+        description="Path prefix of its HTTP API. Empty: / for the first model, /APPLICATION for "
+        "the others. Every prefix accepts requests for every model",
     )
     tensor_parallel_size: int = Field(
-        1, ge=1, le=1024, description="Shards to divide it into; on GPUs one each, in one pod"
+        1, ge=1, le=1024, description="Tensor parallel size; on GPUs one GPU per rank, in one pod"
     )
     device: Literal["", "cpu", "cuda"] = Field(
-        "", description="What it runs on. Empty: cuda where a worker group has GPUs, else cpu"
+        "", description="Device. Empty: cuda if a worker group has GPUs, else cpu"
     )
     speculative_config: Speculation = Field(
         "auto",
-        description="How to draft: keys as in `specdec serve --speculative-config`, auto, or none",
+        description="Speculative decoding: keys of `specdec serve --speculative-config`, auto, or "
+        "none",
     )
-    replicas: int = Field(1, ge=1, le=1024, description="Replicas, unless autoscaling is enabled")
-    autoscaling: Autoscaling = Field(default_factory=Autoscaling, description="By load")
+    replicas: int = Field(1, ge=1, le=1024, description="Number of replicas without autoscaling")
+    autoscaling: Autoscaling = Field(default_factory=Autoscaling, description="Autoscaling by load")
     settings: ServeSettings = Field(
         default_factory=dict,
-        description="Further settings, by the names that `specdec serve --config` has for them",
+        description="Further settings, by their keys in the file of `specdec serve --config`",
     )
 
 
 class ModelImage(Values):
-    """An OCI image with a model, which an init container copies to storage.models."""
+    """An OCI image that contains a model, which an init container copies to storage.models."""
 
-    name: Name = Field(..., description="Directory below storage.models.mountPath to copy to")
-    image: str = Field(..., min_length=1, description="Image, with tag or digest")
+    name: Name = Field(..., description="Target directory below storage.models.mountPath")
+    image: str = Field(..., min_length=1, description="Image with tag or digest")
     path: AbsolutePath = Field("/model", description="Directory of the model in the image")
     pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
-        "IfNotPresent", description="When to pull it"
+        "IfNotPresent", description="Pull policy of the image"
     )
 
 
 class Hub(Values):
-    """Where models come from that are named org/name."""
+    """The Hugging Face Hub, from which models named org/name are downloaded."""
 
-    offline: bool = Field(False, description="Never ask the Hub, and let no traffic out to it")
+    offline: bool = Field(False, description="Never access the Hub, and allow no traffic to it")
     endpoint: str = Field(
-        "", pattern=r"^(https?://.+)?$", description="Mirror of the Hub; empty for the Hub itself"
+        "", pattern=r"^(https?://.+)?$", description="URL of a mirror; empty for the Hub itself"
     )
     token: SecretKey = Field(default_factory=SecretKey, description="Token for gated models")
 
 
 class Volume(Values):
-    """A directory, on a claim or for as long as its pod lives."""
+    """A directory on a persistent volume claim or in an emptyDir."""
 
     type: Literal["emptyDir", "claim"] = Field(
-        "emptyDir", description="emptyDir ends with its pod; claim outlasts it"
+        "emptyDir", description="emptyDir is deleted with its pod; claim persists"
     )
-    existing_claim: str = Field("", description="Claim to use; empty for one of this release")
-    size: str = Field("20Gi", pattern=r"^[0-9]+[KMGT]i$", description="Size of it")
+    existing_claim: str = Field(
+        "", description="Existing claim to use; empty: the chart creates one"
+    )
+    size: str = Field("20Gi", pattern=r"^[0-9]+[KMGT]i$", description="Size")
     storage_class_name: str = Field("", description="Storage class; empty for the default one")
-    keep: bool = Field(True, description="Whether `helm uninstall` leaves the claim")
+    keep: bool = Field(True, description="Keep the claim on `helm uninstall`")
 
 
 class MountedVolume(Volume):
-    """The same, with where it is mounted, by every pod on which models run."""
+    """A volume that every pod on which models run mounts."""
 
     access_modes: list[
         Literal["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"]
     ] = Field(
         ["ReadWriteMany"],
         min_length=1,
-        description="Of the claim, existing ones too. With ReadWriteOnce all pods that mount it "
-        "are placed on one node",
+        description="Access modes of the claim, also of an existing one. With ReadWriteOnce all "
+        "pods that mount it are placed on one node",
     )
-    mount_path: AbsolutePath = Field(..., description="Where it is mounted")
-    read_only: bool = Field(False, description="Whether nothing may be written there")
+    mount_path: AbsolutePath = Field(..., description="Mount path")
+    read_only: bool = Field(False, description="Mount it read-only")
 
 
 class StateVolume(Volume):
-    """What operators have set, which the ControlPlane keeps on the head.
+    """The database of operators' overrides, which the ControlPlane keeps on the head.
 
-    A database, so one node's at a time: the claim is ReadWriteOnce, and the head of a new cluster
-    is placed on the node of the present one, whatever modes an existing claim has.
+    Only one node at a time can write it: the claim is ReadWriteOnce, and the head of a new cluster
+    is placed on the node of the current one, whatever access modes an existing claim has.
     """
 
     type: Literal["emptyDir", "claim"] = Field(
-        "claim", description="emptyDir ends with the head pod; claim outlasts it"
+        "claim", description="emptyDir is deleted with the head pod; claim persists"
     )
-    size: str = Field("1Gi", pattern=r"^[0-9]+[KMGT]i$", description="Size of it")
+    size: str = Field("1Gi", pattern=r"^[0-9]+[KMGT]i$", description="Size")
 
 
 class Storage(Values):
-    """What is kept, and where."""
+    """Volumes of the pods."""
 
     models: MountedVolume = Field(
         default_factory=lambda: MountedVolume(mount_path="/models"),
-        description="Models: the Hub's cache, and what modelImages copy",
+        description="Models: the Hub's cache, and copies of modelImages",
     )
     cache: MountedVolume = Field(
         default_factory=lambda: MountedVolume(mount_path="/cache", size="10Gi"),
-        description="What can be made again: compiled kernels, converted models",
+        description="Cache that can be rebuilt: compiled kernels, converted models",
     )
-    state: StateVolume = Field(default_factory=StateVolume, description="What operators have set")
+    state: StateVolume = Field(
+        default_factory=StateVolume, description="Database of operators' overrides, on the head"
+    )
     scratch_size: str = Field(
-        "10Gi", pattern=r"^[0-9]+[KMGT]i$", description="Of /tmp, with Ray's logs"
+        "10Gi", pattern=r"^[0-9]+[KMGT]i$", description="Size limit of /tmp, and of Ray's logs"
     )

@@ -1,4 +1,4 @@
-"""Values that say how the service is reached, watched and kept up."""
+"""Values of the Service, ingress, monitoring, disruption budgets and `helm test`."""
 
 from __future__ import annotations
 
@@ -10,151 +10,160 @@ from tools.chart.kinds import Count, Duration, KubernetesObject, Labels, Port, R
 
 
 class Service(Values):
-    """The Service that clients call; KubeRay makes it, named RELEASE-serve-svc."""
+    """The Service that clients call; KubeRay creates it as RELEASE-serve-svc."""
 
-    type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field("ClusterIP", description="Type")
+    type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field(
+        "ClusterIP", description="Type of the Service"
+    )
     http_port: Port = Field(8000, description="Port of the HTTP API")
     grpc_port: Port = Field(9000, description="Port of gRPC")
-    annotations: Labels = Field(default_factory=dict, description="Annotations")
+    annotations: Labels = Field(default_factory=dict, description="Annotations of the Service")
 
 
 class Ingress(Values):
     """An Ingress for HTTP and one for gRPC."""
 
-    enabled: bool = Field(False, description="Whether there are some")
-    class_name: str = Field("", description="Ingress class; empty for the default one")
-    host: str = Field("", description="Host name of HTTP; needed")
-    grpc_host: str = Field("", description="Host name of gRPC; empty for no gRPC by ingress")
-    annotations: Labels = Field(default_factory=dict, description="Of both")
+    enabled: bool = Field(False, description="Create Ingresses")
+    class_name: str = Field("", description="Ingress class; empty for the default class")
+    host: str = Field("", description="Host name for HTTP; required")
+    grpc_host: str = Field("", description="Host name for gRPC; empty: no Ingress for gRPC")
+    annotations: Labels = Field(default_factory=dict, description="Annotations of both")
     grpc_annotations: Labels = Field(
         default_factory=lambda: {"nginx.ingress.kubernetes.io/backend-protocol": "GRPC"},
-        description="Of gRPC's: what tells the controller that the backend speaks gRPC",
+        description="Annotations of the gRPC Ingress, which select gRPC as the backend protocol",
     )
 
 
 class Gateway(Values):
-    """A Gateway of the release's own."""
+    """A Gateway that belongs to the release."""
 
-    create: bool = Field(False, description="Whether the chart makes one")
-    class_name: str = Field("", description="Class of it; needed then")
-    annotations: Labels = Field(default_factory=dict, description="Annotations of it")
+    create: bool = Field(False, description="Create a Gateway")
+    class_name: str = Field("", description="Gateway class; required with create")
+    annotations: Labels = Field(default_factory=dict, description="Annotations of the Gateway")
 
 
 class GatewayApi(Values):
     """Gateway API: an HTTPRoute and a GRPCRoute."""
 
-    enabled: bool = Field(False, description="Whether there are routes")
-    gateway: Gateway = Field(default_factory=Gateway, description="One of the release's own")
+    enabled: bool = Field(False, description="Create the routes")
+    gateway: Gateway = Field(default_factory=Gateway, description="Gateway of this release")
     parent_refs: list[KubernetesObject] = Field(
-        default_factory=list, description="Gateways that there are; needed unless gateway.create"
+        default_factory=list, description="Existing Gateways; required unless gateway.create"
     )
-    hostnames: list[str] = Field(default_factory=list, description="Of HTTP; empty for any")
+    hostnames: list[str] = Field(
+        default_factory=list, description="Host names for HTTP; empty for any"
+    )
     grpc_hostnames: list[str] = Field(
-        default_factory=list, description="Of gRPC; no name may be in both lists"
+        default_factory=list, description="Host names for gRPC; must not overlap with hostnames"
     )
-    request_timeout: Duration = Field("3600s", description="How long an answer may take")
+    request_timeout: Duration = Field("3600s", description="Timeout of a request")
 
 
 class ServiceMonitor(Values):
-    """Scraping by the Prometheus operator."""
+    """Scraping configuration for the Prometheus operator."""
 
-    enabled: bool = Field(False, description="Whether there is one")
-    interval: Duration = Field("15s", description="Time between scrapes")
-    labels: Labels = Field(default_factory=dict, description="By which Prometheus selects it")
+    enabled: bool = Field(False, description="Create ServiceMonitors")
+    interval: Duration = Field("15s", description="Scrape interval")
+    labels: Labels = Field(
+        default_factory=dict, description="Labels by which Prometheus selects it"
+    )
 
 
 class Rules(Values):
-    """Alerts by the Prometheus operator."""
+    """Alerting and recording rules for the Prometheus operator."""
 
-    enabled: bool = Field(False, description="Whether there is a PrometheusRule")
-    labels: Labels = Field(default_factory=dict, description="By which Prometheus selects it")
+    enabled: bool = Field(False, description="Create a PrometheusRule")
+    labels: Labels = Field(
+        default_factory=dict, description="Labels by which Prometheus selects it"
+    )
 
 
 class Dashboard(Values):
-    """Grafana's dashboard."""
+    """The Grafana dashboard."""
 
-    enabled: bool = Field(False, description="Whether there is a ConfigMap with it")
+    enabled: bool = Field(False, description="Create a ConfigMap with the dashboard")
     labels: Labels = Field(
-        default_factory=lambda: {"grafana_dashboard": "1"}, description="What the sidecar looks for"
+        default_factory=lambda: {"grafana_dashboard": "1"},
+        description="Labels by which Grafana's sidecar selects it",
     )
-    annotations: Labels = Field(default_factory=dict, description="Such as the folder")
+    annotations: Labels = Field(default_factory=dict, description="Annotations, such as the folder")
 
 
 class Monitoring(Values):
-    """What watches the service."""
+    """Monitoring with Prometheus and Grafana."""
 
     service_monitor: ServiceMonitor = Field(default_factory=ServiceMonitor, description="Scraping")
     rules: Rules = Field(default_factory=Rules, description="Alerts")
-    dashboard: Dashboard = Field(default_factory=Dashboard, description="Grafana's dashboard")
+    dashboard: Dashboard = Field(default_factory=Dashboard, description="Grafana dashboard")
 
 
 class PodDisruptionBudget(Values):
-    """How many pods may be away for maintenance."""
+    """Limits on voluntary disruptions, such as draining a node."""
 
-    enabled: bool = Field(True, description="Whether there are budgets")
+    enabled: bool = Field(True, description="Create PodDisruptionBudgets")
     max_unavailable_workers: Count = Field(
         1,
-        description="Pods of each worker group that may be away, of those that are sure to have a "
-        "replica",
+        description="Maximum number of unavailable pods in each worker group, of those that are "
+        "certain to have a replica",
     )
     protect_head: bool = Field(
-        False, description="Whether the head may never be evicted, which ends the cluster"
+        False, description="Never evict the head; evicting it ends the Ray cluster"
     )
 
 
 class Keda(Values):
-    """Warm nodes ahead of need: KEDA keeps placeholder pods by queue and time to first token.
+    """Overprovisioning of nodes: KEDA scales placeholder pods by queue and time to first token.
 
-    Replicas are Ray Serve's to scale, since RayService has no scale subresource. Placeholders have
-    the node autoscaler bring nodes early; worker pods then displace them.
+    Ray Serve scales replicas, since RayService has no scale subresource. Placeholders make the node
+    autoscaler add nodes early; worker pods then preempt them.
     """
 
-    enabled: bool = Field(False, description="Whether there is a ScaledObject")
+    enabled: bool = Field(False, description="Create a ScaledObject")
     prometheus_url: str = Field(
-        "", pattern=r"^(https?://.+)?$", description="Prometheus to ask; needed"
+        "", pattern=r"^(https?://.+)?$", description="URL of Prometheus; required"
     )
-    group: str = Field("target", min_length=1, description="Worker group that they stand in for")
-    max_placeholders: int = Field(1, ge=1, le=1024, description="Most nodes kept warm")
-    waiting_requests: int = Field(
-        4, ge=1, description="Waiting requests for which there is one placeholder"
+    group: str = Field(
+        "target", min_length=1, description="Worker group whose pods they reserve for"
     )
+    max_placeholders: int = Field(1, ge=1, le=1024, description="Maximum number of placeholders")
+    waiting_requests: int = Field(4, ge=1, description="Number of waiting requests per placeholder")
     first_token_seconds: float = Field(
-        2.0, gt=0, description="95th percentile of the time to the first token that calls for one"
+        2.0, gt=0, description="p95 time to first token above which a placeholder is added"
     )
     priority_class_name: str = Field(
-        "", description="Class of negative priority, so that worker pods displace them; needed"
+        "", description="Class of negative priority, so that worker pods preempt them; required"
     )
-    polling_interval_seconds: int = Field(15, ge=1, description="Time between two looks")
-    cooldown_seconds: int = Field(300, ge=0, description="How long they stay after the last need")
+    polling_interval_seconds: int = Field(15, ge=1, description="Polling interval")
+    cooldown_seconds: int = Field(300, ge=0, description="Delay before scaling to zero")
 
 
 class Expected(Values):
-    """How speculation has to stand for `helm test` to pass."""
+    """State of speculation that `helm test` expects."""
 
     mode: Literal["", "auto", "on", "off"] = Field(
-        "", description="Mode; empty: as operators have set it"
+        "", description="Mode; empty: any, as operators have set it"
     )
 
 
 class Tests(Values):
-    """`helm test`: streams over gRPC and HTTP, and looks at the state of speculation."""
+    """`helm test`, which streams over gRPC and HTTP and checks the state of speculation."""
 
-    enabled: bool = Field(True, description="Whether there is a test")
-    prompt: str = Field("Why is the sky blue?", min_length=1, description="What it asks")
-    max_tokens: int = Field(16, ge=1, le=4096, description="Tokens of an answer")
-    timeout_seconds: int = Field(120, ge=1, description="How long a call may take")
+    enabled: bool = Field(True, description="Create the test pod")
+    prompt: str = Field("Why is the sky blue?", min_length=1, description="Prompt")
+    max_tokens: int = Field(16, ge=1, le=4096, description="Maximum number of output tokens")
+    timeout_seconds: int = Field(120, ge=1, description="Timeout of a call")
     server_name: str = Field(
         "",
         pattern=r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$",
-        description="Name in the certificate of tls.mode sidecar; empty: the Service's, "
+        description="Name in the certificate, with tls.mode sidecar; empty: the Service's name, "
         "RELEASE-serve-svc.NAMESPACE.svc",
     )
     expected_speculation: Expected = Field(
-        default_factory=Expected, description="What it looks for"
+        default_factory=Expected, description="Expected state of speculation"
     )
     resources: Resources = Field(
         default_factory=lambda: Resources(
             requests={"cpu": "250m", "memory": "512Mi"}, limits={"cpu": "1", "memory": "1Gi"}
         ),
-        description="What it takes",
+        description="Resources of the test pod",
     )

@@ -1,4 +1,4 @@
-"""Values that say on which pods, nodes and GPUs the models run."""
+"""Values of the head, the worker groups, Ray and upgrades."""
 
 from __future__ import annotations
 
@@ -10,120 +10,128 @@ from tools.chart.kinds import Count, KubernetesObject, Labels, Resources, Values
 
 
 class Scheduling(Values):
-    """Where pods of a group may go; Kubernetes' own fields."""
+    """Scheduling of a group's pods; the fields are those of Kubernetes."""
 
-    node_selector: Labels = Field(default_factory=dict, description="Labels that nodes must have")
+    node_selector: Labels = Field(default_factory=dict, description="Node selector of the pods")
     tolerations: list[KubernetesObject] = Field(
-        default_factory=list, description="Taints of nodes that are borne"
+        default_factory=list, description="Tolerations of the pods"
     )
     affinity: KubernetesObject = Field(default_factory=dict, description="Affinity of the pods")
     topology_spread_constraints: list[KubernetesObject] = Field(
         default_factory=list,
-        description="How pods are spread; without labelSelector, the group's",
+        description="Spread constraints; labelSelector defaults to that of the group",
     )
     runtime_class_name: str = Field("", description="Runtime class, such as nvidia")
     priority_class_name: str = Field("", description="Priority class of the pods")
-    pod_labels: Labels = Field(default_factory=dict, description="Further labels of the pods")
+    pod_labels: Labels = Field(default_factory=dict, description="Additional labels of the pods")
     pod_annotations: Labels = Field(default_factory=dict, description="Annotations of the pods")
     ray_start_params: Labels = Field(
-        default_factory=dict, description="Further flags of `ray start`, without their dashes"
+        default_factory=dict, description="Additional flags of `ray start`, without dashes"
     )
 
 
 class Head(Scheduling):
-    """The pod that keeps the cluster together: Ray's control store, Serve's controller, a proxy."""
+    """The head pod: Ray's global control store, Serve's controller, and a proxy."""
 
     schedulable: bool = Field(
-        False, description="Whether models may run on it too, as on a laptop without worker groups"
+        False, description="Run models on the head too, for example without worker groups"
     )
     resources: Resources = Field(
         default_factory=lambda: Resources(
             requests={"cpu": "2", "memory": "4Gi"}, limits={"cpu": "2", "memory": "4Gi"}
         ),
-        description="What the head takes",
+        description="Resources of the head",
     )
 
 
 class Gpu(Values):
     """The GPUs of a pod."""
 
-    count: int = Field(0, ge=0, le=64, description="GPUs of each pod; 0 for CPUs alone")
+    count: int = Field(0, ge=0, le=64, description="Number of GPUs per pod; 0: CPU only")
     resource: str = Field(
-        "nvidia.com/gpu", pattern=r"^[a-z0-9.-]+/[a-z0-9.-]*gpu$", description="Their resource name"
+        "nvidia.com/gpu", pattern=r"^[a-z0-9.-]+/[a-z0-9.-]*gpu$", description="Resource name"
     )
-    product: str = Field("", description="Kind of GPU, as productLabel of a node says it; any")
+    product: str = Field(
+        "", description="Required value of the node label productLabel; empty: any"
+    )
     product_label: str = Field(
-        "nvidia.com/gpu.product", min_length=1, description="Label of nodes that says the kind"
+        "nvidia.com/gpu.product", min_length=1, description="Node label that names the GPU model"
     )
 
 
 class WorkerGroup(Scheduling):
-    """Pods of one kind, on which Ray places shards and draft workers."""
+    """A group of identical worker pods, on which Ray places target and draft workers."""
 
-    enabled: bool = Field(True, description="Whether there is the group")
+    enabled: bool = Field(True, description="Create the group")
     role: Literal["target", "draft", "any"] = Field(
         "target",
-        description="What it is meant for. A draft group gets no requests from outside",
+        description="Workers to run there. Pods of a draft group do not receive client requests",
     )
-    replicas: Count = Field(1, description="Pods to start with")
-    min_replicas: Count = Field(1, description="Fewest pods, for Ray's autoscaler")
-    max_replicas: Count = Field(1, description="Most pods, for Ray's autoscaler")
+    replicas: Count = Field(1, description="Initial number of pods")
+    min_replicas: Count = Field(1, description="Minimum number of pods, for Ray's autoscaler")
+    max_replicas: Count = Field(1, description="Maximum number of pods, for Ray's autoscaler")
     idle_timeout_seconds: int = Field(
         0,
         ge=0,
-        description="How long a pod must be idle to be given up; 0: as ray.autoscaler",
+        description="Idle time after which a pod is removed; 0: as ray.autoscaler",
     )
     gpu: Gpu = Field(default_factory=Gpu, description="GPUs of each pod")
     resources: Resources = Field(
         default_factory=lambda: Resources(
             requests={"cpu": "4", "memory": "8Gi"}, limits={"cpu": "4", "memory": "8Gi"}
         ),
-        description="What each pod takes, GPUs aside",
+        description="Resources of each pod, without GPUs",
     )
 
 
 class RayAutoscaler(Values):
-    """Ray's autoscaler, which adds and gives up worker pods as Serve needs them."""
+    """Ray's autoscaler, which adds and removes worker pods as Serve needs them."""
 
-    enabled: bool = Field(False, description="Whether it runs, as a sidecar of the head")
-    version: Literal["v1", "v2"] = Field("v2", description="Which of Ray's autoscalers")
+    enabled: bool = Field(False, description="Run it as a sidecar of the head")
+    version: Literal["v1", "v2"] = Field("v2", description="Version of the autoscaler")
     idle_timeout_seconds: int = Field(
-        300, ge=1, description="How long a worker pod must be idle to be given up"
+        300, ge=1, description="Idle time after which a worker pod is removed"
     )
     upscaling_mode: Literal["Default", "Aggressive", "Conservative"] = Field(
-        "Default", description="How many pods are asked for at once"
+        "Default", description="How fast pods are added; see KubeRay's upscalingMode"
     )
     resources: Resources = Field(
         default_factory=lambda: Resources(
             requests={"cpu": "500m", "memory": "512Mi"}, limits={"cpu": "500m", "memory": "512Mi"}
         ),
-        description="What the sidecar takes",
+        description="Resources of the sidecar",
     )
 
 
 class Ray(Values):
-    """The Ray cluster below the service."""
+    """The Ray cluster of the service."""
 
     version: str = Field(
-        "", pattern=r"^([0-9]+\.[0-9]+\.[0-9]+)?$", description="Ray of the image; empty: as built"
+        "",
+        pattern=r"^([0-9]+\.[0-9]+\.[0-9]+)?$",
+        description="Ray version of the image; empty: the chart's",
     )
     auth_mode: Literal["token", "disabled"] = Field(
-        "token", description="token: who lacks the cluster's token cannot talk to Ray"
+        "token", description="token: connections to Ray require the cluster's token"
     )
     auth_secret_name: str = Field(
-        "", description="Secret with the token as auth_token; empty lets KubeRay make one"
+        "", description="Secret with the key auth_token; empty: KubeRay creates one"
     )
-    autoscaler: RayAutoscaler = Field(default_factory=RayAutoscaler, description="Of worker pods")
+    autoscaler: RayAutoscaler = Field(
+        default_factory=RayAutoscaler, description="Autoscaler of worker pods"
+    )
 
 
 class Upgrade(Values):
-    """What a change of pods does; a change of models alone is always made in place."""
+    """Upgrades that change pods; a change of models alone is always applied in place."""
 
     strategy: Literal["NewCluster", "None"] = Field(
         "NewCluster",
-        description="NewCluster: a whole one beside the present, with twice the GPUs for a while; "
-        "None: once the RayCluster is deleted",
+        description="NewCluster: start a second cluster and switch to it, which needs twice the "
+        "GPUs meanwhile; None: apply the change when the RayCluster is deleted",
     )
     old_cluster_seconds: int = Field(
-        60, ge=0, description="How long the old cluster stays after the switch; at least the drain"
+        60,
+        ge=0,
+        description="Delay between switch and deletion of the old cluster; at least the drain",
     )

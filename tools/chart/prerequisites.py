@@ -1,6 +1,7 @@
-"""What rendered objects ask for and do not make: secrets, priority classes, issuers.
+"""Lists the objects that rendered manifests refer to and do not create.
 
-As commands of kubectl, with which a person makes them or sees that they are there.
+These are secrets, priority classes and issuers; each is listed as the kubectl command that creates
+it or checks that it exists.
 """
 
 from __future__ import annotations
@@ -9,51 +10,55 @@ from collections.abc import Iterator
 from typing import Any
 
 _PLACEHOLDERS_PRIORITY = -10
-"""Below 0, the priority of pods that have no class."""
+"""Below 0, which is the priority of pods without a class."""
 
 
 def commands(objects: list[dict[str, Any]], namespace: str, keys: dict[str, str]) -> list[str]:
-    """Sorted, each once. keys: of the Secret in a volume that names none, by the volume's name."""
-    made = {each["spec"]["secretName"] for each in objects if each["kind"] == "Certificate"}
+    """Return the kubectl commands, sorted and without duplicates.
+
+    keys: by volume name, the key of the Secret of a volume that lists no keys.
+    """
+    created = {item["spec"]["secretName"] for item in objects if item["kind"] == "Certificate"}
     secrets = {
-        name: f"kubectl -n {namespace} create secret {how}"
+        name: f"kubectl -n {namespace} create secret {arguments}"
         for mapping in _mappings(objects)
-        for name, how in _secrets(mapping, keys)
-        if name not in made
+        for name, arguments in _secrets(mapping, keys)
+        if name not in created
     }
     return sorted(secrets.values()) + sorted(set(_classes(objects)) | set(_issuers(objects)))
 
 
 def _secrets(mapping: dict[str, Any], keys: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Names of the secrets that a mapping asks for by itself, and how each is made."""
+    """Yield name and kubectl arguments of each secret that a mapping itself refers to."""
     if isinstance(volume := mapping.get("secret"), dict):
-        yield volume["secretName"], _of_volume(mapping["name"], volume, keys)
-    for each in mapping.get("imagePullSecrets", []):
-        yield each["name"], f"docker-registry {each['name']} --from-file=.dockerconfigjson"
-    for each in mapping.get("certificateRefs", []):
-        yield each["name"], _of_tls(each["name"])
+        yield volume["secretName"], _volume_secret(mapping["name"], volume, keys)
+    for reference in mapping.get("imagePullSecrets", []):
+        name = reference["name"]
+        yield name, f"docker-registry {name} --from-file=.dockerconfigjson"
+    for reference in mapping.get("certificateRefs", []):
+        yield reference["name"], _tls_secret(reference["name"])
     if isinstance(tls := mapping.get("tls"), list):  # of an Ingress
-        for each in tls:
-            yield each["secretName"], _of_tls(each["secretName"])
+        for reference in tls:
+            yield reference["secretName"], _tls_secret(reference["secretName"])
 
 
-def _of_volume(volume_name: str, volume: dict[str, Any], keys: dict[str, str]) -> str:
+def _volume_secret(volume_name: str, volume: dict[str, Any], keys: dict[str, str]) -> str:
     name = volume["secretName"]
-    items = [each["key"] for each in volume.get("items", [])] or [keys.get(volume_name, "")]
-    if not any(items):
-        return _of_tls(name)
-    return f"generic {name} " + " ".join(f"--from-file={each}" for each in items)
+    files = [item["key"] for item in volume.get("items", [])] or [keys.get(volume_name, "")]
+    if not any(files):
+        return _tls_secret(name)
+    return f"generic {name} " + " ".join(f"--from-file={file}" for file in files)
 
 
-def _of_tls(name: str) -> str:
+def _tls_secret(name: str) -> str:
     return f"tls {name} --cert=tls.crt --key=tls.key"
 
 
 def _classes(objects: list[dict[str, Any]]) -> Iterator[str]:
-    for each in objects:
-        for mapping in _mappings(each):
+    for item in objects:
+        for mapping in _mappings(item):
             if name := mapping.get("priorityClassName"):
-                if each["kind"] == "Deployment":  # KEDA's placeholders
+                if item["kind"] == "Deployment":  # KEDA's placeholders
                     value = f" --value={_PLACEHOLDERS_PRIORITY}"
                     yield f"kubectl create priorityclass {name}{value}"
                 else:
@@ -61,18 +66,18 @@ def _classes(objects: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _issuers(objects: list[dict[str, Any]]) -> Iterator[str]:
-    for each in objects:
-        if each["kind"] == "Certificate":
-            issuer, namespace = each["spec"]["issuerRef"], each["metadata"]["namespace"]
+    for item in objects:
+        if item["kind"] == "Certificate":
+            issuer, namespace = item["spec"]["issuerRef"], item["metadata"]["namespace"]
             scope = "" if issuer["kind"] == "ClusterIssuer" else f"-n {namespace} "
             yield f"kubectl {scope}get {issuer['kind'].lower()} {issuer['name']}"
 
 
 def _mappings(content: Any) -> Iterator[dict[str, Any]]:
-    """All there are in it, at any depth."""
+    """Yield all mappings in `content`, at any depth."""
     if isinstance(content, list):
-        for each in content:
-            yield from _mappings(each)
+        for item in content:
+            yield from _mappings(item)
     if isinstance(content, dict):
         yield content
         yield from _mappings(list(content.values()))

@@ -1,4 +1,4 @@
-"""values.schema.json: what Helm checks values against, before a template sees them."""
+"""Generates values.schema.json, by which Helm validates values before it renders templates."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from tools.chart.values import ChartValues
 
 
 def schema_json() -> str:
-    """The schema of ChartValues, and of what Helm itself adds."""
+    """Generate the JSON schema of ChartValues, with the key `global` that Helm adds."""
     schema = _cleaned(ChartValues.model_json_schema())
-    # For a chart that has this one as a dependency.
-    schema["properties"]["global"] = {"type": "object", "description": "Of a parent chart"}
+    # Set by Helm if this chart is a dependency of another one.
+    schema["properties"]["global"] = {"type": "object", "description": "Values of a parent chart"}
     head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of specdec"}
     return json.dumps(head | schema, indent=2, ensure_ascii=False) + "\n"
 
 
-def _cleaned(schema: Any, of_names: bool = False) -> Any:
-    """Without the titles and defaults that pydantic adds: values.yaml has them.
+def _cleaned(schema: Any, is_properties: bool = False) -> Any:
+    """Return the schema without the titles and defaults that pydantic adds.
 
-    of_names: the keys are those of values, one of which may be called title.
+    is_properties: the keys of `schema` are names of values, one of which may be `title`.
     """
     if isinstance(schema, list):
-        return [_cleaned(each) for each in schema]
+        return [_cleaned(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     return {
-        key: _cleaned(each, key in ("properties", "$defs") and not of_names)
-        for key, each in schema.items()
-        if of_names or key not in ("title", "default")
+        key: _cleaned(value, key in ("properties", "$defs") and not is_properties)
+        for key, value in schema.items()
+        if is_properties or key not in ("title", "default")
     }

@@ -1,4 +1,4 @@
-"""Values that say who may do what."""
+"""Values of authentication, TLS, pod security and network policies."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from pydantic import Field
 from tools.chart.kinds import Duration, KubernetesObject, Labels, Resources, Values
 
 _NAMESPACE_NAME = "kubernetes.io/metadata.name"
-"""The label that Kubernetes itself gives every namespace."""
+"""The label that Kubernetes sets on every namespace."""
 
 
 class ServiceAccount(Values):
-    """Whom the pods are to Kubernetes."""
+    """The ServiceAccount of the pods."""
 
-    create: bool = Field(True, description="Whether the chart makes it")
-    name: str = Field("", description="Its name; empty: of the release")
-    annotations: Labels = Field(default_factory=dict, description="Such as a cloud's role")
+    create: bool = Field(True, description="Create the ServiceAccount")
+    name: str = Field("", description="Name; empty: the release's")
+    annotations: Labels = Field(
+        default_factory=dict, description="Annotations, such as a cloud role"
+    )
 
 
 class Security(Values):
-    """What containers may do; the default passes Kubernetes' restricted pod security."""
+    """Security contexts; the defaults meet Kubernetes' restricted pod security standard."""
 
     pod_security_context: KubernetesObject = Field(
         default_factory=lambda: {
@@ -32,7 +34,7 @@ class Security(Values):
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        description="Of every pod",
+        description="Security context of every pod",
     )
     container_security_context: KubernetesObject = Field(
         default_factory=lambda: {
@@ -42,88 +44,91 @@ class Security(Values):
             "capabilities": {"drop": ["ALL"]},
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        description="Of every container",
+        description="Security context of every container",
     )
 
 
 class Keys(Values):
-    """A secret of callers, as a file in the pods."""
+    """Credentials of clients in a Secret, which is mounted in the pods."""
 
-    enabled: bool = Field(True, description="Whether callers need one")
+    enabled: bool = Field(True, description="Require the credentials")
     existing_secret: str = Field(
-        "", description="Secret that has it; empty: the chart makes one up, and keeps it"
+        "", description="Existing Secret; empty: the chart generates one, and keeps it on upgrades"
     )
 
 
 class ApiKeys(Keys):
-    """Keys of the OpenAI API and of InferenceService."""
+    """API keys for the OpenAI API and InferenceService."""
 
     key: str = Field(
-        "api-keys.yaml", min_length=1, description="Key of the Secret: a YAML list of name and key"
+        "api-keys.yaml", min_length=1, description="Key in the Secret: a YAML list of name and key"
     )
 
 
 class AdminToken(Keys):
-    """The operators' token."""
+    """The admin token of operators."""
 
-    key: str = Field("admin-token", min_length=1, description="Key of the Secret")
+    key: str = Field("admin-token", min_length=1, description="Key in the Secret")
 
 
 class Auth(Values):
-    """What callers have to show, over HTTP and gRPC."""
+    """Authentication over HTTP and gRPC."""
 
-    api_keys: ApiKeys = Field(default_factory=ApiKeys, description="Keys of callers")
-    admin_token: AdminToken = Field(default_factory=AdminToken, description="Operators' token")
+    api_keys: ApiKeys = Field(default_factory=ApiKeys, description="API keys of clients")
+    admin_token: AdminToken = Field(default_factory=AdminToken, description="Admin token")
 
 
 class CertManager(Values):
-    """A certificate by cert-manager."""
+    """A certificate that cert-manager issues."""
 
-    enabled: bool = Field(False, description="Whether cert-manager makes tls.secretName")
+    enabled: bool = Field(False, description="Create tls.secretName with cert-manager")
     issuer_kind: Literal["Issuer", "ClusterIssuer"] = Field("Issuer", description="Kind of issuer")
     issuer_name: str = Field("", description="Issuer of the certificate")
     dns_names: list[str] = Field(
-        default_factory=list, description="Names beside those of the service in the cluster"
+        default_factory=list, description="DNS names besides those of the Service in the cluster"
     )
-    duration: Duration = Field("2160h", description="How long a certificate is valid")
-    renew_before: Duration = Field("360h", description="How long before its end it is made anew")
+    duration: Duration = Field("2160h", description="Validity of the certificate")
+    renew_before: Duration = Field("360h", description="Renewal time before expiry")
 
 
 class Sidecar(Values):
-    """Envoy, in every pod that takes requests."""
+    """The Envoy sidecar of every pod that receives client requests."""
 
-    image: str = Field("envoyproxy/envoy:v1.35.6", min_length=1, description="Image; has bash")
+    image: str = Field(
+        "envoyproxy/envoy:v1.35.6", min_length=1, description="Image; must contain bash"
+    )
     resources: Resources = Field(
         default_factory=lambda: Resources(
             requests={"cpu": "250m", "memory": "128Mi"}, limits={"cpu": "1", "memory": "256Mi"}
         ),
-        description="What it takes",
+        description="Resources of the sidecar",
     )
 
 
 class Tls(Values):
-    """Where TLS ends, since Ray Serve speaks none."""
+    """TLS termination, which Ray Serve does not support itself."""
 
     mode: Literal["none", "gateway", "sidecar"] = Field(
         "none",
-        description="none: plain text in the cluster; gateway: at ingress or gateway, with "
-        "secretName; sidecar: Envoy in the pods, so that nothing is plain outside of one",
+        description="none: plain text; gateway: TLS ends at the Ingress or Gateway, with "
+        "secretName; sidecar: TLS ends at Envoy in each pod, so traffic between pods and clients "
+        "is encrypted",
     )
     secret_name: str = Field("", description="Secret of type kubernetes.io/tls")
     cert_manager: CertManager = Field(
-        default_factory=CertManager, description="Who makes the secret"
+        default_factory=CertManager, description="Certificate by cert-manager"
     )
-    sidecar: Sidecar = Field(default_factory=Sidecar, description="For mode sidecar")
+    sidecar: Sidecar = Field(default_factory=Sidecar, description="Envoy, for mode sidecar")
 
 
 class NetworkPolicy(Values):
-    """Who may talk to the pods, and they to whom. Peers are NetworkPolicyPeer objects."""
+    """Network policies of the pods. Peers are NetworkPolicyPeer objects."""
 
-    enabled: bool = Field(True, description="Whether there is one")
+    enabled: bool = Field(True, description="Create NetworkPolicies")
     clients: list[KubernetesObject] = Field(
         default_factory=lambda: [{"podSelector": {}}],
-        description="Who may call the service, controllers of Ingresses and Gateways included; by "
-        "default pods of its namespace",
+        description="Peers that may call the service, including Ingress and Gateway controllers; "
+        "by default all pods of the namespace",
     )
     prometheus: list[KubernetesObject] = Field(
         default_factory=lambda: [
@@ -132,7 +137,7 @@ class NetworkPolicy(Values):
                 "podSelector": {"matchLabels": {"app.kubernetes.io/name": "prometheus"}},
             }
         ],
-        description="Who may scrape metrics, with monitoring.serviceMonitor",
+        description="Peers that may scrape metrics, with monitoring.serviceMonitor",
     )
     operator: list[KubernetesObject] = Field(
         default_factory=lambda: [
@@ -150,8 +155,8 @@ class NetworkPolicy(Values):
                 },
             },
         ],
-        description="KubeRay's operator, which submits the applications; by default pods that are "
-        "labelled as its Helm chart or its kustomization does, in any namespace",
+        description="KubeRay's operator, which submits the applications; by default pods with the "
+        "labels of its Helm chart or kustomization, in any namespace",
     )
     dns: list[KubernetesObject] = Field(
         default_factory=lambda: [
@@ -161,19 +166,20 @@ class NetworkPolicy(Values):
                 },
             }
         ],
-        description="Who answers for names, on port 53",
+        description="DNS servers, on port 53",
     )
     hub_cidr: str = Field(
         "0.0.0.0/0",
         pattern=r"^[0-9a-fA-F:.]+/[0-9]+$",
-        description="Where models are fetched from, on port 443; not with hub.offline",
+        description="Hosts from which models are downloaded, on port 443; unused with hub.offline",
     )
     api_server_cidr: str = Field(
         "0.0.0.0/0",
         pattern=r"^[0-9a-fA-F:.]+/[0-9]+$",
-        description="Kubernetes' API, on ports 443 and 6443; only for the head, and only with "
-        "Ray's autoscaler",
+        description="Kubernetes API server, on ports 443 and 6443; only for the head, and only "
+        "with Ray's autoscaler",
     )
     extra_egress: list[KubernetesObject] = Field(
-        default_factory=list, description="Further egress rules, to a trace collector say"
+        default_factory=list,
+        description="Additional egress rules, for example to a trace collector",
     )

@@ -1,4 +1,4 @@
-"""The settings of a model, as JSON schema: made from what `specdec serve` accepts."""
+"""Generates the JSON schema of a model's settings from what `specdec serve` accepts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cluster.config.serve_config import ServeConfig
 from specdec.config.fields import DIRECTORY, FILE, Limit, Setting
 from specdec.config.speculative import key_types
 
-OF_THE_CHART = {
+CHART_SETTINGS = {
     "model": "models[].model",
     "served_model_name": "models[].name",
     "tensor_parallel_size": "models[].tensorParallelSize",
@@ -26,9 +26,9 @@ OF_THE_CHART = {
     "admin_token_file": "auth.adminToken",
     "api_key_file": "auth.apiKeys",
 }
-"""Settings that follow from other values, and from which."""
+"""Settings that the chart derives from other values: setting to value."""
 
-OF_SERVE = (
+STANDALONE_SETTINGS = (
     "ingress",
     "ray_address",
     "host",
@@ -38,31 +38,34 @@ OF_SERVE = (
     "tls_cert_file",
     "tls_key_file",
 )
-"""Settings of `specdec serve` that have no meaning where KubeRay runs Ray Serve."""
+"""Settings of `specdec serve` that have no effect if KubeRay runs Ray Serve."""
 
 _TYPES = {int: "integer", float: "number", bool: "boolean", str: "string"}
 _BOUNDS = re.compile(r"a whole number from (\d+) to (\d+)")
 
 
 def settings_schema() -> dict[str, Any]:
-    """A mapping of the settings that are neither the chart's nor of other servers."""
-    taken = {*OF_THE_CHART, *OF_SERVE}
-    offered = {
-        name: _schema(each) for name, each in ServeConfig.settings().items() if name not in taken
+    """Return the schema of `models[].settings`."""
+    excluded = {*CHART_SETTINGS, *STANDALONE_SETTINGS}
+    allowed = {
+        name: _schema(each) for name, each in ServeConfig.settings().items() if name not in excluded
     }
-    return {"type": "object", "additionalProperties": False, "properties": offered}
+    return {"type": "object", "additionalProperties": False, "properties": allowed}
 
 
 def speculation_schema() -> dict[str, Any]:
-    """Return the schema of auto, none, or a mapping; the service reads more spellings."""
+    """Return the schema of `models[].speculativeConfig`: auto, none, or SpeculativeConfig's fields.
+
+    The service itself also accepts other spellings of the keys.
+    """
     known = {name: _field_schema(hint) for name, hint in key_types().items()}
     known["rejection_sample_method"] = {"type": "string"}
     mapping = {"type": "object", "additionalProperties": False, "properties": known}
     return {"anyOf": [{"type": "string", "enum": ["auto", "none"]}, mapping]}
 
 
-def _schema(known: Setting) -> dict[str, Any]:
-    return {"description": known.help, **_limits(known.limit)}
+def _schema(setting: Setting) -> dict[str, Any]:
+    return {"description": setting.help, **_limits(setting.limit)}
 
 
 def _limits(limit: Limit) -> dict[str, Any]:
@@ -82,12 +85,12 @@ def _limits(limit: Limit) -> dict[str, Any]:
 
 
 def _field_schema(hint: Any) -> dict[str, Any]:
-    """The type alone: which values go together is the service's to judge."""
-    options = [each for each in get_args(hint) if each is not type(None)]
+    """Return the type alone: the service validates combinations of values."""
+    options = [option for option in get_args(hint) if option is not type(None)]
     if hint in _TYPES:
         return {"type": _TYPES[hint]}
     if get_origin(hint) is tuple:
         return {"type": "array"}
-    if options and all(isinstance(each, str) for each in options):
+    if options and all(isinstance(option, str) for option in options):
         return {"enum": options}
     return _field_schema(options[0])

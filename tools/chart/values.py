@@ -1,4 +1,4 @@
-"""All values of the chart: the schema, values.yaml and the README's table are made of these."""
+"""All values of the chart; values.yaml, its schema and the README's table derive from these."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _DEMO = "smollm2-135m-instruct"
 
 
 class Image(Values):
-    """The image of the service, for all of its pods."""
+    """The container image of all pods of the service."""
 
     repository: str = Field("specdec/specdec", min_length=1, description="Registry and repository")
     tag: str = Field(
         "",
-        description="Tag; empty: the chart's appVersion, with -cuda behind it where a worker group "
+        description="Tag; empty: the chart's appVersion, with the suffix -cuda if a worker group "
         "has GPUs",
     )
     digest: str = Field(
-        "", pattern=r"^(sha256:[0-9a-f]{64})?$", description="Digest, which wins over the tag"
+        "", pattern=r"^(sha256:[0-9a-f]{64})?$", description="Digest; overrides the tag"
     )
     pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
-        "IfNotPresent", description="When to pull it"
+        "IfNotPresent", description="Pull policy"
     )
     pull_secrets: list[str] = Field(
-        default_factory=list, description="Secrets for a registry that asks for a login"
+        default_factory=list, description="Secrets for a private registry"
     )
 
 
@@ -48,68 +48,70 @@ def _worker_groups() -> dict[str, WorkerGroup]:
 
 
 class ChartValues(Values):
-    """Everything that can be set."""
+    """All values of the chart."""
 
-    name_override: str = Field("", description="Instead of the chart's name")
-    fullname_override: str = Field("", description="Instead of the name made of release and chart")
-    common_labels: Labels = Field(
-        default_factory=dict, description="Further labels of objects, except pods"
+    name_override: str = Field("", description="Name to use instead of the chart's")
+    fullname_override: str = Field(
+        "", description="Name prefix of all objects; empty: derived from release and chart"
     )
-    image: Image = Field(default_factory=Image, description="The image of the service")
+    common_labels: Labels = Field(
+        default_factory=dict, description="Additional labels of all objects except pods"
+    )
+    image: Image = Field(default_factory=Image, description="Container image of the service")
     models: list[Model] = Field(
         default_factory=lambda: [Model(name=_DEMO, model=_DEMO)],
         min_length=1,
-        description="What is served",
+        description="Models to serve",
     )
     model_images: list[ModelImage] = Field(
-        default_factory=list, description="Models that come as OCI images"
+        default_factory=list, description="OCI images that contain models"
     )
-    hub: Hub = Field(default_factory=Hub, description="The Hugging Face Hub")
-    storage: Storage = Field(default_factory=Storage, description="What is kept, and where")
+    hub: Hub = Field(default_factory=Hub, description="Hugging Face Hub")
+    storage: Storage = Field(default_factory=Storage, description="Volumes")
     drain_seconds: int = Field(
         30,
         ge=0,
         le=86400,
-        description="How long running requests have to end when a pod or a replica stops; "
-        "Serve's waits, preStop and the termination grace follow from it",
+        description="Seconds that running requests have to finish when a pod or replica stops; "
+        "Serve's timeouts, the preStop hooks and the termination grace period derive from it",
     )
     migration_seconds: int = Field(
         300,
         ge=0,
         le=86400,
-        description="How long the replicas of a worker pod that stops are kept for want of others "
-        "elsewhere, loading of models included; the drain comes after it",
+        description="Seconds that a stopping worker pod keeps its replicas until replacements are "
+        "ready on other pods, loading of models included; the drain follows",
     )
-    head: Head = Field(default_factory=Head, description="The head pod")
+    head: Head = Field(default_factory=Head, description="Head pod")
     worker_groups: dict[str, WorkerGroup] = Field(
         default_factory=_worker_groups, description="Worker pods, by name of the group"
     )
-    ray: Ray = Field(default_factory=Ray, description="The Ray cluster")
-    upgrade: Upgrade = Field(default_factory=Upgrade, description="What changes do")
-    service: Service = Field(default_factory=Service, description="What clients call")
-    auth: Auth = Field(default_factory=Auth, description="What callers have to show")
-    tls: Tls = Field(default_factory=Tls, description="Where TLS ends")
+    ray: Ray = Field(default_factory=Ray, description="Ray cluster")
+    upgrade: Upgrade = Field(default_factory=Upgrade, description="Upgrades of the Ray cluster")
+    service: Service = Field(default_factory=Service, description="Service that clients call")
+    auth: Auth = Field(default_factory=Auth, description="Authentication")
+    tls: Tls = Field(default_factory=Tls, description="TLS")
     service_account: ServiceAccount = Field(
-        default_factory=ServiceAccount, description="Of the pods"
+        default_factory=ServiceAccount, description="ServiceAccount of the pods"
     )
-    security: Security = Field(default_factory=Security, description="What containers may do")
+    security: Security = Field(default_factory=Security, description="Security contexts")
     network_policy: NetworkPolicy = Field(
-        default_factory=NetworkPolicy, description="Who may talk to whom"
+        default_factory=NetworkPolicy, description="Network policies"
     )
-    ingress: Ingress = Field(default_factory=Ingress, description="By Ingress")
-    gateway_api: GatewayApi = Field(default_factory=GatewayApi, description="By Gateway API")
-    monitoring: Monitoring = Field(default_factory=Monitoring, description="What watches it")
+    ingress: Ingress = Field(default_factory=Ingress, description="Ingress")
+    gateway_api: GatewayApi = Field(default_factory=GatewayApi, description="Gateway API")
+    monitoring: Monitoring = Field(default_factory=Monitoring, description="Monitoring")
     pod_disruption_budget: PodDisruptionBudget = Field(
-        default_factory=PodDisruptionBudget, description="For maintenance of nodes"
+        default_factory=PodDisruptionBudget, description="Pod disruption budgets"
     )
-    keda: Keda = Field(default_factory=Keda, description="Warm nodes ahead of need")
+    keda: Keda = Field(default_factory=Keda, description="Overprovisioning of nodes with KEDA")
     tests: Tests = Field(default_factory=Tests, description="`helm test`")
     extra_env: list[KubernetesObject] = Field(
-        default_factory=list, description="Further environment of Ray's containers"
+        default_factory=list, description="Additional environment variables of Ray's containers"
     )
     extra_volumes: list[KubernetesObject] = Field(
-        default_factory=list, description="Further volumes of Ray's pods"
+        default_factory=list, description="Additional volumes of Ray's pods"
     )
     extra_volume_mounts: list[KubernetesObject] = Field(
-        default_factory=list, description="Where Ray's containers mount them"
+        default_factory=list, description="Additional volume mounts of Ray's containers"
     )

@@ -1,4 +1,4 @@
-"""values.yaml: every value with its default, and above it what it means."""
+"""Generates values.yaml: every value with its default, below its description as a comment."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pydantic.fields import FieldInfo
 
 from tools.chart.kinds import Values
 from tools.chart.values import ChartValues
+from tools.generated_files import GENERATED_BY_CHART
 
 _WIDTH = 100
-_MADE = "# Made by `make chart` from tools/chart; a test compares the two.\n\n"
 
 
 def values_yaml() -> str:
-    """The defaults, as `helm show values` prints them."""
-    return _MADE + "\n".join(_lines(ChartValues(), 0)) + "\n"
+    """Generate the whole file."""
+    return GENERATED_BY_CHART + "\n" + "\n".join(_lines(ChartValues(), 0)) + "\n"
 
 
 def _lines(values: Values, depth: int) -> Iterator[str]:
@@ -41,20 +41,20 @@ def _entry(name: str, value: Any, depth: int) -> Iterator[str]:
         case Values():
             yield f"{indent}{name}:"
             yield from _lines(value, depth + 1)
-        case dict() if any(isinstance(each, Values) for each in value.values()):
+        case dict() if any(isinstance(item, Values) for item in value.values()):
             yield f"{indent}{name}:"
-            for key, each in value.items():
-                yield from _entry(key, each, depth + 1)
-        case list() if any(isinstance(each, Values) for each in value):
+            for key, item in value.items():
+                yield from _entry(key, item, depth + 1)
+        case list() if any(isinstance(item, Values) for item in value):
             yield f"{indent}{name}:"
-            for each in value:
-                yield from _item(each, depth + 1)
+            for item in value:
+                yield from _item(item, depth + 1)
         case _:
             yield from _plain(name, value, depth)
 
 
 def _item(value: Values, depth: int) -> Iterator[str]:
-    """One of a list: the dash stands before its first key, behind the comment of that."""
+    """Yield the lines of a list item; the dash precedes its first key, after that key's comment."""
     lines, indent = list(_lines(value, depth + 1)), "  " * depth
     first = next(index for index, line in enumerate(lines) if not line.lstrip().startswith("#"))
     lines[first] = f"{indent}- {lines[first].lstrip()}"

@@ -8,15 +8,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tools.made_files import run
-from tools.monitoring.files import made
+from tools.generated_files import run
+from tools.monitoring.files import generated_files
 
 DEPLOY = Path("deploy")
 
 
 def main(arguments: list[str]) -> int:
     """Return exit status 1 if `check` finds a file that is out of date."""
-    return run(made(DEPLOY), "make monitoring", __doc__, arguments)
+    return run(generated_files(DEPLOY), "make monitoring", __doc__, arguments)
 
 
 if __name__ == "__main__":

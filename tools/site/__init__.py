@@ -1,1 +1,1 @@
-"""What the documentation site has beside the pages under docs/: `make docs`."""
+"""Generates the pages of the documentation site that are not under docs/ (`make docs`)."""

@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: pages from outside docs/, and links to them. See mkdocs.yml."""
+"""MkDocs hooks that add pages from outside docs/ and rewrite links to them. See mkdocs.yml."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _PAGES = {
     "deploy/README.md": "deploy.md",
     "benchmarks/README.md": "benchmarks/code.md",
 }
-"""Pages of the site that lie elsewhere in the repository."""
+"""Files outside docs/ that become pages: path in the repository to path on the site."""
 
 _LINK = re.compile(r"\[([^\]]*)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds what does not lie under docs/."""
-    for source, place in _PAGES.items():
-        files.append(File.generated(config, place, content=(ROOT / source).read_text()))
+    """Add the pages that are not under docs/."""
+    for source, page in _PAGES.items():
+        files.append(File.generated(config, page, content=(ROOT / source).read_text()))
     files.append(File.generated(config, GRPC_PAGE, content=proto_page(ROOT / "protos")))
-    files.append(File.generated(config, "adr/index.md", content=_list_of_decisions()))
+    files.append(File.generated(config, "adr/index.md", content=_decision_index()))
     return files
 
 
-def _list_of_decisions() -> str:
+def _decision_index() -> str:
     decisions = sorted((ROOT / "docs" / "adr").glob("0*.md"))
     titles = [(path.name, path.read_text().partition("\n")[0]) for path in decisions]
     entries = [f"- [{title.removeprefix('# ')}]({name})" for name, title in titles]
@@ -42,27 +42,27 @@ def _list_of_decisions() -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
-    """Leads links out of docs/ to pages of the site; those to other files become their names."""
-    sources = {place: source for source, place in _PAGES.items()}
-    place = page.file.src_uri
-    source = sources.get(place, f"docs/{place}")
-    is_page = frozenset(each.src_uri for each in files)
+    """Rewrite links that leave docs/ to pages of the site, or to plain paths for other files."""
+    sources = {target: source for source, target in _PAGES.items()}
+    current = page.file.src_uri
+    source = sources.get(current, f"docs/{current}")
+    pages = frozenset(file.src_uri for file in files)
 
-    def lead(match: re.Match[str]) -> str:
-        text, target, anchor = match.group(1), match.group(2), match.group(3) or ""
-        path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
-        there = _place_of(path)
-        if path.startswith("docs/") and there not in is_page:
-            return match.group(0)  # nothing is there: MkDocs says so
-        if there not in is_page:
+    def rewrite(match: re.Match[str]) -> str:
+        text, link, anchor = match.group(1), match.group(2), match.group(3) or ""
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
+        target = _page_of(path)
+        if path.startswith("docs/") and target not in pages:
+            return match.group(0)  # a dead link, which MkDocs reports
+        if target not in pages:
             return text if text.startswith("`") else f"{text} (`{path}`)"
-        return f"[{text}]({posixpath.relpath(there, posixpath.dirname(place) or '.')}{anchor})"
+        return f"[{text}]({posixpath.relpath(target, posixpath.dirname(current) or '.')}{anchor})"
 
-    return _LINK.sub(lead, markdown)
+    return _LINK.sub(rewrite, markdown)
 
 
-def _place_of(path: str) -> str:
-    """Where on the site a file of the repository is, if it is there."""
+def _page_of(path: str) -> str:
+    """Return the page of the site that a file of the repository would have."""
     if path.endswith(".proto"):
         return GRPC_PAGE
     if path in ("README.md", "docs"):

@@ -1,4 +1,4 @@
-"""The reference of the gRPC API, as Markdown, from the protos and the comments in them."""
+"""Generates the gRPC API reference as Markdown from the protos and their comments."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ from grpc_tools import protoc
 
 _HEAD = """# gRPC API
 
-Made from the protos, which the service also tells by reflection. [Clients](../clients.md) has
-examples and what may change.
+Generated from the protos, which the service also publishes by server reflection.
+[Clients](../clients.md) has examples and the compatibility rules.
 """
-# Numbers of the fields that paths to comments are made of, as in descriptor.proto.
+# Field numbers in descriptor.proto, which form the paths of SourceCodeInfo.Location.
 _MESSAGES, _ENUMS, _SERVICES = 4, 5, 6
-_PARTS = 2
+_MEMBERS = 2  # methods of a service, fields of a message, values of an enum
 _SCALARS = {
     number: name.removeprefix("TYPE_").lower() for name, number in FieldDescriptorProto.Type.items()
 }
 
 
 def proto_page(root: Path) -> str:
-    """Every service, message and enum of the protos under `root`, in their order there."""
+    """Generate the page: every service, message and enum of the protos under `root`, in file order.
+
+    Raises ValueError if protoc fails.
+    """
     files = _read(root, sorted(root.rglob("*.proto"), reverse=True))
     return "\n".join([_HEAD, *(line for file in files for line in _FilePage(file).lines())]) + "\n"
 
@@ -42,19 +45,19 @@ def _read(root: Path, paths: Sequence[Path]) -> list[FileDescriptorProto]:
         well_known = Path(protoc.__file__).parent / "_proto"
         code = protoc.main(["protoc", *flags, f"-I{well_known}", *map(str, paths)])
         if code != 0:
-            raise ValueError(f"protoc cannot read the protos under {root}")
+            raise ValueError(f"protoc failed on the protos under {root}")
         return list(FileDescriptorSet.FromString(output.read_bytes()).file)
 
 
 class _FilePage:
-    """The part of the page that one file makes."""
+    """The part of the page that documents one proto file."""
 
     def __init__(self, file: FileDescriptorProto) -> None:
         self._file = file
         self._comments = {
-            tuple(place.path): place.leading_comments
-            for place in file.source_code_info.location
-            if place.leading_comments
+            tuple(location.path): location.leading_comments
+            for location in file.source_code_info.location
+            if location.leading_comments
         }
 
     def lines(self) -> Iterator[str]:
@@ -70,10 +73,10 @@ class _FilePage:
         yield self._paragraphs(path)
         for index, method in enumerate(service.method):
             stream = "stream of " if method.server_streaming else ""
-            asked, said = map(_link, (method.input_type, method.output_type))
+            request, response = map(_link, (method.input_type, method.output_type))
             yield f"### {method.name}\n"
-            yield f"{asked} → {stream}{said}\n"
-            yield self._paragraphs((*path, _PARTS, index))
+            yield f"{request} → {stream}{response}\n"
+            yield self._paragraphs((*path, _MEMBERS, index))
 
     def _message(self, message: DescriptorProto, path: tuple[int, ...]) -> Iterator[str]:
         yield f"### {message.name}\n"
@@ -81,9 +84,8 @@ class _FilePage:
         if message.field:
             yield "| field | type | |\n|---|---|---|"
         for index, field in enumerate(message.field):
-            kind = _kind(field, message)
-            said = self._cell((*path, _PARTS, index))
-            yield f"| `{field.name}` = {field.number} | {kind} | {said} |"
+            comment = self._cell((*path, _MEMBERS, index))
+            yield f"| `{field.name}` = {field.number} | {_kind(field, message)} | {comment} |"
         yield ""
 
     def _enum(self, enum: EnumDescriptorProto, path: tuple[int, ...]) -> Iterator[str]:
@@ -91,12 +93,12 @@ class _FilePage:
         yield self._paragraphs(path)
         yield "| value | |\n|---|---|"
         for index, value in enumerate(enum.value):
-            said = self._cell((*path, _PARTS, index))
-            yield f"| `{value.name}` = {value.number} | {said} |"
+            comment = self._cell((*path, _MEMBERS, index))
+            yield f"| `{value.name}` = {value.number} | {comment} |"
         yield ""
 
     def _paragraphs(self, path: tuple[int, ...]) -> str:
-        """A comment as text; what is indented in it, as a table of status codes, as it is."""
+        """Return a comment as Markdown; indented parts, such as tables, become code blocks."""
         lines = [line.removeprefix(" ") for line in self._comments[path].splitlines()]
         return "\n".join(_blocks(lines))
 
@@ -116,7 +118,7 @@ def _blocks(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _kind(field: FieldDescriptorProto, message: DescriptorProto) -> str:
-    entries = {each.name: each for each in message.nested_type if each.options.map_entry}
+    entries = {nested.name: nested for nested in message.nested_type if nested.options.map_entry}
     entry = entries.get(field.type_name.rpartition(".")[2])
     if entry is not None:
         return f"map of {_type(entry.field[0])} to {_type(entry.field[1])}"

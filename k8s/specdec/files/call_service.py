@@ -1,7 +1,7 @@
-"""What `helm test` runs: real streams over gRPC and HTTP, and a look at how speculation stands.
+"""The program that `helm test` runs: streams over gRPC and HTTP, and checks speculation's state.
 
-Reads what to call, and what to find there, from the JSON file that it is given. Ends with status 1
-and one line for each thing that is not as it should be.
+Its argument is a JSON file with the addresses and the expected state. It prints one line for each
+failed check, and exits with status 1 if there are any.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from specdec.client import Client
 
 
 class _Tls(ssl.SSLContext):
-    """TLS with a service whose certificate may have another name than its address."""
+    """TLS context for a service whose certificate may have another name than its address."""
 
     _server_name = ""
 
     @classmethod
-    def by(cls, ca_file: Path, server_name: str) -> _Tls:
-        """Trusts the certificates of the file. Empty: the name has to be the address's."""
+    def create(cls, ca_file: Path, server_name: str) -> _Tls:
+        """Trust the certificates of `ca_file`, for `server_name` or, if empty, for the address."""
         context = cls(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(ca_file)
         context._server_name = server_name
@@ -41,19 +41,19 @@ class _Tls(ssl.SSLContext):
 
 
 def _ca_file(path: str) -> Path:
-    """The Secret's own, or public authorities' where it has none, as it need not have."""
-    own = Path(path)
-    return own if own.exists() and own.stat().st_size else Path(certifi.where())
+    """Return the CA file of the Secret or, since that is optional, the public CAs."""
+    ca_file = Path(path)
+    return ca_file if ca_file.exists() and ca_file.stat().st_size else Path(certifi.where())
 
 
 class Service:
-    """The service, as a caller with the release's keys sees it."""
+    """Client of the service with the credentials of the release."""
 
     def __init__(self, plan: Mapping[str, Any]) -> None:
-        """plan: the JSON file's content."""
+        """Take the content of the JSON file."""
         self._plan = plan
         self._ca_file = _ca_file(plan["ca_file"]) if plan["ca_file"] else None
-        self._tls = _Tls.by(self._ca_file, plan["server_name"]) if self._ca_file else None
+        self._tls = _Tls.create(self._ca_file, plan["server_name"]) if self._ca_file else None
 
     def _key(self) -> str | None:
         return _first_key(self._plan["api_keys_file"])
@@ -69,31 +69,31 @@ class Service:
         )
 
     def stream_over_grpc(self, model: str) -> int:
-        """Asks for the prompt's completion; how many tokens came, one message a step."""
+        """Stream a completion of the prompt; return the number of tokens. Raises RpcError."""
         params = SamplingParams(temperature=0.0, max_tokens=self._plan["max_tokens"])
         with self._client() as client:
             chunks = client.generate_stream(self._plan["prompt"], params, model=model)
             return sum(len(chunk.token_ids) for chunk in chunks)
 
     def model_info(self, model: str) -> Any:
-        """What the service says of a model."""
+        """Fetch the metadata of a model."""
         with self._client() as client:
             return client.model_info(model)
 
     def stream_over_http(self, model: str) -> list[dict[str, Any]]:
-        """Asks in a chat; the events of the stream that came before [DONE]. Raises OSError."""
+        """Stream a chat completion; return the events before [DONE]. Raises OSError."""
         body = {
             "model": model,
             "messages": [{"role": "user", "content": self._plan["prompt"]}],
             "max_completion_tokens": self._plan["max_tokens"],
             "stream": True,
         }
-        sent = json.dumps(body).encode()
-        with self._open("/v1/chat/completions", self._key(), sent) as response:
-            return [json.loads(data) for data in _events(response) if data != "[DONE]"]
+        data = json.dumps(body).encode()
+        with self._open("/v1/chat/completions", self._key(), data) as response:
+            return [json.loads(event) for event in _events(response) if event != "[DONE]"]
 
     def speculation(self, route_prefix: str) -> dict[str, Any]:
-        """The state that the ControlPlane of a model keeps. Raises OSError."""
+        """Fetch the state of speculation from a model's ControlPlane. Raises OSError."""
         token = _first_line(self._plan["admin_token_file"])
         path = f"{route_prefix.rstrip('/')}/v1/admin/speculation"
         with self._open(path, token) as response:
@@ -109,31 +109,31 @@ class Service:
         return urllib.request.urlopen(request, timeout=timeout_s, context=self._tls)
 
 
-def faults(plan: Mapping[str, Any]) -> Iterator[str]:
-    """What is not as it should be, a line each."""
+def failures(plan: Mapping[str, Any]) -> Iterator[str]:
+    """Run all checks; yield one line for each failure."""
     service = Service(plan)
     for model in plan["models"]:
         try:
-            for fault in _faults_of(service, model):
-                yield f"{model['name']}: {fault}"
-        except Exception as error:  # whatever it is, the next model is looked at too
+            for failure in _model_failures(service, model):
+                yield f"{model['name']}: {failure}"
+        except Exception as error:  # the other models are checked in any case
             yield f"{model['name']}: {type(error).__name__}: {error}"
 
 
-def _faults_of(service: Service, model: Mapping[str, Any]) -> Iterator[str]:
+def _model_failures(service: Service, model: Mapping[str, Any]) -> Iterator[str]:
     if service.stream_over_grpc(model["name"]) == 0:
-        yield "the stream over gRPC brought no token"
+        yield "the gRPC stream returned no tokens"
     events = service.stream_over_http(model["name"])
-    if not any(choice["delta"].get("content") for each in events for choice in each["choices"]):
-        yield "the stream over HTTP brought no text"
+    if not any(choice["delta"].get("content") for event in events for choice in event["choices"]):
+        yield "the HTTP stream returned no text"
     info = service.model_info(model["name"])
     for name in ("speculation_method", "num_speculative_tokens"):
-        found, expected = getattr(info, name), model[name]
-        if expected != "any" and found != expected:
-            yield f"{name} is {found}, and should be {expected}"
+        actual, expected = getattr(info, name), model[name]
+        if expected != "any" and actual != expected:
+            yield f"{name} is {actual} (expected {expected})"
     mode = service.speculation(model["route_prefix"])["in_force"]["mode"]
     if model["mode"] and mode != model["mode"]:
-        yield f"the mode of speculation is {mode}, and should be {model['mode']}"
+        yield f"the mode of speculation is {mode} (expected {model['mode']})"
 
 
 def _events(response: Any) -> Iterator[str]:
@@ -151,14 +151,14 @@ def _first_line(path: str) -> str | None:
 
 
 def main(path: str) -> int:
-    """Exit status 1 where something is not as it should be."""
+    """Run all checks, print the failures, and return the exit status."""
     plan = json.loads(Path(path).read_text(encoding="utf-8"))
-    found = list(faults(plan))
-    for fault in found:
-        print(fault, file=sys.stderr)
+    found = list(failures(plan))
+    for failure in found:
+        print(failure, file=sys.stderr)
     if not found:
         names = ", ".join(model["name"] for model in plan["models"])
-        print(f"{names}: streams over gRPC and HTTP, and speculation as configured")
+        print(f"{names}: gRPC and HTTP streams work, and speculation is as configured")
     return 1 if found else 0
 
 

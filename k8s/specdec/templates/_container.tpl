@@ -15,7 +15,7 @@ ports:
   - {name: dashboard, containerPort: 8265}
   {{- end }}
   {{- if include "specdec.takesRequests" . }}
-  # KubeRay makes ports of the Service of those whose names begin so. Pods without them are no part.
+  # KubeRay adds ports whose names begin with serve to its Service; pods without them are no endpoints.
   - {name: serve, containerPort: 8000}
   - {name: serve-grpc, containerPort: 9000}
   {{- end }}
@@ -31,7 +31,7 @@ volumeMounts:
   {{- include "specdec.volumeMounts" . | nindent 2 }}
 {{- end -}}
 
-{{/* GPUs are limits, which Ray counts. */}}
+{{/* GPUs are set as limits, by which Ray counts them. */}}
 {{- define "specdec.resources" -}}
 {{- $resources := deepCopy .resources -}}
 {{- with .gpu -}}
@@ -48,7 +48,7 @@ volumeMounts:
 {{- $storage := $values.storage -}}
 - {name: HOME, value: /tmp}
 - {name: RAY_USAGE_STATS_ENABLED, value: "0"}
-# Several reports fall into the time that the autoscaler of replicas looks back on.
+# Replicas report several times within the look-back period of Serve's autoscaler.
 - {name: RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S, value: "2.0"}
 {{- if include "specdec.runsModels" . }}
 - {name: SPECDEC_CACHE_DIR, value: {{ $storage.cache.mountPath }}/specdec}
@@ -98,9 +98,9 @@ volumeMounts:
 {{- end -}}
 
 {{/*
-KubeRay's own probes want wget. A worker takes requests while Serve's proxy answers there, which it
-does where a replica is; a draft worker, and the head, are ready once Ray is: KubeRay looks at the
-head's proxy itself.
+Replace KubeRay's default probes, which need wget. A worker is ready while Serve's proxy on it
+responds, which is the case if it has a replica. A draft worker and the head are ready when Ray is:
+KubeRay itself probes the proxy of the head.
 */}}
 {{- define "specdec.probes" }}
 livenessProbe:
@@ -122,8 +122,9 @@ readinessProbe:
 {{- end -}}
 
 {{/*
-How long the hook of a pod may take. Serve stops a replica that found no other place by its own wait
-(drainSeconds + 10) before the deadline that it is told, so 20 s remain of what is added here.
+Maximum duration of a pod's preStop hook, which is also the deadline passed to `ray drain-node`.
+Serve stops a replica that has no replacement when its graceful shutdown timeout (drainSeconds + 10)
+remains until that deadline; so 20 s of the 30 s added here remain for migration.
 */}}
 {{- define "specdec.hookSeconds" -}}
 {{- $values := .root.Values -}}
@@ -131,17 +132,18 @@ How long the hook of a pod may take. Serve stops a replica that found no other p
 {{- end -}}
 
 {{/*
-A worker: Ray is told that the node goes, so Serve makes replicas elsewhere and then lets those here
-end; until none is left, or the time is over. Serve ends its proxy here half a minute after it is
-told, whatever the replicas do, so processes are looked at too; by their titles, which Ray sets.
+Worker: drain the Ray node, so that Serve starts replicas on other nodes and then stops those here;
+wait until none is left, or the time is over. Serve stops its proxy on a draining node after half a
+minute, with or without replicas, so the hook also looks for replica processes, by the titles that
+Ray sets.
 */}}
 {{- define "specdec.preStop.worker" -}}
 ray drain-node --reason DRAIN_NODE_REASON_PREEMPTION --reason-message "the pod stops" --deadline-remaining-seconds {{ include "specdec.hookSeconds" . }} --address "$RAY_ADDRESS" --node-id "$(python -c 'import ray; ray.init(address="auto", log_to_driver=False); print(ray.get_runtime_context().get_node_id())' | tail -n 1)"; while [ $SECONDS -lt {{ include "specdec.hookSeconds" . }} ]; do {{ include "specdec.proxyAnswers" . }} || grep -aqs "[r]ay::ServeReplica:" /proc/[0-9]*/cmdline || break; sleep 1; done
 {{- end -}}
 
 {{/*
-The head: the cluster ends with it. First the applications go, which lets their replicas drain; a
-shutdown of Serve alone would end the proxy, and with it every stream, at once.
+Head: the Ray cluster ends with it. Delete the applications first, which drains their replicas:
+`serve shutdown` alone would stop the proxy, and every stream, immediately.
 */}}
 {{- define "specdec.preStop.head" -}}
 export RAY_DASHBOARD_ADDRESS=http://127.0.0.1:8265; none=$(mktemp); echo "applications: []" > "$none"; serve deploy "$none"; while [ $SECONDS -lt {{ include "specdec.hookSeconds" . }} ]; do serve status | grep -q "^applications: {}" && break; sleep 1; done; serve shutdown --yes; {{ include "specdec.awaitClosed" . }}
@@ -155,7 +157,7 @@ while [ $SECONDS -lt {{ include "specdec.hookSeconds" . }} ]; do {{ include "spe
 (exec 3<>/dev/tcp/127.0.0.1/8000) 2>/dev/null
 {{- end -}}
 
-{{/* Envoy: TLS from outside, plain text to Serve's proxy in the same pod. */}}
+{{/* Envoy: terminates TLS, and forwards plain text to Serve's proxy in the same pod. */}}
 {{- define "specdec.sidecar" -}}
 {{- $values := .root.Values -}}
 {{- with $values.tls.sidecar -}}
@@ -176,7 +178,7 @@ livenessProbe:
 readinessProbe:
   tcpSocket: {port: tls-http}
   periodSeconds: 5
-# Until Serve's proxy beside it is done.
+# Keep running until Serve's proxy in this pod has stopped.
 lifecycle:
   preStop:
     exec:

@@ -1,9 +1,9 @@
-{{/* GPUs that models take, and those of the pods that they may be on. */}}
+{{/* GPUs that models need, and GPUs of the pods on which they may run. */}}
 
 {{/*
-The parts of the models that take GPUs, as {"parts": [...]}: at (the value that says how many), kind
-(target or draft), model (its place in the list), labels (of the Ray nodes that it may be on, empty
-for any), ranks (GPUs of one pod), replicas.
+The targets and drafts that need GPUs, as {"parts": [...]}, each with: at (the value that sets the
+number of ranks), kind (target or draft), model (index in .Values.models), labels (of the Ray nodes
+on which it may run, empty for any), ranks (GPUs in one pod), replicas.
 */}}
 {{- define "specdec.gpuParts" -}}
 {{- $parts := list -}}
@@ -23,8 +23,8 @@ for any), ranks (GPUs of one pod), replicas.
 {{- end -}}
 
 {{/*
-The groups on which labels let a part be: names, largest (GPUs of a pod), all (GPUs of all pods that
-there may be). Takes root and labels. Labels that the chart does not set may be anybody's.
+The groups that match the labels of a part: names, largest (most GPUs in one pod), all (GPUs of all
+pods at maxReplicas). Takes root and labels. Labels that the chart does not set match every group.
 */}}
 {{- define "specdec.gpuPool" -}}
 {{- $labels := .labels -}}
@@ -44,9 +44,10 @@ there may be). Takes root and labels. Labels that the chart does not set may be 
 {{- end -}}
 
 {{/*
-How many pods of a group are sure to have a replica, and so Serve's proxy, and so to be ready. Takes
-root and name. Ray packs replicas, so only GPUs say: as many pods as shards are left for when all
-other pods on which they may be are full. Drafts are behind no Service, and ready in any case.
+The number of pods of a group that are certain to have a replica, and therefore Serve's proxy, and
+therefore to be ready. Takes root and name. Ray packs replicas onto few pods, so this follows from
+GPUs only: the pods needed for the shards that remain if all other matching pods are full. Draft pods
+are behind no Service, and always ready.
 */}}
 {{- define "specdec.readyPods" -}}
 {{- $root := .root -}}
@@ -70,7 +71,7 @@ other pods on which they may be are full. Drafts are behind no Service, and read
 {{- $ready -}}
 {{- end -}}
 
-{{/* GPUs that parts take, by their labels. Takes root, and kind, or "" for both. */}}
+{{/* GPUs that parts need, by their labels. Takes root, and kind, or "" for both. */}}
 {{- define "specdec.gpusWanted" -}}
 {{- $kind := .kind -}}
 {{- $wanted := dict -}}

@@ -1,10 +1,10 @@
-{{/* Names, labels and the few facts that several templates go by. */}}
+{{/* Names, labels, and values with their defaults, which several templates use. */}}
 
 {{- define "specdec.name" -}}
 {{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* KubeRay appends to it, and cuts what is beyond 50 characters. */}}
+{{/* At most 40 characters: KubeRay appends suffixes, and truncates at 50. */}}
 {{- define "specdec.fullname" -}}
 {{- $name := include "specdec.name" . -}}
 {{- $of_release := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
@@ -15,7 +15,7 @@
 {{ include "specdec.fullname" . }}-serve-svc
 {{- end -}}
 
-{{/* Of every object but pods. */}}
+{{/* Labels of every object except pods. */}}
 {{- define "specdec.labels" -}}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | quote }}
 app.kubernetes.io/name: {{ include "specdec.name" . | quote }}
@@ -29,21 +29,21 @@ app.kubernetes.io/part-of: specdec
 {{- end -}}
 
 {{/*
-Of Ray's pods, and what selects them. Nothing here may change from one version of the chart to the
-next: KubeRay answers a change of pods with a new cluster. app.kubernetes.io/name is KubeRay's.
+Labels of Ray's pods, also used as their selector. They must not depend on the chart's version:
+KubeRay starts a new cluster if pods change. KubeRay itself sets app.kubernetes.io/name.
 */}}
 {{- define "specdec.selector" -}}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/part-of: specdec
 {{- end -}}
 
-{{/* Of the pod of `helm test`, which is none of Ray's. */}}
+{{/* Labels of the pod of `helm test`, which is not one of Ray's. */}}
 {{- define "specdec.testSelector" -}}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: test
 {{- end -}}
 
-{{/* There are two of a version: the one for GPUs has CUDA. */}}
+{{/* Each version has two images: the one for GPUs contains CUDA. */}}
 {{- define "specdec.image" -}}
 {{- $version := ternary (printf "%s-cuda" .Chart.AppVersion) .Chart.AppVersion (eq (include "specdec.hasGpus" .) "true") -}}
 {{- with .Values.image -}}
@@ -72,7 +72,7 @@ app.kubernetes.io/component: test
 {{- default (printf "%s-admin-token" (include "specdec.fullname" .)) .Values.auth.adminToken.existingSecret -}}
 {{- end -}}
 
-{{/* A mapping over its defaults, key by key. Helm's own merge takes false and 0 for missing. */}}
+{{/* Merges a mapping over its defaults recursively. Helm's own merge ignores false and 0. */}}
 {{- define "specdec.merged" -}}
 {{- $merged := deepCopy (index . 0) -}}
 {{- range $key, $value := index . 1 -}}
@@ -90,7 +90,7 @@ app.kubernetes.io/component: test
 {{- .Files.Get "files/defaults.json" -}}
 {{- end -}}
 
-{{/* The worker groups that there are, with every value, as {"NAME": ...}. */}}
+{{/* The enabled worker groups with all values, as {"NAME": ...}. */}}
 {{- define "specdec.groups" -}}
 {{- $default := get (include "specdec.defaults" . | fromJson) "workerGroup" -}}
 {{- $groups := dict -}}
@@ -103,7 +103,7 @@ app.kubernetes.io/component: test
 {{- toJson $groups -}}
 {{- end -}}
 
-{{/* Whether some worker has a GPU: "true" or nothing. */}}
+{{/* "true" if a worker group has GPUs, else empty. */}}
 {{- define "specdec.hasGpus" -}}
 {{- $found := false -}}
 {{- range $name, $group := include "specdec.groups" . | fromJson -}}
@@ -112,7 +112,7 @@ app.kubernetes.io/component: test
 {{- if $found }}true{{ end -}}
 {{- end -}}
 
-{{/* The models with every value, each with the name of its application, as {"models": [...]}. */}}
+{{/* The models with all values and the name of their application, as {"models": [...]}. */}}
 {{- define "specdec.models" -}}
 {{- $default := get (include "specdec.defaults" . | fromJson) "model" -}}
 {{- $device := ternary "cuda" "cpu" (eq (include "specdec.hasGpus" .) "true") -}}
@@ -129,7 +129,7 @@ app.kubernetes.io/component: test
 {{- toJson (dict "models" $models) -}}
 {{- end -}}
 
-{{/* The ranks of a model's draft, each of which takes a GPU where the target does. */}}
+{{/* The number of ranks of a model's draft model; on GPUs each needs one. 0 without a draft model. */}}
 {{- define "specdec.draftRanks" -}}
 {{- $speculation := .speculativeConfig -}}
 {{- if kindIs "map" $speculation -}}

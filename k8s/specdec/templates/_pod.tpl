@@ -1,4 +1,4 @@
-{{/* The pods of the Ray cluster: what the head and every worker have in common. */}}
+{{/* Pods of the Ray cluster: the parts that the head and the workers share. */}}
 
 {{/* A pod template. Takes root, group (its values), name, kind (head or worker). */}}
 {{- define "specdec.podTemplate" -}}
@@ -14,7 +14,7 @@ spec:
   serviceAccountName: {{ include "specdec.serviceAccount" .root }}
   automountServiceAccountToken: false
   enableServiceLinks: false
-  # preStop, Ray's own end, and the last seconds of Serve's replicas.
+  # The preStop hook, and 30 s in which Ray and Serve's replicas stop.
   terminationGracePeriodSeconds: {{ include "specdec.hookSeconds" . | int | add 30 }}
   securityContext:
     {{- toYaml $values.security.podSecurityContext | nindent 4 }}
@@ -49,12 +49,12 @@ app.kubernetes.io/component: {{ .name }}
 {{- end }}
 {{- end -}}
 
-{{/* "true" for pods behind the Service, the others have no port of its name. */}}
+{{/* "true" for pods behind the Service; the others have no port of that name. */}}
 {{- define "specdec.takesRequests" -}}
 {{- if or (eq .kind "head") (ne (default "" .group.role) "draft") }}true{{ end -}}
 {{- end -}}
 
-{{/* "true" for pods on which models may run: they mount what models are loaded from. */}}
+{{/* "true" for pods on which models may run, which mount the volumes of models and cache. */}}
 {{- define "specdec.runsModels" -}}
 {{- if or (ne .kind "head") .root.Values.head.schedulable }}true{{ end -}}
 {{- end -}}
@@ -100,8 +100,8 @@ priorityClassName: {{ . }}
 {{- end -}}
 
 {{/*
-The group's own, and beside the pods with which it shares a claim that one node may mount. The state
-is on one in any case: a database, for which two nodes would be one too many.
+The group's affinity, plus pod affinity to the pods with which it shares a claim that only one node
+can mount. The head's state always counts as one: it is a database that only one node may write.
 */}}
 {{- define "specdec.affinity" -}}
 {{- $affinity := deepCopy .group.affinity -}}
@@ -127,7 +127,7 @@ is on one in any case: a database, for which two nodes would be one too many.
 {{- toJson $affinity -}}
 {{- end -}}
 
-{{/* Which of the directories of models is a claim that one node alone may mount; empty for none. */}}
+{{/* Which of the volumes models and cache are claims that only one node can mount; empty for none. */}}
 {{- define "specdec.claimOfOneNode" -}}
 {{- $found := list -}}
 {{- range $name := list "models" "cache" -}}
@@ -152,7 +152,7 @@ initContainers:
     imagePullPolicy: {{ $copy.pullPolicy }}
     securityContext:
       {{- toYaml $.Values.security.containerSecurityContext | nindent 6 }}
-    # Several pods may copy to one claim at once: each to a place of its own, and the first is taken.
+    # Several pods may copy to one claim at once: each copies to its own directory, and the first wins.
     command:
       - sh
       - -ec
@@ -180,7 +180,7 @@ initContainers:
 {{- $fullname := include "specdec.fullname" .root -}}
 - name: scratch
   emptyDir: {sizeLimit: {{ $values.storage.scratchSize }}}
-# KubeRay's autoscaler looks for logs in a volume of this name.
+# The name under which KubeRay's autoscaler expects the volume of the logs.
 - name: ray-logs
   emptyDir: {sizeLimit: {{ $values.storage.scratchSize }}}
 {{- if include "specdec.runsModels" . }}
@@ -224,7 +224,7 @@ initContainers:
 {{- end }}
 {{- end -}}
 
-{{/* Takes the name, the values and the release's name. */}}
+{{/* A volume of the storage values. Takes its name, its values and the release's name. */}}
 {{- define "specdec.volume" -}}
 {{- $name := index . 0 -}}
 {{- $fullname := index . 2 -}}
@@ -239,7 +239,7 @@ initContainers:
 {{- end -}}
 {{- end -}}
 
-{{/* A token for Kubernetes' API that only the autoscaler's container mounts, not the models'. */}}
+{{/* The token for the Kubernetes API, which only the container of the autoscaler mounts. */}}
 {{- define "specdec.apiTokenVolume" -}}
 - name: api-token
   projected:

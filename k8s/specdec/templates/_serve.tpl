@@ -18,14 +18,14 @@ applications:
     route_prefix: {{ .routePrefix }}
     import_path: cluster.app:build
     args:
-{{- /* As JSON, since a number of Helm's may come out of toYaml as 1e+06. */}}
+{{- /* As JSON, since toYaml may write large numbers as 1e+06. */}}
 {{- range $key, $value := include "specdec.applicationArgs" (dict "root" $ "model" .) | fromJson }}
       {{ $key }}: {{ toJson $value }}
 {{- end }}
 {{- end }}
 {{- end -}}
 
-{{/* The settings of one model, by the names of `specdec serve --config`. */}}
+{{/* The settings of one model, by their keys in the file of `specdec serve --config`. */}}
 {{- define "specdec.applicationArgs" -}}
 {{- $values := .root.Values -}}
 {{- $args := dict
@@ -60,8 +60,9 @@ applications:
 {{- end -}}
 
 {{/*
-On pods of which role the parts of a model go, where there are some with what it runs on. So no draft
-takes a GPU that the shards of another replica would need, and Routers are where requests come in.
+Node labels that place a model's target and draft on groups of that role, if there are such groups
+with the model's kind of device. Thus no draft takes a GPU that the shards of another replica need,
+and Routers run on pods that receive requests.
 */}}
 {{- define "specdec.placement" -}}
 {{- $roles := list -}}

@@ -1,8 +1,8 @@
-// Calls to the service. The token lives in this tab's session storage and nowhere else.
+// Calls to the service. The admin token is stored only in the session storage of this tab.
 
 const TOKEN_KEY = "specdec-admin-token";
 
-/** What the service has against a call. `field` names what it is about, where it is one thing. */
+/** An error response of the service. `field` names the invalid field, or is null. */
 export class ApiError extends Error {
   constructor(status, message, field) {
     super(message);
@@ -43,18 +43,18 @@ export async function call(path, { method = "GET", body, signal } = {}) {
     credentials: "omit",
     redirect: "error",
   });
-  if (!response.ok) throw await errorOf(response);
+  if (!response.ok) throw await toError(response);
   return response;
 }
 
-/** The same, where the answer is JSON. */
+/** Like call(), and parses the JSON body. */
 export async function callJson(path, options) {
   return (await call(path, options)).json();
 }
 
-async function errorOf(response) {
-  const told = await response.json().catch(() => ({}));
-  const error = told.error ?? {};
-  const message = error.message ?? told.detail ?? `the service answered ${response.status}`;
+async function toError(response) {
+  const body = await response.json().catch(() => ({}));
+  const error = body.error ?? {};
+  const message = error.message ?? body.detail ?? `the service returned status ${response.status}`;
   return new ApiError(response.status, message, error.field ?? null);
 }

@@ -1,14 +1,14 @@
-// The page's own way to make elements: text is always text, never markup.
+// Creates and updates elements. Strings become text nodes, never markup.
 
-/** The element of this id, which index.html has. */
+/** Returns the element with this id. Throws if index.html has none. */
 export function byId(id) {
-  const found = document.getElementById(id);
-  if (found === null) throw new Error(`index.html has no #${id}`);
-  return found;
+  const element = document.getElementById(id);
+  if (element === null) throw new Error(`index.html has no #${id}`);
+  return element;
 }
 
 /**
- * Makes an element. Attributes that are null or false are left out; children may be texts.
+ * Creates an element. Attributes that are null, undefined or false are omitted.
  * @param {string} tag
  * @param {Record<string, unknown>} attributes
  * @param {...(Node | string | number)} children
@@ -23,7 +23,7 @@ export function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** An SVG element, for the few marks that the page draws itself. */
+/** Creates an SVG element. */
 export function makeSvg(tag, attributes = {}, ...children) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, String(value));
@@ -31,7 +31,7 @@ export function makeSvg(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** Sets a text only where it differs, so that screen readers are not told the same twice. */
-export function say(element, text) {
+/** Sets the text if it differs, so that screen readers do not announce the same text again. */
+export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }

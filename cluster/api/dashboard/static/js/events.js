@@ -1,7 +1,7 @@
-// Server-sent events over fetch. EventSource can neither send a token nor a body.
+// Server-sent events over fetch, since EventSource supports neither headers nor a body.
 
 /**
- * Reads the events of a response until it ends.
+ * Yields the events of a response until it ends.
  * @param {Response} response
  * @yields {{name: string, data: any}} data is parsed JSON
  */
@@ -21,7 +21,7 @@ export async function* eventsOf(response) {
       }
     }
   } finally {
-    reader.cancel().catch(() => {}); // ends the request where the reader leaves early
+    reader.cancel().catch(() => {}); // aborts the request if the caller stops early
   }
 }
 
@@ -36,12 +36,12 @@ function parse(block) {
 }
 
 const FIRST_RETRY_MS = 500;
-const LAST_RETRY_MS = 8000;
-const SILENCE_MS = 15000;
+const MAX_RETRY_MS = 8000;
+const IDLE_TIMEOUT_MS = 15000; // the service sends at least one event per second
 
 /**
- * Keeps a stream open, for as long as the page is.
- * @param {(signal: AbortSignal) => Promise<Response>} open throws where there is no stream
+ * Keeps a stream open while the page is open, and reconnects with exponential backoff.
+ * @param {(signal: AbortSignal) => Promise<Response>} open throws if the stream cannot be opened
  * @param {(event: {name: string, data: any}) => void} onEvent
  * @param {(state: "live" | "lost", error: Error | null) => Promise<void> | void} onState
  *   awaited before the next attempt
@@ -50,13 +50,13 @@ export async function follow(open, onEvent, onState) {
   let retryMs = FIRST_RETRY_MS;
   for (;;) {
     const controller = new AbortController();
-    let silence = watchdog(controller);
+    let timer = startIdleTimer(controller);
     let error = null;
     try {
       const response = await open(controller.signal);
       for await (const event of eventsOf(response)) {
-        clearTimeout(silence);
-        silence = watchdog(controller);
+        clearTimeout(timer);
+        timer = startIdleTimer(controller);
         retryMs = FIRST_RETRY_MS;
         onState("live", null);
         onEvent(event);
@@ -64,14 +64,14 @@ export async function follow(open, onEvent, onState) {
     } catch (caught) {
       error = caught;
     }
-    clearTimeout(silence);
+    clearTimeout(timer);
     await onState("lost", error);
     await new Promise((resolve) => setTimeout(resolve, retryMs * (0.75 + Math.random() / 2)));
-    retryMs = Math.min(2 * retryMs, LAST_RETRY_MS);
+    retryMs = Math.min(2 * retryMs, MAX_RETRY_MS);
   }
 }
 
-/** A connection that says nothing for so long is none; the service sends something each second. */
-function watchdog(controller) {
-  return setTimeout(() => controller.abort(), SILENCE_MS);
+/** Aborts the connection if no event arrives in time. */
+function startIdleTimer(controller) {
+  return setTimeout(() => controller.abort(), IDLE_TIMEOUT_MS);
 }

@@ -1,8 +1,8 @@
-// Numbers as a reader wants them: three digits that matter, and a unit.
+// Formats numbers with three significant digits, and times.
 
 export const NOTHING = "–";
 
-/** Three significant digits: 0.123, 1.23, 12.3, 123, 1.23k, 12.3M. null is nothing. */
+/** Three significant digits: 0.123, 1.23, 12.3, 123, 1.23k, 12.3M; a dash for null. */
 export function short(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return NOTHING;
   if (value === 0) return "0";
@@ -19,13 +19,13 @@ function digits(value) {
   return value.toFixed(decimals).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
 }
 
-/** Seconds as milliseconds up to a second: 12.3 ms, 1.23 s. */
+/** Seconds, as milliseconds below one second: 12.3 ms, 1.23 s. */
 export function seconds(value) {
   if (value === null || value === undefined) return NOTHING;
   return value < 1 ? `${short(value * 1e3)} ms` : `${short(value)} s`;
 }
 
-/** A share from 0 to 1 as whole per cent. */
+/** A ratio from 0 to 1 as a whole percentage. */
 export function percent(value) {
   return value === null || value === undefined ? NOTHING : `${Math.round(100 * value)} %`;
 }
@@ -48,24 +48,19 @@ export function duration(value) {
     .join(" ");
 }
 
-/** Seconds since 1970 of a moment as the service writes it. */
+/** Unix time in seconds of an ISO 8601 time. */
 export function secondsOf(isoTime) {
   return Date.parse(isoTime) / 1e3;
 }
 
-/** Hours, minutes and seconds of the reader's own clock. */
+/** The time of day in the browser's time zone. */
 export function clock(unixSeconds) {
   return new Date(unixSeconds * 1e3).toLocaleTimeString([], { hourCycle: "h23" });
 }
 
-/** The same, with the day where that is not today. */
-export function moment(unixSeconds) {
-  const then = new Date(unixSeconds * 1e3);
-  const isToday = then.toDateString() === new Date().toDateString();
-  return isToday ? clock(unixSeconds) : `${then.toLocaleDateString()} ${clock(unixSeconds)}`;
-}
-
-/** "1 request", "2 requests". */
-export function count(number, noun) {
-  return `${short(number)} ${noun}${number === 1 ? "" : "s"}`;
+/** The time of day, with the date if that is not today. */
+export function dateTime(unixSeconds) {
+  const date = new Date(unixSeconds * 1e3);
+  const isToday = date.toDateString() === new Date().toDateString();
+  return isToday ? clock(unixSeconds) : `${date.toLocaleDateString()} ${clock(unixSeconds)}`;
 }

@@ -1,19 +1,19 @@
-// What happened and who runs: decisions, changes by operators, replicas.
+// The lists of decisions, of audit log entries, and of replicas.
 
-import { byId, make, makeSvg, say } from "./dom.js";
-import { NOTHING, clock, duration, moment, percent, secondsOf } from "./format.js";
+import { byId, make, makeSvg, setText } from "./dom.js";
+import { NOTHING, clock, dateTime, duration, percent, secondsOf } from "./format.js";
 import { ruleText } from "./rules.js";
 
-/** What a decision's reason means to an operator; the names are those of DecisionReason. */
+/** Descriptions of the values of DecisionReason. */
 const REASONS = {
   threshold: "threshold on decoding requests",
-  table_row: "configured row for the batch size",
-  goodput: "most tokens a second expected",
-  probe: "a look at another number",
-  operator: "set by an operator, or configured",
+  table_row: "configured length for the batch size",
+  goodput: "highest expected throughput",
+  probe: "probe of another draft length",
+  operator: "set by an operator or configured",
   rule: "rule on requests per second",
   request: "all requests have opted out",
-  drafter_away: "draft model is being restarted",
+  drafter_away: "draft worker is restarting",
   catching_up: "draft model is catching up",
 };
 
@@ -21,34 +21,31 @@ export function reasonText(reason) {
   return REASONS[reason] ?? reason ?? "";
 }
 
-/** The timeline of decisions, the latest first; a replica is named where there are several. */
+/** Shows decisions, latest first; with the replica if there are several. */
 export function showDecisions(decisions, hasSeveralReplicas) {
-  const rows = decisions.map((each) => {
-    const at = secondsOf(each.at);
-    const what = each.num_draft_tokens > 0 ? `k = ${each.num_draft_tokens}` : "no drafts";
-    const where = hasSeveralReplicas ? ` on ${each.replica_id}` : "";
-    return entry(
-      at,
-      clock(at),
-      `${what}${where}`,
-      `${reasonText(each.reason)}, ${each.num_decoding} decoding`,
-    );
+  const rows = decisions.map((decision) => {
+    const at = secondsOf(decision.at);
+    const length = decision.num_draft_tokens > 0 ? `k = ${decision.num_draft_tokens}` : "no drafts";
+    const replica = hasSeveralReplicas ? ` on ${decision.replica_id}` : "";
+    const details = `${reasonText(decision.reason)}, ${decision.num_decoding} decoding`;
+    return listItem(at, clock(at), `${length}${replica}`, details);
   });
-  replaceRows(byId("decisions"), rows, "Nothing has been decided yet.");
+  replaceRows(byId("decisions"), rows, "No decisions yet.");
 }
 
-/** Changes by operators, the latest first. */
+/** Shows changes by operators, latest first. */
 export function showAudit(entries) {
-  const rows = entries.map((each) => {
-    const at = secondsOf(each.at);
-    const who = each.updated_by || "nobody named";
-    const why = each.reason ? `: ${each.reason}` : "";
-    return entry(at, moment(at), changeText(each.change), `version ${each.version}, ${who}${why}`);
+  const rows = entries.map((entry) => {
+    const at = secondsOf(entry.at);
+    const author = entry.updated_by || "unknown";
+    const reason = entry.reason ? `: ${entry.reason}` : "";
+    const details = `version ${entry.version}, ${author}${reason}`;
+    return listItem(at, dateTime(at), changeText(entry.change), details);
   });
-  replaceRows(byId("audit"), rows, "Nobody has changed anything yet.");
+  replaceRows(byId("audit"), rows, "No changes yet.");
 }
 
-/** "mode: off, threshold: 8", as the audit log has it. */
+/** Formats a change of the audit log: "mode: off, threshold: 8". */
 function changeText(change) {
   const { reset, ...values } = change;
   const parts = Object.entries(values).map(([name, value]) => `${name}: ${valueText(name, value)}`);
@@ -58,26 +55,26 @@ function changeText(change) {
 
 function valueText(name, value) {
   if (name === "rules") return value.map(ruleText).join(", ") || "none";
-  if (name === "ttl_s") return value === 0 ? "for good" : duration(value);
+  if (name === "ttl_s") return value === 0 ? "never" : duration(value);
   return Array.isArray(value) ? value.join(" ") : value;
 }
 
-function entry(atS, when, what, why) {
-  const time = make("time", { datetime: new Date(atS * 1e3).toISOString() }, when);
-  return make("li", {}, time, make("span", { class: "what" }, what), make("span", { class: "why" }, why));
+function listItem(atS, timeText, title, details) {
+  const time = make("time", { datetime: new Date(atS * 1e3).toISOString() }, timeText);
+  return make("li", {}, time, make("span", { class: "title" }, title), make("span", { class: "details" }, details));
 }
 
-/** Keeps what is there where nothing is new, so that a reader's place in the list stays. */
-function replaceRows(list, rows, nothing) {
+/** Replaces the rows only if they differ, so that the scroll position stays. */
+function replaceRows(list, rows, emptyText) {
   const key = rows.map((row) => row.textContent).join("\n");
   if (list.dataset.key === key) return;
   list.dataset.key = key;
-  list.replaceChildren(...(rows.length > 0 ? rows : [make("li", {}, make("span", { class: "empty" }, nothing))]));
+  list.replaceChildren(...(rows.length > 0 ? rows : [make("li", {}, make("span", { class: "empty" }, emptyText))]));
 }
 
-/** The table of replicas. @param {object[]} replicas */
+/** Shows the table of replicas. @param {object[]} replicas */
 export function showReplicas(replicas, numLost) {
-  say(byId("lost"), numLost > 0 ? `${numLost} lost since the control plane started` : "");
+  setText(byId("lost"), numLost > 0 ? `${numLost} lost since the control plane started` : "");
   const rows = replicas.map(({ report, uptime_s: uptime, age_s: age }) =>
     make(
       "tr",
@@ -102,17 +99,17 @@ function number(value) {
   return make("td", { class: "number" }, value);
 }
 
-const SILENT_AFTER_S = 40; // an idle replica reports every 30
+const REPORT_TIMEOUT_S = 40; // an idle replica reports every 30 seconds
 
-/** State by word and shape, not by colour alone. */
+/** Shows the state as text and icon, not as colour alone. */
 function health(report, age) {
   let [kind, text, path] = ["good", "ready", "M2 6l3 3 5-6"];
-  if (age > SILENT_AFTER_S) {
-    [kind, text, path] = ["warn", `silent for ${duration(age)}`, "M6 2v5M6 9v1"];
+  if (age > REPORT_TIMEOUT_S) {
+    [kind, text, path] = ["warn", `no report for ${duration(age)}`, "M6 2v5M6 9v1"];
   } else if (!report.is_ready) {
     [kind, text, path] = ["bad", report.reason || "not ready", "M3 3l6 6M9 3l-6 6"];
   } else if (report.is_draft_worker_up === false) {
-    [kind, text, path] = ["warn", "draft worker away", "M6 2v5M6 9v1"];
+    [kind, text, path] = ["warn", "draft worker down", "M6 2v5M6 9v1"];
   }
   const mark = makeSvg("path", { d: path, fill: "none", stroke: "currentColor", "stroke-width": 2 });
   const icon = makeSvg("svg", { viewBox: "0 0 12 12", "aria-hidden": "true" }, mark);

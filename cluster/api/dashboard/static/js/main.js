@@ -1,20 +1,21 @@
-// Joins the parts of the page, and feeds them with what the service tells each second.
+// Connects the parts of the page, and updates them with the events of the service.
 
 import { call, callJson } from "./api.js";
 import { Charts } from "./charts.js";
-import { byId, say } from "./dom.js";
+import { ControlPanel } from "./control_panel.js";
+import { byId, setText } from "./dom.js";
 import { follow } from "./events.js";
 import { showAudit, showDecisions, showReplicas } from "./lists.js";
-import { Steer } from "./steer.js";
+
 import { startTheme } from "./theme.js";
 import { Tiles } from "./tiles.js";
 import { askForToken, startTokenDialog, tokenProblem } from "./token.js";
 import { startTryIt } from "./try_it.js";
 
-byId("main").hidden = false; // not before its parts can be made: nothing shall move once it is seen
+byId("main").hidden = false; // hidden until the scripts have loaded, to avoid layout shifts
 const charts = new Charts();
 const tiles = new Tiles();
-const steer = new Steer();
+const controlPanel = new ControlPanel();
 let lastVersion = null;
 let auditEntries = [];
 let lastPreviewMs = 0;
@@ -23,10 +24,10 @@ startTheme(() => charts.restyle());
 startTokenDialog();
 startTryIt();
 document.addEventListener("visibilitychange", () => charts.draw());
-follow((signal) => call("events", { signal }), onEvent, onLink);
+follow((signal) => call("events", { signal }), onEvent, onConnectionState);
 
 function onEvent({ name, data }) {
-  if (name === "hello") say(byId("model"), data.model);
+  if (name === "hello") setText(byId("model"), data.model);
   if (name !== "now") return;
   if (data.figures.length > 0) {
     charts.load(data.figures);
@@ -36,8 +37,8 @@ function onEvent({ name, data }) {
 }
 
 function showFleet({ replicas, num_lost_replicas: numLost, speculation }) {
-  steer.update(speculation);
-  steer.showDecisions(replicas.map((each) => each.report));
+  controlPanel.update(speculation);
+  controlPanel.showDecisions(replicas.map(({ report }) => report));
   showReplicas(replicas, numLost);
   showDecisions(decisionsOf(replicas), replicas.length > 1);
   if (speculation.version !== lastVersion) {
@@ -46,19 +47,19 @@ function showFleet({ replicas, num_lost_replicas: numLost, speculation }) {
   }
   if (performance.now() - lastPreviewMs > 2000) {
     lastPreviewMs = performance.now();
-    steer.preview();
+    controlPanel.preview();
   }
 }
 
-/** Of all replicas, the latest first. */
+/** Returns the decisions of all replicas, latest first. */
 function decisionsOf(replicas) {
-  const all = replicas.flatMap(({ report }) =>
+  const decisions = replicas.flatMap(({ report }) =>
     report.decision_changes.map((change) => ({ ...change, replica_id: report.replica_id })),
   );
-  return all.sort((one, other) => Date.parse(other.at) - Date.parse(one.at)).slice(0, 100);
+  return decisions.sort((a, b) => Date.parse(b.at) - Date.parse(a.at)).slice(0, 100);
 }
 
-/** The newest changes, or with a token those before the ones that are shown. */
+/** Loads the newest page of the audit log or, with a page token, the next older one. */
 async function loadAudit(pageToken = "") {
   const page = await callJson(`../v1/admin/audit-log?page_token=${pageToken}`).catch(() => null);
   if (page === null) return;
@@ -68,18 +69,18 @@ async function loadAudit(pageToken = "") {
   byId("audit-more").onclick = () => loadAudit(page.next_page_token);
 }
 
-async function onLink(state, error) {
+async function onConnectionState(state, error) {
   const pill = byId("link");
   if (state === "live") {
     pill.dataset.state = "live";
-    say(pill, "Live");
+    setText(pill, "Live");
     return;
   }
   pill.dataset.state = "lost";
   if (error?.needsToken) {
-    say(pill, "Token needed");
+    setText(pill, "Token required");
     await askForToken(tokenProblem());
   } else {
-    say(pill, error?.status === 503 ? "Service not ready, trying again" : "Connection lost, trying again");
+    setText(pill, error?.status === 503 ? "Service not ready, retrying" : "Connection lost, retrying");
   }
 }

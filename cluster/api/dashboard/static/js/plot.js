@@ -1,6 +1,6 @@
-// One chart of figures over time: uPlot, with a legend of our own whose size never changes.
+// One time series chart: uPlot, with its own legend of constant size.
 
-import { make, makeSvg, say } from "./dom.js";
+import { make, makeSvg, setText } from "./dom.js";
 import { NOTHING, clock } from "./format.js";
 
 const HEIGHT = 132;
@@ -9,15 +9,15 @@ const DASHES = { 1: [], 2: [7, 4], 3: [2, 3] };
 /**
  * @typedef {object} Line
  * @property {string} label
- * @property {(figures: object) => number | null} read
- * @property {boolean} [steps] whether a value holds until the next one
+ * @property {(sample: object) => number | null} read
+ * @property {boolean} [steps] draw a step function: a value holds until the next one
  */
 
-/** A chart in #charts, of one to three lines that share a unit. */
+/** A chart in #charts, with one to three lines of the same unit. */
 export class Plot {
   /**
    * @param {{title: string, unit: string, lines: Line[], format: (value: number) => string,
-   *   range?: [number, number]}} spec range: of the values, where it is known beforehand
+   *   range?: [number, number]}} spec range: fixed range of the values, if any
    */
   constructor(spec) {
     this.spec = spec;
@@ -39,7 +39,7 @@ export class Plot {
     return make("span", { class: "key" }, mark, line.label, " ", this.values[index]);
   }
 
-  /** Draws it anew, in the colours of the moment. */
+  /** Redraws the chart in the colours of the current theme. */
   restyle() {
     const data = this.chart?.data;
     this.chart?.destroy();
@@ -47,17 +47,18 @@ export class Plot {
   }
 
   /**
-   * Shows samples of a span of time.
-   * @param {object[]} samples figures, the oldest first
-   * @param {number} from unix seconds @param {number} to
+   * Shows the samples of a time range.
+   * @param {object[]} samples oldest first
+   * @param {number} from Unix time in seconds
+   * @param {number} to Unix time in seconds
    */
   show(samples, from, to) {
-    const columns = this.spec.lines.map((line) => samples.map((each) => line.read(each)));
+    const columns = this.spec.lines.map((line) => samples.map((sample) => line.read(sample)));
     this.chart.batch(() => {
-      this.chart.setData([samples.map((each) => each.time_s), ...columns], false);
+      this.chart.setData([samples.map((sample) => sample.time_s), ...columns], false);
       this.chart.setScale("x", { min: from, max: to });
     });
-    if (this.chart.cursor.idx === null || this.chart.cursor.idx === undefined) this.#tell(samples.length - 1);
+    if (this.chart.cursor.idx === null || this.chart.cursor.idx === undefined) this.#showValues(samples.length - 1);
   }
 
   resize() {
@@ -65,10 +66,10 @@ export class Plot {
     if (width > 0 && width !== this.chart.width) this.chart.setSize({ width, height: HEIGHT });
   }
 
-  #tell(index) {
+  #showValues(index) {
     this.spec.lines.forEach((_, line) => {
       const value = this.chart.data[line + 1][index];
-      say(this.values[line], value === null || value === undefined ? NOTHING : this.spec.format(value));
+      setText(this.values[line], value === null || value === undefined ? NOTHING : this.spec.format(value));
     });
   }
 
@@ -87,17 +88,17 @@ export class Plot {
       cursor: { y: false, sync: { key: "specdec" }, points: { size: 6 }, drag: { setScale: false } },
       scales: { x: { time: true }, y: { range: this.spec.range ?? fromZero } },
       axes: [
-        { ...axis, size: 22, space: 70, values: timesOf },
+        { ...axis, size: 22, space: 70, values: formatTicks },
         { ...axis, size: 46, space: 28, values: (_, splits) => splits.map((split) => this.spec.format(split)) },
       ],
       series: [{}, ...this.spec.lines.map((line, index) => this.#series(line, index))],
       hooks: {
-        setCursor: [(chart) => this.#tell(chart.cursor.idx ?? chart.data[0].length - 1)],
+        setCursor: [(chart) => this.#showValues(chart.cursor.idx ?? chart.data[0].length - 1)],
       },
     };
   }
 
-  /** What a colour of the theme is at present; a canvas knows no custom properties. */
+  /** Resolves a custom property of the theme, which a canvas does not support, to a colour. */
   #colour(name) {
     this.plot.style.color = `var(${name})`;
     return getComputedStyle(this.plot).color;
@@ -116,12 +117,12 @@ export class Plot {
   }
 }
 
-/** Hours and minutes, and seconds where ticks are closer than a minute. */
-function timesOf(_chart, splits, _axis, _space, incrementS) {
+/** Hours and minutes, with seconds if ticks are less than a minute apart. */
+function formatTicks(_chart, splits, _axis, _space, incrementS) {
   return splits.map((split) => (incrementS < 60 ? clock(split) : clock(split).slice(0, 5)));
 }
 
-/** From zero to a little above the largest value; something where there is none. */
+/** The range from zero to 10 % above the largest value. */
 function fromZero(_, low, high) {
   return [0, high > 0 ? 1.1 * high : 1];
 }

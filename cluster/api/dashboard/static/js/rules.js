@@ -1,18 +1,18 @@
-// The editor of rules by requests per second.
+// The editor of the rules by requests per second.
 
 import { byId, make } from "./dom.js";
 import { short } from "./format.js";
 
 const MODES = [
-  ["", "mode as set"],
+  ["", "unchanged"],
   ["auto", "auto"],
   ["on", "on"],
   ["off", "off"],
 ];
 
-/** Rows of the form's rule list, each a rate and what holds from it on. */
+/** The rows of the rule list: a rate, and the values that apply from it on. */
 export class RuleEditor {
-  /** @param {() => void} onEdit called whenever somebody has changed something */
+  /** @param {() => void} onEdit called after each edit */
   constructor(onEdit) {
     this.onEdit = onEdit;
     this.list = byId("rule-list");
@@ -25,13 +25,13 @@ export class RuleEditor {
     });
   }
 
-  /** Shows rules as the service tells them. */
+  /** Shows the rules of the service. */
   fill(rules) {
     this.list.replaceChildren();
     rules.forEach((rule) => this.#add(rule));
   }
 
-  /** The rules as the service takes them; a number that is missing is null. */
+  /** Returns the rules in the format of the service; a missing rate is null. */
   read() {
     return [...this.list.children].map((row) => {
       const [rate, mode, tokens] = row.querySelectorAll("input, select");
@@ -42,7 +42,7 @@ export class RuleEditor {
     });
   }
 
-  /** Marks the row that an error is about. @param {string} field such as rules[1].mode */
+  /** Marks the input of an invalid field. @param {string} field such as rules[1].mode */
   mark(field) {
     const index = Number(/^rules\[(\d+)\]/.exec(field)?.[1] ?? -1);
     const row = this.list.children[index];
@@ -65,7 +65,7 @@ export class RuleEditor {
     );
     mode.value = rule.mode ?? "";
     const tokens = make("input", {
-      id: `rule-tokens-${id}`, type: "number", inputmode: "numeric", min: 0, max: 32, placeholder: "as set",
+      id: `rule-tokens-${id}`, type: "number", inputmode: "numeric", min: 0, max: 32, placeholder: "unchanged",
       value: rule.num_speculative_tokens, "data-field": "num_speculative_tokens",
     });
     const remove = make("button", { type: "button", class: "quiet" }, "Remove");
@@ -77,11 +77,11 @@ export class RuleEditor {
       make("div", {}, make("label", { for: tokens.id }, "tokens"), tokens),
       remove,
     );
-    const nameButton = () => {
+    const labelButton = () => {
       remove.setAttribute("aria-label", `Remove the rule from ${rate.value || "?"} requests per second`);
     };
     row.addEventListener("input", () => {
-      nameButton();
+      labelButton();
       this.onEdit();
     });
     remove.addEventListener("click", () => {
@@ -89,7 +89,7 @@ export class RuleEditor {
       byId("rule-add").focus();
       this.onEdit();
     });
-    nameButton();
+    labelButton();
     this.list.append(row);
     return row;
   }
@@ -99,8 +99,8 @@ function numberIn(input) {
   return input.value === "" ? null : Number(input.value);
 }
 
-/** "off from 50/s", "on with k = 3 from 20/s". */
+/** Formats a rule: "off from 50/s", "on with k = 3 from 20/s". */
 export function ruleText({ min_requests_per_s: rate, mode, num_speculative_tokens: tokens }) {
-  const what = [mode ?? null, tokens === null || tokens === undefined ? null : `k = ${tokens}`];
-  return `${what.filter((part) => part !== null).join(" with ")} from ${short(rate)}/s`;
+  const parts = [mode ?? null, tokens === null || tokens === undefined ? null : `k = ${tokens}`];
+  return `${parts.filter((part) => part !== null).join(" with ")} from ${short(rate)}/s`;
 }

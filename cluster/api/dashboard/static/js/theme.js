@@ -1,11 +1,11 @@
-// Dark or light: as the system says, unless somebody chose otherwise.
+// The light or dark theme: that of the system, unless the user selects one.
 
 import { byId } from "./dom.js";
 
 const KEY = "specdec-theme";
 const CHOICES = ["auto", "light", "dark"];
 
-/** Wires the switch; `onChange` is called when colours have changed, by it or by the system. */
+/** Initializes the button; `onChange` is called when the user or the system changes the theme. */
 export function startTheme(onChange) {
   const button = byId("theme");
   let chosen = CHOICES.includes(localStorage.getItem(KEY)) ? localStorage.getItem(KEY) : "auto";

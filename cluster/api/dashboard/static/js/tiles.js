@@ -1,18 +1,18 @@
-// The figures of the moment, in words and large.
+// The tiles with the current values.
 
-import { byId, make, say } from "./dom.js";
+import { byId, make, setText } from "./dom.js";
 import { NOTHING, percent, seconds, short } from "./format.js";
 
 const times = (value) => (value === null ? NOTHING : `${short(value)}×`);
 
-/** Title, value, unit and a second line, each read from the latest figures. */
+/** Title, value, unit and second line of each tile, from the latest sample. */
 const TILES = [
   ["Requests", (now) => short(now.requests_per_s), "/s", (now) => `${short(now.num_replicas)} replica${now.num_replicas === 1 ? "" : "s"}`],
   ["Decoding", (now) => short(now.num_decoding), "", (now) => `${short(now.num_waiting)} waiting`],
   ["Throughput", (now) => short(now.tokens_per_s), "tokens/s", () => "all replicas"],
   ["First token", (now) => seconds(now.first_token_s?.p50), "", (now) => `p95 ${seconds(now.first_token_s?.p95)}`],
-  ["Between tokens", (now) => seconds(now.inter_token_s?.p50), "", (now) => `p95 ${seconds(now.inter_token_s?.p95)}`],
-  ["Draft tokens", (now) => short(now.num_chosen_tokens), "a step", (now) => `${short(now.mean_acceptance_length)} tokens a draft`],
+  ["Inter-token", (now) => seconds(now.inter_token_s?.p50), "", (now) => `p95 ${seconds(now.inter_token_s?.p95)}`],
+  ["Draft tokens", (now) => short(now.num_chosen_tokens), "per step", (now) => `${short(now.mean_acceptance_length)} tokens per draft`],
   ["Acceptance", (now) => percent(now.acceptance_rate), "", (now) => `speed-up ${times(now.estimated_speedup)}`],
   ["KV cache", (now) => percent(now.kv_cache_usage), "", () => "in use"],
 ];
@@ -28,10 +28,10 @@ export class Tiles {
     });
   }
 
-  show(figures) {
+  show(sample) {
     TILES.forEach(([, value, , more], index) => {
-      say(this.tiles[index].value, value(figures));
-      say(this.tiles[index].more, more(figures));
+      setText(this.tiles[index].value, value(sample));
+      setText(this.tiles[index].more, more(sample));
     });
   }
 }

@@ -1,46 +1,46 @@
-// Asks for the admin token where the service wants one.
+// Asks for the admin token if the service requires one.
 
 import { setToken, token } from "./api.js";
-import { byId, say } from "./dom.js";
+import { byId, setText } from "./dom.js";
 
-/** Wires the dialog's buttons. */
+/** Initializes the buttons of the dialog. */
 export function startTokenDialog() {
   byId("token-open").addEventListener("click", () => askForToken(""));
   byId("token-cancel").addEventListener("click", () => byId("token-dialog").close("cancelled"));
 }
 
-let asking = null;
+let pending = null;
 
 /**
- * Resolves when somebody has given a token or has closed the dialog. Asked twice, it is shown once.
- * @param {string} problem what is wrong with the token that was given before
- * @returns {Promise<boolean>} whether there is a new token
+ * Shows the dialog, and resolves when it is closed. Concurrent calls share one dialog.
+ * @param {string} problem the error of the previous token, or empty
+ * @returns {Promise<boolean>} whether a new token was entered
  */
 export function askForToken(problem) {
-  asking ??= new Promise((resolve) => {
+  pending ??= new Promise((resolve) => {
     const dialog = byId("token-dialog");
     byId("token-open").hidden = false;
     byId("token").value = "";
-    say(byId("token-error"), problem);
+    setText(byId("token-error"), problem);
     dialog.returnValue = "";
     dialog.addEventListener(
       "close",
       () => {
-        asking = null;
-        const given = byId("token").value.trim();
+        pending = null;
+        const entered = byId("token").value.trim();
         byId("token").value = "";
-        const isGiven = dialog.returnValue === "given" && given !== "";
-        if (isGiven) setToken(given);
-        resolve(isGiven);
+        const isEntered = dialog.returnValue === "submitted" && entered !== "";
+        if (isEntered) setToken(entered);
+        resolve(isEntered);
       },
       { once: true },
     );
     dialog.showModal();
   });
-  return asking;
+  return pending;
 }
 
-/** What to say to a 401: that a token is needed, or that the one given is wrong. */
+/** Returns the error text for a 401 response; empty if no token was sent. */
 export function tokenProblem() {
-  return token() === "" ? "" : "That token is not the right one.";
+  return token() === "" ? "" : "The service rejected this token.";
 }

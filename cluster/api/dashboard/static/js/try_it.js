@@ -1,7 +1,7 @@
-// The try-it box: one answer, each token coloured by who it came from.
+// The try-it box: streams one output, and marks accepted draft tokens.
 
 import { call } from "./api.js";
-import { byId, make, say } from "./dom.js";
+import { byId, make, setText } from "./dom.js";
 import { eventsOf } from "./events.js";
 import { percent, short } from "./format.js";
 
@@ -34,17 +34,17 @@ export function startTryIt() {
 function setBusy(isBusy) {
   byId("try-start").disabled = isBusy;
   byId("try-stop").disabled = !isBusy;
-  byId("answer").setAttribute("aria-busy", String(isBusy));
+  byId("output").setAttribute("aria-busy", String(isBusy));
 }
 
 async function run(signal) {
-  const answer = new Answer();
+  const output = new Output();
   clearError();
   try {
     const response = await call("generate", { method: "POST", body: request(), signal });
-    for await (const { name, data } of eventsOf(response)) answer.on(name, data);
+    for await (const { name, data } of eventsOf(response)) output.onEvent(name, data);
   } catch (error) {
-    if (signal.aborted) answer.tell("stopped");
+    if (signal.aborted) output.showFigures("stopped");
     else showError(error);
   }
 }
@@ -57,22 +57,22 @@ function request() {
     max_tokens: number("try-max"),
     temperature: number("try-temperature"),
     seed: number("try-seed"),
-    speculation: wantedSpeculation(byId("try-speculation").value, number("try-k")),
+    speculation: speculationOptions(byId("try-speculation").value, number("try-k")),
   };
 }
 
-function wantedSpeculation(choice, numTokens) {
+function speculationOptions(choice, numTokens) {
   if (choice === "off") return { enabled: false };
   return choice === "on" ? { enabled: true, num_speculative_tokens: numTokens } : {};
 }
 
 function clearError() {
-  say(byId("try-error"), "");
+  setText(byId("try-error"), "");
   Object.values(FIELDS).forEach((id) => byId(id).removeAttribute("aria-invalid"));
 }
 
 function showError(error) {
-  say(byId("try-error"), error.message);
+  setText(byId("try-error"), error.message);
   const id = FIELDS[error.field];
   if (id !== undefined) {
     byId(id).setAttribute("aria-invalid", "true");
@@ -80,25 +80,23 @@ function showError(error) {
   }
 }
 
-/** What has come of an answer, and how fast. */
-class Answer {
+/** The output of a request, with its speed. */
+class Output {
   constructor() {
-    this.box = byId("answer");
+    this.box = byId("output");
     this.box.replaceChildren();
-    this.askedAt = performance.now();
+    this.startedAt = performance.now();
     this.firstAt = null;
     this.usage = null;
-    this.ending = "";
-    this.tell();
+    this.showFigures();
   }
 
-  on(name, data) {
+  onEvent(name, data) {
     if (name === "tokens") this.#add(data);
     if (name === "error") showError(new Error(data.message));
     if (name === "end") {
-      this.ending = data.finish_reason === "length" ? "reached the most tokens" : "complete";
-      if (!data.is_lossless) this.ending += `, lossy verifier ${data.verifier}`;
-      this.tell(this.ending);
+      const status = data.finish_reason === "length" ? "reached max tokens" : "complete";
+      this.showFigures(data.is_lossless ? status : `${status}, lossy verifier ${data.verifier}`);
     }
   }
 
@@ -107,28 +105,28 @@ class Answer {
     this.usage = usage;
     const isAtEnd = this.box.scrollTop + this.box.clientHeight >= this.box.scrollHeight - 4;
     for (const { text, accepted } of tokens) {
-      this.box.append(make("span", { class: `token ${accepted ? "accepted" : "own"}` }, text));
+      this.box.append(make("span", { class: `token ${accepted ? "accepted" : "target"}` }, text));
     }
     if (isAtEnd) this.box.scrollTop = this.box.scrollHeight;
-    this.tell();
+    this.showFigures();
   }
 
-  /** One line below the buttons; screen readers hear it at the end, not at each token. */
-  tell(ending = "") {
+  /** Updates the line below the buttons; screen readers announce it at the end, not for each token. */
+  showFigures(status = "") {
     const figures = byId("try-figures");
-    figures.setAttribute("aria-live", ending === "" ? "off" : "polite");
-    say(figures, [...this.#speed(), ending].filter((part) => part !== "").join(" · "));
+    figures.setAttribute("aria-live", status === "" ? "off" : "polite");
+    setText(figures, [...this.#speed(), status].filter((part) => part !== "").join(" · "));
   }
 
   #speed() {
     if (this.usage === null) return [];
     const tokens = this.usage.completion_tokens;
     const elapsedS = (performance.now() - this.firstAt) / 1e3;
-    const parts = [`${tokens} tokens`, `first after ${short((this.firstAt - this.askedAt) / 1e3)} s`];
+    const parts = [`${tokens} tokens`, `first after ${short((this.firstAt - this.startedAt) / 1e3)} s`];
     if (tokens > 1 && elapsedS > 0) parts.push(`${short((tokens - 1) / elapsedS)} tokens/s`);
-    if (this.usage.num_draft_tokens === 0) return [...parts, "nothing drafted"];
+    if (this.usage.num_draft_tokens === 0) return [...parts, "no draft tokens"];
     const rate = percent(this.usage.num_accepted_tokens / this.usage.num_draft_tokens);
     const length = 1 + this.usage.num_accepted_tokens / this.usage.num_drafts;
-    return [...parts, `acceptance rate ${rate}`, `${short(length)} tokens a draft`];
+    return [...parts, `acceptance rate ${rate}`, `${short(length)} tokens per draft`];
   }
 }

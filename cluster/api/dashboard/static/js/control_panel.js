@@ -1,30 +1,30 @@
-// The control panel: what holds, what shall hold instead, and who was faster.
+// The control panel: the state in force, the form that changes it, and conflicting changes.
 
 import { callJson } from "./api.js";
-import { byId, say } from "./dom.js";
-import { moment, secondsOf, short } from "./format.js";
+import { byId, make, setText } from "./dom.js";
+import { dateTime, secondsOf, short } from "./format.js";
 import { reasonText } from "./lists.js";
 import { RuleEditor, ruleText } from "./rules.js";
 
 const SPECULATION = "../v1/admin/speculation";
 const PREVIEW_DELAY_MS = 200;
 const MODE_HINTS = {
-  auto: "Drafts while it pays: by the policy, below the threshold.",
-  on: "Drafts at every load.",
-  off: "No request drafts, whatever it asks for.",
+  auto: "The policy chooses the number of draft tokens, below the threshold.",
+  on: "Speculation is on at every load.",
+  off: "Speculation is off, also for requests that ask for it.",
 };
 
-/** Everything between the panel's form and the service's state. */
-export class Steer {
+/** Connects the form of the panel with the state of the service. */
+export class ControlPanel {
   constructor() {
-    this.form = byId("steer");
-    this.rules = new RuleEditor(() => this.#edited());
-    this.state = null; // as the service told last
-    this.base = null; // what the form was filled from
+    this.form = byId("control");
+    this.rules = new RuleEditor(() => this.#onEdit());
+    this.state = null; // the latest state of the service
+    this.base = null; // the state that the form was filled from
     this.isBusy = false;
     this.previewTimer = null;
-    this.previewed = "";
-    this.form.addEventListener("input", () => this.#edited());
+
+    this.form.addEventListener("input", () => this.#onEdit());
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
       this.#apply(this.#change());
@@ -33,10 +33,10 @@ export class Steer {
     byId("reset").addEventListener("click", () => this.#apply({ reset: true }));
     byId("conflict-take").addEventListener("click", () => this.#fill(this.state));
     byId("conflict-keep").addEventListener("click", () => this.#rebase());
-    byId("who").value = sessionStorage.getItem("specdec-who") ?? "";
+    byId("author").value = sessionStorage.getItem("specdec-author") ?? "";
   }
 
-  /** Takes over what the service says of itself. */
+  /** Shows a new state of the service. */
   update(state) {
     const isNew = this.state?.version !== state.version;
     this.state = state;
@@ -48,32 +48,30 @@ export class Steer {
     }
   }
 
-  /** What holds on the replicas, as they decided last. */
+  /** Shows the latest decisions of the replicas. */
   showDecisions(replicas) {
-    const box = byId("steer-state");
-    const drafting = replicas.filter((each) => each.num_chosen_tokens > 0);
+    const box = byId("control-state");
+    const drafting = replicas.filter((replica) => replica.num_chosen_tokens > 0);
     const isOn = drafting.length > 0;
     box.dataset.on = String(isOn);
-    const lengths = drafting.map((each) => each.num_chosen_tokens);
+    const lengths = drafting.map((replica) => replica.num_chosen_tokens);
     const [low, high] = [Math.min(...lengths), Math.max(...lengths)];
     const k = low === high ? `k = ${low}` : `k = ${low} to ${high}`;
-    const where = isOn && drafting.length < replicas.length ? ` on ${drafting.length} of ${replicas.length}` : "";
-    const head = isOn ? `On${where}, ${k}` : "Off";
-    const reasons = [...new Set(replicas.map((each) => reasonText(each.decision_reason)).filter(Boolean))];
-    const why = reasons.join("; ") || "nothing has been decided yet";
-    if (box.textContent === head + why) return;
-    const strong = document.createElement("b");
-    strong.textContent = head;
-    box.replaceChildren(strong, why);
+    const share = isOn && drafting.length < replicas.length ? ` on ${drafting.length} of ${replicas.length} replicas` : "";
+    const head = isOn ? `On${share}, ${k}` : "Off";
+    const reasons = new Set(replicas.map((replica) => reasonText(replica.decision_reason)).filter(Boolean));
+    const details = [...reasons].join("; ") || "no decision yet";
+    if (box.textContent === head + details) return;
+    box.replaceChildren(make("b", {}, head), details);
   }
 
   #showState() {
-    const { version, updated_at: at, updated_by: who, reason, expires_at: until } = this.state;
+    const { version, updated_at: at, updated_by: author, reason, expires_at: until } = this.state;
     const parts = [`Version ${version}`];
-    if (at !== null) parts.push(`${who || "somebody"}, ${moment(secondsOf(at))}`);
+    if (at !== null) parts.push(`${author || "unknown"}, ${dateTime(secondsOf(at))}`);
     if (reason) parts.push(reason);
-    if (until !== null) parts.push(`until ${moment(secondsOf(until))}`);
-    say(byId("steer-version"), parts.join(" · "));
+    if (until !== null) parts.push(`until ${dateTime(secondsOf(until))}`);
+    setText(byId("control-version"), parts.join(" · "));
   }
 
   #fill(state) {
@@ -91,16 +89,16 @@ export class Steer {
       const isSet = state.overridden.includes(name);
       this.#note(name, isSet ? `configured: ${state.configured[name]}` : "as configured");
     }
-    this.#edited();
+    this.#onEdit();
   }
 
   #note(name, text, kind = "") {
     const note = byId(`${name}-note`);
     note.dataset.kind = kind;
-    say(note, text);
+    setText(note, text);
   }
 
-  /** What the form has that the base has not. */
+  /** Returns the values of the form that differ from the base. */
   #change() {
     const { without_rules: base, rules } = this.base;
     const change = {};
@@ -110,10 +108,10 @@ export class Steer {
       const value = byId(name).value === "" ? null : Number(byId(name).value);
       if (value !== base[name]) change[name] = value;
     }
-    const mayChoose = byId("allow_request_override").checked;
-    if (mayChoose !== base.allow_request_override) change.allow_request_override = mayChoose;
-    const wanted = this.rules.read();
-    if (JSON.stringify(wanted) !== JSON.stringify(rules.map(plainRule))) change.rules = wanted;
+    const allowOverride = byId("allow_request_override").checked;
+    if (allowOverride !== base.allow_request_override) change.allow_request_override = allowOverride;
+    const editedRules = this.rules.read();
+    if (JSON.stringify(editedRules) !== JSON.stringify(rules.map(plainRule))) change.rules = editedRules;
     if (byId("expiry").value !== "") change.ttl_s = Number(byId("expiry").value);
     return change;
   }
@@ -122,11 +120,11 @@ export class Steer {
     return Object.keys(this.#change()).length > 0;
   }
 
-  #edited() {
+  #onEdit() {
     const isEdited = this.#isEdited();
     byId("apply").disabled = !isEdited || this.isBusy;
     byId("discard").disabled = !isEdited || this.isBusy;
-    say(byId("mode-hint"), MODE_HINTS[this.form.elements.mode.value] ?? "");
+    setText(byId("mode-hint"), MODE_HINTS[this.form.elements.mode.value] ?? "");
     this.#clearErrors();
     this.#schedulePreview();
   }
@@ -136,12 +134,12 @@ export class Steer {
     this.previewTimer = setTimeout(() => this.preview(), PREVIEW_DELAY_MS);
   }
 
-  /** Says what the form would mean at the load of the moment. */
+  /** Shows the effect of the form at the current load. */
   async preview() {
     const change = this.base === null ? {} : this.#change();
     try {
-      const told = await callJson(`${SPECULATION}/preview`, { method: "POST", body: change });
-      say(byId("preview"), previewText(told));
+      const preview = await callJson(`${SPECULATION}/preview`, { method: "POST", body: change });
+      setText(byId("preview"), previewText(preview));
     } catch (error) {
       if (error.status === 400) this.#showError(error);
     }
@@ -149,22 +147,22 @@ export class Steer {
 
   async #apply(change) {
     if (this.isBusy) return;
-    sessionStorage.setItem("specdec-who", byId("who").value);
+    sessionStorage.setItem("specdec-author", byId("author").value);
     this.isBusy = true;
-    this.#edited();
+    this.#onEdit();
     try {
-      const body = { ...change, updated_by: byId("who").value, reason: byId("reason").value, expected_version: this.base.version };
+      const body = { ...change, updated_by: byId("author").value, reason: byId("reason").value, expected_version: this.base.version };
       const edits = JSON.stringify(this.#change());
       const state = await callJson(SPECULATION, { method: "PUT", body });
       this.isBusy = false;
       this.state = state;
       this.#showState();
-      // What was edited while the call was on its way stays, upon what it has made.
+      // Keep edits that were made during the call, on top of the new state.
       if (JSON.stringify(this.#change()) === edits) this.#fill(state);
       else this.#rebase();
     } catch (error) {
       this.isBusy = false;
-      this.#edited();
+      this.#onEdit();
       if (error.status === 409) await this.#onConflict();
       else this.#showError(error);
     }
@@ -177,46 +175,47 @@ export class Steer {
   }
 
   #showConflict() {
-    const { version, updated_at: at, updated_by: who, reason } = this.state;
-    const theirs = differences(this.base, this.state);
-    const when = at === null ? "" : ` at ${moment(secondsOf(at))}`;
-    const why = reason ? ` (${reason})` : "";
-    say(byId("conflict-text"), `${who || "Somebody"} changed this${when}${why}, now version ${version}: ${theirs}. Nothing of yours has been applied.`);
+    const { version, updated_at: at, updated_by: author, reason } = this.state;
+    const changes = differences(this.base, this.state);
+    const time = at === null ? "" : ` at ${dateTime(secondsOf(at))}`;
+    const details = reason ? ` (${reason})` : "";
+    const text = `${author || "Another operator"} changed this${time}${details}, now version ${version}: ${changes}. Your changes were not applied.`;
+    setText(byId("conflict-text"), text);
     byId("conflict").hidden = false;
   }
 
-  /** What was edited here, upon what somebody else has made of the rest meanwhile. */
+  /** Fills the form from the latest state, and applies the local edits to it. */
   #rebase() {
-    const mine = this.#change();
+    const edits = this.#change();
     const ttl = byId("expiry").value;
     const reason = byId("reason").value;
     this.#fill(this.state);
-    if (mine.mode !== undefined) this.form.elements.mode.value = mine.mode;
+    if (edits.mode !== undefined) this.form.elements.mode.value = edits.mode;
     for (const name of ["num_speculative_tokens", "threshold"]) {
-      if (mine[name] !== undefined) byId(name).value = mine[name] ?? "";
+      if (edits[name] !== undefined) byId(name).value = edits[name] ?? "";
     }
-    if (mine.allow_request_override !== undefined) byId("allow_request_override").checked = mine.allow_request_override;
-    if (mine.rules !== undefined) this.rules.fill(mine.rules);
+    if (edits.allow_request_override !== undefined) byId("allow_request_override").checked = edits.allow_request_override;
+    if (edits.rules !== undefined) this.rules.fill(edits.rules);
     byId("expiry").value = ttl;
     byId("reason").value = reason;
-    this.#edited();
+    this.#onEdit();
     byId("apply").focus();
   }
 
   #clearErrors() {
-    say(byId("steer-error"), "");
-    this.form.querySelectorAll("[aria-invalid]").forEach((each) => each.removeAttribute("aria-invalid"));
+    setText(byId("control-error"), "");
+    this.form.querySelectorAll("[aria-invalid]").forEach((input) => input.removeAttribute("aria-invalid"));
   }
 
   #showError(error) {
-    say(byId("steer-error"), error.message);
+    setText(byId("control-error"), error.message);
     const field = error.field ?? "";
     const input = field.startsWith("rules") ? this.rules.mark(field) : this.form.querySelector(`#${CSS.escape(field)}`);
     input?.setAttribute("aria-invalid", "true");
   }
 }
 
-/** A rule with what it says alone, in the order in which the editor says it. */
+/** Returns a rule without its null values, with the key order of the editor. */
 function plainRule(rule) {
   const plain = { min_requests_per_s: rule.min_requests_per_s };
   if (rule.mode !== null) plain.mode = rule.mode;
@@ -224,24 +223,24 @@ function plainRule(rule) {
   return plain;
 }
 
-/** What differs between two states, in words: "mode is off, threshold is 8". */
+/** Describes the differences between two states: "mode is off; threshold is 8". */
 function differences(before, after) {
   const names = ["mode", "num_speculative_tokens", "threshold", "method", "allow_request_override"];
   const changed = names
     .filter((name) => before.without_rules[name] !== after.without_rules[name])
     .map((name) => `${name.replaceAll("_", " ")} is ${after.without_rules[name] ?? "as loaded"}`);
-  const [was, now] = [before, after].map((state) => state.rules.map(ruleText).join(", "));
-  if (was !== now) changed.push(now === "" ? "no rules" : `rules are ${now}`);
-  return changed.join("; ") || "the same values again";
+  const [oldRules, newRules] = [before, after].map((state) => state.rules.map(ruleText).join(", "));
+  if (oldRules !== newRules) changed.push(newRules === "" ? "no rules" : `rules are ${newRules}`);
+  return changed.join("; ") || "the same values";
 }
 
-/** "At the current load, 12.3 requests/s, this means k = 3: rule 2 holds." */
+/** Formats a preview: "At the current load, 12.3 requests/s and 6 decoding, this means k = 3. Rule 1 applies." */
 function previewText({ requests_per_s: rate, num_decoding: decoding, in_force: control, active_rule: rule }) {
   const load = `At the current load, ${short(rate)} requests/s and ${short(decoding)} decoding,`;
   const k = control.num_speculative_tokens;
-  const by = rule === null ? "" : ` Rule ${rule + 1} holds.`;
-  if (control.mode === "off" || k === 0) return `${load} this means no drafts.${by}`;
-  if (control.mode === "on") return `${load} this means k = ${k}.${by}`;
-  const within = `k = ${k} at most, and less where that promises more, on replicas with up to ${control.threshold} decoding`;
-  return `${load} this means ${within}.${by}`;
+  const applied = rule === null ? "" : ` Rule ${rule + 1} applies.`;
+  if (control.mode === "off" || k === 0) return `${load} this means no drafts.${applied}`;
+  if (control.mode === "on") return `${load} this means k = ${k}.${applied}`;
+  const range = `k = 0 to ${k}, as the policy chooses, on replicas with up to ${control.threshold} decoding`;
+  return `${load} this means ${range}.${applied}`;
 }

@@ -1,4 +1,4 @@
-"""Messages with made-up values in every field, by their descriptors: new fields are tried too."""
+"""Generates random messages from their descriptors, so that new fields are covered too."""
 
 from __future__ import annotations
 
@@ -48,13 +48,12 @@ TEXTS = (
 _LENGTHS = (0, 1, 1, 2, 2, 3, 17, 257)
 _FAR_LENGTH = 20_000
 _SHORT_FIELDS = 400
-"""Elements longer than this, in bytes, are not repeated hundreds of times: limits on size are
-tried by messages made for that."""
+"""Elements with more bytes are not repeated hundreds of times: other tests cover size limits."""
 _MAX_DEPTH = 8
 
 
 class MessageMaker:
-    """Makes messages from a source of randomness; the same source makes the same ones."""
+    """Generator of random messages; equal seeds generate equal messages."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -62,7 +61,7 @@ class MessageMaker:
         self._fill = random.choice((0.05, 0.2, 0.6, 0.95))
 
     def message(self, descriptor: Descriptor, depth: int = 0) -> Message:
-        """One of this type, of whose fields more or fewer are set."""
+        """Generate a message of this type, with a random subset of its fields."""
         message = GetMessageClass(descriptor)()
         for field in descriptor.fields:
             if depth < _MAX_DEPTH and self._random.random() < self._fill:

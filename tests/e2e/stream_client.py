@@ -1,6 +1,6 @@
-"""Asks a service for streams, for tests in other network namespaces; prints what came as JSON.
+"""Streams from a service, for tests in other network namespaces, and prints the results as JSON.
 
-Arguments: how many streams at once, how many tokens each, and the seconds that a stream may take.
+Arguments: number of concurrent streams, number of tokens of each, and timeout in seconds.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ ADDRESS = "127.0.0.1:9000"
 
 
 def ask(index: int, num_tokens: int, timeout_s: float) -> dict[str, object]:
-    """One stream: its tokens, how many of them were drafted, and how long it took."""
+    """Run one stream; return its tokens, number of draft tokens, error and duration."""
     params = SamplingParams(
         temperature=0.8 * (index % 2), seed=index, max_tokens=num_tokens, ignore_eos=True
     )
-    began_at, token_ids, num_drafted, error = time.monotonic(), [], 0, ""
+    started_at, token_ids, num_drafted, error = time.monotonic(), [], 0, ""
     try:
         with Client(ADDRESS, timeout_s=timeout_s) as client:
             for chunk in client.generate_stream(f"The river {index}", params):
                 token_ids.extend(chunk.token_ids)
                 if chunk.usage is not None and chunk.usage.speculation is not None:
                     num_drafted = chunk.usage.speculation.num_draft_tokens
-    except ClientError as failed:
-        error = failed.code.name
-    took_s = time.monotonic() - began_at
+    except ClientError as client_error:
+        error = client_error.code.name
+    took_s = time.monotonic() - started_at
     return {"token_ids": token_ids, "num_drafted": num_drafted, "error": error, "took_s": took_s}
 
 
