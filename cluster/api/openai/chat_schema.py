@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from cluster.api.openai.logprobs import ChoiceLogprobs, PromptLogprobs
-from cluster.api.openai.sampling_fields import SamplingFields
+from cluster.api.openai.sampling_fields import ResponseFormat, SamplingFields
 from cluster.api.openai.schema import (
     FinishReason,
+    GenerationBody,
     Metadata,
     RequestModel,
     ResponseModel,
@@ -19,7 +20,6 @@ from cluster.api.openai.schema import (
     number,
     option,
 )
-from cluster.api.openai.structure import ResponseFormat
 from cluster.replica.limits import MAX_CHAT_MESSAGES
 
 _ROLES = Literal["system", "developer", "user", "assistant", "tool"]
@@ -123,6 +123,16 @@ class ChatRequest(SamplingFields):
         }
     )
 
+    api_names = MappingProxyType(
+        {
+            **SamplingFields.api_names,
+            "logprobs": "top_logprobs",
+            "max_tokens": "max_completion_tokens",
+            "prompt": "messages",
+            "prompt length": "messages length",
+        }
+    )
+
     messages: Annotated[list[Message], at_most(MAX_CHAT_MESSAGES, 1)] = Field(
         description="the chat, oldest message first; at most 1000"
     )
@@ -200,14 +210,10 @@ class ChatChoice(ResponseModel):
     token_ids: list[int] = Field(default=[], description="if requested")
 
 
-class ChatCompletion(ResponseModel):
+class ChatCompletion(GenerationBody):
     """The response without streaming."""
 
-    id: str
     object: Literal["chat.completion"]
-    created: int
-    model: str
-    seed: int = Field(description="seed of the request, or the chosen one")
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: PromptLogprobs | None = Field(default=None, description="if requested")
@@ -235,7 +241,7 @@ class Delta(ResponseModel):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
-    tool_calls: list[ToolCallDelta] = Field(default_factory=list)
+    tool_calls: list[ToolCallDelta] = Field(default=[])
 
 
 class ChatChunkChoice(ResponseModel):
@@ -246,18 +252,14 @@ class ChatChunkChoice(ResponseModel):
     logprobs: ChoiceLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: str | int | None = None
-    token_ids: list[int] = Field(default_factory=list)
+    token_ids: list[int] = Field(default=[])
 
 
-class ChatChunk(ResponseModel):
+class ChatChunk(GenerationBody):
     """One event of a stream."""
 
-    id: str
     object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
-    seed: int
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
     prompt_logprobs: PromptLogprobs | None = None
-    prompt_token_ids: list[int] = Field(default_factory=list)
+    prompt_token_ids: list[int] = Field(default=[])

@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from cluster.api.openai.deadline import Deadline
 from cluster.api.openai.logprobs import TokenNames
 from cluster.api.openai.sampling_fields import SamplingFields
+from cluster.api.openai.streams import Deadline
 from cluster.replica.router import Router
 from specdec.config.engine import MAX_STREAM_INTERVAL
 from specdec.engine.input_processor import check_answer_in_one_message

@@ -16,12 +16,15 @@ from starlette.exceptions import HTTPException
 from cluster.api.api_keys import ApiKeys, Lease
 from cluster.api.http.csrf import require_same_origin
 from cluster.api.http.forwarding import ForwardedRequest, forward, is_forwarded
-from cluster.api.openai import field_names
-from cluster.api.openai.deadline import Deadline
 from cluster.api.openai.errors import ApiError, Failure, failure_of
 from cluster.api.openai.request_builder import RequestContext
 from cluster.api.openai.schema import RequestModel
-from cluster.api.openai.streams import ClientDisconnectedError, EventStream, cancel_on_disconnect
+from cluster.api.openai.streams import (
+    ClientDisconnectedError,
+    Deadline,
+    EventStream,
+    cancel_on_disconnect,
+)
 from cluster.control.peers import Applications
 from cluster.observability.logs import current_request_id
 from cluster.replica.limits import check_request_id
@@ -57,14 +60,14 @@ class RequestHandler:
                 model = _body_model(self)
 
                 async def respond(request: Request) -> Response:
-                    return await handler.respond(request, handle, self.path, model)
+                    return await handler.respond(request, handle, model)
 
                 return respond
 
         return HandledRoute
 
     async def respond(
-        self, request: Request, handle: RouteHandler, path: str, model: type[RequestModel] | None
+        self, request: Request, handle: RouteHandler, model: type[RequestModel] | None
     ) -> Response:
         """Run `handle`; return its response or an error in OpenAI's format, with the request id."""
         request.state.request_id = f"req-{secrets.token_hex(12)}"
@@ -79,7 +82,7 @@ class RequestHandler:
         except ClientDisconnectedError:
             response = Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception as error:
-            names = getattr(request.state, "field_names", field_names.BY_PATH.get(path, {}))
+            names = getattr(request.state, "field_names", model.api_names if model else {})
             response = self._failure(error, model, names).respond()
         except BaseException:
             lease.release()

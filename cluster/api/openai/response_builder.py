@@ -1,19 +1,89 @@
-"""The base class of the builders that turn outputs into a response, complete or streamed."""
+"""Base classes of the builders that turn outputs into a response, complete or streamed."""
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, Generic, TypeVar
 
 from cluster.api.openai.errors import Failure
 from cluster.api.openai.logprobs import TokenNames
-from cluster.api.openai.offload import has_many_logprobs
-from cluster.api.openai.schema import ResponseModel
+from cluster.api.openai.request_builder import ResponseInfo
+from cluster.api.openai.sampling_fields import SamplingFields
+from cluster.api.openai.schema import (
+    CompletionTokensDetails,
+    GenerationBody,
+    PromptTokensDetails,
+    ResponseModel,
+    SpeculationUsage,
+    Usage,
+)
 from cluster.api.openai.streams import DONE, PromptOutput
-from cluster.api.openai.usage import UsageMeter
 from cluster.api.sse import event
 from specdec.types.outputs import RequestOutput
 from specdec.types.request import GenerateRequest
+from specdec.types.sampling_params import LOSSY_VERIFIERS, VerifierName
+from specdec.types.stats import SpeculationStats
+
+T = TypeVar("T")
+
+MANY_TOKENS = 64
+"""With log-probabilities, more tokens than this are worth the switch to a thread."""
+
+_DEFAULT_VERIFIER: VerifierName = "coupled"
+
+
+async def offload(work: Callable[[], T], *, is_large: bool) -> T:
+    """Run `work`, on a thread if it is large, and return its result."""
+    return await asyncio.to_thread(work) if is_large else work()
+
+
+class UsageMeter:
+    """Sum of the usage of one call's prompts. An output counts all choices of its prompt."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, RequestOutput] = {}  # by prompt
+        self._cached: dict[int, int] = {}  # of choice 0, which computes the prompt
+
+    @property
+    def has_output(self) -> bool:
+        """Whether an output was added."""
+        return bool(self._last)
+
+    def add(self, prompt: int, output: RequestOutput) -> None:
+        """Add an output of the prompt with this index."""
+        self._last[prompt] = output
+        if output.choice == 0:
+            self._cached.setdefault(prompt, output.num_cached_tokens)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens that were generated so far."""
+        return sum(each.num_output_tokens for each in self._last.values())
+
+    def usage(self, num_hidden_tokens: int = 0) -> Usage:
+        """Return the usage so far. num_hidden_tokens: generated, but not part of the answer."""
+        outputs = [*self._last.values()]
+        prompt_tokens = sum(each.num_prompt_tokens for each in outputs)
+        completion_tokens = self.num_output_tokens - num_hidden_tokens
+        stats = SpeculationStats.sum(output.speculation for output in outputs)
+        verifier = outputs[-1].verifier if outputs else _DEFAULT_VERIFIER
+        speculation = SpeculationUsage(
+            **asdict(stats),
+            acceptance_rate=stats.acceptance_rate,
+            mean_acceptance_length=stats.mean_acceptance_length,
+            verifier=verifier,
+            is_lossless=verifier not in LOSSY_VERIFIERS,
+        )
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(self._cached.values())),
+            completion_tokens_details=CompletionTokensDetails(speculation=speculation),
+        )
 
 
 class ResponseBuilder(ABC):
@@ -26,8 +96,9 @@ class ResponseBuilder(ABC):
         self.meter = UsageMeter()
 
     def is_large(self, output: RequestOutput) -> bool:
-        """Return whether an output is worth converting on a thread."""
-        return has_many_logprobs(output, self.names)
+        """Return whether an output has many log-probabilities, to convert on a thread."""
+        has_prompt = output.prompt_logprobs is not None
+        return self.names is not None and (has_prompt or len(output.token_ids) > MANY_TOKENS)
 
     @abstractmethod
     def add(self, each: PromptOutput) -> None:
@@ -52,3 +123,83 @@ class ResponseBuilder(ABC):
     def failed(self, failure: Failure) -> list[bytes]:
         """Encode an error: the status has been sent, and the openai client expects an event."""
         return [event(failure.body.model_dump_json()), DONE]
+
+
+class ChoiceWriter(ABC):
+    """Builder of one choice: `chunk` for a stream, `add` and `choice` for a complete answer."""
+
+    def __init__(self) -> None:
+        self.outputs: list[RequestOutput] = []
+
+    def add(self, output: RequestOutput) -> None:
+        """Keep an output for `choice`, which converts it and may take long."""
+        self.outputs.append(output)
+
+    @abstractmethod
+    def chunk(self, output: RequestOutput) -> ResponseModel | None:
+        """Convert an output to a chunk; return None if it adds nothing visible."""
+
+    @abstractmethod
+    def choice(self) -> ResponseModel:
+        """Build the complete choice from the outputs that were added."""
+
+
+W = TypeVar("W", bound=ChoiceWriter)
+
+
+class ChoicesBuilder(ResponseBuilder, Generic[W]):
+    """Base class of the builders of chats and completions.
+
+    writers: one for each choice, those of the first prompt first.
+    """
+
+    def __init__(
+        self,
+        request: SamplingFields,
+        calls: Sequence[GenerateRequest],
+        info: ResponseInfo,
+        names: TokenNames | None,
+        writers: Sequence[W],
+    ) -> None:
+        super().__init__(calls, names)
+        self.request = request
+        self.info = info
+        self.writers = writers
+
+    @abstractmethod
+    def chunk(self, choices: Sequence[Any], **fields: Any) -> GenerationBody:
+        """Build a chunk without usage."""
+
+    def usage(self) -> Usage:
+        """Return the usage so far."""
+        return self.meter.usage()
+
+    def add(self, each: PromptOutput) -> None:
+        """Add an output to the complete response."""
+        self.meter.add(each.prompt, each.output)
+        self._writer(each).add(each.output)
+
+    def events(self, each: PromptOutput) -> list[bytes]:
+        """Encode an output."""
+        self.meter.add(each.prompt, each.output)
+        choice = self._writer(each).chunk(each.output)
+        if choice is None:
+            return []
+        return [self.encode_chunk([choice], has_usage=self.request.has_continuous_usage)]
+
+    def closing(self) -> list[bytes]:
+        """Encode the usage, if requested, and the end."""
+        return (
+            [self.encode_chunk([], has_usage=True), DONE] if self.request.includes_usage else [DONE]
+        )
+
+    def encode_chunk(self, choices: Sequence[Any], *, has_usage: bool, **fields: Any) -> bytes:
+        """Encode a chunk with these choices and fields."""
+        if has_usage or self.request.includes_usage:
+            fields["usage"] = (
+                self.usage() if has_usage else None
+            )  # set, and thus serialized as null
+        return event(self.chunk(choices, **fields).to_json())
+
+    def _writer(self, each: PromptOutput) -> W:
+        return self.writers[each.prompt * self.calls[0].params.n + each.output.choice]

@@ -25,29 +25,16 @@ from cluster.api.openai.responses_schema import (
     ResponsesRequest,
     ResponseUsage,
 )
+from cluster.api.openai.sampling_fields import JsonSchemaFormat, ResponseFormat
 from cluster.api.openai.schema import ErrorDetails, Usage
 from cluster.api.openai.streams import PromptOutput
-from cluster.api.openai.structure import JsonSchemaFormat, ResponseFormat
 from cluster.api.sse import event
 from cluster.replica.router import Router
 from specdec.types.errors import InvalidValueError
 from specdec.types.outputs import RequestOutput
 from specdec.types.responses import FinishReason
 
-_COPIED = (
-    "model",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stream",
-    "top_logprobs",
-    "priority",
-    "cache_salt",
-    "stream_interval",
-    "speculation",
-)
+_COPIED = ResponsesRequest.model_fields.keys() & ChatRequest.model_fields.keys()
 
 
 async def prepare_response(

@@ -7,7 +7,8 @@ the length of every list and mapping is limited, and validation stops at its fir
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import cache
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
@@ -26,6 +27,8 @@ class RequestModel(BaseModel):
 
     refused: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Unsupported fields of the API, with the end of "it must be ..."."""
+    api_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Names of fields in the API by their names in the engine, for errors: the newest spelling."""
 
     @model_validator(mode="before")
     @classmethod
@@ -100,6 +103,11 @@ def option(meaning: str, default: Any = None) -> Any:
     return Field(default=default, description=meaning)
 
 
+def same_as(model: type[BaseModel], name: str) -> Any:
+    """Declare a field with the default, the limits and the description of another model's."""
+    return copy(model.model_fields[name])
+
+
 class ErrorDetails(ResponseModel):
     """The error of a failed request."""
 
@@ -147,6 +155,18 @@ class Usage(ResponseModel):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
+
+
+class GenerationBody(ResponseModel):
+    """The common fields of chats, completions and their chunks."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    seed: int = Field(description="seed of the request, or the chosen one")
+    choices: Sequence[ResponseModel]
+    usage: Usage | None
 
 
 class StreamOptions(RequestModel):

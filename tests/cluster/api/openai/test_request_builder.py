@@ -6,9 +6,9 @@ import pytest
 from fastapi import Request
 
 from cluster.api.api_keys import ApiKeys
-from cluster.api.openai.chat import configured_tool_format
 from cluster.api.openai.completion import completion_params
 from cluster.api.openai.completion_schema import CompletionRequest
+from cluster.api.openai.conversation import configured_tool_format
 from cluster.api.openai.request_builder import with_seed
 from cluster.api.openai.request_handler import RequestHandler
 from cluster.api.openai.sampling_fields import COPIED, SamplingFields, sampling_params

@@ -1,8 +1,11 @@
-"""Token usage of requests with one or several prompts."""
+"""Token usage of requests, and large responses, which are built on a thread."""
+
+import threading
+from types import SimpleNamespace
 
 import pytest
 
-from cluster.api.openai.usage import UsageMeter
+from cluster.api.openai.response_builder import MANY_TOKENS, ResponseBuilder, UsageMeter, offload
 from specdec.types.outputs import RequestOutput
 from specdec.types.stats import SpeculationStats
 
@@ -51,3 +54,24 @@ def test_a_lossy_verifier_is_reported(verifier, is_lossless):
     meter.add(0, output(1, verifier=verifier))
     speculation = meter.usage().completion_tokens_details.speculation
     assert (speculation.verifier, speculation.is_lossless) == (verifier, is_lossless)
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+async def test_only_large_work_runs_on_a_thread(is_large):
+    thread = await offload(threading.get_ident, is_large=is_large)
+    assert (thread != threading.get_ident()) == is_large
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "prompt", "names", "many"),
+    [
+        (MANY_TOKENS + 1, None, "names", True),
+        (MANY_TOKENS, None, "names", False),
+        (1, "some", "names", True),
+        (MANY_TOKENS + 1, "some", None, False),
+    ],
+)
+def test_logprobs_of_a_prompt_or_of_many_tokens_are_large(num_tokens, prompt, names, many):
+    output = SimpleNamespace(token_ids=(1,) * num_tokens, prompt_logprobs=prompt)
+    builder = SimpleNamespace(names=names)
+    assert ResponseBuilder.is_large(builder, output) == many
