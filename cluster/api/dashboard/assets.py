@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
-from importlib.resources.abc import Traversable
-from types import MappingProxyType
+from pathlib import Path
 
 from fastapi import Request, Response
 
@@ -21,21 +19,19 @@ _CONTENT_TYPES = {
     "": "text/plain; charset=utf-8",  # LICENSE
 }
 
-SECURITY_HEADERS: Mapping[str, str] = MappingProxyType(
-    {
-        # Same origin only: no other host, no inline script or style.
-        "content-security-policy": (
-            "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-            "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-            "require-trusted-types-for 'script'"
-        ),
-        "cross-origin-opener-policy": "same-origin",
-        "cross-origin-resource-policy": "same-origin",
-        "permissions-policy": "camera=(), geolocation=(), microphone=()",
-        "referrer-policy": "no-referrer",
-        "x-content-type-options": "nosniff",
-    }
-)
+SECURITY_HEADERS: Mapping[str, str] = {
+    # Same origin only: no other host, no inline script or style.
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'"
+    ),
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
 
 
 @dataclass(frozen=True)
@@ -54,25 +50,14 @@ class Asset:
         return Response(self.body, headers={**headers, "content-type": self.content_type})
 
 
-def load_assets() -> Mapping[str, Asset]:
+def load_assets() -> dict[str, Asset]:
     """Read every file, by its path below static/."""
-    root = resources.files("cluster.api.dashboard").joinpath("static")
-    return MappingProxyType(dict(_files_below(root, "")))
+    root = Path(__file__).parent / "static"
+    files = (path for path in root.rglob("*") if path.is_file())
+    return {path.relative_to(root).as_posix(): _asset(path) for path in files}
 
 
-def _files_below(directory: Traversable, prefix: str) -> list[tuple[str, Asset]]:
-    found: list[tuple[str, Asset]] = []
-    for entry in directory.iterdir():
-        path = prefix + entry.name
-        if entry.is_dir():
-            found.extend(_files_below(entry, f"{path}/"))
-        else:
-            found.append((path, _asset(path, entry.read_bytes())))
-    return found
-
-
-def _asset(path: str, body: bytes) -> Asset:
-    name = path.rpartition("/")[2]
-    stem, dot, suffix = name.rpartition(".")
-    content_type = _CONTENT_TYPES[dot + suffix if stem else ""]
-    return Asset(body, content_type, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+def _asset(path: Path) -> Asset:
+    body = path.read_bytes()
+    etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    return Asset(body, _CONTENT_TYPES[path.suffix], etag)

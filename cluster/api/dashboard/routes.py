@@ -1,22 +1,26 @@
-"""The routes of the dashboard: static files, event stream, and the try-it box."""
+"""The routes of the dashboard: static files, the try-it box, and the event stream."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import asdict
 from json import JSONDecodeError
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
-from cluster.api.dashboard import feed, try_it
+from cluster.api.dashboard import try_it
 from cluster.api.dashboard.assets import SECURITY_HEADERS, load_assets
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.admin import error_response
 from cluster.api.http.csrf import require_same_origin
-from cluster.api.sse import event_response
+from cluster.api.sse import event_response, json_event
+from cluster.control.timeseries import Figures
 from cluster.replica.router import Router
-from specdec.types.errors import InvalidValueError
+from specdec.types.errors import InvalidValueError, NotReadyError
+from specdec.types.fleet import FleetStatistics
 
 INDEX = "index.html"
 
@@ -42,7 +46,7 @@ def make_dashboard(
         admin = get_admin()
         try:
             admin.access.check(request.headers.get("authorization"))
-            return event_response(await feed.begin(admin, get_router().config.served_model_name))
+            return event_response(await fleet_events(admin, get_router().config.served_model_name))
         except Exception as error:
             return error_response(error)
 
@@ -71,3 +75,38 @@ async def _json(request: Request) -> Any:
         return await request.json()
     except (JSONDecodeError, UnicodeDecodeError) as error:
         raise InvalidValueError("body", "malformed", "JSON") from error
+
+
+async def fleet_events(admin: AdminServicer, model: str) -> AsyncGenerator[bytes, None]:
+    """Return the events of a page: `hello`, then `now` each second, and `end` on a drain.
+
+    Raise what the first query of the fleet raises, before the response has a status code.
+    """
+    moments = admin.watches.watch(0)
+    first = await anext(moments)
+    return _events(admin, model, first, moments)
+
+
+async def _events(
+    admin: AdminServicer,
+    model: str,
+    first: FleetStatistics,
+    moments: AsyncGenerator[FleetStatistics, None],
+) -> AsyncGenerator[bytes, None]:
+    sent_until_s = 0.0
+    async with aclosing(moments):
+        yield json_event("hello", {"model": model})
+        try:
+            figures = await admin.control.history(0.0)
+            yield _now(first, figures)
+            async for fleet in moments:
+                sent_until_s = figures[-1].time_s if figures else sent_until_s
+                figures = await admin.control.history(sent_until_s)
+                yield _now(fleet, figures)
+        except NotReadyError as error:
+            yield json_event("end", {"message": str(error)})
+
+
+def _now(fleet: FleetStatistics, figures: tuple[Figures, ...]) -> bytes:
+    points = [asdict(each) for each in figures]
+    return json_event("now", {"status": asdict(fleet.status), "figures": points})

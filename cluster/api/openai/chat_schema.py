@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -56,7 +56,7 @@ class ToolCall(RequestModel):
 class Message(RequestModel):
     """One message of the chat. An answer of this API is accepted unchanged."""
 
-    refused = MappingProxyType({"audio": _TEXT_ONLY, "function_call": "tool_calls"})
+    refused: ClassVar[Mapping[str, str]] = {"audio": _TEXT_ONLY, "function_call": "tool_calls"}
 
     role: _ROLES = Field(description="`developer` means `system`")
     content: str | Annotated[list[ContentPart], at_most(MAX_PARTS)] | None = option(
@@ -106,32 +106,28 @@ class NamedTool(RequestModel):
 class ChatRequest(SamplingFields):
     """A chat to answer."""
 
-    refused = MappingProxyType(
-        {
-            **SamplingFields.refused,
-            "functions": "left out: use tools",
-            "function_call": "left out: use tool_choice",
-            "modalities": _TEXT_ONLY,
-            "audio": _TEXT_ONLY,
-            "prediction": "left out: use speculation",
-            "web_search_options": "left out: search is not supported",
-            "verbosity": "left out: request the length of the answer in a message",
-            "documents": "left out: put them into a message",
-            "chat_template": "left out: only the model's own template is used",
-            "add_special_tokens": "left out: the chat template adds them",
-            "best_of": "left out: use n and select a choice",
-        }
-    )
+    refused: ClassVar[Mapping[str, str]] = {
+        **SamplingFields.refused,
+        "functions": "left out: use tools",
+        "function_call": "left out: use tool_choice",
+        "modalities": _TEXT_ONLY,
+        "audio": _TEXT_ONLY,
+        "prediction": "left out: use speculation",
+        "web_search_options": "left out: search is not supported",
+        "verbosity": "left out: request the length of the answer in a message",
+        "documents": "left out: put them into a message",
+        "chat_template": "left out: only the model's own template is used",
+        "add_special_tokens": "left out: the chat template adds them",
+        "best_of": "left out: use n and select a choice",
+    }
 
-    api_names = MappingProxyType(
-        {
-            **SamplingFields.api_names,
-            "logprobs": "top_logprobs",
-            "max_tokens": "max_completion_tokens",
-            "prompt": "messages",
-            "prompt length": "messages length",
-        }
-    )
+    api_names: ClassVar[Mapping[str, str]] = {
+        **SamplingFields.api_names,
+        "logprobs": "top_logprobs",
+        "max_tokens": "max_completion_tokens",
+        "prompt": "messages",
+        "prompt length": "messages length",
+    }
 
     messages: Annotated[list[Message], at_most(MAX_CHAT_MESSAGES, 1)] = Field(
         description="the chat, oldest message first; at most 1000"

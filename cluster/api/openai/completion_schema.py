@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
@@ -54,15 +54,13 @@ Prompts = Annotated[
 class CompletionRequest(SamplingFields):
     """Texts to complete."""
 
-    refused = MappingProxyType(
-        {
-            **SamplingFields.refused,
-            "suffix": "left out: infilling is not supported",
-            "best_of": "left out: use n and select a choice",
-            "tools": "left out: use /v1/chat/completions",
-            "messages": "left out: use /v1/chat/completions",
-        }
-    )
+    refused: ClassVar[Mapping[str, str]] = {
+        **SamplingFields.refused,
+        "suffix": "left out: infilling is not supported",
+        "best_of": "left out: use n and select a choice",
+        "tools": "left out: use /v1/chat/completions",
+        "messages": "left out: use /v1/chat/completions",
+    }
 
     prompt: Prompts = Field(description="a text or token ids, or at most 128 of either; not empty")
     max_tokens: int | None = number(
@@ -102,8 +100,10 @@ class Completion(GenerationBody):
 class TokenizeRequest(RequestModel):
     """A text or a chat to tokenize, exactly as a prompt."""
 
-    refused = MappingProxyType({"chat_template": "left out: only the model's own template is used"})
-    api_names = MappingProxyType({"text": "prompt"})
+    refused: ClassVar[Mapping[str, str]] = {
+        "chat_template": "left out: only the model's own template is used"
+    }
+    api_names: ClassVar[Mapping[str, str]] = {"text": "prompt"}
 
     model: str | None = same_as(SamplingFields, "model")
     prompt: str | None = Field(
@@ -136,7 +136,7 @@ class TokenizeAnswer(ResponseModel):
 class DetokenizeRequest(RequestModel):
     """Tokens to decode; the text has no special tokens."""
 
-    api_names = MappingProxyType({"token_ids": "tokens"})
+    api_names: ClassVar[Mapping[str, str]] = {"token_ids": "tokens"}
 
     model: str | None = same_as(SamplingFields, "model")
     tokens: Annotated[list[int], at_most(MAX_TOKEN_IDS)] = Field(

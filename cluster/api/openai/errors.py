@@ -6,7 +6,6 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, get_args
 
 from fastapi import Response
@@ -24,25 +23,21 @@ INVALID_REQUEST = "invalid_request_error"
 RETRY_AFTER_S = 1
 """Retry hint of a service that is starting, stopping or full."""
 
-_TYPES: Mapping[int, str] = MappingProxyType(
-    {
-        401: "authentication_error",
-        403: "permission_error",
-        429: "rate_limit_error",
-        500: "server_error",
-        503: "service_unavailable_error",
-        504: "timeout_error",
-    }
-)
-_CODES: Mapping[int, str] = MappingProxyType(
-    {
-        401: "invalid_api_key",
-        404: "model_not_found",
-        429: "rate_limit_exceeded",
-        503: "service_unavailable",
-    }
-)
-_GRPC_CODES: Mapping[int, StatusCode] = MappingProxyType({504: StatusCode.DEADLINE_EXCEEDED})
+_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+_CODES: Mapping[int, str] = {
+    401: "invalid_api_key",
+    404: "model_not_found",
+    429: "rate_limit_exceeded",
+    503: "service_unavailable",
+}
+_GRPC_CODES: Mapping[int, StatusCode] = {504: StatusCode.DEADLINE_EXCEEDED}
 _SHOULD = re.compile(r"(\w+) should (be|have|match) (.*)", re.DOTALL)
 _THIRD_PERSON = {"have": "has", "match": "matches"}
 _ASIDE = re.compile(r" after validation, not .*")
@@ -83,7 +78,7 @@ class Failure:
 def failure_of(
     error: Exception,
     model: type[RequestModel] | None = None,
-    names: Mapping[str, str] = MappingProxyType({}),
+    names: Mapping[str, str] = {},
 ) -> Failure:
     """Convert an error to what the client sees; log a text that it must not see.
 

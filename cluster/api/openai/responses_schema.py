@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -64,9 +64,9 @@ class TextFormat(RequestModel):
 class TextOptions(RequestModel):
     """Requirements on the text of the answer."""
 
-    refused = MappingProxyType(
-        {"verbosity": "left out: request the length of the answer in a message"}
-    )
+    refused: ClassVar[Mapping[str, str]] = {
+        "verbosity": "left out: request the length of the answer in a message"
+    }
 
     format: TextFormat | None = option("default: any text")
 
@@ -74,34 +74,30 @@ class TextOptions(RequestModel):
 class ResponsesRequest(RequestModel):
     """A chat to answer, in OpenAI's newer format."""
 
-    refused = MappingProxyType(
-        {
-            "previous_response_id": _NOTHING_IS_STORED,
-            "conversation": _NOTHING_IS_STORED,
-            "background": _NOTHING_IS_STORED,
-            "prompt": "left out: stored prompts are not supported",
-            "tools": _NO_TOOLS,
-            "tool_choice": _NO_TOOLS,
-            "parallel_tool_calls": _NO_TOOLS,
-            "max_tool_calls": _NO_TOOLS,
-            "stream_options": "left out: the last event has the usage",
-        }
-    )
+    refused: ClassVar[Mapping[str, str]] = {
+        "previous_response_id": _NOTHING_IS_STORED,
+        "conversation": _NOTHING_IS_STORED,
+        "background": _NOTHING_IS_STORED,
+        "prompt": "left out: stored prompts are not supported",
+        "tools": _NO_TOOLS,
+        "tool_choice": _NO_TOOLS,
+        "parallel_tool_calls": _NO_TOOLS,
+        "max_tool_calls": _NO_TOOLS,
+        "stream_options": "left out: the last event has the usage",
+    }
 
-    api_names = MappingProxyType(
-        {
-            **ChatRequest.api_names,
-            "max_tokens": "max_output_tokens",
-            "messages": "input",
-            "messages length": "input length",
-            "messages content length": "input length",
-            "prompt": "input",
-            "prompt length": "input length",
-            "chat_template_kwargs.reasoning_effort": "reasoning.effort",
-            "structured_output.json_schema": "text.format.schema",
-            "response_format.json_schema": "text.format.schema",
-        }
-    )
+    api_names: ClassVar[Mapping[str, str]] = {
+        **ChatRequest.api_names,
+        "max_tokens": "max_output_tokens",
+        "messages": "input",
+        "messages length": "input length",
+        "messages content length": "input length",
+        "prompt": "input",
+        "prompt length": "input length",
+        "chat_template_kwargs.reasoning_effort": "reasoning.effort",
+        "structured_output.json_schema": "text.format.schema",
+        "response_format.json_schema": "text.format.schema",
+    }
 
     model: str | None = same_as(ChatRequest, "model")
     input: str | Annotated[list[InputMessage], at_most(MAX_CHAT_MESSAGES - 1, 1)] = Field(

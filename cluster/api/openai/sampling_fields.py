@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -49,9 +48,12 @@ _Biases = Annotated[
 ]
 
 
-KINDS: Mapping[str, str] = MappingProxyType(
-    {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
-)
+KINDS: Mapping[str, str] = {
+    "json": "json_schema",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "grammar",
+}
 """The fields of StructuredOutput by their names in vLLM, without `guided_`."""
 
 
@@ -86,15 +88,13 @@ class ResponseFormat(RequestModel):
 class StructuredOutputs(RequestModel):
     """vLLM's structured outputs; exactly one of json, json_object, regex, choice and grammar."""
 
-    refused = MappingProxyType(
-        {
-            "structural_tag": "left out: use tools",
-            "disable_fallback": "left out: llguidance is the only backend",
-            "disable_any_whitespace": "left out: JSON is written without whitespace",
-            "disable_additional_properties": "left out: use additionalProperties in the schema",
-            "whitespace_pattern": "left out: JSON is written without whitespace",
-        }
-    )
+    refused: ClassVar[Mapping[str, str]] = {
+        "structural_tag": "left out: use tools",
+        "disable_fallback": "left out: llguidance is the only backend",
+        "disable_any_whitespace": "left out: JSON is written without whitespace",
+        "disable_additional_properties": "left out: use additionalProperties in the schema",
+        "whitespace_pattern": "left out: JSON is written without whitespace",
+    }
 
     json_schema: str | dict[str, Any] | None = Field(
         default=None, alias="json", description="JSON that matches this schema"
@@ -125,30 +125,26 @@ class Speculation(RequestModel):
 class SamplingFields(RequestModel):
     """The fields that `/v1/chat/completions` and `/v1/completions` share."""
 
-    refused = MappingProxyType(
-        {
-            "use_beam_search": "left out: beam search is not supported",
-            "length_penalty": "left out: beam search is not supported",
-            "spaces_between_special_tokens": "left out: special tokens are not separated",
-            "logits_processors": "left out: requests cannot contain code",
-            "guided_decoding_backend": "left out: llguidance is the only backend",
-            "guided_whitespace_pattern": "left out: JSON is written without whitespace",
-            "kv_transfer_params": "left out: KV transfer is not supported",
-            "vllm_xargs": "left out: there are no extra arguments",
-            "mm_processor_kwargs": "left out: the models read text only",
-            "allowed_media_domains": "left out: the models read text only",
-        }
-    )
-    api_names = MappingProxyType(
-        {
-            "token_ids": "prompt",
-            "structured_output": "structured_outputs",
-            "structured_output.json_schema": "response_format.json_schema.schema",
-            "structured_output.regex": "structured_outputs.regex",
-            "structured_output.choice": "structured_outputs.choice",
-            "structured_output.grammar": "structured_outputs.grammar",
-        }
-    )
+    refused: ClassVar[Mapping[str, str]] = {
+        "use_beam_search": "left out: beam search is not supported",
+        "length_penalty": "left out: beam search is not supported",
+        "spaces_between_special_tokens": "left out: special tokens are not separated",
+        "logits_processors": "left out: requests cannot contain code",
+        "guided_decoding_backend": "left out: llguidance is the only backend",
+        "guided_whitespace_pattern": "left out: JSON is written without whitespace",
+        "kv_transfer_params": "left out: KV transfer is not supported",
+        "vllm_xargs": "left out: there are no extra arguments",
+        "mm_processor_kwargs": "left out: the models read text only",
+        "allowed_media_domains": "left out: the models read text only",
+    }
+    api_names: ClassVar[Mapping[str, str]] = {
+        "token_ids": "prompt",
+        "structured_output": "structured_outputs",
+        "structured_output.json_schema": "response_format.json_schema.schema",
+        "structured_output.regex": "structured_outputs.regex",
+        "structured_output.choice": "structured_outputs.choice",
+        "structured_output.grammar": "structured_outputs.grammar",
+    }
 
     model: str | None = option(
         "name of the model, at most 256 characters; default: the loaded model"

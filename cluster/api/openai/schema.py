@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import cache
-from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -25,9 +24,9 @@ class RequestModel(BaseModel):
         extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=()
     )
 
-    refused: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    refused: ClassVar[Mapping[str, str]] = {}
     """Unsupported fields of the API, with the end of "it must be ..."."""
-    api_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    api_names: ClassVar[Mapping[str, str]] = {}
     """Names of fields in the API by their names in the engine, for errors: the newest spelling."""
 
     @model_validator(mode="before")
@@ -172,9 +171,9 @@ class GenerationBody(ResponseModel):
 class StreamOptions(RequestModel):
     """Options of a stream."""
 
-    refused = MappingProxyType(
-        {"include_obfuscation": "left out: chunks are not padded to hide their length"}
-    )
+    refused: ClassVar[Mapping[str, str]] = {
+        "include_obfuscation": "left out: chunks are not padded to hide their length"
+    }
 
     include_usage: bool = option("sends the usage in a last chunk without choices", False)
     continuous_usage_stats: bool = option("sends the usage so far in every chunk", False)
