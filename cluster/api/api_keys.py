@@ -15,6 +15,7 @@ from typing import Any, Self
 import yaml
 
 from cluster.api.admin_token import bearer_credentials
+from specdec.types.control import is_number
 from specdec.types.errors import InvalidValueError, OverloadedError, UnauthenticatedError
 
 KEYS_VARIABLE = "SPECDEC_API_KEYS"
@@ -42,7 +43,7 @@ class ApiKey:
             limit = f"{_MIN_CHARS} printable ASCII characters or more, without spaces"
             raise InvalidValueError(f"key of {self.name}", "not shown", limit)
         rate, max_concurrent = self.requests_per_s, self.max_concurrent_requests
-        if rate is not None and not (_is_number(rate) and 0 < rate < math.inf):
+        if rate is not None and not (is_number(rate) and rate > 0):
             raise InvalidValueError(f"requests_per_s of {self.name}", rate, "a number above 0")
         if max_concurrent is not None and not (type(max_concurrent) is int and max_concurrent > 0):
             name = f"max_concurrent_requests of {self.name}"
@@ -59,14 +60,9 @@ class NoApiKeyError(UnauthenticatedError):
 class Lease:
     """A concurrency slot of an API key, held by one request and released once."""
 
-    def __init__(
-        self,
-        release: Callable[[], None] = lambda: None,
-        refund: Callable[[], None] = lambda: None,
-    ) -> None:
-        """refund: returns the request to the rate limit of the key."""
-        self._release: Callable[[], None] | None = release
-        self._refund = refund
+    def __init__(self, limiter: _KeyLimiter | None = None) -> None:
+        """limiter: of the key; None without a key."""
+        self._limiter = limiter
 
     def __enter__(self) -> Self:
         return self
@@ -76,14 +72,14 @@ class Lease:
 
     def release(self) -> None:
         """Release the slot; a second call does nothing."""
-        if self._release is not None:
-            self._release()
-        self._release = None
+        limiter, self._limiter = self._limiter, None
+        if limiter is not None:
+            limiter.release()
 
     def undo(self) -> None:
         """Release the slot and refund the rate: another application counts the request."""
-        if self._release is not None:
-            self._refund()
+        if self._limiter is not None:
+            self._limiter.refund()
         self.release()
 
 
@@ -105,7 +101,7 @@ class _KeyLimiter:
             raise OverloadedError(message)
         self._take_from_bucket()
         self._num_running += 1
-        return Lease(self._release, self._refund)
+        return Lease(self)
 
     def _take_from_bucket(self) -> None:
         rate = self._key.requests_per_s
@@ -121,10 +117,10 @@ class _KeyLimiter:
             raise OverloadedError(message, retry_after_s=wait_s)
         self._remaining -= 1
 
-    def _release(self) -> None:
+    def release(self) -> None:
         self._num_running -= 1
 
-    def _refund(self) -> None:
+    def refund(self) -> None:
         self._remaining = min(self._capacity, self._remaining + 1)
 
 
@@ -208,7 +204,3 @@ def _read_entry(setting: str, entry: Any) -> ApiKey:
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

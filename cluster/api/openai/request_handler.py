@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +57,8 @@ class RequestHandler:
         class HandledRoute(APIRoute):
             def get_route_handler(self) -> RouteHandler:
                 handle = super().get_route_handler()
-                model = _body_model(self)
+                kind = self.body_field.field_info.annotation if self.body_field else None
+                model = kind if isinstance(kind, type) and issubclass(kind, RequestModel) else None
 
                 async def respond(request: Request) -> Response:
                     return await handler.respond(request, handle, model)
@@ -72,7 +73,7 @@ class RequestHandler:
         """Run `handle`; return its response or an error in OpenAI's format, with the request id."""
         request.state.request_id = f"req-{secrets.token_hex(12)}"
         lease = Lease()
-        limited = LimitedRequest(request, self._max_body_bytes)
+        limited = LimitedRequest(request, self.get_router().config.http_max_body_mib * _MIB)
         try:
             self._identify(request)
             lease = self._admit(request)
@@ -82,8 +83,12 @@ class RequestHandler:
         except ClientDisconnectedError:
             response = Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception as error:
+            if isinstance(error, HTTPException) and isinstance(error.__cause__, SpecdecError):
+                error = error.__cause__  # FastAPI wraps an error while reading a body
             names = getattr(request.state, "field_names", model.api_names if model else {})
-            response = self._failure(error, model, names).respond()
+            failure = failure_of(error, model, names)
+            self.count(failure)
+            response = failure.respond()
         except BaseException:
             lease.release()
             raise
@@ -124,10 +129,6 @@ class RequestHandler:
         """Count an error in the metrics."""
         self.get_router().metrics.count_failure(failure.grpc_code)
 
-    @property
-    def _max_body_bytes(self) -> int:
-        return self.get_router().config.http_max_body_mib * _MIB
-
     def _identify(self, request: Request) -> None:
         given = request.headers.get(REQUEST_ID_HEADER)
         if given:
@@ -141,15 +142,6 @@ class RequestHandler:
             return self.get_keys().admit(authorization)
         self.get_keys().check(authorization)
         return Lease()
-
-    def _failure(
-        self, error: Exception, model: type[RequestModel] | None, names: Mapping[str, str]
-    ) -> Failure:
-        if isinstance(error, HTTPException) and isinstance(error.__cause__, SpecdecError):
-            error = error.__cause__  # FastAPI wraps an error while reading a body
-        failure = failure_of(error, model, names)
-        self.count(failure)
-        return failure
 
 
 class LimitedRequest(Request):
@@ -191,16 +183,12 @@ class LimitedRequest(Request):
             raise ApiError(413, message, "request_too_large")
 
 
-def _body_model(route: APIRoute) -> type[RequestModel] | None:
-    """Return the type of a route's body, None without a body."""
-    kind = route.body_field.field_info.annotation if route.body_field else None
-    return kind if isinstance(kind, type) and issubclass(kind, RequestModel) else None
-
-
 def _is_deeper(content: Any, depth: int) -> bool:
     level = [content]
     for _ in range(depth):
-        level = [each for part in level if isinstance(part, dict | list) for each in _parts(part)]
+        lists = [part for part in level if isinstance(part, list)]
+        lists += [[*part.values()] for part in level if isinstance(part, dict)]
+        level = [each for part in lists for each in part]
         if not level:
             return False
     return True
@@ -213,10 +201,6 @@ def _require_unicode(content: Any) -> None:
     except UnicodeEncodeError as error:
         limit = "JSON without lone surrogates"
         raise InvalidValueError("body", "malformed", limit) from error
-
-
-def _parts(part: dict[str, Any] | list[Any]) -> Any:
-    return part.values() if isinstance(part, dict) else part
 
 
 def _timeout_s(header: str | None) -> float:

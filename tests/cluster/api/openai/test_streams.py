@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import aclosing
+from types import SimpleNamespace
 
 import pytest
 
@@ -152,7 +153,7 @@ async def test_a_stream_releases_its_lease_and_closes_its_source(disconnects_aft
             yield event(each.output)
 
     response = EventStream(events(), outputs, Deadline.after(10))
-    response.lease = Lease(lambda: released.append(1))
+    response.lease = Lease(SimpleNamespace(release=lambda: released.append(1)))
     connection = Connection(disconnects_after_s)
     await response({"type": "http", "asgi": {}}, connection.receive, connection.send)
     assert router.open == set()
@@ -194,7 +195,7 @@ async def test_a_stream_ends_when_the_client_stops_reading():
         await asyncio.sleep(10)
 
     response = EventStream(events(), outputs, deadline, grace_s=0.02)
-    response.lease = Lease(lambda: released.append(1))
+    response.lease = Lease(SimpleNamespace(release=lambda: released.append(1)))
     async with asyncio.timeout(5):
         await response({"type": "http", "asgi": {}}, Connection(10).receive, never)
     assert router.open == set()
