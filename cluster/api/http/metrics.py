@@ -11,7 +11,6 @@ from prometheus_client.metrics_core import Metric
 
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.admin import error_response
-from cluster.control.client import ControlClient
 from cluster.control.peers import Applications
 from cluster.observability.metric_definitions import FleetView, LinkView
 from cluster.observability.prometheus_text import expose, fleet_families, replica_families
@@ -86,24 +85,19 @@ def metric_routes(
             fleets = await cache.get(get_admin())
         except NotReadyError as error:
             return error_response(error)
-        return await _respond(_of_fleets(get_router(), fleets), request)
+        config = get_router().config
+        own = FleetView(fleets.own, config.fewest_replicas)
+        families = fleet_families({config.served_model_name: own, **fleets.others})
+        return await _respond(families, request)
 
     @routes.get("/metrics/replica")
     async def own_metrics(request: Request) -> Response:
         """Report this replica, whether the ControlPlane responds or not."""
-        return await _respond(_of_replica(get_router(), get_admin().control), request)
+        model, control = get_router().config.served_model_name, get_admin().control
+        view = LinkView(control.is_connected)
+        return await _respond(replica_families(model, control.own_status(), view), request)
 
     return routes
-
-
-def _of_fleets(router: Router, fleets: _Fleets) -> list[Metric]:
-    own = FleetView(fleets.own, router.config.fewest_replicas)
-    return fleet_families({router.config.served_model_name: own, **fleets.others})
-
-
-def _of_replica(router: Router, link: ControlClient) -> list[Metric]:
-    view = LinkView(link.is_connected)
-    return replica_families(router.config.served_model_name, link.own_status(), view)
 
 
 async def _respond(families: Sequence[Metric], request: Request) -> Response:

@@ -46,7 +46,6 @@ from cluster.api.openai.streams import PromptOutput
 from cluster.api.openai.tool_parser import CallStart, Content, Piece
 from cluster.replica.router import Router
 from specdec.types import responses
-from specdec.types.errors import InvalidValueError
 from specdec.types.outputs import RequestOutput
 from specdec.types.request import GenerateRequest
 from specdec.types.sampling_params import SamplingParams
@@ -57,7 +56,6 @@ async def prepare_chat(
 ) -> ChatBuilder:
     """Validate and tokenize a request. Raise the errors of its fields."""
     request.check_together()
-    _check_together(request)
     router.check_admission(request.model or "", 1)  # before the template: it waits for loading
     template = router.text.chat_template
     form = configured_tool_format(router.config, template)
@@ -269,13 +267,3 @@ def _prefix(request: ChatRequest) -> str:
     if not request.echo or last.role != "assistant":
         return ""
     return str(turns([last])[0]["content"])
-
-
-def _check_together(request: ChatRequest) -> None:
-    if request.top_logprobs is not None and not request.logprobs:
-        limit = "left out unless logprobs is true"
-        raise InvalidValueError("top_logprobs", request.top_logprobs, limit)
-    both = (request.max_tokens, request.max_completion_tokens)
-    if None not in both and both[0] != both[1]:
-        limit = f"left out, or equal to max_tokens ({both[0]})"
-        raise InvalidValueError("max_completion_tokens", both[1], limit)

@@ -21,6 +21,7 @@ from cluster.api.openai.schema import (
     option,
 )
 from cluster.replica.limits import MAX_CHAT_MESSAGES
+from specdec.types.errors import InvalidValueError
 
 _ROLES = Literal["system", "developer", "user", "assistant", "tool"]
 MAX_PARTS = 1_000
@@ -160,6 +161,17 @@ class ChatRequest(SamplingFields):
     service_tier: Literal["auto", "default"] | None = option("accepted; there is one tier")
     safety_identifier: str | None = option("accepted and ignored")
     prompt_cache_key: str | None = option("accepted; prefix caching needs no key")
+
+    def check_together(self) -> None:
+        """Raise InvalidValueError for fields that exclude each other or are out of range."""
+        super().check_together()
+        if self.top_logprobs is not None and not self.logprobs:
+            limit = "left out unless logprobs is true"
+            raise InvalidValueError("top_logprobs", self.top_logprobs, limit)
+        both = (self.max_tokens, self.max_completion_tokens)
+        if None not in both and both[0] != both[1]:
+            limit = f"left out, or equal to max_tokens ({both[0]})"
+            raise InvalidValueError("max_completion_tokens", both[1], limit)
 
     def sent_names(self) -> dict[str, str]:
         """Return the names that the client used for fields with several spellings."""

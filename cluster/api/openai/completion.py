@@ -161,7 +161,9 @@ class CompletionWriter(ChoiceWriter):
             choice.token_ids = [] if is_hidden else list(output.token_ids)
             if is_first:
                 choice.prompt_token_ids = list(self._echo.token_ids)
-        self._add_prompt_logprobs(choice, output)
+        prompt, num_best = output.prompt_logprobs, self._request.prompt_logprobs
+        if prompt is not None and self._names is not None and num_best is not None:
+            choice.prompt_logprobs = prompt_logprobs(prompt.best(num_best), self._names)
         is_visible = choice.text or logprobs or choice.finish_reason or is_first or choice.token_ids
         return choice if is_visible else None
 
@@ -206,11 +208,6 @@ class CompletionWriter(ChoiceWriter):
     ) -> list[CompletionLogprobs]:
         first, rest = writer.skip(self._echo.token_ids[:1]), self._echo.logprobs
         return [first] if rest is None else [first, writer.write(rest.best(num_best))]
-
-    def _add_prompt_logprobs(self, choice: CompletionChoice, output: RequestOutput) -> None:
-        logprobs, num_best = output.prompt_logprobs, self._request.prompt_logprobs
-        if logprobs is not None and self._names is not None and num_best is not None:
-            choice.prompt_logprobs = prompt_logprobs(logprobs.best(num_best), self._names)
 
     def _finish_reason(self, output: RequestOutput) -> Literal["stop", "length"] | None:
         if output.finish_reason is None:

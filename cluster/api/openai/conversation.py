@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cluster.api.openai.chat_schema import ChatRequest, Message, NamedTool, ToolCall
+from cluster.api.openai.chat_schema import ChatRequest, Message, NamedTool
 from cluster.api.openai.tool_format import (
     TOOL_FORMATS,
     Tool,
@@ -159,18 +159,14 @@ def _turn(message: Message, where: str) -> Turn:
         if role != "assistant":
             limit = "left out unless role is assistant"
             raise InvalidValueError(f"{where}.tool_calls", "given", limit)
-        turn["tool_calls"] = [_call(each) for each in message.tool_calls]
+        turn["tool_calls"] = [each.model_dump() for each in message.tool_calls]
+        for call in turn["tool_calls"]:
+            call["function"]["arguments"] = decoded_arguments(call["function"]["arguments"])
     if message.reasoning_content is not None:
         turn["reasoning_content"] = message.reasoning_content
     if role == "tool":
         turn["tool_call_id"] = message.tool_call_id or ""
     return turn
-
-
-def _call(call: ToolCall) -> dict[str, Any]:
-    arguments = decoded_arguments(call.function.arguments)
-    function = {"name": call.function.name, "arguments": arguments}
-    return {"id": call.id, "type": "function", "function": function}
 
 
 def _text(message: Message, where: str) -> str:

@@ -105,14 +105,13 @@ def _engine_failure(error: Exception, names: Mapping[str, str]) -> Failure:
         headers.setdefault("Retry-After", str(RETRY_AFTER_S))
     if status.http_code == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    if not isinstance(error, InvalidValueError):
-        details = _details(status.http_code, status.message, None, _CODES.get(status.http_code))
-        return Failure(status.http_code, details, status.grpc_code, headers)
-    is_too_long = error.field in _CONTEXT_FIELDS and "max_model_len" in error.limit
-    code = "context_length_exceeded" if is_too_long else None
-    param = _renamed(error.field, names)
-    renamed = InvalidValueError(param, error.value, error.limit)
-    details = _details(status.http_code, str(renamed), param, code)
+    message, param, code = status.message, None, _CODES.get(status.http_code)
+    if isinstance(error, InvalidValueError):
+        param = _renamed(error.field, names)
+        message = str(InvalidValueError(param, error.value, error.limit))
+        if error.field in _CONTEXT_FIELDS and "max_model_len" in error.limit:
+            code = "context_length_exceeded"
+    details = _details(status.http_code, message, param, code)
     return Failure(status.http_code, details, status.grpc_code, headers)
 
 

@@ -18,6 +18,7 @@ from cluster.api.openai.schema import (
     PromptTokensDetails,
     ResponseModel,
     SpeculationUsage,
+    StreamOptions,
     Usage,
 )
 from cluster.api.openai.streams import DONE, PromptOutput
@@ -163,6 +164,7 @@ class ChoicesBuilder(ResponseBuilder, Generic[W]):
     ) -> None:
         super().__init__(calls, names)
         self.request = request
+        self._options = request.stream_options or StreamOptions()
         self.info = info
         self.writers = writers
 
@@ -185,17 +187,17 @@ class ChoicesBuilder(ResponseBuilder, Generic[W]):
         choice = self._writer(each).chunk(each.output)
         if choice is None:
             return []
-        return [self.encode_chunk([choice], has_usage=self.request.has_continuous_usage)]
+        return [self.encode_chunk([choice], has_usage=self._options.continuous_usage_stats)]
 
     def closing(self) -> list[bytes]:
         """Encode the usage, if requested, and the end."""
         return (
-            [self.encode_chunk([], has_usage=True), DONE] if self.request.includes_usage else [DONE]
+            [self.encode_chunk([], has_usage=True), DONE] if self._options.include_usage else [DONE]
         )
 
     def encode_chunk(self, choices: Sequence[Any], *, has_usage: bool, **fields: Any) -> bytes:
         """Encode a chunk with these choices and fields."""
-        if has_usage or self.request.includes_usage:
+        if has_usage or self._options.include_usage:
             fields["usage"] = (
                 self.usage() if has_usage else None
             )  # set, and thus serialized as null

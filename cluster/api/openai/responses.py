@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from cluster.api.openai.chat import ChatBuilder, prepare_chat
-from cluster.api.openai.chat_schema import ChatRequest, ContentPart, Message
+from cluster.api.openai.chat_schema import ChatRequest, Message
 from cluster.api.openai.errors import Failure
 from cluster.api.openai.logprobs import TokenLogprob, chat_logprobs
 from cluster.api.openai.request_builder import RequestContext
 from cluster.api.openai.response_builder import ResponseBuilder
 from cluster.api.openai.responses_schema import (
     IncompleteDetails,
-    InputMessage,
     InputTokensDetails,
     OutputMessage,
     OutputText,
@@ -26,7 +25,7 @@ from cluster.api.openai.responses_schema import (
     ResponseUsage,
 )
 from cluster.api.openai.sampling_fields import JsonSchemaFormat, ResponseFormat
-from cluster.api.openai.schema import ErrorDetails, Usage
+from cluster.api.openai.schema import Usage
 from cluster.api.openai.streams import PromptOutput
 from cluster.api.sse import event
 from cluster.replica.router import Router
@@ -68,13 +67,9 @@ def _messages(request: ResponsesRequest) -> Iterator[Message]:
         yield Message(role="user", content=request.input)
         return
     for each in request.input:
-        yield Message(role=each.role, content=_content(each))
-
-
-def _content(message: InputMessage) -> str | list[ContentPart]:
-    if isinstance(message.content, str):
-        return message.content
-    return [ContentPart(type="text", text=part.text) for part in message.content]
+        content = each.content
+        text = content if isinstance(content, str) else "\n".join(part.text for part in content)
+        yield Message(role=each.role, content=text)
 
 
 def _response_format(request: ResponsesRequest) -> ResponseFormat | None:
@@ -103,7 +98,7 @@ class ResponsesBuilder(ResponseBuilder):
         self._finish_reason: FinishReason | None = None
         self._text = ""
         self._logprobs: list[TokenLogprob] = []
-        self._error: ErrorDetails | None = None
+        self._error: ResponseError | None = None
 
     def add(self, each: PromptOutput) -> None:
         """Add an output to the complete response."""
@@ -127,7 +122,7 @@ class ResponsesBuilder(ResponseBuilder):
             metadata=request.metadata or {},
             output=[self._message()] if self.meter.has_output else [],
             incomplete_details=truncated if status == "incomplete" else None,
-            error=_error(self._error) if self._error else None,
+            error=self._error,
             usage=_usage(self.meter.usage()) if self._finish_reason else None,
             tools=[],
             tool_choice="none",
@@ -149,13 +144,13 @@ class ResponsesBuilder(ResponseBuilder):
         text, logprobs = each.output.text, self._append(each.output)
         if not (text or logprobs):
             return []
-        content = {"delta": text, "logprobs": _dicts(logprobs)}
+        content = {"delta": text, "logprobs": [each.to_dict() for each in logprobs]}
         return [self._event("output_text.delta", **self._part, **content)]
 
     def closing(self) -> list[bytes]:
         """Encode the events after the last output."""
-        content = {"text": self._text, "logprobs": _dicts(self._logprobs)}
         part = _part(self._text, self._logprobs).to_dict()
+        content = {"text": part["text"], "logprobs": part["logprobs"]}
         return [
             self._event("output_text.done", **self._part, **content),
             self._event("content_part.done", **self._part, part=part),
@@ -165,7 +160,8 @@ class ResponsesBuilder(ResponseBuilder):
 
     def failed(self, failure: Failure) -> list[bytes]:
         """Encode an error as the last event."""
-        self._error = failure.details
+        details = failure.details
+        self._error = ResponseError(code=details.code or details.type, message=details.message)
         return [self._body_event("failed")]
 
     def _append(self, output: RequestOutput) -> list[TokenLogprob]:
@@ -216,14 +212,6 @@ class ResponsesBuilder(ResponseBuilder):
 
 def _part(text: str, logprobs: list[TokenLogprob]) -> OutputText:
     return OutputText(type="output_text", text=text, annotations=[], logprobs=logprobs)
-
-
-def _error(error: ErrorDetails) -> ResponseError:
-    return ResponseError(code=error.code or error.type, message=error.message)
-
-
-def _dicts(logprobs: list[TokenLogprob]) -> list[dict[str, Any]]:
-    return [each.to_dict() for each in logprobs]
 
 
 def _usage(usage: Usage) -> ResponseUsage:

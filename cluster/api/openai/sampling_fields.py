@@ -240,16 +240,6 @@ class SamplingFields(RequestModel):
                 names[f"structured_output.{own}"] = f"guided_{name}"
         return names
 
-    @property
-    def has_continuous_usage(self) -> bool:
-        """Whether each event of a stream has the usage so far."""
-        return self.stream_options is not None and self.stream_options.continuous_usage_stats
-
-    @property
-    def includes_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
-
 
 COPIED = frozenset(
     (SamplingFields.model_fields.keys() & {each.name for each in fields(SamplingParams)})
