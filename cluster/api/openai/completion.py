@@ -243,26 +243,17 @@ async def _echoed_text(
 
 def _prompts(request: CompletionRequest) -> list[str | list[int]]:
     """Return the prompts, each a text or token ids. Raise InvalidValueError."""
-    prompt = request.prompt
-    if isinstance(prompt, str):
-        _check_prompt("prompt", prompt)
-        return [prompt]
-    token_ids = [each for each in prompt if isinstance(each, int)]
-    if token_ids:
-        _check_prompt("prompt", token_ids)
-        return [token_ids]
-    prompts = [each for each in prompt if not isinstance(each, int)]
+    prompt: Any = request.prompt
+    is_one = isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int))
+    prompts: list[str | list[int]] = [prompt] if is_one else prompt
     require_length("prompt", len(prompts), 1, MAX_PROMPTS, "prompts")
     for index, each in enumerate(prompts):
-        _check_prompt(f"prompt[{index}]", each)
+        name = "prompt" if is_one else f"prompt[{index}]"
+        if isinstance(each, str):
+            require_length(name, len(each), 1, MAX_TEXT_CHARS, "characters")
+        else:
+            require_length(name, len(each), 1, MAX_TOKEN_IDS, "tokens")
     return prompts
-
-
-def _check_prompt(name: str, prompt: str | list[int]) -> None:
-    if isinstance(prompt, str):
-        require_length(name, len(prompt), 1, MAX_TEXT_CHARS, "characters")
-    else:
-        require_length(name, len(prompt), 1, MAX_TOKEN_IDS, "tokens")
 
 
 def _check_num_logprobs(

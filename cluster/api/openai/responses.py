@@ -33,8 +33,6 @@ from specdec.types.errors import InvalidValueError
 from specdec.types.outputs import RequestOutput
 from specdec.types.responses import FinishReason
 
-_COPIED = ResponsesRequest.model_fields.keys() & ChatRequest.model_fields.keys()
-
 
 async def prepare_response(
     router: Router, request: ResponsesRequest, context: RequestContext
@@ -49,14 +47,13 @@ async def prepare_response(
 
 def as_chat(request: ResponsesRequest) -> ChatRequest:
     """Convert a request to the equivalent chat."""
-    copied = {name: getattr(request, name) for name in _COPIED}
     return ChatRequest(
         messages=list(_messages(request)),
         max_completion_tokens=request.max_output_tokens,
         logprobs=bool(request.include),
         response_format=_response_format(request),
         reasoning_effort=(request.reasoning or {}).get("effort"),
-        **copied,
+        **request.fields_of(ChatRequest),
     )
 
 

@@ -126,11 +126,12 @@ async def _generate(
     """
     context = handler.context(request, request_id)
     names = request.state.field_names = {**body.api_names, **body.sent_names()}
+    router = handler.get_router()
 
     async def answer() -> Response:
         async with context.deadline.enforce():
-            builder = await prepare(handler.get_router(), body, context)
-        outputs = generate_outputs(handler.get_router(), builder.calls, context.deadline)
+            builder = await prepare(router, body, context)
+        outputs = generate_outputs(router, builder.calls, context.deadline)
         if not body.stream:
             return await _complete(builder, outputs)
         first = await anext(outputs)
@@ -246,13 +247,7 @@ def _prompt(router: Router, body: TokenizeRequest) -> str | Conversation:
         raise InvalidValueError("prompt", body.prompt, "given, or left out with messages")
     if body.messages is None:
         return body.prompt or ""
-    chat = ChatRequest(
-        messages=body.messages,
-        tools=body.tools,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-        chat_template_kwargs=body.chat_template_kwargs,
-    )
+    chat = ChatRequest(**body.fields_of(ChatRequest))
     form = configured_tool_format(router.config, router.text.chat_template)
     tools = tool_use(chat, form, router.text.is_special)
     return make_conversation(chat, tools, router.text.chat_template, form)

@@ -41,6 +41,11 @@ class RequestModel(BaseModel):
             del fields[name]
         return fields
 
+    def fields_of(self, model: type[RequestModel]) -> dict[str, Any]:
+        """Return the values of the fields that `model` has too."""
+        shared = type(self).model_fields.keys() & model.model_fields.keys()
+        return {name: getattr(self, name) for name in shared}
+
     def sent_names(self) -> dict[str, str]:
         """Return the names that the client used for fields with several spellings."""
         return {}
