@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from cluster.api.admin_token import TOKEN_VARIABLE, read_token
+from cluster.api.authentication import TOKEN_VARIABLE, read_token
 from specdec.client import AdminClient
 
 DEFAULT_ADDRESS = "127.0.0.1:9000"

@@ -207,7 +207,7 @@ def _set_keys(keys: tuple[str, ...], configs: Sequence[ServeConfig]) -> None:
     """Hands keys on in the environment, which other users cannot see and the replicas have."""
     if not keys:
         return
-    from cluster.api.api_keys import KEYS_VARIABLE, read_keys
+    from cluster.api.authentication import KEYS_VARIABLE, read_keys
 
     if any(config.api_key_file is not None for config in configs):
         raise click.UsageError("--api-key and api_key_file exclude each other")

@@ -13,7 +13,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from cluster.api.api_keys import ApiKeys, Lease
+from cluster.api.authentication import ApiKeys, Lease
 from cluster.api.http.csrf import require_same_origin
 from cluster.api.http.forwarding import ForwardedRequest, forward, is_forwarded
 from cluster.api.openai.errors import ApiError, Failure, failure_of

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Header, Path, Request, Response
 
-from cluster.api.api_keys import ApiKeys
+from cluster.api.authentication import ApiKeys
 from cluster.api.openai.chat import prepare_chat
 from cluster.api.openai.chat_schema import ChatCompletion, ChatRequest
 from cluster.api.openai.completion import prepare_completion

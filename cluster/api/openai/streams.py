@@ -14,7 +14,7 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from cluster.api.api_keys import Lease
+from cluster.api.authentication import Lease
 from cluster.api.openai.errors import ApiError
 from cluster.api.sse import STREAM_HEADERS
 from cluster.replica.router import Router

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cluster.api.admin_token import AdminAccess
+from cluster.api.authentication import AdminAccess
 from cluster.api.dashboard.routes import fleet_events
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.control.client import ControlClient

@@ -5,7 +5,7 @@ from fastapi.exceptions import RequestValidationError
 from grpc import StatusCode
 from pydantic import ValidationError
 
-from cluster.api.api_keys import NoApiKeyError
+from cluster.api.authentication import NoApiKeyError
 from cluster.api.openai.chat_schema import ChatRequest
 from cluster.api.openai.completion_schema import (
     CompletionRequest,

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from fastapi import Request
 
-from cluster.api.api_keys import ApiKeys
+from cluster.api.authentication import ApiKeys
 from cluster.api.openai.completion import completion_params
 from cluster.api.openai.completion_schema import CompletionRequest
 from cluster.api.openai.conversation import configured_tool_format

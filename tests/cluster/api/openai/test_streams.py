@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster.api.api_keys import Lease
+from cluster.api.authentication import Lease
 from cluster.api.openai.errors import ApiError
 from cluster.api.openai.streams import (
     ClientDisconnectedError,

@@ -1,4 +1,4 @@
-"""API keys of the HTTP and gRPC interfaces, with a rate and a concurrency limit for each key."""
+"""The operators' token, and API keys, each with a rate and a concurrency limit."""
 
 from __future__ import annotations
 
@@ -14,15 +14,63 @@ from typing import Any, Self
 
 import yaml
 
-from cluster.api.admin_token import bearer_credentials
 from specdec.types.control import is_number
 from specdec.types.errors import InvalidValueError, OverloadedError, UnauthenticatedError
 
 KEYS_VARIABLE = "SPECDEC_API_KEYS"
 
-_MIN_CHARS = 8
+TOKEN_VARIABLE = "SPECDEC_ADMIN_TOKEN"
+
+_SCHEME = "bearer "
+_MIN_KEY_CHARS = 8
+_MIN_TOKEN_CHARS = 16
 _BURST_S = 1.0
 """Seconds of a key's rate that may arrive as one burst."""
+
+
+class AdminAccess:
+    """Check of the operators' token in constant time."""
+
+    def __init__(self, token: str | None = None) -> None:
+        """Keep the token; None accepts every call."""
+        self._token = None if token is None else token.encode()
+
+    def __repr__(self) -> str:
+        return f"AdminAccess({'open' if self._token is None else 'by token'})"
+
+    def check(self, authorization: str | None) -> None:
+        """Raise UnauthenticatedError unless the header `authorization` holds the token."""
+        if self._token is None:
+            return
+        if not hmac.compare_digest(bearer_credentials(authorization).encode(), self._token):
+            raise UnauthenticatedError
+
+
+def bearer_credentials(authorization: str | None) -> str:
+    """Return the credentials of a header `Authorization: Bearer ...`; empty if there are none."""
+    given = authorization or ""
+    return given[len(_SCHEME) :].strip() if given.lower().startswith(_SCHEME) else ""
+
+
+def read_token(field: str, path: Path | None) -> str | None:
+    """Read the token from a file, else from the environment; return None without either.
+
+    Raise InvalidValueError for an unusable token, without quoting it. field: the name of the
+    option that gave the path, for errors.
+    """
+    if path is None:
+        text = os.environ.get(TOKEN_VARIABLE, "")
+        return (
+            _require_plain(TOKEN_VARIABLE, "set", text.strip(), _MIN_TOKEN_CHARS, "a token of ")
+            if text
+            else None
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        limit = "a readable file with a token"
+        raise InvalidValueError(field, str(path), limit) from error
+    return _require_plain(field, str(path), text.strip(), _MIN_TOKEN_CHARS, "a token of ")
 
 
 @dataclass(frozen=True)
@@ -38,10 +86,7 @@ class ApiKey:
     max_concurrent_requests: int | None = None
 
     def __post_init__(self) -> None:
-        is_plain = self.key.isascii() and self.key.isprintable() and " " not in self.key
-        if len(self.key) < _MIN_CHARS or not is_plain:
-            limit = f"{_MIN_CHARS} printable ASCII characters or more, without spaces"
-            raise InvalidValueError(f"key of {self.name}", "not shown", limit)
+        _require_plain(f"key of {self.name}", "not shown", self.key, _MIN_KEY_CHARS)
         rate, max_concurrent = self.requests_per_s, self.max_concurrent_requests
         if rate is not None and not (is_number(rate) and rate > 0):
             raise InvalidValueError(f"requests_per_s of {self.name}", rate, "a number above 0")
@@ -204,3 +249,12 @@ def _read_entry(setting: str, entry: Any) -> ApiKey:
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _require_plain(field: str, shown: str, secret: str, least: int, what: str = "") -> str:
+    """Return the secret. Raise InvalidValueError, which does not quote it."""
+    is_plain = secret.isascii() and secret.isprintable() and " " not in secret
+    if len(secret) < least or not is_plain:
+        limit = f"{what}{least} printable ASCII characters or more, without spaces"
+        raise InvalidValueError(field, shown, limit)
+    return secret
