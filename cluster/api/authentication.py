@@ -8,9 +8,10 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import yaml
 
@@ -59,18 +60,18 @@ def read_token(field: str, path: Path | None) -> str | None:
     option that gave the path, for errors.
     """
     if path is None:
-        text = os.environ.get(TOKEN_VARIABLE, "")
-        return (
-            _require_plain(TOKEN_VARIABLE, "set", text.strip(), _MIN_TOKEN_CHARS, "a token of ")
-            if text
-            else None
-        )
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        limit = "a readable file with a token"
-        raise InvalidValueError(field, str(path), limit) from error
-    return _require_plain(field, str(path), text.strip(), _MIN_TOKEN_CHARS, "a token of ")
+        field, shown, text = TOKEN_VARIABLE, "set", os.environ.get(TOKEN_VARIABLE, "")
+        if not text:
+            return None
+    else:
+        shown = str(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidValueError(field, shown, "a readable file with a token") from error
+    token = text.strip()
+    _require_plain(field, shown, token, _MIN_TOKEN_CHARS, "a token of ")
+    return token
 
 
 @dataclass(frozen=True)
@@ -102,15 +103,12 @@ class NoApiKeyError(UnauthenticatedError):
         return "the API key is missing or unknown; send one as Authorization: Bearer KEY"
 
 
-class Lease:
+class Lease(AbstractContextManager["Lease"]):
     """A concurrency slot of an API key, held by one request and released once."""
 
     def __init__(self, limiter: _KeyLimiter | None = None) -> None:
         """limiter: of the key; None without a key."""
         self._limiter = limiter
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.release()
@@ -251,10 +249,9 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def _require_plain(field: str, shown: str, secret: str, least: int, what: str = "") -> str:
-    """Return the secret. Raise InvalidValueError, which does not quote it."""
+def _require_plain(field: str, shown: str, secret: str, least: int, what: str = "") -> None:
+    """Raise InvalidValueError, which does not quote the secret."""
     is_plain = secret.isascii() and secret.isprintable() and " " not in secret
     if len(secret) < least or not is_plain:
         limit = f"{what}{least} printable ASCII characters or more, without spaces"
         raise InvalidValueError(field, shown, limit)
-    return secret

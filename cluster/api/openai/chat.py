@@ -6,6 +6,16 @@ import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from cluster.api.openai.builders import (
+    ChoicesBuilder,
+    ChoiceWriter,
+    RequestContext,
+    ResponseInfo,
+    generate_call,
+    prompt_token_ids,
+    token_names,
+    with_seed,
+)
 from cluster.api.openai.chat_schema import (
     AnsweredToolCall,
     AnswerMessage,
@@ -31,15 +41,6 @@ from cluster.api.openai.logprobs import (
     chat_logprobs,
     prompt_logprobs,
 )
-from cluster.api.openai.request_builder import (
-    RequestContext,
-    ResponseInfo,
-    generate_call,
-    prompt_token_ids,
-    token_names,
-    with_seed,
-)
-from cluster.api.openai.response_builder import ChoicesBuilder, ChoiceWriter
 from cluster.api.openai.sampling_fields import requested_structure, sampling_params
 from cluster.api.openai.schema import FinishReason
 from cluster.api.openai.streams import PromptOutput
@@ -237,11 +238,10 @@ def _delta(pieces: Iterable[Piece]) -> Delta:
                     type="function",
                     function=function,
                 )
-            case _ if piece.index in calls:
-                calls[piece.index].function.arguments += piece.text
             case _:
-                function = FunctionDelta(arguments=piece.text)
-                calls[piece.index] = ToolCallDelta(index=piece.index, function=function)
+                function = FunctionDelta(arguments="")
+                call = ToolCallDelta(index=piece.index, function=function)
+                calls.setdefault(piece.index, call).function.arguments += piece.text
     if calls:
         delta.tool_calls = list(calls.values())
     return delta

@@ -6,6 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from cluster.api.openai.builders import (
+    ChoicesBuilder,
+    ChoiceWriter,
+    RequestContext,
+    ResponseInfo,
+    generate_call,
+    params_for_prompt,
+    prompt_token_ids,
+    token_names,
+    with_seed,
+)
 from cluster.api.openai.completion_schema import (
     DEFAULT_MAX_TOKENS,
     MAX_PROMPTS,
@@ -20,16 +31,6 @@ from cluster.api.openai.logprobs import (
     concatenate,
     prompt_logprobs,
 )
-from cluster.api.openai.request_builder import (
-    RequestContext,
-    ResponseInfo,
-    generate_call,
-    params_for_prompt,
-    prompt_token_ids,
-    token_names,
-    with_seed,
-)
-from cluster.api.openai.response_builder import ChoicesBuilder, ChoiceWriter
 from cluster.api.openai.sampling_fields import requested_structure, sampling_params
 from cluster.api.openai.schema import Usage
 from cluster.replica.limits import MAX_TEXT_CHARS, MAX_TOKEN_IDS, require_length

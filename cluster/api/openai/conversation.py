@@ -107,12 +107,11 @@ def _tools(request: ChatRequest) -> tuple[Tool, ...]:
 
 
 def _named(choice: NamedTool, tools: tuple[Tool, ...]) -> Tool:
-    for each in tools:
-        if each.name == choice.function.name:
-            return each
-    known = ", ".join(each.name for each in tools)
-    limit = f"one of the tools: {known}"
-    raise InvalidValueError("tool_choice.function.name", choice.function.name, limit)
+    name, by_name = choice.function.name, {each.name: each for each in tools}
+    if name not in by_name:
+        limit = f"one of the tools: {', '.join(by_name)}"
+        raise InvalidValueError("tool_choice.function.name", name, limit)
+    return by_name[name]
 
 
 def configured_tool_format(config: ServeConfig, template: ChatTemplate) -> ToolFormat:

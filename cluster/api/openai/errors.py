@@ -23,21 +23,18 @@ INVALID_REQUEST = "invalid_request_error"
 RETRY_AFTER_S = 1
 """Retry hint of a service that is starting, stopping or full."""
 
-_TYPES: Mapping[int, str] = {
-    401: "authentication_error",
-    403: "permission_error",
-    429: "rate_limit_error",
-    500: "server_error",
-    503: "service_unavailable_error",
-    504: "timeout_error",
+_TYPES_AND_CODES: Mapping[int, tuple[str, str | None]] = {
+    401: ("authentication_error", "invalid_api_key"),
+    403: ("permission_error", None),
+    404: (INVALID_REQUEST, "model_not_found"),
+    429: ("rate_limit_error", "rate_limit_exceeded"),
+    500: ("server_error", None),
+    503: ("service_unavailable_error", "service_unavailable"),
+    504: ("timeout_error", None),
 }
-_CODES: Mapping[int, str] = {
-    401: "invalid_api_key",
-    404: "model_not_found",
-    429: "rate_limit_exceeded",
-    503: "service_unavailable",
-}
-_GRPC_CODES: Mapping[int, StatusCode] = {504: StatusCode.DEADLINE_EXCEEDED}
+"""OpenAI's types and codes of errors by the status."""
+_DEFAULT = (INVALID_REQUEST, None)
+
 _SHOULD = re.compile(r"(\w+) should (be|have|match) (.*)", re.DOTALL)
 _THIRD_PERSON = {"have": "has", "match": "matches"}
 _ASIDE = re.compile(r" after validation, not .*")
@@ -86,7 +83,8 @@ def failure_of(
     """
     match error:
         case ApiError():
-            grpc_code = _GRPC_CODES.get(error.status, StatusCode.INVALID_ARGUMENT)
+            is_late = error.status == 504
+            grpc_code = StatusCode.DEADLINE_EXCEEDED if is_late else StatusCode.INVALID_ARGUMENT
             details = _details(error.status, str(error), None, error.code)
             return Failure(error.status, details, grpc_code)
         case RequestValidationError():
@@ -105,7 +103,7 @@ def _engine_failure(error: Exception, names: Mapping[str, str]) -> Failure:
         headers.setdefault("Retry-After", str(RETRY_AFTER_S))
     if status.http_code == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    message, param, code = status.message, None, _CODES.get(status.http_code)
+    message, param, code = status.message, None, _TYPES_AND_CODES.get(status.http_code, _DEFAULT)[1]
     if isinstance(error, InvalidValueError):
         param = _renamed(error.field, names)
         message = str(InvalidValueError(param, error.value, error.limit))
@@ -116,7 +114,7 @@ def _engine_failure(error: Exception, names: Mapping[str, str]) -> Failure:
 
 
 def _details(status: int, message: str, param: str | None, code: str | None) -> ErrorDetails:
-    kind = _TYPES.get(status, INVALID_REQUEST)
+    kind, _ = _TYPES_AND_CODES.get(status, _DEFAULT)
     return ErrorDetails(message=message, type=kind, param=param, code=code)
 
 

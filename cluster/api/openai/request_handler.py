@@ -16,8 +16,8 @@ from starlette.exceptions import HTTPException
 from cluster.api.authentication import ApiKeys, Lease
 from cluster.api.http.csrf import require_same_origin
 from cluster.api.http.forwarding import ForwardedRequest, forward, is_forwarded
+from cluster.api.openai.builders import RequestContext
 from cluster.api.openai.errors import ApiError, Failure, failure_of
-from cluster.api.openai.request_builder import RequestContext
 from cluster.api.openai.schema import RequestModel
 from cluster.api.openai.streams import (
     ClientDisconnectedError,

@@ -7,12 +7,11 @@ import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from cluster.api.openai.builders import RequestContext, ResponseBuilder
 from cluster.api.openai.chat import ChatBuilder, prepare_chat
 from cluster.api.openai.chat_schema import ChatRequest, Message
 from cluster.api.openai.errors import Failure
 from cluster.api.openai.logprobs import TokenLogprob, chat_logprobs
-from cluster.api.openai.request_builder import RequestContext
-from cluster.api.openai.response_builder import ResponseBuilder
 from cluster.api.openai.responses_schema import (
     IncompleteDetails,
     InputTokensDetails,

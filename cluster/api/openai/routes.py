@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import APIRouter, Depends, Header, Path, Request, Response
 
 from cluster.api.authentication import ApiKeys
+from cluster.api.openai.builders import RequestContext, ResponseBuilder, offload
 from cluster.api.openai.chat import prepare_chat
 from cluster.api.openai.chat_schema import ChatCompletion, ChatRequest
 from cluster.api.openai.completion import prepare_completion
@@ -27,9 +28,7 @@ from cluster.api.openai.completion_schema import (
 )
 from cluster.api.openai.conversation import configured_tool_format, make_conversation, tool_use
 from cluster.api.openai.errors import failure_of
-from cluster.api.openai.request_builder import RequestContext
 from cluster.api.openai.request_handler import RequestHandler
-from cluster.api.openai.response_builder import ResponseBuilder, offload
 from cluster.api.openai.responses import prepare_response
 from cluster.api.openai.responses_schema import ResponseBody, ResponsesRequest
 from cluster.api.openai.schema import ErrorBody, ResponseModel

@@ -71,7 +71,7 @@ class ClientDisconnectedError(Exception):
     """The client closed the connection before the response was complete."""
 
 
-def generate_outputs(
+async def generate_outputs(
     router: Router, calls: Sequence[GenerateRequest], deadline: Deadline
 ) -> AsyncGenerator[PromptOutput, None]:
     """Yield the outputs of all calls as they arrive. Closing the generator aborts the requests.
@@ -79,7 +79,13 @@ def generate_outputs(
     Raise the errors of the router and the engine, and ApiError 504 at the deadline.
     """
     outputs = _one(router, 0, calls[0]) if len(calls) == 1 else _all(router, calls)
-    return _within(deadline, outputs)
+    async with aclosing(outputs):
+        while True:
+            async with deadline.enforce():
+                each = await anext(outputs, None)
+            if each is None:
+                return
+            yield each
 
 
 async def _one(
@@ -119,18 +125,6 @@ async def _all(
                 yield each
     finally:
         await _cancel(*tasks)
-
-
-async def _within(
-    deadline: Deadline, outputs: AsyncGenerator[PromptOutput, None]
-) -> AsyncGenerator[PromptOutput, None]:
-    async with aclosing(outputs):
-        while True:
-            async with deadline.enforce():
-                each = await anext(outputs, None)
-            if each is None:
-                return
-            yield each
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
