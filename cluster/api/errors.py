@@ -54,8 +54,9 @@ class ErrorStatus:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The retry hint as an HTTP header."""
-        return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+        """The HTTP headers: the retry hint, and the scheme of a call that is not authenticated."""
+        headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+        return headers if self.http_code != 401 else {**headers, "WWW-Authenticate": "Bearer"}
 
 
 # An error that comes from the configuration of the service, or from a combination of fields, is in

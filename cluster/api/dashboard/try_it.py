@@ -88,7 +88,11 @@ async def _events(
         except Exception as error:
             yield json_event("error", {"message": status_of(error).message})
         else:
-            yield json_event("end", _summary(last))
+            assert last.finish_reason is not None, "the last output has a finish reason"
+            is_lossless = last.verifier not in LOSSY_VERIFIERS
+            reason, verifier = last.finish_reason.value, last.verifier
+            summary = {"finish_reason": reason, "verifier": verifier, "is_lossless": is_lossless}
+            yield json_event("end", summary)
 
 
 def _tokens(output: RequestOutput, detokenizer: IncrementalDetokenizer) -> bytes:
@@ -109,12 +113,3 @@ def _tokens(output: RequestOutput, detokenizer: IncrementalDetokenizer) -> bytes
         **asdict(output.speculation),
     }
     return json_event("tokens", {"tokens": tokens, "usage": usage})
-
-
-def _summary(last: RequestOutput) -> dict[str, Any]:
-    assert last.finish_reason is not None, "the last output has a finish reason"
-    return {
-        "finish_reason": last.finish_reason.value,
-        "verifier": last.verifier,
-        "is_lossless": last.verifier not in LOSSY_VERIFIERS,
-    }

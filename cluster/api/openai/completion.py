@@ -213,9 +213,8 @@ class CompletionWriter(ChoiceWriter):
     def _finish_reason(self, output: RequestOutput) -> Literal["stop", "length"] | None:
         if output.finish_reason is None:
             return None
-        if self._request.max_tokens == 0:
-            return "length"
-        return "stop" if output.finish_reason is FinishReason.STOP else "length"
+        is_stop = output.finish_reason is FinishReason.STOP and self._request.max_tokens != 0
+        return "stop" if is_stop else "length"
 
 
 def completion_params(request: CompletionRequest) -> SamplingParams:

@@ -98,11 +98,9 @@ def failure_of(
 
 def _engine_failure(error: Exception, names: Mapping[str, str]) -> Failure:
     status = status_of(error)
-    headers = dict(status.headers)
+    headers = status.headers
     if status.http_code == 503:
         headers.setdefault("Retry-After", str(RETRY_AFTER_S))
-    if status.http_code == 401:
-        headers["WWW-Authenticate"] = "Bearer"
     message, param, code = status.message, None, _TYPES_AND_CODES.get(status.http_code, _DEFAULT)[1]
     if isinstance(error, InvalidValueError):
         param = _renamed(error.field, names)

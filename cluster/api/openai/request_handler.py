@@ -174,7 +174,11 @@ class LimitedRequest(Request):
         if _is_deeper(content, MAX_JSON_DEPTH):
             raise InvalidValueError("body", "too deep", limit)
         if b"\\ud" in body.lower():
-            _require_unicode(content)
+            try:
+                json.dumps(content, ensure_ascii=False).encode()
+            except UnicodeEncodeError as error:  # JSON can escape them, but they are not text
+                limit = "JSON without lone surrogates"
+                raise InvalidValueError("body", "malformed", limit) from error
         return content
 
     def _check_size(self, num_bytes: int) -> None:
@@ -192,15 +196,6 @@ def _is_deeper(content: Any, depth: int) -> bool:
         if not level:
             return False
     return True
-
-
-def _require_unicode(content: Any) -> None:
-    """Raise InvalidValueError for a lone surrogate, which JSON can escape but is not text."""
-    try:
-        json.dumps(content, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        limit = "JSON without lone surrogates"
-        raise InvalidValueError("body", "malformed", limit) from error
 
 
 def _timeout_s(header: str | None) -> float:

@@ -49,7 +49,6 @@ from specdec.types.responses import ModelInfo
 
 Body = TypeVar("Body", ChatRequest, CompletionRequest, ResponsesRequest)
 
-_OWNER = "specdec"
 _ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "a field is invalid; the message names it"},
     401: {"model": ErrorBody, "description": "the API key is missing or unknown"},
@@ -216,7 +215,7 @@ def _add_models(routes: APIRouter, handler: RequestHandler) -> None:
             id=info.model,
             object="model",
             created=created,
-            owned_by=_OWNER,
+            owned_by="specdec",
             max_model_len=info.max_model_len,
             speculation_methods=list(info.speculation_methods),
         )
@@ -255,16 +254,12 @@ def _prompt(router: Router, body: TokenizeRequest) -> str | Conversation:
 def _answers(model: type[ResponseModel], events: str | None = None) -> dict[int | str, Any]:
     """Describe the responses of a route for /openapi.json. events: what the route can stream."""
     answer: dict[str, Any] = {"model": model, "description": "the answer"}
-    if events is not None:
-        answer["content"] = {"text/event-stream": {"schema": _event_schema(events)}}
+    if events is not None:  # the schema of one server-sent event, for OpenAPI 3.1
+        data = {"type": "string", "contentMediaType": "application/json", "description": events}
+        properties = {"data": data, "event": {"type": "string"}}
+        schema = {"type": "object", "properties": properties, "required": ["data"]}
+        answer["content"] = {"text/event-stream": {"schema": schema}}
     return {200: answer, **_ERRORS}
-
-
-def _event_schema(events: str) -> dict[str, Any]:
-    """Return the schema of one server-sent event, for OpenAPI 3.1."""
-    data = {"type": "string", "contentMediaType": "application/json", "description": events}
-    properties = {"data": data, "event": {"type": "string"}}
-    return {"type": "object", "properties": properties, "required": ["data"]}
 
 
 def _json(answer: ResponseModel) -> Response:
