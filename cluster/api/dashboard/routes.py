@@ -23,7 +23,6 @@ from cluster.replica.router import Router
 from specdec.types.errors import InvalidValueError, NotReadyError
 from specdec.types.fleet import FleetStatistics
 
-INDEX = "index.html"
 _CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -117,7 +116,7 @@ def make_dashboard(
     @routes.get("/dashboard/{path:path}")
     async def file(path: str, request: Request) -> Response:
         """Serve a file of the page, or 404; no request reads the disk."""
-        asset = assets.get(path or INDEX)
+        asset = assets.get(path or "index.html")
         return Response(status_code=404) if asset is None else asset.respond(request)
 
     return routes

@@ -263,7 +263,7 @@ class ChoicesBuilder(ResponseBuilder, Generic[W]):
 
     @abstractmethod
     def chunk(self, choices: Sequence[Any], **fields: Any) -> GenerationBody:
-        """Build a chunk without usage."""
+        """Build a chunk with these choices and fields."""
 
     def usage(self) -> Usage:
         """Return the usage so far."""
@@ -284,16 +284,16 @@ class ChoicesBuilder(ResponseBuilder, Generic[W]):
 
     def closing(self) -> list[bytes]:
         """Encode the usage, if requested, and the end."""
-        return (
-            [self.encode_chunk([], has_usage=True), DONE] if self._options.include_usage else [DONE]
-        )
+        if not self._options.include_usage:
+            return [DONE]
+        return [self.encode_chunk([], has_usage=True), DONE]
 
     def encode_chunk(self, choices: Sequence[Any], *, has_usage: bool, **fields: Any) -> bytes:
         """Encode a chunk with these choices and fields."""
-        if has_usage or self._options.include_usage:
-            fields["usage"] = (
-                self.usage() if has_usage else None
-            )  # set, and thus serialized as null
+        if has_usage:
+            fields["usage"] = self.usage()
+        elif self._options.include_usage:
+            fields["usage"] = None  # set, and thus serialized as null
         return event(self.chunk(choices, **fields).to_json())
 
     def _writer(self, each: PromptOutput) -> W:

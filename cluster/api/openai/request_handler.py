@@ -37,8 +37,6 @@ MAX_JSON_DEPTH = 64
 CLIENT_CLOSED_REQUEST = 499
 """Status for the access log after the client has disconnected, as in nginx."""
 
-_MIB = 2**20
-
 RouteHandler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
@@ -73,7 +71,7 @@ class RequestHandler:
         """Run `handle`; return its response or an error in OpenAI's format, with the request id."""
         request.state.request_id = f"req-{secrets.token_hex(12)}"
         lease = Lease()
-        limited = LimitedRequest(request, self.get_router().config.http_max_body_mib * _MIB)
+        limited = LimitedRequest(request, self.get_router().config.http_max_body_mib * 2**20)
         try:
             self._identify(request)
             lease = self._admit(request)

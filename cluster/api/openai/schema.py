@@ -97,7 +97,7 @@ Metadata = Annotated[dict[str, str], Field(max_length=16), max_entries(16)]
 
 def number(meaning: str, low: float | None = None, high: float | None = None) -> Any:
     """Declare an optional number; SamplingParams checks the limits."""
-    limits: JsonDict = {"minimum": low, "maximum": high}
+    limits = {"minimum": low, "maximum": high}
     given: JsonDict = {name: value for name, value in limits.items() if value is not None}
     return Field(default=None, description=meaning, json_schema_extra=given)
 
