@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, replace
 
 from grpc import StatusCode
 
@@ -37,51 +36,15 @@ TARGET_FAILED_MESSAGE = "the model stopped responding and this request is lost; 
 
 
 @dataclass(frozen=True)
-class _Rule:
-    """The codes of an error; `message` replaces a text that was not written for clients."""
-
-    grpc_code: StatusCode
-    http_code: int
-    message: str | None = None
-    retry_after_s: int | None = None
-
-
-# An error that comes from the configuration of the service, or from a combination of fields, is in
-# no single field. Google's API guide maps FAILED_PRECONDITION to HTTP 400.
-_SETUP = _Rule(StatusCode.FAILED_PRECONDITION, 400)
-
-_RULES: Mapping[type[BaseException], _Rule] = MappingProxyType(
-    {
-        InvalidValueError: _Rule(StatusCode.INVALID_ARGUMENT, 400),
-        ForeignPageError: _Rule(StatusCode.PERMISSION_DENIED, 403),
-        UnauthenticatedError: _Rule(StatusCode.UNAUTHENTICATED, 401),
-        UnknownModelError: _Rule(StatusCode.NOT_FOUND, 404),
-        VersionConflictError: _Rule(StatusCode.ABORTED, 409),
-        GrammarError: _Rule(StatusCode.FAILED_PRECONDITION, 400),
-        OverloadedError: _Rule(
-            StatusCode.RESOURCE_EXHAUSTED, 429, retry_after_s=OVERLOAD_RETRY_AFTER_S
-        ),
-        NotReadyError: _Rule(StatusCode.UNAVAILABLE, 503),
-        NoTokenLeftError: _SETUP,
-        BadLogitsError: _Rule(StatusCode.INTERNAL, 500),
-        # Its text quotes the exception of a worker.
-        TargetFailedError: _Rule(StatusCode.UNAVAILABLE, 503, TARGET_FAILED_MESSAGE),
-        DraftFailedError: _Rule(StatusCode.UNAVAILABLE, 503, TARGET_FAILED_MESSAGE),
-        OutOfMemoryError: _SETUP,
-        ModelNotFoundError: _SETUP,
-        UnsupportedModelError: _SETUP,
-        Exception: _Rule(StatusCode.INTERNAL, 500, INTERNAL_MESSAGE),
-    }
-)
-
-
-@dataclass(frozen=True)
 class ErrorStatus:
-    """How an error is reported to a client. `retry_after_s` is None if retrying does not help."""
+    """How an error is reported to a client. `retry_after_s` is None if retrying does not help.
+
+    message: in the table of rules, replaces a text that was not written for clients.
+    """
 
     grpc_code: StatusCode
     http_code: int
-    message: str
+    message: str = ""
     retry_after_s: int | None = None
 
     @property
@@ -91,22 +54,43 @@ class ErrorStatus:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The retry hint as an HTTP header."""
-        return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+        """The HTTP headers: the retry hint, and the scheme of a call that is not authenticated."""
+        headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+        return headers if self.http_code != 401 else {**headers, "WWW-Authenticate": "Bearer"}
+
+
+# An error that comes from the configuration of the service, or from a combination of fields, is in
+# no single field. Google's API guide maps FAILED_PRECONDITION to HTTP 400.
+_SETUP = ErrorStatus(StatusCode.FAILED_PRECONDITION, 400)
+
+_RULES: Mapping[type[BaseException], ErrorStatus] = {
+    InvalidValueError: ErrorStatus(StatusCode.INVALID_ARGUMENT, 400),
+    ForeignPageError: ErrorStatus(StatusCode.PERMISSION_DENIED, 403),
+    UnauthenticatedError: ErrorStatus(StatusCode.UNAUTHENTICATED, 401),
+    UnknownModelError: ErrorStatus(StatusCode.NOT_FOUND, 404),
+    VersionConflictError: ErrorStatus(StatusCode.ABORTED, 409),
+    GrammarError: _SETUP,
+    OverloadedError: ErrorStatus(
+        StatusCode.RESOURCE_EXHAUSTED, 429, retry_after_s=OVERLOAD_RETRY_AFTER_S
+    ),
+    NotReadyError: ErrorStatus(StatusCode.UNAVAILABLE, 503),
+    NoTokenLeftError: _SETUP,
+    BadLogitsError: ErrorStatus(StatusCode.INTERNAL, 500),
+    # Its text quotes the exception of a worker.
+    TargetFailedError: ErrorStatus(StatusCode.UNAVAILABLE, 503, TARGET_FAILED_MESSAGE),
+    DraftFailedError: ErrorStatus(StatusCode.UNAVAILABLE, 503, TARGET_FAILED_MESSAGE),
+    OutOfMemoryError: _SETUP,
+    ModelNotFoundError: _SETUP,
+    UnsupportedModelError: _SETUP,
+    Exception: ErrorStatus(StatusCode.INTERNAL, 500, INTERNAL_MESSAGE),
+}
 
 
 def status_of(error: Exception) -> ErrorStatus:
     """Return the status of an error. Log an error whose text clients must not see."""
     rule = next(_RULES[kind] for kind in type(error).__mro__ if kind in _RULES)
-    if rule.message is not None:
+    if rule.message:
         logger.error("reported as %s", rule.grpc_code.name, exc_info=error)
-    return ErrorStatus(
-        grpc_code=rule.grpc_code,
-        http_code=rule.http_code,
-        message=rule.message or str(error),
-        retry_after_s=_known_retry_s(error) or rule.retry_after_s,
-    )
-
-
-def _known_retry_s(error: Exception) -> int | None:
-    return error.retry_after_s if isinstance(error, OverloadedError) else None
+        return rule
+    retry_after_s = error.retry_after_s if isinstance(error, OverloadedError) else None
+    return replace(rule, message=str(error), retry_after_s=retry_after_s or rule.retry_after_s)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterable, Mapping
 from datetime import datetime
-from types import MappingProxyType
 from typing import Any
 
 from fastapi.responses import StreamingResponse
 
-STREAM_HEADERS: Mapping[str, str] = MappingProxyType(
-    {"cache-control": "no-store", "x-accel-buffering": "no"}
-)
+STREAM_HEADERS: Mapping[str, str] = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
 def event(data: str, name: str | None = None) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from cluster.api.admin_token import TOKEN_VARIABLE, read_token
+from cluster.api.authentication import TOKEN_VARIABLE, read_token
 from cluster.cli.help import combine_flags
 from specdec.client import AdminClient
 from specdec.client.calls import DEFAULT_TIMEOUT_S

@@ -208,7 +208,7 @@ def _set_keys(keys: tuple[str, ...], configs: Sequence[ServeConfig]) -> None:
     """Set the keys in the environment, which the replicas inherit and other users cannot read."""
     if not keys:
         return
-    from cluster.api.api_keys import KEYS_VARIABLE, read_keys
+    from cluster.api.authentication import KEYS_VARIABLE, read_keys
 
     if any(config.api_key_file is not None for config in configs):
         raise click.UsageError("--api-key and --api-key-file are mutually exclusive")

@@ -15,8 +15,7 @@ from ray.exceptions import RayTaskError
 from ray.serve.config import gRPCOptions
 from ray.util.placement_group import PlacementGroup
 
-from cluster.api.admin_token import AdminAccess, read_token
-from cluster.api.api_keys import ApiKeys, read_keys
+from cluster.api.authentication import AdminAccess, ApiKeys, read_keys, read_token
 from cluster.api.grpc import forwarding
 from cluster.api.grpc.forwarding import ForwardedCall
 from cluster.api.grpc.server import EmbeddedIngress

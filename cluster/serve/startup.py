@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from cluster.api.admin_token import read_token
-from cluster.api.api_keys import read_keys
+from cluster.api.authentication import read_keys, read_token
 from cluster.config.multi_model import application_name, check_prefix
 from cluster.config.network import address_of, listen_error
 from cluster.config.serve_config import ServeConfig

@@ -18,7 +18,7 @@ from typing import Any
 
 import uvicorn
 
-from cluster.api.admin_token import AdminAccess
+from cluster.api.authentication import AdminAccess
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.app import make_app
 from cluster.control.client import ControlClient

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from cluster.api.admin_token import AdminAccess
+from cluster.api.authentication import AdminAccess
 from cluster.api.grpc.servicers import AdminServicer, add_admin_service
 from cluster.control.client import ControlClient
 from cluster.control.plane import ControlPlane

@@ -10,8 +10,7 @@ from typing import Any
 
 import httpx
 
-from cluster.api.admin_token import AdminAccess
-from cluster.api.api_keys import ApiKeys
+from cluster.api.authentication import AdminAccess, ApiKeys
 from cluster.api.grpc.servicers import AdminServicer, InferenceServicer
 from cluster.api.http.app import make_app
 from cluster.config.serve_config import ServeConfig

@@ -1,24 +1,80 @@
-"""The routes of the dashboard: static files, event stream, and the try-it box."""
+"""The routes of the dashboard: static files, the try-it box, and the event stream."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import asdict, dataclass
 from json import JSONDecodeError
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
-from cluster.api.dashboard import feed, try_it
-from cluster.api.dashboard.assets import SECURITY_HEADERS, load_assets
+from cluster.api.dashboard import try_it
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.admin import error_response
 from cluster.api.http.csrf import require_same_origin
-from cluster.api.sse import event_response
+from cluster.api.sse import event_response, json_event
+from cluster.control.timeseries import Figures
 from cluster.replica.router import Router
-from specdec.types.errors import InvalidValueError
+from specdec.types.errors import InvalidValueError, NotReadyError
+from specdec.types.fleet import FleetStatistics
 
-INDEX = "index.html"
+_CONTENT_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".json": "application/json",
+    ".md": "text/plain; charset=utf-8",
+    "": "text/plain; charset=utf-8",  # LICENSE
+}
+
+SECURITY_HEADERS: Mapping[str, str] = {
+    # Same origin only: no other host, no inline script or style.
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'"
+    ),
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+
+
+@dataclass(frozen=True)
+class Asset:
+    """One static file. etag: with the quotes of the header."""
+
+    body: bytes
+    content_type: str
+    etag: str
+
+    def respond(self, request: Request) -> Response:
+        """Return the file, or 304 if the browser has this version; it revalidates each time."""
+        headers = {**SECURITY_HEADERS, "cache-control": "no-cache", "etag": self.etag}
+        if self.etag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        return Response(self.body, headers={**headers, "content-type": self.content_type})
+
+
+def load_assets() -> dict[str, Asset]:
+    """Read every file, by its path below static/."""
+    root = Path(__file__).parent / "static"
+    files = (path for path in root.rglob("*") if path.is_file())
+    return {path.relative_to(root).as_posix(): _asset(path) for path in files}
+
+
+def _asset(path: Path) -> Asset:
+    body = path.read_bytes()
+    etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    return Asset(body, _CONTENT_TYPES[path.suffix], etag)
 
 
 def make_dashboard(
@@ -42,7 +98,7 @@ def make_dashboard(
         admin = get_admin()
         try:
             admin.access.check(request.headers.get("authorization"))
-            return event_response(await feed.begin(admin, get_router().config.served_model_name))
+            return event_response(await fleet_events(admin, get_router().config.served_model_name))
         except Exception as error:
             return error_response(error)
 
@@ -60,7 +116,7 @@ def make_dashboard(
     @routes.get("/dashboard/{path:path}")
     async def file(path: str, request: Request) -> Response:
         """Serve a file of the page, or 404; no request reads the disk."""
-        asset = assets.get(path or INDEX)
+        asset = assets.get(path or "index.html")
         return Response(status_code=404) if asset is None else asset.respond(request)
 
     return routes
@@ -71,3 +127,38 @@ async def _json(request: Request) -> Any:
         return await request.json()
     except (JSONDecodeError, UnicodeDecodeError) as error:
         raise InvalidValueError("body", "malformed", "JSON") from error
+
+
+async def fleet_events(admin: AdminServicer, model: str) -> AsyncGenerator[bytes, None]:
+    """Return the events of a page: `hello`, then `now` each second, and `end` on a drain.
+
+    Raise what the first query of the fleet raises, before the response has a status code.
+    """
+    moments = admin.watches.watch(0)
+    first = await anext(moments)
+    return _events(admin, model, first, moments)
+
+
+async def _events(
+    admin: AdminServicer,
+    model: str,
+    first: FleetStatistics,
+    moments: AsyncGenerator[FleetStatistics, None],
+) -> AsyncGenerator[bytes, None]:
+    sent_until_s = 0.0
+    async with aclosing(moments):
+        yield json_event("hello", {"model": model})
+        try:
+            figures = await admin.control.history(0.0)
+            yield _now(first, figures)
+            async for fleet in moments:
+                sent_until_s = figures[-1].time_s if figures else sent_until_s
+                figures = await admin.control.history(sent_until_s)
+                yield _now(fleet, figures)
+        except NotReadyError as error:
+            yield json_event("end", {"message": str(error)})
+
+
+def _now(fleet: FleetStatistics, figures: tuple[Figures, ...]) -> bytes:
+    points = [asdict(each) for each in figures]
+    return json_event("now", {"status": asdict(fleet.status), "figures": points})

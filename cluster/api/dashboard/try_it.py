@@ -26,7 +26,6 @@ MAX_PROMPT_CHARS = 100_000
 MAX_TOKENS = 4_096
 
 _KEYS = ("prompt", "as_chat", "max_tokens", "temperature", "seed", "speculation")
-_SPECULATION_KEYS = ("enabled", "num_speculative_tokens")
 
 
 def decode_try_it(body: Any) -> GenerateRequest:
@@ -36,11 +35,14 @@ def decode_try_it(body: Any) -> GenerateRequest:
     max_tokens = body.get("max_tokens")
     if type(max_tokens) is not int or not 1 <= max_tokens <= MAX_TOKENS:
         raise InvalidValueError("max_tokens", max_tokens, f"a whole number from 1 to {MAX_TOKENS}")
+    speculation = body.get("speculation", {})
+    _require_object("speculation", speculation)
+    refuse_unknown("speculation", speculation, ("enabled", "num_speculative_tokens"))
     params = SamplingParams(
         max_tokens=max_tokens,
         temperature=body.get("temperature"),
         seed=body.get("seed"),
-        speculation=_decode_speculation(body.get("speculation", {})),
+        speculation=SpeculationOptions(**speculation),
     )
     prompt = _decode_prompt(body)
     # The page shows each step, whatever the service's stream interval is.
@@ -55,12 +57,6 @@ def _decode_prompt(body: Mapping[str, Any]) -> Prompt:
     if not isinstance(as_chat, bool):
         raise InvalidValueError("as_chat", as_chat, "true or false")
     return (ChatMessage("user", text),) if as_chat else text
-
-
-def _decode_speculation(options: Any) -> SpeculationOptions:
-    _require_object("speculation", options)
-    refuse_unknown("speculation", options, _SPECULATION_KEYS)
-    return SpeculationOptions(**options)
 
 
 def _require_object(name: str, value: Any) -> None:
@@ -92,7 +88,11 @@ async def _events(
         except Exception as error:
             yield json_event("error", {"message": status_of(error).message})
         else:
-            yield json_event("end", _summary(last))
+            assert last.finish_reason is not None, "the last output has a finish reason"
+            is_lossless = last.verifier not in LOSSY_VERIFIERS
+            reason, verifier = last.finish_reason.value, last.verifier
+            summary = {"finish_reason": reason, "verifier": verifier, "is_lossless": is_lossless}
+            yield json_event("end", summary)
 
 
 def _tokens(output: RequestOutput, detokenizer: IncrementalDetokenizer) -> bytes:
@@ -113,12 +113,3 @@ def _tokens(output: RequestOutput, detokenizer: IncrementalDetokenizer) -> bytes
         **asdict(output.speculation),
     }
     return json_event("tokens", {"tokens": tokens, "usage": usage})
-
-
-def _summary(last: RequestOutput) -> dict[str, Any]:
-    assert last.finish_reason is not None, "the last output has a finish reason"
-    return {
-        "finish_reason": last.finish_reason.value,
-        "verifier": last.verifier,
-        "is_lossless": last.verifier not in LOSSY_VERIFIERS,
-    }

@@ -17,7 +17,7 @@ import uvicorn
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from cluster.api.api_keys import ApiKeys
+from cluster.api.authentication import ApiKeys
 from cluster.api.grpc.servicers import (
     SERVICE_NAMES,
     AdminServicer,

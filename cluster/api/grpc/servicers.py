@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from grpc import StatusCode
 from grpc_health.v1 import health_pb2
 
-from cluster.api.admin_token import AdminAccess
-from cluster.api.api_keys import ApiKeys, Lease
+from cluster.api.authentication import AdminAccess, ApiKeys, Lease
 from cluster.api.grpc.forwarding import Forwarding
 from cluster.api.grpc.malformed_requests import ReadableOnly
 from cluster.api.grpc.status import empty_response, raise_on_serve, reporting_to

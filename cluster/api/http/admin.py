@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,6 @@ from cluster.api.http.admin_json import read_change, read_profile_order, to_json
 from cluster.api.http.csrf import require_same_origin
 from cluster.api.http.forwarding import ForwardedRequest, forward, is_forwarded
 from cluster.api.sse import event, event_response, json_event
-from cluster.control.peers import Fellow
 from cluster.replica.limits import check_model
 from specdec.types.control_changes import SpeculationState
 from specdec.types.errors import InvalidValueError, NotReadyError, VersionConflictError
@@ -60,24 +60,17 @@ def _guarded(
             admin.access.check(request.headers.get("authorization"))
             if request.method != "GET":
                 require_same_origin(request)
-            if (fellow := await _elsewhere(request, admin)) is not None:
-                return await forward(fellow, ForwardedRequest.of(request, await _body(request)))
+            model = check_model(request.query_params.get("model", ""))
+            if admin.applications is not None and not is_forwarded(request):
+                fellow = await admin.applications.elsewhere(model)
+                if fellow is not None:
+                    forwarded = ForwardedRequest.of(request, await _body(request))
+                    return await forward(fellow, forwarded)
             return await handle(admin, request)
         except Exception as error:
             return error_response(error)
 
     return respond
-
-
-async def _elsewhere(request: Request, admin: AdminServicer) -> Fellow | None:
-    """Return the application that serves the model, None if it is this one.
-
-    Raise UnknownModelError.
-    """
-    model = check_model(request.query_params.get("model", ""))
-    if admin.applications is None or is_forwarded(request):
-        return None
-    return await admin.applications.elsewhere(model)
 
 
 def error_response(error: Exception) -> Response:
@@ -89,10 +82,7 @@ def error_response(error: Exception) -> Response:
     elif isinstance(error, VersionConflictError):
         details |= {"field": "expected_version", "value": error.expected, "limit": error.present}
     body = json.dumps({"error": details}, ensure_ascii=False, default=str)
-    headers = dict(status.headers)
-    if status.http_code == 401:
-        headers["www-authenticate"] = "Bearer"
-    return Response(body, status.http_code, headers, _JSON)
+    return Response(body, status.http_code, status.headers, _JSON)
 
 
 async def _get_speculation(admin: AdminServicer, request: Request) -> Response:
@@ -184,11 +174,10 @@ def _version_of(if_match: str | None) -> int | None:
     """Parse the version in an ETag of this service; return None if any version matches."""
     if if_match is None or if_match.strip() == "*":
         return None
-    tag = if_match.strip()
-    number = tag[1:-1]
-    if len(tag) < 3 or tag[0] + tag[-1] != '""' or not number.isdecimal() or len(number) > 18:
+    tag = re.fullmatch(r'"(\d{1,18})"', if_match.strip())
+    if tag is None:
         raise InvalidValueError("If-Match", if_match, 'an ETag of this resource, such as "3", or *')
-    return int(number)
+    return int(tag[1])
 
 
 def _number(request: Request, name: str, kind: type[int] | type[float]) -> Any:

@@ -16,15 +16,9 @@ from specdec.types.profile import ProfileOrder
 
 _TYPE_LIMITS: Mapping[type, str] = {str: "a string", bool: "true or false", int: "a whole number"}
 _TYPES: Mapping[str, type] = {
-    "mode": str,
-    "threshold": int,
-    "num_speculative_tokens": int,
-    "method": str,
-    "allow_request_override": bool,
-    "reset": bool,
-    "expected_version": int,
-    "updated_by": str,
-    "reason": str,
+    **dict.fromkeys(("mode", "method", "updated_by", "reason"), str),
+    **dict.fromkeys(("threshold", "num_speculative_tokens", "expected_version"), int),
+    **dict.fromkeys(("allow_request_override", "reset"), bool),
 }
 _NEVER_NULL = ("reset", "updated_by", "reason")
 
@@ -58,18 +52,13 @@ def _read_object(body: bytes, kind: type[SpeculationChange | ProfileOrder]) -> d
     return mapping
 
 
-def read_rules(value: object) -> tuple[SpeculationRule, ...]:
-    """Convert a list of objects to rules. Raise InvalidValueError."""
-    if not isinstance(value, list):
-        raise InvalidValueError("rules", value, "a list of objects")
-    return tuple(_read_rule(f"rules[{index}]", each) for index, each in enumerate(value))
-
-
 def _read_value(name: str, value: Any) -> Any:
     if value is None and name not in _NEVER_NULL:
         return None
     if name == "rules":
-        return read_rules(value)
+        if not isinstance(value, list):
+            raise InvalidValueError("rules", value, "a list of objects")
+        return tuple(_read_rule(f"rules[{index}]", each) for index, each in enumerate(value))
     if name == "allowed_verifiers":
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
             raise InvalidValueError(name, value, "a list of strings")

@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from cluster.api.api_keys import ApiKeys
+from cluster.api.authentication import ApiKeys
 from cluster.api.dashboard import make_dashboard
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.admin import admin_routes

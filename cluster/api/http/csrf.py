@@ -19,16 +19,13 @@ _ALLOWED_SITES = ("same-origin", "none")  # none: the user, not a page, made the
 
 def require_same_origin(request: Request) -> None:
     """Raise ForeignPageError for another site's page, InvalidValueError unless the body is JSON."""
-    if not _is_same_origin(request):
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    if site is not None:
+        is_same = site in _ALLOWED_SITES
+    else:
+        is_same = origin is None or urlsplit(origin).netloc == request.headers.get("host")
+    if not is_same:
         raise ForeignPageError
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != _JSON:
         raise InvalidValueError("content-type", content_type, _JSON)
-
-
-def _is_same_origin(request: Request) -> bool:
-    site = request.headers.get("sec-fetch-site")
-    if site is not None:
-        return site in _ALLOWED_SITES
-    origin = request.headers.get("origin")
-    return origin is None or urlsplit(origin).netloc == request.headers.get("host")

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client.metrics_core import Metric
 
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.admin import error_response
-from cluster.control.client import ControlClient
 from cluster.control.peers import Applications
 from cluster.observability.metric_definitions import FleetView, LinkView
 from cluster.observability.prometheus_text import expose, fleet_families, replica_families
 from cluster.replica.router import Router
 from specdec.types.errors import NotReadyError
-from specdec.types.fleet import FleetStatistics
 
 _CACHED_S = 1.0
 """How long a reply of the ControlPlane is reused; replicas report to it no more often."""
@@ -26,39 +23,32 @@ _DEADLINE_S = 4.0
 """For both calls together: less than the scrape timeout of Prometheus, configured as 5 s."""
 
 
-@dataclass(frozen=True)
-class _Fleets:
-    """The replicas of this application, and of each other application that responded."""
-
-    own: FleetStatistics
-    others: dict[str, FleetView]  # by the model's name
-
-
 class _FleetCache:
     """Queries each ControlPlane at most once a second, however many scrapes there are."""
 
     def __init__(self) -> None:
-        self._query: asyncio.Task[_Fleets] | None = None
+        self._query: asyncio.Task[dict[str, FleetView]] | None = None
         self._queried_at_s = 0.0  # by the event loop's clock
 
-    async def get(self, admin: AdminServicer) -> _Fleets:
-        """Return all replicas, at most a second old. Raise NotReadyError on a timeout."""
+    async def get(self, router: Router, admin: AdminServicer) -> dict[str, FleetView]:
+        """Return all fleets by model, at most a second old. Raise NotReadyError on a timeout."""
         now_s = asyncio.get_running_loop().time()
         if self._query is None or now_s - self._queried_at_s >= _CACHED_S:
-            self._query, self._queried_at_s = asyncio.create_task(_query(admin)), now_s
+            self._query, self._queried_at_s = asyncio.create_task(_query(router, admin)), now_s
         return await asyncio.shield(self._query)  # other scrapes may wait for it too
 
 
-async def _query(admin: AdminServicer) -> _Fleets:
+async def _query(router: Router, admin: AdminServicer) -> dict[str, FleetView]:
     try:
         async with asyncio.timeout(_DEADLINE_S):
             own, others = await asyncio.gather(
                 admin.control.fresh_fleet(), _fleets_of_others(admin.applications)
             )
-            return _Fleets(own, others)
     except TimeoutError as error:
         message = f"the control plane did not answer within {_DEADLINE_S:g} s; try again later"
         raise NotReadyError(message) from error
+    own_view = FleetView(own, router.config.fewest_replicas)
+    return {router.config.served_model_name: own_view, **others}
 
 
 async def _fleets_of_others(applications: Applications | None) -> dict[str, FleetView]:
@@ -83,27 +73,19 @@ def metric_routes(
     async def metrics(request: Request) -> Response:
         """Report every replica of every model; 503 while our ControlPlane does not respond."""
         try:
-            fleets = await cache.get(get_admin())
+            fleets = await cache.get(get_router(), get_admin())
         except NotReadyError as error:
             return error_response(error)
-        return await _respond(_of_fleets(get_router(), fleets), request)
+        return await _respond(fleet_families(fleets), request)
 
     @routes.get("/metrics/replica")
     async def own_metrics(request: Request) -> Response:
         """Report this replica, whether the ControlPlane responds or not."""
-        return await _respond(_of_replica(get_router(), get_admin().control), request)
+        model, control = get_router().config.served_model_name, get_admin().control
+        view = LinkView(control.is_connected)
+        return await _respond(replica_families(model, control.own_status(), view), request)
 
     return routes
-
-
-def _of_fleets(router: Router, fleets: _Fleets) -> list[Metric]:
-    own = FleetView(fleets.own, router.config.fewest_replicas)
-    return fleet_families({router.config.served_model_name: own, **fleets.others})
-
-
-def _of_replica(router: Router, link: ControlClient) -> list[Metric]:
-    view = LinkView(link.is_connected)
-    return replica_families(router.config.served_model_name, link.own_status(), view)
 
 
 async def _respond(families: Sequence[Metric], request: Request) -> Response:

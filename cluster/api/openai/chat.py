@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from cluster.api.openai.chat_choice import ChoiceWriter
-from cluster.api.openai.chat_schema import ChatChunk, ChatChunkChoice, ChatCompletion, ChatRequest
-from cluster.api.openai.conversation import render_tools_as_text, turns
-from cluster.api.openai.logprobs import TokenNames, prompt_logprobs
-from cluster.api.openai.request_builder import (
+import secrets
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from cluster.api.openai.builders import (
+    ChoicesBuilder,
+    ChoiceWriter,
     RequestContext,
     ResponseInfo,
     generate_call,
@@ -14,17 +16,37 @@ from cluster.api.openai.request_builder import (
     token_names,
     with_seed,
 )
-from cluster.api.openai.response_builder import ResponseBuilder
+from cluster.api.openai.chat_schema import (
+    AnsweredToolCall,
+    AnswerMessage,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatRequest,
+    Delta,
+    FunctionDelta,
+    ToolCallDelta,
+)
+from cluster.api.openai.conversation import (
+    ToolUse,
+    configured_tool_format,
+    make_conversation,
+    tool_use,
+    turns,
+)
+from cluster.api.openai.logprobs import (
+    ChoiceLogprobs,
+    TokenNames,
+    chat_logprobs,
+    prompt_logprobs,
+)
 from cluster.api.openai.sampling_fields import requested_structure, sampling_params
-from cluster.api.openai.streams import DONE, PromptOutput
-from cluster.api.openai.tool_format import TOOL_FORMATS, ToolFormat, format_of_template
-from cluster.api.openai.tool_use import ToolUse, tool_use
-from cluster.api.sse import event
-from cluster.config.serve_config import ServeConfig
+from cluster.api.openai.schema import FinishReason
+from cluster.api.openai.streams import PromptOutput
+from cluster.api.openai.tool_parser import CallStart, Content, Piece
 from cluster.replica.router import Router
-from specdec.text.chat_template import ChatTemplate
-from specdec.types.chat import Conversation
-from specdec.types.errors import InvalidValueError
+from specdec.types import responses
 from specdec.types.outputs import RequestOutput
 from specdec.types.request import GenerateRequest
 from specdec.types.sampling_params import SamplingParams
@@ -35,7 +57,6 @@ async def prepare_chat(
 ) -> ChatBuilder:
     """Validate and tokenize a request. Raise the errors of its fields."""
     request.check_together()
-    _check_together(request)
     router.check_admission(request.model or "", 1)  # before the template: it waits for loading
     template = router.text.chat_template
     form = configured_tool_format(router.config, template)
@@ -47,7 +68,6 @@ async def prepare_chat(
     needs_names = request.logprobs or request.prompt_logprobs is not None
     return ChatBuilder(
         request=request,
-        prompt=prompt,
         call=generate_call(router, request, prompt, params, context.request_id),
         info=ResponseInfo.of(f"chatcmpl-{context.request_id}", router, params),
         tools=tools,
@@ -55,103 +75,176 @@ async def prepare_chat(
     )
 
 
-class ChatBuilder(ResponseBuilder):
+class ChatBuilder(ChoicesBuilder["ChatWriter"]):
     """Builder of the response to a chat."""
 
     def __init__(
         self,
         request: ChatRequest,
-        prompt: tuple[int, ...],
         call: GenerateRequest,
         info: ResponseInfo,
         tools: ToolUse | None,
         names: TokenNames | None,
     ) -> None:
-        """Make a builder. prompt: its token ids. tools: None without tools."""
-        super().__init__([call], names)
-        self.info = info
-        self._request = request
-        self._prompt = prompt
+        """Make a builder. tools: None without tools."""
+        choices = range(call.params.n)
+        writers = [ChatWriter(index, request, tools, names) for index in choices]
+        super().__init__(request, [call], info, names, writers)
         self._first: RequestOutput | None = None
-        self._writers = [
-            ChoiceWriter(
-                index,
-                parser=tools.parser() if tools else None,
-                names=names if request.logprobs else None,
-                returns_token_ids=request.return_token_ids,
-                prefix=_prefix(request),
-            )
-            for index in range(call.params.n)
-        ]
 
     def add(self, each: PromptOutput) -> None:
         """Add an output to the complete response."""
-        self.meter.add(0, each.output)
-        self._writers[each.output.choice].add(each.output)
+        super().add(each)
         self._first = self._first or each.output
 
     def body(self) -> ChatCompletion:
         """Build the complete response."""
-        completion = ChatCompletion(
-            id=self.info.id,
-            object="chat.completion",
-            created=self.info.created,
-            model=self.info.model,
-            seed=self.info.seed,
-            choices=[writer.choice() for writer in self._writers],
-            usage=self.meter.usage(),
-        )
         assert self._first is not None, "a request has at least one output"
-        self._add_prompt_fields(self._first, completion)
-        return completion
+        return ChatCompletion(
+            **vars(self.info),
+            object="chat.completion",
+            choices=[writer.choice() for writer in self.writers],
+            usage=self.usage(),
+            **self._prompt_fields(self._first),
+        )
 
     def events(self, each: PromptOutput) -> list[bytes]:
         """Encode an output as at most two events: the first starts with the roles."""
-        chunks, output = list[ChatChunk](), each.output
-        if not self.meter.has_output:
-            chunks.append(self._chunk([writer.opening() for writer in self._writers]))
-            self._add_prompt_fields(output, chunks[0])
-        self.meter.add(0, output)
-        choice = self._writers[output.choice].chunk(output)
-        if choice is not None:
-            chunks.append(self._chunk([choice]))
-            if self._request.has_continuous_usage:
-                chunks[-1].usage = self.meter.usage()
-        return [event(chunk.to_json()) for chunk in chunks]
+        is_first, encoded = not self.meter.has_output, super().events(each)
+        if not is_first:
+            return encoded
+        openings = [writer.opening() for writer in self.writers]
+        fields = self._prompt_fields(each.output)
+        return [self.encode_chunk(openings, has_usage=False, **fields), *encoded]
 
-    def closing(self) -> list[bytes]:
-        """Encode the usage, if requested, and the end."""
-        if not self._request.includes_usage:
-            return [DONE]
-        chunk = self._chunk([])
-        chunk.usage = self.meter.usage()
-        return [event(chunk.to_json()), DONE]
-
-    def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
-        chunk = ChatChunk(
-            id=self.info.id,
-            object="chat.completion.chunk",
-            created=self.info.created,
-            model=self.info.model,
-            seed=self.info.seed,
-            choices=choices,
+    def chunk(self, choices: Sequence[ChatChunkChoice], **fields: Any) -> ChatChunk:
+        """Build a chunk."""
+        return ChatChunk(
+            **vars(self.info), object="chat.completion.chunk", choices=list(choices), **fields
         )
-        if self._request.includes_usage:
-            chunk.usage = None  # set, and thus serialized as null
-        return chunk
 
-    def _add_prompt_fields(self, first: RequestOutput, answer: ChatCompletion | ChatChunk) -> None:
-        """Set the requested fields of the prompt; a field that is not set is not serialized."""
+    def _prompt_fields(self, first: RequestOutput) -> dict[str, Any]:
+        """Return the requested fields of the prompt; a field that is not set is not serialized."""
+        fields: dict[str, Any] = {}
         if first.prompt_logprobs is not None and self.names is not None:
-            answer.prompt_logprobs = prompt_logprobs(first.prompt_logprobs, self.names)
-        if self._request.return_token_ids:
-            answer.prompt_token_ids = list(self._prompt)
+            fields["prompt_logprobs"] = prompt_logprobs(first.prompt_logprobs, self.names)
+        if self.request.return_token_ids:
+            fields["prompt_token_ids"] = self.calls[0].prompt
+        return fields
 
 
-def configured_tool_format(config: ServeConfig, template: ChatTemplate) -> ToolFormat:
-    """Return the configured format of tool calls; `auto` derives it from the chat template."""
-    parser = config.tool_call_parser
-    return format_of_template(template.text) if parser == "auto" else TOOL_FORMATS[parser]
+class ChatWriter(ChoiceWriter):
+    """Builder of one choice: text, tool calls and log-probabilities."""
+
+    def __init__(
+        self, index: int, request: ChatRequest, tools: ToolUse | None, names: TokenNames | None
+    ) -> None:
+        """Make a builder; `tools` is None without tools."""
+        super().__init__()
+        self._index = index
+        self._parser = tools.parser() if tools else None
+        self._names = names if request.logprobs else None
+        self._returns_token_ids = request.return_token_ids
+        self._prefix = _prefix(request)
+
+    def opening(self) -> ChatChunkChoice:
+        """Return the first chunk of a stream, which has the role and no text."""
+        delta = Delta(role="assistant", content=self._prefix)
+        return ChatChunkChoice(index=self._index, delta=delta, logprobs=None, finish_reason=None)
+
+    def chunk(self, output: RequestOutput) -> ChatChunkChoice | None:
+        """Convert an output to a chunk; return None if it adds nothing visible."""
+        pieces = self._pieces(output)
+        logprobs = self._logprobs([output])
+        if not (pieces or logprobs or output.finish_reason or self._returns_token_ids):
+            return None
+        choice = ChatChunkChoice(
+            index=self._index,
+            delta=_delta(pieces),
+            logprobs=logprobs,
+            finish_reason=self._finish_reason(output),
+        )
+        if output.finish_reason is not None:
+            choice.stop_reason = output.stop_reason
+        if self._returns_token_ids:
+            choice.token_ids = list(output.token_ids)
+        return choice
+
+    def choice(self) -> ChatChoice:
+        """Build the complete choice from the outputs that were added."""
+        pieces = [piece for output in self.outputs for piece in self._pieces(output)]
+        last = self.outputs[-1]
+        reason = self._finish_reason(last)
+        assert reason is not None, "the last output has a finish reason"
+        choice = ChatChoice(
+            index=self._index,
+            message=self._message(pieces),
+            logprobs=self._logprobs(self.outputs),
+            finish_reason=reason,
+            stop_reason=last.stop_reason,
+        )
+        if self._returns_token_ids:
+            choice.token_ids = [each for output in self.outputs for each in output.token_ids]
+        return choice
+
+    def _pieces(self, output: RequestOutput) -> list[Piece]:
+        if self._parser is None:
+            return [Content(output.text)] if output.text else []
+        pieces = list(self._parser.feed(output.text))
+        if output.finish_reason is not None:
+            pieces += self._parser.finish()
+        return pieces
+
+    def _message(self, pieces: Iterable[Piece]) -> AnswerMessage:
+        delta = _delta(pieces)
+        text = self._prefix + (delta.content or "")
+        message = AnswerMessage(
+            role="assistant", content=text if text or not delta.tool_calls else None, refusal=None
+        )
+        if delta.tool_calls:
+            calls = [each.model_dump(exclude={"index"}) for each in delta.tool_calls]
+            message.tool_calls = [AnsweredToolCall(**each) for each in calls]
+        return message
+
+    def _logprobs(self, outputs: Iterable[RequestOutput]) -> ChoiceLogprobs | None:
+        if self._names is None:
+            return None
+        parts = [each.logprobs for each in outputs if each.logprobs is not None]
+        content = [each for part in parts for each in chat_logprobs(part, self._names).content]
+        return ChoiceLogprobs(content=content, refusal=None)
+
+    def _finish_reason(self, output: RequestOutput) -> FinishReason | None:
+        if output.finish_reason is None:
+            return None
+        if output.finish_reason is responses.FinishReason.LENGTH:
+            return "length"
+        has_calls = self._parser is not None and self._parser.num_calls > 0
+        return "tool_calls" if has_calls else "stop"
+
+
+def _delta(pieces: Iterable[Piece]) -> Delta:
+    """Merge the pieces of one output."""
+    delta = Delta()
+    calls: dict[int, ToolCallDelta] = {}
+    for piece in pieces:
+        match piece:
+            case Content():
+                delta.content = (delta.content or "") + piece.text
+            case CallStart():
+                function = FunctionDelta(name=piece.name, arguments="")
+                calls[piece.index] = ToolCallDelta(
+                    index=piece.index,
+                    id=f"call_{secrets.token_hex(12)}",
+                    type="function",
+                    function=function,
+                )
+            case _:
+                function = FunctionDelta(arguments="")
+                call = ToolCallDelta(index=piece.index, function=function)
+                calls.setdefault(piece.index, call).function.arguments += piece.text
+    if calls:
+        delta.tool_calls = list(calls.values())
+    return delta
 
 
 def chat_params(request: ChatRequest, tools: ToolUse | None) -> SamplingParams:
@@ -169,41 +262,8 @@ def chat_params(request: ChatRequest, tools: ToolUse | None) -> SamplingParams:
     )
 
 
-def make_conversation(
-    request: ChatRequest, tools: ToolUse | None, template: ChatTemplate, form: ToolFormat
-) -> Conversation:
-    """Build the input of the chat template; without tool support, tools become text."""
-    messages = turns(request.messages)
-    offered = tools.tools if tools else ()
-    if not template.takes_tools:
-        messages, offered = render_tools_as_text(messages, offered, form), ()
-    options = dict(request.chat_template_kwargs or {})
-    if request.reasoning_effort is not None:
-        options["reasoning_effort"] = request.reasoning_effort
-    add_prompt = request.add_generation_prompt
-    if add_prompt is None:
-        add_prompt = not request.continue_final_message
-    return Conversation(
-        messages=tuple(messages),
-        tools=tuple(each.template_definition for each in offered),
-        add_generation_prompt=add_prompt,
-        continue_final_message=request.continue_final_message,
-        template_kwargs=options,
-    )
-
-
 def _prefix(request: ChatRequest) -> str:
     last = request.messages[-1]
     if not request.echo or last.role != "assistant":
         return ""
     return str(turns([last])[0]["content"])
-
-
-def _check_together(request: ChatRequest) -> None:
-    if request.top_logprobs is not None and not request.logprobs:
-        limit = "left out unless logprobs is true"
-        raise InvalidValueError("top_logprobs", request.top_logprobs, limit)
-    both = (request.max_tokens, request.max_completion_tokens)
-    if None not in both and both[0] != both[1]:
-        limit = f"left out, or equal to max_tokens ({both[0]})"
-        raise InvalidValueError("max_completion_tokens", both[1], limit)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from cluster.api.openai.logprobs import ChoiceLogprobs, PromptLogprobs
-from cluster.api.openai.sampling_fields import SamplingFields
+from cluster.api.openai.sampling_fields import ResponseFormat, SamplingFields
 from cluster.api.openai.schema import (
     FinishReason,
+    GenerationBody,
     Metadata,
     RequestModel,
     ResponseModel,
@@ -19,8 +20,8 @@ from cluster.api.openai.schema import (
     number,
     option,
 )
-from cluster.api.openai.structure import ResponseFormat
 from cluster.replica.limits import MAX_CHAT_MESSAGES
+from specdec.types.errors import InvalidValueError
 
 _ROLES = Literal["system", "developer", "user", "assistant", "tool"]
 MAX_PARTS = 1_000
@@ -56,7 +57,7 @@ class ToolCall(RequestModel):
 class Message(RequestModel):
     """One message of the chat. An answer of this API is accepted unchanged."""
 
-    refused = MappingProxyType({"audio": _TEXT_ONLY, "function_call": "tool_calls"})
+    refused: ClassVar[Mapping[str, str]] = {"audio": _TEXT_ONLY, "function_call": "tool_calls"}
 
     role: _ROLES = Field(description="`developer` means `system`")
     content: str | Annotated[list[ContentPart], at_most(MAX_PARTS)] | None = option(
@@ -106,22 +107,28 @@ class NamedTool(RequestModel):
 class ChatRequest(SamplingFields):
     """A chat to answer."""
 
-    refused = MappingProxyType(
-        {
-            **SamplingFields.refused,
-            "functions": "left out: use tools",
-            "function_call": "left out: use tool_choice",
-            "modalities": _TEXT_ONLY,
-            "audio": _TEXT_ONLY,
-            "prediction": "left out: use speculation",
-            "web_search_options": "left out: search is not supported",
-            "verbosity": "left out: request the length of the answer in a message",
-            "documents": "left out: put them into a message",
-            "chat_template": "left out: only the model's own template is used",
-            "add_special_tokens": "left out: the chat template adds them",
-            "best_of": "left out: use n and select a choice",
-        }
-    )
+    refused: ClassVar[Mapping[str, str]] = {
+        **SamplingFields.refused,
+        "functions": "left out: use tools",
+        "function_call": "left out: use tool_choice",
+        "modalities": _TEXT_ONLY,
+        "audio": _TEXT_ONLY,
+        "prediction": "left out: use speculation",
+        "web_search_options": "left out: search is not supported",
+        "verbosity": "left out: request the length of the answer in a message",
+        "documents": "left out: put them into a message",
+        "chat_template": "left out: only the model's own template is used",
+        "add_special_tokens": "left out: the chat template adds them",
+        "best_of": "left out: use n and select a choice",
+    }
+
+    api_names: ClassVar[Mapping[str, str]] = {
+        **SamplingFields.api_names,
+        "logprobs": "top_logprobs",
+        "max_tokens": "max_completion_tokens",
+        "prompt": "messages",
+        "prompt length": "messages length",
+    }
 
     messages: Annotated[list[Message], at_most(MAX_CHAT_MESSAGES, 1)] = Field(
         description="the chat, oldest message first; at most 1000"
@@ -154,6 +161,17 @@ class ChatRequest(SamplingFields):
     service_tier: Literal["auto", "default"] | None = option("accepted; there is one tier")
     safety_identifier: str | None = option("accepted and ignored")
     prompt_cache_key: str | None = option("accepted; prefix caching needs no key")
+
+    def check_together(self) -> None:
+        """Raise InvalidValueError for fields that exclude each other or are out of range."""
+        super().check_together()
+        if self.top_logprobs is not None and not self.logprobs:
+            limit = "left out unless logprobs is true"
+            raise InvalidValueError("top_logprobs", self.top_logprobs, limit)
+        both = (self.max_tokens, self.max_completion_tokens)
+        if None not in both and both[0] != both[1]:
+            limit = f"left out, or equal to max_tokens ({both[0]})"
+            raise InvalidValueError("max_completion_tokens", both[1], limit)
 
     def sent_names(self) -> dict[str, str]:
         """Return the names that the client used for fields with several spellings."""
@@ -200,14 +218,10 @@ class ChatChoice(ResponseModel):
     token_ids: list[int] = Field(default=[], description="if requested")
 
 
-class ChatCompletion(ResponseModel):
+class ChatCompletion(GenerationBody):
     """The response without streaming."""
 
-    id: str
     object: Literal["chat.completion"]
-    created: int
-    model: str
-    seed: int = Field(description="seed of the request, or the chosen one")
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: PromptLogprobs | None = Field(default=None, description="if requested")
@@ -235,7 +249,7 @@ class Delta(ResponseModel):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
-    tool_calls: list[ToolCallDelta] = Field(default_factory=list)
+    tool_calls: list[ToolCallDelta] = Field(default=[])
 
 
 class ChatChunkChoice(ResponseModel):
@@ -246,18 +260,14 @@ class ChatChunkChoice(ResponseModel):
     logprobs: ChoiceLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: str | int | None = None
-    token_ids: list[int] = Field(default_factory=list)
+    token_ids: list[int] = Field(default=[])
 
 
-class ChatChunk(ResponseModel):
+class ChatChunk(GenerationBody):
     """One event of a stream."""
 
-    id: str
     object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
-    seed: int
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
     prompt_logprobs: PromptLogprobs | None = None
-    prompt_token_ids: list[int] = Field(default_factory=list)
+    prompt_token_ids: list[int] = Field(default=[])

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from cluster.api.openai.completion_choice import CompletionWriter, Echo
-from cluster.api.openai.completion_schema import (
-    DEFAULT_MAX_TOKENS,
-    MAX_PROMPTS,
-    Completion,
-    CompletionChoice,
-    CompletionRequest,
-)
-from cluster.api.openai.logprobs import TokenNames
-from cluster.api.openai.request_builder import (
+from cluster.api.openai.builders import (
+    ChoicesBuilder,
+    ChoiceWriter,
     RequestContext,
     ResponseInfo,
     generate_call,
@@ -22,17 +17,30 @@ from cluster.api.openai.request_builder import (
     token_names,
     with_seed,
 )
-from cluster.api.openai.response_builder import ResponseBuilder
+from cluster.api.openai.completion_schema import (
+    DEFAULT_MAX_TOKENS,
+    MAX_PROMPTS,
+    Completion,
+    CompletionChoice,
+    CompletionRequest,
+)
+from cluster.api.openai.logprobs import (
+    CompletionLogprobs,
+    CompletionLogprobsWriter,
+    TokenNames,
+    concatenate,
+    prompt_logprobs,
+)
 from cluster.api.openai.sampling_fields import requested_structure, sampling_params
 from cluster.api.openai.schema import Usage
-from cluster.api.openai.streams import DONE, PromptOutput
-from cluster.api.sse import event
 from cluster.replica.limits import MAX_TEXT_CHARS, MAX_TOKEN_IDS, require_length
 from cluster.replica.router import Router
 from specdec.engine.input_processor import MAX_ANSWER_LOGPROBS
 from specdec.types.errors import InvalidValueError
+from specdec.types.messages import Logprobs
 from specdec.types.outputs import RequestOutput
 from specdec.types.request import DetokenizeRequest, GenerateRequest
+from specdec.types.responses import FinishReason
 from specdec.types.sampling_params import SamplingParams
 
 
@@ -59,83 +67,154 @@ async def prepare_completion(
     needs_names = request.logprobs is not None or request.prompt_logprobs is not None
     info = ResponseInfo.of(f"cmpl-{context.request_id}", router, params)
     names = await token_names(router, request) if needs_names else None
-    return CompletionBuilder(request, calls, echoes, info, names)
+    return CompletionBuilder(request, calls, info, names, echoes)
 
 
-class CompletionBuilder(ResponseBuilder):
+class CompletionBuilder(ChoicesBuilder["CompletionWriter"]):
     """Builder of the response to a completion of one or several prompts."""
 
     def __init__(
         self,
         request: CompletionRequest,
         calls: Sequence[GenerateRequest],
-        echoes: Sequence[Echo],
         info: ResponseInfo,
         names: TokenNames | None,
+        echoes: Sequence[Echo],
     ) -> None:
         """Make a builder for calls of the prompts in `echoes`."""
-        super().__init__(calls, names)
-        self._request = request
-        self._info = info
-        self._num_choices = calls[0].params.n  # of each prompt
-        self._writers = [
-            CompletionWriter(index, names, echoes[index // self._num_choices], request)
-            for index in range(len(echoes) * self._num_choices)
-        ]
+        of_choices = [echo for echo in echoes for _ in range(calls[0].params.n)]
+        writers = [CompletionWriter(i, request, names, each) for i, each in enumerate(of_choices)]
+        super().__init__(request, calls, info, names, writers)
+        self._echoes_prompt = request.echo
+        self._hides_output = request.max_tokens == 0  # the engine generates at least one token
 
     def is_large(self, output: RequestOutput) -> bool:
         """Return whether an output is worth converting on a thread, as a scored echo is."""
-        return (self._request.echo and self.names is not None) or super().is_large(output)
-
-    def add(self, each: PromptOutput) -> None:
-        """Add an output to the complete response."""
-        self.meter.add(each.prompt, each.output)
-        self._writer(each).add(each.output)
+        return (self._echoes_prompt and self.names is not None) or super().is_large(output)
 
     def body(self) -> Completion:
         """Build the complete response."""
-        completion = self._completion([writer.choice() for writer in self._writers])
-        completion.usage = self._usage()
-        return completion
+        return self.chunk([writer.choice() for writer in self.writers], usage=self.usage())
 
-    def events(self, each: PromptOutput) -> list[bytes]:
-        """Encode an output; the first event of each choice has the echo."""
-        self.meter.add(each.prompt, each.output)
-        choice = self._writer(each).chunk(each.output)
-        if choice is None:
-            return []
-        chunk = self._completion([choice])
-        if self._request.has_continuous_usage:
-            chunk.usage = self._usage()
-        return [event(chunk.to_json())]
-
-    def closing(self) -> list[bytes]:
-        """Encode the usage, if requested, and the end."""
-        if not self._request.includes_usage:
-            return [DONE]
-        chunk = self._completion([])
-        chunk.usage = self._usage()
-        return [event(chunk.to_json()), DONE]
-
-    def _writer(self, each: PromptOutput) -> CompletionWriter:
-        return self._writers[each.prompt * self._num_choices + each.output.choice]
-
-    def _completion(self, choices: list[CompletionChoice]) -> Completion:
-        completion = Completion(
-            id=self._info.id,
-            object="text_completion",
-            created=self._info.created,
-            model=self._info.model,
-            seed=self._info.seed,
-            choices=choices,
+    def chunk(self, choices: Sequence[CompletionChoice], **fields: Any) -> Completion:
+        """Build a chunk, or the complete response."""
+        return Completion(
+            **vars(self.info), object="text_completion", choices=list(choices), **fields
         )
-        if self._request.includes_usage:
-            completion.usage = None  # set, and thus serialized as null
-        return completion
 
-    def _usage(self) -> Usage:
-        hides_output = self._request.max_tokens == 0  # the engine generates at least one token
-        return self.meter.usage(self.meter.num_output_tokens if hides_output else 0)
+    def usage(self) -> Usage:
+        """Return the usage so far."""
+        return self.meter.usage(self.meter.num_output_tokens if self._hides_output else 0)
+
+
+@dataclass
+class Echo:
+    """The prompt of some choices, for `echo`.
+
+    text: empty without `echo`. logprobs: of its tokens from the second on; the first output of the
+    prompt has them.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: Logprobs | None = None
+
+    def note(self, output: RequestOutput) -> None:
+        """Keep the log-probabilities of the prompt, if the output has them."""
+        if output.prompt_logprobs is not None:
+            self.logprobs = output.prompt_logprobs
+
+
+class CompletionWriter(ChoiceWriter):
+    """Builder of one choice.
+
+    With `echo`, the first chunk starts with the prompt, and its log-probabilities with those of the
+    prompt's tokens; the first of these is null.
+    """
+
+    def __init__(
+        self, index: int, request: CompletionRequest, names: TokenNames | None, echo: Echo
+    ) -> None:
+        """Make a builder; `names` is None without log-probabilities, `echo` that of the prompt."""
+        super().__init__()
+        self._index = index
+        self._request = request
+        self._names = names
+        self._echo = echo
+        self._has_started = False
+        self._logprobs = None if names is None else CompletionLogprobsWriter(names)
+
+    def chunk(self, output: RequestOutput) -> CompletionChoice | None:
+        """Convert an output to a chunk; return None if it adds nothing visible."""
+        is_first, self._has_started = not self._has_started, True
+        self._echo.note(output)
+        is_hidden = self._request.max_tokens == 0
+        logprobs = self._chunk_logprobs(output, is_first=is_first)
+        choice = CompletionChoice(
+            index=self._index,
+            text=(self._echo.text if is_first else "") + ("" if is_hidden else output.text),
+            logprobs=logprobs,
+            finish_reason=self._finish_reason(output),
+        )
+        if output.finish_reason is not None:
+            choice.stop_reason = None if is_hidden else output.stop_reason
+        if self._request.return_token_ids:
+            choice.token_ids = [] if is_hidden else list(output.token_ids)
+            if is_first:
+                choice.prompt_token_ids = list(self._echo.token_ids)
+        prompt, num_best = output.prompt_logprobs, self._request.prompt_logprobs
+        if prompt is not None and self._names is not None and num_best is not None:
+            choice.prompt_logprobs = prompt_logprobs(prompt.best(num_best), self._names)
+        is_visible = choice.text or logprobs or choice.finish_reason or is_first or choice.token_ids
+        return choice if is_visible else None
+
+    def add(self, output: RequestOutput) -> None:
+        """Keep an output for `choice`."""
+        self._echo.note(output)
+        super().add(output)
+
+    def choice(self) -> CompletionChoice:
+        """Build the complete choice from the outputs that were added."""
+        chunks = [each for output in self.outputs if (each := self.chunk(output)) is not None]
+        first, last = chunks[0], chunks[-1]
+        parts = [each.logprobs for each in chunks if each.logprobs is not None]
+        whole = CompletionChoice(
+            index=self._index,
+            text="".join(each.text for each in chunks),
+            logprobs=concatenate(parts) if parts else None,
+            finish_reason=last.finish_reason,
+            stop_reason=last.stop_reason,
+        )
+        if self._request.return_token_ids:
+            whole.token_ids = [token for each in chunks for token in each.token_ids]
+            whole.prompt_token_ids = first.prompt_token_ids
+        if first.prompt_logprobs is not None:
+            whole.prompt_logprobs = first.prompt_logprobs
+        return whole
+
+    def _chunk_logprobs(
+        self, output: RequestOutput, *, is_first: bool
+    ) -> CompletionLogprobs | None:
+        if self._logprobs is None or self._request.logprobs is None:
+            return None
+        parts: list[CompletionLogprobs] = []
+        if is_first and self._request.echo:
+            parts += self._echoed_logprobs(self._logprobs, self._request.logprobs)
+        if output.logprobs is not None and self._request.max_tokens != 0:
+            parts.append(self._logprobs.write(output.logprobs))
+        return concatenate(parts)
+
+    def _echoed_logprobs(
+        self, writer: CompletionLogprobsWriter, num_best: int
+    ) -> list[CompletionLogprobs]:
+        first, rest = writer.skip(self._echo.token_ids[:1]), self._echo.logprobs
+        return [first] if rest is None else [first, writer.write(rest.best(num_best))]
+
+    def _finish_reason(self, output: RequestOutput) -> Literal["stop", "length"] | None:
+        if output.finish_reason is None:
+            return None
+        is_stop = output.finish_reason is FinishReason.STOP and self._request.max_tokens != 0
+        return "stop" if is_stop else "length"
 
 
 def completion_params(request: CompletionRequest) -> SamplingParams:
@@ -164,26 +243,17 @@ async def _echoed_text(
 
 def _prompts(request: CompletionRequest) -> list[str | list[int]]:
     """Return the prompts, each a text or token ids. Raise InvalidValueError."""
-    prompt = request.prompt
-    if isinstance(prompt, str):
-        _check_prompt("prompt", prompt)
-        return [prompt]
-    token_ids = [each for each in prompt if isinstance(each, int)]
-    if token_ids:
-        _check_prompt("prompt", token_ids)
-        return [token_ids]
-    prompts = [each for each in prompt if not isinstance(each, int)]
+    prompt: Any = request.prompt
+    is_one = isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int))
+    prompts: list[str | list[int]] = [prompt] if is_one else prompt
     require_length("prompt", len(prompts), 1, MAX_PROMPTS, "prompts")
     for index, each in enumerate(prompts):
-        _check_prompt(f"prompt[{index}]", each)
+        name = "prompt" if is_one else f"prompt[{index}]"
+        if isinstance(each, str):
+            require_length(name, len(each), 1, MAX_TEXT_CHARS, "characters")
+        else:
+            require_length(name, len(each), 1, MAX_TOKEN_IDS, "tokens")
     return prompts
-
-
-def _check_prompt(name: str, prompt: str | list[int]) -> None:
-    if isinstance(prompt, str):
-        require_length(name, len(prompt), 1, MAX_TEXT_CHARS, "characters")
-    else:
-        require_length(name, len(prompt), 1, MAX_TOKEN_IDS, "tokens")
 
 
 def _check_num_logprobs(

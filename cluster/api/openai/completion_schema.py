@@ -1,17 +1,26 @@
-"""Requests and responses of `/v1/completions`."""
+"""Requests and responses of `/v1/completions`, `/tokenize`, `/detokenize` and `/v1/models`."""
 
 from __future__ import annotations
 
-from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from cluster.api.openai.chat_schema import MAX_TOOLS, Message, ToolDefinition
 from cluster.api.openai.logprobs import CompletionLogprobs, PromptLogprobs
-from cluster.api.openai.sampling_fields import SamplingFields
-from cluster.api.openai.schema import ResponseModel, Usage, at_most, number, option
-from cluster.api.openai.structure import ResponseFormat
-from cluster.replica.limits import MAX_TOKEN_IDS
+from cluster.api.openai.sampling_fields import ResponseFormat, SamplingFields
+from cluster.api.openai.schema import (
+    GenerationBody,
+    RequestModel,
+    ResponseModel,
+    Usage,
+    at_most,
+    number,
+    option,
+    same_as,
+)
+from cluster.replica.limits import MAX_CHAT_MESSAGES, MAX_TOKEN_IDS
 
 MAX_PROMPTS = 128
 DEFAULT_MAX_TOKENS = 16
@@ -45,15 +54,13 @@ Prompts = Annotated[
 class CompletionRequest(SamplingFields):
     """Texts to complete."""
 
-    refused = MappingProxyType(
-        {
-            **SamplingFields.refused,
-            "suffix": "left out: infilling is not supported",
-            "best_of": "left out: use n and select a choice",
-            "tools": "left out: use /v1/chat/completions",
-            "messages": "left out: use /v1/chat/completions",
-        }
-    )
+    refused: ClassVar[Mapping[str, str]] = {
+        **SamplingFields.refused,
+        "suffix": "left out: infilling is not supported",
+        "best_of": "left out: use n and select a choice",
+        "tools": "left out: use /v1/chat/completions",
+        "messages": "left out: use /v1/chat/completions",
+    }
 
     prompt: Prompts = Field(description="a text or token ids, or at most 128 of either; not empty")
     max_tokens: int | None = number(
@@ -82,13 +89,80 @@ class CompletionChoice(ResponseModel):
     prompt_logprobs: PromptLogprobs | None = Field(default=None, description="if requested")
 
 
-class Completion(ResponseModel):
+class Completion(GenerationBody):
     """The response; in a stream, each event is one, with an increment."""
 
-    id: str
     object: Literal["text_completion"]
-    created: int
-    model: str
-    seed: int = Field(description="seed of the request, or the chosen one")
     choices: list[CompletionChoice]
     usage: Usage | None = Field(default=None, description="null in a stream unless requested")
+
+
+class TokenizeRequest(RequestModel):
+    """A text or a chat to tokenize, exactly as a prompt."""
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "chat_template": "left out: only the model's own template is used"
+    }
+    api_names: ClassVar[Mapping[str, str]] = {"text": "prompt"}
+
+    model: str | None = same_as(SamplingFields, "model")
+    prompt: str | None = Field(
+        default=None, max_length=1_000_000, description="a text; at most 1,000,000 characters"
+    )
+    messages: Annotated[list[Message], at_most(MAX_CHAT_MESSAGES, 1)] | None = option(
+        "a chat, instead of a text"
+    )
+    add_special_tokens: bool = option("adds the special tokens that start a text", True)
+    add_generation_prompt: bool | None = option(
+        "for a chat: false omits the start of the assistant message"
+    )
+    continue_final_message: bool = option("for a chat: leaves the last message open", False)
+    chat_template_kwargs: dict[str, Any] | None = option("for a chat: variables of the template")
+    tools: Annotated[list[ToolDefinition], at_most(MAX_TOOLS)] | None = option(
+        "for a chat: functions that the model may call"
+    )
+    return_token_strs: bool = option("returns each token's entry in the vocabulary", False)
+
+
+class TokenizeAnswer(ResponseModel):
+    """The tokens, and the context length."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeRequest(RequestModel):
+    """Tokens to decode; the text has no special tokens."""
+
+    api_names: ClassVar[Mapping[str, str]] = {"token_ids": "tokens"}
+
+    model: str | None = same_as(SamplingFields, "model")
+    tokens: Annotated[list[int], at_most(MAX_TOKEN_IDS)] = Field(
+        description="token ids; at most 1,000,000"
+    )
+
+
+class DetokenizeAnswer(ResponseModel):
+    """The decoded text."""
+
+    prompt: str
+
+
+class ModelCard(ResponseModel):
+    """A served model."""
+
+    id: str
+    object: Literal["model"]
+    created: int = Field(description="Unix time of the start of this replica")
+    owned_by: str
+    max_model_len: int
+    speculation_methods: list[str]
+
+
+class ModelList(ResponseModel):
+    """All served models."""
+
+    object: Literal["list"]
+    data: list[ModelCard]

@@ -1,18 +1,146 @@
-"""Converts the messages of a request to the input of a chat template."""
+"""Converts messages and tools of a chat: input of the template, a grammar and a parser of calls."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from cluster.api.openai.chat_schema import Message, ToolCall
-from cluster.api.openai.tool_format import Tool, ToolFormat, tool_prompt
+from cluster.api.openai.chat_schema import ChatRequest, Message, NamedTool
+from cluster.api.openai.tool_format import (
+    TOOL_FORMATS,
+    Tool,
+    ToolFormat,
+    forced_calls,
+    format_of_template,
+    optional_calls,
+    tool_prompt,
+)
+from cluster.api.openai.tool_parser import ToolCallParser
+from cluster.config.serve_config import ServeConfig
 from cluster.replica.limits import MAX_TEXT_CHARS, require_length
-from specdec.text.chat_template import decoded_arguments
+from specdec.text.chat_template import ChatTemplate, decoded_arguments
+from specdec.types.chat import Conversation
 from specdec.types.errors import InvalidValueError
+from specdec.types.sampling_params import StructuredOutput
 
 Turn = dict[str, Any]
 """A message in the format of chat templates."""
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """The tools of a request and how their calls are written.
+
+    tools: in the prompt. callable: those that the model may call. structure: grammar of the text,
+    None for any text. shows_special_tokens: whether the marks of calls are special tokens, which
+    the text needs.
+    """
+
+    tools: tuple[Tool, ...]
+    callable: tuple[Tool, ...]
+    form: ToolFormat
+    structure: StructuredOutput | None
+    shows_special_tokens: bool
+
+    def parser(self) -> ToolCallParser:
+        """Make the parser of one answer."""
+        return ToolCallParser(self.form, [each.name for each in self.callable])
+
+
+def tool_use(
+    request: ChatRequest, form: ToolFormat, is_special: Callable[[str], bool]
+) -> ToolUse | None:
+    """Resolve the tools of a request; return None without any. Raise InvalidValueError.
+
+    form: the model's format of calls. is_special: whether a text is a special token.
+    """
+    tools = _tools(request)
+    choice = request.tool_choice if request.tool_choice is not None else "auto"
+    if not tools and choice not in ("auto", "none"):
+        raise InvalidValueError("tool_choice", request.tool_choice, "none or auto without tools")
+    if not tools or choice == "none":
+        return None
+    hides_marks = bool(form.opening) and is_special(form.opening)
+    chosen, is_parallel = tools, request.parallel_tool_calls
+    if isinstance(choice, NamedTool):
+        chosen, is_parallel = (_named(choice, tools),), False
+    if choice == "auto":
+        structure = _optional(tools, form, is_parallel, hides_marks)
+    else:
+        form = replace(form, opening="", closing="", separator="; ") if hides_marks else form
+        structure = forced_calls(chosen, form, is_parallel=is_parallel)
+        hides_marks = False
+    return ToolUse(tools, chosen, form, structure, hides_marks)
+
+
+def _optional(
+    tools: tuple[Tool, ...], form: ToolFormat, is_parallel: bool, hides_marks: bool
+) -> StructuredOutput | None:
+    """Return a grammar only if the request needs it: strict tools, or no parallel calls."""
+    if all(not each.is_strict for each in tools) and is_parallel:
+        return None
+    if hides_marks:  # a grammar cannot contain special tokens
+        reason = (
+            "for this model, whose call marks are special tokens, unless tool_choice forces calls"
+        )
+        if not is_parallel:
+            raise InvalidValueError("parallel_tool_calls", False, f"true {reason}")
+        raise InvalidValueError("tools.function.strict", True, f"false {reason}")
+    return optional_calls(tools, form, is_parallel=is_parallel)
+
+
+def _tools(request: ChatRequest) -> tuple[Tool, ...]:
+    tools: list[Tool] = []
+    for index, each in enumerate(request.tools or ()):
+        function = each.function
+        parameters = function.parameters or {"type": "object"}
+        if parameters.get("type", "object") != "object":
+            name = f"tools[{index}].function.parameters.type"
+            raise InvalidValueError(name, parameters["type"], "object")
+        if any(function.name == other.name for other in tools):
+            name = f"tools[{index}].function.name"
+            raise InvalidValueError(name, function.name, "unique among the tools")
+        description = function.description or ""
+        tools.append(Tool(function.name, description, parameters, bool(function.strict)))
+    return tuple(tools)
+
+
+def _named(choice: NamedTool, tools: tuple[Tool, ...]) -> Tool:
+    name, by_name = choice.function.name, {each.name: each for each in tools}
+    if name not in by_name:
+        limit = f"one of the tools: {', '.join(by_name)}"
+        raise InvalidValueError("tool_choice.function.name", name, limit)
+    return by_name[name]
+
+
+def configured_tool_format(config: ServeConfig, template: ChatTemplate) -> ToolFormat:
+    """Return the configured format of tool calls; `auto` derives it from the chat template."""
+    parser = config.tool_call_parser
+    return format_of_template(template.text) if parser == "auto" else TOOL_FORMATS[parser]
+
+
+def make_conversation(
+    request: ChatRequest, tools: ToolUse | None, template: ChatTemplate, form: ToolFormat
+) -> Conversation:
+    """Build the input of the chat template; without tool support, tools become text."""
+    messages = turns(request.messages)
+    offered = tools.tools if tools else ()
+    if not template.takes_tools:
+        messages, offered = render_tools_as_text(messages, offered, form), ()
+    options = dict(request.chat_template_kwargs or {})
+    if request.reasoning_effort is not None:
+        options["reasoning_effort"] = request.reasoning_effort
+    add_prompt = request.add_generation_prompt
+    if add_prompt is None:
+        add_prompt = not request.continue_final_message
+    return Conversation(
+        messages=tuple(messages),
+        tools=tuple(each.template_definition for each in offered),
+        add_generation_prompt=add_prompt,
+        continue_final_message=request.continue_final_message,
+        template_kwargs=options,
+    )
 
 
 def turns(messages: Sequence[Message], field: str = "messages") -> list[Turn]:
@@ -30,18 +158,14 @@ def _turn(message: Message, where: str) -> Turn:
         if role != "assistant":
             limit = "left out unless role is assistant"
             raise InvalidValueError(f"{where}.tool_calls", "given", limit)
-        turn["tool_calls"] = [_call(each) for each in message.tool_calls]
+        turn["tool_calls"] = [each.model_dump() for each in message.tool_calls]
+        for call in turn["tool_calls"]:
+            call["function"]["arguments"] = decoded_arguments(call["function"]["arguments"])
     if message.reasoning_content is not None:
         turn["reasoning_content"] = message.reasoning_content
     if role == "tool":
         turn["tool_call_id"] = message.tool_call_id or ""
     return turn
-
-
-def _call(call: ToolCall) -> dict[str, Any]:
-    arguments = decoded_arguments(call.function.arguments)
-    function = {"name": call.function.name, "arguments": arguments}
-    return {"id": call.id, "type": "function", "function": function}
 
 
 def _text(message: Message, where: str) -> str:

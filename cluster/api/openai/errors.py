@@ -6,7 +6,6 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, get_args
 
 from fastapi import Response
@@ -24,25 +23,18 @@ INVALID_REQUEST = "invalid_request_error"
 RETRY_AFTER_S = 1
 """Retry hint of a service that is starting, stopping or full."""
 
-_TYPES: Mapping[int, str] = MappingProxyType(
-    {
-        401: "authentication_error",
-        403: "permission_error",
-        429: "rate_limit_error",
-        500: "server_error",
-        503: "service_unavailable_error",
-        504: "timeout_error",
-    }
-)
-_CODES: Mapping[int, str] = MappingProxyType(
-    {
-        401: "invalid_api_key",
-        404: "model_not_found",
-        429: "rate_limit_exceeded",
-        503: "service_unavailable",
-    }
-)
-_GRPC_CODES: Mapping[int, StatusCode] = MappingProxyType({504: StatusCode.DEADLINE_EXCEEDED})
+_TYPES_AND_CODES: Mapping[int, tuple[str, str | None]] = {
+    401: ("authentication_error", "invalid_api_key"),
+    403: ("permission_error", None),
+    404: (INVALID_REQUEST, "model_not_found"),
+    429: ("rate_limit_error", "rate_limit_exceeded"),
+    500: ("server_error", None),
+    503: ("service_unavailable_error", "service_unavailable"),
+    504: ("timeout_error", None),
+}
+"""OpenAI's types and codes of errors by the status."""
+_DEFAULT = (INVALID_REQUEST, None)
+
 _SHOULD = re.compile(r"(\w+) should (be|have|match) (.*)", re.DOTALL)
 _THIRD_PERSON = {"have": "has", "match": "matches"}
 _ASIDE = re.compile(r" after validation, not .*")
@@ -83,7 +75,7 @@ class Failure:
 def failure_of(
     error: Exception,
     model: type[RequestModel] | None = None,
-    names: Mapping[str, str] = MappingProxyType({}),
+    names: Mapping[str, str] = {},
 ) -> Failure:
     """Convert an error to what the client sees; log a text that it must not see.
 
@@ -91,7 +83,8 @@ def failure_of(
     """
     match error:
         case ApiError():
-            grpc_code = _GRPC_CODES.get(error.status, StatusCode.INVALID_ARGUMENT)
+            is_late = error.status == 504
+            grpc_code = StatusCode.DEADLINE_EXCEEDED if is_late else StatusCode.INVALID_ARGUMENT
             details = _details(error.status, str(error), None, error.code)
             return Failure(error.status, details, grpc_code)
         case RequestValidationError():
@@ -105,24 +98,21 @@ def failure_of(
 
 def _engine_failure(error: Exception, names: Mapping[str, str]) -> Failure:
     status = status_of(error)
-    headers = dict(status.headers)
+    headers = status.headers
     if status.http_code == 503:
         headers.setdefault("Retry-After", str(RETRY_AFTER_S))
-    if status.http_code == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    if not isinstance(error, InvalidValueError):
-        details = _details(status.http_code, status.message, None, _CODES.get(status.http_code))
-        return Failure(status.http_code, details, status.grpc_code, headers)
-    is_too_long = error.field in _CONTEXT_FIELDS and "max_model_len" in error.limit
-    code = "context_length_exceeded" if is_too_long else None
-    param = _renamed(error.field, names)
-    renamed = InvalidValueError(param, error.value, error.limit)
-    details = _details(status.http_code, str(renamed), param, code)
+    message, param, code = status.message, None, _TYPES_AND_CODES.get(status.http_code, _DEFAULT)[1]
+    if isinstance(error, InvalidValueError):
+        param = _renamed(error.field, names)
+        message = str(InvalidValueError(param, error.value, error.limit))
+        if error.field in _CONTEXT_FIELDS and "max_model_len" in error.limit:
+            code = "context_length_exceeded"
+    details = _details(status.http_code, message, param, code)
     return Failure(status.http_code, details, status.grpc_code, headers)
 
 
 def _details(status: int, message: str, param: str | None, code: str | None) -> ErrorDetails:
-    kind = _TYPES.get(status, INVALID_REQUEST)
+    kind, _ = _TYPES_AND_CODES.get(status, _DEFAULT)
     return ErrorDetails(message=message, type=kind, param=param, code=code)
 
 

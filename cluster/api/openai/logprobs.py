@@ -8,7 +8,9 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 from pydantic import Field
 
 from cluster.api.openai.schema import ResponseModel
@@ -87,19 +89,15 @@ class _Entry:
 
 def chat_logprobs(logprobs: Logprobs, names: TokenNames) -> ChoiceLogprobs:
     """Convert to the format of a chat."""
-    positions = _positions(logprobs, names)
-    return ChoiceLogprobs(content=[_token_logprob(own, best) for own, *best in positions])
+    content = []
+    for own, *rest in _positions(logprobs, names):
+        best = [TopLogprob(**_fields(each)) for each in rest]
+        content.append(TokenLogprob(**_fields(own), top_logprobs=best))
+    return ChoiceLogprobs(content=content)
 
 
-def _token_logprob(own: _Entry, best: Sequence[_Entry]) -> TokenLogprob:
-    return TokenLogprob(
-        token=own.name,
-        logprob=own.logprob,
-        bytes=list(own.raw),
-        top_logprobs=[
-            TopLogprob(token=each.name, logprob=each.logprob, bytes=list(each.raw)) for each in best
-        ],
-    )
+def _fields(entry: _Entry) -> dict[str, Any]:
+    return {"token": entry.name, "logprob": entry.logprob, "bytes": list(entry.raw)}
 
 
 class CompletionLogprobsWriter:
@@ -138,12 +136,11 @@ class CompletionLogprobsWriter:
 
 def concatenate(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
     """Concatenate parts of one choice."""
-    return CompletionLogprobs(
-        text_offset=[each for part in parts for each in part.text_offset],
-        token_logprobs=[each for part in parts for each in part.token_logprobs],
-        tokens=[each for part in parts for each in part.tokens],
-        top_logprobs=[each for part in parts for each in part.top_logprobs],
-    )
+    lists = {
+        name: [each for part in parts for each in getattr(part, name)]
+        for name in CompletionLogprobs.model_fields
+    }
+    return CompletionLogprobs(**lists)
 
 
 def prompt_logprobs(logprobs: Logprobs, names: TokenNames) -> PromptLogprobs:
@@ -163,13 +160,7 @@ def _prompt_logprob(entry: _Entry, rank: int | None) -> PromptLogprob:
 
 def _positions(logprobs: Logprobs, names: TokenNames) -> Iterator[list[_Entry]]:
     """Yield the entries of each position: its own token, then the most likely ones."""
-    for token_ids, values in zip(
-        logprobs.token_ids.tolist(), logprobs.logprobs.tolist(), strict=True
-    ):
+    values = np.maximum(logprobs.logprobs, LOWEST_LOGPROB).tolist()
+    for token_ids, row in zip(logprobs.token_ids.tolist(), values, strict=True):
         raw = names.token_bytes.of(token_ids)
-        yield [
-            _Entry(token_id, name, data, max(value, LOWEST_LOGPROB))
-            for token_id, name, data, value in zip(
-                token_ids, names.of(token_ids), raw, values, strict=True
-            )
-        ]
+        yield [_Entry(*each) for each in zip(token_ids, names.of(token_ids), raw, row, strict=True)]

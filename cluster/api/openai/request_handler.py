@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,15 +13,18 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from cluster.api.api_keys import ApiKeys, Lease
+from cluster.api.authentication import ApiKeys, Lease
 from cluster.api.http.csrf import require_same_origin
 from cluster.api.http.forwarding import ForwardedRequest, forward, is_forwarded
-from cluster.api.openai import field_names
-from cluster.api.openai.deadline import Deadline
+from cluster.api.openai.builders import RequestContext
 from cluster.api.openai.errors import ApiError, Failure, failure_of
-from cluster.api.openai.request_builder import RequestContext
 from cluster.api.openai.schema import RequestModel
-from cluster.api.openai.streams import ClientDisconnectedError, EventStream, cancel_on_disconnect
+from cluster.api.openai.streams import (
+    ClientDisconnectedError,
+    Deadline,
+    EventStream,
+    cancel_on_disconnect,
+)
 from cluster.control.peers import Applications
 from cluster.observability.logs import current_request_id
 from cluster.replica.limits import check_request_id
@@ -33,8 +36,6 @@ TIMEOUT_HEADER = "x-request-timeout-s"
 MAX_JSON_DEPTH = 64
 CLIENT_CLOSED_REQUEST = 499
 """Status for the access log after the client has disconnected, as in nginx."""
-
-_MIB = 2**20
 
 RouteHandler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -54,22 +55,23 @@ class RequestHandler:
         class HandledRoute(APIRoute):
             def get_route_handler(self) -> RouteHandler:
                 handle = super().get_route_handler()
-                model = _body_model(self)
+                kind = self.body_field.field_info.annotation if self.body_field else None
+                model = kind if isinstance(kind, type) and issubclass(kind, RequestModel) else None
 
                 async def respond(request: Request) -> Response:
-                    return await handler.respond(request, handle, self.path, model)
+                    return await handler.respond(request, handle, model)
 
                 return respond
 
         return HandledRoute
 
     async def respond(
-        self, request: Request, handle: RouteHandler, path: str, model: type[RequestModel] | None
+        self, request: Request, handle: RouteHandler, model: type[RequestModel] | None
     ) -> Response:
         """Run `handle`; return its response or an error in OpenAI's format, with the request id."""
         request.state.request_id = f"req-{secrets.token_hex(12)}"
         lease = Lease()
-        limited = LimitedRequest(request, self._max_body_bytes)
+        limited = LimitedRequest(request, self.get_router().config.http_max_body_mib * 2**20)
         try:
             self._identify(request)
             lease = self._admit(request)
@@ -79,8 +81,12 @@ class RequestHandler:
         except ClientDisconnectedError:
             response = Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception as error:
-            names = getattr(request.state, "field_names", field_names.BY_PATH.get(path, {}))
-            response = self._failure(error, model, names).respond()
+            if isinstance(error, HTTPException) and isinstance(error.__cause__, SpecdecError):
+                error = error.__cause__  # FastAPI wraps an error while reading a body
+            names = getattr(request.state, "field_names", model.api_names if model else {})
+            failure = failure_of(error, model, names)
+            self.count(failure)
+            response = failure.respond()
         except BaseException:
             lease.release()
             raise
@@ -121,10 +127,6 @@ class RequestHandler:
         """Count an error in the metrics."""
         self.get_router().metrics.count_failure(failure.grpc_code)
 
-    @property
-    def _max_body_bytes(self) -> int:
-        return self.get_router().config.http_max_body_mib * _MIB
-
     def _identify(self, request: Request) -> None:
         given = request.headers.get(REQUEST_ID_HEADER)
         if given:
@@ -138,15 +140,6 @@ class RequestHandler:
             return self.get_keys().admit(authorization)
         self.get_keys().check(authorization)
         return Lease()
-
-    def _failure(
-        self, error: Exception, model: type[RequestModel] | None, names: Mapping[str, str]
-    ) -> Failure:
-        if isinstance(error, HTTPException) and isinstance(error.__cause__, SpecdecError):
-            error = error.__cause__  # FastAPI wraps an error while reading a body
-        failure = failure_of(error, model, names)
-        self.count(failure)
-        return failure
 
 
 class LimitedRequest(Request):
@@ -179,7 +172,11 @@ class LimitedRequest(Request):
         if _is_deeper(content, MAX_JSON_DEPTH):
             raise InvalidValueError("body", "too deep", limit)
         if b"\\ud" in body.lower():
-            _require_unicode(content)
+            try:
+                json.dumps(content, ensure_ascii=False).encode()
+            except UnicodeEncodeError as error:  # JSON can escape them, but they are not text
+                limit = "JSON without lone surrogates"
+                raise InvalidValueError("body", "malformed", limit) from error
         return content
 
     def _check_size(self, num_bytes: int) -> None:
@@ -188,32 +185,15 @@ class LimitedRequest(Request):
             raise ApiError(413, message, "request_too_large")
 
 
-def _body_model(route: APIRoute) -> type[RequestModel] | None:
-    """Return the type of a route's body, None without a body."""
-    kind = route.body_field.field_info.annotation if route.body_field else None
-    return kind if isinstance(kind, type) and issubclass(kind, RequestModel) else None
-
-
 def _is_deeper(content: Any, depth: int) -> bool:
     level = [content]
     for _ in range(depth):
-        level = [each for part in level if isinstance(part, dict | list) for each in _parts(part)]
+        lists = [part for part in level if isinstance(part, list)]
+        lists += [[*part.values()] for part in level if isinstance(part, dict)]
+        level = [each for part in lists for each in part]
         if not level:
             return False
     return True
-
-
-def _require_unicode(content: Any) -> None:
-    """Raise InvalidValueError for a lone surrogate, which JSON can escape but is not text."""
-    try:
-        json.dumps(content, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        limit = "JSON without lone surrogates"
-        raise InvalidValueError("body", "malformed", limit) from error
-
-
-def _parts(part: dict[str, Any] | list[Any]) -> Any:
-    return part.values() if isinstance(part, dict) else part
 
 
 def _timeout_s(header: str | None) -> float:

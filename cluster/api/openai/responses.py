@@ -7,15 +7,13 @@ import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from cluster.api.openai.builders import RequestContext, ResponseBuilder
 from cluster.api.openai.chat import ChatBuilder, prepare_chat
-from cluster.api.openai.chat_schema import ChatRequest, ContentPart, Message
+from cluster.api.openai.chat_schema import ChatRequest, Message
 from cluster.api.openai.errors import Failure
 from cluster.api.openai.logprobs import TokenLogprob, chat_logprobs
-from cluster.api.openai.request_builder import RequestContext
-from cluster.api.openai.response_builder import ResponseBuilder
 from cluster.api.openai.responses_schema import (
     IncompleteDetails,
-    InputMessage,
     InputTokensDetails,
     OutputMessage,
     OutputText,
@@ -25,29 +23,14 @@ from cluster.api.openai.responses_schema import (
     ResponsesRequest,
     ResponseUsage,
 )
-from cluster.api.openai.schema import ErrorDetails, Usage
+from cluster.api.openai.sampling_fields import JsonSchemaFormat, ResponseFormat
+from cluster.api.openai.schema import Usage
 from cluster.api.openai.streams import PromptOutput
-from cluster.api.openai.structure import JsonSchemaFormat, ResponseFormat
 from cluster.api.sse import event
 from cluster.replica.router import Router
 from specdec.types.errors import InvalidValueError
 from specdec.types.outputs import RequestOutput
 from specdec.types.responses import FinishReason
-
-_COPIED = (
-    "model",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stream",
-    "top_logprobs",
-    "priority",
-    "cache_salt",
-    "stream_interval",
-    "speculation",
-)
 
 
 async def prepare_response(
@@ -63,14 +46,13 @@ async def prepare_response(
 
 def as_chat(request: ResponsesRequest) -> ChatRequest:
     """Convert a request to the equivalent chat."""
-    copied = {name: getattr(request, name) for name in _COPIED}
     return ChatRequest(
         messages=list(_messages(request)),
         max_completion_tokens=request.max_output_tokens,
         logprobs=bool(request.include),
         response_format=_response_format(request),
         reasoning_effort=(request.reasoning or {}).get("effort"),
-        **copied,
+        **request.fields_of(ChatRequest),
     )
 
 
@@ -81,13 +63,9 @@ def _messages(request: ResponsesRequest) -> Iterator[Message]:
         yield Message(role="user", content=request.input)
         return
     for each in request.input:
-        yield Message(role=each.role, content=_content(each))
-
-
-def _content(message: InputMessage) -> str | list[ContentPart]:
-    if isinstance(message.content, str):
-        return message.content
-    return [ContentPart(type="text", text=part.text) for part in message.content]
+        content = each.content
+        text = content if isinstance(content, str) else "\n".join(part.text for part in content)
+        yield Message(role=each.role, content=text)
 
 
 def _response_format(request: ResponsesRequest) -> ResponseFormat | None:
@@ -116,7 +94,7 @@ class ResponsesBuilder(ResponseBuilder):
         self._finish_reason: FinishReason | None = None
         self._text = ""
         self._logprobs: list[TokenLogprob] = []
-        self._error: ErrorDetails | None = None
+        self._error: ResponseError | None = None
 
     def add(self, each: PromptOutput) -> None:
         """Add an output to the complete response."""
@@ -140,7 +118,7 @@ class ResponsesBuilder(ResponseBuilder):
             metadata=request.metadata or {},
             output=[self._message()] if self.meter.has_output else [],
             incomplete_details=truncated if status == "incomplete" else None,
-            error=_error(self._error) if self._error else None,
+            error=self._error,
             usage=_usage(self.meter.usage()) if self._finish_reason else None,
             tools=[],
             tool_choice="none",
@@ -162,13 +140,13 @@ class ResponsesBuilder(ResponseBuilder):
         text, logprobs = each.output.text, self._append(each.output)
         if not (text or logprobs):
             return []
-        content = {"delta": text, "logprobs": _dicts(logprobs)}
+        content = {"delta": text, "logprobs": [each.to_dict() for each in logprobs]}
         return [self._event("output_text.delta", **self._part, **content)]
 
     def closing(self) -> list[bytes]:
         """Encode the events after the last output."""
-        content = {"text": self._text, "logprobs": _dicts(self._logprobs)}
         part = _part(self._text, self._logprobs).to_dict()
+        content = {"text": part["text"], "logprobs": part["logprobs"]}
         return [
             self._event("output_text.done", **self._part, **content),
             self._event("content_part.done", **self._part, part=part),
@@ -178,7 +156,8 @@ class ResponsesBuilder(ResponseBuilder):
 
     def failed(self, failure: Failure) -> list[bytes]:
         """Encode an error as the last event."""
-        self._error = failure.details
+        details = failure.details
+        self._error = ResponseError(code=details.code or details.type, message=details.message)
         return [self._body_event("failed")]
 
     def _append(self, output: RequestOutput) -> list[TokenLogprob]:
@@ -229,14 +208,6 @@ class ResponsesBuilder(ResponseBuilder):
 
 def _part(text: str, logprobs: list[TokenLogprob]) -> OutputText:
     return OutputText(type="output_text", text=text, annotations=[], logprobs=logprobs)
-
-
-def _error(error: ErrorDetails) -> ResponseError:
-    return ResponseError(code=error.code or error.type, message=error.message)
-
-
-def _dicts(logprobs: list[TokenLogprob]) -> list[dict[str, Any]]:
-    return [each.to_dict() for each in logprobs]
 
 
 def _usage(usage: Usage) -> ResponseUsage:

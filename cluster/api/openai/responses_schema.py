@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from cluster.api.openai.chat_schema import MAX_PARTS
+from cluster.api.openai.chat_schema import MAX_PARTS, ChatRequest
 from cluster.api.openai.logprobs import TokenLogprob
-from cluster.api.openai.sampling_fields import (
-    MIN_P_MEANING,
-    MODEL_MEANING,
-    PRIORITY_MEANING,
-    SEED_MEANING,
-    STREAM_INTERVAL_MEANING,
-    TEMPERATURE_MEANING,
-    TOP_K_MEANING,
-    TOP_P_MEANING,
-    Speculation,
-)
+from cluster.api.openai.sampling_fields import JsonSchemaFormat, Speculation
 from cluster.api.openai.schema import (
     Metadata,
     RequestModel,
@@ -28,9 +18,9 @@ from cluster.api.openai.schema import (
     at_most,
     number,
     option,
+    same_as,
 )
 from cluster.replica.limits import MAX_CHAT_MESSAGES, MAX_TOKEN_IDS
-from specdec.config.engine import MAX_STREAM_INTERVAL
 
 _NOTHING_IS_STORED = "left out: nothing is stored; send the whole chat as input"
 _NO_TOOLS = "left out: use /v1/chat/completions for tools"
@@ -67,18 +57,16 @@ class TextFormat(RequestModel):
         default=None, min_length=1, max_length=64, description="for the client's own use"
     )
     description: str | None = option("accepted and ignored: put it into the input")
-    json_schema: dict[str, Any] | None = Field(
-        default=None, alias="schema", description="JSON schema, drafts 4 to 2020-12"
-    )
-    strict: bool | None = option("accepted; a schema is always enforced")
+    json_schema: dict[str, Any] | None = same_as(JsonSchemaFormat, "json_schema")
+    strict: bool | None = same_as(JsonSchemaFormat, "strict")
 
 
 class TextOptions(RequestModel):
     """Requirements on the text of the answer."""
 
-    refused = MappingProxyType(
-        {"verbosity": "left out: request the length of the answer in a message"}
-    )
+    refused: ClassVar[Mapping[str, str]] = {
+        "verbosity": "left out: request the length of the answer in a message"
+    }
 
     format: TextFormat | None = option("default: any text")
 
@@ -86,21 +74,32 @@ class TextOptions(RequestModel):
 class ResponsesRequest(RequestModel):
     """A chat to answer, in OpenAI's newer format."""
 
-    refused = MappingProxyType(
-        {
-            "previous_response_id": _NOTHING_IS_STORED,
-            "conversation": _NOTHING_IS_STORED,
-            "background": _NOTHING_IS_STORED,
-            "prompt": "left out: stored prompts are not supported",
-            "tools": _NO_TOOLS,
-            "tool_choice": _NO_TOOLS,
-            "parallel_tool_calls": _NO_TOOLS,
-            "max_tool_calls": _NO_TOOLS,
-            "stream_options": "left out: the last event has the usage",
-        }
-    )
+    refused: ClassVar[Mapping[str, str]] = {
+        "previous_response_id": _NOTHING_IS_STORED,
+        "conversation": _NOTHING_IS_STORED,
+        "background": _NOTHING_IS_STORED,
+        "prompt": "left out: stored prompts are not supported",
+        "tools": _NO_TOOLS,
+        "tool_choice": _NO_TOOLS,
+        "parallel_tool_calls": _NO_TOOLS,
+        "max_tool_calls": _NO_TOOLS,
+        "stream_options": "left out: the last event has the usage",
+    }
 
-    model: str | None = option(MODEL_MEANING)
+    api_names: ClassVar[Mapping[str, str]] = {
+        **ChatRequest.api_names,
+        "max_tokens": "max_output_tokens",
+        "messages": "input",
+        "messages length": "input length",
+        "messages content length": "input length",
+        "prompt": "input",
+        "prompt length": "input length",
+        "chat_template_kwargs.reasoning_effort": "reasoning.effort",
+        "structured_output.json_schema": "text.format.schema",
+        "response_format.json_schema": "text.format.schema",
+    }
+
+    model: str | None = same_as(ChatRequest, "model")
     input: str | Annotated[list[InputMessage], at_most(MAX_CHAT_MESSAGES - 1, 1)] = Field(
         description="the user message, or the chat; at most 999 messages"
     )
@@ -108,12 +107,12 @@ class ResponsesRequest(RequestModel):
     max_output_tokens: int | None = number(
         "maximum number of tokens of the answer; default: up to the context length", 1
     )
-    temperature: float | None = number(TEMPERATURE_MEANING, 0, 100)
-    top_p: float | None = number(TOP_P_MEANING, 0, 1)
-    top_k: int | None = number(TOP_K_MEANING, -1)
-    min_p: float | None = number(MIN_P_MEANING, 0, 1)
-    seed: int | None = number(SEED_MEANING, 0)
-    stream: bool = option("streams the answer as server-sent events", False)
+    temperature: float | None = same_as(ChatRequest, "temperature")
+    top_p: float | None = same_as(ChatRequest, "top_p")
+    top_k: int | None = same_as(ChatRequest, "top_k")
+    min_p: float | None = same_as(ChatRequest, "min_p")
+    seed: int | None = same_as(ChatRequest, "seed")
+    stream: bool = same_as(ChatRequest, "stream")
     text: TextOptions | None = option("required format of the text")
     include: Annotated[list[Literal["message.output_text.logprobs"]], at_most(8)] | None = option(
         "returns log-probabilities of the answer's tokens"
@@ -125,16 +124,16 @@ class ResponsesRequest(RequestModel):
     reasoning: dict[Literal["effort"], str] | None = option(
         "`effort` is passed to the chat template as reasoning_effort"
     )
-    priority: int = option(PRIORITY_MEANING, 0)
+    priority: int = same_as(ChatRequest, "priority")
     cache_salt: str | None = option("as in /v1/chat/completions")
-    stream_interval: int | None = number(STREAM_INTERVAL_MEANING, 1, MAX_STREAM_INTERVAL)
-    speculation: Speculation | None = option("speculation options of this request")
+    stream_interval: int | None = same_as(ChatRequest, "stream_interval")
+    speculation: Speculation | None = same_as(ChatRequest, "speculation")
     metadata: Metadata | None = option("returned in the answer; at most 16 entries")
-    store: bool | None = option("accepted; nothing is stored")
-    service_tier: Literal["auto", "default"] | None = option("accepted; there is one tier")
-    user: str | None = option("accepted and ignored")
-    safety_identifier: str | None = option("accepted and ignored")
-    prompt_cache_key: str | None = option("accepted; prefix caching needs no key")
+    store: bool | None = same_as(ChatRequest, "store")
+    service_tier: Literal["auto", "default"] | None = same_as(ChatRequest, "service_tier")
+    user: str | None = same_as(ChatRequest, "user")
+    safety_identifier: str | None = same_as(ChatRequest, "safety_identifier")
+    prompt_cache_key: str | None = same_as(ChatRequest, "prompt_cache_key")
 
 
 class OutputText(ResponseModel):

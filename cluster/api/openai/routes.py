@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from functools import partial
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Header, Path, Request, Response
 
-from cluster.api.api_keys import ApiKeys
-from cluster.api.openai.chat import configured_tool_format, make_conversation
+from cluster.api.authentication import ApiKeys
+from cluster.api.openai.builders import RequestContext, ResponseBuilder, offload
+from cluster.api.openai.chat import prepare_chat
 from cluster.api.openai.chat_schema import ChatCompletion, ChatRequest
-from cluster.api.openai.completion_schema import Completion, CompletionRequest
-from cluster.api.openai.endpoints import CHAT, COMPLETIONS, RESPONSES
-from cluster.api.openai.request_handler import RequestHandler
-from cluster.api.openai.responses_schema import ResponseBody, ResponsesRequest
-from cluster.api.openai.schema import ErrorBody, ResponseModel
-from cluster.api.openai.token_schema import (
+from cluster.api.openai.completion import prepare_completion
+from cluster.api.openai.completion_schema import (
+    Completion,
+    CompletionRequest,
     DetokenizeAnswer,
     DetokenizeRequest,
     ModelCard,
@@ -25,7 +26,19 @@ from cluster.api.openai.token_schema import (
     TokenizeAnswer,
     TokenizeRequest,
 )
-from cluster.api.openai.tool_use import tool_use
+from cluster.api.openai.conversation import configured_tool_format, make_conversation, tool_use
+from cluster.api.openai.errors import failure_of
+from cluster.api.openai.request_handler import RequestHandler
+from cluster.api.openai.responses import prepare_response
+from cluster.api.openai.responses_schema import ResponseBody, ResponsesRequest
+from cluster.api.openai.schema import ErrorBody, ResponseModel
+from cluster.api.openai.streams import (
+    EventStream,
+    PromptOutput,
+    cancel_on_disconnect,
+    chained,
+    generate_outputs,
+)
 from cluster.control.peers import Applications
 from cluster.replica.limits import check_model
 from cluster.replica.router import Router
@@ -34,7 +47,8 @@ from specdec.types.chat import Conversation
 from specdec.types.errors import InvalidValueError
 from specdec.types.responses import ModelInfo
 
-_OWNER = "specdec"
+Body = TypeVar("Body", ChatRequest, CompletionRequest, ResponsesRequest)
+
 _ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "a field is invalid; the message names it"},
     401: {"model": ErrorBody, "description": "the API key is missing or unknown"},
@@ -83,18 +97,79 @@ def _add_generation(routes: APIRouter, handler: RequestHandler) -> None:
     @routes.post("/v1/chat/completions", responses=_answers(ChatCompletion, "chunks"))
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Generate the next message of a chat, streamed with `stream`."""
-        return await CHAT.answer(handler, body, request, handler.context(request, body.request_id))
+        return await _generate(handler, prepare_chat, body, request, body.request_id)
 
     @routes.post("/v1/completions", responses=_answers(Completion, "completions"))
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Complete a text, streamed with `stream`."""
-        context = handler.context(request, body.request_id)
-        return await COMPLETIONS.answer(handler, body, request, context)
+        return await _generate(handler, prepare_completion, body, request, body.request_id)
 
     @routes.post("/v1/responses", responses=_answers(ResponseBody, "response events"))
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Generate a response: text only, without stored state."""
-        return await RESPONSES.answer(handler, body, request, handler.context(request, None))
+        return await _generate(handler, prepare_response, body, request)
+
+
+async def _generate(
+    handler: RequestHandler,
+    prepare: Callable[[Router, Body, RequestContext], Awaitable[ResponseBuilder]],
+    body: Body,
+    request: Request,
+    request_id: str | None = None,
+) -> Response:
+    """Answer a request; abort it before the next step when the client disconnects.
+
+    prepare: validates the request and resolves everything before the first token. Raise the
+    engine's error for an invalid request, also before a stream starts.
+    """
+    context = handler.context(request, request_id)
+    names = request.state.field_names = {**body.api_names, **body.sent_names()}
+    router = handler.get_router()
+
+    async def answer() -> Response:
+        async with context.deadline.enforce():
+            builder = await prepare(router, body, context)
+        outputs = generate_outputs(router, builder.calls, context.deadline)
+        if not body.stream:
+            return await _complete(builder, outputs)
+        first = await anext(outputs)
+        events = _events(handler, builder, chained(first, outputs), names)
+        return EventStream(events, outputs, context.deadline)
+
+    return await cancel_on_disconnect(request, answer())
+
+
+async def _complete(
+    builder: ResponseBuilder, outputs: AsyncGenerator[PromptOutput, None]
+) -> Response:
+    async with aclosing(outputs):
+        async for each in outputs:
+            await offload(partial(builder.add, each), is_large=builder.is_large(each.output))
+    text = await offload(lambda: builder.body().to_json(), is_large=builder.names is not None)
+    return Response(text, media_type="application/json")
+
+
+async def _events(
+    handler: RequestHandler,
+    builder: ResponseBuilder,
+    outputs: AsyncGenerator[PromptOutput, None],
+    names: Mapping[str, str],
+) -> AsyncGenerator[bytes, None]:
+    async with aclosing(outputs):
+        try:
+            for data in builder.opening():
+                yield data
+            async for each in outputs:
+                encode = partial(builder.events, each)
+                for data in await offload(encode, is_large=builder.is_large(each.output)):
+                    yield data
+            for data in await offload(builder.closing, is_large=builder.names is not None):
+                yield data
+        except Exception as error:
+            failure = failure_of(error, names=names)
+            handler.count(failure)
+            for data in builder.failed(failure):
+                yield data
 
 
 def _add_tokens(routes: APIRouter, handler: RequestHandler) -> None:
@@ -140,7 +215,7 @@ def _add_models(routes: APIRouter, handler: RequestHandler) -> None:
             id=info.model,
             object="model",
             created=created,
-            owned_by=_OWNER,
+            owned_by="specdec",
             max_model_len=info.max_model_len,
             speculation_methods=list(info.speculation_methods),
         )
@@ -170,13 +245,7 @@ def _prompt(router: Router, body: TokenizeRequest) -> str | Conversation:
         raise InvalidValueError("prompt", body.prompt, "given, or left out with messages")
     if body.messages is None:
         return body.prompt or ""
-    chat = ChatRequest(
-        messages=body.messages,
-        tools=body.tools,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-        chat_template_kwargs=body.chat_template_kwargs,
-    )
+    chat = ChatRequest(**body.fields_of(ChatRequest))
     form = configured_tool_format(router.config, router.text.chat_template)
     tools = tool_use(chat, form, router.text.is_special)
     return make_conversation(chat, tools, router.text.chat_template, form)
@@ -185,16 +254,12 @@ def _prompt(router: Router, body: TokenizeRequest) -> str | Conversation:
 def _answers(model: type[ResponseModel], events: str | None = None) -> dict[int | str, Any]:
     """Describe the responses of a route for /openapi.json. events: what the route can stream."""
     answer: dict[str, Any] = {"model": model, "description": "the answer"}
-    if events is not None:
-        answer["content"] = {"text/event-stream": {"schema": _event_schema(events)}}
+    if events is not None:  # the schema of one server-sent event, for OpenAPI 3.1
+        data = {"type": "string", "contentMediaType": "application/json", "description": events}
+        properties = {"data": data, "event": {"type": "string"}}
+        schema = {"type": "object", "properties": properties, "required": ["data"]}
+        answer["content"] = {"text/event-stream": {"schema": schema}}
     return {200: answer, **_ERRORS}
-
-
-def _event_schema(events: str) -> dict[str, Any]:
-    """Return the schema of one server-sent event, for OpenAPI 3.1."""
-    data = {"type": "string", "contentMediaType": "application/json", "description": events}
-    properties = {"data": data, "event": {"type": "string"}}
-    return {"type": "object", "properties": properties, "required": ["data"]}
 
 
 def _json(answer: ResponseModel) -> Response:

@@ -1,10 +1,11 @@
-"""The fields of sampling and speculation that chats and plain completions share."""
+"""The fields that chats and plain completions share: sampling, structured output, speculation."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -16,7 +17,6 @@ from cluster.api.openai.schema import (
     number,
     option,
 )
-from cluster.api.openai.structure import KINDS, StructuredOutputs, structured_output
 from cluster.replica.limits import MAX_TOKEN_IDS, check_cache_salt, check_model, check_priority
 from specdec.config.engine import MAX_STREAM_INTERVAL
 from specdec.config.methods import METHOD_NAMES
@@ -40,57 +40,69 @@ if TYPE_CHECKING:
 else:
     MethodName = Literal[METHOD_NAMES]
 
-_UNSUPPORTED_IN_VLLM = {
-    "use_beam_search": "left out: beam search is not supported",
-    "length_penalty": "left out: beam search is not supported",
-    "spaces_between_special_tokens": "left out: special tokens are not separated",
-    "logits_processors": "left out: requests cannot contain code",
-    "guided_decoding_backend": "left out: llguidance is the only backend",
-    "guided_whitespace_pattern": "left out: JSON is written without whitespace",
-    "kv_transfer_params": "left out: KV transfer is not supported",
-    "vllm_xargs": "left out: there are no extra arguments",
-    "mm_processor_kwargs": "left out: the models read text only",
-    "allowed_media_domains": "left out: the models read text only",
-}
-
 _ALL_TOKENS = -1
 """vLLM's value of top_k for all tokens; SamplingParams has 0."""
-
-MODEL_MEANING = "name of the model, at most 256 characters; default: the loaded model"
-TEMPERATURE_MEANING = "divides the logits; 0 is greedy"
-TOP_P_MEANING = "keeps the most likely tokens with this total probability, above 0"
-TOP_K_MEANING = "keeps this number of most likely tokens; 0 or -1 keeps all"
-MIN_P_MEANING = "keeps tokens with at least this share of the highest probability"
-SEED_MEANING = "seed of all random choices, at most 2^63 - 1; default: random"
-PRIORITY_MEANING = "scheduling priority from -1000 to 1000; lower is served first"
-STREAM_INTERVAL_MEANING = "number of new tokens in an event of a stream"
-"""Descriptions that `/v1/responses` shares."""
-
-COPIED = (
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "ignore_eos",
-    "min_tokens",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "bad_words",
-    "allowed_token_ids",
-    "prompt_logprobs",
-)
-"""Fields with the same name in SamplingParams, which checks their limits."""
-
 
 _Biases = Annotated[
     dict[str, float], Field(max_length=MAX_LOGIT_BIASES), max_entries(MAX_LOGIT_BIASES)
 ]
+
+
+KINDS: Mapping[str, str] = {
+    "json": "json_schema",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "grammar",
+}
+"""The fields of StructuredOutput by their names in vLLM, without `guided_`."""
+
+
+class JsonSchemaFormat(RequestModel):
+    """A named JSON schema."""
+
+    name: str = Field(min_length=1, max_length=64, description="for the client's own use")
+    description: str | None = option("accepted and ignored: put it into the prompt")
+    json_schema: dict[str, Any] | None = Field(
+        default=None, alias="schema", description="JSON schema, drafts 4 to 2020-12"
+    )
+    strict: bool | None = option("accepted; a schema is always enforced")
+
+
+class ResponseFormat(RequestModel):
+    """`text`, `json_object`, or `json_schema` with the schema."""
+
+    type: Literal["text", "json_object", "json_schema"] = Field(description="any text, or JSON")
+    json_schema: JsonSchemaFormat | None = option("with type `json_schema` only")
+
+    def to_structure(self) -> StructuredOutput | None:
+        """Convert; return None for any text. Raise InvalidValueError."""
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            limit = "given with type json_schema, and with no other"
+            raise InvalidValueError("response_format.json_schema", self.type, limit)
+        if self.type == "text":
+            return None
+        schema = self.json_schema.json_schema if self.json_schema else None
+        return StructuredOutput(json_object=True) if schema is None else _structure(json=schema)
+
+
+class StructuredOutputs(RequestModel):
+    """vLLM's structured outputs; exactly one of json, json_object, regex, choice and grammar."""
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "structural_tag": "left out: use tools",
+        "disable_fallback": "left out: llguidance is the only backend",
+        "disable_any_whitespace": "left out: JSON is written without whitespace",
+        "disable_additional_properties": "left out: use additionalProperties in the schema",
+        "whitespace_pattern": "left out: JSON is written without whitespace",
+    }
+
+    json_schema: str | dict[str, Any] | None = Field(
+        default=None, alias="json", description="JSON that matches this schema"
+    )
+    json_object: bool | None = option("any JSON object; true or left out")
+    regex: str | None = option("a text that matches this regular expression")
+    choice: Annotated[list[str], at_most(MAX_OUTPUT_CHOICES)] | None = option("one of these texts")
+    grammar: str | None = option("a text of this grammar, in Lark or GBNF")
 
 
 class Speculation(RequestModel):
@@ -109,20 +121,39 @@ class Speculation(RequestModel):
         "lowers the draft model's temperature with its confidence"
     )
 
-    def to_options(self) -> SpeculationOptions:
-        """Convert to the engine's options. Raise InvalidValueError."""
-        return SpeculationOptions(**self.model_dump(exclude_unset=True))
-
 
 class SamplingFields(RequestModel):
     """The fields that `/v1/chat/completions` and `/v1/completions` share."""
 
-    refused = MappingProxyType(_UNSUPPORTED_IN_VLLM)
+    refused: ClassVar[Mapping[str, str]] = {
+        "use_beam_search": "left out: beam search is not supported",
+        "length_penalty": "left out: beam search is not supported",
+        "spaces_between_special_tokens": "left out: special tokens are not separated",
+        "logits_processors": "left out: requests cannot contain code",
+        "guided_decoding_backend": "left out: llguidance is the only backend",
+        "guided_whitespace_pattern": "left out: JSON is written without whitespace",
+        "kv_transfer_params": "left out: KV transfer is not supported",
+        "vllm_xargs": "left out: there are no extra arguments",
+        "mm_processor_kwargs": "left out: the models read text only",
+        "allowed_media_domains": "left out: the models read text only",
+    }
+    api_names: ClassVar[Mapping[str, str]] = {
+        "token_ids": "prompt",
+        "structured_output": "structured_outputs",
+        "structured_output.json_schema": "response_format.json_schema.schema",
+        "structured_output.regex": "structured_outputs.regex",
+        "structured_output.choice": "structured_outputs.choice",
+        "structured_output.grammar": "structured_outputs.grammar",
+    }
 
-    model: str | None = option(MODEL_MEANING)
+    model: str | None = option(
+        "name of the model, at most 256 characters; default: the loaded model"
+    )
     n: int | None = number("number of choices for each prompt", 1, 128)
-    temperature: float | None = number(TEMPERATURE_MEANING, 0, 100)
-    top_p: float | None = number(TOP_P_MEANING, 0, 1)
+    temperature: float | None = number("divides the logits; 0 is greedy", 0, 100)
+    top_p: float | None = number(
+        "keeps the most likely tokens with this total probability, above 0", 0, 1
+    )
     presence_penalty: float | None = number(
         "subtracted from the logits of tokens that were already generated", -2, 2
     )
@@ -135,12 +166,14 @@ class SamplingFields(RequestModel):
     stop: str | Annotated[list[str], at_most(MAX_STOP_STRINGS)] | None = option(
         "strings that end the text, which excludes them; at most 16 of 1 to 256 characters"
     )
-    seed: int | None = number(SEED_MEANING, 0)
+    seed: int | None = number("seed of all random choices, at most 2^63 - 1; default: random", 0)
     stream: bool = option("streams the answer as server-sent events", False)
     stream_options: StreamOptions | None = option("with `stream` only")
     user: str | None = option("accepted and ignored")
-    top_k: int | None = number(TOP_K_MEANING, -1)
-    min_p: float | None = number(MIN_P_MEANING, 0, 1)
+    top_k: int | None = number("keeps this number of most likely tokens; 0 or -1 keeps all", -1)
+    min_p: float | None = number(
+        "keeps tokens with at least this share of the highest probability", 0, 1
+    )
     repetition_penalty: float | None = number(
         "divides positive logits of tokens in prompt and output; above 0", 0, 100
     )
@@ -176,12 +209,14 @@ class SamplingFields(RequestModel):
     return_tokens_as_token_ids: bool = option(
         "names tokens in logprobs by id, as `token_id:7`, instead of by text", False
     )
-    priority: int = option(PRIORITY_MEANING, 0)
+    priority: int = option("scheduling priority from -1000 to 1000; lower is served first", 0)
     cache_salt: str | None = option(
         "isolates cached prompts and drafts from requests with another salt; at most 128 characters"
     )
     request_id: str | None = option("instead of the header X-Request-Id")
-    stream_interval: int | None = number(STREAM_INTERVAL_MEANING, 1, MAX_STREAM_INTERVAL)
+    stream_interval: int | None = number(
+        "number of new tokens in an event of a stream", 1, MAX_STREAM_INTERVAL
+    )
     speculation: Speculation | None = option("speculation options of this request")
 
     def check_together(self) -> None:
@@ -197,35 +232,36 @@ class SamplingFields(RequestModel):
 
     def sent_names(self) -> dict[str, str]:
         """Return the names that the client used for the structured output."""
-        names = self.structured_outputs.sent_names() if self.structured_outputs else {}
-        guided = {own: f"guided_{name}" for name, own in KINDS.items()}
-        used = {own: name for own, name in guided.items() if getattr(self, name) is not None}
-        return names | {f"structured_output.{own}": name for own, name in used.items()}
-
-    @property
-    def has_continuous_usage(self) -> bool:
-        """Whether each event of a stream has the usage so far."""
-        return self.stream_options is not None and self.stream_options.continuous_usage_stats
-
-    @property
-    def includes_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
+        names = {}
+        for name, own in KINDS.items():
+            if self.structured_outputs is not None:
+                names[f"structured_output.{own}"] = f"structured_outputs.{name}"
+            if getattr(self, f"guided_{name}") is not None:
+                names[f"structured_output.{own}"] = f"guided_{name}"
+        return names
 
 
-def sampling_params(fields: SamplingFields, **decided: Any) -> SamplingParams:
+COPIED = frozenset(
+    (SamplingFields.model_fields.keys() & {each.name for each in fields(SamplingParams)})
+    - {"stop", "logit_bias", "speculation"}
+)
+"""Fields with the same name in SamplingParams, which checks their limits."""
+
+
+def sampling_params(request: SamplingFields, **decided: Any) -> SamplingParams:
     """Build SamplingParams. decided: parameters that the endpoints derive differently.
 
     Raise InvalidValueError with the field names of SamplingParams.
     """
-    given = fields.model_dump(include=set(COPIED), exclude_none=True)
-    if fields.top_k == _ALL_TOKENS:
+    given = request.model_dump(include=set(COPIED), exclude_none=True)
+    if request.top_k == _ALL_TOKENS:
         given["top_k"] = 0
-    if fields.speculation is not None:
-        given["speculation"] = fields.speculation.to_options()
-    stop = fields.stop
+    if request.speculation is not None:
+        options = request.speculation.model_dump(exclude_unset=True)
+        given["speculation"] = SpeculationOptions(**options)
+    stop = request.stop
     given["stop"] = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    given["logit_bias"] = dict(_biases(fields.logit_bias or {}))
+    given["logit_bias"] = dict(_biases(request.logit_bias or {}))
     given |= {name: value for name, value in decided.items() if value is not None}
     return SamplingParams(**given)
 
@@ -238,17 +274,29 @@ def _biases(biases: Mapping[str, float]) -> Iterator[tuple[int, float]]:
 
 
 def requested_structure(
-    fields: SamplingFields, *others: StructuredOutput | None
+    request: SamplingFields, *others: StructuredOutput | None
 ) -> StructuredOutput | None:
     """Return the structured output of a request, None for any text.
 
     others: from fields that `SamplingFields` does not have. Raise InvalidValueError for more than
     one.
     """
-    guided = {
-        "guided_json": fields.guided_json,
-        "guided_regex": fields.guided_regex,
-        "guided_choice": fields.guided_choice,
-        "guided_grammar": fields.guided_grammar,
-    }
-    return structured_output(fields.structured_outputs, guided, *others)
+    found = [each for each in others if each is not None]
+    if request.structured_outputs is not None:
+        given = request.structured_outputs.model_dump(by_alias=True, exclude_none=True)
+        found.append(_structure(**given))
+    guided = {name: getattr(request, f"guided_{name}") for name in KINDS}
+    found += [_structure(**{name: value}) for name, value in guided.items() if value is not None]
+    if len(found) > 1:
+        kinds = [each.kind for each in found]
+        limit = "one of response_format, tools, structured_outputs and the guided_ fields"
+        raise InvalidValueError("structured_outputs", kinds, limit)
+    return found[0] if found else None
+
+
+def _structure(**fields: Any) -> StructuredOutput:
+    """Build a StructuredOutput from fields with vLLM's names."""
+    given = {KINDS.get(name, name): value for name, value in fields.items()}
+    if not isinstance(given.get("json_schema", ""), str):
+        given["json_schema"] = json.dumps(given["json_schema"])
+    return StructuredOutput(**given)

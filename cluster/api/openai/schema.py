@@ -7,9 +7,9 @@ the length of every list and mapping is limited, and validation stops at its fir
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import cache
-from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -24,8 +24,10 @@ class RequestModel(BaseModel):
         extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=()
     )
 
-    refused: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    refused: ClassVar[Mapping[str, str]] = {}
     """Unsupported fields of the API, with the end of "it must be ..."."""
+    api_names: ClassVar[Mapping[str, str]] = {}
+    """Names of fields in the API by their names in the engine, for errors: the newest spelling."""
 
     @model_validator(mode="before")
     @classmethod
@@ -38,6 +40,11 @@ class RequestModel(BaseModel):
         for name in unknown[1:]:
             del fields[name]
         return fields
+
+    def fields_of(self, model: type[RequestModel]) -> dict[str, Any]:
+        """Return the values of the fields that `model` has too."""
+        shared = type(self).model_fields.keys() & model.model_fields.keys()
+        return {name: getattr(self, name) for name in shared}
 
     def sent_names(self) -> dict[str, str]:
         """Return the names that the client used for fields with several spellings."""
@@ -90,7 +97,7 @@ Metadata = Annotated[dict[str, str], Field(max_length=16), max_entries(16)]
 
 def number(meaning: str, low: float | None = None, high: float | None = None) -> Any:
     """Declare an optional number; SamplingParams checks the limits."""
-    limits: JsonDict = {"minimum": low, "maximum": high}
+    limits = {"minimum": low, "maximum": high}
     given: JsonDict = {name: value for name, value in limits.items() if value is not None}
     return Field(default=None, description=meaning, json_schema_extra=given)
 
@@ -98,6 +105,11 @@ def number(meaning: str, low: float | None = None, high: float | None = None) ->
 def option(meaning: str, default: Any = None) -> Any:
     """Declare an optional field."""
     return Field(default=default, description=meaning)
+
+
+def same_as(model: type[BaseModel], name: str) -> Any:
+    """Declare a field with the default, the limits and the description of another model's."""
+    return copy(model.model_fields[name])
 
 
 class ErrorDetails(ResponseModel):
@@ -149,12 +161,24 @@ class Usage(ResponseModel):
     completion_tokens_details: CompletionTokensDetails
 
 
+class GenerationBody(ResponseModel):
+    """The common fields of chats, completions and their chunks."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    seed: int = Field(description="seed of the request, or the chosen one")
+    choices: Sequence[ResponseModel]
+    usage: Usage | None
+
+
 class StreamOptions(RequestModel):
     """Options of a stream."""
 
-    refused = MappingProxyType(
-        {"include_obfuscation": "left out: chunks are not padded to hide their length"}
-    )
+    refused: ClassVar[Mapping[str, str]] = {
+        "include_obfuscation": "left out: chunks are not padded to hide their length"
+    }
 
     include_usage: bool = option("sends the usage in a last chunk without choices", False)
     continuous_usage_stats: bool = option("sends the usage so far in every chunk", False)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,8 +14,8 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from cluster.api.api_keys import Lease
-from cluster.api.openai.deadline import Deadline
+from cluster.api.authentication import Lease
+from cluster.api.openai.errors import ApiError
 from cluster.api.sse import STREAM_HEADERS
 from cluster.replica.router import Router
 from specdec.types.outputs import RequestOutput
@@ -25,6 +26,37 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """Time limit of a request. timeout_s: the whole limit. at_s: its end, by `time.monotonic`."""
+
+    timeout_s: float
+    at_s: float
+
+    @classmethod
+    def after(cls, timeout_s: float) -> Deadline:
+        """Return the deadline `timeout_s` seconds from now."""
+        return cls(timeout_s, time.monotonic() + timeout_s)
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds from now; 0 after the deadline."""
+        return max(0.0, self.at_s - time.monotonic())
+
+    @asynccontextmanager
+    async def enforce(self) -> AsyncGenerator[None, None]:
+        """Cancel the body of the `async with` at the deadline and raise ApiError 504."""
+        scope = asyncio.timeout(self.remaining_s)
+        try:
+            async with scope:
+                yield
+        except TimeoutError as error:
+            if not scope.expired():
+                raise
+            message = f"the answer was not complete within {self.timeout_s:g} s"
+            raise ApiError(504, message, "deadline_exceeded") from error
 
 
 @dataclass(frozen=True)
@@ -39,7 +71,7 @@ class ClientDisconnectedError(Exception):
     """The client closed the connection before the response was complete."""
 
 
-def generate_outputs(
+async def generate_outputs(
     router: Router, calls: Sequence[GenerateRequest], deadline: Deadline
 ) -> AsyncGenerator[PromptOutput, None]:
     """Yield the outputs of all calls as they arrive. Closing the generator aborts the requests.
@@ -47,7 +79,13 @@ def generate_outputs(
     Raise the errors of the router and the engine, and ApiError 504 at the deadline.
     """
     outputs = _one(router, 0, calls[0]) if len(calls) == 1 else _all(router, calls)
-    return _within(deadline, outputs)
+    async with aclosing(outputs):
+        while True:
+            async with deadline.enforce():
+                each = await anext(outputs, None)
+            if each is None:
+                return
+            yield each
 
 
 async def _one(
@@ -87,18 +125,6 @@ async def _all(
                 yield each
     finally:
         await _cancel(*tasks)
-
-
-async def _within(
-    deadline: Deadline, outputs: AsyncGenerator[PromptOutput, None]
-) -> AsyncGenerator[PromptOutput, None]:
-    async with aclosing(outputs):
-        while True:
-            async with deadline.enforce():
-                each = await anext(outputs, None)
-            if each is None:
-                return
-            yield each
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:

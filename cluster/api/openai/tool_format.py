@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, Literal
 
 from specdec.types.sampling_params import StructuredOutput
 
 ToolFormatName = Literal["hermes", "llama3_json"]
 
-_WHITESPACE: Mapping[str, Any] = MappingProxyType(
-    # The output of json.dumps, the most common form in training data.
-    {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-)
+# The output of json.dumps, the most common form in training data.
+_WHITESPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _BARE_CALL = r"[ \t\r\n]*(<\|python_tag\|>)?[ \t\r\n]*\{(?s:.*)"
 """Texts that ToolCallParser may parse as a call in a format without marks."""
-_ANY_ARGUMENTS: Mapping[str, Any] = MappingProxyType({"type": "object"})
+_ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>", "\n", "arguments")
 LLAMA = ToolFormat("llama3_json", "", "", "; ", "parameters")
 """Format of Llama 3.1 and later: the text is a call, or several with semicolons."""
 
-TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType({"hermes": HERMES, "llama3_json": LLAMA})
+TOOL_FORMATS: Mapping[str, ToolFormat] = {"hermes": HERMES, "llama3_json": LLAMA}
 
 
 def format_of_template(template: str) -> ToolFormat:
@@ -138,7 +135,7 @@ def _schema(tool: Tool) -> str:
 
     Overwrite `x-guidance`: a client's options could disable the schema's requirements.
     """
-    return json.dumps({**tool.parameters, "type": "object", "x-guidance": dict(_WHITESPACE)})
+    return json.dumps({**tool.parameters, "type": "object", "x-guidance": _WHITESPACE})
 
 
 def _quoted(text: str) -> str:

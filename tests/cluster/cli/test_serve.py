@@ -7,7 +7,7 @@ import types
 import pytest
 from click.testing import CliRunner
 
-from cluster.api.api_keys import KEYS_VARIABLE, read_keys
+from cluster.api.authentication import KEYS_VARIABLE, read_keys
 from cluster.cli import main
 from cluster.config.sections import OTHER, SECTIONS
 from cluster.config.serve_config import ServeConfig

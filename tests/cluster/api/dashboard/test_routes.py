@@ -7,9 +7,9 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from cluster.api.admin_token import AdminAccess
+from cluster.api.authentication import AdminAccess
 from cluster.api.dashboard import make_dashboard
-from cluster.api.dashboard.assets import load_assets
+from cluster.api.dashboard.routes import load_assets
 from specdec.types.errors import OverloadedError
 
 TOKEN = "a-token-of-the-operators"

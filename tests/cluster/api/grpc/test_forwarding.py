@@ -6,7 +6,7 @@ import grpc
 import pytest
 from ray.serve.grpc_util import RayServegRPCContext
 
-from cluster.api.api_keys import NoApiKeyError
+from cluster.api.authentication import NoApiKeyError
 from cluster.api.grpc import forwarding as grpc_forwarding
 from cluster.api.grpc.forwarding import ForwardedCall, Forwarding
 from cluster.api.grpc.status import StreamFailedError

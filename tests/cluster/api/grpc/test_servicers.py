@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from grpc import StatusCode
 
-from cluster.api.api_keys import ApiKey, ApiKeys
+from cluster.api.authentication import ApiKey, ApiKeys
 from protos.specdec.v1 import inference_pb2 as pb
 from tests.cluster.replica_on_hash_target import running_replica
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from cluster.api.admin_token import AdminAccess
+from cluster.api.authentication import AdminAccess
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.admin import MAX_BODY_BYTES
 from cluster.api.http.app import make_app

@@ -10,7 +10,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from cluster.api.api_keys import ApiKeys
+from cluster.api.authentication import ApiKeys
 from cluster.api.http.app import make_app
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.router import Router

@@ -7,12 +7,20 @@ from typing import Literal, get_args, get_origin
 import pytest
 
 from cluster.api.openai.chat_schema import ChatRequest, FunctionDefinition, Message
-from cluster.api.openai.completion_schema import CompletionRequest
+from cluster.api.openai.completion_schema import (
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 from cluster.api.openai.responses_schema import ResponsesRequest, TextFormat
-from cluster.api.openai.sampling_fields import SamplingFields, Speculation
+from cluster.api.openai.sampling_fields import (
+    JsonSchemaFormat,
+    ResponseFormat,
+    SamplingFields,
+    Speculation,
+    StructuredOutputs,
+)
 from cluster.api.openai.schema import StreamOptions
-from cluster.api.openai.structure import JsonSchemaFormat, ResponseFormat, StructuredOutputs
-from cluster.api.openai.token_schema import DetokenizeRequest, TokenizeRequest
 
 PAGE = Path(__file__).parents[4] / "docs" / "openai.md"
 MODELS = (

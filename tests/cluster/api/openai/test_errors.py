@@ -5,13 +5,15 @@ from fastapi.exceptions import RequestValidationError
 from grpc import StatusCode
 from pydantic import ValidationError
 
-from cluster.api.api_keys import NoApiKeyError
-from cluster.api.openai import field_names
+from cluster.api.authentication import NoApiKeyError
 from cluster.api.openai.chat_schema import ChatRequest
-from cluster.api.openai.completion_schema import CompletionRequest
+from cluster.api.openai.completion_schema import (
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 from cluster.api.openai.errors import ApiError, failure_of
 from cluster.api.openai.responses_schema import ResponsesRequest
-from cluster.api.openai.token_schema import DetokenizeRequest, TokenizeRequest
 from specdec.types.errors import InvalidValueError, OverloadedError
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
@@ -105,7 +107,7 @@ def test_a_null_field_counts_as_left_out():
     ],
 )
 def test_fields_have_their_names_in_the_api(field, param):
-    failure = failure_of(InvalidValueError(field, 1, "2"), names=field_names.CHAT)
+    failure = failure_of(InvalidValueError(field, 1, "2"), names=ChatRequest.api_names)
     assert failure.details.param == param
     assert failure.details.message == f"{param} is 1; it must be 2"
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from cluster.api.api_keys import ApiKey, ApiKeys
+from cluster.api.authentication import ApiKey, ApiKeys
 from cluster.api.errors import INTERNAL_MESSAGE
 from cluster.api.http import forwarding
 from cluster.api.http.app import make_app

@@ -2,14 +2,15 @@
 
 import asyncio
 from contextlib import aclosing
+from types import SimpleNamespace
 
 import pytest
 
-from cluster.api.api_keys import Lease
-from cluster.api.openai.deadline import Deadline
+from cluster.api.authentication import Lease
 from cluster.api.openai.errors import ApiError
 from cluster.api.openai.streams import (
     ClientDisconnectedError,
+    Deadline,
     EventStream,
     PromptOutput,
     cancel_on_disconnect,
@@ -152,7 +153,7 @@ async def test_a_stream_releases_its_lease_and_closes_its_source(disconnects_aft
             yield event(each.output)
 
     response = EventStream(events(), outputs, Deadline.after(10))
-    response.lease = Lease(lambda: released.append(1))
+    response.lease = Lease(SimpleNamespace(release=lambda: released.append(1)))
     connection = Connection(disconnects_after_s)
     await response({"type": "http", "asgi": {}}, connection.receive, connection.send)
     assert router.open == set()
@@ -194,7 +195,7 @@ async def test_a_stream_ends_when_the_client_stops_reading():
         await asyncio.sleep(10)
 
     response = EventStream(events(), outputs, deadline, grace_s=0.02)
-    response.lease = Lease(lambda: released.append(1))
+    response.lease = Lease(SimpleNamespace(release=lambda: released.append(1)))
     async with asyncio.timeout(5):
         await response({"type": "http", "asgi": {}}, Connection(10).receive, never)
     assert router.open == set()
@@ -204,3 +205,31 @@ async def test_a_stream_ends_when_the_client_stops_reading():
 def test_an_event_may_have_a_name():
     assert event("{}") == b"data: {}\n\n"
     assert event("{}", "done") == b"event: done\ndata: {}\n\n"
+
+
+async def test_work_is_cancelled_at_the_deadline():
+    with pytest.raises(ApiError, match=r"within 0\.02 s") as caught:
+        async with Deadline.after(0.02).enforce():
+            await asyncio.sleep(10)
+    assert (caught.value.status, caught.value.code) == (504, "deadline_exceeded")
+
+
+async def test_work_that_ends_in_time_is_not_cancelled():
+    deadline = Deadline.after(10)
+    async with deadline.enforce():
+        await asyncio.sleep(0)
+    assert 9 < deadline.remaining_s < 10
+
+
+async def test_another_timeout_is_not_converted():
+    with pytest.raises(TimeoutError):
+        async with Deadline.after(10).enforce():
+            raise TimeoutError
+
+
+async def test_the_remaining_time_is_never_negative():
+    deadline = Deadline(1.0, at_s=0.0)
+    assert deadline.remaining_s == 0
+    with pytest.raises(ApiError):
+        async with deadline.enforce():
+            await asyncio.sleep(10)

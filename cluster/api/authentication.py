@@ -1,4 +1,4 @@
-"""API keys of the HTTP and gRPC interfaces, with a rate and a concurrency limit for each key."""
+"""The operators' token, and API keys, each with a rate and a concurrency limit."""
 
 from __future__ import annotations
 
@@ -8,20 +8,70 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import yaml
 
-from cluster.api.admin_token import bearer_credentials
+from specdec.types.control import is_number
 from specdec.types.errors import InvalidValueError, OverloadedError, UnauthenticatedError
 
 KEYS_VARIABLE = "SPECDEC_API_KEYS"
 
-_MIN_CHARS = 8
+TOKEN_VARIABLE = "SPECDEC_ADMIN_TOKEN"
+
+_SCHEME = "bearer "
+_MIN_KEY_CHARS = 8
+_MIN_TOKEN_CHARS = 16
 _BURST_S = 1.0
 """Seconds of a key's rate that may arrive as one burst."""
+
+
+class AdminAccess:
+    """Check of the operators' token in constant time."""
+
+    def __init__(self, token: str | None = None) -> None:
+        """Keep the token; None accepts every call."""
+        self._token = None if token is None else token.encode()
+
+    def __repr__(self) -> str:
+        return f"AdminAccess({'open' if self._token is None else 'by token'})"
+
+    def check(self, authorization: str | None) -> None:
+        """Raise UnauthenticatedError unless the header `authorization` holds the token."""
+        if self._token is None:
+            return
+        if not hmac.compare_digest(bearer_credentials(authorization).encode(), self._token):
+            raise UnauthenticatedError
+
+
+def bearer_credentials(authorization: str | None) -> str:
+    """Return the credentials of a header `Authorization: Bearer ...`; empty if there are none."""
+    given = authorization or ""
+    return given[len(_SCHEME) :].strip() if given.lower().startswith(_SCHEME) else ""
+
+
+def read_token(field: str, path: Path | None) -> str | None:
+    """Read the token from a file, else from the environment; return None without either.
+
+    Raise InvalidValueError for an unusable token, without quoting it. field: the name of the
+    option that gave the path, for errors.
+    """
+    if path is None:
+        field, shown, text = TOKEN_VARIABLE, "set", os.environ.get(TOKEN_VARIABLE, "")
+        if not text:
+            return None
+    else:
+        shown = str(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidValueError(field, shown, "a readable file with a token") from error
+    token = text.strip()
+    _require_plain(field, shown, token, _MIN_TOKEN_CHARS, "a token of ")
+    return token
 
 
 @dataclass(frozen=True)
@@ -37,12 +87,9 @@ class ApiKey:
     max_concurrent_requests: int | None = None
 
     def __post_init__(self) -> None:
-        is_plain = self.key.isascii() and self.key.isprintable() and " " not in self.key
-        if len(self.key) < _MIN_CHARS or not is_plain:
-            limit = f"{_MIN_CHARS} printable ASCII characters or more, without spaces"
-            raise InvalidValueError(f"key of {self.name}", "not shown", limit)
+        _require_plain(f"key of {self.name}", "not shown", self.key, _MIN_KEY_CHARS)
         rate, max_concurrent = self.requests_per_s, self.max_concurrent_requests
-        if rate is not None and not (_is_number(rate) and 0 < rate < math.inf):
+        if rate is not None and not (is_number(rate) and rate > 0):
             raise InvalidValueError(f"requests_per_s of {self.name}", rate, "a number above 0")
         if max_concurrent is not None and not (type(max_concurrent) is int and max_concurrent > 0):
             name = f"max_concurrent_requests of {self.name}"
@@ -56,34 +103,26 @@ class NoApiKeyError(UnauthenticatedError):
         return "the API key is missing or unknown; send one as Authorization: Bearer KEY"
 
 
-class Lease:
+class Lease(AbstractContextManager["Lease"]):
     """A concurrency slot of an API key, held by one request and released once."""
 
-    def __init__(
-        self,
-        release: Callable[[], None] = lambda: None,
-        refund: Callable[[], None] = lambda: None,
-    ) -> None:
-        """refund: returns the request to the rate limit of the key."""
-        self._release: Callable[[], None] | None = release
-        self._refund = refund
-
-    def __enter__(self) -> Self:
-        return self
+    def __init__(self, limiter: _KeyLimiter | None = None) -> None:
+        """limiter: of the key; None without a key."""
+        self._limiter = limiter
 
     def __exit__(self, *error: object) -> None:
         self.release()
 
     def release(self) -> None:
         """Release the slot; a second call does nothing."""
-        if self._release is not None:
-            self._release()
-        self._release = None
+        limiter, self._limiter = self._limiter, None
+        if limiter is not None:
+            limiter.release()
 
     def undo(self) -> None:
         """Release the slot and refund the rate: another application counts the request."""
-        if self._release is not None:
-            self._refund()
+        if self._limiter is not None:
+            self._limiter.refund()
         self.release()
 
 
@@ -105,7 +144,7 @@ class _KeyLimiter:
             raise OverloadedError(message)
         self._take_from_bucket()
         self._num_running += 1
-        return Lease(self._release, self._refund)
+        return Lease(self)
 
     def _take_from_bucket(self) -> None:
         rate = self._key.requests_per_s
@@ -121,10 +160,10 @@ class _KeyLimiter:
             raise OverloadedError(message, retry_after_s=wait_s)
         self._remaining -= 1
 
-    def _release(self) -> None:
+    def release(self) -> None:
         self._num_running -= 1
 
-    def _refund(self) -> None:
+    def refund(self) -> None:
         self._remaining = min(self._capacity, self._remaining + 1)
 
 
@@ -210,5 +249,9 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _require_plain(field: str, shown: str, secret: str, least: int, what: str = "") -> None:
+    """Raise InvalidValueError, which does not quote the secret."""
+    is_plain = secret.isascii() and secret.isprintable() and " " not in secret
+    if len(secret) < least or not is_plain:
+        limit = f"{what}{least} printable ASCII characters or more, without spaces"
+        raise InvalidValueError(field, shown, limit)

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from cluster.api.admin_token import AdminAccess
-from cluster.api.dashboard import feed
+from cluster.api.authentication import AdminAccess
+from cluster.api.dashboard.routes import fleet_events
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.control.client import ControlClient
 from cluster.control.plane import ControlPlane
@@ -50,7 +50,7 @@ async def test_the_first_event_has_the_history_and_later_ones_new_points(handle,
     for _ in range(6):
         await handle.plane.report(REPORT, 10.0)
         clock.now_s += 1
-    events = await feed.begin(admin, "tiny")
+    events = await fleet_events(admin, "tiny")
     assert parsed(await anext(events)) == ("hello", {"model": "tiny"})
     name, first = parsed(await anext(events))
     assert name == "now"
@@ -66,7 +66,7 @@ async def test_the_first_event_has_the_history_and_later_ones_new_points(handle,
 
 
 async def test_a_drain_ends_the_stream_with_a_message(admin):
-    events = await feed.begin(admin, "tiny")
+    events = await fleet_events(admin, "tiny")
     await anext(events)
     await anext(events)
     admin.watches.drain()
@@ -78,11 +78,11 @@ async def test_a_drain_ends_the_stream_with_a_message(admin):
 async def test_without_a_control_plane_the_stream_is_not_opened(admin, handle):
     handle.plane = None
     with pytest.raises(NotReadyError):
-        await feed.begin(admin, "tiny")
+        await fleet_events(admin, "tiny")
 
 
 async def test_the_number_of_pages_is_limited(admin):
-    pages = [await feed.begin(admin, "tiny") for _ in range(MAX_WATCHERS)]
+    pages = [await fleet_events(admin, "tiny") for _ in range(MAX_WATCHERS)]
     with pytest.raises(OverloadedError):
-        await feed.begin(admin, "tiny")
+        await fleet_events(admin, "tiny")
     assert len(pages) == MAX_WATCHERS

@@ -2,12 +2,17 @@
 
 import pytest
 
-from cluster.api.openai.structure import ResponseFormat, StructuredOutputs, structured_output
+from cluster.api.openai.sampling_fields import ResponseFormat, SamplingFields, requested_structure
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import StructuredOutput
 
 SCHEMA = {"type": "integer"}
 TEXT = '{"type": "integer"}'
+
+
+def structure(*others, **given):
+    """Return the structured output of a request with these fields."""
+    return requested_structure(SamplingFields.model_validate(given), *others)
 
 
 @pytest.mark.parametrize(
@@ -53,22 +58,22 @@ def test_a_schema_needs_the_matching_type(given):
     ],
 )
 def test_structured_outputs_and_their_older_names(given, form):
-    assert structured_output(StructuredOutputs.model_validate(given), {}) == form
+    assert structure(structured_outputs=given) == form
     [(name, value)] = given.items()
     if name != "json_object":
-        assert structured_output(None, {f"guided_{name}": value}) == form
+        assert structure(**{f"guided_{name}": value}) == form
 
 
 @pytest.mark.parametrize("given", [{}, {"regex": "a", "choice": ["b"]}, {"json_object": False}])
 def test_structured_outputs_have_exactly_one_field(given):
     with pytest.raises(InvalidValueError, match="exactly one"):
-        structured_output(StructuredOutputs.model_validate(given), {})
+        structure(structured_outputs=given)
 
 
 def test_only_one_structure_may_be_given():
     with pytest.raises(InvalidValueError, match="one of response_format, tools"):
-        structured_output(None, {"guided_regex": "a"}, StructuredOutput(json_object=True))
+        structure(StructuredOutput(json_object=True), guided_regex="a")
 
 
 def test_the_default_is_any_text():
-    assert structured_output(None, {"guided_regex": None}, None) is None
+    assert structure(None, guided_regex=None) is None

@@ -1,19 +1,90 @@
-"""Parameters of a request that are resolved before the first token."""
+"""Calls built from requests, token usage, and large responses, which are built on a thread."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
 from fastapi import Request
 
-from cluster.api.api_keys import ApiKeys
-from cluster.api.openai.chat import configured_tool_format
+from cluster.api.authentication import ApiKeys
+from cluster.api.openai.builders import MANY_TOKENS, ResponseBuilder, UsageMeter, offload, with_seed
 from cluster.api.openai.completion import completion_params
 from cluster.api.openai.completion_schema import CompletionRequest
-from cluster.api.openai.request_builder import with_seed
+from cluster.api.openai.conversation import configured_tool_format
 from cluster.api.openai.request_handler import RequestHandler
 from cluster.api.openai.sampling_fields import COPIED, SamplingFields, sampling_params
 from cluster.api.openai.tool_format import HERMES, LLAMA
+from specdec.types.outputs import RequestOutput
 from specdec.types.sampling_params import SamplingParams, SpeculationOptions
+from specdec.types.stats import SpeculationStats
+
+
+def output(num_output_tokens, *, choice=0, num_cached_tokens=0, verifier="coupled"):
+    stats = SpeculationStats(num_drafts=2, num_draft_tokens=8, num_accepted_tokens=4)
+    return RequestOutput(
+        "r",
+        (1,),
+        "",
+        None,
+        num_prompt_tokens=5,
+        num_output_tokens=num_output_tokens,
+        speculation=stats,
+        choice=choice,
+        num_cached_tokens=num_cached_tokens,
+        verifier=verifier,
+    )
+
+
+def test_an_output_counts_all_choices_of_its_prompt():
+    meter = UsageMeter()
+    assert not meter.has_output
+    meter.add(0, output(1, num_cached_tokens=3))
+    meter.add(0, output(2, choice=1, num_cached_tokens=5))  # computed for choice 0
+    usage = meter.usage()
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (5, 2, 7)
+    assert usage.prompt_tokens_details.cached_tokens == 3
+
+
+def test_prompts_are_added_up():
+    meter = UsageMeter()
+    for prompt in range(3):
+        meter.add(prompt, output(4, num_cached_tokens=1))
+    usage = meter.usage(num_hidden_tokens=2)
+    assert (usage.prompt_tokens, usage.completion_tokens) == (15, 10)
+    assert usage.prompt_tokens_details.cached_tokens == 3
+    speculation = usage.completion_tokens_details.speculation
+    assert (speculation.num_drafts, speculation.num_accepted_tokens) == (6, 12)
+    assert (speculation.acceptance_rate, speculation.mean_acceptance_length) == (0.5, 3)
+
+
+@pytest.mark.parametrize(("verifier", "is_lossless"), [("block", True), ("typical", False)])
+def test_a_lossy_verifier_is_reported(verifier, is_lossless):
+    meter = UsageMeter()
+    meter.add(0, output(1, verifier=verifier))
+    speculation = meter.usage().completion_tokens_details.speculation
+    assert (speculation.verifier, speculation.is_lossless) == (verifier, is_lossless)
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+async def test_only_large_work_runs_on_a_thread(is_large):
+    thread = await offload(threading.get_ident, is_large=is_large)
+    assert (thread != threading.get_ident()) == is_large
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "prompt", "names", "many"),
+    [
+        (MANY_TOKENS + 1, None, "names", True),
+        (MANY_TOKENS, None, "names", False),
+        (1, "some", "names", True),
+        (MANY_TOKENS + 1, "some", None, False),
+    ],
+)
+def test_logprobs_of_a_prompt_or_of_many_tokens_are_large(num_tokens, prompt, names, many):
+    output = SimpleNamespace(token_ids=(1,) * num_tokens, prompt_logprobs=prompt)
+    builder = SimpleNamespace(names=names)
+    assert ResponseBuilder.is_large(builder, output) == many
+
 
 LLAMA_TEMPLATE = SimpleNamespace(text='{"name": function name, "parameters": ...}')
 

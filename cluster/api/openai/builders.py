@@ -1,0 +1,300 @@
+"""Builds the engine's calls from a request, and the response from outputs, complete or streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Generic, TypeVar
+
+from cluster.api.openai.errors import Failure
+from cluster.api.openai.logprobs import TokenNames
+from cluster.api.openai.sampling_fields import SamplingFields
+from cluster.api.openai.schema import (
+    CompletionTokensDetails,
+    GenerationBody,
+    PromptTokensDetails,
+    ResponseModel,
+    SpeculationUsage,
+    StreamOptions,
+    Usage,
+)
+from cluster.api.openai.streams import DONE, Deadline, PromptOutput
+from cluster.api.sse import event
+from cluster.replica.router import Router
+from specdec.config.engine import MAX_STREAM_INTERVAL
+from specdec.engine.input_processor import check_answer_in_one_message
+from specdec.types.chat import Conversation
+from specdec.types.outputs import RequestOutput
+from specdec.types.request import GenerateRequest, TokenizeRequest
+from specdec.types.sampling_params import LOSSY_VERIFIERS, SamplingParams, VerifierName
+from specdec.types.stats import SpeculationStats
+
+T = TypeVar("T")
+
+MANY_TOKENS = 64
+"""With log-probabilities, more tokens than this are worth the switch to a thread."""
+
+_NUM_SEEDS = 2**63
+_DEFAULT_VERIFIER: VerifierName = "coupled"
+
+
+@dataclass(frozen=True)
+class RequestContext:
+    """The id and the deadline of a request."""
+
+    request_id: str
+    deadline: Deadline
+
+
+@dataclass(frozen=True)
+class ResponseInfo:
+    """The fields that every response and every chunk repeats."""
+
+    id: str
+    model: str
+    seed: int
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @classmethod
+    def of(cls, id: str, router: Router, params: SamplingParams) -> ResponseInfo:
+        """Make the fields for a request whose seed is set."""
+        assert params.seed is not None, "with_seed has set the seed"
+        return cls(id, router.config.served_model_name, params.seed)
+
+
+async def prompt_token_ids(
+    router: Router,
+    request: SamplingFields,
+    prompt: str | Conversation | Sequence[int],
+    *,
+    add_special_tokens: bool = True,
+) -> tuple[int, ...]:
+    """Encode a prompt, truncated to its last tokens if the request asks for that.
+
+    Raise OverloadedError if too many prompts wait to be encoded.
+    """
+    if isinstance(prompt, str | Conversation):
+        call = TokenizeRequest(prompt, request.model or "", add_special_tokens)
+        prompt = await router.tokenize(call)
+    max_tokens = request.truncate_prompt_tokens
+    return tuple(prompt if max_tokens is None else prompt[-max_tokens:])
+
+
+def with_seed(params: SamplingParams) -> SamplingParams:
+    """Choose a random seed unless the request has one."""
+    return params if params.seed is not None else replace(params, seed=secrets.randbits(63))
+
+
+def params_for_prompt(params: SamplingParams, index: int, *, is_seed_given: bool) -> SamplingParams:
+    """Return the parameters of one of several prompts.
+
+    A seed from the client applies to all prompts. A chosen seed is incremented for each prompt, so
+    that equal prompts have different answers: the random numbers are keyed by the seed.
+    """
+    assert params.seed is not None, "with_seed has set the seed"
+    return params if is_seed_given else replace(params, seed=(params.seed + index) % _NUM_SEEDS)
+
+
+def generate_call(
+    router: Router,
+    request: SamplingFields,
+    prompt: tuple[int, ...],
+    params: SamplingParams,
+    request_id: str,
+) -> GenerateRequest:
+    """Build the call for one prompt; without streaming, all its output comes at once."""
+    interval: int | None = MAX_STREAM_INTERVAL
+    if request.stream:
+        interval = request.stream_interval
+    else:
+        check_answer_in_one_message(params, router.max_tokens(params))
+    return GenerateRequest(
+        model=request.model or "",
+        prompt=prompt,
+        params=params,
+        request_id=request_id,
+        priority=request.priority,
+        stream_interval=interval,
+        cache_salt=request.cache_salt or "",
+    )
+
+
+async def token_names(router: Router, request: SamplingFields) -> TokenNames:
+    """Return the names of tokens in log-probabilities. The first call reads the vocabulary."""
+    token_bytes = await asyncio.to_thread(lambda: router.text.token_bytes)
+    return TokenNames(token_bytes, request.return_tokens_as_token_ids)
+
+
+async def offload(work: Callable[[], T], *, is_large: bool) -> T:
+    """Run `work`, on a thread if it is large, and return its result."""
+    return await asyncio.to_thread(work) if is_large else work()
+
+
+class UsageMeter:
+    """Sum of the usage of one call's prompts. An output counts all choices of its prompt."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, RequestOutput] = {}  # by prompt
+        self._cached: dict[int, int] = {}  # of choice 0, which computes the prompt
+
+    @property
+    def has_output(self) -> bool:
+        """Whether an output was added."""
+        return bool(self._last)
+
+    def add(self, prompt: int, output: RequestOutput) -> None:
+        """Add an output of the prompt with this index."""
+        self._last[prompt] = output
+        if output.choice == 0:
+            self._cached.setdefault(prompt, output.num_cached_tokens)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens that were generated so far."""
+        return sum(each.num_output_tokens for each in self._last.values())
+
+    def usage(self, num_hidden_tokens: int = 0) -> Usage:
+        """Return the usage so far. num_hidden_tokens: generated, but not part of the answer."""
+        outputs = [*self._last.values()]
+        prompt_tokens = sum(each.num_prompt_tokens for each in outputs)
+        completion_tokens = self.num_output_tokens - num_hidden_tokens
+        stats = SpeculationStats.sum(output.speculation for output in outputs)
+        verifier = outputs[-1].verifier if outputs else _DEFAULT_VERIFIER
+        speculation = SpeculationUsage(
+            **asdict(stats),
+            acceptance_rate=stats.acceptance_rate,
+            mean_acceptance_length=stats.mean_acceptance_length,
+            verifier=verifier,
+            is_lossless=verifier not in LOSSY_VERIFIERS,
+        )
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(self._cached.values())),
+            completion_tokens_details=CompletionTokensDetails(speculation=speculation),
+        )
+
+
+class ResponseBuilder(ABC):
+    """Builder of one response: `add` and `body`; or `opening`, `events`, `closing` for a stream."""
+
+    def __init__(self, calls: Sequence[GenerateRequest], names: TokenNames | None) -> None:
+        """Make a builder for the outputs of `calls`; `names` is None without log-probabilities."""
+        self.calls = calls
+        self.names = names
+        self.meter = UsageMeter()
+
+    def is_large(self, output: RequestOutput) -> bool:
+        """Return whether an output has many log-probabilities, to convert on a thread."""
+        has_prompt = output.prompt_logprobs is not None
+        return self.names is not None and (has_prompt or len(output.token_ids) > MANY_TOKENS)
+
+    @abstractmethod
+    def add(self, each: PromptOutput) -> None:
+        """Add an output to the complete response."""
+
+    @abstractmethod
+    def body(self) -> ResponseModel:
+        """Build the complete response."""
+
+    def opening(self) -> list[bytes]:
+        """Encode the events before the first output."""
+        return []
+
+    @abstractmethod
+    def events(self, each: PromptOutput) -> list[bytes]:
+        """Encode an output; return [] if it adds nothing visible."""
+
+    @abstractmethod
+    def closing(self) -> list[bytes]:
+        """Encode the events after the last output."""
+
+    def failed(self, failure: Failure) -> list[bytes]:
+        """Encode an error: the status has been sent, and the openai client expects an event."""
+        return [event(failure.body.model_dump_json()), DONE]
+
+
+class ChoiceWriter(ABC):
+    """Builder of one choice: `chunk` for a stream, `add` and `choice` for a complete answer."""
+
+    def __init__(self) -> None:
+        self.outputs: list[RequestOutput] = []
+
+    def add(self, output: RequestOutput) -> None:
+        """Keep an output for `choice`, which converts it and may take long."""
+        self.outputs.append(output)
+
+    @abstractmethod
+    def chunk(self, output: RequestOutput) -> ResponseModel | None:
+        """Convert an output to a chunk; return None if it adds nothing visible."""
+
+    @abstractmethod
+    def choice(self) -> ResponseModel:
+        """Build the complete choice from the outputs that were added."""
+
+
+W = TypeVar("W", bound=ChoiceWriter)
+
+
+class ChoicesBuilder(ResponseBuilder, Generic[W]):
+    """Base class of the builders of chats and completions.
+
+    writers: one for each choice, those of the first prompt first.
+    """
+
+    def __init__(
+        self,
+        request: SamplingFields,
+        calls: Sequence[GenerateRequest],
+        info: ResponseInfo,
+        names: TokenNames | None,
+        writers: Sequence[W],
+    ) -> None:
+        super().__init__(calls, names)
+        self.request = request
+        self._options = request.stream_options or StreamOptions()
+        self.info = info
+        self.writers = writers
+
+    @abstractmethod
+    def chunk(self, choices: Sequence[Any], **fields: Any) -> GenerationBody:
+        """Build a chunk with these choices and fields."""
+
+    def usage(self) -> Usage:
+        """Return the usage so far."""
+        return self.meter.usage()
+
+    def add(self, each: PromptOutput) -> None:
+        """Add an output to the complete response."""
+        self.meter.add(each.prompt, each.output)
+        self._writer(each).add(each.output)
+
+    def events(self, each: PromptOutput) -> list[bytes]:
+        """Encode an output."""
+        self.meter.add(each.prompt, each.output)
+        choice = self._writer(each).chunk(each.output)
+        if choice is None:
+            return []
+        return [self.encode_chunk([choice], has_usage=self._options.continuous_usage_stats)]
+
+    def closing(self) -> list[bytes]:
+        """Encode the usage, if requested, and the end."""
+        if not self._options.include_usage:
+            return [DONE]
+        return [self.encode_chunk([], has_usage=True), DONE]
+
+    def encode_chunk(self, choices: Sequence[Any], *, has_usage: bool, **fields: Any) -> bytes:
+        """Encode a chunk with these choices and fields."""
+        if has_usage:
+            fields["usage"] = self.usage()
+        elif self._options.include_usage:
+            fields["usage"] = None  # set, and thus serialized as null
+        return event(self.chunk(choices, **fields).to_json())
+
+    def _writer(self, each: PromptOutput) -> W:
+        return self.writers[each.prompt * self.calls[0].params.n + each.output.choice]
