@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,18 +13,37 @@ from cluster.observability import logs
 from cluster.observability.logs import LogConfig
 from cluster.workers import serialization
 from cluster.workers.cpu_scheduling import run_as_model
-from cluster.workers.model_source import ModelSource
-from cluster.workers.profile_messages import is_report
+from cluster.workers.profiling import is_report
 from cluster.workers.transport import Endpoint, Listener, StepSocket, Transport
 from cluster.workers.unix_socket import PeerGoneError
 from specdec.config.engine import DraftLimits, DTypeName, EngineConfig, Kernels
 from specdec.config.quantization import QuantizationMethod
+from specdec.models.resolve import resolve
 from specdec.text.vocab_map import VocabularyMap
 
 if TYPE_CHECKING:  # imports torch, which the Router that starts the actors does not need
     from cluster.workers.worker import ModelWorker
 
 logger = logging.getLogger(__name__)
+
+
+def log_progress(line: str) -> None:
+    """Log the progress of a download that has no terminal."""
+    logger.info("%s", line)
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model by the configured name, and its directory on the Router's node."""
+
+    name: str
+    directory: Path
+
+    def here(self) -> Path:
+        """Return its directory on this node; download it if needed. Raises ModelNotFoundError."""
+        if self.directory.is_dir():
+            return self.directory
+        return resolve(self.name, progress=log_progress)
 
 
 @dataclass(frozen=True)
@@ -56,7 +74,7 @@ class GroupSpec:
     vocabulary: VocabularyMap | None = None
 
 
-class Worker(ABC):
+class Worker:
     """One rank. It executes the steps that arrive on its socket, in order, until a stop message.
 
     directory: for the sockets of this group; its Router removes it. The ranks of a group are always
@@ -126,24 +144,15 @@ class Worker(ABC):
             return False
         return True
 
-    @abstractmethod
     def _load(self) -> ModelWorker:
-        """Load this rank's shard of the model, and warm it up."""
+        from cluster.workers.worker import load_worker
+
+        return load_worker(self._spec, self._rank, self._directory)
 
 
 class TargetWorker(Worker):
-    """One rank of the target model: scores and verifies."""
-
-    def _load(self) -> ModelWorker:
-        from cluster.workers.worker import load_target
-
-        return load_target(self._spec, self._rank, self._directory)
+    """One rank of the target model: scores and verifies. Ray shows processes by class name."""
 
 
 class DraftWorker(Worker):
     """One rank of the draft model: drafts, and then catches up while the target runs."""
-
-    def _load(self) -> ModelWorker:
-        from cluster.workers.worker import load_draft
-
-        return load_draft(self._spec, self._rank, self._directory)

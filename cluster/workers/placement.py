@@ -24,18 +24,13 @@ def bundle_labels(config: ServeConfig) -> list[dict[str, str]] | None:
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _Bundle:
     """A bundle that each required replica of a model needs. nodes: ids of those with its labels."""
 
     config: ServeConfig
     index: int
     size: Mapping[str, float]
     nodes: frozenset[str]
-
-    @property
-    def sizes(self) -> list[Mapping[str, float]]:
-        """The sizes of the bundles of all required replicas."""
-        return [self.size] * self.config.fewest_replicas
 
     def refuse(self, missing: str) -> NoReturn:
         """Raise InvalidValueError that names the labels, or the ranks where there are none."""
@@ -58,12 +53,31 @@ def require_placeable(configs: Sequence[ServeConfig], nodes: Sequence[Mapping[st
     need more of a resource than all nodes with their labels have. nodes: from `ray.nodes()`. Ray
     itself would wait indefinitely, without a message.
     """
-    for config in configs:
-        for index, bundle in enumerate(placement_bundles(config)):
-            if not nodes_for(config, index, nodes):
-                size = ", ".join(f"{amount:g} {resource}" for resource, amount in bundle.items())
-                _wanted(config, index, nodes).refuse(f"a node with {size}")
-    _require_room_for_all(configs, nodes)
+    bundles = [
+        _Bundle(
+            config,
+            index,
+            size,
+            frozenset(node["NodeID"] for node in _with_labels(config, index, nodes)),
+        )
+        for config in configs
+        for index, size in enumerate(placement_bundles(config))
+    ]
+    for each in bundles:
+        if not nodes_for(each.config, each.index, nodes):
+            size = ", ".join(f"{amount:g} {resource}" for resource, amount in each.size.items())
+            each.refuse(f"a node with {size}")
+    for each in bundles:  # with all others that must be placed on the same nodes
+        inside = [
+            other.size
+            for other in bundles
+            if other.nodes <= each.nodes
+            for _ in range(other.config.fewest_replicas)
+        ]
+        found = total(node["Resources"] for node in nodes if node["NodeID"] in each.nodes)
+        for resource, needed in total(inside).items():
+            if needed > found.get(resource, 0) and resource in each.size:
+                each.refuse(f"nodes with {needed:g} {resource} together, as all replicas need")
 
 
 def nodes_for(
@@ -84,25 +98,3 @@ def _with_labels(
     labels = bundle_labels(config)
     wanted = labels[index].items() if labels else set()
     return [node for node in nodes if node["Alive"] and wanted <= node["Labels"].items()]
-
-
-def _wanted(config: ServeConfig, index: int, nodes: Sequence[Mapping[str, Any]]) -> _Wanted:
-    ids = frozenset(node["NodeID"] for node in _with_labels(config, index, nodes))
-    return _Wanted(config, index, placement_bundles(config)[index], ids)
-
-
-def _require_room_for_all(
-    configs: Sequence[ServeConfig], nodes: Sequence[Mapping[str, Any]]
-) -> None:
-    """Check each set of nodes against all bundles that must be placed on nodes of that set."""
-    wanted = [
-        _wanted(config, index, nodes)
-        for config in configs
-        for index in range(len(placement_bundles(config)))
-    ]
-    for each in wanted:
-        inside = (size for other in wanted if other.nodes <= each.nodes for size in other.sizes)
-        found = total(node["Resources"] for node in nodes if node["NodeID"] in each.nodes)
-        for resource, needed in total(inside).items():
-            if needed > found.get(resource, 0) and resource in each.size:
-                each.refuse(f"nodes with {needed:g} {resource} together, as all replicas need")

@@ -1,4 +1,8 @@
-"""Profiles of a replica's models, one at a time, within limits of steps, bytes and seconds."""
+"""Profiles of a replica's models, one at a time, within limits of steps, bytes and seconds.
+
+Orders and reports travel between the messages of steps, in order, so a profile begins and ends
+between two steps on every rank.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +11,107 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster.workers.profile_messages import WRITING_S, WorkerProfileOrder
+import msgpack
+
 from specdec.types.errors import (
     InvalidValueError,
     NotReadyError,
     OverloadedError,
     TargetFailedError,
 )
-from specdec.types.profile import ProfileOrder, ProfileReport, WorkerProfile
+from specdec.types.profile import OperationTime, ProfileOrder, ProfileReport, WorkerProfile
 
 if TYPE_CHECKING:
     from cluster.workers.supervisors import Supervisor
 
     Model = Supervisor[Any, Any]
 
+Frames = list[bytes]
+OnEngineThread = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+END: Frames = [b"end profile"]
+"""Ends a rank's profile, if one is active."""
+
+WRITING_S = 60.0
+"""The limit for ranks to write their traces at the end of a profile."""
+
+_BEGIN = b"profile"
+_REPORT = b"profiled"
 _POLL_S = 0.05
 _MIB = 2**20
 
-OnEngineThread = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+@dataclass(frozen=True)
+class WorkerProfileOrder:
+    """A profile for the ranks of a group to record.
+
+    num_steps: after these a rank ends its profile, unless it receives END first. directory: for the
+    trace, on the rank's node; created if missing. max_bytes: of one rank's trace.
+    """
+
+    worker: str
+    num_steps: int
+    directory: str
+    max_bytes: int
+
+    def encode(self) -> Frames:
+        """Return the message for every rank."""
+        return [_BEGIN, msgpack.packb(asdict(self))]
+
+    def report(self, profile: WorkerProfile) -> Frames:
+        """Return the message with which a rank reports its profile."""
+        return [_REPORT, self.directory.encode(), msgpack.packb(asdict(profile))]
+
+
+def is_for_profiles(frames: Frames) -> bool:
+    """Return whether a message for a rank is about a profile, not a step."""
+    return frames[0] == _BEGIN or frames == END
+
+
+def order_in(frames: Frames) -> WorkerProfileOrder | None:
+    """Return the order in a message about a profile; None for END."""
+    return None if frames == END else WorkerProfileOrder(**msgpack.unpackb(frames[1]))
+
+
+def is_report(frames: Frames) -> bool:
+    """Return whether a message of a rank is the report of a profile, not an answer to a step."""
+    return frames[0] == _REPORT
+
+
+class ProfileInbox:
+    """The reports of a group's ranks, which arrive between the answers to steps."""
+
+    def __init__(self, order: WorkerProfileOrder, size: int) -> None:
+        """Expect `size` reports."""
+        self._directory = order.directory
+        self._size = size
+        self._reports: dict[int, WorkerProfile] = {}
+
+    def take(self, frames: Frames) -> None:
+        """Store a report; discard one of an earlier order that was cancelled."""
+        _, of_directory, packed = frames
+        if of_directory.decode() == self._directory:
+            values: dict[str, Any] = msgpack.unpackb(packed)
+            operations = tuple(OperationTime(**each) for each in values.pop("operations"))
+            report = WorkerProfile(**values, operations=operations)
+            self._reports[report.rank] = report
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every rank has reported."""
+        return len(self._reports) == self._size
+
+    @property
+    def reports(self) -> tuple[WorkerProfile, ...] | None:
+        """The reports by rank; None until all have arrived."""
+        if not self.is_complete:
+            return None
+        return tuple(report for _, report in sorted(self._reports.items()))
 
 
 class Profiling:
@@ -59,7 +142,9 @@ class Profiling:
             raise InvalidValueError("profile_dir", "none", limit)
         if self._running is not None and not self._running.done():
             raise OverloadedError("a profile is being taken; ask again when it is done")
-        directory = self._directory / _new_name()
+        # A unique name that sorts by time.
+        name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+        directory = self._directory / name
         self._running = asyncio.create_task(self._take(order, models, call, directory))
         return await asyncio.shield(self._running)
 
@@ -118,8 +203,3 @@ def _end(models: Iterable[Model]) -> None:
     """End the profiles; on the engine's thread."""
     for model in models:
         model.end_profile()
-
-
-def _new_name() -> str:
-    """Return a unique name that sorts by time."""
-    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"

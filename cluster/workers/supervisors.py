@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Generic, TypeVar
 
-from cluster.workers.profile_messages import WorkerProfileOrder
+from cluster.workers.profiling import WorkerProfileOrder
 from cluster.workers.worker_group import OutputT, StepT, WorkerGroup
 from specdec.config.engine import DraftLimits
 from specdec.speculation.proposers import (

@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.workers import serialization
 from cluster.workers.actor import DraftWorker, GroupSpec, TargetWorker, Worker
-from cluster.workers.profile_messages import (
+from cluster.workers.profiling import (
     END,
     WRITING_S,
     ProfileInbox,

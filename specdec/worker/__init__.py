@@ -8,7 +8,7 @@ from specdec.distributed.rendezvous import Rendezvous
 from specdec.kernels.cpu import native_library_fault
 from specdec.worker.base import Runner
 from specdec.worker.draft_worker import DraftRunner
-from specdec.worker.loading import load_draft_runner, load_runner
+from specdec.worker.loading import load_draft_runner, load_runner, load_warm
 from specdec.worker.local import LocalDraftWorker, LocalTarget
 from specdec.worker.profiler import StepProfiler
 from specdec.worker.target_worker import ModelRunner
@@ -23,5 +23,6 @@ __all__ = [
     "StepProfiler",
     "load_draft_runner",
     "load_runner",
+    "load_warm",
     "native_library_fault",
 ]

@@ -6,7 +6,7 @@ import pytest
 
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.ray_executor import RayExecutor
-from cluster.workers.model_source import ModelSource
+from cluster.workers.actor import ModelSource
 from cluster.workers.resources import DRAFT_BUNDLE, TARGET_BUNDLE
 from cluster.workers.worker_group import TARGET
 from specdec.config.speculative import SpeculativeConfig

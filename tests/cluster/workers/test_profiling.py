@@ -1,13 +1,23 @@
-"""Profiles of a replica: limits, concurrency and errors."""
+"""Profiles of a replica: messages, limits, concurrency and errors."""
 
 import asyncio
 
 import pytest
 
 from cluster.workers import profiling
-from cluster.workers.profiling import Profiling
+from cluster.workers.profiling import (
+    END,
+    ProfileInbox,
+    Profiling,
+    WorkerProfileOrder,
+    is_for_profiles,
+    is_report,
+    order_in,
+)
+from cluster.workers.serialization import CAUGHT_UP, STOP, encode_error, encode_output, encode_step
 from specdec.types.errors import InvalidValueError, NotReadyError, OverloadedError
-from specdec.types.profile import ProfileOrder, WorkerProfile
+from specdec.types.messages import StepInput, VerifyOutput
+from specdec.types.profile import OperationTime, ProfileOrder, WorkerProfile
 
 ORDER = ProfileOrder(num_steps=4, timeout_s=0.3)
 
@@ -139,3 +149,34 @@ async def test_none_is_taken_while_the_target_restarts(take, target, draft):
 async def test_without_a_directory_none_is_taken(target):
     with pytest.raises(InvalidValueError, match="profile_dir is 'none'; it must be a directory"):
         await Profiling(None, 1, "r1").take(ORDER, {"target": target}, None)
+
+
+SENT = WorkerProfileOrder("draft model", 3, "/traces/now", 2**20)
+
+
+def profile(rank):
+    return WorkerProfile("target", rank, 3, "/x", 5, (OperationTime("a", 1, 0.5, 1.5, 0.0),))
+
+
+def test_messages_of_steps_are_distinguished_from_those_of_profiles():
+    step, output = StepInput(-1, (), (), (), ()), VerifyOutput(-1, ())
+    for frames in (STOP, CAUGHT_UP, encode_step(step), encode_output(output), encode_error("no")):
+        assert not is_for_profiles(frames)
+        assert not is_report(frames)
+    assert is_for_profiles(END)
+    assert is_for_profiles(SENT.encode())
+    assert is_report(SENT.report(profile(0)))
+
+
+def test_orders_arrive_as_they_were_sent():
+    assert order_in(SENT.encode()) == SENT
+    assert order_in(END) is None
+
+
+def test_all_reports_are_awaited_and_those_of_earlier_orders_are_dropped():
+    inbox = ProfileInbox(SENT, 2)
+    inbox.take(WorkerProfileOrder("target", 3, "/traces/before", 1).report(profile(0)))
+    for rank in (1, 0):
+        assert inbox.reports is None
+        inbox.take(SENT.report(profile(rank)))
+    assert inbox.reports == (profile(0), profile(1))

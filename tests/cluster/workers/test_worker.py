@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.workers.profile_messages import END, ProfileInbox, WorkerProfileOrder, is_report
+from cluster.workers.profiling import END, ProfileInbox, WorkerProfileOrder, is_report
 from cluster.workers.worker import ModelWorker
 from specdec.distributed.group import TensorParallelGroup
 from specdec.types.messages import StepInput
