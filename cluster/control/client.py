@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
@@ -28,6 +28,8 @@ from specdec.types.errors import NotReadyError
 from specdec.types.fleet import FleetStatistics, ReplicaReport, ReplicaStatus, ServiceStatus
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _REPORT_PERIOD_S = 1.0
 _IDLE_REPORT_PERIOD_S = 30.0
@@ -74,8 +76,8 @@ class ControlClient:
     def start(self) -> None:
         """Start watching and reporting."""
         self._tasks = [
-            asyncio.create_task(self._watch_on()),
-            asyncio.create_task(self._report_on()),
+            asyncio.create_task(self._watch()),
+            asyncio.create_task(self._report_periodically()),
         ]
 
     async def close(self, replica_id: str, *, has_failed: bool) -> None:
@@ -90,19 +92,16 @@ class ControlClient:
 
     async def speculation(self) -> SpeculationState:
         """Return the settings in force. Raises NotReadyError without the ControlPlane."""
-        state: SpeculationState = await self._call(self._plane.speculation)
-        return state
+        return await self._call(self._plane.speculation)
 
     async def set_speculation(self, change: SpeculationChange) -> SpeculationState:
         """Forward a change. Raises NotReadyError, and what the ControlPlane raises."""
-        state: SpeculationState = await self._call(self._plane.set_speculation, change)
-        return state
+        return await self._call(self._plane.set_speculation, change)
 
     async def status(self) -> ServiceStatus:
         """Return the service's status, with this replica as of now. Raises NotReadyError."""
         await self._report(self._make_report())
-        status: ServiceStatus = await self._call(self._plane.status)
-        return status
+        return await self._call(self._plane.status)
 
     @property
     def is_connected(self) -> bool:
@@ -115,8 +114,7 @@ class ControlClient:
 
     async def fleet(self) -> FleetStatistics:
         """Return all replicas as they last reported. Raises NotReadyError."""
-        fleet: FleetStatistics = await self._call(self._plane.fleet)
-        return fleet
+        return await self._call(self._plane.fleet)
 
     async def fresh_fleet(self) -> FleetStatistics:
         """Return all replicas, with this one as of now. Raises NotReadyError."""
@@ -125,25 +123,27 @@ class ControlClient:
 
     async def history(self, after_s: float) -> tuple[Figures, ...]:
         """Return the charts' points after a time, in seconds since 1970. Raises NotReadyError."""
-        figures: tuple[Figures, ...] = await self._call(self._plane.history, after_s)
-        return figures
+        return await self._call(self._plane.history, after_s)
 
     async def preview(self, change: SpeculationChange | None) -> SpeculationPreview:
         """Return the effect of a change now. Raises InvalidValueError and NotReadyError."""
-        preview: SpeculationPreview = await self._call(self._plane.preview, change)
-        return preview
+        return await self._call(self._plane.preview, change)
 
     async def audit_log(self, page_size: int, page_token: str) -> AuditPage:
         """Return a page of changes, newest first. Raises InvalidValueError and NotReadyError."""
-        page: AuditPage = await self._call(self._plane.audit_log, page_size, page_token)
-        return page
+        return await self._call(self._plane.audit_log, page_size, page_token)
 
-    async def _watch_on(self) -> None:
+    async def _watch(self) -> None:
         known: StateStamp | None = None
         retry_s = _FIRST_RETRY_S
         while True:
             try:
-                state = await self._watch(known)
+                state = await self._call(
+                    self._plane.watch,
+                    known,
+                    _WATCH_S,
+                    timeout_s=_WATCH_S + self._call_timeout_s,
+                )
             except Exception as error:
                 if not isinstance(error, NotReadyError):
                     logger.exception("watching the control plane failed")
@@ -160,37 +160,20 @@ class ControlClient:
                 await self._apply(state)
                 self._has_applied.set()
 
-    async def _watch(self, known: StateStamp | None) -> SpeculationState:
-        """Return the state: now if none is known, else when it changes or after a while."""
-        state: SpeculationState = await self._call(
-            self._plane.watch,
-            known,
-            _WATCH_S,
-            timeout_s=_WATCH_S + self._call_timeout_s,
-        )
-        return state
-
-    async def _report_on(self) -> None:
+    async def _report_periodically(self) -> None:
         while True:
             try:
-                await self._report_if_due(self._make_report())
+                report, idle_s = self._make_report(), time.monotonic() - self._reported_at_s
+                if report != self._reported or idle_s >= _IDLE_REPORT_PERIOD_S:
+                    await self._report(report)
             except NotReadyError:
                 pass  # logged by the watch
             except Exception:
                 logger.exception("a report to the control plane failed")
-            await self._pause()
-
-    async def _pause(self) -> None:
-        """Wait until the next report; report at once that a new state is in force."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_REPORT_PERIOD_S):
-                await self._has_applied.wait()
-        self._has_applied.clear()
-
-    async def _report_if_due(self, report: ReplicaReport) -> None:
-        idle_s = time.monotonic() - self._reported_at_s
-        if report != self._reported or idle_s >= _IDLE_REPORT_PERIOD_S:
-            await self._report(report)
+            with suppress(TimeoutError):  # reports at once that a new state is in force
+                async with asyncio.timeout(_REPORT_PERIOD_S):
+                    await self._has_applied.wait()
+            self._has_applied.clear()
 
     async def _report(self, report: ReplicaReport) -> None:
         await self._call(self._plane.report, report, self._uptime_s)
@@ -201,22 +184,28 @@ class ControlClient:
         return time.monotonic() - self._started_at_s
 
     async def _call(
-        self, method: Any, *arguments: Any, timeout_s: float | None = None, **named: Any
-    ) -> Any:
-        """Call the ControlPlane. Raises NotReadyError without an answer, and what it raised."""
-        response = method.remote(*arguments, **named)
+        self,
+        method: Callable[..., T],
+        *arguments: Any,
+        timeout_s: float | None = None,
+        **named: Any,
+    ) -> T:
+        """Call a method of the handle. Raises NotReadyError without an answer, and what it raised.
+
+        T: of the answer, since the handle has no types.
+        """
+        remote: Any = method
+        response = remote.remote(*arguments, **named)
         try:
             async with asyncio.timeout(timeout_s or self._call_timeout_s):
-                answer = await response
+                answer: T = await response
         except RayTaskError as error:
             self._is_connected = True
             raise error.cause from error
-        except (RayError, RayServeException) as error:
+        except (RayError, RayServeException, TimeoutError) as error:
             self._is_connected = False
-            raise NotReadyError(_UNAVAILABLE) from error
-        except TimeoutError as error:
-            self._is_connected = False
-            response.cancel()
+            if isinstance(error, TimeoutError):
+                response.cancel()
             raise NotReadyError(_UNAVAILABLE) from error
         except asyncio.CancelledError:
             response.cancel()  # else the ControlPlane would continue the call

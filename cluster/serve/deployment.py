@@ -116,7 +116,7 @@ class RouterReplica(InferenceServicer, AdminServicer):
         """The others can be asked for by Serve's ingress alone; our own has a port each."""
         if config.ingress == "embedded":
             return Applications(config.served_model_name)
-        return Applications(config.served_model_name, ServeDirectory(self._application).look)
+        return Applications(config.served_model_name, ServeDirectory(self._application).list_peers)
 
     async def own_model_info(self) -> ModelInfo:
         """Asked by other applications."""

@@ -16,7 +16,7 @@ from typing import Any
 from grpc import StatusCode
 
 from cluster.api.grpc.status import empty_response, raise_on_serve, reporting_to
-from cluster.control.peers import Applications, Fellow
+from cluster.control.peers import Applications, PeerApplication
 from cluster.replica.limits import check_model
 
 Metadata = tuple[tuple[str, str], ...]
@@ -107,10 +107,10 @@ class Forwarding:
         @functools.wraps(method)
         async def call(request: Any, grpc_context: Any) -> Any:
             with reporting_to(grpc_context, self.count):
-                fellow = await self._elsewhere(request.model, grpc_context)
-                if fellow is None:
+                peer = await self._find_peer(request.model, grpc_context)
+                if peer is None:
                     return await method(request, grpc_context)
-                asked = _ask(fellow, method.__name__, request, grpc_context)
+                asked = _ask(peer, method.__name__, request, grpc_context)
                 async with aclosing(asked) as messages:
                     return [message async for message in messages][-1]
             return empty_response(method)
@@ -123,11 +123,11 @@ class Forwarding:
         @functools.wraps(method)
         async def stream(request: Any, grpc_context: Any) -> AsyncGenerator[Any, None]:
             with reporting_to(grpc_context, self.count):
-                fellow = await self._elsewhere(request.model, grpc_context)
-                if fellow is None:
+                peer = await self._find_peer(request.model, grpc_context)
+                if peer is None:
                     messages = method(request, grpc_context)
                 else:
-                    messages = _ask(fellow, method.__name__, request, grpc_context)
+                    messages = _ask(peer, method.__name__, request, grpc_context)
                 async with aclosing(messages):
                     async for message in messages:
                         yield message
@@ -135,7 +135,7 @@ class Forwarding:
 
         return stream
 
-    async def _elsewhere(self, model: str, grpc_context: Any) -> Fellow | None:
+    async def _find_peer(self, model: str, grpc_context: Any) -> PeerApplication | None:
         """Return the application to forward to; None for a call that was forwarded here.
 
         The caller needs a key or token of this application too, before any other is looked up; the
@@ -144,16 +144,16 @@ class Forwarding:
         if isinstance(grpc_context, ForwardedContext) or self.applications.is_own(model):
             return None
         self.check(grpc_context)
-        return await self.applications.elsewhere(check_model(model))
+        return await self.applications.find(check_model(model))
 
 
 async def _ask(
-    fellow: Fellow, method: str, request: Any, grpc_context: Any
+    peer: PeerApplication, method: str, request: Any, grpc_context: Any
 ) -> AsyncGenerator[Any, None]:
     """Yield the messages of another application; its status goes to `grpc_context`."""
     metadata = tuple(grpc_context.invocation_metadata() or ())
     call = ForwardedCall(method, request, metadata)
-    async with aclosing(fellow.stream("answer_call", call)) as messages:
+    async with aclosing(peer.stream("answer_call", call)) as messages:
         async for message in messages:
             if isinstance(message, CallStatus):
                 message.apply_to(grpc_context)

@@ -15,7 +15,7 @@ from cluster.api.http.admin_json import read_change, read_profile_order, to_json
 from cluster.api.http.csrf import require_same_origin
 from cluster.api.http.forwarding import ForwardedRequest, forward, is_forwarded
 from cluster.api.sse import event, event_response, json_event
-from cluster.control.peers import Fellow
+from cluster.control.peers import PeerApplication
 from cluster.replica.limits import check_model
 from specdec.types.control_changes import SpeculationState
 from specdec.types.errors import InvalidValueError, NotReadyError, VersionConflictError
@@ -60,8 +60,8 @@ def _guarded(
             admin.access.check(request.headers.get("authorization"))
             if request.method != "GET":
                 require_same_origin(request)
-            if (fellow := await _elsewhere(request, admin)) is not None:
-                return await forward(fellow, ForwardedRequest.of(request, await _body(request)))
+            if (peer := await _peer(request, admin)) is not None:
+                return await forward(peer, ForwardedRequest.of(request, await _body(request)))
             return await handle(admin, request)
         except Exception as error:
             return error_response(error)
@@ -69,7 +69,7 @@ def _guarded(
     return respond
 
 
-async def _elsewhere(request: Request, admin: AdminServicer) -> Fellow | None:
+async def _peer(request: Request, admin: AdminServicer) -> PeerApplication | None:
     """Return the application that serves the model, None if it is this one.
 
     Raise UnknownModelError.
@@ -77,7 +77,7 @@ async def _elsewhere(request: Request, admin: AdminServicer) -> Fellow | None:
     model = check_model(request.query_params.get("model", ""))
     if admin.applications is None or is_forwarded(request):
         return None
-    return await admin.applications.elsewhere(model)
+    return await admin.applications.find(model)
 
 
 def error_response(error: Exception) -> Response:

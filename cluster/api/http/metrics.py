@@ -63,11 +63,11 @@ async def _query(admin: AdminServicer) -> _Fleets:
 
 async def _fleets_of_others(applications: Applications | None) -> dict[str, FleetView]:
     """Query the other applications; omit those whose ControlPlane does not respond."""
-    fellows = () if applications is None else await applications.fellows()
-    fleets = await asyncio.gather(*(each.fleet() for each in fellows))
+    peers = () if applications is None else await applications.peers()
+    fleets = await asyncio.gather(*(each.fleet() for each in peers))
     return {
         each.card.model: fleet
-        for each, fleet in zip(fellows, fleets, strict=True)
+        for each, fleet in zip(peers, fleets, strict=True)
         if fleet is not None
     }
 

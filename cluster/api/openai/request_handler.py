@@ -102,12 +102,12 @@ class RequestHandler:
             applications = self.get_applications()
             if applications is None or is_forwarded(request):
                 raise
-            fellow = await applications.elsewhere(error.requested)
-            if fellow is None:
+            peer = await applications.find(error.requested)
+            if peer is None:
                 raise
             lease.undo()
             forwarded = ForwardedRequest.of(request, await request.body())
-            return await cancel_on_disconnect(request, forward(fellow, forwarded))
+            return await cancel_on_disconnect(request, forward(peer, forwarded))
 
     def context(self, request: Request, request_id: str | None) -> RequestContext:
         """Return the id and deadline of a request; `request_id` is the one in its body."""

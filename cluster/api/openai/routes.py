@@ -149,8 +149,8 @@ def _add_models(routes: APIRouter, handler: RequestHandler) -> None:
         applications = handler.get_applications()
         if applications is None:
             return []
-        fellows = await applications.fellows()
-        infos = await asyncio.gather(*(each.model_info() for each in fellows))
+        peers = await applications.peers()
+        infos = await asyncio.gather(*(each.model_info() for each in peers))
         return [each for each in infos if each is not None]
 
     @routes.get("/v1/models", responses=_answers(ModelList))

@@ -42,7 +42,7 @@ def other_app():
     return app
 
 
-class Fellow:
+class Peer:
     def __init__(self, app):
         self.app = app
 
@@ -64,7 +64,7 @@ async def client(other):
 
     @app.post("/{path:path}")
     async def everything(request: Request):
-        return await forward(Fellow(other), ForwardedRequest.of(request, await request.body()))
+        return await forward(Peer(other), ForwardedRequest.of(request, await request.body()))
 
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app, root_path="/a"), base_url="http://test"
@@ -87,7 +87,7 @@ async def test_what_is_not_there_is_told_as_over_there(client):
 
 async def test_leaving_a_stream_ends_it_over_there(other):
     request = ForwardedRequest("POST", "/endless", b"", (), b"")
-    response = await forward(Fellow(other), request)
+    response = await forward(Peer(other), request)
     assert response.status_code == 207
     assert response.headers["x-kind"] == "endless"
     pieces = response._body

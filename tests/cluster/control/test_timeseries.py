@@ -4,8 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from cluster.control.history import KEPT_S, FleetHistory
-from cluster.control.timeseries import Percentiles
+from cluster.control.timeseries import KEPT_S, FleetHistory, Percentiles, RequestRate
 from specdec.client import (
     Counts,
     FleetStatistics,
@@ -18,6 +17,7 @@ from specdec.client import (
 from specdec.engine.metrics import FIRST_TOKEN
 from specdec.types.control import SpeculationControl
 from specdec.types.stats import SpeculationStats
+from tests.clock import Clock
 
 START_S = 1_000_000.0
 CONTROL = SpeculationControl("auto", threshold=8, num_speculative_tokens=4)
@@ -134,3 +134,31 @@ def test_a_clock_that_is_set_back_begins_anew():
     assert history.since(0) == ()
     history.add(fleet(-90, a1=counted(3)))
     assert [point.tokens_per_s for point in history.since(0)] == [30.0]
+
+
+def test_requests_of_ten_seconds_over_all_replicas_are_counted():
+    clock = Clock()
+    rate = RequestRate(clock)
+    rate.report("old", 1000)  # at unknown times
+    rate.report("new", 0)
+    for second in range(1, 21):
+        clock.now_s += 1
+        rate.report("old", 1000 + 2 * second)
+        rate.report("new", second)
+    assert rate.per_s() == 3
+    clock.now_s += 5
+    assert rate.per_s() == 1.5
+    clock.now_s += 5
+    assert rate.per_s() == 0
+
+
+def test_a_counter_that_restarts_is_not_negative():
+    clock = Clock()
+    rate = RequestRate(clock)
+    rate.report("a", 50)
+    rate.report("a", 3)
+    rate.report("a", 13)
+    assert rate.per_s() == 1
+    rate.forget("a")
+    rate.report("a", 99)
+    assert rate.per_s() == 1
