@@ -17,8 +17,8 @@ import grpc
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
-from cluster.api.grpc.malformed_requests import MESSAGE
 from cluster.api.grpc.servicers import SERVICE_NAMES
+from cluster.api.grpc.status import MALFORMED_MESSAGE
 from protos.specdec.v1 import admin_pb2, inference_pb2
 from specdec.client import AdminClient, Client, SpeculationChange
 from specdec.types.sampling_params import SamplingParams
@@ -226,7 +226,7 @@ def test_bytes_that_are_no_message_are_refused(service):
     with raw_channel(service) as channel, leaving_nothing(service):
         for method, content in product(METHODS, NO_MESSAGES):
             code, details = call(channel, method, content)
-            assert (code, details) == ("INVALID_ARGUMENT", MESSAGE), (method.full_name, content)
+            assert (code, details) == ("INVALID_ARGUMENT", MALFORMED_MESSAGE), (method.full_name, content)
 
 
 def test_messages_with_bytes_changed_are_answered_or_refused(service):

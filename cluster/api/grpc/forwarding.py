@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from inspect import isasyncgenfunction
 from typing import Any
 
@@ -32,47 +32,36 @@ class ForwardedCall:
 
 
 @dataclass
-class CallStatus:
-    """Status of a call, which follows its last message."""
+class ForwardedContext:
+    """Context of a call that another Router has forwarded; the methods are grpc's.
 
+    It is returned after the last message, for the status of the call.
+    """
+
+    metadata: Metadata = ()
     code: StatusCode | None = None
     details: str = ""
     trailing_metadata: Metadata = ()
-
-    def apply_to(self, grpc_context: Any) -> None:
-        """Set the status of another call."""
-        if self.code is not None:
-            grpc_context.set_code(self.code)
-            grpc_context.set_details(self.details)
-            grpc_context.set_trailing_metadata(list(self.trailing_metadata))
-
-
-@dataclass
-class ForwardedContext:
-    """Context of a call that was forwarded by another Router."""
-
-    metadata: Metadata
-    status: CallStatus = field(default_factory=CallStatus)
 
     def invocation_metadata(self) -> Metadata:
         """Return what the client sent."""
         return self.metadata
 
     def set_code(self, code: StatusCode) -> None:
-        """Do what grpc's context does."""
-        self.status.code = code
+        """Set the status code."""
+        self.code = code
 
     def set_details(self, details: str) -> None:
-        """Do what grpc's context does."""
-        self.status.details = details
+        """Set the message of the status."""
+        self.details = details
 
     def set_trailing_metadata(self, metadata: list[tuple[str, str]]) -> None:
-        """Do what grpc's context does."""
-        self.status.trailing_metadata = tuple(metadata)
+        """Set the trailing metadata."""
+        self.trailing_metadata = tuple(metadata)
 
 
 async def answer(servicer: Any, call: ForwardedCall) -> AsyncGenerator[Any, None]:
-    """Yield the messages of a call that another Router has forwarded, and then its CallStatus."""
+    """Yield the messages of a call that another Router has forwarded, and then its context."""
     context = ForwardedContext(call.metadata)
     method = getattr(servicer, call.method)
     if isasyncgenfunction(method):
@@ -81,7 +70,7 @@ async def answer(servicer: Any, call: ForwardedCall) -> AsyncGenerator[Any, None
                 yield message
     else:
         yield await method(call.request, context)
-    yield context.status
+    yield replace(context, metadata=())
 
 
 @dataclass(frozen=True)
@@ -155,7 +144,9 @@ async def _ask(
     call = ForwardedCall(method, request, metadata)
     async with aclosing(peer.stream("answer_call", call)) as messages:
         async for message in messages:
-            if isinstance(message, CallStatus):
-                message.apply_to(grpc_context)
-            else:
+            if not isinstance(message, ForwardedContext):
                 yield message
+            elif message.code is not None:
+                grpc_context.set_code(message.code)
+                grpc_context.set_details(message.details)
+                grpc_context.set_trailing_metadata(list(message.trailing_metadata))

@@ -1,7 +1,7 @@
 """The embedded ingress: gRPC and HTTP servers of our own in the Router's process.
 
-Unlike Serve's gRPC it binds the host it is told, loopback by default, can speak TLS, and limits
-the size of messages; and no proxy stands between a client and the step loop.
+Unlike Serve's gRPC it binds the configured host, loopback by default, supports TLS, and limits the
+size of messages; and there is no proxy between a client and the step loop.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ class EmbeddedIngress:
         self._health = health.aio.HealthServicer()
         self._grpc = grpc.aio.server(
             options=_grpc_options(config),
-            # Above what the engine runs and queues: it refuses first, and says why.
+            # More than the engine runs and queues, so that the engine refuses first, with a reason.
             maximum_concurrent_rpcs=2 * (config.max_num_seqs + config.max_queue_len) + 100,
         )
         self._http = _HttpServer(
             uvicorn.Config(
-                make_app(lambda: router, lambda: admin, lambda: keys),
+                make_app(lambda: router, lambda: admin, lambda: keys, has_peers=False),
                 host=config.host,
                 port=config.http_port,
-                log_config=None,  # or it would give its loggers handlers of their own
+                log_config=None,  # otherwise its loggers get separate handlers
                 log_level=config.log_level,
                 limit_concurrency=_MAX_CONCURRENT_CONNECTIONS,
                 ssl_certfile=config.tls_cert_file,
@@ -77,7 +77,7 @@ class EmbeddedIngress:
         self._http_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Opens both ports. Raises RuntimeError or OSError when one can't be had."""
+        """Open both ports. Raises RuntimeError or OSError if one is not available."""
         add_inference_service(InferenceServicer(self._router, self._keys), self._grpc)
         add_admin_service(self._admin, self._grpc)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
@@ -85,8 +85,8 @@ class EmbeddedIngress:
             (*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc
         )
         await self.set_ready(False)
-        http_socket = await _when_free(self._open_http_socket)
-        await _when_free(self._open_grpc_port)
+        http_socket = await _open_with_retries(self._open_http_socket)
+        await _open_with_retries(self._open_grpc_port)
         await self._grpc.start()
         self._http_task = asyncio.create_task(self._http.serve(sockets=[http_socket]))
 
@@ -103,13 +103,13 @@ class EmbeddedIngress:
             self._grpc.add_secure_port(address, credentials)
 
     async def set_ready(self, is_ready: bool) -> None:
-        """What grpc.health.v1 answers, for the whole server and for each service."""
+        """Set the answer of grpc.health.v1, for the whole server and for each service."""
         status = health_pb2.HealthCheckResponse.ServingStatus
         for name in ("", *SERVICE_NAMES):
             await self._health.set(name, status.SERVING if is_ready else status.NOT_SERVING)
 
     async def close(self) -> None:
-        """No longer ready: lets running calls end for a moment, then closes both servers."""
+        """Report not ready, wait for running calls for _GRACE_S, and close both servers."""
         await self.set_ready(False)
         self._http.should_exit = True
         await self._grpc.stop(_GRACE_S)
@@ -117,8 +117,8 @@ class EmbeddedIngress:
             await self._http_task
 
 
-async def _when_free(open_port: Callable[[], T]) -> T:
-    """Tries for a while: a replica that is being replaced may still hold the port."""
+async def _open_with_retries(open_port: Callable[[], T]) -> T:
+    """Open a port, with retries: a replica that is being replaced may still hold it."""
     for _ in range(_PORT_ATTEMPTS - 1):
         try:
             return open_port()

@@ -18,8 +18,7 @@ from grpc_health.v1 import health_pb2
 from cluster.api.admin_token import AdminAccess
 from cluster.api.api_keys import ApiKeys, Lease
 from cluster.api.grpc.forwarding import Forwarding
-from cluster.api.grpc.malformed_requests import ReadableOnly
-from cluster.api.grpc.status import empty_response, raise_on_serve, reporting_to
+from cluster.api.grpc.status import DecodingServer, empty_response, raise_on_serve, reporting_to
 from cluster.control.client import ControlClient
 from cluster.control.peers import Applications
 from cluster.control.stats_stream import StatsStreams
@@ -46,12 +45,12 @@ SERVICE_NAMES = tuple(
 
 def add_inference_service(servicer: Any, server: Any) -> None:
     """Mount InferenceService on a server of ours or of Ray Serve's proxy."""
-    inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, ReadableOnly(server))
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, DecodingServer(server))
 
 
 def add_admin_service(servicer: Any, server: Any) -> None:
     """Mount AdminService on such a server."""
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(servicer, ReadableOnly(server))
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(servicer, DecodingServer(server))
 
 
 TakeProfile = Callable[[ProfileOrder], Awaitable[ProfileReport]]

@@ -41,11 +41,14 @@ RouteHandler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 @dataclass(frozen=True)
 class RequestHandler:
-    """Wrapper of every route of the API. Its fields are called for each request."""
+    """Wrapper of every route of the API. Its fields are called for each request.
+
+    get_applications: None where there can be no other application to forward to.
+    """
 
     get_router: Callable[[], Router]
     get_keys: Callable[[], ApiKeys]
-    get_applications: Callable[[], Applications | None] = lambda: None
+    get_applications: Callable[[], Applications | None] | None = None
 
     def route_class(self) -> type[APIRoute]:
         """Return a route class whose routes pass through this handler."""
@@ -54,6 +57,8 @@ class RequestHandler:
         class HandledRoute(APIRoute):
             def get_route_handler(self) -> RouteHandler:
                 handle = super().get_route_handler()
+                if handler.get_applications is not None:
+                    handle = _forwarding(handle, handler.get_applications)
                 model = _body_model(self)
 
                 async def respond(request: Request) -> Response:
@@ -75,7 +80,8 @@ class RequestHandler:
             lease = self._admit(request)
             if request.method == "POST":
                 require_same_origin(request)
-            response = await self._handle_or_forward(limited, handle, lease)
+            request.state.lease = lease
+            response = await handle(limited)
         except ClientDisconnectedError:
             response = Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception as error:
@@ -91,23 +97,6 @@ class RequestHandler:
         if self.get_router().config.ingress == "embedded":  # Serve adds it to its own responses
             response.headers[REQUEST_ID_HEADER] = request.state.request_id
         return response
-
-    async def _handle_or_forward(
-        self, request: LimitedRequest, handle: RouteHandler, lease: Lease
-    ) -> Response:
-        """Run `handle`, or forward to the application that serves the model and counts it."""
-        try:
-            return await handle(request)
-        except UnknownModelError as error:
-            applications = self.get_applications()
-            if applications is None or is_forwarded(request):
-                raise
-            peer = await applications.find(error.requested)
-            if peer is None:
-                raise
-            lease.undo()
-            forwarded = ForwardedRequest.of(request, await request.body())
-            return await cancel_on_disconnect(request, forward(peer, forwarded))
 
     def context(self, request: Request, request_id: str | None) -> RequestContext:
         """Return the id and deadline of a request; `request_id` is the one in its body."""
@@ -147,6 +136,28 @@ class RequestHandler:
         failure = failure_of(error, model, names)
         self.count(failure)
         return failure
+
+
+def _forwarding(
+    handle: RouteHandler, get_applications: Callable[[], Applications | None]
+) -> RouteHandler:
+    """Wrap `handle`: forward to the application that serves the model and counts the request."""
+
+    async def handle_or_forward(request: Request) -> Response:
+        try:
+            return await handle(request)
+        except UnknownModelError as error:
+            applications = get_applications()
+            if applications is None or is_forwarded(request):
+                raise
+            peer = await applications.find(error.requested)
+            if peer is None:
+                raise
+            request.state.lease.undo()
+            forwarded = ForwardedRequest.of(request, await request.body())
+            return await cancel_on_disconnect(request, forward(peer, forwarded))
+
+    return handle_or_forward
 
 
 class LimitedRequest(Request):

@@ -66,7 +66,7 @@ async def _headers(
 def openai_routes(
     get_router: Callable[[], Router],
     get_keys: Callable[[], ApiKeys],
-    get_applications: Callable[[], Applications | None] = lambda: None,
+    get_applications: Callable[[], Applications | None] | None = None,
 ) -> APIRouter:
     """Return the routes; the arguments are called for each request."""
     handler = RequestHandler(get_router, get_keys, get_applications)
@@ -146,7 +146,7 @@ def _add_models(routes: APIRouter, handler: RequestHandler) -> None:
         )
 
     async def others() -> list[ModelInfo]:
-        applications = handler.get_applications()
+        applications = handler.get_applications() if handler.get_applications else None
         if applications is None:
             return []
         peers = await applications.peers()
