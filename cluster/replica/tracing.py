@@ -25,7 +25,7 @@ from cluster.observability.request_context import text_headers
 from specdec.sequences.sequence import EngineRequest
 from specdec.types.outputs import RequestOutput
 from specdec.types.request import GenerateRequest, Prompt
-from specdec.types.sampling_params import LOSSY_VERIFIERS, SamplingParams
+from specdec.types.sampling_params import LOSSY_VERIFIERS
 
 logger = logging.getLogger(__name__)
 
@@ -45,14 +45,6 @@ class StepSeconds:
 
     draft_s: float = 0.0
     verify_s: float = 0.0
-
-    def add_draft(self, seconds: float) -> None:
-        """Add one step's drafting."""
-        self.draft_s += seconds
-
-    def add_verify(self, seconds: float) -> None:
-        """Add one forward pass with its verification."""
-        self.verify_s += seconds
 
 
 class Tracing:
@@ -186,26 +178,8 @@ class RequestTrace:
 
 
 def _request_attributes(request_id: str, call: GenerateRequest, model: str) -> Attributes:
-    return {
-        "gen_ai.operation.name": "chat" if _is_chat(call.prompt) else "text_completion",
-        "gen_ai.provider.name": PROVIDER,
-        "gen_ai.request.model": call.model or model,
-        "gen_ai.response.model": model,
-        "gen_ai.response.id": request_id,
-        **_sampling_attributes(call.params),
-    }
-
-
-def _is_chat(prompt: Prompt) -> bool:
-    match prompt:
-        case str() | (int(), *_):
-            return False
-        case _:
-            return True
-
-
-def _sampling_attributes(params: SamplingParams) -> Attributes:
-    """Return the sampling parameters of a request, without those left to the model."""
+    """Return the attributes of an arriving request, without parameters left to the model."""
+    params = call.params
     given: Mapping[str, float | int | None] = {
         "temperature": params.temperature,
         "top_p": params.top_p,
@@ -215,7 +189,22 @@ def _sampling_attributes(params: SamplingParams) -> Attributes:
         "presence_penalty": params.presence_penalty or None,
         "choice.count": params.n,
     }
-    return {f"gen_ai.request.{name}": value for name, value in given.items() if value is not None}
+    return {
+        "gen_ai.operation.name": "chat" if _is_chat(call.prompt) else "text_completion",
+        "gen_ai.provider.name": PROVIDER,
+        "gen_ai.request.model": call.model or model,
+        "gen_ai.response.model": model,
+        "gen_ai.response.id": request_id,
+        **{f"gen_ai.request.{name}": value for name, value in given.items() if value is not None},
+    }
+
+
+def _is_chat(prompt: Prompt) -> bool:
+    match prompt:
+        case str() | (int(), *_):
+            return False
+        case _:
+            return True
 
 
 def _usage_attributes(last: RequestOutput) -> Attributes:

@@ -11,7 +11,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingP
 from cluster.config.serve_config import ServeConfig
 
 OPEN_REQUESTS = "open_requests"
-"""The load that a replica reports (`cluster.replica.load`): requests that it decodes, prefills or
+"""The load that a replica reports (`cluster.replica.report`): requests that it decodes, prefills or
 keeps waiting, or as many as its rate of tokens is worth.
 
 Serve's own count would take in calls that cost the engine nothing, such as watches.

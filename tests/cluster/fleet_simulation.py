@@ -18,7 +18,7 @@ from ray.serve.config import AutoscalingContext
 
 from benchmarks.synthetic_service import CostCurve, auto_policy
 from cluster.config.serve_config import ServeConfig
-from cluster.replica.load import ReplicaLoad
+from cluster.replica.report import ReplicaLoad
 from cluster.serve.autoscaling import OPEN_REQUESTS, autoscaling_config, num_replicas
 from specdec.speculation.policy.policy import StepDrafts
 from tests.clock import Clock

@@ -3,7 +3,7 @@
 The two cannot fight, since they judge different things: goodput gives up drafts where plain steps
 yield more tokens a second, which never lowers what a replica can do; the autoscaler counts requests
 that are open, whatever they draft, and tokens against what a replica could make of them at best
-(`cluster.replica.load`). By open requests alone, a steady load of 1.2 or 1.9 replicas added and
+(`cluster.replica.report`). By open requests alone, a steady load of 1.2 or 1.9 replicas added and
 gave up one for ever, every two and a half minutes.
 """
 

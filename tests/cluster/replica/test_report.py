@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.replica.load import ReplicaLoad
+from cluster.replica.report import ReplicaLoad
 from tests.clock import Clock
 
 
