@@ -1,4 +1,4 @@
-"""A real Router and its line to a real ControlPlane, over a target that needs no model."""
+"""A real Router, its ControlClient and a real ControlPlane, with a target without a model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MODEL, REPLICA = "tiny", "r1"
 
 
 class Replica:
-    """Its drafts are of 3 tokens, of which the first `num_right` come true."""
+    """Replica whose drafts have 3 tokens, of which the first `num_right` are accepted."""
 
     def __init__(self, model: Path, state_dir: Path) -> None:
         """Must be made on the event loop. Needs `close`."""

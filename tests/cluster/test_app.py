@@ -15,8 +15,8 @@ from specdec.types.errors import InvalidValueError
 CONFIG_FILES = sorted(Path("deploy/serve").glob("*.yaml"))
 
 
-def test_nothing_of_a_model_is_looked_at(tmp_path):
-    """It may be on other nodes alone, or not fetched yet."""
+def test_building_reads_no_model(tmp_path):
+    """It may be on other nodes only, or not downloaded yet."""
     application = build({"model": "org/of-another-node", "state_dir": str(tmp_path)})
     config, control_plane, found = application._bound_deployment.init_args
     assert config["model"] == "org/of-another-node"
@@ -25,9 +25,9 @@ def test_nothing_of_a_model_is_looked_at(tmp_path):
     assert found is None
 
 
-def test_where_state_is_kept_is_found_out_where_it_is(monkeypatch, tmp_path):
-    """On the head: who deploys may be another user, on another machine."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of-who-deploys"))
+def test_the_state_directory_is_resolved_on_the_head_node(monkeypatch, tmp_path):
+    """The application may be deployed by another user, on another machine."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of-the-deployer"))
     _, control_plane, _ = build({})._bound_deployment.init_args
     arguments = control_plane._bound_deployment.init_args
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of-the-head"))
@@ -35,7 +35,7 @@ def test_where_state_is_kept_is_found_out_where_it_is(monkeypatch, tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["of-the-head"]
 
 
-def test_the_words_of_vllm_are_taken(tmp_path):
+def test_settings_of_vllm_are_accepted(tmp_path):
     args = {"dtype": "half", "num-speculative-tokens": 5, "state_dir": str(tmp_path)}
     config, *_ = build(args)._bound_deployment.init_args
     assert config["dtype"] == "float16"
@@ -50,7 +50,7 @@ def test_the_deployment_follows_the_arguments(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
         ({"modle": "x"}, "did you mean model"),
         ({"http_port": 80}, "http_port is 80; it must be left out; http_options"),
@@ -64,13 +64,13 @@ def test_the_deployment_follows_the_arguments(tmp_path):
         ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0"),
     ],
 )
-def test_what_has_no_meaning_there_is_refused(args, told):
-    with pytest.raises(InvalidValueError, match=told):
+def test_settings_without_effect_on_serve_are_refused(args, message):
+    with pytest.raises(InvalidValueError, match=message):
         build(args)
 
 
 @pytest.mark.parametrize("path", CONFIG_FILES, ids=lambda path: path.stem)
-def test_the_config_files_are_what_serve_and_the_builder_take(path):
+def test_the_config_files_are_valid(path):
     content = yaml.safe_load(path.read_text())
     schema = ServeDeploySchema.model_validate(content)
     assert schema.grpc_options.grpc_servicer_functions == list(GRPC_SERVICER_FUNCTIONS)

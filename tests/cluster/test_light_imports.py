@@ -1,4 +1,4 @@
-"""torch costs seconds and 200 MB: the ranks of models need it, and no other process does."""
+"""Imports without torch, which costs seconds and 200 MB and is needed by ranks only."""
 
 import subprocess
 import sys

@@ -13,7 +13,7 @@ from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.admin import error_response
 from cluster.control.client import ControlClient
 from cluster.control.peers import Applications
-from cluster.observability.metric_definitions import FleetView, LinkView
+from cluster.observability.metric_definitions import FleetView
 from cluster.observability.prometheus_text import expose, fleet_families, replica_families
 from cluster.replica.router import Router
 from specdec.types.errors import NotReadyError
@@ -102,8 +102,8 @@ def _of_fleets(router: Router, fleets: _Fleets) -> list[Metric]:
 
 
 def _of_replica(router: Router, link: ControlClient) -> list[Metric]:
-    view = LinkView(link.is_connected)
-    return replica_families(router.config.served_model_name, link.own_status(), view)
+    model_name = router.config.served_model_name
+    return replica_families(model_name, link.own_status(), is_connected=link.is_connected)
 
 
 async def _respond(families: Sequence[Metric], request: Request) -> Response:

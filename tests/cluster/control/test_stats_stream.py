@@ -27,7 +27,7 @@ async def test_a_stream_ends_when_the_replica_drains_and_no_other_begins():
     assert streams.num_watchers == 0
 
 
-async def test_only_so_many_may_watch(monkeypatch):
+async def test_the_number_of_watchers_is_limited(monkeypatch):
     monkeypatch.setattr(stats_stream, "MAX_WATCHERS", 2)
     streams = StatsStreams(fleet)
     open_streams = [streams.watch(1) for _ in range(2)]
@@ -39,11 +39,11 @@ async def test_only_so_many_may_watch(monkeypatch):
     assert await anext(streams.watch(1)) == "statistics"
 
 
-async def test_a_control_plane_that_is_away_ends_a_stream():
-    async def away():
-        raise NotReadyError("away")
+async def test_an_unavailable_control_plane_ends_a_stream():
+    async def fail():
+        raise NotReadyError("unavailable")
 
-    streams = StatsStreams(away)
-    with pytest.raises(NotReadyError, match="away"):
+    streams = StatsStreams(fail)
+    with pytest.raises(NotReadyError, match="unavailable"):
         await anext(streams.watch(1))
     assert streams.num_watchers == 0

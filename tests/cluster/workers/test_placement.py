@@ -22,7 +22,7 @@ def node(cpus=2, alive=True, gpus=0, **labels):
     return {"Alive": alive, "Resources": resources, "Labels": labels, "NodeID": f"n{next(_ids)}"}
 
 
-def test_without_labels_any_node_will_do():
+def test_without_labels_any_node_is_suitable():
     assert bundle_labels(ServeConfig(**DRAFTING)) is None
 
 
@@ -38,10 +38,10 @@ def test_without_a_draft_model_there_is_no_bundle_for_it():
     assert bundle_labels(ServeConfig(**ANYWHERE, target_labels="role=t")) == [{"role": "t"}] * 2
 
 
-def test_one_node_may_be_enough():
+def test_one_node_can_be_sufficient():
     require_placeable([ServeConfig(**DRAFTING)], [node()])
     with pytest.raises(InvalidValueError, match="CPU"):
-        require_placeable([ServeConfig(**DRAFTING)], [node(cpus=0.8)])  # of the 0.9 that it wants
+        require_placeable([ServeConfig(**DRAFTING)], [node(cpus=0.8)])  # it needs 0.9
 
 
 def test_the_labels_decide_which_node_must_have_the_room():
@@ -53,7 +53,7 @@ def test_the_labels_decide_which_node_must_have_the_room():
         require_placeable([config], [node(role="t", alive=False), node(role="d")])
 
 
-def test_ranks_with_gpus_want_as_many_on_one_node():
+def test_ranks_with_gpus_need_them_on_one_node():
     config = ServeConfig(
         **{**ANYWHERE, "speculative_config": None}, device="cuda", tensor_parallel_size=4
     )
@@ -74,7 +74,7 @@ def test_replicas_and_models_have_to_fit_together():
     require_placeable([ServeConfig(**settings, max_replicas=9)], [node(gpus=1)])
 
 
-def test_nodes_with_labels_have_to_hold_all_that_wants_them():
+def test_nodes_with_labels_must_hold_all_bundles_that_need_them():
     config = ServeConfig(**DRAFTING, num_replicas=3, draft_labels="role=d")
     nodes = [node(cpus=8), node(cpus=1, role="d")]
     with pytest.raises(InvalidValueError, match=r"draft_labels is 'role=d'.* 1\.05 CPU together"):
@@ -91,7 +91,7 @@ def test_the_error_for_a_draft_model_that_fits_nowhere_names_its_ranks():
 
 
 def test_shares_of_a_core_add_up_as_ray_adds_them():
-    """Six replicas of a Router and a rank want 3.3 cores, and not the least bit more."""
+    """Six replicas of a Router and a rank need exactly 3.3 cores."""
     config = ServeConfig(**{**ANYWHERE, "speculative_config": None}, num_replicas=6)
     require_placeable([config], [node(cpus=3.3)])
     with pytest.raises(InvalidValueError, match=r"3\.3 CPU"):
@@ -99,12 +99,12 @@ def test_shares_of_a_core_add_up_as_ray_adds_them():
 
 
 @pytest.mark.parametrize("text", ["", "a", "a=", "=b", "a=b,", "a=b=c", "a b=c", "a=b,,c=d"])
-def test_what_is_no_list_of_labels_is_refused(text):
+def test_malformed_labels_are_refused(text):
     with pytest.raises(InvalidValueError, match="target_labels"):
         ServeConfig(**ANYWHERE, target_labels=text)
 
 
-def test_labels_of_a_draft_model_that_there_is_none_of():
+def test_draft_labels_without_a_draft_model_are_refused():
     with pytest.raises(InvalidValueError, match="draft_labels"):
         ServeConfig(**{**ANYWHERE, "speculative_config": None}, draft_labels="a=b")
 
@@ -116,6 +116,6 @@ def test_labels_of_a_draft_model_that_there_is_none_of():
         ({"device": "auto"}, "cpu or cuda where ray_address"),
     ],
 )
-def test_what_does_not_go_with_the_ray_of_others(settings, message):
+def test_settings_that_exclude_ray_address_are_refused(settings, message):
     with pytest.raises(InvalidValueError, match=message):
         ServeConfig(**{**ANYWHERE, **settings}, ray_address="head:6379")

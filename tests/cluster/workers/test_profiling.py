@@ -69,7 +69,7 @@ def take(tmp_path, target, draft, monkeypatch):
     return lambda: taker.take(ORDER, {"target": target, "draft model": draft}, call)
 
 
-async def test_it_ends_when_the_target_has_had_its_steps(take, target, draft, tmp_path):
+async def test_it_ends_after_the_steps_of_the_target(take, target, draft, tmp_path):
     taken = asyncio.create_task(take())
     await asyncio.sleep(0.05)
     target.reports = target.profiles(4)
@@ -103,7 +103,7 @@ async def test_a_draft_model_that_restarts_is_left_out(take, target, draft):
     assert target.orders[0].max_bytes == 3 * 2**20 // 2
 
 
-async def test_one_at_a_time_and_it_goes_on_when_its_caller_has_left(take, target):
+async def test_only_one_runs_and_it_continues_if_its_caller_is_cancelled(take, target):
     first = asyncio.create_task(take())
     await asyncio.sleep(0.02)
     with pytest.raises(OverloadedError, match="a profile is being taken"):
@@ -127,7 +127,7 @@ async def test_ranks_that_never_report_time_out(take, target, monkeypatch):
     assert target.num_ends == 2, "at the timeout, and when it was cancelled"
 
 
-async def test_what_fails_while_it_is_taken_ends_it_on_the_other_ranks(take, target, draft):
+async def test_a_failure_ends_it_on_the_other_ranks(take, target, draft):
     def fail():
         raise KeyError("a bug of ours")
 

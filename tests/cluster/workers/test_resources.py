@@ -25,7 +25,7 @@ def model(tiny_model_dir):
 
 
 @pytest.mark.parametrize(("size", "num_cpus"), [(3, 2), (1, 1), (9, 64)])
-def test_sizes_that_a_machine_bears(model, size, num_cpus):
+def test_sizes_that_fit_a_machine(model, size, num_cpus):
     check_ranks(ServeConfig(tensor_parallel_size=size), Models(model), num_cpus)
 
 
@@ -63,7 +63,7 @@ def test_two_replicas_fit_two_cores_each_with_a_draft(model):
         ({"max_replicas": 9}, "max_replicas is 9; it must be from 1 to 3, the most that fit"),
     ],
 )
-def test_more_replicas_than_the_machine_bears_are_refused(model, replicas, message):
+def test_more_replicas_than_fit_are_refused(model, replicas, message):
     with pytest.raises(InvalidValueError, match=message):
         check_ranks(ServeConfig(model="tiny", ingress="serve", **replicas), Models(model), 2)
 
@@ -82,7 +82,7 @@ def drafting():
     return ServeConfig(speculative_config=speculation)
 
 
-def test_each_model_has_a_bundle_of_its_own(drafting):
+def test_each_model_has_a_separate_bundle(drafting):
     assert placement_bundles(drafting) == [{"CPU": 0.2}, {"CPU": 0.35}, {"CPU": 0.7}]
     assert len(placement_bundles(ServeConfig(speculative_config=None))) == 2
 
@@ -109,7 +109,7 @@ def gpus(monkeypatch):
 
 
 @pytest.mark.usefixtures("gpus")
-def test_on_gpus_each_rank_has_one_of_its_own(drafting):
+def test_each_rank_has_a_separate_gpu(drafting):
     config = dataclasses.replace(drafting, device="cuda", tensor_parallel_size=2)
     assert placement_bundles(config) == [
         {"CPU": 0.2},

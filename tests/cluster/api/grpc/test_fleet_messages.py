@@ -1,4 +1,4 @@
-"""Counts of several replicas added up."""
+"""Sums of counts, and decisions in reports."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -106,7 +106,7 @@ def test_decisions_are_reported_by_the_wall_clock():
     assert (change.num_draft_tokens, change.reason, change.num_decoding) == (2, "goodput", 5)
 
 
-def test_before_the_first_step_nothing_was_decided():
+def test_before_the_first_step_there_are_no_decisions():
     before = stats(decision=Decision(chain(3), DecisionReason.THRESHOLD))
     assert (before.num_chosen_tokens, before.chosen) == (0, None)
     assert decision_news(before, 100.0, NOW) == ()
