@@ -48,7 +48,10 @@ _UNAVAILABLE = (
 
 
 class ControlClient:
-    """Client of a ControlPlane through a Serve handle, for one Router."""
+    """Client of a ControlPlane through a Serve handle, for one Router.
+
+    is_connected: whether the ControlPlane answered the last call.
+    """
 
     def __init__(
         self,
@@ -67,7 +70,7 @@ class ControlClient:
         self._make_report = report
         self._call_timeout_s = call_timeout_s
         self._started_at_s = time.monotonic()
-        self._is_connected = False
+        self.is_connected = False
         self._reported: ReplicaReport | None = None
         self._reported_at_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
@@ -102,11 +105,6 @@ class ControlClient:
         """Return the service's status, with this replica as of now. Raises NotReadyError."""
         await self._report(self._make_report())
         return await self._call(self._plane.status)
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether the ControlPlane answered the last call."""
-        return self._is_connected
 
     def own_status(self) -> ReplicaStatus:
         """Return this replica's status as of now, without the ControlPlane."""
@@ -200,15 +198,15 @@ class ControlClient:
             async with asyncio.timeout(timeout_s or self._call_timeout_s):
                 answer: T = await response
         except RayTaskError as error:
-            self._is_connected = True
+            self.is_connected = True
             raise error.cause from error
         except (RayError, RayServeException, TimeoutError) as error:
-            self._is_connected = False
+            self.is_connected = False
             if isinstance(error, TimeoutError):
                 response.cancel()
             raise NotReadyError(_UNAVAILABLE) from error
         except asyncio.CancelledError:
             response.cancel()  # else the ControlPlane would continue the call
             raise
-        self._is_connected = True
+        self.is_connected = True
         return answer

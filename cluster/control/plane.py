@@ -84,9 +84,10 @@ class ControlPlane:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """configured: settings without overrides; None: nothing can draft.
+        """Read the stored settings.
 
-        limits: of what can be set. wall_clock: seconds since 1970, for what outlasts this process.
+        configured: settings without overrides; None: nothing can draft. limits: of what can be set.
+        wall_clock: seconds since 1970, for what outlasts this process.
         """
         self._configured = configured
         self._store = store

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
 
 from specdec.types.errors import InvalidValueError, NotReadyError, OverloadedError
 from specdec.types.fleet import FleetStatistics
@@ -15,22 +16,15 @@ DEFAULT_INTERVAL_S = 1.0
 MAX_WATCHERS = 64
 """Limit per replica. Each watcher costs one call to the control plane per interval."""
 
-_DRAINING = "the service is draining; watch another replica"
-
 
 class StatsStreams:
     """The statistics streams of one replica."""
 
     def __init__(self, fleet: Callable[[], Awaitable[FleetStatistics]]) -> None:
-        """fleet: asks the control plane; it may raise NotReadyError, which ends a stream."""
+        """fleet: queries the control plane; NotReadyError ends a stream."""
         self._fleet = fleet
-        self._num_watchers = 0
+        self.num_watchers = 0
         self._is_draining = asyncio.Event()
-
-    @property
-    def num_watchers(self) -> int:
-        """The number of open streams."""
-        return self._num_watchers
 
     def drain(self) -> None:
         """End every stream and refuse new ones."""
@@ -46,20 +40,15 @@ class StatsStreams:
             limit = f"a number of seconds from {MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g}, or 0"
             shown = interval_s if math.isfinite(interval_s) else str(interval_s)
             raise InvalidValueError("interval_s", shown, limit)
-        if self._num_watchers >= MAX_WATCHERS:
+        if self.num_watchers >= MAX_WATCHERS:
             raise OverloadedError(f"too many watchers on this replica (limit {MAX_WATCHERS})")
-        self._num_watchers += 1
+        self.num_watchers += 1
         try:
             while not self._is_draining.is_set():
                 yield await self._fleet()
-                await self._pause(interval_s or DEFAULT_INTERVAL_S)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(interval_s or DEFAULT_INTERVAL_S):
+                        await self._is_draining.wait()
         finally:
-            self._num_watchers -= 1
-        raise NotReadyError(_DRAINING)
-
-    async def _pause(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._is_draining.wait()
-        except TimeoutError:
-            pass
+            self.num_watchers -= 1
+        raise NotReadyError("the service is draining; watch another replica")

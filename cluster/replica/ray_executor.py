@@ -80,18 +80,15 @@ class RayExecutor:
         self._is_closed = True
         atexit.unregister(self.close)
         if self._own_placement is None or _has_ray():
-            self._end_workers()
-        if self._own_ray is not None:
-            self._own_ray.stop()
-
-    def _end_workers(self) -> None:
-        for supervisor in (self._draft, self._target):
-            if supervisor is not None:
-                supervisor.close()
-        if self._own_placement is not None:
+            for supervisor in (self._draft, self._target):
+                if supervisor is not None:
+                    supervisor.close()
+        if self._own_placement is not None and _has_ray():
             from ray.util import remove_placement_group
 
             remove_placement_group(self._own_placement)
+        if self._own_ray is not None:
+            self._own_ray.stop()
 
     @property
     def target(self) -> Target:

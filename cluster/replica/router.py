@@ -83,19 +83,19 @@ class Router:
 
     async def start(self, placement: PlacementGroup | None) -> None:
         """Start and warm up the models, and begin to serve. Raises what loading raises."""
+        config = self.config
         text = asyncio.create_task(asyncio.to_thread(self.text.load))  # models take longer
         try:
             await asyncio.to_thread(self._models.load, placement)
         finally:
             await text
         logger.info("the models are loaded and warm")
-        await asyncio.to_thread(self._load_engine)
+        full = max(1, min(config.max_num_seqs, round(config.target_requests_per_replica)))
+        await asyncio.to_thread(
+            self.core.load, self._models, self.text.tokenizer, full, self._instrumentation
+        )
         self.core.start_thread()
-        logger.info("ready: %s with %s", self.config.served_model_name, self.core.plan)
-
-    def _load_engine(self) -> None:
-        full = min(self.config.max_num_seqs, round(self.config.target_requests_per_replica))
-        self.core.load(self._models, self.text.tokenizer, max(1, full), self._instrumentation)
+        logger.info("ready: %s with %s", config.served_model_name, self.core.plan)
 
     @property
     def is_ready(self) -> bool:

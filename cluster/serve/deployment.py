@@ -35,12 +35,12 @@ from cluster.replica.router import Router
 from cluster.serve.autoscaling import OPEN_REQUESTS, autoscaling_config
 from cluster.serve.node_memory import node_shares, replica_memory
 from cluster.workers.actor import log_progress
-from cluster.workers.placement import bundle_labels
 from cluster.workers.ray_internals import head_node_resource
 from cluster.workers.resources import (
     CPUS_PER_ROUTER,
     FoundByDriver,
     ReplicaMemory,
+    bundle_labels,
     placement_bundles,
 )
 from specdec.config.hardware import available_memory_bytes

@@ -95,12 +95,13 @@ class EmbeddedIngress:
         return socket.create_server((self._config.host, self._config.http_port), family=family)
 
     def _open_grpc_port(self) -> None:
-        address = address_of(self._config.host, self._config.grpc_port)
-        credentials = _credentials(self._config)
-        if credentials is None:
+        config = self._config
+        address = address_of(config.host, config.grpc_port)
+        if config.tls_cert_file is None or config.tls_key_file is None:
             self._grpc.add_insecure_port(address)
-        else:
-            self._grpc.add_secure_port(address, credentials)
+            return
+        pair = (config.tls_key_file.read_bytes(), config.tls_cert_file.read_bytes())
+        self._grpc.add_secure_port(address, grpc.ssl_server_credentials([pair]))
 
     async def set_ready(self, is_ready: bool) -> None:
         """Set the answer of grpc.health.v1, for the whole server and for each service."""
@@ -134,10 +135,3 @@ def _grpc_options(config: ServeConfig) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", max_bytes),
         ("grpc.so_reuseport", 0),  # a port in use is an error, not a second listener
     ]
-
-
-def _credentials(config: ServeConfig) -> grpc.ServerCredentials | None:
-    if config.tls_cert_file is None or config.tls_key_file is None:
-        return None
-    pair = (config.tls_key_file.read_bytes(), config.tls_cert_file.read_bytes())
-    return grpc.ssl_server_credentials([pair])
