@@ -187,7 +187,10 @@ class ControlPlane:
     async def status(self) -> ServiceStatus:
         """Return every replica with a recent report, and the settings in force."""
         now_s = self._clock()
-        self._forget_lost(now_s)
+        for replica_id, each in list(self._reports.items()):
+            if now_s - each.received_at_s > SILENCE_LIMIT_S:
+                self._forget(replica_id)
+                self._num_lost += 1
         self.tick()
         return ServiceStatus(
             replicas=tuple(
@@ -267,12 +270,6 @@ class ControlPlane:
 
     def _present_state(self) -> SpeculationState:
         return state_of(self._stored, self._configured, self._limits, self._active_rule)
-
-    def _forget_lost(self, now_s: float) -> None:
-        for replica_id, each in list(self._reports.items()):
-            if now_s - each.received_at_s > SILENCE_LIMIT_S:
-                self._forget(replica_id)
-                self._num_lost += 1
 
     def _forget(self, replica_id: str) -> bool:
         """Drop a replica but keep its counts; return False if it is unknown."""

@@ -131,7 +131,11 @@ class FleetHistory:
         self._snapshots.append(_Snapshot(time_s, total))
         if len(self._snapshots) > 1:
             self._points.append(self._point(now))
-        self._forget(time_s)
+        # One snapshot from before the longest window is kept.
+        while len(self._snapshots) > 2 and self._snapshots[1].time_s <= time_s - _POSITION_WINDOW_S:
+            self._snapshots.popleft()
+        while self._points and self._points[0].time_s < time_s - KEPT_S:
+            self._points.popleft()
 
     def since(self, time_s: float) -> tuple[Figures, ...]:
         """Return the points after `time_s`, oldest first."""
@@ -164,13 +168,6 @@ class FleetHistory:
         """Return the latest snapshot up to a time; the oldest if all are later."""
         old = [each for each in self._snapshots if each.time_s <= time_s]
         return old[-1] if old else self._snapshots[0]
-
-    def _forget(self, time_s: float) -> None:
-        """Drop old points and snapshots; keep one snapshot from before the longest window."""
-        while len(self._snapshots) > 2 and self._snapshots[1].time_s <= time_s - _POSITION_WINDOW_S:
-            self._snapshots.popleft()
-        while self._points and self._points[0].time_s < time_s - KEPT_S:
-            self._points.popleft()
 
 
 def _figures(now: FleetStatistics, recent: Counts, seconds: float, last_minute: Counts) -> Figures:

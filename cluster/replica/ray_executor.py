@@ -51,7 +51,10 @@ class RayExecutor:
         num_sharing: int = 1,
     ) -> None:
         """Store what `load` needs. num_sharing: the replicas that share a node's cores."""
-        self._config = _serve_config(config)
+        if not isinstance(config, ServeConfig):
+            values = {each.name: getattr(config, each.name) for each in fields(LLMConfig)}
+            config = ServeConfig(**values, served_model_name="llm")
+        self._config = config
         self._directories = directories
         self._plan = plan
         self._num_sharing = num_sharing
@@ -237,13 +240,6 @@ class RayExecutor:
             step_timeout_s=timeout_s if is_target else min(timeout_s, _DRAFT_TIMEOUT_S),
             logs=config.logs,
         )
-
-
-def _serve_config(config: LLMConfig) -> ServeConfig:
-    if isinstance(config, ServeConfig):
-        return config
-    values = {each.name: getattr(config, each.name) for each in fields(LLMConfig)}
-    return ServeConfig(**values, served_model_name="llm")
 
 
 def _has_ray() -> bool:

@@ -51,7 +51,7 @@ class Tracing:
     """Creates the traces of one replica and exports them in batches, on a separate thread."""
 
     def __init__(self, provider: TracerProvider, model: str) -> None:
-        """provider: samples and exports. model: the served model name."""
+        """Use a provider that samples and exports. model: the served model name."""
         self.steps = StepSeconds()
         self._provider = provider
         self._tracer = provider.get_tracer("specdec", version("specdec"))

@@ -25,11 +25,10 @@ from cluster.api.http import forwarding as http_forwarding
 from cluster.api.http.app import make_app
 from cluster.api.http.forwarding import ForwardedRequest, ResponseHead
 from cluster.config.serve_config import ServeConfig
-from cluster.control.client import ControlClient
+from cluster.control.client import ControlClient, StatsStreams
 from cluster.control.overrides import OverrideLimits
 from cluster.control.peers import CONTROL_PLANE, ROUTER, Applications, ServeDirectory, ServiceCard
 from cluster.control.plane import ControlPlaneReplica
-from cluster.control.stats_stream import StatsStreams
 from cluster.observability import logs
 from cluster.replica.router import Router
 from cluster.serve.autoscaling import OPEN_REQUESTS, autoscaling_config

@@ -102,14 +102,9 @@ class ProfileInbox:
             self._reports[report.rank] = report
 
     @property
-    def is_complete(self) -> bool:
-        """Whether every rank has reported."""
-        return len(self._reports) == self._size
-
-    @property
     def reports(self) -> tuple[WorkerProfile, ...] | None:
         """The reports by rank; None until all have arrived."""
-        if not self.is_complete:
+        if len(self._reports) < self._size:
             return None
         return tuple(report for _, report in sorted(self._reports.items()))
 
@@ -171,7 +166,7 @@ class Profiling:
             await call(begin)
             workers = await _collect(present, call, began_at + order.timeout_s)
         except BaseException:
-            with suppress(NotReadyError, TargetFailedError):  # the engine has ended, and its models
+            with suppress(NotReadyError, TargetFailedError):  # the engine and the models have ended
                 await call(lambda: _end(present))
             raise
         return ProfileReport(self._replica, time.monotonic() - began_at, workers)

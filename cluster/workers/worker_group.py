@@ -243,7 +243,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
 
     def _set_deadline(self) -> None:
         self._deadline_s = time.monotonic() + self._spec.step_timeout_s
-        if self._profile is not None and not self._profile.is_complete:
+        if self._profile is not None and self._profile.reports is None:
             self._deadline_s += WRITING_S  # traces are written between steps
 
     def _send_to_all(self, frames: serialization.Frames) -> None:

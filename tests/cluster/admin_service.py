@@ -12,9 +12,8 @@ import grpc
 
 from cluster.api.admin_token import AdminAccess
 from cluster.api.grpc.servicers import AdminServicer, add_admin_service
-from cluster.control.client import ControlClient
+from cluster.control.client import ControlClient, StatsStreams
 from cluster.control.plane import ControlPlane
-from cluster.control.stats_stream import StatsStreams
 from specdec.client import (
     OperationTime,
     ProfileOrder,

@@ -15,9 +15,8 @@ from cluster.api.api_keys import ApiKeys
 from cluster.api.grpc.servicers import AdminServicer, InferenceServicer
 from cluster.api.http.app import make_app
 from cluster.config.serve_config import ServeConfig
-from cluster.control.client import ControlClient
+from cluster.control.client import ControlClient, StatsStreams
 from cluster.control.plane import ControlPlane
-from cluster.control.stats_stream import StatsStreams
 from cluster.control.store import ControlStore
 from cluster.replica.router import Router
 from cluster.workers.resources import ReplicaMemory

@@ -32,7 +32,7 @@ class ForwardedCall:
 
 
 @dataclass
-class ForwardedContext:
+class _Context:
     """Context of a call that another Router has forwarded; the methods are grpc's.
 
     It is returned after the last message, for the status of the call.
@@ -44,25 +44,21 @@ class ForwardedContext:
     trailing_metadata: Metadata = ()
 
     def invocation_metadata(self) -> Metadata:
-        """Return what the client sent."""
         return self.metadata
 
     def set_code(self, code: StatusCode) -> None:
-        """Set the status code."""
         self.code = code
 
     def set_details(self, details: str) -> None:
-        """Set the message of the status."""
         self.details = details
 
     def set_trailing_metadata(self, metadata: list[tuple[str, str]]) -> None:
-        """Set the trailing metadata."""
         self.trailing_metadata = tuple(metadata)
 
 
 async def answer(servicer: Any, call: ForwardedCall) -> AsyncGenerator[Any, None]:
     """Yield the messages of a call that another Router has forwarded, and then its context."""
-    context = ForwardedContext(call.metadata)
+    context = _Context(call.metadata)
     method = getattr(servicer, call.method)
     if isasyncgenfunction(method):
         async with aclosing(method(call.request, context)) as messages:
@@ -130,7 +126,7 @@ class Forwarding:
         The caller needs a key or token of this application too, before any other is looked up; the
         call is admitted, and counts, where it is answered.
         """
-        if isinstance(grpc_context, ForwardedContext) or self.applications.is_own(model):
+        if isinstance(grpc_context, _Context) or self.applications.is_own(model):
             return None
         self.check(grpc_context)
         return await self.applications.find(check_model(model))
@@ -144,7 +140,7 @@ async def _ask(
     call = ForwardedCall(method, request, metadata)
     async with aclosing(peer.stream("answer_call", call)) as messages:
         async for message in messages:
-            if not isinstance(message, ForwardedContext):
+            if not isinstance(message, _Context):
                 yield message
             elif message.code is not None:
                 grpc_context.set_code(message.code)

@@ -19,9 +19,8 @@ from cluster.api.admin_token import AdminAccess
 from cluster.api.api_keys import ApiKeys, Lease
 from cluster.api.grpc.forwarding import Forwarding
 from cluster.api.grpc.status import DecodingServer, empty_response, raise_on_serve, reporting_to
-from cluster.control.client import ControlClient
+from cluster.control.client import ControlClient, StatsStreams
 from cluster.control.peers import Applications
-from cluster.control.stats_stream import StatsStreams
 from cluster.observability.request_context import current_headers
 from cluster.replica.limits import check_detokenize, check_model, check_request, check_tokenize
 from cluster.replica.router import Router

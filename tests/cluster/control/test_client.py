@@ -1,4 +1,4 @@
-"""A Router's client of the ControlPlane, with and without a connection."""
+"""A Router's client of the ControlPlane, with and without a connection, and statistics."""
 
 import asyncio
 
@@ -6,12 +6,12 @@ import pytest
 from ray.exceptions import RayTaskError
 
 from cluster.control import client
-from cluster.control.client import ControlClient
+from cluster.control.client import ControlClient, StatsStreams
 from cluster.control.plane import ControlPlane
 from cluster.control.store import ControlStore
 from specdec.client import ReplicaReport, SpeculationChange
 from specdec.types.control import SpeculationControl
-from specdec.types.errors import InvalidValueError, NotReadyError
+from specdec.types.errors import InvalidValueError, NotReadyError, OverloadedError
 from tests.cluster.admin_service import LocalHandle
 
 CONFIGURED = SpeculationControl("auto", threshold=32, num_speculative_tokens=3)
@@ -190,3 +190,43 @@ async def test_errors_of_the_control_plane_arrive_unwrapped(handle, router, monk
     with pytest.raises(InvalidValueError) as caught:
         await ControlClient(handle, router.apply, router.report).speculation()
     assert caught.value is cause
+
+
+async def statistics():
+    return "statistics"
+
+
+async def test_a_stream_ends_when_the_replica_drains_and_no_other_begins():
+    streams = StatsStreams(statistics)
+    stream = streams.watch(60)
+    assert await anext(stream) == "statistics"
+    waiting = asyncio.create_task(anext(stream))
+    await asyncio.sleep(0.01)
+    streams.drain()
+    with pytest.raises(NotReadyError, match="draining"):
+        await asyncio.wait_for(waiting, 1)
+    with pytest.raises(NotReadyError):
+        await anext(streams.watch(1))
+    assert streams.num_watchers == 0
+
+
+async def test_the_number_of_watchers_is_limited(monkeypatch):
+    monkeypatch.setattr(client, "MAX_WATCHERS", 2)
+    streams = StatsStreams(statistics)
+    open_streams = [streams.watch(1) for _ in range(2)]
+    for stream in open_streams:
+        await anext(stream)
+    with pytest.raises(OverloadedError):
+        await anext(streams.watch(1))
+    await open_streams[0].aclose()
+    assert await anext(streams.watch(1)) == "statistics"
+
+
+async def test_an_unavailable_control_plane_ends_a_stream():
+    async def fail():
+        raise NotReadyError("unavailable")
+
+    streams = StatsStreams(fail)
+    with pytest.raises(NotReadyError, match="unavailable"):
+        await anext(streams.watch(1))
+    assert streams.num_watchers == 0

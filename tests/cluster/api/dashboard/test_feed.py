@@ -7,9 +7,8 @@ import pytest
 from cluster.api.admin_token import AdminAccess
 from cluster.api.dashboard import feed
 from cluster.api.grpc.servicers import AdminServicer
-from cluster.control.client import ControlClient
+from cluster.control.client import MAX_WATCHERS, ControlClient, StatsStreams
 from cluster.control.plane import ControlPlane
-from cluster.control.stats_stream import MAX_WATCHERS, StatsStreams
 from cluster.control.store import ControlStore
 from specdec.client import ReplicaReport
 from specdec.types.control import SpeculationControl

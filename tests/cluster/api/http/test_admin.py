@@ -11,10 +11,9 @@ from cluster.api.admin_token import AdminAccess
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.admin import MAX_BODY_BYTES
 from cluster.api.http.app import make_app
-from cluster.control.client import ControlClient
+from cluster.control.client import ControlClient, StatsStreams
 from cluster.control.peers import Applications
 from cluster.control.plane import ControlPlane
-from cluster.control.stats_stream import StatsStreams
 from cluster.control.store import ControlStore
 from specdec.client import Counts, ReplicaReport
 from specdec.types.control import SpeculationControl
