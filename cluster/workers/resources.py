@@ -84,8 +84,14 @@ def _ranks_bundle(config: ServeConfig, num_ranks: int) -> dict[str, float]:
 def check_ranks(config: ServeConfig, models: Models, num_cpus: int) -> None:
     """Raise InvalidValueError unless the models can be sharded so and the ranks fit."""
     _check_replicas(config, num_cpus)
-    if config.device == "cuda":
-        _check_gpus(config)
+    per_replica = sum(bundle.get("GPU", 0) for bundle in placement_bundles(config))
+    needed = int(per_replica * config.most_replicas)
+    if needed and needed > (found := num_gpus()):
+        limit = (
+            f"such that each rank of each model and replica has its own GPU: {needed} are needed, "
+            f"{found} are available"
+        )
+        raise InvalidValueError("tensor_parallel_size", config.tensor_parallel_size, limit)
     cpus_per_replica = (num_cpus - CPUS_PER_CONTROL_PLANE) / config.most_replicas
     by_machine = int((cpus_per_replica - CPUS_PER_ROUTER) / CPUS_PER_WORKER)
     field, size = "tensor_parallel_size", config.tensor_parallel_size
@@ -132,17 +138,6 @@ def _check_replicas(config: ServeConfig, num_cpus: int) -> None:
         field = "num_replicas" if config.max_replicas is None else "max_replicas"
         reason = f"from 1 to {limit}, the most that fit on the {num_cpus} cores of this machine"
         raise InvalidValueError(field, config.most_replicas, reason)
-
-
-def _check_gpus(config: ServeConfig) -> None:
-    per_replica = sum(bundle.get("GPU", 0) for bundle in placement_bundles(config))
-    needed, found = int(per_replica * config.most_replicas), num_gpus()
-    if needed > found:
-        limit = (
-            f"such that each rank of each model and replica has its own GPU: {needed} are needed, "
-            f"{found} are available"
-        )
-        raise InvalidValueError("tensor_parallel_size", config.tensor_parallel_size, limit)
 
 
 def _check_size(

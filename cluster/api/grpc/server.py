@@ -58,7 +58,11 @@ class EmbeddedIngress:
         self._config = config
         self._health = health.aio.HealthServicer()
         self._grpc = grpc.aio.server(
-            options=_grpc_options(config),
+            options=[
+                ("grpc.max_receive_message_length", config.grpc_max_message_mib * 2**20),
+                ("grpc.max_send_message_length", config.grpc_max_message_mib * 2**20),
+                ("grpc.so_reuseport", 0),  # a port in use is an error, not a second listener
+            ],
             # More than the engine runs and queues, so that the engine refuses first, with a reason.
             maximum_concurrent_rpcs=2 * (config.max_num_seqs + config.max_queue_len) + 100,
         )
@@ -126,12 +130,3 @@ async def _open_with_retries(open_port: Callable[[], T]) -> T:
         except (OSError, RuntimeError):
             await asyncio.sleep(_PORT_RETRY_S)
     return open_port()
-
-
-def _grpc_options(config: ServeConfig) -> list[tuple[str, int]]:
-    max_bytes = config.grpc_max_message_mib * 2**20
-    return [
-        ("grpc.max_receive_message_length", max_bytes),
-        ("grpc.max_send_message_length", max_bytes),
-        ("grpc.so_reuseport", 0),  # a port in use is an error, not a second listener
-    ]
