@@ -96,7 +96,7 @@ FLEET_METRICS: tuple[MetricSpec[FleetView], ...] = (
     ),
 )
 
-LINK_METRICS: tuple[MetricSpec[bool], ...] = (
+CONNECTION_METRICS: tuple[MetricSpec[bool], ...] = (
     gauge(
         "control_plane_up",
         "1 while the control plane answers this replica, else 0.",

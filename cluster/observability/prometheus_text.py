@@ -15,8 +15,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from cluster.observability.metric_definitions import (
+    CONNECTION_METRICS,
     FLEET_METRICS,
-    LINK_METRICS,
     REPLICA_LABEL,
     REPLICA_METRICS,
     FleetView,
@@ -58,7 +58,7 @@ def replica_families(model_name: str, status: ReplicaStatus, *, is_connected: bo
     labels = _labels(model_name, status)
     return [
         *(_family(spec, [(status, labels)]) for spec in REPLICA_METRICS),
-        *(_family(spec, [(is_connected, labels)]) for spec in LINK_METRICS),
+        *(_family(spec, [(is_connected, labels)]) for spec in CONNECTION_METRICS),
     ]
 
 

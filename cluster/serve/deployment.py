@@ -97,8 +97,8 @@ class RouterReplica(InferenceServicer, AdminServicer):
         applications = self._applications(serve_config)
         InferenceServicer.__init__(self, router, keys, applications)
         access = AdminAccess(read_token("admin_token_file", serve_config.admin_token_file))
-        watches = StatsStreams(control.fleet)
-        AdminServicer.__init__(self, control, access, watches, self._profile, applications)
+        streams = StatsStreams(control.fleet)
+        AdminServicer.__init__(self, control, access, streams, self._profile, applications)
         self._ingress = (
             EmbeddedIngress(router, self, keys, serve_config)
             if serve_config.ingress == "embedded"
@@ -171,7 +171,7 @@ class RouterReplica(InferenceServicer, AdminServicer):
 
         timeout_s: None for drain_timeout_s; 0 breaks off, and ends a drain that goes on already.
         """
-        self.watches.drain()
+        self.stats_streams.drain()
         if self._ingress is not None:
             await self._ingress.set_ready(False)
         await self.router.drain(timeout_s)

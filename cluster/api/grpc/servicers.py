@@ -211,7 +211,7 @@ class AdminServicer:
         self,
         control: ControlClient,
         access: AdminAccess,
-        watches: StatsStreams,
+        stats_streams: StatsStreams,
         profile: TakeProfile,
         applications: Applications | None = None,
     ) -> None:
@@ -222,7 +222,7 @@ class AdminServicer:
         self.applications = applications
         self.control = control
         self.access = access
-        self.watches = watches
+        self.stats_streams = stats_streams
         self.take_profile = profile
         _forward(self, applications, _BY_TOKEN, admin_pb2.DESCRIPTOR)
 
@@ -270,7 +270,7 @@ class AdminServicer:
     ) -> AsyncGenerator[admin_pb2.WatchStatsResponse, None]:
         """Yield the statistics of the service at each interval, until the replica drains."""
         with reporting_to(grpc_context), _check_token(self, grpc_context):
-            async with aclosing(self.watches.watch(request.interval_s)) as moments:
+            async with aclosing(self.stats_streams.watch(request.interval_s)) as moments:
                 async for fleet in moments:
                     yield codec.FLEET.encode(fleet)
         raise_on_serve(grpc_context)

@@ -143,7 +143,7 @@ async def _audit_log(admin: AdminServicer, request: Request) -> Response:
 
 async def _watch(admin: AdminServicer, request: Request) -> Response:
     """Stream server-sent events: `stats` at each interval, and `end` when the replica drains."""
-    moments = admin.watches.watch(_number(request, "interval_s", float))
+    moments = admin.stats_streams.watch(_number(request, "interval_s", float))
     first = await anext(moments)  # an error here still sets the status code
     return event_response(_events(first, moments))
 

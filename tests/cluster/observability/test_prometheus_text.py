@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cluster.observability.metric_definitions import (
+    CONNECTION_METRICS,
     FLEET_METRICS,
-    LINK_METRICS,
     REPLICA_METRICS,
     FleetView,
 )
@@ -28,7 +28,7 @@ from specdec.types.stats import SpeculationStats
 from tests.cluster.scraped import OPEN_METRICS, families, open_families, samples
 
 DOCUMENTATION = Path(__file__).parents[3] / "docs" / "metrics.md"
-DEFINITIONS = (*REPLICA_METRICS, *FLEET_METRICS, *LINK_METRICS)
+DEFINITIONS = (*REPLICA_METRICS, *FLEET_METRICS, *CONNECTION_METRICS)
 CONTROL = SpeculationControl("auto", threshold=32, num_speculative_tokens=3)
 STATE = SpeculationState(CONTROL, CONTROL, CONTROL, (), 4, None, "", "")
 

@@ -136,8 +136,8 @@ def seconds(span):
 def test_a_request_that_was_refused_ends_in_its_first_phase(tracing, exporter):
     chat = GenerateRequest((ChatMessage("user", "hi"),), SamplingParams(), "other", "r")
     trace = tracing.begin("r", chat, Clock())
-    observer = TracedRequest("r", Metrics(), Clock(), trace=trace)
-    observer.on_refused(OverloadedError("full"))
+    measured = TracedRequest("r", Metrics(), Clock(), trace=trace)
+    measured.on_refused(OverloadedError("full"))
     made = spans(exporter)
     assert list(made) == ["prepare", "chat tiny"]
     root = made["chat tiny"]
@@ -215,9 +215,9 @@ class Replica:
     def generate(self, each):
         clock = time.perf_counter
         trace = self.tracing.begin(each.request_id, CALL, clock)
-        observer = TracedRequest(each.request_id, self.metrics, clock, trace=trace)
-        observer.on_queued(each)
-        return self.loop.generate(each, observer)
+        measured = TracedRequest(each.request_id, self.metrics, clock, trace=trace)
+        measured.on_queued(each)
+        return self.loop.generate(each, measured)
 
 
 @pytest.fixture
@@ -293,8 +293,8 @@ async def test_a_request_refused_while_draining_is_traced_and_logged(replica, ex
 
 def test_a_request_cancelled_during_preprocessing_is_counted(tracing, exporter):
     metrics = Metrics()
-    observer = TracedRequest("r", metrics, Clock(), trace=tracing.begin("r", CALL, Clock()))
-    observer.on_refused(asyncio.CancelledError())
+    measured = TracedRequest("r", metrics, Clock(), trace=tracing.begin("r", CALL, Clock()))
+    measured.on_refused(asyncio.CancelledError())
     assert metrics.ended[ABORTED] == 1
     assert spans(exporter)["text_completion tiny"].attributes["error.type"] == ABORTED
 
