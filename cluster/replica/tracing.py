@@ -110,7 +110,7 @@ class RequestTrace:
     _finish_reasons: dict[int, str] = field(default_factory=dict)  # by choice
 
     def __post_init__(self) -> None:
-        self._epoch_ns = time.time_ns() - _nanoseconds(self.clock())
+        self._epoch_ns = time.time_ns() - int(self.clock() * 1e9)
         self._begin_phase(self.clock())
 
     def on_queued(self, request: EngineRequest) -> None:
@@ -174,7 +174,7 @@ class RequestTrace:
             span.end(self._ns(end))
 
     def _ns(self, at: float) -> int:
-        return self._epoch_ns + _nanoseconds(at)
+        return self._epoch_ns + int(at * 1e9)
 
 
 def _request_attributes(request_id: str, call: GenerateRequest, model: str) -> Attributes:
@@ -230,7 +230,3 @@ def _step_attributes(
         yield "specdec.num_draft_tokens", speculation.num_draft_tokens
         yield "specdec.num_accepted_tokens", speculation.num_accepted_tokens
         yield "specdec.mean_acceptance_length", speculation.mean_acceptance_length
-
-
-def _nanoseconds(seconds: float) -> int:
-    return int(seconds * 1e9)

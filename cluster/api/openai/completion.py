@@ -27,13 +27,14 @@ from cluster.api.openai.sampling_fields import requested_structure, sampling_par
 from cluster.api.openai.schema import Usage
 from cluster.api.openai.streams import DONE, PromptOutput
 from cluster.api.sse import event
-from cluster.replica.limits import MAX_TEXT_CHARS, MAX_TOKEN_IDS, require_length
+from cluster.replica.limits import MAX_TEXT_CHARS, MAX_TOKEN_IDS
 from cluster.replica.router import Router
 from specdec.engine.input_processor import MAX_ANSWER_LOGPROBS
 from specdec.types.errors import InvalidValueError
 from specdec.types.outputs import RequestOutput
 from specdec.types.request import DetokenizeRequest, GenerateRequest
 from specdec.types.sampling_params import SamplingParams
+from specdec.types.validation import require_count
 
 
 async def prepare_completion(
@@ -173,7 +174,7 @@ def _prompts(request: CompletionRequest) -> list[str | list[int]]:
         _check_prompt("prompt", token_ids)
         return [token_ids]
     prompts = [each for each in prompt if not isinstance(each, int)]
-    require_length("prompt", len(prompts), 1, MAX_PROMPTS, "prompts")
+    require_count("prompt", len(prompts), 1, MAX_PROMPTS, "prompts")
     for index, each in enumerate(prompts):
         _check_prompt(f"prompt[{index}]", each)
     return prompts
@@ -181,9 +182,9 @@ def _prompts(request: CompletionRequest) -> list[str | list[int]]:
 
 def _check_prompt(name: str, prompt: str | list[int]) -> None:
     if isinstance(prompt, str):
-        require_length(name, len(prompt), 1, MAX_TEXT_CHARS, "characters")
+        require_count(name, len(prompt), 1, MAX_TEXT_CHARS, "characters")
     else:
-        require_length(name, len(prompt), 1, MAX_TOKEN_IDS, "tokens")
+        require_count(name, len(prompt), 1, MAX_TOKEN_IDS, "tokens")
 
 
 def _check_num_logprobs(

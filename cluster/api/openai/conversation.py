@@ -7,9 +7,10 @@ from typing import Any
 
 from cluster.api.openai.chat_schema import Message, ToolCall
 from cluster.api.openai.tool_format import Tool, ToolFormat, tool_prompt
-from cluster.replica.limits import MAX_TEXT_CHARS, require_length
+from cluster.replica.limits import MAX_TEXT_CHARS
 from specdec.text.chat_template import decoded_arguments
 from specdec.types.errors import InvalidValueError
+from specdec.types.validation import require_count
 
 Turn = dict[str, Any]
 """A message in the format of chat templates."""
@@ -19,7 +20,7 @@ def turns(messages: Sequence[Message], field: str = "messages") -> list[Turn]:
     """Convert messages for a template with tool support. Raise InvalidValueError."""
     converted = [_turn(message, f"{field}[{index}]") for index, message in enumerate(messages)]
     num_chars = sum(len(each["content"]) for each in converted)
-    require_length(f"{field} content", num_chars, 0, MAX_TEXT_CHARS, "characters in all")
+    require_count(f"{field} content", num_chars, 0, MAX_TEXT_CHARS, "characters in all")
     return converted
 
 
