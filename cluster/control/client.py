@@ -1,4 +1,4 @@
-"""A Router's client of the ControlPlane.
+"""A Router's client of the ControlPlane, and the streams of statistics that use it.
 
 It watches for the operators' settings, reports the Router's state, and forwards operators' calls.
 While the ControlPlane is unavailable, the last settings stay in force and calls are retried.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
@@ -24,10 +25,18 @@ from specdec.types.control_changes import (
     SpeculationState,
     StateStamp,
 )
-from specdec.types.errors import NotReadyError
+from specdec.types.errors import InvalidValueError, NotReadyError, OverloadedError
 from specdec.types.fleet import FleetStatistics, ReplicaReport, ReplicaStatus, ServiceStatus
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MIN_INTERVAL_S = 0.2
+MAX_INTERVAL_S = 60.0
+DEFAULT_INTERVAL_S = 1.0
+MAX_WATCHERS = 64
+"""Limit per replica. Each watcher costs one call to the control plane per interval."""
 
 _REPORT_PERIOD_S = 1.0
 _IDLE_REPORT_PERIOD_S = 30.0
@@ -46,7 +55,10 @@ _UNAVAILABLE = (
 
 
 class ControlClient:
-    """Client of a ControlPlane through a Serve handle, for one Router."""
+    """Client of a ControlPlane through a Serve handle, for one Router.
+
+    is_connected: whether the ControlPlane answered the last call.
+    """
 
     def __init__(
         self,
@@ -65,7 +77,7 @@ class ControlClient:
         self._make_report = report
         self._call_timeout_s = call_timeout_s
         self._started_at_s = time.monotonic()
-        self._is_connected = False
+        self.is_connected = False
         self._reported: ReplicaReport | None = None
         self._reported_at_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
@@ -74,8 +86,8 @@ class ControlClient:
     def start(self) -> None:
         """Start watching and reporting."""
         self._tasks = [
-            asyncio.create_task(self._watch_on()),
-            asyncio.create_task(self._report_on()),
+            asyncio.create_task(self._watch()),
+            asyncio.create_task(self._report_periodically()),
         ]
 
     async def close(self, replica_id: str, *, has_failed: bool) -> None:
@@ -90,24 +102,16 @@ class ControlClient:
 
     async def speculation(self) -> SpeculationState:
         """Return the settings in force. Raises NotReadyError without the ControlPlane."""
-        state: SpeculationState = await self._call(self._plane.speculation)
-        return state
+        return await self._call(self._plane.speculation)
 
     async def set_speculation(self, change: SpeculationChange) -> SpeculationState:
         """Forward a change. Raises NotReadyError, and what the ControlPlane raises."""
-        state: SpeculationState = await self._call(self._plane.set_speculation, change)
-        return state
+        return await self._call(self._plane.set_speculation, change)
 
     async def status(self) -> ServiceStatus:
         """Return the service's status, with this replica as of now. Raises NotReadyError."""
         await self._report(self._make_report())
-        status: ServiceStatus = await self._call(self._plane.status)
-        return status
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether the ControlPlane answered the last call."""
-        return self._is_connected
+        return await self._call(self._plane.status)
 
     def own_status(self) -> ReplicaStatus:
         """Return this replica's status as of now, without the ControlPlane."""
@@ -115,8 +119,7 @@ class ControlClient:
 
     async def fleet(self) -> FleetStatistics:
         """Return all replicas as they last reported. Raises NotReadyError."""
-        fleet: FleetStatistics = await self._call(self._plane.fleet)
-        return fleet
+        return await self._call(self._plane.fleet)
 
     async def fresh_fleet(self) -> FleetStatistics:
         """Return all replicas, with this one as of now. Raises NotReadyError."""
@@ -125,25 +128,27 @@ class ControlClient:
 
     async def history(self, after_s: float) -> tuple[Figures, ...]:
         """Return the charts' points after a time, in seconds since 1970. Raises NotReadyError."""
-        figures: tuple[Figures, ...] = await self._call(self._plane.history, after_s)
-        return figures
+        return await self._call(self._plane.history, after_s)
 
     async def preview(self, change: SpeculationChange | None) -> SpeculationPreview:
         """Return the effect of a change now. Raises InvalidValueError and NotReadyError."""
-        preview: SpeculationPreview = await self._call(self._plane.preview, change)
-        return preview
+        return await self._call(self._plane.preview, change)
 
     async def audit_log(self, page_size: int, page_token: str) -> AuditPage:
         """Return a page of changes, newest first. Raises InvalidValueError and NotReadyError."""
-        page: AuditPage = await self._call(self._plane.audit_log, page_size, page_token)
-        return page
+        return await self._call(self._plane.audit_log, page_size, page_token)
 
-    async def _watch_on(self) -> None:
+    async def _watch(self) -> None:
         known: StateStamp | None = None
         retry_s = _FIRST_RETRY_S
         while True:
             try:
-                state = await self._watch(known)
+                state = await self._call(
+                    self._plane.watch,
+                    known,
+                    _WATCH_S,
+                    timeout_s=_WATCH_S + self._call_timeout_s,
+                )
             except Exception as error:
                 if not isinstance(error, NotReadyError):
                     logger.exception("watching the control plane failed")
@@ -160,37 +165,20 @@ class ControlClient:
                 await self._apply(state)
                 self._has_applied.set()
 
-    async def _watch(self, known: StateStamp | None) -> SpeculationState:
-        """Return the state: now if none is known, else when it changes or after a while."""
-        state: SpeculationState = await self._call(
-            self._plane.watch,
-            known,
-            _WATCH_S,
-            timeout_s=_WATCH_S + self._call_timeout_s,
-        )
-        return state
-
-    async def _report_on(self) -> None:
+    async def _report_periodically(self) -> None:
         while True:
             try:
-                await self._report_if_due(self._make_report())
+                report, idle_s = self._make_report(), time.monotonic() - self._reported_at_s
+                if report != self._reported or idle_s >= _IDLE_REPORT_PERIOD_S:
+                    await self._report(report)
             except NotReadyError:
                 pass  # logged by the watch
             except Exception:
                 logger.exception("a report to the control plane failed")
-            await self._pause()
-
-    async def _pause(self) -> None:
-        """Wait until the next report; report at once that a new state is in force."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_REPORT_PERIOD_S):
-                await self._has_applied.wait()
-        self._has_applied.clear()
-
-    async def _report_if_due(self, report: ReplicaReport) -> None:
-        idle_s = time.monotonic() - self._reported_at_s
-        if report != self._reported or idle_s >= _IDLE_REPORT_PERIOD_S:
-            await self._report(report)
+            with suppress(TimeoutError):  # reports at once that a new state is in force
+                async with asyncio.timeout(_REPORT_PERIOD_S):
+                    await self._has_applied.wait()
+            self._has_applied.clear()
 
     async def _report(self, report: ReplicaReport) -> None:
         await self._call(self._plane.report, report, self._uptime_s)
@@ -201,25 +189,68 @@ class ControlClient:
         return time.monotonic() - self._started_at_s
 
     async def _call(
-        self, method: Any, *arguments: Any, timeout_s: float | None = None, **named: Any
-    ) -> Any:
-        """Call the ControlPlane. Raises NotReadyError without an answer, and what it raised."""
-        response = method.remote(*arguments, **named)
+        self,
+        method: Callable[..., T],
+        *arguments: Any,
+        timeout_s: float | None = None,
+        **named: Any,
+    ) -> T:
+        """Call a method of the handle. Raises NotReadyError without an answer, and what it raised.
+
+        T: of the answer, since the handle has no types.
+        """
+        remote: Any = method
+        response = remote.remote(*arguments, **named)
         try:
             async with asyncio.timeout(timeout_s or self._call_timeout_s):
-                answer = await response
+                answer: T = await response
         except RayTaskError as error:
-            self._is_connected = True
+            self.is_connected = True
             raise error.cause from error
-        except (RayError, RayServeException) as error:
-            self._is_connected = False
-            raise NotReadyError(_UNAVAILABLE) from error
-        except TimeoutError as error:
-            self._is_connected = False
-            response.cancel()
+        except (RayError, RayServeException, TimeoutError) as error:
+            self.is_connected = False
+            if isinstance(error, TimeoutError):
+                response.cancel()
             raise NotReadyError(_UNAVAILABLE) from error
         except asyncio.CancelledError:
             response.cancel()  # else the ControlPlane would continue the call
             raise
-        self._is_connected = True
+        self.is_connected = True
         return answer
+
+
+class StatsStreams:
+    """The statistics streams of one replica."""
+
+    def __init__(self, fleet: Callable[[], Awaitable[FleetStatistics]]) -> None:
+        """fleet: queries the control plane; NotReadyError ends a stream."""
+        self._fleet = fleet
+        self.num_watchers = 0
+        self._is_draining = asyncio.Event()
+
+    def drain(self) -> None:
+        """End every stream and refuse new ones."""
+        self._is_draining.set()
+
+    async def watch(self, interval_s: float) -> AsyncGenerator[FleetStatistics, None]:
+        """Yield the statistics now and then every `interval_s` seconds; 0 stands for one second.
+
+        Ends with NotReadyError when the replica drains. Raises InvalidValueError and
+        OverloadedError before the first.
+        """
+        if interval_s != 0 and not MIN_INTERVAL_S <= interval_s <= MAX_INTERVAL_S:
+            limit = f"a number of seconds from {MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g}, or 0"
+            shown = interval_s if math.isfinite(interval_s) else str(interval_s)
+            raise InvalidValueError("interval_s", shown, limit)
+        if self.num_watchers >= MAX_WATCHERS:
+            raise OverloadedError(f"too many watchers on this replica (limit {MAX_WATCHERS})")
+        self.num_watchers += 1
+        try:
+            while not self._is_draining.is_set():
+                yield await self._fleet()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(interval_s or DEFAULT_INTERVAL_S):
+                        await self._is_draining.wait()
+        finally:
+            self.num_watchers -= 1
+        raise NotReadyError("the service is draining; watch another replica")

@@ -89,7 +89,10 @@ def state_of(
         configured, overrides = NO_SPECULATION, {}
     rules = tuple(SpeculationRule(**each) for each in overrides.get(_RULES, ()))
     active = active if active is not None and active < len(rules) else None
-    values = {name: _typed(overrides[name]) for name in CONTROL_VALUES if name in overrides}
+    given = {name: overrides[name] for name in CONTROL_VALUES if name in overrides}
+    values: dict[str, Any] = {
+        name: tuple(each) if isinstance(each, list) else each for name, each in given.items()
+    }
     in_force = replace(configured, **values)
     return SpeculationState(
         in_force=in_force if active is None else rules[active].applied_to(in_force),
@@ -114,10 +117,6 @@ def _plain_values(change: SpeculationChange) -> dict[str, Any]:
     if change.rules is not None:
         plain[_RULES] = [asdict(rule) for rule in change.rules]
     return plain
-
-
-def _typed(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _moment(seconds: float) -> datetime:

@@ -1,7 +1,7 @@
-"""The applications beside this one, each with a model of its own, and how they are reached.
+"""The other applications of a Serve instance, each with its own model, and calls to them.
 
-Every Router knows its own model only. It looks around when a request names another, and when it is
-to tell of all; otherwise nobody asks, so a service of one model never does.
+Every Router knows its own model only. It looks other applications up when a request names another
+model, and for lists of all models; a service of one model never does.
 """
 
 from __future__ import annotations
@@ -19,14 +19,10 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
 from cluster.observability.metric_definitions import FleetView
-from specdec.types.errors import (
-    NotReadyError,
-    UnknownModelError,
-)
+from specdec.types.errors import NotReadyError, UnknownModelError
 from specdec.types.responses import ModelInfo
 
 LOST_MESSAGE = "the replica that answered is lost; send the request again, with what came of it"
-
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +31,8 @@ ROUTER, CONTROL_PLANE = "Router", "ControlPlane"
 
 _FRESH_S = 1.0
 _STALE_S = 5.0
-"""After so long a model that is known is looked for again: a handle of none waits for ever."""
+"""Age at which the address of a known model is looked up again: a call to a deleted application
+would wait indefinitely."""
 
 _ANSWER_TIMEOUT_S = 3.0
 _POLL_S = 0.05
@@ -43,9 +40,9 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True)
 class ServiceCard:
-    """What an application says of itself, whether its models are loaded or not.
+    """An application's description of itself, whether its models are loaded or not.
 
-    num_expected: replicas that there have to be at any load.
+    num_expected: the minimum number of replicas.
     """
 
     model: str
@@ -53,7 +50,7 @@ class ServiceCard:
 
 
 @dataclass(frozen=True)
-class Fellow:
+class PeerApplication:
     """Another application. router, control_plane: handles of its deployments."""
 
     card: ServiceCard
@@ -61,11 +58,11 @@ class Fellow:
     control_plane: Any
 
     async def stream(self, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
-        """What a method of one of its Routers yields; leaving the generator cancels it there.
+        """Yield the results of a method of one of its Routers; closing the generator cancels it.
 
-        Raises NotReadyError while it has no Router, and when the one that answers is lost.
+        Raises NotReadyError while it has no Router, and when the Router that answers is lost.
         """
-        await self._until_reachable()
+        await self._wait_for_replicas()
         caller = getattr(self.router.options(stream=True), method)
         answer = caller.remote(*arguments)
         try:
@@ -79,22 +76,17 @@ class Fellow:
             answer.cancel()
 
     async def model_info(self) -> ModelInfo | None:
-        """Of its model; None while none of its Routers answers."""
-        with suppress(RayError, RayServeException, TimeoutError):
-            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-                info: ModelInfo = await self.router.own_model_info.remote()
-                return info
-        return None
+        """Return the description of its model; None if none of its Routers answers."""
+        info: ModelInfo | None = await _answer(self.router.own_model_info)
+        return info
 
     async def fleet(self) -> FleetView | None:
-        """Its replicas as they last reported; None while its ControlPlane is away."""
-        with suppress(RayError, RayServeException, TimeoutError):
-            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-                return FleetView(await self.control_plane.fleet.remote(), self.card.num_expected)
-        return None
+        """Return its replicas as they last reported; None if its ControlPlane does not answer."""
+        fleet = await _answer(self.control_plane.fleet)
+        return None if fleet is None else FleetView(fleet, self.card.num_expected)
 
-    async def _until_reachable(self) -> None:
-        """A handle that has just been made knows of replicas a moment later."""
+    async def _wait_for_replicas(self) -> None:
+        """Wait until a new handle has received the list of replicas."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_ANSWER_TIMEOUT_S):
                 while not self.router.running_replicas_populated():
@@ -103,60 +95,63 @@ class Fellow:
         raise NotReadyError(f"the model {self.card.model} is starting or stopping")
 
 
-Look = Callable[[], Awaitable[Mapping[str, Fellow]]]
+async def _answer(method: Any) -> Any:
+    """Call a method of a handle; return None without an answer in time."""
+    with suppress(RayError, RayServeException, TimeoutError):
+        async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+            return await method.remote()
+    return None
 
 
-async def nobody() -> Mapping[str, Fellow]:
-    """What is found where there can be no other application."""
-    return {}
+ListPeers = Callable[[], Awaitable[Mapping[str, PeerApplication]]]
 
 
 class Applications:
-    """Who serves which model beside this application."""
+    """Directory of the models that this application and its peers serve."""
 
-    def __init__(self, own_model: str, look: Look = nobody) -> None:
-        """look: finds all the others, by name of the application."""
+    def __init__(self, own_model: str, list_peers: ListPeers | None = None) -> None:
+        """list_peers: returns all others, by name of the application; None: there are none."""
         self._own_model = own_model
-        self._look = look
-        self._by_model: dict[str, Fellow] = {}
-        self._looked_at_s = -_FRESH_S
-        self._looking = asyncio.Lock()
+        self._list_peers = list_peers
+        self._by_model: dict[str, PeerApplication] = {}
+        self._listed_at_s = -_FRESH_S
+        self._lock = asyncio.Lock()
 
     def is_own(self, model: str) -> bool:
-        """Whether it is our own model, as it is where none is named."""
+        """Return whether this application serves the model; an empty name stands for its own."""
         return model in ("", self._own_model)
 
-    async def elsewhere(self, model: str) -> Fellow | None:
-        """Who serves this model; None for our own.
+    async def find(self, model: str) -> PeerApplication | None:
+        """Return the application that serves this model; None for this one.
 
-        Raises UnknownModelError, with the names that there are, where nobody serves it: callers
-        have been asked for their key by then.
+        Raises UnknownModelError with the names of all models if there is none: callers have been
+        authenticated by then.
         """
         if self.is_own(model):
             return None
-        if model not in self._by_model or time.monotonic() - self._looked_at_s > _STALE_S:
-            await self._look_around()
+        if model not in self._by_model or time.monotonic() - self._listed_at_s > _STALE_S:
+            await self._refresh()
         if model not in self._by_model:
             raise UnknownModelError(model, self._own_model, *sorted(self._by_model))
         return self._by_model[model]
 
-    async def fellows(self) -> tuple[Fellow, ...]:
-        """All others as of a second ago at most, by the names of their models."""
-        await self._look_around()
+    async def peers(self) -> tuple[PeerApplication, ...]:
+        """Return all others as of at most a second ago, by the names of their models."""
+        await self._refresh()
         return tuple(self._by_model[model] for model in sorted(self._by_model))
 
-    async def _look_around(self) -> None:
-        """Once for all who ask at the same time. What cannot be found out stays as it was."""
-        async with self._looking:
-            if time.monotonic() - self._looked_at_s < _FRESH_S:
+    async def _refresh(self) -> None:
+        """List the peers, once for all concurrent callers; keep the last list if that fails."""
+        async with self._lock:
+            if self._list_peers is None or time.monotonic() - self._listed_at_s < _FRESH_S:
                 return
             try:
-                found = await self._look()
+                found = await self._list_peers()
             except (RayError, RayServeException) as error:
                 logger.warning("other applications cannot be looked up: %s", error)
             else:
                 self._by_model = {each.card.model: each for each in found.values()}
-            self._looked_at_s = time.monotonic()
+            self._listed_at_s = time.monotonic()
 
 
 class ServeDirectory:
@@ -164,67 +159,63 @@ class ServeDirectory:
 
     def __init__(self, own_application: str) -> None:
         self._own = own_application
-        self._listed: dict[str, _Listed] = {}
+        self._listed: dict[str, _ListedApplication] = {}
 
-    async def look(self) -> Mapping[str, Fellow]:
-        """All that Serve lists besides this one; of two with the same model the first by name.
+    async def list_peers(self) -> Mapping[str, PeerApplication]:
+        """Return all that Serve lists besides this one; of two with the same model the first.
 
-        What one has said of itself holds until Serve lists it no longer: its Routers answer while
-        its ControlPlane is away.
+        The description of an application holds until Serve lists it no longer: its Routers answer
+        while its ControlPlane is unavailable.
         """
         names = set(await asyncio.to_thread(our_applications)) - {self._own}
         for gone in self._listed.keys() - names:
             self._listed.pop(gone).close()
         for new in names - self._listed.keys():
-            self._listed[new] = _Listed(new)
-        await asyncio.gather(*(each.ask() for each in self._listed.values()))
-        found = {name: self._listed[name].fellow for name in sorted(names, reverse=True)}
-        return {name: fellow for name, fellow in found.items() if fellow is not None}
+            self._listed[new] = _ListedApplication(new)
+        await asyncio.gather(*(each.refresh() for each in self._listed.values()))
+        found = {name: self._listed[name].peer for name in sorted(names, reverse=True)}
+        return {name: peer for name, peer in found.items() if peer is not None}
 
 
-class _Listed:
-    """An application that Serve lists. Handles are made once; each costs a connection."""
+class _ListedApplication:
+    """An application that Serve lists. Handles are made once; each costs a connection.
+
+    peer: None until its ControlPlane has sent its description.
+    """
 
     def __init__(self, application: str) -> None:
         self._application = application
         self._router = serve.get_deployment_handle(ROUTER, application)
-        self._router._init()  # else it learns of replicas with its first call only
+        self._router._init()  # otherwise it receives the list of replicas after its first call
         self._control_plane = serve.get_deployment_handle(CONTROL_PLANE, application)
-        self._card: ServiceCard | None = None
-        self._asking: asyncio.Task[None] | None = None
+        self._request: asyncio.Task[None] | None = None
+        self.peer: PeerApplication | None = None
 
-    @property
-    def fellow(self) -> Fellow | None:
-        """None as long as it has never said what it serves."""
-        if self._card is None:
-            return None
-        return Fellow(self._card, self._router, self._control_plane)
-
-    async def ask(self) -> None:
-        """Has it say what it serves; waits for that where it never has, and once only."""
-        if self._asking is not None and not self._asking.done():
+    async def refresh(self) -> None:
+        """Request the description, unless a request is pending; wait for the first one only."""
+        if self._request is not None and not self._request.done():
             return
-        self._asking = asyncio.create_task(self._hear())
-        if self._card is None:
-            await asyncio.wait([self._asking], timeout=_ANSWER_TIMEOUT_S)
-        if self._card is None:
-            logger.warning("application %s does not say what it serves", self._application)
+        self._request = asyncio.create_task(self._fetch())
+        if self.peer is None:
+            await asyncio.wait([self._request], timeout=_ANSWER_TIMEOUT_S)
+        if self.peer is None:
+            logger.warning("application %s does not report its model", self._application)
 
-    async def _hear(self) -> None:
+    async def _fetch(self) -> None:
         with suppress(RayError, RayServeException):
-            self._card = await self._control_plane.card.remote()
+            card = await self._control_plane.card.remote()
+            self.peer = PeerApplication(card, self._router, self._control_plane)
 
     def close(self) -> None:
-        """It is gone, and so is whoever would answer."""
-        if self._asking is not None:
-            self._asking.cancel()
+        """Cancel a pending request, which would never be answered."""
+        if self._request is not None:
+            self._request.cancel()
 
 
 def our_applications() -> dict[str, Any]:
-    """Serve's status of those made of our deployments, by name."""
-    found = serve.status().applications
+    """Return Serve's status of the applications made of our deployments, by name."""
     return {
         name: each
-        for name, each in found.items()
+        for name, each in serve.status().applications.items()
         if {ROUTER, CONTROL_PLANE} <= set(each.deployments)
     }

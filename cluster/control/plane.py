@@ -14,17 +14,14 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cluster.control.history import FleetHistory
 from cluster.control.overrides import OverrideLimits, after_change, plain_change, state_of
 from cluster.control.peers import ServiceCard
-from cluster.control.request_rate import ArrivalRate
 from cluster.control.store import ControlStore, StoredSpeculation, state_dir
-from cluster.control.timeseries import Figures
+from cluster.control.timeseries import Figures, FleetHistory, RequestRate
 from specdec.types.control import SpeculationControl, active_rule
 from specdec.types.control_changes import (
     DEFAULT_AUDIT_PAGE,
     MAX_AUDIT_PAGE,
-    AuditEntry,
     AuditPage,
     SpeculationChange,
     SpeculationPreview,
@@ -87,16 +84,17 @@ class ControlPlane:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """configured: settings without overrides; None: nothing can draft.
+        """Read the stored settings.
 
-        limits: of what can be set. wall_clock: seconds since 1970, for what outlasts this process.
+        configured: settings without overrides; None: nothing can draft. limits: of what can be set.
+        wall_clock: seconds since 1970, for what outlasts this process.
         """
         self._configured = configured
         self._store = store
         self._limits = limits or OverrideLimits()
         self._clock = clock
         self._wall_clock = wall_clock
-        self._arrivals = ArrivalRate(clock)
+        self._request_rate = RequestRate(clock)
         self._stored = store.read()
         self._active_rule: int | None = None
         self._state = self._present_state()
@@ -140,7 +138,7 @@ class ControlPlane:
         if change is not None:
             self._require_speculation(change)
             after = after_change(after, change, self._wall_clock())
-        rate = self._arrivals.per_s()
+        rate = self._request_rate.per_s()
         rules = state_of(after, self._configured, self._limits, None).rules
         active = active_rule(rules, rate, self._active_rule if change is None else None)
         state = state_of(after, self._configured, self._limits, active)
@@ -155,21 +153,12 @@ class ControlPlane:
             raise InvalidValueError("page_token", page_token, "a next_page_token, or empty")
         count = page_size or DEFAULT_AUDIT_PAGE
         found = self._store.changes(int(page_token) if page_token else None, count + 1)
-        entries = tuple(
-            AuditEntry(
-                each.version,
-                datetime.fromtimestamp(each.updated_at_s, UTC),
-                each.updated_by,
-                each.reason,
-                each.change,
-            )
-            for each in found[:count]
-        )
-        return AuditPage(entries, str(entries[-1].version) if len(found) > count else "")
+        next_token = str(found[count - 1].version) if len(found) > count else ""
+        return AuditPage(tuple(found[:count]), next_token)
 
     async def watch(self, known: StateStamp | None, timeout_s: float) -> SpeculationState:
         """Return the state once its stamp differs from `known`, or after `timeout_s` seconds."""
-        self._tick_on()
+        self._start_ticking()
         if self._state.stamp == known:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
@@ -185,7 +174,7 @@ class ControlPlane:
         if before is not None and uptime_s < before.uptime_s:
             return
         self._reports[report.replica_id] = _Received(report, uptime_s, self._clock())
-        self._arrivals.report(report.replica_id, report.counts.num_requests)
+        self._request_rate.report(report.replica_id, report.counts.num_requests)
         self.tick()
         if self._history.is_due(self._wall_clock()):
             await self.fleet()
@@ -198,7 +187,10 @@ class ControlPlane:
     async def status(self) -> ServiceStatus:
         """Return every replica with a recent report, and the settings in force."""
         now_s = self._clock()
-        self._forget_lost(now_s)
+        for replica_id, each in list(self._reports.items()):
+            if now_s - each.received_at_s > SILENCE_LIMIT_S:
+                self._forget(replica_id)
+                self._num_lost += 1
         self.tick()
         return ServiceStatus(
             replicas=tuple(
@@ -215,7 +207,7 @@ class ControlPlane:
         fleet = FleetStatistics(
             datetime.fromtimestamp(self._wall_clock(), UTC),
             status,
-            self._arrivals.per_s(),
+            self._request_rate.per_s(),
             Counts.sum((self._departed, *(each.report.counts for each in status.replicas))),
         )
         if self._history.is_due(fleet.at.timestamp()):
@@ -234,7 +226,7 @@ class ControlPlane:
         expires_at_s = self._stored.expires_at_s
         if expires_at_s is not None and self._wall_clock() >= expires_at_s:
             self._expire(expires_at_s)
-        active = active_rule(self._state.rules, self._arrivals.per_s(), self._active_rule)
+        active = active_rule(self._state.rules, self._request_rate.per_s(), self._active_rule)
         if active != self._active_rule:
             self._active_rule = active
             self._announce()
@@ -245,12 +237,12 @@ class ControlPlane:
             raise InvalidValueError("speculative_config", "none", limit)
         self._limits.check(change)
 
-    def _tick_on(self) -> None:
+    def _start_ticking(self) -> None:
         """Start ticking with the first watcher. At rest a tick only checks two fields."""
         if self._ticking is None or self._ticking.done():
-            self._ticking = asyncio.get_running_loop().create_task(self._tick_forever())
+            self._ticking = asyncio.get_running_loop().create_task(self._tick_indefinitely())
 
-    async def _tick_forever(self) -> None:
+    async def _tick_indefinitely(self) -> None:
         while True:
             if self._state.rules or self._stored.expires_at_s is not None:
                 self.tick()
@@ -267,7 +259,7 @@ class ControlPlane:
     def _adopt(self, stored: StoredSpeculation) -> None:
         self._stored, self._active_rule = stored, None
         self._state = self._present_state()
-        self._active_rule = active_rule(self._state.rules, self._arrivals.per_s(), None)
+        self._active_rule = active_rule(self._state.rules, self._request_rate.per_s(), None)
         self._announce()
 
     def _announce(self) -> None:
@@ -279,16 +271,10 @@ class ControlPlane:
     def _present_state(self) -> SpeculationState:
         return state_of(self._stored, self._configured, self._limits, self._active_rule)
 
-    def _forget_lost(self, now_s: float) -> None:
-        for replica_id, each in list(self._reports.items()):
-            if now_s - each.received_at_s > SILENCE_LIMIT_S:
-                self._forget(replica_id)
-                self._num_lost += 1
-
     def _forget(self, replica_id: str) -> bool:
         """Drop a replica but keep its counts; return False if it is unknown."""
         received = self._reports.pop(replica_id, None)
-        self._arrivals.forget(replica_id)
+        self._request_rate.forget(replica_id)
         if received is not None:
             self._departed = self._departed.plus(received.report.counts)
         return received is not None

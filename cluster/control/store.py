@@ -12,9 +12,11 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from specdec.types.control_changes import AuditEntry
 from specdec.types.errors import InvalidValueError
 
 _FILE_NAME = "control.sqlite3"
@@ -45,6 +47,30 @@ CREATE TABLE IF NOT EXISTS audit (
 ) STRICT
 """
 
+_READ = """
+SELECT version, overrides, updated_at_s, updated_by, reason, expires_at_s
+FROM speculation WHERE service = ?
+"""
+_INSERT = """
+INSERT OR IGNORE INTO speculation
+VALUES (:service, :version, :overrides, :updated_at_s, :updated_by, :reason, :expires_at_s)
+"""
+_UPDATE = """
+UPDATE speculation
+SET version = :version, overrides = :overrides, updated_at_s = :updated_at_s,
+    updated_by = :updated_by, reason = :reason, expires_at_s = :expires_at_s
+WHERE service = :service AND version = :version - 1
+"""
+_LOG = """
+INSERT OR REPLACE INTO audit
+VALUES (:service, :version, :change, :updated_at_s, :updated_by, :reason)
+"""
+_TRIM_LOG = "DELETE FROM audit WHERE service = :service AND version <= :oldest"
+_CHANGES = """
+SELECT version, updated_at_s, updated_by, reason, change
+FROM audit WHERE service = ? AND version < ? ORDER BY version DESC LIMIT ?
+"""
+
 
 @dataclass(frozen=True)
 class StoredSpeculation:
@@ -60,17 +86,6 @@ class StoredSpeculation:
     updated_by: str = ""
     reason: str = ""
     expires_at_s: float | None = None
-
-
-@dataclass(frozen=True)
-class StoredChange:
-    """Audit log entry: the change that created a version, as plain data."""
-
-    version: int
-    change: Mapping[str, Any]
-    updated_at_s: float
-    updated_by: str
-    reason: str
 
 
 class ControlStore:
@@ -109,12 +124,8 @@ class ControlStore:
 
     def read(self) -> StoredSpeculation:
         """Return the stored settings; version 0 if there are none."""
-        query = (
-            "SELECT version, overrides, updated_at_s, updated_by, reason, expires_at_s "
-            "FROM speculation WHERE service = ?"
-        )
         with self._connection() as connection:
-            row = connection.execute(query, (self._service,)).fetchone()
+            row = connection.execute(_READ, (self._service,)).fetchone()
         if row is None:
             return StoredSpeculation()
         version, overrides, *rest = row
@@ -125,55 +136,30 @@ class ControlStore:
 
         change: the settings for the audit log, which keeps the latest thousand changes.
         """
-        values = (
-            stored.version,
-            json.dumps(dict(stored.overrides)),
-            stored.updated_at_s,
-            stored.updated_by,
-            stored.reason,
-            stored.expires_at_s,
-        )
+        values = {
+            **vars(stored),
+            "service": self._service,
+            "overrides": json.dumps(dict(stored.overrides)),
+            "change": json.dumps(dict(change)),
+            "oldest": stored.version - _MAX_AUDIT_ENTRIES,
+        }
         with self._connection() as connection:
-            if stored.version == 1:
-                statement = "INSERT OR IGNORE INTO speculation VALUES (?, ?, ?, ?, ?, ?, ?)"
-                cursor = connection.execute(statement, (self._service, *values))
-            else:
-                statement = (
-                    "UPDATE speculation SET version = ?, overrides = ?, updated_at_s = ?, "
-                    "updated_by = ?, reason = ?, expires_at_s = ? WHERE service = ? AND version = ?"
-                )
-                cursor = connection.execute(statement, (*values, self._service, stored.version - 1))
+            cursor = connection.execute(_INSERT if stored.version == 1 else _UPDATE, values)
             if cursor.rowcount != 1:
                 return False
-            self._log(connection, stored, change)
+            connection.execute(_LOG, values)
+            connection.execute(_TRIM_LOG, values)
             return True
 
-    def _log(
-        self, connection: sqlite3.Connection, stored: StoredSpeculation, change: Mapping[str, Any]
-    ) -> None:
-        entry = (
-            self._service,
-            stored.version,
-            json.dumps(dict(change)),
-            stored.updated_at_s,
-            stored.updated_by,
-            stored.reason,
-        )
-        connection.execute("INSERT OR REPLACE INTO audit VALUES (?, ?, ?, ?, ?, ?)", entry)
-        oldest = stored.version - _MAX_AUDIT_ENTRIES
-        statement = "DELETE FROM audit WHERE service = ? AND version <= ?"
-        connection.execute(statement, (self._service, oldest))
-
-    def changes(self, before_version: int | None, count: int) -> list[StoredChange]:
+    def changes(self, before_version: int | None, count: int) -> list[AuditEntry]:
         """Return at most `count` changes, newest first, of versions below `before_version`."""
-        query = (
-            "SELECT version, change, updated_at_s, updated_by, reason FROM audit "
-            "WHERE service = ? AND version < ? ORDER BY version DESC LIMIT ?"
-        )
         before = 2**62 if before_version is None else before_version
         with self._connection() as connection:
-            rows = connection.execute(query, (self._service, before, count)).fetchall()
-        return [StoredChange(version, json.loads(text), *rest) for version, text, *rest in rows]
+            rows = connection.execute(_CHANGES, (self._service, before, count)).fetchall()
+        return [
+            AuditEntry(version, datetime.fromtimestamp(at_s, UTC), by, reason, json.loads(change))
+            for version, at_s, by, reason, change in rows
+        ]
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:

@@ -30,13 +30,6 @@ class FleetView:
     num_expected: int
 
 
-@dataclass(frozen=True)
-class LinkView:
-    """A Router's connection to the ControlPlane."""
-
-    is_connected: bool
-
-
 def _of_report(spec: MetricSpec[EngineReport]) -> MetricSpec[ReplicaStatus]:
     """Read a metric of a report from the replica's status."""
     return MetricSpec(
@@ -103,10 +96,10 @@ FLEET_METRICS: tuple[MetricSpec[FleetView], ...] = (
     ),
 )
 
-LINK_METRICS: tuple[MetricSpec[LinkView], ...] = (
+CONNECTION_METRICS: tuple[MetricSpec[bool], ...] = (
     gauge(
         "control_plane_up",
         "1 while the control plane answers this replica, else 0.",
-        "is_connected",
+        lambda is_connected: is_connected,
     ),
 )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, exposition
 from prometheus_client.metrics_core import Metric
@@ -15,12 +15,11 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from cluster.observability.metric_definitions import (
+    CONNECTION_METRICS,
     FLEET_METRICS,
-    LINK_METRICS,
     REPLICA_LABEL,
     REPLICA_METRICS,
     FleetView,
-    LinkView,
 )
 from specdec.engine.metric_definitions import MODEL_LABEL, PREFIX, MetricSpec
 from specdec.types.counters import HistogramCounts
@@ -30,14 +29,6 @@ _OPEN_METRICS = "application/openmetrics-text"
 
 Source = TypeVar("Source")
 Labels = dict[str, str]
-
-
-@dataclass(frozen=True)
-class _Labelled(Generic[Source]):
-    """A source of metrics, and the labels of all its series."""
-
-    source: Source
-    labels: Labels
 
 
 @dataclass(frozen=True)
@@ -51,19 +42,23 @@ class Exposition:
 def fleet_families(views: Mapping[str, FleetView]) -> list[Metric]:
     """Return the metrics of all replicas of each model, by labels, and those of each fleet."""
     replicas = [
-        _labelled(each, each, model_name)
+        (each, _labels(model_name, each))
         for model_name, view in views.items()
         for each in view.fleet.status.replicas
     ]
-    fleets = [_Labelled(view, {MODEL_LABEL: model_name}) for model_name, view in views.items()]
-    return [*_families(REPLICA_METRICS, replicas), *_families(FLEET_METRICS, fleets)]
-
-
-def replica_families(model_name: str, status: ReplicaStatus, link: LinkView) -> list[Metric]:
-    """Return the metrics of this replica alone."""
+    fleets = [(view, {MODEL_LABEL: model_name}) for model_name, view in views.items()]
     return [
-        *_families(REPLICA_METRICS, [_labelled(status, status, model_name)]),
-        *_families(LINK_METRICS, [_labelled(link, status, model_name)]),
+        *(_family(spec, replicas) for spec in REPLICA_METRICS),
+        *(_family(spec, fleets) for spec in FLEET_METRICS),
+    ]
+
+
+def replica_families(model_name: str, status: ReplicaStatus, *, is_connected: bool) -> list[Metric]:
+    """Return the metrics of this replica alone. is_connected: to the ControlPlane."""
+    labels = _labels(model_name, status)
+    return [
+        *(_family(spec, [(status, labels)]) for spec in REPLICA_METRICS),
+        *(_family(spec, [(is_connected, labels)]) for spec in CONNECTION_METRICS),
     ]
 
 
@@ -88,23 +83,16 @@ class _Collected(Collector):
         return self._families
 
 
-def _labelled(source: Source, status: ReplicaStatus, model_name: str) -> _Labelled[Source]:
-    labels = {MODEL_LABEL: model_name, REPLICA_LABEL: status.report.replica_id}
-    return _Labelled(source, labels)
+def _labels(model_name: str, status: ReplicaStatus) -> Labels:
+    return {MODEL_LABEL: model_name, REPLICA_LABEL: status.report.replica_id}
 
 
-def _families(
-    specs: Iterable[MetricSpec[Source]], sources: Sequence[_Labelled[Source]]
-) -> Iterator[Metric]:
-    return (_family(spec, sources) for spec in specs)
-
-
-def _family(spec: MetricSpec[Source], sources: Sequence[_Labelled[Source]]) -> Metric:
+def _family(spec: MetricSpec[Source], sources: Iterable[tuple[Source, Labels]]) -> Metric:
     """Return all series of one metric; a metric without series is listed, too."""
     family = Metric(PREFIX + spec.name, spec.meaning, spec.type)
-    for each in sources:
-        for reading in spec.read(each.source):
-            labels = each.labels | dict(zip(spec.labels, reading.labels, strict=True))
+    for source, common in sources:
+        for reading in spec.read(source):
+            labels = common | dict(zip(spec.labels, reading.labels, strict=True))
             if isinstance(reading.value, HistogramCounts):
                 _add_buckets(family, labels, reading.value)
             else:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cluster.config.serve_config import ServeConfig
-from cluster.replica.traced_request import TracedRequest
 from specdec.engine.metrics import Metrics
-from specdec.engine.request_metrics import RequestMetrics
+from specdec.engine.request_metrics import LEFT, RequestMetrics, reason_of
+from specdec.sequences.sequence import EngineRequest
+from specdec.types.outputs import RequestOutput
 from specdec.types.request import GenerateRequest
 
-if TYPE_CHECKING:
-    from cluster.replica.tracing import Tracing
+if TYPE_CHECKING:  # the packages that make traces are optional
+    from cluster.replica.tracing import RequestTrace, Tracing
 
 
 class Instrumentation:
@@ -21,14 +23,19 @@ class Instrumentation:
     def __init__(self, config: ServeConfig, replica: str, metrics: Metrics) -> None:
         """replica: its name in traces. metrics: the metrics of the replica."""
         self._metrics = metrics
-        self._tracing = _tracing(config, replica)
+        self._tracing: Tracing | None = None
+        if config.otlp_traces_endpoint is not None:
+            from cluster.replica.tracing import tracing_to  # its packages are optional
+
+            endpoint, model = config.otlp_traces_endpoint, config.served_model_name
+            self._tracing = tracing_to(endpoint, model, replica)
 
     def begin(self, request_id: str, call: GenerateRequest) -> RequestMetrics:
-        """Return the observer of a request that has just arrived."""
+        """Return the measurements of a request that has just arrived."""
         clock = time.perf_counter
-        trace = self._tracing.begin(request_id, call, clock) if self._tracing else None
-        if trace is None:
+        if self._tracing is None:
             return RequestMetrics(request_id, self._metrics, clock)
+        trace = self._tracing.begin(request_id, call, clock)
         return TracedRequest(request_id, self._metrics, clock, trace=trace)
 
     def close(self) -> None:
@@ -40,23 +47,63 @@ class Instrumentation:
         """See StepRecorder."""
         self._metrics.record_draft(seconds)
         if self._tracing is not None:
-            self._tracing.steps.add_draft(seconds)
+            self._tracing.steps.draft_s += seconds
 
     def record_verify(self, seconds: float) -> None:
         """See StepRecorder."""
         self._metrics.record_verify(seconds)
         if self._tracing is not None:
-            self._tracing.steps.add_verify(seconds)
+            self._tracing.steps.verify_s += seconds
 
     def record_batch(self, num_sequences: int) -> None:
         """See StepRecorder."""
         self._metrics.record_batch(num_sequences)
 
 
-def _tracing(config: ServeConfig, replica: str) -> Tracing | None:
-    """Return None where traces are off; their packages are imported only if they are on."""
-    if config.otlp_traces_endpoint is None:
-        return None
-    from cluster.replica.tracing import tracing_to
+class TracedRequest(RequestMetrics):
+    """RequestMetrics that also records a trace."""
 
-    return tracing_to(config.otlp_traces_endpoint, config.served_model_name, replica)
+    def __init__(
+        self,
+        request_id: str,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        trace: RequestTrace,
+    ) -> None:
+        """trace: uses the same clock."""
+        super().__init__(request_id, metrics, clock)
+        self._trace = trace
+
+    def on_queued(self, request: EngineRequest) -> None:
+        """See RequestMetrics."""
+        super().on_queued(request)
+        self._trace.on_queued(request)
+
+    def on_scheduled(self, at: float) -> None:
+        """See RequestMetrics."""
+        super().on_scheduled(at)
+        self._trace.on_scheduled(at)
+
+    def on_output(self, output: RequestOutput, at: float) -> None:
+        """See RequestMetrics."""
+        is_first = self._first_at is None
+        super().on_output(output, at)
+        if is_first:
+            self._trace.on_first_output(at)
+        if output.finish_reason is not None:
+            self._trace.on_choice_end(output.choice, output.finish_reason.value)
+            if output.is_last:
+                self._trace.end(at, output)
+
+    def on_broken_off(self, error: BaseException | None) -> None:
+        """See RequestMetrics."""
+        if not self._has_ended:
+            super().on_broken_off(error)
+            self._trace.end(self._clock(), self._last, reason_of(error))
+
+    def on_refused(self, error: BaseException) -> None:
+        """See RequestMetrics."""
+        super().on_refused(error)
+        if not isinstance(error, LEFT):
+            self._trace.end(self._clock(), self._last, reason_of(error))

@@ -6,6 +6,7 @@ from cluster.config.network import MAX_MODEL_CHARS
 from specdec.types.chat import ChatMessage
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import DetokenizeRequest, GenerateRequest, Prompt, TokenizeRequest
+from specdec.types.validation import require_count, require_range
 
 MAX_TEXT_CHARS = 1_000_000
 MAX_TOKEN_IDS = 1_000_000
@@ -22,9 +23,9 @@ def check_request(request: GenerateRequest, *, is_chat: bool) -> GenerateRequest
         raise InvalidValueError("prompt", None, "a text, token_ids or a chat")
     _check_prompt(request.prompt, is_chat=is_chat, min_chars=1)
     check_request_id(request.request_id)
-    check_priority(request.priority)
+    require_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
     check_cache_salt(request.cache_salt)
-    require_length("resume_token_ids", len(request.resume_token_ids), 0, MAX_TOKEN_IDS, "tokens")
+    require_count("resume_token_ids", len(request.resume_token_ids), 0, MAX_TOKEN_IDS, "tokens")
     params = request.params
     if request.resume_token_ids and params.seed is None and params.temperature != 0:
         # With another seed the output would not be what would have followed.
@@ -45,7 +46,7 @@ def check_tokenize(request: TokenizeRequest) -> TokenizeRequest:
 def check_detokenize(request: DetokenizeRequest) -> DetokenizeRequest:
     """Return the request as it is. No tokens have an empty text."""
     check_model(request.model)
-    require_length("token_ids", len(request.token_ids), 0, MAX_TOKEN_IDS, "tokens")
+    require_count("token_ids", len(request.token_ids), 0, MAX_TOKEN_IDS, "tokens")
     return request
 
 
@@ -65,36 +66,21 @@ def check_request_id(request_id: str) -> str:
     return request_id
 
 
-def check_priority(priority: int) -> int:
-    """Return the priority as it is."""
-    if abs(priority) > MAX_PRIORITY:
-        limit = f"from -{MAX_PRIORITY} to {MAX_PRIORITY}"
-        raise InvalidValueError("priority", priority, limit)
-    return priority
-
-
-def check_cache_salt(cache_salt: str) -> str:
-    """Return the salt as it is."""
+def check_cache_salt(cache_salt: str) -> None:
+    """Check the length of a cache salt; the error must not contain it."""
     if len(cache_salt) > MAX_CACHE_SALT_CHARS:
         limit = f"at most {MAX_CACHE_SALT_CHARS} characters long"
         raise InvalidValueError("cache_salt", f"{len(cache_salt)} characters", limit)
-    return cache_salt
-
-
-def require_length(path: str, length: int, low: int, high: int, unit: str) -> None:
-    """Check the length of the field that `path` names."""
-    if not low <= length <= high:
-        raise InvalidValueError(f"{path} length", length, f"from {low} to {high} {unit}")
 
 
 def _check_prompt(prompt: Prompt, *, is_chat: bool, min_chars: int) -> None:
     if isinstance(prompt, str):
-        require_length("text", len(prompt), min_chars, MAX_TEXT_CHARS, "characters")
+        require_count("text", len(prompt), min_chars, MAX_TEXT_CHARS, "characters")
         return
     assert isinstance(prompt, tuple), "messages carry no conversation with tools"
     if is_chat:  # the tokenizer, whose errors also refer to `messages`, checks the roles
-        require_length("messages", len(prompt), 1, MAX_CHAT_MESSAGES, "messages")
+        require_count("messages", len(prompt), 1, MAX_CHAT_MESSAGES, "messages")
         num_chars = sum(len(each.content) for each in prompt if isinstance(each, ChatMessage))
-        require_length("messages content", num_chars, 0, MAX_TEXT_CHARS, "characters in all")
+        require_count("messages content", num_chars, 0, MAX_TEXT_CHARS, "characters in all")
     else:
-        require_length("token_ids", len(prompt), 1, MAX_TOKEN_IDS, "tokens")
+        require_count("token_ids", len(prompt), 1, MAX_TOKEN_IDS, "tokens")

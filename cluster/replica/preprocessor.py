@@ -6,12 +6,11 @@ Requests arrive as text and chats and go to the engine as tokens; no engine step
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cluster.replica.encode_limiter import EncodingRoom
 from specdec.models.config import ModelConfig
 from specdec.text.chat_template import ChatTemplate
 from specdec.text.detokenizer import IncrementalDetokenizer
@@ -25,6 +24,54 @@ from specdec.types.sampling_params import StructuredOutput
 
 T = TypeVar("T")
 
+MAX_ENCODING = 2
+MAX_ENCODING_CHARS = 8_000_000
+"""Limit for the prompts of a replica that are encoded or wait for it: the last one waits for some
+seconds."""
+
+_MIN_CHARS = 1_000
+"""The size of the smallest prompt, for its cost besides its characters."""
+
+
+class EncodeLimiter:
+    """Limits concurrent encoding, and the characters that are encoded or wait for it.
+
+    For one event loop.
+    """
+
+    def __init__(
+        self, max_running: int = MAX_ENCODING, max_chars: int = MAX_ENCODING_CHARS
+    ) -> None:
+        self._running = asyncio.Semaphore(max_running)
+        self._max_chars = max_chars
+        self.num_chars = 0
+
+    async def run(self, work: Callable[[], Coroutine[Any, Any, T]], num_chars: int) -> T:
+        """Return what `work` returns. num_chars: its size in characters or tokens.
+
+        Raises OverloadedError at once beyond the limit; without other work any size is accepted. A
+        thread cannot be stopped: work that was started occupies its slot until it is done, even if
+        its caller is cancelled.
+        """
+        size = max(num_chars, _MIN_CHARS)
+        if self.num_chars and self.num_chars + size > self._max_chars:
+            raise OverloadedError(f"{self.num_chars} characters of prompts wait to be encoded")
+        self.num_chars += size
+        try:
+            await self._running.acquire()
+        except BaseException:
+            self.num_chars -= size
+            raise
+        task = asyncio.create_task(work())
+        task.add_done_callback(lambda done: self._release(done, size))
+        return await asyncio.shield(task)
+
+    def _release(self, task: asyncio.Task[Any], size: int) -> None:
+        self.num_chars -= size
+        self._running.release()
+        if not task.cancelled():
+            task.exception()  # retrieves it, as the caller may have been cancelled
+
 
 class Preprocessor:
     """Tokenizer and grammar compiler of a replica, loaded at first use."""
@@ -33,7 +80,7 @@ class Preprocessor:
         """directory: of the target model. model: its configuration."""
         self._directory = directory
         self._model = model
-        self._room = EncodingRoom()
+        self._limiter = EncodeLimiter()
 
     def load(self) -> None:
         """Load the tokenizer and start the grammar compiler, which takes seconds. Thread-safe."""
@@ -93,7 +140,7 @@ class Preprocessor:
         return await self._in_turn(partial(self.tokenizer.decode, token_ids), len(token_ids))
 
     async def _in_turn(self, work: Callable[[], T], num_chars: int) -> T:
-        return await self._room.run(lambda: asyncio.to_thread(work), num_chars)
+        return await self._limiter.run(lambda: asyncio.to_thread(work), num_chars)
 
     async def compile(self, spec: StructuredOutput | None) -> Grammar | None:
         """Return the compiled grammar of a request; None where it has none.

@@ -7,10 +7,10 @@ import atexit
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.config.serve_config import ServeConfig
-from cluster.workers.model_source import ModelSource
 from cluster.workers.ray_runtime import LocalRay, start_ray
 from cluster.workers.resources import DRAFT_BUNDLE, TARGET_BUNDLE, check_ranks, placement_bundles
 from specdec.config.engine import DraftLimits, EngineConfig
@@ -30,7 +30,7 @@ from specdec.types.worker import Target
 if TYPE_CHECKING:  # they import Ray, which reads the environment when it is imported
     from ray.util.placement_group import PlacementGroup
 
-    from cluster.workers.actor import GroupSpec
+    from cluster.workers.group_spec import GroupSpec
     from cluster.workers.supervisors import DraftSupervisor, Supervisor, TargetSupervisor
 
 _DRAFT_TIMEOUT_S = 10.0
@@ -51,7 +51,10 @@ class RayExecutor:
         num_sharing: int = 1,
     ) -> None:
         """Store what `load` needs. num_sharing: the replicas that share a node's cores."""
-        self._config = _serve_config(config)
+        if not isinstance(config, ServeConfig):
+            values = {each.name: getattr(config, each.name) for each in fields(LLMConfig)}
+            config = ServeConfig(**values, served_model_name="llm")
+        self._config = config
         self._directories = directories
         self._plan = plan
         self._num_sharing = num_sharing
@@ -80,18 +83,15 @@ class RayExecutor:
         self._is_closed = True
         atexit.unregister(self.close)
         if self._own_placement is None or _has_ray():
-            self._end_workers()
-        if self._own_ray is not None:
-            self._own_ray.stop()
-
-    def _end_workers(self) -> None:
-        for supervisor in (self._draft, self._target):
-            if supervisor is not None:
-                supervisor.close()
-        if self._own_placement is not None:
+            for supervisor in (self._draft, self._target):
+                if supervisor is not None:
+                    supervisor.close()
+        if self._own_placement is not None and _has_ray():
             from ray.util import remove_placement_group
 
             remove_placement_group(self._own_placement)
+        if self._own_ray is not None:
+            self._own_ray.stop()
 
     @property
     def target(self) -> Target:
@@ -187,9 +187,10 @@ class RayExecutor:
         from cluster.workers.worker_group import TARGET, WorkerGroup
 
         config, limits = self._config, self._plan.engine
-        source = ModelSource(config.model, self._directories.target)
-        size = config.tensor_parallel_size
-        spec = self._group_spec("target", source, size, limits, config.quantization_method)
+        directory, size = self._directories.target, config.tensor_parallel_size
+        spec = self._group_spec(
+            "target", config.model, directory, size, limits, config.quantization_method
+        )
         return TargetSupervisor(lambda: WorkerGroup(TARGET, spec, placement))
 
     def _start_draft(self, placement: PlacementGroup) -> DraftSupervisor | None:
@@ -201,8 +202,10 @@ class RayExecutor:
             return None
         directory, size = self._directories.draft, drafting.draft_tensor_parallel_size
         assert directory is not None, "a memory plan for a draft model without a directory"
-        source = ModelSource(drafting.model or self._config.model, directory)
-        spec = self._group_spec("draft model", source, size, limits, drafting.quantization)
+        model = drafting.model or self._config.model
+        spec = self._group_spec(
+            "draft model", model, directory, size, limits, drafting.quantization
+        )
         vocabulary = DraftVocabulary.between(directory, self._directories.target)
         spec = replace(spec, vocabulary=vocabulary.shared)
         return DraftSupervisor(lambda: WorkerGroup(DRAFT, spec, placement), limits, vocabulary)
@@ -210,19 +213,20 @@ class RayExecutor:
     def _group_spec(
         self,
         name: str,
-        source: ModelSource,
+        model: str,
+        directory: Path,
         size: int,
         limits: EngineConfig | DraftLimits,
         quantization: QuantizationMethod | None,
     ) -> GroupSpec:
-        from cluster.workers.actor import GroupSpec
+        from cluster.workers.group_spec import GroupSpec, ModelSource
 
         config = self._config
         is_target = isinstance(limits, EngineConfig)
         timeout_s = config.step_timeout_s
         return GroupSpec(
             name=name,
-            model=source,
+            model=ModelSource(model, directory),
             dtype=config.settled_dtype,
             device=config.device,
             quantization=quantization,
@@ -236,13 +240,6 @@ class RayExecutor:
             step_timeout_s=timeout_s if is_target else min(timeout_s, _DRAFT_TIMEOUT_S),
             logs=config.logs,
         )
-
-
-def _serve_config(config: LLMConfig) -> ServeConfig:
-    if isinstance(config, ServeConfig):
-        return config
-    values = {each.name: getattr(config, each.name) for each in fields(LLMConfig)}
-    return ServeConfig(**values, served_model_name="llm")
 
 
 def _has_ray() -> bool:

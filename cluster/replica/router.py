@@ -21,10 +21,9 @@ from ray.util.placement_group import PlacementGroup
 from cluster.config.serve_config import ServeConfig
 from cluster.observability.logs import current_request_id
 from cluster.replica.instrumentation import Instrumentation
-from cluster.replica.load import ReplicaLoad
 from cluster.replica.preprocessor import Preprocessor
 from cluster.replica.ray_executor import RayExecutor
-from cluster.replica.report import decision_news
+from cluster.replica.report import ReplicaLoad, decision_news
 from cluster.workers.profiling import Profiling
 from cluster.workers.resources import ReplicaMemory
 from specdec.engine.core import EngineCore
@@ -79,24 +78,24 @@ class Router:
         self._models = RayExecutor(config, directories, self.core.plan, num_sharing)
         self._speculation_version: int | None = None
         self._load = ReplicaLoad(config.target_requests_per_replica, time.monotonic)
-        self._observer = Instrumentation(config, replica, self.metrics)
+        self._instrumentation = Instrumentation(config, replica, self.metrics)
         self._profiling = Profiling(config.profile_dir, config.profile_max_mib, replica)
 
     async def start(self, placement: PlacementGroup | None) -> None:
         """Start and warm up the models, and begin to serve. Raises what loading raises."""
+        config = self.config
         text = asyncio.create_task(asyncio.to_thread(self.text.load))  # models take longer
         try:
             await asyncio.to_thread(self._models.load, placement)
         finally:
             await text
         logger.info("the models are loaded and warm")
-        await asyncio.to_thread(self._load_engine)
+        full = max(1, min(config.max_num_seqs, round(config.target_requests_per_replica)))
+        await asyncio.to_thread(
+            self.core.load, self._models, self.text.tokenizer, full, self._instrumentation
+        )
         self.core.start_thread()
-        logger.info("ready: %s with %s", self.config.served_model_name, self.core.plan)
-
-    def _load_engine(self) -> None:
-        full = min(self.config.max_num_seqs, round(self.config.target_requests_per_replica))
-        self.core.load(self._models, self.text.tokenizer, max(1, full), self._observer)
+        logger.info("ready: %s with %s", config.served_model_name, self.core.plan)
 
     @property
     def is_ready(self) -> bool:
@@ -157,7 +156,7 @@ class Router:
         if self.core.thread is not None:
             await self.core.thread.close()
         await asyncio.to_thread(self._models.close)
-        await asyncio.to_thread(self._observer.close)
+        await asyncio.to_thread(self._instrumentation.close)
 
     @property
     def max_model_len(self) -> int:
@@ -206,15 +205,15 @@ class Router:
         """Start a request. Its outputs raise the engine's errors."""
         request_id = call.request_id or secrets.token_hex(8)
         current_request_id.set(request_id)
-        observer = self._observer.begin(request_id, call)
+        measured = self._instrumentation.begin(request_id, call)
         try:
             thread = self.check_admission(call.model, call.params.n)
             request = await self._prepare(request_id, call)
         except BaseException as error:
-            observer.on_refused(error)
+            measured.on_refused(error)
             raise
-        observer.on_queued(request)
-        return Generation(request.seed, thread.generate(request, observer))
+        measured.on_queued(request)
+        return Generation(request.seed, thread.generate(request, measured))
 
     async def _prepare(self, request_id: str, call: GenerateRequest) -> EngineRequest:
         """Return an admitted request with token ids, compiled grammar and seed."""

@@ -25,7 +25,7 @@ from cluster.observability.request_context import text_headers
 from specdec.sequences.sequence import EngineRequest
 from specdec.types.outputs import RequestOutput
 from specdec.types.request import GenerateRequest, Prompt
-from specdec.types.sampling_params import LOSSY_VERIFIERS, SamplingParams
+from specdec.types.sampling_params import LOSSY_VERIFIERS
 
 logger = logging.getLogger(__name__)
 
@@ -46,20 +46,12 @@ class StepSeconds:
     draft_s: float = 0.0
     verify_s: float = 0.0
 
-    def add_draft(self, seconds: float) -> None:
-        """Add one step's drafting."""
-        self.draft_s += seconds
-
-    def add_verify(self, seconds: float) -> None:
-        """Add one forward pass with its verification."""
-        self.verify_s += seconds
-
 
 class Tracing:
     """Creates the traces of one replica and exports them in batches, on a separate thread."""
 
     def __init__(self, provider: TracerProvider, model: str) -> None:
-        """provider: samples and exports. model: the served model name."""
+        """Use a provider that samples and exports. model: the served model name."""
         self.steps = StepSeconds()
         self._provider = provider
         self._tracer = provider.get_tracer("specdec", version("specdec"))
@@ -118,7 +110,7 @@ class RequestTrace:
     _finish_reasons: dict[int, str] = field(default_factory=dict)  # by choice
 
     def __post_init__(self) -> None:
-        self._epoch_ns = time.time_ns() - _nanoseconds(self.clock())
+        self._epoch_ns = time.time_ns() - int(self.clock() * 1e9)
         self._begin_phase(self.clock())
 
     def on_queued(self, request: EngineRequest) -> None:
@@ -182,30 +174,12 @@ class RequestTrace:
             span.end(self._ns(end))
 
     def _ns(self, at: float) -> int:
-        return self._epoch_ns + _nanoseconds(at)
+        return self._epoch_ns + int(at * 1e9)
 
 
 def _request_attributes(request_id: str, call: GenerateRequest, model: str) -> Attributes:
-    return {
-        "gen_ai.operation.name": "chat" if _is_chat(call.prompt) else "text_completion",
-        "gen_ai.provider.name": PROVIDER,
-        "gen_ai.request.model": call.model or model,
-        "gen_ai.response.model": model,
-        "gen_ai.response.id": request_id,
-        **_sampling_attributes(call.params),
-    }
-
-
-def _is_chat(prompt: Prompt) -> bool:
-    match prompt:
-        case str() | (int(), *_):
-            return False
-        case _:
-            return True
-
-
-def _sampling_attributes(params: SamplingParams) -> Attributes:
-    """Return the sampling parameters of a request, without those left to the model."""
+    """Return the attributes of an arriving request, without parameters left to the model."""
+    params = call.params
     given: Mapping[str, float | int | None] = {
         "temperature": params.temperature,
         "top_p": params.top_p,
@@ -215,7 +189,22 @@ def _sampling_attributes(params: SamplingParams) -> Attributes:
         "presence_penalty": params.presence_penalty or None,
         "choice.count": params.n,
     }
-    return {f"gen_ai.request.{name}": value for name, value in given.items() if value is not None}
+    return {
+        "gen_ai.operation.name": "chat" if _is_chat(call.prompt) else "text_completion",
+        "gen_ai.provider.name": PROVIDER,
+        "gen_ai.request.model": call.model or model,
+        "gen_ai.response.model": model,
+        "gen_ai.response.id": request_id,
+        **{f"gen_ai.request.{name}": value for name, value in given.items() if value is not None},
+    }
+
+
+def _is_chat(prompt: Prompt) -> bool:
+    match prompt:
+        case str() | (int(), *_):
+            return False
+        case _:
+            return True
 
 
 def _usage_attributes(last: RequestOutput) -> Attributes:
@@ -241,7 +230,3 @@ def _step_attributes(
         yield "specdec.num_draft_tokens", speculation.num_draft_tokens
         yield "specdec.num_accepted_tokens", speculation.num_accepted_tokens
         yield "specdec.mean_acceptance_length", speculation.mean_acceptance_length
-
-
-def _nanoseconds(seconds: float) -> int:
-    return int(seconds * 1e9)

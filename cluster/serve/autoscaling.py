@@ -14,7 +14,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingP
 from cluster.config.serve_config import ServeConfig
 
 OPEN_REQUESTS = "open_requests"
-"""The load that a replica reports (`cluster.replica.load`): running and waiting requests, or the
+"""The load that a replica reports (`cluster.replica.report`): running and waiting requests, or the
 equivalent of its token rate.
 
 Serve's own metric also counts calls without cost for the engine, such as statistics streams.

@@ -24,22 +24,21 @@ from cluster.api.http import forwarding as http_forwarding
 from cluster.api.http.app import make_app
 from cluster.api.http.forwarding import ForwardedRequest, ResponseHead
 from cluster.config.serve_config import ServeConfig
-from cluster.control.client import ControlClient
+from cluster.control.client import ControlClient, StatsStreams
 from cluster.control.overrides import OverrideLimits
 from cluster.control.peers import CONTROL_PLANE, ROUTER, Applications, ServeDirectory, ServiceCard
 from cluster.control.plane import ControlPlaneReplica
-from cluster.control.stats_stream import StatsStreams
 from cluster.observability import logs
 from cluster.replica.router import Router
 from cluster.serve.autoscaling import OPEN_REQUESTS, autoscaling_config
 from cluster.serve.node_memory import node_shares, replica_memory
-from cluster.workers.model_source import log_progress
-from cluster.workers.placement import bundle_labels
+from cluster.workers.group_spec import log_progress
 from cluster.workers.ray_internals import head_node_resource
 from cluster.workers.resources import (
     CPUS_PER_ROUTER,
     FoundByDriver,
     ReplicaMemory,
+    bundle_labels,
     placement_bundles,
 )
 from specdec.config.hardware import available_memory_bytes
@@ -97,8 +96,8 @@ class RouterReplica(InferenceServicer, AdminServicer):
         applications = self._applications(serve_config)
         InferenceServicer.__init__(self, router, keys, applications)
         access = AdminAccess(read_token("admin_token_file", serve_config.admin_token_file))
-        watches = StatsStreams(control.fleet)
-        AdminServicer.__init__(self, control, access, watches, self._profile, applications)
+        streams = StatsStreams(control.fleet)
+        AdminServicer.__init__(self, control, access, streams, self._profile, applications)
         self._ingress = (
             EmbeddedIngress(router, self, keys, serve_config)
             if serve_config.ingress == "embedded"
@@ -115,7 +114,7 @@ class RouterReplica(InferenceServicer, AdminServicer):
         """Return the other applications, which only Serve's ingress can forward to."""
         if config.ingress == "embedded":
             return Applications(config.served_model_name)
-        return Applications(config.served_model_name, ServeDirectory(self._application).look)
+        return Applications(config.served_model_name, ServeDirectory(self._application).list_peers)
 
     async def own_model_info(self) -> ModelInfo:
         """Return this model's information; called by other applications."""
@@ -171,7 +170,7 @@ class RouterReplica(InferenceServicer, AdminServicer):
 
         timeout_s: None for drain_timeout_s; 0 aborts all requests, also of a running drain.
         """
-        self.watches.drain()
+        self.stats_streams.drain()
         if self._ingress is not None:
             await self._ingress.set_ready(False)
         await self.router.drain(timeout_s)

@@ -12,8 +12,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.config.serve_config import ServeConfig
 from cluster.control.peers import ROUTER, our_applications
-from cluster.workers.placement import nodes_for
-from cluster.workers.resources import DRAFT_BUNDLE, TARGET_BUNDLE, ReplicaMemory, placement_bundles
+from cluster.workers.resources import (
+    DRAFT_BUNDLE,
+    TARGET_BUNDLE,
+    ReplicaMemory,
+    nodes_for,
+    placement_bundles,
+)
 from specdec.config.hardware import available_memory_bytes, smallest_gpu_bytes
 
 _ANSWER_TIMEOUT_S = 120.0

@@ -15,8 +15,13 @@ from cluster.config.network import address_of, listen_error
 from cluster.config.serve_config import ServeConfig
 from cluster.control.store import ControlStore, state_dir
 from cluster.serve.ray_session import Listening, RaySession, StartupError
-from cluster.workers.placement import require_placeable
-from cluster.workers.resources import FoundByDriver, check_ranks, check_together, memory_per_replica
+from cluster.workers.resources import (
+    FoundByDriver,
+    check_ranks,
+    check_together,
+    memory_per_replica,
+    require_placeable,
+)
 from specdec.config.hardware import available_cpus, num_gpus
 from specdec.engine.memory_plan import memory_plan
 from specdec.engine.model_resolution import ModelDirectories, resolve_models, with_settled_dtype

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ray
 
 from cluster.observability import logs
-from cluster.observability.logs import LogConfig
 from cluster.workers import serialization
 from cluster.workers.cpu_scheduling import run_as_model
-from cluster.workers.model_source import ModelSource
+from cluster.workers.group_spec import GroupSpec
 from cluster.workers.profile_messages import is_report
 from cluster.workers.transport import Endpoint, Listener, StepSocket, Transport
 from cluster.workers.unix_socket import PeerGoneError
-from specdec.config.engine import DraftLimits, DTypeName, EngineConfig, Kernels
-from specdec.config.quantization import QuantizationMethod
-from specdec.text.vocab_map import VocabularyMap
 
 if TYPE_CHECKING:  # imports torch, which the Router that starts the actors does not need
     from cluster.workers.worker import ModelWorker
@@ -28,35 +22,7 @@ if TYPE_CHECKING:  # imports torch, which the Router that starts the actors does
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class GroupSpec:
-    """A model, how to shard it, where to place its ranks and how to reach them.
-
-    name: of the model's role, for messages. device: its type; a rank uses at most one GPU.
-    limits: EngineConfig for a target, DraftLimits for a draft model.
-    num_replicas: groups like this one that share the cores of a node.
-    bundle_index: of the placement group. transport: None uses ipc on this node and tcp to others.
-    vocabulary: tokens that a draft model shares with the target, where their vocabularies differ.
-    """
-
-    name: str
-    model: ModelSource
-    dtype: DTypeName
-    device: str
-    quantization: QuantizationMethod | None
-    kernels: Kernels
-    tensor_parallel_size: int
-    limits: EngineConfig | DraftLimits
-    num_replicas: int
-    bundle_index: int
-    transport: Transport | None
-    start_timeout_s: float
-    step_timeout_s: float
-    logs: LogConfig
-    vocabulary: VocabularyMap | None = None
-
-
-class Worker(ABC):
+class Worker:
     """One rank. It executes the steps that arrive on its socket, in order, until a stop message.
 
     directory: for the sockets of this group; its Router removes it. The ranks of a group are always
@@ -126,24 +92,15 @@ class Worker(ABC):
             return False
         return True
 
-    @abstractmethod
     def _load(self) -> ModelWorker:
-        """Load this rank's shard of the model, and warm it up."""
+        from cluster.workers.worker import load_worker
+
+        return load_worker(self._spec, self._rank, self._directory)
 
 
 class TargetWorker(Worker):
-    """One rank of the target model: scores and verifies."""
-
-    def _load(self) -> ModelWorker:
-        from cluster.workers.worker import load_target
-
-        return load_target(self._spec, self._rank, self._directory)
+    """One rank of the target model: scores and verifies. Ray shows processes by class name."""
 
 
 class DraftWorker(Worker):
     """One rank of the draft model: drafts, and then catches up while the target runs."""
-
-    def _load(self) -> ModelWorker:
-        from cluster.workers.worker import load_draft
-
-        return load_draft(self._spec, self._rank, self._directory)

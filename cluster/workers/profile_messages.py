@@ -1,7 +1,7 @@
-"""Messages about profiles between a Router and the ranks of its models.
+"""Messages of profiles between a Router and its ranks.
 
-They travel between the messages of steps, in order, so a profile begins and ends between two steps
-on every rank.
+Orders and reports travel between the messages of steps, in order, so a profile begins and ends
+between two steps on every rank.
 """
 
 from __future__ import annotations
@@ -75,23 +75,14 @@ class ProfileInbox:
         """Store a report; discard one of an earlier order that was cancelled."""
         _, of_directory, packed = frames
         if of_directory.decode() == self._directory:
-            report = _decode_report(packed)
+            values: dict[str, Any] = msgpack.unpackb(packed)
+            operations = tuple(OperationTime(**each) for each in values.pop("operations"))
+            report = WorkerProfile(**values, operations=operations)
             self._reports[report.rank] = report
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every rank has reported."""
-        return len(self._reports) == self._size
 
     @property
     def reports(self) -> tuple[WorkerProfile, ...] | None:
         """The reports by rank; None until all have arrived."""
-        if not self.is_complete:
+        if len(self._reports) < self._size:
             return None
         return tuple(report for _, report in sorted(self._reports.items()))
-
-
-def _decode_report(packed: bytes) -> WorkerProfile:
-    values: dict[str, Any] = msgpack.unpackb(packed)
-    operations = tuple(OperationTime(**each) for each in values.pop("operations"))
-    return WorkerProfile(**values, operations=operations)

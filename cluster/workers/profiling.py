@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
     Model = Supervisor[Any, Any]
 
+OnEngineThread = Callable[[Callable[[], Any]], Awaitable[Any]]
+
 _POLL_S = 0.05
 _MIB = 2**20
-
-OnEngineThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 class Profiling:
@@ -59,7 +59,9 @@ class Profiling:
             raise InvalidValueError("profile_dir", "none", limit)
         if self._running is not None and not self._running.done():
             raise OverloadedError("a profile is being taken; ask again when it is done")
-        directory = self._directory / _new_name()
+        # A unique name that sorts by time.
+        name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+        directory = self._directory / name
         self._running = asyncio.create_task(self._take(order, models, call, directory))
         return await asyncio.shield(self._running)
 
@@ -86,7 +88,7 @@ class Profiling:
             await call(begin)
             workers = await _collect(present, call, began_at + order.timeout_s)
         except BaseException:
-            with suppress(NotReadyError, TargetFailedError):  # the engine has ended, and its models
+            with suppress(NotReadyError, TargetFailedError):  # the engine and the models have ended
                 await call(lambda: _end(present))
             raise
         return ProfileReport(self._replica, time.monotonic() - began_at, workers)
@@ -118,8 +120,3 @@ def _end(models: Iterable[Model]) -> None:
     """End the profiles; on the engine's thread."""
     for model in models:
         model.end_profile()
-
-
-def _new_name() -> str:
-    """Return a unique name that sorts by time."""
-    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"

@@ -1,11 +1,13 @@
-"""Resources that replicas reserve, and checks that the ranks of a configuration fit."""
+"""Resources that replicas reserve, their placement on nodes, and checks that both fit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from cluster.config.serve_config import ServeConfig
+from specdec.config.fields import node_labels
 from specdec.config.hardware import (
     available_cpus,
     available_memory_bytes,
@@ -82,8 +84,14 @@ def _ranks_bundle(config: ServeConfig, num_ranks: int) -> dict[str, float]:
 def check_ranks(config: ServeConfig, models: Models, num_cpus: int) -> None:
     """Raise InvalidValueError unless the models can be sharded so and the ranks fit."""
     _check_replicas(config, num_cpus)
-    if config.device == "cuda":
-        _check_gpus(config)
+    per_replica = sum(bundle.get("GPU", 0) for bundle in placement_bundles(config))
+    needed = int(per_replica * config.most_replicas)
+    if needed and needed > (found := num_gpus()):
+        limit = (
+            f"such that each rank of each model and replica has its own GPU: {needed} are needed, "
+            f"{found} are available"
+        )
+        raise InvalidValueError("tensor_parallel_size", config.tensor_parallel_size, limit)
     cpus_per_replica = (num_cpus - CPUS_PER_CONTROL_PLANE) / config.most_replicas
     by_machine = int((cpus_per_replica - CPUS_PER_ROUTER) / CPUS_PER_WORKER)
     field, size = "tensor_parallel_size", config.tensor_parallel_size
@@ -132,17 +140,6 @@ def _check_replicas(config: ServeConfig, num_cpus: int) -> None:
         raise InvalidValueError(field, config.most_replicas, reason)
 
 
-def _check_gpus(config: ServeConfig) -> None:
-    per_replica = sum(bundle.get("GPU", 0) for bundle in placement_bundles(config))
-    needed, found = int(per_replica * config.most_replicas), num_gpus()
-    if needed > found:
-        limit = (
-            f"such that each rank of each model and replica has its own GPU: {needed} are needed, "
-            f"{found} are available"
-        )
-        raise InvalidValueError("tensor_parallel_size", config.tensor_parallel_size, limit)
-
-
 def _check_size(
     field: str, size: int, model: ModelConfig, num_ranks_left: int, num_cpus: int
 ) -> None:
@@ -153,3 +150,91 @@ def _check_size(
             f"{num_cpus} cores of this machine fit {num_ranks_left} ranks of it"
         )
         raise InvalidValueError(field, size, reason)
+
+
+def bundle_labels(config: ServeConfig) -> list[dict[str, str]] | None:
+    """Return the labels that each bundle's node must have; None without label selectors.
+
+    The Router is placed with the target, with which it communicates most.
+    """
+    if config.target_labels is None and config.draft_labels is None:
+        return None
+    target, draft = node_labels(config.target_labels), node_labels(config.draft_labels)
+    return [target, target, draft][: len(placement_bundles(config))]
+
+
+@dataclass(frozen=True)
+class _Bundle:
+    """A bundle that each required replica of a model needs. nodes: ids of those with its labels."""
+
+    config: ServeConfig
+    index: int
+    size: Mapping[str, float]
+    nodes: frozenset[str]
+
+    def refuse(self, missing: str) -> NoReturn:
+        """Raise InvalidValueError that names the labels, or the ranks where there are none."""
+        is_draft, config = self.index == DRAFT_BUNDLE, self.config
+        field = "draft_labels" if is_draft else "target_labels"
+        value: object = getattr(config, field)
+        if value is not None:
+            raise InvalidValueError(field, value, f"labels of {missing}")
+        field, value = "tensor_parallel_size", config.tensor_parallel_size
+        if is_draft and config.draft_model is not None:
+            field = "speculative_config.draft_tensor_parallel_size"
+            value = config.draft_model.draft_tensor_parallel_size
+        raise InvalidValueError(field, value, f"fewer, unless the cluster has {missing}")
+
+
+def require_placeable(configs: Sequence[ServeConfig], nodes: Sequence[Mapping[str, Any]]) -> None:
+    """Raise InvalidValueError for models that could not be placed on the empty cluster.
+
+    That is a bundle that no node can hold, or bundles of all replicas required at the start that
+    need more of a resource than all nodes with their labels have. nodes: from `ray.nodes()`. Ray
+    itself would wait indefinitely, without a message.
+    """
+    bundles = [
+        _Bundle(
+            config,
+            index,
+            size,
+            frozenset(node["NodeID"] for node in _with_labels(config, index, nodes)),
+        )
+        for config in configs
+        for index, size in enumerate(placement_bundles(config))
+    ]
+    for each in bundles:
+        if not nodes_for(each.config, each.index, nodes):
+            size = ", ".join(f"{amount:g} {resource}" for resource, amount in each.size.items())
+            each.refuse(f"a node with {size}")
+    for each in bundles:  # with all others that must be placed on the same nodes
+        inside = [
+            other.size
+            for other in bundles
+            if other.nodes <= each.nodes
+            for _ in range(other.config.fewest_replicas)
+        ]
+        found = total(node["Resources"] for node in nodes if node["NodeID"] in each.nodes)
+        for resource, needed in total(inside).items():
+            if needed > found.get(resource, 0) and resource in each.size:
+                each.refuse(f"nodes with {needed:g} {resource} together, as all replicas need")
+
+
+def nodes_for(
+    config: ServeConfig, index: int, nodes: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """Return the nodes that could hold the bundle of this index if they were empty."""
+    bundle = placement_bundles(config)[index]
+    return [
+        node
+        for node in _with_labels(config, index, nodes)
+        if all(node["Resources"].get(name, 0) >= size for name, size in bundle.items())
+    ]
+
+
+def _with_labels(
+    config: ServeConfig, index: int, nodes: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    labels = bundle_labels(config)
+    wanted = labels[index].items() if labels else set()
+    return [node for node in nodes if node["Alive"] and wanted <= node["Labels"].items()]

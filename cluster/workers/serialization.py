@@ -51,11 +51,7 @@ _FLOAT32 = np.dtype("<f4")
 
 def encode_step(step: StepInput) -> Frames:
     """Encode as [header, rows [B, 10], tokens, positions, 3 row arrays, deltas [D, 3], block ids]."""
-    header = [
-        step.step_id,
-        step.released,
-        [_encode_admission(each) for each in step.admitted],
-    ]
+    header = [step.step_id, step.released, [_encode_admission(each) for each in step.admitted]]
     deltas = (
         (delta.seq_id, delta.start, len(delta.block_ids)) for delta in step.block_table_deltas
     )
@@ -110,23 +106,16 @@ def encode_draft_step(step: DraftStep) -> Frames:
 
 def decode_draft_step(frames: Sequence[bytes]) -> DraftStep:
     """Decode the frames of `encode_draft_step`."""
-    *common, drafts, tokens = frames
-    step = decode_step(common)
-    table = _table(drafts, 5)
+    *common, draft_rows, tokens = frames
+    step, table = decode_step(common), _table(draft_rows, 5)
     row_tokens = _split(_unpack(tokens), [draft[2] for draft in table])
-    return DraftStep(
-        step_id=step.step_id,
-        released=step.released,
-        admitted=step.admitted,
-        block_table_deltas=step.block_table_deltas,
-        rows=step.rows,
-        drafts=tuple(
-            DraftRow(seq_id, computed, token_ids, count, first_index)
-            for (seq_id, computed, _, count, first_index), token_ids in zip(
-                table, row_tokens, strict=True
-            )
-        ),
+    drafts = tuple(
+        DraftRow(seq_id, computed, token_ids, count, first_index)
+        for (seq_id, computed, _, count, first_index), token_ids in zip(
+            table, row_tokens, strict=True
+        )
     )
+    return DraftStep(**vars(step), drafts=drafts)
 
 
 def encode_output(output: VerifyOutput) -> Frames:
@@ -140,7 +129,7 @@ def encode_output(output: VerifyOutput) -> Frames:
             row.seq_id,
             len(row.token_ids),
             len(row.lookahead_token_ids),
-            _logprobs_width(row.logprobs),
+            _width(row.logprobs),
             row.has_bad_logits,
             len(row.next_draft_token_ids),
             row.next_draft_parents is not None,
@@ -148,7 +137,7 @@ def encode_output(output: VerifyOutput) -> Frames:
         for row in output.rows
     )
     prompts = (
-        (each.seq_id, each.start, len(each.logprobs), _logprobs_width(each.logprobs))
+        (each.seq_id, each.start, len(each.logprobs), _width(each.logprobs))
         for each in output.prompt_logprobs
     )
     logprobs = [row.logprobs for row in output.rows if row.logprobs is not None]
@@ -170,7 +159,11 @@ def decode_output(frames: Sequence[bytes]) -> VerifyOutput:
     table, prompt_table = _table(rows, 7), _table(prompts, 4)
     counts = [row[1] + row[2] + row[5] * (1 + row[6]) for row in table]
     row_numbers = _split(_unpack(tokens), counts)
-    take = _logprobs_reader(*logprobs)
+    take_ids, take_values, take_ranks = map(_reader, logprobs, (_INT32, _FLOAT32, _INT32))
+
+    def take(count: int, width: int) -> Logprobs:
+        return Logprobs(take_ids(count, width), take_values(count, width), take_ranks(count))
+
     return VerifyOutput(
         msgpack.unpackb(header),
         tuple(
@@ -204,14 +197,7 @@ def _verified_row(row: Numbers, numbers: Numbers, take: Callable[..., Logprobs])
 
 def encode_draft_output(output: DraftOutput) -> Frames:
     """Encode as [header, rows [B, 3], tokens, 2 draft_probs arrays]."""
-    rows = (
-        (
-            row.seq_id,
-            len(row.token_ids),
-            0 if row.draft_probs is None else row.draft_probs.probs.shape[1],
-        )
-        for row in output.rows
-    )
+    rows = ((row.seq_id, len(row.token_ids), _width(row.draft_probs)) for row in output.rows)
     return [
         msgpack.packb(output.step_id),
         _pack(value for row in rows for value in row),
@@ -282,7 +268,7 @@ def _step_row(row: StepRow) -> tuple[int, ...]:
         len(row.token_ids),
         row.num_draft_tokens,
         row.samples,
-        0 if row.draft_probs is None else row.draft_probs.probs.shape[1],
+        _width(row.draft_probs),
         0 if row.grammar_mask is None else row.grammar_mask.shape[1],
         row.num_lookahead_tokens,
         row.adapter_id,
@@ -338,18 +324,9 @@ def _decode_draft_probs(
         yield DraftProbs(take_ids(*shape), take_probs(*shape)) if shape[1] else None
 
 
-def _logprobs_width(logprobs: Logprobs | None) -> int:
-    return 0 if logprobs is None else logprobs.token_ids.shape[1]
-
-
-def _logprobs_reader(token_ids: bytes, values: bytes, ranks: bytes) -> Callable[..., Logprobs]:
-    take_ids, take_values = _reader(token_ids, _INT32), _reader(values, _FLOAT32)
-    take_ranks = _reader(ranks, _INT32)
-
-    def take(count: int, width: int) -> Logprobs:
-        return Logprobs(take_ids(count, width), take_values(count, width), take_ranks(count))
-
-    return take
+def _width(listed: DraftProbs | Logprobs | None) -> int:
+    """Return the number of tokens listed at each position."""
+    return 0 if listed is None else listed.token_ids.shape[1]
 
 
 def _reader(frame: bytes, dtype: np.dtype[Any]) -> Callable[..., NDArray[Any]]:

@@ -115,21 +115,18 @@ class Supervisor(Generic[StepT, OutputT]):
             except Exception as error:
                 logger.warning("the %s did not start: %s", self._model, error)
                 continue
-            return self._install(group)
+            with self._lock:
+                if self._closing.is_set():
+                    group.kill()
+                    return None
+                self.num_restarts += 1
+                self._backoff.started()
+                self._group = group
+            return group
         return None
 
     def _delay_s(self) -> float:
         return self._backoff.delay_s()
-
-    def _install(self, group: WorkerGroup[StepT, OutputT]) -> WorkerGroup[StepT, OutputT] | None:
-        with self._lock:
-            if self._closing.is_set():
-                group.kill()
-                return None
-            self.num_restarts += 1
-            self._backoff.started()
-            self._group = group
-        return group
 
     def begin_profile(self, order: WorkerProfileOrder) -> None:
         """Begin a profile on every rank, if there is a group. Does not wait."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal, Protocol
 
 import zmq
@@ -90,17 +91,13 @@ class Listener:
         else:
             self._server = _CurveServer(host, peer_public_key)
             self.endpoint = self._server.endpoint
-        self._socket: StepSocket | None = None
 
     def accept(self) -> StepSocket:
         """Return this end of the connection. A Unix socket waits here for its peer."""
-        self._socket = self._server.accept()
-        return self._socket
+        return self._server.accept()
 
     def close(self) -> None:
         """Close the socket."""
-        if self._socket is not None:
-            self._socket.close()
         self._server.close()
 
 
@@ -113,9 +110,9 @@ class _CurveServer:
         self._pair.linger = _LINGER_MS
         self._authenticator = ThreadAuthenticator(self._context)
         self._authenticator.start()
-        self._authenticator.configure_curve_callback(
-            domain="*", credentials_provider=_OnlyPeer(peer_public_key)
-        )
+        # Called at each handshake; `key` is in Z85, as all keys here.
+        only_peer = SimpleNamespace(callback=lambda domain, key: key == peer_public_key)
+        self._authenticator.configure_curve_callback(domain="*", credentials_provider=only_peer)
         keys = CurveKeys.generate()
         self._pair.curve_server = True
         self._pair.curve_secretkey = keys.secret
@@ -131,17 +128,6 @@ class _CurveServer:
         self._pair.close()
         self._authenticator.stop()
         self._context.term()
-
-
-class _OnlyPeer:
-    """Credentials provider of pyzmq that accepts one client key."""
-
-    def __init__(self, public_key: bytes) -> None:
-        self._public_key = public_key
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        """Return whether to accept `key`, in Z85 as all keys here. Called at each handshake."""
-        return key == self._public_key
 
 
 class _ZmqSocket:

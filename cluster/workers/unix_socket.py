@@ -108,11 +108,12 @@ class UnixListener:
         self._socket.listen(1)
 
     def accept(self) -> UnixSocket:
-        """Wait for the peer, then close: no other process can connect."""
+        """Wait for the peer, then stop listening: no other process can connect."""
         connected, _ = self._socket.accept()
-        self.close()
+        self._socket.close()
+        self._socket = connected
         return UnixSocket(connected)
 
     def close(self) -> None:
-        """Refuse further connections."""
+        """Close the connection, or the listening socket before there is one."""
         self._socket.close()

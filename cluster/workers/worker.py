@@ -7,18 +7,25 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from cluster.workers import serialization
-from cluster.workers.actor import GroupSpec
+from cluster.workers.group_spec import GroupSpec
 from cluster.workers.profile_messages import WorkerProfileOrder, is_for_profiles, order_in
 from cluster.workers.resources import threads_per_worker
-from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.distributed.group import TensorParallelGroup
 from specdec.types.profile import WorkerProfile
-from specdec.worker import ModelRunner, Rendezvous, StepProfiler, load_draft_runner, load_runner
+from specdec.worker import (
+    DraftModelRunner,
+    ModelRunner,
+    Rendezvous,
+    StepProfiler,
+    TargetModelRunner,
+    load_warm,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -29,54 +36,40 @@ StepFunction = Callable[[serialization.Frames], Iterator[serialization.Frames]]
 """Executes one step; yields each answer before the work that follows it."""
 
 
-def load_target(spec: GroupSpec, rank: int, directory: Path) -> ModelWorker:
-    """Load this rank's shard of the target model and warm it up. A collective call."""
-    limits = spec.limits
-    assert isinstance(limits, EngineConfig)
-    runner = load_runner(
+def load_worker(spec: GroupSpec, rank: int, directory: Path) -> ModelWorker:
+    """Load this rank's shard of the model and warm it up. A collective call."""
+    runner = load_warm(
         spec.model.here(),
         spec.dtype,
-        limits,
+        spec.limits,
         _join_group(spec, rank, directory),
         spec.quantization,
         torch.device(spec.device),
         spec.kernels,
-    )
-    runner.warm_up(min(limits.max_num_batched_tokens, limits.max_model_len - 1))
-
-    def execute(frames: serialization.Frames) -> Iterator[serialization.Frames]:
-        yield serialization.encode_output(runner.execute(serialization.decode_step(frames)))
-
-    return ModelWorker(runner, execute, rank)
-
-
-def load_draft(spec: GroupSpec, rank: int, directory: Path) -> ModelWorker:
-    """Load this rank's shard of the draft model and warm it up. A collective call."""
-    limits = spec.limits
-    assert isinstance(limits, DraftLimits)
-    runner = load_draft_runner(
-        spec.model.here(),
-        spec.dtype,
-        limits,
-        _join_group(spec, rank, directory),
-        spec.quantization,
-        torch.device(spec.device),
         spec.vocabulary,
-        spec.kernels,
     )
-    runner.warm_up(min(limits.max_catch_up_tokens, limits.max_model_len - 1))
+    if isinstance(runner, DraftModelRunner):
+        return ModelWorker(runner, partial(_draft, runner), rank)
+    return ModelWorker(runner, partial(_verify, runner), rank)
 
-    def execute(frames: serialization.Frames) -> Iterator[serialization.Frames]:
-        step = serialization.decode_draft_step(frames)
-        drafts = runner.draft(step)
-        if step.drafts:
-            yield serialization.encode_draft_output(drafts)
-        if step.rows:
-            runner.catch_up(step)
-        if step.rows or not step.drafts:
-            yield serialization.CAUGHT_UP
 
-    return ModelWorker(runner, execute, rank)
+def _verify(
+    runner: TargetModelRunner, frames: serialization.Frames
+) -> Iterator[serialization.Frames]:
+    yield serialization.encode_output(runner.execute(serialization.decode_step(frames)))
+
+
+def _draft(
+    runner: DraftModelRunner, frames: serialization.Frames
+) -> Iterator[serialization.Frames]:
+    step = serialization.decode_draft_step(frames)
+    drafts = runner.draft(step)
+    if step.drafts:
+        yield serialization.encode_draft_output(drafts)
+    if step.rows:
+        runner.catch_up(step)
+    if step.rows or not step.drafts:
+        yield serialization.CAUGHT_UP
 
 
 def _join_group(spec: GroupSpec, rank: int, directory: Path) -> TensorParallelGroup:
@@ -99,10 +92,6 @@ class _Profile:
     order: WorkerProfileOrder
     profiler: StepProfiler
 
-    @property
-    def is_over(self) -> bool:
-        return self.profiler.num_steps >= self.order.num_steps
-
 
 class ModelWorker:
     """A rank that is loaded and warm. It records its steps while a profile is active."""
@@ -117,18 +106,13 @@ class ModelWorker:
         """Execute a step, or begin or end a profile. Yields answers, then the report if it ends."""
         if is_for_profiles(frames):
             yield from self._change_profile(order_in(frames))
-        elif self._profile is None:
+        elif (profile := self._profile) is None:
             yield from self._execute(frames)
         else:
-            yield from self._run_profiled(frames, self._profile)
-
-    def _run_profiled(
-        self, frames: serialization.Frames, profile: _Profile
-    ) -> Iterator[serialization.Frames]:
-        with profile.profiler.step():
-            yield from self._execute(frames)
-        if profile.is_over:
-            yield self._end(profile)
+            with profile.profiler.step():
+                yield from self._execute(frames)
+            if profile.profiler.num_steps >= profile.order.num_steps:
+                yield self._end(profile)
 
     def _change_profile(self, order: WorkerProfileOrder | None) -> Iterator[serialization.Frames]:
         """Begin a profile, or end the active one. Errors are reported and do not affect steps.

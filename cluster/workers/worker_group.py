@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import ray
 import zmq
@@ -19,7 +19,8 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.workers import serialization
-from cluster.workers.actor import DraftWorker, GroupSpec, TargetWorker, Worker
+from cluster.workers.actor import DraftWorker, TargetWorker, Worker
+from cluster.workers.group_spec import GroupSpec
 from cluster.workers.profile_messages import (
     END,
     WRITING_S,
@@ -84,11 +85,6 @@ DRAFT = Role(
 )
 
 
-class _Answer(NamedTuple):
-    rank: int
-    frames: serialization.Frames
-
-
 class WorkerGroup(Generic[StepT, OutputT]):
     """The ranks of one model: every step goes to all of them, and rank 0 answers.
 
@@ -111,7 +107,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
         self._workers: list[Any] = []
         self._runs: list[Any] = []
         self._deadline_s = math.inf
-        self._received: deque[_Answer] = deque()  # not yet processed
+        self._received: deque[tuple[int, serialization.Frames]] = deque()  # by rank, unprocessed
         self._pending_step_ids: deque[int] = deque()  # whose outputs are not collected
         self._num_catching_up = 0
         self._profile: ProfileInbox | None = None
@@ -164,7 +160,8 @@ class WorkerGroup(Generic[StepT, OutputT]):
     def collect_profile(self) -> tuple[WorkerProfile, ...] | None:
         """Return the profile of every rank, or None until all have arrived. Does not wait."""
         assert self._profile is not None, "no profile was begun"
-        self._read_available()
+        while self._read(0):
+            pass
         return self._profile.reports
 
     def check_alive(self) -> None:
@@ -230,13 +227,14 @@ class WorkerGroup(Generic[StepT, OutputT]):
     def _connect(self, timeout_s: float) -> None:
         keys = CurveKeys.generate()
         own_address = ray.util.get_node_ip_address()
-        asked = [worker.node_address.remote() for worker in self._workers]
-        addresses = ray.get(asked, timeout=timeout_s)
+        addresses = [worker.node_address.remote() for worker in self._workers]
         bound = [
             worker.bind.remote(
                 self._spec.transport or ("ipc" if address == own_address else "tcp"), keys.public
             )
-            for worker, address in zip(self._workers, addresses, strict=True)
+            for worker, address in zip(
+                self._workers, ray.get(addresses, timeout=timeout_s), strict=True
+            )
         ]
         for rank, endpoint in enumerate(ray.get(bound, timeout=timeout_s)):
             socket = connect(self._context, endpoint, keys, self._spec.step_timeout_s)
@@ -246,7 +244,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
 
     def _set_deadline(self) -> None:
         self._deadline_s = time.monotonic() + self._spec.step_timeout_s
-        if self._profile is not None and not self._profile.is_complete:
+        if self._profile is not None and self._profile.reports is None:
             self._deadline_s += WRITING_S  # traces are written between steps
 
     def _send_to_all(self, frames: serialization.Frames) -> None:
@@ -274,12 +272,9 @@ class WorkerGroup(Generic[StepT, OutputT]):
 
     def _has_answer(self) -> bool:
         """Return whether `_receive` returns or raises immediately."""
-        self._read_available()
-        return bool(self._received) or time.monotonic() > self._deadline_s
-
-    def _read_available(self) -> None:
         while self._read(0):
             pass
+        return bool(self._received) or time.monotonic() > self._deadline_s
 
     def _read(self, timeout_ms: int) -> bool:
         """Read one message, an answer or a profile report; return False if none arrives in time."""
@@ -296,7 +291,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
         except TimeoutError as error:
             self._fail(rank, "stopped within a message", error)
         if not is_report(frames):
-            self._received.append(_Answer(rank, frames))
+            self._received.append((rank, frames))
         elif self._profile is not None:
             self._profile.take(frames)
         return True

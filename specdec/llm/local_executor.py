@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 
+from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.config.llm import LLMConfig
+from specdec.config.quantization import QuantizationMethod
 from specdec.distributed.group import TensorParallelGroup
 from specdec.engine.memory_plan import MemoryPlan
 from specdec.engine.model_resolution import ModelDirectories
@@ -21,10 +24,17 @@ from specdec.speculation.proposers import (
     Proposer,
     make_proposer,
 )
+from specdec.text.vocab_map import VocabularyMap
 from specdec.types.control import SpeculationControl
 from specdec.types.counters import Counts
 from specdec.types.errors import TargetFailedError
-from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
+from specdec.worker import (
+    DraftModelRunner,
+    LocalDraftWorker,
+    LocalTarget,
+    TargetModelRunner,
+    load_warm,
+)
 
 T = TypeVar("T")
 
@@ -99,17 +109,9 @@ class LocalExecutor:
         self._target = self._draft_worker = self._draft = None
 
     def _load_target(self) -> LocalTarget:
-        config, limits = self._config, self._plan.engine
-        runner = load_runner(
-            self._directories.target,
-            config.settled_dtype,
-            limits,
-            TensorParallelGroup(),
-            config.quantization_method,
-            torch.device(config.device),
-            config.kernels,
-        )
-        runner.warm_up(min(limits.max_num_batched_tokens, limits.max_model_len - 1))
+        quantization = self._config.quantization_method
+        runner = self._load(self._directories.target, self._plan.engine, quantization)
+        assert isinstance(runner, TargetModelRunner)
         return LocalTarget(runner)
 
     def _load_draft(self) -> None:
@@ -118,17 +120,20 @@ class LocalExecutor:
         if limits is None or directory is None or drafting is None:
             return
         vocabulary = DraftVocabulary.between(directory, self._directories.target)
-        runner = load_draft_runner(
-            directory,
-            self._config.settled_dtype,
-            limits,
-            TensorParallelGroup(),
-            drafting.quantization,
-            torch.device(self._config.device),
-            vocabulary.shared,
-            self._config.kernels,
-        )
-        runner.warm_up(min(limits.max_catch_up_tokens, limits.max_model_len - 1))
+        runner = self._load(directory, limits, drafting.quantization, vocabulary.shared)
+        assert isinstance(runner, DraftModelRunner)
         self._draft_worker = LocalDraftWorker(runner)
         adapter = vocabulary.new_adapter()
         self._draft = DraftModelProposer(self._draft_worker, limits, adapter)
+
+    def _load(
+        self,
+        directory: Path,
+        limits: EngineConfig | DraftLimits,
+        quantization: QuantizationMethod | None,
+        vocabulary: VocabularyMap | None = None,
+    ) -> TargetModelRunner | DraftModelRunner:
+        config, group = self._config, TensorParallelGroup()
+        device = torch.device(config.device)
+        dtype, kernels = config.settled_dtype, config.kernels
+        return load_warm(directory, dtype, limits, group, quantization, device, kernels, vocabulary)

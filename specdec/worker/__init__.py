@@ -8,7 +8,7 @@ in `cluster.workers`.
 from specdec.distributed.rendezvous import Rendezvous
 from specdec.kernels.cpu import native_library_fault
 from specdec.worker.draft_model_runner import DraftModelRunner
-from specdec.worker.loading import load_draft_runner, load_runner
+from specdec.worker.loading import load_draft_runner, load_runner, load_warm
 from specdec.worker.local import LocalDraftWorker, LocalTarget
 from specdec.worker.model_runner import ModelRunner
 from specdec.worker.profiler import StepProfiler
@@ -24,5 +24,6 @@ __all__ = [
     "TargetModelRunner",
     "load_draft_runner",
     "load_runner",
+    "load_warm",
     "native_library_fault",
 ]

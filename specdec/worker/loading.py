@@ -71,6 +71,29 @@ def load_draft_runner(
     return _load(kind, directory, dtype, limits, group, quantization, device, kernels)
 
 
+def load_warm(
+    directory: Path,
+    dtype: DTypeName,
+    limits: EngineConfig | DraftLimits,
+    group: TensorParallelGroup,
+    quantization: QuantizationMethod | None,
+    device: torch.device,
+    kernels: Kernels,
+    vocabulary: VocabularyMap | None = None,
+) -> TargetModelRunner | DraftModelRunner:
+    """Load this rank's shard of a target, or with DraftLimits of a draft model, and warm it up."""
+    longest = limits.max_model_len - 1
+    if isinstance(limits, DraftLimits):
+        draft = load_draft_runner(
+            directory, dtype, limits, group, quantization, device, vocabulary, kernels
+        )
+        draft.warm_up(min(limits.max_catch_up_tokens, longest))
+        return draft
+    target = load_runner(directory, dtype, limits, group, quantization, device, kernels)
+    target.warm_up(min(limits.max_num_batched_tokens, longest))
+    return target
+
+
 def _load(
     kind: Callable[..., _AnyRunner],
     directory: Path,

@@ -21,10 +21,9 @@ import uvicorn
 from cluster.api.authentication import AdminAccess
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.app import make_app
-from cluster.control.client import ControlClient
+from cluster.control.client import ControlClient, StatsStreams
 from cluster.control.overrides import OverrideLimits
 from cluster.control.plane import ControlPlane
-from cluster.control.stats_stream import StatsStreams
 from cluster.control.store import ControlStore
 from cluster.replica.preprocessor import Preprocessor
 from cluster.replica.router import Generation

@@ -12,9 +12,8 @@ import grpc
 
 from cluster.api.authentication import AdminAccess
 from cluster.api.grpc.servicers import AdminServicer, add_admin_service
-from cluster.control.client import ControlClient
+from cluster.control.client import ControlClient, StatsStreams
 from cluster.control.plane import ControlPlane
-from cluster.control.stats_stream import StatsStreams
 from specdec.client import (
     OperationTime,
     ProfileOrder,
@@ -26,7 +25,7 @@ from specdec.client import (
 
 
 class LocalHandle:
-    """Calls an object as a Serve handle calls a deployment. None: nobody ever answers."""
+    """Calls an object as a Serve handle calls a deployment. None: no call is answered."""
 
     def __init__(self, plane: ControlPlane | None) -> None:
         self.plane = plane
@@ -50,7 +49,7 @@ class _Method:
 
 
 async def take_profile(order: ProfileOrder) -> ProfileReport:
-    """What a Router with two models says, without taking any profile."""
+    """Return the profile of a Router with two models, without taking one."""
     operations = (
         OperationTime("step", order.num_steps, 1.5, 20.25, 0.0),
         OperationTime("aten::mm", 70, 0.5, 0.5, 12.0),
@@ -63,14 +62,14 @@ async def take_profile(order: ProfileOrder) -> ProfileReport:
 
 
 async def _ignore(state: SpeculationState) -> None:
-    """The Router's part is another test's."""
+    """Apply nothing."""
 
 
 @contextmanager
 def running_admin_service(
     handle: LocalHandle, report: ReplicaReport, token: str | None = None
 ) -> Iterator[str]:
-    """Serves on an event loop in a thread; yields the address."""
+    """Serve on an event loop in a thread; yield the address."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

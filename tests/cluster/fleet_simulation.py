@@ -1,6 +1,6 @@
-"""A fleet in a moment: arrivals, engines that speculate by policy, and Serve's autoscaler.
+"""Simulation of a fleet: requests, engines that speculate by policy, and Serve's autoscaler.
 
-Each replica runs steps of the synthetic target on a clock of its own, which is brought to the next
+Each replica runs steps of the synthetic target on a separate clock, which is advanced to the next
 second; every two seconds the autoscaler looks at the mean load of the last ten.
 """
 
@@ -18,7 +18,7 @@ from ray.serve.config import AutoscalingContext
 
 from benchmarks.synthetic_service import CostCurve, auto_policy
 from cluster.config.serve_config import ServeConfig
-from cluster.replica.load import ReplicaLoad
+from cluster.replica.report import ReplicaLoad
 from cluster.serve.autoscaling import OPEN_REQUESTS, autoscaling_config, num_replicas
 from specdec.speculation.policy.policy import StepDrafts
 from tests.clock import Clock
@@ -28,7 +28,7 @@ _PERIOD_S = 2
 
 
 class SimulatedReplica:
-    """Requests in continuous batches; what does not fit waits."""
+    """Replica with continuous batching; requests beyond the batch wait."""
 
     def __init__(
         self, curve: CostCurve, acceptance: tuple[float, ...], config: ServeConfig, now_s: float
@@ -73,7 +73,7 @@ class SimulatedReplica:
 
 @dataclass
 class Moment:
-    """The fleet at a second."""
+    """State of the fleet at one second."""
 
     at_s: float
     num_replicas: int
@@ -83,9 +83,9 @@ class Moment:
 
 @dataclass
 class SimulatedFleet:
-    """`rate` tells requests a second by the time; each asks for `num_tokens`.
+    """Replicas that get `rate(time)` requests per second of `num_tokens` each.
 
-    set_wall_clock: told the time before the autoscaler looks, which goes by that clock.
+    set_wall_clock: called before the autoscaler, which uses that clock.
     """
 
     rate: Callable[[float], float]

@@ -1,4 +1,4 @@
-"""A real Router and its line to a real ControlPlane, over a target that needs no model."""
+"""A real Router, its ControlClient and a real ControlPlane, with a target without a model."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from cluster.api.authentication import AdminAccess, ApiKeys
 from cluster.api.grpc.servicers import AdminServicer, InferenceServicer
 from cluster.api.http.app import make_app
 from cluster.config.serve_config import ServeConfig
-from cluster.control.client import ControlClient
+from cluster.control.client import ControlClient, StatsStreams
 from cluster.control.plane import ControlPlane
-from cluster.control.stats_stream import StatsStreams
 from cluster.control.store import ControlStore
 from cluster.replica.router import Router
 from cluster.workers.resources import ReplicaMemory
@@ -38,7 +37,7 @@ MODEL, REPLICA = "tiny", "r1"
 
 
 class Replica:
-    """Its drafts are of 3 tokens, of which the first `num_right` come true."""
+    """Replica whose drafts have 3 tokens, of which the first `num_right` are accepted."""
 
     def __init__(self, model: Path, state_dir: Path) -> None:
         """Must be made on the event loop. Needs `close`."""

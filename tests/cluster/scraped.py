@@ -1,4 +1,4 @@
-"""Reads an exposition with the parsers of Prometheus' own client."""
+"""Reads metrics with the parsers of Prometheus' client."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ Key = tuple[str, ...]
 
 
 def families(text: str) -> dict[str, Metric]:
-    """By name without the prefix; of Prometheus' text format."""
+    """Return families of Prometheus' text format by name without the prefix."""
     return {each.name.removeprefix("specdec:"): each for each in parse_text(text)}
 
 
 def open_families(text: str) -> dict[str, Metric]:
-    """The same of OpenMetrics."""
+    """Return families of OpenMetrics' format by name without the prefix."""
     return {each.name.removeprefix("specdec:"): each for each in parse_open(text)}
 
 
 def samples(text: str, replica: str | None) -> dict[Key, float]:
-    """A replica's samples by name and values of their own labels; those of none for None."""
+    """Return a replica's samples by name and other labels; None: those without a replica."""
     return {
         (sample.name.removeprefix("specdec:"), *_own_labels(sample.labels)): sample.value
         for family in families(text).values()
@@ -32,5 +32,4 @@ def samples(text: str, replica: str | None) -> dict[Key, float]:
 
 
 def _own_labels(labels: dict[str, str]) -> list[str]:
-    """In the order of their names."""
     return [labels[name] for name in sorted(labels) if name not in ("model_name", "replica")]

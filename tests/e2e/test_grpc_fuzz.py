@@ -17,8 +17,8 @@ import grpc
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
-from cluster.api.grpc.malformed_requests import MESSAGE
 from cluster.api.grpc.servicers import SERVICE_NAMES
+from cluster.api.grpc.status import MALFORMED_MESSAGE
 from protos.specdec.v1 import admin_pb2, inference_pb2
 from specdec.client import AdminClient, Client, SpeculationChange
 from specdec.types.sampling_params import SamplingParams
@@ -228,7 +228,10 @@ def test_malformed_messages_are_rejected(service):
     with raw_channel(service) as channel, unchanged_service(service):
         for method, content in product(METHODS, MALFORMED):
             code, details = call(channel, method, content)
-            assert (code, details) == ("INVALID_ARGUMENT", MESSAGE), (method.full_name, content)
+            assert (code, details) == ("INVALID_ARGUMENT", MALFORMED_MESSAGE), (
+                method.full_name,
+                content,
+            )
 
 
 def test_mutated_messages_are_served_or_rejected(service):

@@ -11,7 +11,11 @@ import httpx
 import psutil
 import pytest
 
-from cluster.observability.metric_definitions import FLEET_METRICS, LINK_METRICS, REPLICA_METRICS
+from cluster.observability.metric_definitions import (
+    CONNECTION_METRICS,
+    FLEET_METRICS,
+    REPLICA_METRICS,
+)
 from specdec.client import AdminClient, Client, ClientError, SpeculationChange
 from specdec.types.sampling_params import SamplingParams
 from tests.cluster.scraped import families, samples
@@ -148,7 +152,7 @@ def test_every_panels_query_returns_data(service, tmp_path):
 
 def test_the_service_exposes_exactly_the_defined_metrics(service):
     of_fleet = {each.name: each.type for each in (*REPLICA_METRICS, *FLEET_METRICS)}
-    of_replica = {each.name: each.type for each in (*REPLICA_METRICS, *LINK_METRICS)}
+    of_replica = {each.name: each.type for each in (*REPLICA_METRICS, *CONNECTION_METRICS)}
     for path, expected in (("/metrics", of_fleet), ("/metrics/replica", of_replica)):
         found = families(scrape(service, path))
         assert {name: family.type for name, family in found.items()} == expected

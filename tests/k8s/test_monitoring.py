@@ -5,14 +5,18 @@ import re
 import promql_parser
 import pytest
 
-from cluster.observability.metric_definitions import FLEET_METRICS, LINK_METRICS, REPLICA_METRICS
+from cluster.observability.metric_definitions import (
+    CONNECTION_METRICS,
+    FLEET_METRICS,
+    REPLICA_METRICS,
+)
 from tests.k8s.rendering import example, of_kind, only, ray_templates, render
 from tests.k8s.value_sets import FIRST, KEDA, SECOND, VALUE_SETS
 from tools.monitoring.prometheus_files import FLEET_JOB, REPLICA_JOB
 
 EXPOSED = {
     name
-    for each in (*REPLICA_METRICS, *FLEET_METRICS, *LINK_METRICS)
+    for each in (*REPLICA_METRICS, *FLEET_METRICS, *CONNECTION_METRICS)
     for name in (each.exposed_name, f"{each.exposed_name}_bucket")
 }
 
@@ -51,7 +55,7 @@ def test_only_link_metrics_are_kept_from_the_endpoints_of_single_models():
     [kept] = endpoints(VALUE_SETS["monitoring"])[1]["metricRelabelings"]
     assert kept["action"] == "keep"
     assert {name for name in EXPOSED if re.fullmatch(kept["regex"], name)} == {
-        each.exposed_name for each in LINK_METRICS
+        each.exposed_name for each in CONNECTION_METRICS
     }
 
 

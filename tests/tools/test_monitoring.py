@@ -12,7 +12,11 @@ import yaml
 
 from cluster.cli.admin import set_speculation
 from cluster.config.serve_config import ServeConfig
-from cluster.observability.metric_definitions import FLEET_METRICS, LINK_METRICS, REPLICA_METRICS
+from cluster.observability.metric_definitions import (
+    CONNECTION_METRICS,
+    FLEET_METRICS,
+    REPLICA_METRICS,
+)
 from tools.generated_files import changed_files, write_files
 from tools.monitoring.__main__ import main
 from tools.monitoring.alerts import ALERTS, RUNBOOK
@@ -67,7 +71,7 @@ def selectors(expr):
 def series_labels():
     """Return every series that the service can expose, with the names of its labels."""
     labels = {}
-    for spec in (*REPLICA_METRICS, *FLEET_METRICS, *LINK_METRICS):
+    for spec in (*REPLICA_METRICS, *FLEET_METRICS, *CONNECTION_METRICS):
         about = {"model_name"} if spec in FLEET_METRICS else {"model_name", "replica"}
         own = about | set(spec.labels)
         if spec.type == "histogram":

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from cluster.observability.metric_definitions import LINK_METRICS
+from cluster.observability.metric_definitions import CONNECTION_METRICS
 from tools.monitoring.alerts import ALERTS, Alert
 
 FLEET_JOB, REPLICA_JOB = "specdec", "specdec-replica"
@@ -27,7 +27,7 @@ def scrape_yaml() -> str:
     One target covers the whole fleet. The other reports whether the control plane responds, which
     the first cannot report while the control plane is unavailable.
     """
-    kept = "|".join(each.exposed_name for each in LINK_METRICS)
+    kept = "|".join(each.exposed_name for each in CONNECTION_METRICS)
     keep = {"source_labels": ["__name__"], "regex": kept, "action": "keep"}
     replica = _job(REPLICA_JOB, "/metrics/replica") | {"metric_relabel_configs": [keep]}
     return _dump(

@@ -134,7 +134,7 @@ async def fleet_events(admin: AdminServicer, model: str) -> AsyncGenerator[bytes
 
     Raise what the first query of the fleet raises, before the response has a status code.
     """
-    moments = admin.watches.watch(0)
+    moments = admin.stats_streams.watch(0)
     first = await anext(moments)
     return _events(admin, model, first, moments)
 

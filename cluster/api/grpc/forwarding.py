@@ -9,14 +9,14 @@ from __future__ import annotations
 import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from inspect import isasyncgenfunction
 from typing import Any
 
 from grpc import StatusCode
 
 from cluster.api.grpc.status import empty_response, raise_on_serve, reporting_to
-from cluster.control.peers import Applications, Fellow
+from cluster.control.peers import Applications, PeerApplication
 from cluster.replica.limits import check_model
 
 Metadata = tuple[tuple[str, str], ...]
@@ -32,48 +32,33 @@ class ForwardedCall:
 
 
 @dataclass
-class CallStatus:
-    """Status of a call, which follows its last message."""
+class _Context:
+    """Context of a call that another Router has forwarded; the methods are grpc's.
 
+    It is returned after the last message, for the status of the call.
+    """
+
+    metadata: Metadata = ()
     code: StatusCode | None = None
     details: str = ""
     trailing_metadata: Metadata = ()
 
-    def apply_to(self, grpc_context: Any) -> None:
-        """Set the status of another call."""
-        if self.code is not None:
-            grpc_context.set_code(self.code)
-            grpc_context.set_details(self.details)
-            grpc_context.set_trailing_metadata(list(self.trailing_metadata))
-
-
-@dataclass
-class ForwardedContext:
-    """Context of a call that was forwarded by another Router."""
-
-    metadata: Metadata
-    status: CallStatus = field(default_factory=CallStatus)
-
     def invocation_metadata(self) -> Metadata:
-        """Return what the client sent."""
         return self.metadata
 
     def set_code(self, code: StatusCode) -> None:
-        """Do what grpc's context does."""
-        self.status.code = code
+        self.code = code
 
     def set_details(self, details: str) -> None:
-        """Do what grpc's context does."""
-        self.status.details = details
+        self.details = details
 
     def set_trailing_metadata(self, metadata: list[tuple[str, str]]) -> None:
-        """Do what grpc's context does."""
-        self.status.trailing_metadata = tuple(metadata)
+        self.trailing_metadata = tuple(metadata)
 
 
 async def answer(servicer: Any, call: ForwardedCall) -> AsyncGenerator[Any, None]:
-    """Yield the messages of a call that another Router has forwarded, and then its CallStatus."""
-    context = ForwardedContext(call.metadata)
+    """Yield the messages of a call that another Router has forwarded, and then its context."""
+    context = _Context(call.metadata)
     method = getattr(servicer, call.method)
     if isasyncgenfunction(method):
         async with aclosing(method(call.request, context)) as messages:
@@ -81,7 +66,7 @@ async def answer(servicer: Any, call: ForwardedCall) -> AsyncGenerator[Any, None
                 yield message
     else:
         yield await method(call.request, context)
-    yield context.status
+    yield replace(context, metadata=())
 
 
 @dataclass(frozen=True)
@@ -107,10 +92,10 @@ class Forwarding:
         @functools.wraps(method)
         async def call(request: Any, grpc_context: Any) -> Any:
             with reporting_to(grpc_context, self.count):
-                fellow = await self._elsewhere(request.model, grpc_context)
-                if fellow is None:
+                peer = await self._find_peer(request.model, grpc_context)
+                if peer is None:
                     return await method(request, grpc_context)
-                asked = _ask(fellow, method.__name__, request, grpc_context)
+                asked = _ask(peer, method.__name__, request, grpc_context)
                 async with aclosing(asked) as messages:
                     return [message async for message in messages][-1]
             return empty_response(method)
@@ -123,11 +108,11 @@ class Forwarding:
         @functools.wraps(method)
         async def stream(request: Any, grpc_context: Any) -> AsyncGenerator[Any, None]:
             with reporting_to(grpc_context, self.count):
-                fellow = await self._elsewhere(request.model, grpc_context)
-                if fellow is None:
+                peer = await self._find_peer(request.model, grpc_context)
+                if peer is None:
                     messages = method(request, grpc_context)
                 else:
-                    messages = _ask(fellow, method.__name__, request, grpc_context)
+                    messages = _ask(peer, method.__name__, request, grpc_context)
                 async with aclosing(messages):
                     async for message in messages:
                         yield message
@@ -135,27 +120,29 @@ class Forwarding:
 
         return stream
 
-    async def _elsewhere(self, model: str, grpc_context: Any) -> Fellow | None:
+    async def _find_peer(self, model: str, grpc_context: Any) -> PeerApplication | None:
         """Return the application to forward to; None for a call that was forwarded here.
 
         The caller needs a key or token of this application too, before any other is looked up; the
         call is admitted, and counts, where it is answered.
         """
-        if isinstance(grpc_context, ForwardedContext) or self.applications.is_own(model):
+        if isinstance(grpc_context, _Context) or self.applications.is_own(model):
             return None
         self.check(grpc_context)
-        return await self.applications.elsewhere(check_model(model))
+        return await self.applications.find(check_model(model))
 
 
 async def _ask(
-    fellow: Fellow, method: str, request: Any, grpc_context: Any
+    peer: PeerApplication, method: str, request: Any, grpc_context: Any
 ) -> AsyncGenerator[Any, None]:
     """Yield the messages of another application; its status goes to `grpc_context`."""
     metadata = tuple(grpc_context.invocation_metadata() or ())
     call = ForwardedCall(method, request, metadata)
-    async with aclosing(fellow.stream("answer_call", call)) as messages:
+    async with aclosing(peer.stream("answer_call", call)) as messages:
         async for message in messages:
-            if isinstance(message, CallStatus):
-                message.apply_to(grpc_context)
-            else:
+            if not isinstance(message, _Context):
                 yield message
+            elif message.code is not None:
+                grpc_context.set_code(message.code)
+                grpc_context.set_details(message.details)
+                grpc_context.set_trailing_metadata(list(message.trailing_metadata))

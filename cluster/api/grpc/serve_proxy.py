@@ -15,7 +15,7 @@ from typing import Any
 from grpc import StatusCode
 
 from cluster.api.errors import INTERNAL_MESSAGE
-from cluster.api.grpc.malformed_requests import Handler, refusing
+from cluster.api.grpc.status import Handler, refuse_malformed
 from cluster.control.peers import LOST_MESSAGE, ROUTER
 from cluster.workers.ray_internals import HandlerFactory, ListRoutes, wrap_proxy_handlers
 
@@ -35,8 +35,9 @@ def restate_answers(_servicer: Any, server: Any) -> None:
 
 
 def _restating(factory: HandlerFactory, routes: ListRoutes) -> HandlerFactory:
-    def make(**what: Any) -> Handler:
-        return refusing(factory(**what), lambda context: _Context(context, routes), _restate)
+    def make(**method: Any) -> Handler:
+        handler = factory(**method)
+        return refuse_malformed(handler, lambda context: _Context(context, routes), _restate)
 
     return make
 
@@ -72,12 +73,10 @@ def _restate(grpc_context: Any) -> None:
     if code is StatusCode.NOT_FOUND and details.startswith(_NO_APPLICATION):
         _set_status(grpc_context, StatusCode.UNAVAILABLE, NOT_STARTED_MESSAGE)
     elif code is StatusCode.INTERNAL:
-        is_lost = _ACTOR_IS_LOST in details
-        _set_status(
-            grpc_context,
-            StatusCode.UNAVAILABLE if is_lost else StatusCode.INTERNAL,
-            LOST_MESSAGE if is_lost else INTERNAL_MESSAGE,
-        )
+        if _ACTOR_IS_LOST in details:
+            _set_status(grpc_context, StatusCode.UNAVAILABLE, LOST_MESSAGE)
+        else:
+            _set_status(grpc_context, StatusCode.INTERNAL, INTERNAL_MESSAGE)
 
 
 def _set_status(grpc_context: Any, code: StatusCode, message: str) -> None:

@@ -1,7 +1,7 @@
 """The embedded ingress: gRPC and HTTP servers of our own in the Router's process.
 
-Unlike Serve's gRPC it binds the host it is told, loopback by default, can speak TLS, and limits
-the size of messages; and no proxy stands between a client and the step loop.
+Unlike Serve's gRPC it binds the configured host, loopback by default, supports TLS, and limits the
+size of messages; and there is no proxy between a client and the step loop.
 """
 
 from __future__ import annotations
@@ -58,16 +58,20 @@ class EmbeddedIngress:
         self._config = config
         self._health = health.aio.HealthServicer()
         self._grpc = grpc.aio.server(
-            options=_grpc_options(config),
-            # Above what the engine runs and queues: it refuses first, and says why.
+            options=[
+                ("grpc.max_receive_message_length", config.grpc_max_message_mib * 2**20),
+                ("grpc.max_send_message_length", config.grpc_max_message_mib * 2**20),
+                ("grpc.so_reuseport", 0),  # a port in use is an error, not a second listener
+            ],
+            # More than the engine runs and queues, so that the engine refuses first, with a reason.
             maximum_concurrent_rpcs=2 * (config.max_num_seqs + config.max_queue_len) + 100,
         )
         self._http = _HttpServer(
             uvicorn.Config(
-                make_app(lambda: router, lambda: admin, lambda: keys),
+                make_app(lambda: router, lambda: admin, lambda: keys, has_peers=False),
                 host=config.host,
                 port=config.http_port,
-                log_config=None,  # or it would give its loggers handlers of their own
+                log_config=None,  # otherwise its loggers get separate handlers
                 log_level=config.log_level,
                 limit_concurrency=_MAX_CONCURRENT_CONNECTIONS,
                 ssl_certfile=config.tls_cert_file,
@@ -77,7 +81,7 @@ class EmbeddedIngress:
         self._http_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Opens both ports. Raises RuntimeError or OSError when one can't be had."""
+        """Open both ports. Raises RuntimeError or OSError if one is not available."""
         add_inference_service(InferenceServicer(self._router, self._keys), self._grpc)
         add_admin_service(self._admin, self._grpc)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
@@ -85,8 +89,8 @@ class EmbeddedIngress:
             (*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc
         )
         await self.set_ready(False)
-        http_socket = await _when_free(self._open_http_socket)
-        await _when_free(self._open_grpc_port)
+        http_socket = await _open_with_retries(self._open_http_socket)
+        await _open_with_retries(self._open_grpc_port)
         await self._grpc.start()
         self._http_task = asyncio.create_task(self._http.serve(sockets=[http_socket]))
 
@@ -95,21 +99,22 @@ class EmbeddedIngress:
         return socket.create_server((self._config.host, self._config.http_port), family=family)
 
     def _open_grpc_port(self) -> None:
-        address = address_of(self._config.host, self._config.grpc_port)
-        credentials = _credentials(self._config)
-        if credentials is None:
+        config = self._config
+        address = address_of(config.host, config.grpc_port)
+        if config.tls_cert_file is None or config.tls_key_file is None:
             self._grpc.add_insecure_port(address)
-        else:
-            self._grpc.add_secure_port(address, credentials)
+            return
+        pair = (config.tls_key_file.read_bytes(), config.tls_cert_file.read_bytes())
+        self._grpc.add_secure_port(address, grpc.ssl_server_credentials([pair]))
 
     async def set_ready(self, is_ready: bool) -> None:
-        """What grpc.health.v1 answers, for the whole server and for each service."""
+        """Set the answer of grpc.health.v1, for the whole server and for each service."""
         status = health_pb2.HealthCheckResponse.ServingStatus
         for name in ("", *SERVICE_NAMES):
             await self._health.set(name, status.SERVING if is_ready else status.NOT_SERVING)
 
     async def close(self) -> None:
-        """No longer ready: lets running calls end for a moment, then closes both servers."""
+        """Report not ready, wait for running calls for _GRACE_S, and close both servers."""
         await self.set_ready(False)
         self._http.should_exit = True
         await self._grpc.stop(_GRACE_S)
@@ -117,27 +122,11 @@ class EmbeddedIngress:
             await self._http_task
 
 
-async def _when_free(open_port: Callable[[], T]) -> T:
-    """Tries for a while: a replica that is being replaced may still hold the port."""
+async def _open_with_retries(open_port: Callable[[], T]) -> T:
+    """Open a port, with retries: a replica that is being replaced may still hold it."""
     for _ in range(_PORT_ATTEMPTS - 1):
         try:
             return open_port()
         except (OSError, RuntimeError):
             await asyncio.sleep(_PORT_RETRY_S)
     return open_port()
-
-
-def _grpc_options(config: ServeConfig) -> list[tuple[str, int]]:
-    max_bytes = config.grpc_max_message_mib * 2**20
-    return [
-        ("grpc.max_receive_message_length", max_bytes),
-        ("grpc.max_send_message_length", max_bytes),
-        ("grpc.so_reuseport", 0),  # a port in use is an error, not a second listener
-    ]
-
-
-def _credentials(config: ServeConfig) -> grpc.ServerCredentials | None:
-    if config.tls_cert_file is None or config.tls_key_file is None:
-        return None
-    pair = (config.tls_key_file.read_bytes(), config.tls_cert_file.read_bytes())
-    return grpc.ssl_server_credentials([pair])

@@ -17,11 +17,9 @@ from grpc_health.v1 import health_pb2
 
 from cluster.api.authentication import AdminAccess, ApiKeys, Lease
 from cluster.api.grpc.forwarding import Forwarding
-from cluster.api.grpc.malformed_requests import ReadableOnly
-from cluster.api.grpc.status import empty_response, raise_on_serve, reporting_to
-from cluster.control.client import ControlClient
+from cluster.api.grpc.status import DecodingServer, empty_response, raise_on_serve, reporting_to
+from cluster.control.client import ControlClient, StatsStreams
 from cluster.control.peers import Applications
-from cluster.control.stats_stream import StatsStreams
 from cluster.observability.request_context import current_headers
 from cluster.replica.limits import check_detokenize, check_model, check_request, check_tokenize
 from cluster.replica.router import Router
@@ -45,12 +43,12 @@ SERVICE_NAMES = tuple(
 
 def add_inference_service(servicer: Any, server: Any) -> None:
     """Mount InferenceService on a server of ours or of Ray Serve's proxy."""
-    inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, ReadableOnly(server))
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, DecodingServer(server))
 
 
 def add_admin_service(servicer: Any, server: Any) -> None:
     """Mount AdminService on such a server."""
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(servicer, ReadableOnly(server))
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(servicer, DecodingServer(server))
 
 
 TakeProfile = Callable[[ProfileOrder], Awaitable[ProfileReport]]
@@ -212,7 +210,7 @@ class AdminServicer:
         self,
         control: ControlClient,
         access: AdminAccess,
-        watches: StatsStreams,
+        stats_streams: StatsStreams,
         profile: TakeProfile,
         applications: Applications | None = None,
     ) -> None:
@@ -223,7 +221,7 @@ class AdminServicer:
         self.applications = applications
         self.control = control
         self.access = access
-        self.watches = watches
+        self.stats_streams = stats_streams
         self.take_profile = profile
         _forward(self, applications, _BY_TOKEN, admin_pb2.DESCRIPTOR)
 
@@ -271,7 +269,7 @@ class AdminServicer:
     ) -> AsyncGenerator[admin_pb2.WatchStatsResponse, None]:
         """Yield the statistics of the service at each interval, until the replica drains."""
         with reporting_to(grpc_context), _check_token(self, grpc_context):
-            async with aclosing(self.watches.watch(request.interval_s)) as moments:
+            async with aclosing(self.stats_streams.watch(request.interval_s)) as moments:
                 async for fleet in moments:
                     yield codec.FLEET.encode(fleet)
         raise_on_serve(grpc_context)

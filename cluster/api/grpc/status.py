@@ -6,12 +6,14 @@ after the last message of a stream.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from inspect import isasyncgenfunction
+from typing import Any, Final
 
+from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
-from grpc import StatusCode
+from grpc import StatusCode, method_handlers_generic_handler
 from ray.serve.grpc_util import RayServegRPCContext
 
 from cluster.api.errors import status_of
@@ -23,6 +25,13 @@ _RESPONSES = {
     for service in file.services_by_name.values()
     for method in service.methods
 }
+
+MALFORMED_MESSAGE = "the request is no message of the type that this method takes"
+
+Handler = Callable[[Any, Any], Any]
+
+_MALFORMED: Final = object()
+"""Stands for a request that could not be decoded, between gRPC's decoding and the handler."""
 
 
 class StreamFailedError(Exception):
@@ -59,3 +68,69 @@ def reporting_to(
         grpc_context.set_code(status.grpc_code)
         grpc_context.set_details(status.message)
         grpc_context.set_trailing_metadata(list(status.trailing_metadata))  # Serve adds to it
+
+
+class DecodingServer:
+    """Server, as generated code uses it, that refuses malformed requests as INVALID_ARGUMENT.
+
+    gRPC itself returns UNKNOWN with the text of an exception, as if the service had failed. On Ray
+    Serve's proxy the handlers need `refuse_malformed` as well.
+    """
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+
+    def add_generic_rpc_handlers(self, handlers: Any) -> None:
+        """Do nothing: generated code adds the same handlers by name, which follows."""
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
+        """Add the handlers in both ways that generated code does."""
+        wrapped = {name: _wrap(handler) for name, handler in handlers.items()}
+        generic = method_handlers_generic_handler(service, wrapped)
+        self._server.add_generic_rpc_handlers((generic,))
+        self._server.add_registered_method_handlers(service, wrapped)
+
+
+def refuse_malformed(
+    handler: Handler,
+    wrap_context: Callable[[Any], Any] = lambda grpc_context: grpc_context,
+    finish: Callable[[Any], None] = lambda grpc_context: None,
+) -> Handler:
+    """Return a handler that aborts the call if the request could not be decoded.
+
+    wrap_context: returns the context that `handler` gets. finish: called with grpc's own context
+    when the handler has ended. A stream is written to the context, which takes the place of grpc's
+    loop over a generator.
+    """
+
+    async def check(request: Any, grpc_context: Any) -> None:
+        if request is _MALFORMED:
+            await grpc_context.abort(StatusCode.INVALID_ARGUMENT, MALFORMED_MESSAGE)
+
+    async def call(request: Any, grpc_context: Any) -> Any:
+        await check(request, grpc_context)
+        response = await handler(request, wrap_context(grpc_context))
+        finish(grpc_context)
+        return response
+
+    async def stream(request: Any, grpc_context: Any) -> None:
+        await check(request, grpc_context)
+        async with aclosing(handler(request, wrap_context(grpc_context))) as messages:
+            async for message in messages:
+                await grpc_context.write(message)
+        finish(grpc_context)
+
+    return stream if isasyncgenfunction(handler) else call
+
+
+def _wrap(handler: Any) -> Any:
+    kind = "unary_stream" if handler.response_streaming else "unary_unary"
+
+    def decode(content: bytes) -> Any:
+        try:
+            return handler.request_deserializer(content)
+        except DecodeError:
+            return _MALFORMED
+
+    wrapped = {kind: refuse_malformed(getattr(handler, kind))}
+    return handler._replace(request_deserializer=decode, **wrapped)

@@ -62,10 +62,10 @@ def _guarded(
                 require_same_origin(request)
             model = check_model(request.query_params.get("model", ""))
             if admin.applications is not None and not is_forwarded(request):
-                fellow = await admin.applications.elsewhere(model)
-                if fellow is not None:
+                peer = await admin.applications.find(model)
+                if peer is not None:
                     forwarded = ForwardedRequest.of(request, await _body(request))
-                    return await forward(fellow, forwarded)
+                    return await forward(peer, forwarded)
             return await handle(admin, request)
         except Exception as error:
             return error_response(error)
@@ -133,7 +133,7 @@ async def _audit_log(admin: AdminServicer, request: Request) -> Response:
 
 async def _watch(admin: AdminServicer, request: Request) -> Response:
     """Stream server-sent events: `stats` at each interval, and `end` when the replica drains."""
-    moments = admin.watches.watch(_number(request, "interval_s", float))
+    moments = admin.stats_streams.watch(_number(request, "interval_s", float))
     first = await anext(moments)  # an error here still sets the status code
     return event_response(_events(first, moments))
 

@@ -24,9 +24,12 @@ def make_app(
     get_router: Callable[[], Router],
     get_admin: Callable[[], AdminServicer],
     get_keys: Callable[[], ApiKeys] = ApiKeys,
+    *,
+    has_peers: bool = True,
 ) -> FastAPI:
-    """Build the ASGI application; the arguments are called for each request.
+    """Build the ASGI application; the functions are called for each request.
 
+    has_peers: whether other applications may serve other models, to which requests are forwarded.
     /openapi.json describes the routes for clients; docs/ describes those for operators.
     """
     app = FastAPI(
@@ -38,7 +41,8 @@ def make_app(
         separate_input_output_schemas=False,
     )
     app.add_middleware(KeepHeaders)
-    app.include_router(openai_routes(get_router, get_keys, lambda: get_admin().applications))
+    get_applications = (lambda: get_admin().applications) if has_peers else None
+    app.include_router(openai_routes(get_router, get_keys, get_applications))
     app.include_router(admin_routes(get_admin), include_in_schema=False)
     app.include_router(make_dashboard(get_router, get_admin), include_in_schema=False)
     app.include_router(metric_routes(get_router, get_admin), include_in_schema=False)

@@ -14,7 +14,7 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cluster.control.peers import Fellow
+from cluster.control.peers import PeerApplication
 
 _MAX_BUFFERED_MESSAGES = 16
 """Messages of a response that wait for a slow client before the application is paused."""
@@ -131,9 +131,9 @@ class ForwardedResponse(StreamingResponse):
             await self._body.aclose()
 
 
-async def forward(fellow: Fellow, request: ForwardedRequest) -> ForwardedResponse:
+async def forward(peer: PeerApplication, request: ForwardedRequest) -> ForwardedResponse:
     """Return the response of a Router of another application. Raises NotReadyError without one."""
-    messages = fellow.stream("answer_request", request)
+    messages = peer.stream("answer_request", request)
     try:
         head = await anext(messages)
     except BaseException:

@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.admin import error_response
 from cluster.control.peers import Applications
-from cluster.observability.metric_definitions import FleetView, LinkView
+from cluster.observability.metric_definitions import FleetView
 from cluster.observability.prometheus_text import expose, fleet_families, replica_families
 from cluster.replica.router import Router
 from specdec.types.errors import NotReadyError
@@ -53,11 +53,11 @@ async def _query(router: Router, admin: AdminServicer) -> dict[str, FleetView]:
 
 async def _fleets_of_others(applications: Applications | None) -> dict[str, FleetView]:
     """Query the other applications; omit those whose ControlPlane does not respond."""
-    fellows = () if applications is None else await applications.fellows()
-    fleets = await asyncio.gather(*(each.fleet() for each in fellows))
+    peers = () if applications is None else await applications.peers()
+    fleets = await asyncio.gather(*(each.fleet() for each in peers))
     return {
         each.card.model: fleet
-        for each, fleet in zip(fellows, fleets, strict=True)
+        for each, fleet in zip(peers, fleets, strict=True)
         if fleet is not None
     }
 
@@ -82,8 +82,8 @@ def metric_routes(
     async def own_metrics(request: Request) -> Response:
         """Report this replica, whether the ControlPlane responds or not."""
         model, control = get_router().config.served_model_name, get_admin().control
-        view = LinkView(control.is_connected)
-        return await _respond(replica_families(model, control.own_status(), view), request)
+        families = replica_families(model, control.own_status(), is_connected=control.is_connected)
+        return await _respond(families, request)
 
     return routes
 

@@ -33,7 +33,7 @@ from cluster.api.openai.logprobs import (
 )
 from cluster.api.openai.sampling_fields import requested_structure, sampling_params
 from cluster.api.openai.schema import Usage
-from cluster.replica.limits import MAX_TEXT_CHARS, MAX_TOKEN_IDS, require_length
+from cluster.replica.limits import MAX_TEXT_CHARS, MAX_TOKEN_IDS
 from cluster.replica.router import Router
 from specdec.engine.input_processor import MAX_ANSWER_LOGPROBS
 from specdec.types.errors import InvalidValueError
@@ -42,6 +42,7 @@ from specdec.types.outputs import RequestOutput
 from specdec.types.request import DetokenizeRequest, GenerateRequest
 from specdec.types.responses import FinishReason
 from specdec.types.sampling_params import SamplingParams
+from specdec.types.validation import require_count
 
 
 async def prepare_completion(
@@ -246,13 +247,13 @@ def _prompts(request: CompletionRequest) -> list[str | list[int]]:
     prompt: Any = request.prompt
     is_one = isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int))
     prompts: list[str | list[int]] = [prompt] if is_one else prompt
-    require_length("prompt", len(prompts), 1, MAX_PROMPTS, "prompts")
+    require_count("prompt", len(prompts), 1, MAX_PROMPTS, "prompts")
     for index, each in enumerate(prompts):
         name = "prompt" if is_one else f"prompt[{index}]"
         if isinstance(each, str):
-            require_length(name, len(each), 1, MAX_TEXT_CHARS, "characters")
+            require_count(name, len(each), 1, MAX_TEXT_CHARS, "characters")
         else:
-            require_length(name, len(each), 1, MAX_TOKEN_IDS, "tokens")
+            require_count(name, len(each), 1, MAX_TOKEN_IDS, "tokens")
     return prompts
 
 

@@ -18,11 +18,12 @@ from cluster.api.openai.tool_format import (
 )
 from cluster.api.openai.tool_parser import ToolCallParser
 from cluster.config.serve_config import ServeConfig
-from cluster.replica.limits import MAX_TEXT_CHARS, require_length
+from cluster.replica.limits import MAX_TEXT_CHARS
 from specdec.text.chat_template import ChatTemplate, decoded_arguments
 from specdec.types.chat import Conversation
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import StructuredOutput
+from specdec.types.validation import require_count
 
 Turn = dict[str, Any]
 """A message in the format of chat templates."""
@@ -147,7 +148,7 @@ def turns(messages: Sequence[Message], field: str = "messages") -> list[Turn]:
     """Convert messages for a template with tool support. Raise InvalidValueError."""
     converted = [_turn(message, f"{field}[{index}]") for index, message in enumerate(messages)]
     num_chars = sum(len(each["content"]) for each in converted)
-    require_length(f"{field} content", num_chars, 0, MAX_TEXT_CHARS, "characters in all")
+    require_count(f"{field} content", num_chars, 0, MAX_TEXT_CHARS, "characters in all")
     return converted
 
 

@@ -42,11 +42,14 @@ RouteHandler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 @dataclass(frozen=True)
 class RequestHandler:
-    """Wrapper of every route of the API. Its fields are called for each request."""
+    """Wrapper of every route of the API. Its fields are called for each request.
+
+    get_applications: None where there can be no other application to forward to.
+    """
 
     get_router: Callable[[], Router]
     get_keys: Callable[[], ApiKeys]
-    get_applications: Callable[[], Applications | None] = lambda: None
+    get_applications: Callable[[], Applications | None] | None = None
 
     def route_class(self) -> type[APIRoute]:
         """Return a route class whose routes pass through this handler."""
@@ -57,6 +60,8 @@ class RequestHandler:
                 handle = super().get_route_handler()
                 kind = self.body_field.field_info.annotation if self.body_field else None
                 model = kind if isinstance(kind, type) and issubclass(kind, RequestModel) else None
+                if handler.get_applications is not None:
+                    handle = _forwarding(handle, handler.get_applications)
 
                 async def respond(request: Request) -> Response:
                     return await handler.respond(request, handle, model)
@@ -77,7 +82,8 @@ class RequestHandler:
             lease = self._admit(request)
             if request.method == "POST":
                 require_same_origin(request)
-            response = await self._handle_or_forward(limited, handle, lease)
+            request.state.lease = lease
+            response = await handle(limited)
         except ClientDisconnectedError:
             response = Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception as error:
@@ -97,23 +103,6 @@ class RequestHandler:
         if self.get_router().config.ingress == "embedded":  # Serve adds it to its own responses
             response.headers[REQUEST_ID_HEADER] = request.state.request_id
         return response
-
-    async def _handle_or_forward(
-        self, request: LimitedRequest, handle: RouteHandler, lease: Lease
-    ) -> Response:
-        """Run `handle`, or forward to the application that serves the model and counts it."""
-        try:
-            return await handle(request)
-        except UnknownModelError as error:
-            applications = self.get_applications()
-            if applications is None or is_forwarded(request):
-                raise
-            fellow = await applications.elsewhere(error.requested)
-            if fellow is None:
-                raise
-            lease.undo()
-            forwarded = ForwardedRequest.of(request, await request.body())
-            return await cancel_on_disconnect(request, forward(fellow, forwarded))
 
     def context(self, request: Request, request_id: str | None) -> RequestContext:
         """Return the id and deadline of a request; `request_id` is the one in its body."""
@@ -140,6 +129,28 @@ class RequestHandler:
             return self.get_keys().admit(authorization)
         self.get_keys().check(authorization)
         return Lease()
+
+
+def _forwarding(
+    handle: RouteHandler, get_applications: Callable[[], Applications | None]
+) -> RouteHandler:
+    """Wrap `handle`: forward to the application that serves the model and counts the request."""
+
+    async def handle_or_forward(request: Request) -> Response:
+        try:
+            return await handle(request)
+        except UnknownModelError as error:
+            applications = get_applications()
+            if applications is None or is_forwarded(request):
+                raise
+            peer = await applications.find(error.requested)
+            if peer is None:
+                raise
+            request.state.lease.undo()
+            forwarded = ForwardedRequest.of(request, await request.body())
+            return await cancel_on_disconnect(request, forward(peer, forwarded))
+
+    return handle_or_forward
 
 
 class LimitedRequest(Request):

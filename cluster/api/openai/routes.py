@@ -80,7 +80,7 @@ async def _headers(
 def openai_routes(
     get_router: Callable[[], Router],
     get_keys: Callable[[], ApiKeys],
-    get_applications: Callable[[], Applications | None] = lambda: None,
+    get_applications: Callable[[], Applications | None] | None = None,
 ) -> APIRouter:
     """Return the routes; the arguments are called for each request."""
     handler = RequestHandler(get_router, get_keys, get_applications)
@@ -221,11 +221,11 @@ def _add_models(routes: APIRouter, handler: RequestHandler) -> None:
         )
 
     async def others() -> list[ModelInfo]:
-        applications = handler.get_applications()
+        applications = handler.get_applications() if handler.get_applications else None
         if applications is None:
             return []
-        fellows = await applications.fellows()
-        infos = await asyncio.gather(*(each.model_info() for each in fellows))
+        peers = await applications.peers()
+        infos = await asyncio.gather(*(each.model_info() for each in peers))
         return [each for each in infos if each is not None]
 
     @routes.get("/v1/models", responses=_answers(ModelList))

@@ -17,7 +17,7 @@ from cluster.api.openai.schema import (
     number,
     option,
 )
-from cluster.replica.limits import MAX_TOKEN_IDS, check_cache_salt, check_model, check_priority
+from cluster.replica.limits import MAX_PRIORITY, MAX_TOKEN_IDS, check_cache_salt, check_model
 from specdec.config.engine import MAX_STREAM_INTERVAL
 from specdec.config.methods import METHOD_NAMES
 from specdec.types.errors import InvalidValueError
@@ -227,7 +227,7 @@ class SamplingFields(RequestModel):
         require_range("stream_interval", self.stream_interval, 1, MAX_STREAM_INTERVAL)
         require_range("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, MAX_TOKEN_IDS)
         check_model(self.model or "")
-        check_priority(self.priority)
+        require_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
         check_cache_salt(self.cache_salt or "")
 
     def sent_names(self) -> dict[str, str]:

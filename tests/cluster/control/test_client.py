@@ -1,4 +1,4 @@
-"""A Router's line to the ControlPlane, and what holds while it is broken."""
+"""A Router's client of the ControlPlane, with and without a connection, and statistics."""
 
 import asyncio
 
@@ -6,12 +6,12 @@ import pytest
 from ray.exceptions import RayTaskError
 
 from cluster.control import client
-from cluster.control.client import ControlClient
+from cluster.control.client import ControlClient, StatsStreams
 from cluster.control.plane import ControlPlane
 from cluster.control.store import ControlStore
 from specdec.client import ReplicaReport, SpeculationChange
 from specdec.types.control import SpeculationControl
-from specdec.types.errors import InvalidValueError, NotReadyError
+from specdec.types.errors import InvalidValueError, NotReadyError, OverloadedError
 from tests.cluster.admin_service import LocalHandle
 
 CONFIGURED = SpeculationControl("auto", threshold=32, num_speculative_tokens=3)
@@ -64,15 +64,15 @@ async def link(handle, router, monkeypatch):
     await link.close("r1", has_failed=False)
 
 
-async def test_a_router_is_told_at_first_and_of_every_change_alone(link, router):
+async def test_a_router_receives_the_first_state_and_then_changes_only(link, router):
     assert await router.next_version() == 0
     await link.set_speculation(SpeculationChange(mode="off"))
     assert await router.next_version() == 1
-    await asyncio.sleep(0.5)  # two watches end without news
+    await asyncio.sleep(0.5)  # two watches end without a change
     assert [state.version for state in router.states] == [0, 1]
 
 
-async def test_a_control_plane_that_comes_back_is_asked_anew(link, handle, router, make_plane):
+async def test_a_restarted_control_plane_is_watched_again(link, handle, router, make_plane):
     assert await router.next_version() == 0
     handle.plane = None
     with pytest.raises(NotReadyError, match="the control plane does not answer"):
@@ -85,7 +85,7 @@ async def test_a_control_plane_that_comes_back_is_asked_anew(link, handle, route
     assert router.states[-1].in_force.threshold == 4
 
 
-async def test_a_control_plane_that_comes_back_hears_of_a_replica_at_rest(
+async def test_a_restarted_control_plane_gets_a_report_of_an_idle_replica(
     link, handle, router, make_plane
 ):
     assert await router.next_version() == 0
@@ -98,7 +98,7 @@ async def test_a_control_plane_that_comes_back_hears_of_a_replica_at_rest(
     assert replica.report == router.current
 
 
-async def test_a_state_that_was_lost_counts_even_with_a_lower_version(
+async def test_the_state_of_a_new_store_applies_despite_its_lower_version(
     link, handle, router, tmp_path
 ):
     await link.set_speculation(SpeculationChange(mode="off"))
@@ -115,21 +115,21 @@ async def test_reports_are_sent_when_something_changed(link, handle, router):
     await asyncio.sleep(0.1)
     [replica] = (await handle.plane.status()).replicas
     assert replica.report == router.current
-    assert replica.age_s > 0.03, "the same was reported again"
+    assert replica.age_s > 0.03, "an unchanged report was sent again"
     router.current = ReplicaReport("r1", is_ready=True, num_running=1)
     await asyncio.sleep(0.1)
     [replica] = (await handle.plane.status()).replicas
     assert replica.report.num_running == 1
 
 
-async def test_the_fleet_shows_this_replica_as_it_is_now_where_that_is_asked_for(link, router):
+async def test_fresh_fleet_shows_this_replica_as_of_now(link, router):
     await asyncio.sleep(0.1)
     router.current = ReplicaReport("r1", is_ready=True, num_running=2)
     [replica] = (await link.fresh_fleet()).status.replicas
     assert replica.report == router.current
 
 
-async def test_its_own_replica_is_known_to_a_link_that_is_broken(link, handle, router):
+async def test_the_own_status_is_available_without_a_connection(link, handle, router):
     await link.speculation()
     assert link.is_connected
     handle.plane = None
@@ -139,13 +139,13 @@ async def test_its_own_replica_is_known_to_a_link_that_is_broken(link, handle, r
     assert link.own_status().report == router.current
 
 
-async def test_a_refusal_of_the_control_plane_is_an_answer(link):
+async def test_an_error_of_the_control_plane_is_an_answer(link):
     with pytest.raises(InvalidValueError):
         await link.audit_log(-1, "")
     assert link.is_connected
 
 
-async def test_a_state_that_is_in_force_is_reported_at_once(handle, router, monkeypatch):
+async def test_a_state_in_force_is_reported_at_once(handle, router, monkeypatch):
     monkeypatch.setattr(client, "_REPORT_PERIOD_S", 60.0)
     link = ControlClient(handle, router.apply, router.report)
     link.start()
@@ -169,7 +169,7 @@ async def test_the_status_shows_this_replica_as_it_is_now(link, router):
 
 
 @pytest.mark.parametrize("has_failed", [False, True])
-async def test_a_router_that_ends_says_goodbye(handle, router, has_failed):
+async def test_a_router_that_ends_unregisters(handle, router, has_failed):
     link = ControlClient(handle, router.apply, router.report)
     link.start()
     await router.next_version()
@@ -179,8 +179,8 @@ async def test_a_router_that_ends_says_goodbye(handle, router, has_failed):
     assert (status.replicas, status.num_lost_replicas) == ((), int(has_failed))
 
 
-async def test_what_the_control_plane_raises_arrives_as_it_was(handle, router, monkeypatch):
-    """Over Ray an error comes wrapped, with a traceback for a text."""
+async def test_errors_of_the_control_plane_arrive_unwrapped(handle, router, monkeypatch):
+    """Ray wraps an error and replaces its text by a traceback."""
     cause = InvalidValueError("mode", "maybe", "one of auto, on, off")
 
     async def fail():
@@ -190,3 +190,43 @@ async def test_what_the_control_plane_raises_arrives_as_it_was(handle, router, m
     with pytest.raises(InvalidValueError) as caught:
         await ControlClient(handle, router.apply, router.report).speculation()
     assert caught.value is cause
+
+
+async def statistics():
+    return "statistics"
+
+
+async def test_a_stream_ends_when_the_replica_drains_and_no_other_begins():
+    streams = StatsStreams(statistics)
+    stream = streams.watch(60)
+    assert await anext(stream) == "statistics"
+    waiting = asyncio.create_task(anext(stream))
+    await asyncio.sleep(0.01)
+    streams.drain()
+    with pytest.raises(NotReadyError, match="draining"):
+        await asyncio.wait_for(waiting, 1)
+    with pytest.raises(NotReadyError):
+        await anext(streams.watch(1))
+    assert streams.num_watchers == 0
+
+
+async def test_the_number_of_watchers_is_limited(monkeypatch):
+    monkeypatch.setattr(client, "MAX_WATCHERS", 2)
+    streams = StatsStreams(statistics)
+    open_streams = [streams.watch(1) for _ in range(2)]
+    for stream in open_streams:
+        await anext(stream)
+    with pytest.raises(OverloadedError):
+        await anext(streams.watch(1))
+    await open_streams[0].aclose()
+    assert await anext(streams.watch(1)) == "statistics"
+
+
+async def test_an_unavailable_control_plane_ends_a_stream():
+    async def fail():
+        raise NotReadyError("unavailable")
+
+    streams = StatsStreams(fail)
+    with pytest.raises(NotReadyError, match="unavailable"):
+        await anext(streams.watch(1))
+    assert streams.num_watchers == 0

@@ -1,4 +1,4 @@
-"""Who serves which model, and who is asked how often."""
+"""The directory of peer applications, and how often it is refreshed."""
 
 import asyncio
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from cluster.control.peers import (
     CONTROL_PLANE,
     ROUTER,
     Applications,
-    Fellow,
+    PeerApplication,
     ServeDirectory,
     ServiceCard,
 )
@@ -19,7 +19,7 @@ from specdec.types.errors import NotReadyError, UnknownModelError
 
 
 class Handle:
-    """Of a deployment whose methods stream what they are given, as Serve's handles do."""
+    """Handle of a deployment whose methods stream `answers`, as Serve's handles do."""
 
     def __init__(self, answers=(), has_replicas=True):
         self.answers, self.has_replicas = answers, has_replicas
@@ -48,21 +48,21 @@ class Handle:
             yield each
 
 
-def fellow(model, handle=None):
-    return Fellow(ServiceCard(model, 1), handle or Handle(), control_plane=None)
+def peer(model, handle=None):
+    return PeerApplication(ServiceCard(model, 1), handle or Handle(), control_plane=None)
 
 
-class Surroundings:
-    """What can be found, and how often somebody has looked."""
+class Environment:
+    """Applications that can be found, with a count of the lookups."""
 
     def __init__(self, *models):
         self.models = models
-        self.num_looks = 0
+        self.num_lookups = 0
 
-    async def look(self):
-        self.num_looks += 1
+    async def list_peers(self):
+        self.num_lookups += 1
         await asyncio.sleep(0)
-        return {f"app-{model}": fellow(model) for model in self.models}
+        return {f"app-{model}": peer(model) for model in self.models}
 
 
 @pytest.fixture(autouse=True)
@@ -70,86 +70,86 @@ def always_fresh(monkeypatch):
     monkeypatch.setattr(peers, "_FRESH_S", 0.0)
 
 
-async def test_nobody_looks_for_our_own_model():
-    around = Surroundings("b")
-    mine = Applications("a", around.look)
-    assert await mine.elsewhere("a") is None
-    assert await mine.elsewhere("") is None
-    assert around.num_looks == 0
+async def test_the_own_model_is_not_looked_up():
+    environment = Environment("b")
+    applications = Applications("a", environment.list_peers)
+    assert await applications.find("a") is None
+    assert await applications.find("") is None
+    assert environment.num_lookups == 0
 
 
-async def test_a_model_is_looked_for_once():
-    around = Surroundings("b")
-    mine = Applications("a", around.look)
+async def test_a_model_is_looked_up_once():
+    environment = Environment("b")
+    applications = Applications("a", environment.list_peers)
     for _ in range(3):
-        assert (await mine.elsewhere("b")).card.model == "b"
-    assert around.num_looks == 1
+        assert (await applications.find("b")).card.model == "b"
+    assert environment.num_lookups == 1
 
 
-async def test_an_application_that_comes_later_is_found_and_one_that_goes_forgotten():
-    around = Surroundings("b")
-    mine = Applications("a", around.look)
-    await mine.elsewhere("b")
-    around.models = ("c",)
-    assert (await mine.elsewhere("c")).card.model == "c"
+async def test_a_later_application_is_found_and_a_deleted_one_forgotten():
+    environment = Environment("b")
+    applications = Applications("a", environment.list_peers)
+    await applications.find("b")
+    environment.models = ("c",)
+    assert (await applications.find("c")).card.model == "c"
     with pytest.raises(UnknownModelError, match="those loaded are 'a', 'c'"):
-        await mine.elsewhere("b")
+        await applications.find("b")
 
 
-async def test_a_model_that_has_gone_is_not_waited_for(monkeypatch):
-    around = Surroundings("b")
-    mine = Applications("a", around.look)
-    await mine.elsewhere("b")
-    around.models = ()
-    assert (await mine.elsewhere("b")).card.model == "b"
+async def test_a_stale_entry_is_looked_up_again(monkeypatch):
+    environment = Environment("b")
+    applications = Applications("a", environment.list_peers)
+    await applications.find("b")
+    environment.models = ()
+    assert (await applications.find("b")).card.model == "b"
     monkeypatch.setattr(peers, "_STALE_S", -1.0)
     with pytest.raises(UnknownModelError):
-        await mine.elsewhere("b")
+        await applications.find("b")
 
 
-async def test_unknown_names_cannot_make_it_look_all_the_time(monkeypatch):
+async def test_lookups_of_unknown_names_are_limited(monkeypatch):
     monkeypatch.setattr(peers, "_FRESH_S", 3600.0)
-    around = Surroundings("b")
-    mine = Applications("a", around.look)
-    asked = (mine.elsewhere(f"x{i}") for i in range(20))
+    environment = Environment("b")
+    applications = Applications("a", environment.list_peers)
+    asked = (applications.find(f"x{i}") for i in range(20))
     errors = await asyncio.gather(*asked, return_exceptions=True)
     assert all(isinstance(error, UnknownModelError) for error in errors)
-    assert around.num_looks == 1
+    assert environment.num_lookups == 1
 
 
-async def test_alone_the_name_that_there_is_is_told():
+async def test_without_peers_the_error_names_the_own_model():
     with pytest.raises(UnknownModelError, match="the one loaded is 'a'"):
-        await Applications("a").elsewhere("b")
+        await Applications("a").find("b")
 
 
-async def test_fellows_come_in_the_order_of_their_names():
-    fellows = await Applications("m", Surroundings("z", "b").look).fellows()
-    assert [each.card.model for each in fellows] == ["b", "z"]
+async def test_peers_are_ordered_by_model():
+    found = await Applications("m", Environment("z", "b").list_peers).peers()
+    assert [each.card.model for each in found] == ["b", "z"]
 
 
-async def test_what_is_streamed_is_cancelled_where_it_is_left():
+async def test_closing_a_stream_cancels_the_call():
     handle = Handle(answers=range(100))
-    stream = fellow("b", handle).stream("answer")
+    stream = peer("b", handle).stream("answer")
     assert await anext(stream) == 0
     assert handle.num_cancelled == 0
     await stream.aclose()
     assert handle.num_cancelled == 1
 
 
-async def test_without_replicas_it_says_so_at_once(monkeypatch):
+async def test_a_stream_without_replicas_raises_not_ready(monkeypatch):
     monkeypatch.setattr(peers, "_ANSWER_TIMEOUT_S", 0.1)
     with pytest.raises(NotReadyError, match="the model b is starting or stopping"):
-        await anext(fellow("b", Handle(has_replicas=False)).stream("answer"))
+        await anext(peer("b", Handle(has_replicas=False)).stream("answer"))
 
 
-class PlayedServe:
-    """Serve with applications whose ControlPlanes answer, are away, or were never there."""
+class FakeServe:
+    """Serve with applications whose ControlPlanes answer, fail, or never answer."""
 
     def __init__(self, **models):
-        """models: what the ControlPlane of each application says that it serves; None: nothing."""
+        """models: the model that each ControlPlane reports; None: it never answers."""
         self.models = models
-        self.away = set()
-        self.num_asked = 0
+        self.unavailable = set()
+        self.num_calls = 0
 
     def status(self):
         each = SimpleNamespace(deployments=(ROUTER, CONTROL_PLANE))
@@ -161,8 +161,8 @@ class PlayedServe:
         return SimpleNamespace(card=card, _init=lambda: None)
 
     async def _card(self, application):
-        self.num_asked += 1
-        if application in self.away:
+        self.num_calls += 1
+        if application in self.unavailable:
             raise RayError("the actor died")
         if self.models[application] is None:
             await asyncio.Event().wait()
@@ -170,44 +170,44 @@ class PlayedServe:
 
 
 @pytest.fixture
-def played(monkeypatch):
-    played = PlayedServe(own="a", app="b")
-    monkeypatch.setattr(peers, "serve", played)
+def fake_serve(monkeypatch):
+    fake_serve = FakeServe(own="a", app="b")
+    monkeypatch.setattr(peers, "serve", fake_serve)
     monkeypatch.setattr(peers, "_ANSWER_TIMEOUT_S", 0.05)
     monkeypatch.setattr(peers, "_STALE_S", -1.0)
-    return played
+    return fake_serve
 
 
-async def test_a_model_is_there_while_its_control_plane_is_away(played):
-    """Until Serve lists its application no longer."""
-    mine = Applications("a", ServeDirectory("own").look)
-    await mine.elsewhere("b")
-    played.away.add("app")
-    assert (await mine.elsewhere("b")).card.model == "b"
-    del played.models["app"]
+async def test_a_model_is_found_while_its_control_plane_is_unavailable(fake_serve):
+    """Until its application is deleted."""
+    applications = Applications("a", ServeDirectory("own").list_peers)
+    await applications.find("b")
+    fake_serve.unavailable.add("app")
+    assert (await applications.find("b")).card.model == "b"
+    del fake_serve.models["app"]
     with pytest.raises(UnknownModelError):
-        await mine.elsewhere("b")
+        await applications.find("b")
 
 
-async def test_an_application_that_serves_another_model_is_known_by_it(played):
+async def test_a_changed_model_is_noticed(fake_serve):
     directory = ServeDirectory("own")
-    await directory.look()
-    played.models["app"] = "c"
-    await directory.look()
+    await directory.list_peers()
+    fake_serve.models["app"] = "c"
+    await directory.list_peers()
     await asyncio.sleep(0)
-    assert [each.card.model for each in (await directory.look()).values()] == ["c"]
+    assert [each.card.model for each in (await directory.list_peers()).values()] == ["c"]
 
 
-async def test_who_says_nothing_is_waited_for_once(played):
-    played.models["silent"] = None
+async def test_a_silent_application_delays_only_one_lookup(fake_serve):
+    fake_serve.models["silent"] = None
     directory = ServeDirectory("own")
-    assert list(await directory.look()) == ["app"]
+    assert list(await directory.list_peers()) == ["app"]
     async with asyncio.timeout(0.04):
-        assert list(await directory.look()) == ["app"]
-        assert list(await directory.look()) == ["app"]
-    assert played.num_asked == 4, "the silent one was asked once, the other each time"
-    asking = directory._listed["silent"]._asking
-    del played.models["silent"]
-    await directory.look()
+        assert list(await directory.list_peers()) == ["app"]
+        assert list(await directory.list_peers()) == ["app"]
+    assert fake_serve.num_calls == 4, "the silent one was asked once, the other each time"
+    asking = directory._listed["silent"]._request
+    del fake_serve.models["silent"]
+    await directory.list_peers()
     await asyncio.sleep(0)
     assert asking.cancelled()

@@ -1,4 +1,4 @@
-"""Operators, watchers and reports, on a clock that tests wind."""
+"""Operators, watchers and reports, with a fake clock."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -52,7 +52,7 @@ async def test_the_configured_values_hold_at_first(plane):
     assert (state.overridden, state.version, state.updated_at) == ((), 0, None)
 
 
-async def test_a_change_says_who_when_and_why(plane):
+async def test_a_change_records_author_time_and_reason(plane):
     state = await plane.set_speculation(OFF)
     assert state == await plane.speculation()
     assert state.in_force == SpeculationControl("off", 32, 3)
@@ -62,14 +62,14 @@ async def test_a_change_says_who_when_and_why(plane):
     assert (state.updated_by, state.reason) == ("ann@host", "a test")
 
 
-async def test_only_what_is_given_changes(plane):
+async def test_only_given_settings_change(plane):
     await plane.set_speculation(OFF)
     state = await plane.set_speculation(SpeculationChange(threshold=8))
     assert state.in_force == SpeculationControl("off", 8, 3)
     assert (state.overridden, state.updated_by) == (("mode", "threshold"), "")
 
 
-async def test_a_reset_goes_before_what_comes_with_it(plane):
+async def test_a_reset_is_applied_before_the_given_settings(plane):
     await plane.set_speculation(OFF)
     state = await plane.set_speculation(SpeculationChange(reset=True, num_speculative_tokens=5))
     assert state.in_force == SpeculationControl("auto", 32, 5)
@@ -86,14 +86,14 @@ async def test_a_change_for_another_version_changes_nothing(plane):
     assert changed.version == 2
 
 
-async def test_of_two_control_planes_none_undoes_the_other(plane, make):
+async def test_changes_by_two_control_planes_are_both_kept(plane, make):
     other = make()
     await plane.set_speculation(OFF)
     state = await other.set_speculation(SpeculationChange(threshold=8))
     assert (state.in_force, state.version) == (SpeculationControl("off", 8, 3), 2)
 
 
-async def test_an_override_outlasts_the_process_and_wins_over_a_new_configuration(plane, make):
+async def test_an_override_survives_a_restart_and_a_new_configuration(plane, make):
     before = await plane.set_speculation(OFF)
     again = make()
     assert await again.speculation() == before
@@ -101,7 +101,7 @@ async def test_an_override_outlasts_the_process_and_wins_over_a_new_configuratio
     assert (await other.speculation()).in_force == SpeculationControl("off", 4, 7)
 
 
-async def test_without_speculation_there_is_nothing_to_change(plane, make):
+async def test_without_speculation_changes_are_refused(plane, make):
     await plane.set_speculation(SpeculationChange(mode="on"))
     without = make(None)
     state = await without.speculation()
@@ -111,7 +111,7 @@ async def test_without_speculation_there_is_nothing_to_change(plane, make):
         await without.set_speculation(OFF)
 
 
-async def test_a_watcher_is_told_at_once_what_it_does_not_know(plane):
+async def test_a_watcher_receives_an_unknown_state_at_once(plane):
     assert (await plane.watch(None, timeout_s=10)).version == 0
     await plane.set_speculation(OFF)
     assert (await plane.watch((0, None), timeout_s=10)).version == 1
@@ -126,7 +126,7 @@ async def test_a_change_wakes_every_watcher(plane):
     assert await asyncio.wait_for(asyncio.gather(*watchers), 0.5) == [changed] * 3
 
 
-async def test_a_watch_ends_when_nothing_happens(plane):
+async def test_a_watch_without_a_change_times_out(plane):
     assert (await plane.watch((0, None), timeout_s=0.01)).version == 0
 
 
@@ -143,7 +143,7 @@ async def test_replicas_are_listed_oldest_first_with_their_ages(plane, clock):
     assert status.speculation == await plane.speculation()
 
 
-async def test_a_report_that_was_overtaken_by_a_later_one_changes_nothing(plane):
+async def test_an_outdated_report_is_ignored(plane):
     later = ReplicaReport("r1", is_ready=True, counts=Counts(num_steps=9))
     await plane.report(later, uptime_s=5.1)
     await plane.report(ReplicaReport("r1", is_ready=True, counts=Counts(num_steps=8)), uptime_s=5.0)
@@ -166,13 +166,13 @@ async def test_a_replica_whose_report_is_overdue_is_not_ready(plane, clock):
     assert replica.report.is_ready
 
 
-def test_a_replica_at_rest_is_never_overdue():
+def test_an_idle_replica_is_never_overdue():
     between_reports_s = client._IDLE_REPORT_PERIOD_S + client._REPORT_PERIOD_S
     a_failed_call_s = client._CALL_TIMEOUT_S + client._REPORT_PERIOD_S
     assert between_reports_s + a_failed_call_s < OVERDUE_S
 
 
-async def test_replicas_that_fall_silent_or_fail_count_as_lost(plane, clock):
+async def test_silent_and_failed_replicas_count_as_lost(plane, clock):
     for name in ("silent", "failed", "asked to end", "well"):
         await plane.report(ReplicaReport(name, is_ready=True), uptime_s=0)
     await plane.leave("failed", has_failed=True)
@@ -207,13 +207,13 @@ async def test_replicas_that_fall_silent_or_fail_count_as_lost(plane, clock):
         ({"rules": (SpeculationRule(5),)}, "rules[0]"),
     ],
 )
-def test_a_change_that_cannot_be_is_named(values, field):
+def test_an_invalid_change_is_refused(values, field):
     with pytest.raises(InvalidValueError) as caught:
         SpeculationChange(**values)
     assert caught.value.field == field
 
 
-async def test_two_writers_with_the_same_version_one_wins(plane, make):
+async def test_of_two_writers_with_the_same_version_one_wins(plane, make):
     other = make()
     changes = [SpeculationChange(threshold=n, expected_version=0) for n in (4, 8)]
     results = await asyncio.gather(
@@ -243,7 +243,7 @@ async def test_the_services_own_verifier_stays_allowed(plane):
     assert state.in_force.allowed_verifiers == ("coupled", "block")
 
 
-async def test_overrides_end_when_their_time_is_over(plane, make, clock):
+async def test_overrides_expire(plane, make, clock):
     change = SpeculationChange(mode="off", ttl_s=60)
     state = await plane.set_speculation(change)
     assert state.expires_at == datetime.fromtimestamp(1e9 + 60, UTC)
@@ -262,20 +262,20 @@ async def test_overrides_end_when_their_time_is_over(plane, make, clock):
     assert await make().speculation() == state
 
 
-async def test_a_time_that_was_over_while_nobody_looked(plane, make, clock):
+async def test_overrides_expire_while_no_process_runs(plane, make, clock):
     await plane.set_speculation(SpeculationChange(mode="off", ttl_s=60))
     clock.now_s += 61
     assert (await make().speculation()).in_force == CONFIGURED
 
 
-async def test_a_time_can_be_taken_back(plane, clock):
+async def test_an_expiry_can_be_removed(plane, clock):
     await plane.set_speculation(SpeculationChange(mode="off", ttl_s=60))
     await plane.set_speculation(SpeculationChange(ttl_s=0))
     clock.now_s += 61
     assert (await plane.speculation()).in_force.mode == "off"
 
 
-async def test_the_log_says_who_set_what(plane):
+async def test_the_audit_log_lists_changes(plane):
     await plane.set_speculation(OFF)
     rules = (SpeculationRule(5.0, num_speculative_tokens=1),)
     await plane.set_speculation(SpeculationChange(reset=True, rules=rules, ttl_s=9))
@@ -296,7 +296,7 @@ async def test_the_log_says_who_set_what(plane):
     ("size", "token", "field"),
     [(201, "", "page_size"), (-1, "", "page_size"), (1, "x", "page_token")],
 )
-async def test_a_page_that_cannot_be_is_named(plane, size, token, field):
+async def test_an_invalid_page_is_refused(plane, size, token, field):
     with pytest.raises(InvalidValueError) as caught:
         await plane.audit_log(size, token)
     assert caught.value.field == field
@@ -306,7 +306,7 @@ RULES = (SpeculationRule(5.0, num_speculative_tokens=1), SpeculationRule(20.0, m
 
 
 async def arrive(plane, clock, per_s, seconds, total=0):
-    """Reports of two replicas to which `per_s` requests come together."""
+    """Send reports of two replicas that receive `per_s` requests together."""
     for _ in range(seconds):
         clock.now_s += 1
         total += per_s / 2
@@ -316,7 +316,7 @@ async def arrive(plane, clock, per_s, seconds, total=0):
     return total
 
 
-async def test_rules_go_by_the_arrivals_of_all_replicas(plane, clock):
+async def test_rules_use_the_request_rate_of_all_replicas(plane, clock):
     await plane.set_speculation(SpeculationChange(rules=RULES))
     total = await arrive(plane, clock, 2, 15)
     assert (await plane.speculation()).active_rule is None
@@ -324,7 +324,7 @@ async def test_rules_go_by_the_arrivals_of_all_replicas(plane, clock):
     state = await plane.speculation()
     assert state.active_rule == 0
     assert state.in_force == SpeculationControl("auto", 32, 1, is_by_rule=True)
-    assert state.version == 1, "a rule is no change"
+    assert state.version == 1, "a rule makes no version"
     total = await arrive(plane, clock, 40, 15, total)
     assert (await plane.speculation()).in_force.mode == "off"
     assert (await plane.fleet()).requests_per_s == pytest.approx(40)
@@ -342,7 +342,7 @@ async def test_a_rule_wakes_the_watchers(plane, clock):
     assert (await asyncio.wait_for(watcher, 1)).active_rule is not None
 
 
-async def test_a_rate_around_a_rule_does_not_make_it_flap(plane, clock):
+async def test_a_rate_around_a_limit_does_not_make_rules_flap(plane, clock):
     await plane.set_speculation(SpeculationChange(rules=RULES))
     total, seen = 0, []
     for per_s in (6, 4.4) * 20:
@@ -351,7 +351,7 @@ async def test_a_rate_around_a_rule_does_not_make_it_flap(plane, clock):
     assert sum(a != b for a, b in pairwise(seen)) <= 1
 
 
-async def test_what_replicas_did_stays_counted_when_they_end(plane, clock):
+async def test_counts_of_replicas_that_end_are_kept(plane, clock):
     for name, count in (("a", 5), ("b", 7)):
         counts = Counts(num_requests=count, decisions={"goodput": count})
         await plane.report(ReplicaReport(name, is_ready=True, counts=counts), 0)
@@ -378,7 +378,7 @@ async def test_without_rules_or_expiry_nothing_ticks(plane, monkeypatch):
     assert ticks
 
 
-async def test_what_holds_without_rules_is_told_beside_what_holds(plane, clock):
+async def test_the_state_has_the_settings_with_and_without_rules(plane, clock):
     rules = (SpeculationRule(0.5, mode="off", num_speculative_tokens=1),)
     await plane.set_speculation(SpeculationChange(num_speculative_tokens=5, rules=rules))
     await arrive(plane, clock, per_s=1, seconds=10)
@@ -387,7 +387,7 @@ async def test_what_holds_without_rules_is_told_beside_what_holds(plane, clock):
     assert state.without_rules == SpeculationControl("auto", 32, 5)
 
 
-async def test_a_preview_is_for_the_load_of_the_moment(plane, clock):
+async def test_a_preview_is_for_the_present_load(plane, clock):
     rules = (SpeculationRule(2.0, num_speculative_tokens=2), SpeculationRule(20.0, mode="off"))
     change = SpeculationChange(num_speculative_tokens=7, rules=rules)
     quiet = await plane.preview(change)
@@ -403,7 +403,7 @@ async def test_a_preview_is_for_the_load_of_the_moment(plane, clock):
         await plane.preview(SpeculationChange(method="suffix"))
 
 
-async def test_the_history_grows_by_reports_and_by_looks(plane, clock):
+async def test_reports_and_queries_add_to_the_history(plane, clock):
     for second in range(4):
         await plane.report(ReplicaReport("a", is_ready=True, num_decoding=second), 50.0)
         await plane.report(ReplicaReport("b", is_ready=True, num_decoding=second), 50.0)

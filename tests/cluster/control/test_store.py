@@ -1,4 +1,4 @@
-"""What operators have set, on disk."""
+"""The operators' settings on disk."""
 
 import multiprocessing
 import os
@@ -23,16 +23,16 @@ def store(tmp_path):
     return ControlStore(tmp_path / "state", "tiny")
 
 
-def test_nothing_is_stored_at_first(store):
+def test_a_new_store_is_empty(store):
     assert store.read() == StoredSpeculation()
 
 
-def test_what_was_written_is_read_again_by_another(store, tmp_path):
+def test_another_store_reads_what_was_written(store, tmp_path):
     assert store.replace(FIRST, {})
     assert ControlStore(tmp_path / "state", "tiny").read() == FIRST
 
 
-def test_only_the_version_after_the_present_one_is_written(store):
+def test_only_the_next_version_is_written(store):
     assert store.replace(FIRST, {})
     second = replace(FIRST, version=2, reason="again")
     assert store.replace(second, {})
@@ -45,7 +45,7 @@ def test_only_the_version_after_the_present_one_is_written(store):
     assert store.read() == second
 
 
-def test_services_that_share_a_directory_share_nothing_else(store, tmp_path):
+def test_services_that_share_a_directory_are_independent(store, tmp_path):
     other = ControlStore(tmp_path / "state", "other")
     assert store.replace(FIRST, {})
     assert other.read() == StoredSpeculation()
@@ -58,7 +58,7 @@ def _write_and_die(directory):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_it_outlasts_a_kill(tmp_path):
+def test_a_write_survives_a_kill(tmp_path):
     process = multiprocessing.get_context("fork").Process(target=_write_and_die, args=(tmp_path,))
     process.start()
     process.join()
@@ -66,11 +66,11 @@ def test_it_outlasts_a_kill(tmp_path):
     assert ControlStore(tmp_path, "tiny").read() == FIRST
 
 
-def test_others_may_not_look_into_a_directory_that_it_makes(store, tmp_path):
+def test_a_new_directory_is_private(store, tmp_path):
     assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
 
 
-def test_a_directory_that_cannot_be_is_named(tmp_path):
+def test_a_directory_that_cannot_be_created_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(
         InvalidValueError, match=r"state_dir is .*a directory that can be written to"
@@ -78,7 +78,7 @@ def test_a_directory_that_cannot_be_is_named(tmp_path):
         ControlStore(tmp_path / "file" / "state", "tiny")
 
 
-def test_a_file_that_is_no_database_is_named(tmp_path):
+def test_a_file_that_is_no_database_is_refused(tmp_path):
     (tmp_path / "control.sqlite3").write_text("nonsense " * 100)
     with pytest.raises(InvalidValueError, match="file is not a database"):
         ControlStore(tmp_path, "tiny")
@@ -88,20 +88,20 @@ def test_a_file_that_is_no_database_is_named(tmp_path):
     ("variable", "expected"),
     [("/var/state", "/var/state/specdec"), ("relative", "/home/ann/.local/state/specdec")],
 )
-def test_where_it_is_by_default(monkeypatch, variable, expected):
+def test_the_default_directory(monkeypatch, variable, expected):
     monkeypatch.setenv("HOME", "/home/ann")
     monkeypatch.setenv("XDG_STATE_HOME", variable)
     assert state_dir(None) == Path(expected)
 
 
-def test_changes_are_told_newest_first_and_in_parts(store):
+def test_changes_are_listed_newest_first_in_pages(store):
     for version in range(1, 6):
         assert store.replace(replace(FIRST, version=version), {"threshold": version})
     assert [each.version for each in store.changes(None, 2)] == [5, 4]
     assert [each.change for each in store.changes(4, 9)] == [{"threshold": v} for v in (3, 2, 1)]
 
 
-def test_a_change_that_came_too_late_is_not_in_the_log(store):
+def test_a_conflicting_change_is_not_in_the_log(store):
     store.replace(FIRST, {"mode": "off"})
     assert not store.replace(replace(FIRST, reason="late"), {"mode": "on"})
     assert [each.change for each in store.changes(None, 9)] == [{"mode": "off"}]
@@ -115,7 +115,7 @@ def test_the_log_is_bounded(store, monkeypatch):
 
 
 def earlier_file(directory):
-    """As the first release made it."""
+    """Write a file in the format of the first release."""
     with closing(sqlite3.connect(directory / "control.sqlite3")) as connection, connection:
         connection.execute(
             "CREATE TABLE speculation (service TEXT PRIMARY KEY, version INTEGER NOT NULL, "
@@ -126,7 +126,7 @@ def earlier_file(directory):
         connection.execute("INSERT INTO speculation VALUES (?, ?, ?, ?, ?, ?)", values)
 
 
-def test_a_file_of_the_first_format_goes_on(tmp_path):
+def test_a_file_of_the_first_format_is_migrated(tmp_path):
     earlier_file(tmp_path)
     expected = StoredSpeculation(3, {"mode": "off"}, 1000.5, "ann", "why")
     for _ in range(2):  # the second time there is nothing left to do

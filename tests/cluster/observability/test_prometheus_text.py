@@ -1,4 +1,4 @@
-"""The catalogue and its text, by the parsers that Prometheus' own client has."""
+"""Metric definitions and their text, read by the parsers of Prometheus' client."""
 
 import re
 from datetime import UTC, datetime
@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from cluster.observability.metric_definitions import (
+    CONNECTION_METRICS,
     FLEET_METRICS,
-    LINK_METRICS,
     REPLICA_METRICS,
     FleetView,
-    LinkView,
 )
 from cluster.observability.prometheus_text import expose, fleet_families, replica_families
 from specdec.client import (
@@ -29,7 +28,7 @@ from specdec.types.stats import SpeculationStats
 from tests.cluster.scraped import OPEN_METRICS, families, open_families, samples
 
 DOCUMENTATION = Path(__file__).parents[3] / "docs" / "metrics.md"
-CATALOGUE = (*REPLICA_METRICS, *FLEET_METRICS, *LINK_METRICS)
+DEFINITIONS = (*REPLICA_METRICS, *FLEET_METRICS, *CONNECTION_METRICS)
 CONTROL = SpeculationControl("auto", threshold=32, num_speculative_tokens=3)
 STATE = SpeculationState(CONTROL, CONTROL, CONTROL, (), 4, None, "", "")
 
@@ -83,31 +82,33 @@ def fleet_text(*reports):
     return expose(fleet_families({"m": fleet_of(*reports)}), "").body.decode()
 
 
-def test_every_metric_of_the_catalogue_is_documented_as_it_is_and_no_other():
+def test_the_documentation_lists_exactly_the_defined_metrics():
     rows = re.findall(
         r"^\| `(specdec:\w+)` \| (\w+) \|([^|]*)\|", DOCUMENTATION.read_text(), re.MULTILINE
     )
     documented = [
         (name, type_, tuple(re.findall(r"`(\w+)`", labels))) for name, type_, labels in rows
     ]
-    assert documented == [(each.exposed_name, each.type, each.labels) for each in CATALOGUE]
+    assert documented == [(each.exposed_name, each.type, each.labels) for each in DEFINITIONS]
 
 
 def test_names_are_unique():
-    assert len({each.name for each in CATALOGUE}) == len(CATALOGUE)
+    assert len({each.name for each in DEFINITIONS}) == len(DEFINITIONS)
 
 
-def test_every_metric_of_the_catalogue_is_exposed_with_its_type():
-    """A report that has something of everything leaves no metric without a series."""
-    view = LinkView(is_connected=True)
+def test_every_metric_is_exposed_with_its_type():
+    """A report with a value for every field gives every metric a series."""
     status = ReplicaStatus(FULL, 60.0, 0.0)
-    text = fleet_text(FULL) + expose(replica_families("m", status, view), "").body.decode()
+    text = (
+        fleet_text(FULL)
+        + expose(replica_families("m", status, is_connected=True), "").body.decode()
+    )
     exposed = {name: each.type for name, each in families(text).items() if each.samples}
-    assert exposed == {each.name: each.type for each in CATALOGUE}
+    assert exposed == {each.name: each.type for each in DEFINITIONS}
 
 
 def test_every_series_has_the_documented_labels_and_no_other():
-    labels = {each.name: set(each.labels) for each in CATALOGUE}
+    labels = {each.name: set(each.labels) for each in DEFINITIONS}
     for name, family in families(fleet_text(FULL)).items():
         about = {"model_name"} if name.startswith("fleet_") else {"model_name", "replica"}
         bucket = {"le"} if family.type == "histogram" else set()
@@ -164,14 +165,14 @@ def test_the_hand_worked_values_of_a_report():
     assert {key: found.get(key) for key in expected} == expected
 
 
-def test_what_is_not_known_has_no_series():
+def test_unknown_values_have_no_series():
     found = {key[0] for key in samples(fleet_text(LOADING), "loading")}
     unknown = ("speculation_mode", "speculation_control_version", "draft_worker_up")
     assert found.isdisjoint((*unknown, "speculation_estimated_speedup", "batch_size_count"))
     assert samples(fleet_text(LOADING), "loading")["replica_ready",] == 0
 
 
-def test_replicas_are_told_apart_and_the_fleet_has_series_of_its_own():
+def test_replicas_have_labels_and_the_fleet_has_separate_series():
     text = fleet_text(FULL, LOADING)
     assert samples(text, "full")["generation_tokens_total",] == 0
     assert samples(text, "loading")["num_requests_running",] == 0
@@ -185,16 +186,15 @@ def test_replicas_are_told_apart_and_the_fleet_has_series_of_its_own():
 
 
 @pytest.mark.parametrize("is_connected", [True, False])
-def test_a_replicas_own_view_says_whether_the_control_plane_answers(is_connected):
-    view = LinkView(is_connected)
+def test_a_replica_reports_whether_the_control_plane_answers(is_connected):
     status = ReplicaStatus(FULL, uptime_s=60.0, age_s=0.0)
-    text = expose(replica_families("m", status, view), "").body.decode()
+    text = expose(replica_families("m", status, is_connected=is_connected), "").body.decode()
     assert samples(text, "full")["control_plane_up",] == is_connected
     assert samples(text, "full")["num_requests_running",] == 5
     assert samples(text, None) == {}
 
 
-def test_both_formats_say_the_same():
+def test_both_formats_have_the_same_samples():
     made = fleet_families({"m": fleet_of(FULL, LOADING)})
     plain, opened = expose(made, "text/plain"), expose(made, OPEN_METRICS)
     assert plain.content_type.startswith("text/plain; version=0.0.4")
@@ -227,6 +227,6 @@ VLLM_DASHBOARD = [
 ]
 
 
-def test_what_dashboards_of_vllm_query_is_there_under_our_prefix():
+def test_metrics_of_vllm_dashboards_exist_with_our_prefix():
     found = {key[0] for key in samples(fleet_text(FULL), "full")}
     assert [name for name in VLLM_DASHBOARD if name not in found] == []

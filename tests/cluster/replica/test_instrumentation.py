@@ -1,32 +1,29 @@
-"""What a replica records of its steps and requests, with and without traces."""
+"""Measurements of steps and requests, with and without traces."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.instrumentation import Instrumentation
+from cluster.replica.tracing import StepSeconds
 from specdec.engine.metrics import ABORTED, BATCH_SIZE, DRAFT_TIME, VERIFY_TIME, Metrics
 from specdec.types.request import GenerateRequest
 from specdec.types.sampling_params import SamplingParams
 
 
 class RecordingTracing:
-    """Counts what it records; `begin` gives a request no trace."""
+    """Tracing that records requests and the ends of their traces."""
 
     def __init__(self):
-        self.steps = self
-        self.drafts, self.verifications, self.calls = [], [], []
+        self.steps = StepSeconds()
+        self.calls, self.ended = [], []
         self.is_closed = False
-
-    def add_draft(self, seconds):
-        self.drafts.append(seconds)
-
-    def add_verify(self, seconds):
-        self.verifications.append(seconds)
 
     def begin(self, request_id, call, clock):
         self.calls.append((request_id, call))
+        return SimpleNamespace(end=lambda at, last, error_type: self.ended.append(error_type))
 
     def close(self):
         self.is_closed = True
@@ -39,14 +36,14 @@ def metrics():
 
 @pytest.fixture(params=[True, False], ids=["traced", "untraced"])
 def tracing(request, monkeypatch):
-    """None where no traces are wanted."""
+    """Return None where traces are off."""
     made = RecordingTracing() if request.param else None
     monkeypatch.setattr("cluster.replica.tracing.tracing_to", lambda endpoint, model, replica: made)
     return made
 
 
 @pytest.fixture
-def observer(metrics, tracing):
+def instrumentation(metrics, tracing):
     endpoint = None if tracing is None else "http://localhost:4317"
     return Instrumentation(ServeConfig(otlp_traces_endpoint=endpoint), "r1", metrics)
 
@@ -55,24 +52,24 @@ def count_of(histogram):
     return sum(histogram.read().counts)
 
 
-def test_steps_are_recorded_for_metrics_and_traces(observer, metrics, tracing):
-    observer.record_verify(2.0)
-    observer.record_draft(1.0)
-    observer.record_batch(3)
+def test_steps_are_recorded_for_metrics_and_traces(instrumentation, metrics, tracing):
+    instrumentation.record_verify(2.0)
+    instrumentation.record_draft(1.0)
+    instrumentation.record_batch(3)
     assert (metrics[VERIFY_TIME].read().total, metrics[DRAFT_TIME].read().total) == (2.0, 1.0)
     assert [count_of(metrics[each]) for each in (VERIFY_TIME, DRAFT_TIME, BATCH_SIZE)] == [1, 1, 1]
     if tracing is not None:
-        assert (tracing.verifications, tracing.drafts) == ([2.0], [1.0])
+        assert tracing.steps == StepSeconds(draft_s=1.0, verify_s=2.0)
 
 
-def test_a_request_is_told_to_the_traces_and_its_end_to_the_metrics(observer, metrics, tracing):
+def test_requests_are_recorded_for_metrics_and_traces(instrumentation, metrics, tracing):
     call = GenerateRequest((1, 2), SamplingParams())
-    observer.begin("mine", call).on_broken_off(asyncio.CancelledError())
+    instrumentation.begin("mine", call).on_broken_off(asyncio.CancelledError())
     assert metrics.ended[ABORTED] == 1
     if tracing is not None:
-        assert tracing.calls == [("mine", call)]
+        assert (tracing.calls, tracing.ended) == ([("mine", call)], [ABORTED])
 
 
-def test_closing_sends_the_traces_that_are_left(observer, tracing):
-    observer.close()
+def test_closing_exports_the_remaining_traces(instrumentation, tracing):
+    instrumentation.close()
     assert tracing is None or tracing.is_closed

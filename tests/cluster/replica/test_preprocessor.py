@@ -1,4 +1,4 @@
-"""Tokens, texts and grammars of a replica whose models are not there."""
+"""Tokenization, grammars and the limit of concurrent encoding, without models."""
 
 import asyncio
 from concurrent.futures import Future
@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.replica.encode_limiter import EncodingRoom
-from cluster.replica.preprocessor import Preprocessor
+from cluster.replica.preprocessor import EncodeLimiter, Preprocessor
 from specdec.models.config import ModelConfig
 from specdec.types.chat import ChatMessage, Conversation
 from specdec.types.errors import InvalidValueError, OverloadedError
@@ -27,13 +26,13 @@ def text(tiny_model_dir, model):
     return Preprocessor(tiny_model_dir, model)
 
 
-def test_nothing_is_read_before_it_is_asked_for(model):
+def test_files_are_read_at_first_use(model):
     text = Preprocessor(Path("nowhere"), model)
     with pytest.raises(Exception, match="nowhere"):
         text.load()
 
 
-async def test_a_text_there_and_back(text):
+async def test_a_text_is_encoded_and_decoded(text):
     token_ids = await text.encode(TEXT)
     assert await text.decode(token_ids) == TEXT
     assert b"".join(text.token_bytes.of(token_ids)).decode() == TEXT
@@ -47,21 +46,21 @@ async def test_a_chat_is_encoded_by_the_models_template(text):
     assert TEXT in await text.decode(token_ids)
 
 
-async def test_an_id_that_the_model_does_not_have_is_named(text, model):
+async def test_an_id_outside_the_vocabulary_is_refused(text, model):
     with pytest.raises(InvalidValueError, match=r"token_ids\[1\]"):
         await text.decode((0, model.vocab_size))
 
 
-def test_special_tokens_are_told_from_text(text):
+def test_special_tokens_are_distinguished_from_text(text):
     assert text.is_special(MARK)
     assert not text.is_special("P")
     assert not text.is_special("no token at all")
     assert text.spell([0, 50]) == [MARK, "P"]
 
 
-async def test_what_waits_to_be_encoded_and_decoded_is_bounded(text):
+async def test_the_queue_for_encoding_and_decoding_is_limited(text):
     chat, ids = (ChatMessage("user", TEXT),), (5,) * 20
-    text._room = EncodingRoom(max_chars=2_000)
+    text._limiter = EncodeLimiter(max_chars=2_000)
     async with asyncio.TaskGroup() as tasks:
         text.tokenizer  # noqa: B018 - reads it first
         waiting = tasks.create_task(text.encode("a" * 2_000))
@@ -93,25 +92,25 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"maximum": 
     ],
     ids=["messages", "conversation", "tools", "parts"],
 )
-async def test_a_chat_counts_by_its_characters_seen_or_not(text, monkeypatch, prompt, num_chars):
+async def test_a_chat_counts_all_its_characters(text, monkeypatch, prompt, num_chars):
     counted = []
 
     async def run(work, number):
         counted.append(number)
         return ()
 
-    monkeypatch.setattr(text._room, "run", run)
+    monkeypatch.setattr(text._limiter, "run", run)
     await text.encode(prompt)
     assert counted == [num_chars]
 
 
-async def test_a_grammar_is_compiled_where_one_is_asked_for(text):
+async def test_a_grammar_is_compiled_on_request(text):
     text.load()
     assert await text.compile(None) is None
     assert await text.compile(StructuredOutput(choice=("yes", "no"))) is not None
 
 
-async def test_one_that_takes_too_long_is_refused_and_not_cancelled(text, monkeypatch):
+async def test_a_slow_compilation_is_refused_and_not_cancelled(text, monkeypatch):
     """Another request may wait for the same grammar."""
     unfinished = Future()
     text._grammars = type("Slow", (), {"submit": lambda self, spec: unfinished})()
@@ -121,3 +120,79 @@ async def test_one_that_takes_too_long_is_refused_and_not_cancelled(text, monkey
     unfinished.set_exception(InvalidValueError("regex", "a*", "shorter"))
     await asyncio.sleep(0)
     assert not unfinished.cancelled()
+
+
+SIZE = 5_000
+
+
+class Work:
+    """Work that counts concurrent runs, and ends when it may."""
+
+    def __init__(self):
+        self.num_running = 0
+        self.may_end = asyncio.Event()
+
+    async def __call__(self):
+        self.num_running += 1
+        await self.may_end.wait()
+        self.num_running -= 1
+        return 7
+
+
+async def settle():
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_work_runs_or_waits_up_to_a_limit():
+    limiter, work = EncodeLimiter(max_running=2, max_chars=3 * SIZE), Work()
+    tasks = [asyncio.create_task(limiter.run(work, SIZE)) for _ in range(3)]
+    await settle()
+    assert (limiter.num_chars, work.num_running) == (3 * SIZE, 2)
+    with pytest.raises(OverloadedError, match="15000 characters"):
+        await limiter.run(work, 1)
+    work.may_end.set()
+    assert await asyncio.gather(*tasks) == [7, 7, 7]
+    await settle()
+    assert limiter.num_chars == 0
+
+
+async def test_small_prompts_have_a_minimum_size():
+    limiter, work = EncodeLimiter(max_running=1, max_chars=100_000), Work()
+    tasks = [asyncio.create_task(limiter.run(work, 0)) for _ in range(100)]
+    await settle()
+    with pytest.raises(OverloadedError):
+        await limiter.run(work, 0)
+    work.may_end.set()
+    assert await asyncio.gather(*tasks) == [7] * 100
+
+
+async def test_without_other_work_any_size_is_accepted():
+    limiter, work = EncodeLimiter(max_chars=SIZE), Work()
+    work.may_end.set()
+    assert await limiter.run(work, 2 * SIZE) == 7
+
+
+async def test_cancelled_work_occupies_its_slot_until_it_is_done():
+    limiter, work = EncodeLimiter(max_running=1), Work()
+    started, waiting = (asyncio.create_task(limiter.run(work, SIZE)) for _ in range(2))
+    await settle()
+    started.cancel()
+    waiting.cancel()
+    await asyncio.gather(started, waiting, return_exceptions=True)
+    assert (limiter.num_chars, work.num_running) == (SIZE, 1)
+    work.may_end.set()
+    await settle()
+    assert limiter.num_chars == 0
+
+
+async def test_an_error_is_raised_and_releases_the_slot():
+    limiter = EncodeLimiter()
+
+    async def fail():
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        await limiter.run(fail, SIZE)
+    await settle()
+    assert limiter.num_chars == 0

@@ -6,7 +6,7 @@ import pytest
 
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.ray_executor import RayExecutor
-from cluster.workers.model_source import ModelSource
+from cluster.workers.group_spec import ModelSource
 from cluster.workers.resources import DRAFT_BUNDLE, TARGET_BUNDLE
 from cluster.workers.worker_group import TARGET
 from specdec.config.speculative import SpeculativeConfig
@@ -97,7 +97,7 @@ def models(tiny_model_dir, started):
     return models_of(tiny_model_dir, speculation, quantization="int8", transport="tcp")
 
 
-def test_both_are_started_as_they_are_configured(models, started, tiny_model_dir):
+def test_both_are_started_as_configured(models, started, tiny_model_dir):
     models.load(PLACEMENT)
     target, draft = started.target[0].spec, started.draft[0].spec
     assert (target.name, draft.name) == ("target", "draft model")
@@ -179,7 +179,7 @@ def test_a_replica_without_a_draft_model(tiny_model_dir, started, speculation, d
     models.close()
 
 
-def test_there_are_no_figures_before_the_start(models):
+def test_counts_before_the_start_are_zero(models):
     assert models.counts == Counts()
     assert models.is_draft_up is None
     with pytest.raises(AssertionError, match="not been started"):

@@ -19,14 +19,14 @@ from specdec.engine.model_resolution import ModelDirectories
 from specdec.types.sampling_params import SamplingDefaults
 from tests.specdec.tiny import renamed_dtype_dir
 
-WISHES = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "max_new_tokens": 99}
+DEFAULTS = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "max_new_tokens": 99}
 
 
 @pytest.fixture
 def model_dir(tiny_model_dir, tmp_path):
     directory = shutil.copytree(tiny_model_dir, tmp_path / "model")
     path = directory / "generation_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **WISHES}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), **DEFAULTS}))
     return directory
 
 
@@ -37,7 +37,7 @@ def model_dir(tiny_model_dir, tmp_path):
         ("none", SamplingDefaults()),
     ],
 )
-def test_the_models_wishes_hold_unless_they_are_left_aside(model_dir, setting, defaults):
+def test_sampling_defaults_of_the_model_apply_unless_disabled(model_dir, setting, defaults):
     config = ServeConfig(model=str(model_dir), generation_config=setting, max_model_len=128)
     router = Router(config, ModelDirectories(model_dir, None), ReplicaMemory(2**32))
     assert router.model_info("").sampling_defaults == defaults
@@ -62,10 +62,10 @@ def test_auto_is_the_dtype_of_the_checkpoint(tiny_model_dir, tmp_path):
         ("none", {"logprobs": 1}, False),
     ],
 )
-async def test_an_answer_in_one_message_has_so_many_log_probabilities(
+async def test_log_probabilities_of_an_answer_in_one_message_are_limited(
     model_dir, monkeypatch, setting, sampling, fits
 ):
-    """max_tokens is 99 by the model's wishes, else as long as the context of 128 tokens."""
+    """max_tokens is 99 by the model's defaults, else as long as the context of 128 tokens."""
     monkeypatch.setattr("specdec.engine.input_processor.MAX_ANSWER_LOGPROBS", 200)
     config = ServeConfig(model=str(model_dir), generation_config=setting, max_model_len=128)
     router = Router(config, ModelDirectories(model_dir, None), ReplicaMemory(2**32))

@@ -1,4 +1,4 @@
-"""Traces, by OpenTelemetry's exporter into memory and by a collector that listens."""
+"""Traces, with an exporter into memory and with a collector."""
 
 import asyncio
 import queue
@@ -20,7 +20,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from cluster.api.authentication import ApiKeys
 from cluster.api.grpc.servicers import InferenceServicer
 from cluster.observability.request_context import KeepHeaders, current_headers, text_headers
-from cluster.replica.traced_request import TracedRequest
+from cluster.replica.instrumentation import TracedRequest
 from cluster.replica.tracing import PHASES, Tracing, tracing_to
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.engine.engine_thread import EngineThread
@@ -55,7 +55,7 @@ def tracing(exporter):
 
 @pytest.fixture
 def headers():
-    """Sets what the present call has brought."""
+    """Return a function that sets the headers of the current call."""
     token = current_headers.set(lambda: ())
     yield lambda **generated: current_headers.set(lambda: tuple(generated.items()))
     current_headers.reset(token)
@@ -77,13 +77,13 @@ def test_a_hand_worked_trace(tracing, exporter):
     trace = tracing.begin("r", CALL, clock)
     clock.now_s = 50.25
     trace.on_queued(request("r", PROMPT, seed=9))
-    tracing.steps.add_verify(4.0)
+    tracing.steps.verify_s += 4.0
     trace.on_scheduled(51.0)
-    tracing.steps.add_draft(0.5)
-    tracing.steps.add_verify(0.75)
+    tracing.steps.draft_s += 0.5
+    tracing.steps.verify_s += 0.75
     trace.on_first_output(52.0)
-    tracing.steps.add_draft(1.0)
-    tracing.steps.add_verify(1.5)
+    tracing.steps.draft_s += 1.0
+    tracing.steps.verify_s += 1.5
     trace.on_choice_end(1, "stop")
     trace.on_choice_end(0, "length")
     trace.end(55.0, output(FinishReason.STOP))
@@ -136,8 +136,8 @@ def seconds(span):
 def test_a_request_that_was_refused_ends_in_its_first_phase(tracing, exporter):
     chat = GenerateRequest((ChatMessage("user", "hi"),), SamplingParams(), "other", "r")
     trace = tracing.begin("r", chat, Clock())
-    observer = TracedRequest("r", Metrics(), Clock(), trace=trace)
-    observer.on_refused(OverloadedError("full"))
+    measured = TracedRequest("r", Metrics(), Clock(), trace=trace)
+    measured.on_refused(OverloadedError("full"))
     made = spans(exporter)
     assert list(made) == ["prepare", "chat tiny"]
     root = made["chat tiny"]
@@ -162,7 +162,7 @@ def test_it_continues_the_callers_trace(tracing, exporter, headers, generated, i
     headers(**generated)
     tracing.begin("r", CALL, Clock()).end(101.0, None)
     made = spans(exporter)
-    assert bool(made) == is_made, "the caller's decision to sample was not heeded"
+    assert bool(made) == is_made, "the caller's decision to sample was not respected"
     for span in made.values():
         assert (format(span.context.trace_id, "032x") == TRACE_ID) == is_child
     if is_made and is_child:
@@ -174,7 +174,7 @@ def test_it_continues_the_callers_trace(tracing, exporter, headers, generated, i
 
 
 class SlowTarget(HashTarget):
-    """Takes its time for a step, as a model does, so that each is delivered before the next."""
+    """Target whose steps take time, so that each output is delivered before the next step."""
 
     def collect(self):
         time.sleep(0.002)
@@ -186,11 +186,17 @@ class TracedSteps(Metrics):
 
     def __init__(self, tracing):
         super().__init__()
-        self.record_draft, self.record_verify = tracing.steps.add_draft, tracing.steps.add_verify
+        self.steps = tracing.steps
+
+    def record_draft(self, seconds):
+        self.steps.draft_s += seconds
+
+    def record_verify(self, seconds):
+        self.steps.verify_s += seconds
 
 
 class Replica:
-    """An engine whose drafts are right, its loop, and traces of what it answers."""
+    """Engine whose drafts are accepted, with its loop and traces of requests."""
 
     def __init__(self, directory, tracing):
         target = SlowTarget(block_size=4, vocab_size=383)
@@ -209,9 +215,9 @@ class Replica:
     def generate(self, each):
         clock = time.perf_counter
         trace = self.tracing.begin(each.request_id, CALL, clock)
-        observer = TracedRequest(each.request_id, self.metrics, clock, trace=trace)
-        observer.on_queued(each)
-        return self.loop.generate(each, observer)
+        measured = TracedRequest(each.request_id, self.metrics, clock, trace=trace)
+        measured.on_queued(each)
+        return self.loop.generate(each, measured)
 
 
 @pytest.fixture
@@ -238,22 +244,22 @@ async def test_an_answer_makes_five_spans_however_long_it_is(replica, exporter, 
     assert 0.01 < decode["specdec.verify_s"] < seconds(made["decode"]) + 0.1
 
 
-async def test_nothing_is_told_of_single_tokens(replica, monkeypatch):
-    noted = []
+async def test_single_tokens_are_not_recorded(replica, monkeypatch):
+    recorded = []
     for name in ("on_queued", "on_scheduled", "on_first_output", "on_choice_end", "end"):
         method = getattr(replica.tracing.begin("r", CALL, Clock()), name).__func__
 
-        def note(self, *arguments, name=name, method=method):
-            noted.append(name)
+        def record(self, *arguments, name=name, method=method):
+            recorded.append(name)
             return method(self, *arguments)
 
-        monkeypatch.setattr(f"cluster.replica.tracing.RequestTrace.{name}", note)
+        monkeypatch.setattr(f"cluster.replica.tracing.RequestTrace.{name}", record)
     async for _ in replica.generate(request("r", PROMPT, max_tokens=60)):
         pass
-    assert noted == ["on_queued", "on_scheduled", "on_first_output", "on_choice_end", "end"]
+    assert recorded == ["on_queued", "on_scheduled", "on_first_output", "on_choice_end", "end"]
 
 
-async def test_a_client_that_leaves_ends_the_trace(replica, exporter):
+async def test_a_cancelled_stream_ends_the_trace(replica, exporter):
     async with aclosing(replica.generate(request("r", PROMPT, max_tokens=100))) as outputs:
         await anext(outputs)
     made = spans(exporter)
@@ -261,9 +267,7 @@ async def test_a_client_that_leaves_ends_the_trace(replica, exporter):
     assert made["text_completion tiny"].attributes["error.type"] == "abort"
 
 
-async def test_a_reader_that_leaves_after_the_last_output_ends_nothing_twice(
-    replica, exporter, caplog
-):
+async def test_closing_after_the_last_output_records_no_second_end(replica, exporter, caplog):
     caplog.set_level("INFO", "specdec.engine.request_metrics")
     async with aclosing(replica.generate(request("r", PROMPT, max_tokens=20))) as outputs:
         await anext(outputs)
@@ -277,9 +281,7 @@ async def test_a_reader_that_leaves_after_the_last_output_ends_nothing_twice(
     assert "error.type" not in spans(exporter)["text_completion tiny"].attributes
 
 
-async def test_a_request_that_comes_while_the_loop_drains_is_traced_and_logged(
-    replica, exporter, caplog
-):
+async def test_a_request_refused_while_draining_is_traced_and_logged(replica, exporter, caplog):
     caplog.set_level("INFO", "specdec.engine.request_metrics")
     await replica.loop.drain(1)
     with pytest.raises(NotReadyError):
@@ -289,15 +291,15 @@ async def test_a_request_that_comes_while_the_loop_drains_is_traced_and_logged(
     assert replica.loop.num_streams == 0
 
 
-def test_a_client_that_leaves_while_its_request_is_prepared_is_counted(tracing, exporter):
+def test_a_request_cancelled_during_preprocessing_is_counted(tracing, exporter):
     metrics = Metrics()
-    observer = TracedRequest("r", metrics, Clock(), trace=tracing.begin("r", CALL, Clock()))
-    observer.on_refused(asyncio.CancelledError())
+    measured = TracedRequest("r", metrics, Clock(), trace=tracing.begin("r", CALL, Clock()))
+    measured.on_refused(asyncio.CancelledError())
     assert metrics.ended[ABORTED] == 1
     assert spans(exporter)["text_completion tiny"].attributes["error.type"] == ABORTED
 
 
-def test_http_headers_are_known_where_a_request_is_answered():
+def test_http_headers_are_available_in_a_request():
     app = FastAPI()
     app.add_middleware(KeepHeaders)
 
@@ -312,7 +314,7 @@ def test_http_headers_are_known_where_a_request_is_answered():
 
 
 @pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
-async def test_grpc_metadata_is_known_where_a_request_is_answered(method):
+async def test_grpc_metadata_is_available_in_a_request(method):
     seen = []
 
     async def generate(call):
@@ -340,7 +342,7 @@ async def test_grpc_metadata_is_known_where_a_request_is_answered(method):
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Takes in what an exporter sends."""
+    """Collector that keeps what an exporter sends."""
 
     def __init__(self):
         self.received = queue.SimpleQueue()
@@ -350,7 +352,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
 
-def test_a_collector_gets_them_at_the_latest_when_the_replica_ends():
+def test_closing_exports_the_remaining_traces():
     collector, server = Collector(), grpc.server(ThreadPoolExecutor(1))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -366,7 +368,7 @@ def test_a_collector_gets_them_at_the_latest_when_the_replica_ends():
     server.stop(0)
 
 
-async def test_a_collector_that_is_away_holds_up_nobody(monkeypatch, caplog):
+async def test_an_unavailable_collector_does_not_block_closing(monkeypatch, caplog):
     monkeypatch.setattr("cluster.replica.tracing._FLUSH_S", 0.2)
     tracing = tracing_to("http://127.0.0.1:1", "tiny", "replica-1")
     tracing.begin("r", CALL, Clock()).end(101.0, None)

@@ -2,7 +2,7 @@
 
 They do not interfere: the goodput policy stops drafting when plain decoding yields more tokens per
 second, which never lowers a replica's capacity; the autoscaler counts open requests, and the token
-rate relative to the capacity of a replica (`cluster.replica.load`). Counting open requests alone,
+rate relative to the capacity of a replica (`cluster.replica.report`). Counting open requests alone,
 it would add and remove a replica every two and a half minutes at a constant load of 1.2 or 1.9
 replicas.
 """

@@ -7,8 +7,8 @@ import pytest
 
 from cluster.observability.logs import LogConfig
 from cluster.workers import serialization
-from cluster.workers.actor import GroupSpec, TargetWorker
-from cluster.workers.model_source import ModelSource
+from cluster.workers.actor import TargetWorker
+from cluster.workers.group_spec import GroupSpec, ModelSource
 from cluster.workers.unix_socket import PeerGoneError
 from specdec.config.engine import EngineConfig
 from specdec.types.messages import StepInput, VerifyOutput

@@ -1,13 +1,23 @@
-"""Profiles of a replica: limits, concurrency and errors."""
+"""Profiles of a replica: messages, limits, concurrency and errors."""
 
 import asyncio
 
 import pytest
 
 from cluster.workers import profiling
+from cluster.workers.profile_messages import (
+    END,
+    ProfileInbox,
+    WorkerProfileOrder,
+    is_for_profiles,
+    is_report,
+    order_in,
+)
 from cluster.workers.profiling import Profiling
+from cluster.workers.serialization import CAUGHT_UP, STOP, encode_error, encode_output, encode_step
 from specdec.types.errors import InvalidValueError, NotReadyError, OverloadedError
-from specdec.types.profile import ProfileOrder, WorkerProfile
+from specdec.types.messages import StepInput, VerifyOutput
+from specdec.types.profile import OperationTime, ProfileOrder, WorkerProfile
 
 ORDER = ProfileOrder(num_steps=4, timeout_s=0.3)
 
@@ -59,7 +69,7 @@ def take(tmp_path, target, draft, monkeypatch):
     return lambda: taker.take(ORDER, {"target": target, "draft model": draft}, call)
 
 
-async def test_it_ends_when_the_target_has_had_its_steps(take, target, draft, tmp_path):
+async def test_it_ends_after_the_steps_of_the_target(take, target, draft, tmp_path):
     taken = asyncio.create_task(take())
     await asyncio.sleep(0.05)
     target.reports = target.profiles(4)
@@ -93,7 +103,7 @@ async def test_a_draft_model_that_restarts_is_left_out(take, target, draft):
     assert target.orders[0].max_bytes == 3 * 2**20 // 2
 
 
-async def test_one_at_a_time_and_it_goes_on_when_its_caller_has_left(take, target):
+async def test_only_one_runs_and_it_continues_if_its_caller_is_cancelled(take, target):
     first = asyncio.create_task(take())
     await asyncio.sleep(0.02)
     with pytest.raises(OverloadedError, match="a profile is being taken"):
@@ -117,7 +127,7 @@ async def test_ranks_that_never_report_time_out(take, target, monkeypatch):
     assert target.num_ends == 2, "at the timeout, and when it was cancelled"
 
 
-async def test_what_fails_while_it_is_taken_ends_it_on_the_other_ranks(take, target, draft):
+async def test_a_failure_ends_it_on_the_other_ranks(take, target, draft):
     def fail():
         raise KeyError("a bug of ours")
 
@@ -139,3 +149,34 @@ async def test_none_is_taken_while_the_target_restarts(take, target, draft):
 async def test_without_a_directory_none_is_taken(target):
     with pytest.raises(InvalidValueError, match="profile_dir is 'none'; it must be a directory"):
         await Profiling(None, 1, "r1").take(ORDER, {"target": target}, None)
+
+
+SENT = WorkerProfileOrder("draft model", 3, "/traces/now", 2**20)
+
+
+def profile(rank):
+    return WorkerProfile("target", rank, 3, "/x", 5, (OperationTime("a", 1, 0.5, 1.5, 0.0),))
+
+
+def test_messages_of_steps_are_distinguished_from_those_of_profiles():
+    step, output = StepInput(-1, (), (), (), ()), VerifyOutput(-1, ())
+    for frames in (STOP, CAUGHT_UP, encode_step(step), encode_output(output), encode_error("no")):
+        assert not is_for_profiles(frames)
+        assert not is_report(frames)
+    assert is_for_profiles(END)
+    assert is_for_profiles(SENT.encode())
+    assert is_report(SENT.report(profile(0)))
+
+
+def test_orders_arrive_as_they_were_sent():
+    assert order_in(SENT.encode()) == SENT
+    assert order_in(END) is None
+
+
+def test_all_reports_are_awaited_and_those_of_earlier_orders_are_dropped():
+    inbox = ProfileInbox(SENT, 2)
+    inbox.take(WorkerProfileOrder("target", 3, "/traces/before", 1).report(profile(0)))
+    for rank in (1, 0):
+        assert inbox.reports is None
+        inbox.take(SENT.report(profile(rank)))
+    assert inbox.reports == (profile(0), profile(1))

@@ -28,7 +28,7 @@ def test_no_other_module_uses_private_names():
     assert using == {Path(ray_internals.__file__).name}
 
 
-def test_the_head_node_has_a_resource_of_its_own():
+def test_the_head_node_has_a_special_resource():
     assert ray_internals.head_node_resource() == "node:__internal_head__"
 
 

@@ -15,7 +15,7 @@ from cluster.workers.ray_runtime import RAY_ENVIRONMENT, LocalRay, start_ray
 
 @pytest.fixture(autouse=True)
 def restored(monkeypatch):
-    """Variables that are set here are those of this process, which other tests share."""
+    """Restore environment variables, which other tests share."""
     for name in (*RAY_ENVIRONMENT, "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
         monkeypatch.setenv(name, os.environ.get(name, ""))  # so that it is put back
         monkeypatch.delenv(name)
@@ -25,7 +25,7 @@ def restored(monkeypatch):
 
 
 class Machine:
-    """Notes with what Ray would be started, and has it end at once."""
+    """Records how Ray would be started, without starting it."""
 
     def __init__(self, monkeypatch):
         self.seen = []
@@ -56,7 +56,7 @@ def variables():
     return os.environ.get("RAY_AUTH_MODE"), os.environ.get("RAY_AUTH_TOKEN")
 
 
-def test_each_has_a_token_of_its_own_though_ray_was_imported_before(machine):
+def test_each_has_a_separate_token_even_if_ray_was_imported_before(machine):
     for _ in range(2):
         start_ray().stop()
     (mode, first), (again, second) = machine.seen
@@ -67,7 +67,7 @@ def test_each_has_a_token_of_its_own_though_ray_was_imported_before(machine):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_programs_own_variables_are_given_back(machine, monkeypatch, fails):
+def test_variables_of_the_program_are_restored(machine, monkeypatch, fails):
     monkeypatch.setenv("RAY_AUTH_TOKEN", "mine")
     if fails:
         machine.error = RuntimeError("no room")

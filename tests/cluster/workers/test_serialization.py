@@ -137,7 +137,7 @@ DRAFT_OUTPUTS = st.builds(
 
 
 def plain(value):
-    """With lists for arrays, which alone can be compared."""
+    """Return a value with lists in place of arrays, for comparison."""
     if isinstance(value, np.ndarray):
         return value.dtype, value.tolist()
     if is_dataclass(value):
@@ -151,7 +151,7 @@ def test_a_step_arrives_as_it_was_sent(step):
 
 
 def test_tokens_of_an_admission_are_not_copied(monkeypatch):
-    """All of a vocabulary may be listed, and admissions are encoded between two steps."""
+    """Lists may have the length of the vocabulary, and are encoded between two steps."""
     packed = []
     monkeypatch.setattr(serialization.msgpack, "packb", lambda header: packed.append(header) or b"")
     rules = SamplingRules(allowed_token_ids=(5, 6), logit_bias=((7, 1.0),), bad_words=((8, 9),))

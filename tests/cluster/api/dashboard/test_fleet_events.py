@@ -7,9 +7,8 @@ import pytest
 from cluster.api.authentication import AdminAccess
 from cluster.api.dashboard.routes import fleet_events
 from cluster.api.grpc.servicers import AdminServicer
-from cluster.control.client import ControlClient
+from cluster.control.client import MAX_WATCHERS, ControlClient, StatsStreams
 from cluster.control.plane import ControlPlane
-from cluster.control.stats_stream import MAX_WATCHERS, StatsStreams
 from cluster.control.store import ControlStore
 from specdec.client import ReplicaReport
 from specdec.types.control import SpeculationControl
@@ -62,14 +61,14 @@ async def test_the_first_event_has_the_history_and_later_ones_new_points(handle,
     assert len(second["figures"]) == 1
     assert second["figures"][0]["time_s"] > first["figures"][-1]["time_s"]
     await events.aclose()
-    assert admin.watches.num_watchers == 0
+    assert admin.stats_streams.num_watchers == 0
 
 
 async def test_a_drain_ends_the_stream_with_a_message(admin):
     events = await fleet_events(admin, "tiny")
     await anext(events)
     await anext(events)
-    admin.watches.drain()
+    admin.stats_streams.drain()
     name, data = parsed(await anext(events))
     assert name == "end"
     assert "draining" in data["message"]

@@ -75,7 +75,7 @@ def client(address):
         yield client
 
 
-def test_a_change_and_what_it_left_alone(client):
+def test_a_change_of_one_setting_keeps_the_others(client):
     before = client.get_speculation()
     assert before.in_force == before.configured == CONFIGURED
     assert (before.version, before.updated_at) == (0, None)
@@ -100,7 +100,7 @@ def test_status_asks_the_replica_itself(client):
     assert status.num_lost_replicas == 0
 
 
-def test_a_replica_that_knows_no_state_yet(handle):
+def test_the_status_of_a_loading_replica(handle):
     loading = ReplicaReport("r1", is_ready=False, reason="the model is loading")
     with running_admin_service(handle, loading) as address, AdminClient(address) as client:
         assert client.status().replicas[0].report == loading
@@ -113,7 +113,7 @@ def test_a_change_for_another_version_is_aborted(client):
     assert client.get_speculation().version == 0
 
 
-def test_without_a_control_plane_every_call_says_so(client, handle):
+def test_without_a_control_plane_every_call_fails_with_a_reason(client, handle):
     handle.plane = None
     calls = (
         client.get_speculation,
@@ -143,7 +143,7 @@ def test_without_a_control_plane_every_call_says_so(client, handle):
         (pb.SetSpeculationRequest(reset=True, reason="a\nb"), r"reason is 'a\\nb'; it must be at"),
     ],
 )
-def test_the_service_itself_refuses_what_the_client_would(address, request_, message):
+def test_the_service_validates_requests_as_the_client_does(address, request_, message):
     with (
         grpc.insecure_channel(address) as channel,
         pytest.raises(grpc.RpcError, match=message) as error,
@@ -179,7 +179,7 @@ def test_replicas_are_listed(client):
     assert replica.report == REPORT
 
 
-def test_statistics_come_again_and_again(client):
+def test_statistics_are_streamed(client):
     client.status()
     moments = client.watch(interval_s=0.2)
     first, second = next(moments), next(moments)
@@ -204,7 +204,7 @@ def test_a_profile_of_too_many_steps_is_refused(address):
 
 
 @pytest.mark.parametrize("interval_s", [0.1, 61, -1, float("nan")])
-def test_an_interval_that_cannot_be_is_named(client, interval_s):
+def test_an_invalid_interval_is_refused(client, interval_s):
     with pytest.raises(ClientError, match=r"interval_s is .*from 0\.2 to 60") as error:
         next(client.watch(interval_s))
     assert error.value.code is grpc.StatusCode.INVALID_ARGUMENT
@@ -214,7 +214,7 @@ TOKEN = "correct-horse-battery"
 
 
 @pytest.mark.parametrize("presented", [None, "wrong-horse-battery", TOKEN + "x"])
-def test_without_the_token_nothing_is_told_or_changed(handle, presented):
+def test_without_the_token_every_call_is_refused(handle, presented):
     with (
         running_admin_service(handle, REPORT, TOKEN) as address,
         AdminClient(address, token=presented) as client,
@@ -233,7 +233,7 @@ def test_without_the_token_nothing_is_told_or_changed(handle, presented):
             assert error.value.code is grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_with_the_token_everything_is(handle):
+def test_with_the_token_calls_are_allowed(handle):
     with (
         running_admin_service(handle, REPORT, TOKEN) as address,
         AdminClient(address, token=TOKEN) as client,

@@ -87,7 +87,7 @@ def output(text, token_ids, finish_reason=None, **changes):
 
 
 def logprobs(*rows, ranks):
-    """Each row: the position's own token, then the best ones; log-probabilities from the ids."""
+    """Return Logprobs. rows: the position's token, then the best ones; values follow the ids."""
     token_ids = np.array(rows, dtype=np.int32)
     return Logprobs(token_ids, -token_ids / np.float32(4), np.array(ranks, dtype=np.int32))
 
@@ -132,7 +132,7 @@ def test_zero_is_not_absent():
     )
 
 
-def test_every_parameter_is_tried():
+def test_every_parameter_has_a_test_value():
     default = SamplingParams()
     for params, plain in (
         (EVERY_PARAMETER, default),
@@ -143,7 +143,7 @@ def test_every_parameter_is_tried():
 
 @pytest.mark.parametrize("params", [SamplingParams(), EVERY_PARAMETER])
 @pytest.mark.parametrize("prompt", ["Hi", (3, 1, 2), tuple(HELLO)])
-def test_what_the_client_sends_is_what_is_read(prompt, params):
+def test_requests_round_trip(prompt, params):
     request = generate_message(prompt, params, {"model": "tiny", "request_id": "mine"})
     assert decode_generate(request) == GenerateRequest(prompt, params, "tiny", "mine")
 
@@ -208,7 +208,7 @@ SPECULATION_LIMITS = [
 
 
 @pytest.mark.parametrize(("fields", "field"), SAMPLING_LIMITS)
-def test_a_sampling_parameter_out_of_its_limits_is_named(fields, field):
+def test_a_sampling_parameter_beyond_its_limits_is_refused(fields, field):
     request = pb.GenerateRequest(text="Hi", sampling=pb.SamplingParams(**fields))
     with pytest.raises(InvalidValueError) as caught:
         decode_generate(request)
@@ -216,14 +216,14 @@ def test_a_sampling_parameter_out_of_its_limits_is_named(fields, field):
     assert len(str(caught.value)) < 300
 
 
-def test_limits_of_every_sampling_parameter_are_tried():
+def test_every_sampling_parameter_has_a_case_beyond_its_limits():
     without = {"include_stop_str_in_output", "ignore_eos", "skip_special_tokens"}
     names = {field.name for field in pb.SamplingParams.DESCRIPTOR.fields} - without
     assert {name for fields, _ in SAMPLING_LIMITS for name in fields} == names
 
 
 @pytest.mark.parametrize(("fields", "field"), SPECULATION_LIMITS)
-def test_a_speculation_option_out_of_its_limits_is_named(fields, field):
+def test_a_speculation_option_beyond_its_limits_is_refused(fields, field):
     request = pb.GenerateRequest(text="Hi", speculation=pb.SpeculationOptions(**fields))
     with pytest.raises(InvalidValueError) as caught:
         decode_generate(request)
@@ -253,7 +253,7 @@ def test_a_speculation_option_out_of_its_limits_is_named(fields, field):
         ({"text": "Hi", "request_id": "ä"}, "request_id"),
     ],
 )
-def test_what_is_out_of_its_limits_is_named(request_fields, field):
+def test_a_field_beyond_its_limits_is_refused(request_fields, field):
     with pytest.raises(InvalidValueError) as caught:
         decode_generate(pb.GenerateRequest(**request_fields))
     assert caught.value.field == field
@@ -291,7 +291,7 @@ def test_a_seed_of_zero_is_sent():
     assert encode_chunk(0, output("a", (1,)), spell, is_first=True).HasField("seed")
 
 
-def test_each_choice_of_a_stream_says_why_it_ended_and_the_last_has_the_usage():
+def test_each_choice_of_a_stream_has_a_stop_reason_and_the_last_the_usage():
     stopped = output("a", (1,), FinishReason.STOP, is_last=False, stop_reason="END")
     last = output("b", (0,), FinishReason.STOP, choice=1, stop_reason=0, verifier="typical")
     chunks = [encode_chunk(42, each, spell, is_first=False) for each in (stopped, last)]
@@ -322,12 +322,12 @@ def test_a_completion_has_its_choices_by_index():
         output("b", (2,)),
         output("c", (3,), FinishReason.LENGTH),
     ]
-    said = decode_completion(encode_completion(42, outputs, spell))
-    assert said.choices == (
+    decoded = decode_completion(encode_completion(42, outputs, spell))
+    assert decoded.choices == (
         Choice(0, "abc", (1, 2, 3), FinishReason.LENGTH),
         Choice(1, "x", (4,), FinishReason.STOP, "s"),
     )
-    assert (said.text, said.token_ids) == ("abc", (1, 2, 3))
+    assert (decoded.text, decoded.token_ids) == ("abc", (1, 2, 3))
 
 
 def test_logprobs_arrive_as_they_were_sent():
@@ -355,7 +355,7 @@ def test_logprobs_of_the_drawn_tokens_alone():
     assert position == PositionLogprobs(TokenLogprob(1, "t1", -0.25), rank=4, best=())
 
 
-def test_a_prompt_of_one_token_has_no_logprobs_and_says_so():
+def test_a_prompt_of_one_token_has_empty_logprobs():
     nothing = Logprobs(np.zeros((0, 2), np.int32), np.zeros((0, 2), np.float32), np.zeros(0, int))
     last = output("a", (1,), FinishReason.STOP, prompt_logprobs=nothing)
     assert decode_completion(encode_completion(42, [last], spell)).prompt_logprobs == ()

@@ -1,21 +1,10 @@
-"""Counts of several replicas added up."""
-
-from datetime import UTC, datetime, timedelta
+"""Sums of counts."""
 
 from grpc import StatusCode
 
-from cluster.replica.report import decision_news
 from specdec.client import Counts, HistogramCounts
 from specdec.engine.metrics import Metrics
-from specdec.types.draft_decision import Decision, DecisionChange, DecisionReason, chain
-from specdec.types.engine_stats import EngineStats
 from specdec.types.stats import SpeculationStats
-
-NOW = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
-
-
-def stats(**changes):
-    return EngineStats(0, 0, 0, 0, 0, is_speculation_on=True, **changes)
 
 
 def test_a_hand_worked_sum():
@@ -92,21 +81,3 @@ def test_engine_requests_and_models_are_counted_together():
         num_draft_restarts=2,
         num_catch_up_tokens=77,
     )
-
-
-def test_decisions_are_reported_by_the_wall_clock():
-    decided = stats(
-        decision=Decision(chain(2), DecisionReason.GOODPUT),
-        counts=Counts(decisions={"goodput": 1}),
-        decision_changes=(DecisionChange(90.0, 2, DecisionReason.GOODPUT, 5),),
-    )
-    assert (decided.num_chosen_tokens, decided.chosen.reason) == (2, DecisionReason.GOODPUT)
-    [change] = decision_news(decided, 100.0, NOW)
-    assert change.at == (NOW - timedelta(seconds=10)).replace(microsecond=600_000)
-    assert (change.num_draft_tokens, change.reason, change.num_decoding) == (2, "goodput", 5)
-
-
-def test_before_the_first_step_nothing_was_decided():
-    before = stats(decision=Decision(chain(3), DecisionReason.THRESHOLD))
-    assert (before.num_chosen_tokens, before.chosen) == (0, None)
-    assert decision_news(before, 100.0, NOW) == ()

@@ -1,4 +1,4 @@
-"""gRPC methods between two servicers, without Ray between them."""
+"""Forwarding of gRPC calls between two servicers, without Ray."""
 
 from contextlib import aclosing
 
@@ -15,7 +15,7 @@ from specdec.types.errors import NotReadyError, OverloadedError, UnknownModelErr
 
 
 class Context:
-    """As grpc's."""
+    """Context of a call, as grpc's."""
 
     def __init__(self):
         self.code = self.details = None
@@ -35,18 +35,18 @@ class Context:
 
 
 class Servicer:
-    """Answers with its own name, and knows another."""
+    """Servicer that answers with its name, and forwards to another."""
 
     def __init__(self, name, other=None, error=None):
         self.name, self.other, self.error = name, other, error
         self.metadata = None
-        self.is_closed, self.num_checked, self.num_looks = False, 0, 0
+        self.is_closed, self.num_checked, self.num_lookups = False, 0, 0
         self.counted = []
         forwarding = Forwarding(self, self._check, self.counted.append)
         forwarding.mount(self, ("Detokenize", "GenerateStream"))
 
     def _check(self, grpc_context):
-        """Of the real ones: whether the caller's key is theirs."""
+        """Check the caller's key."""
         self.num_checked += 1
         if self.is_closed:
             raise NoApiKeyError
@@ -54,18 +54,18 @@ class Servicer:
     def is_own(self, model):
         return model in ("", self.name)
 
-    async def elsewhere(self, model):
-        self.num_looks += 1
+    async def find(self, model):
+        self.num_lookups += 1
         if self.other is None or model != self.other.name:
             raise UnknownModelError(model, self.name)
         return self
 
     async def stream(self, method, call):
-        """As a Fellow's: the other answers."""
+        """Return the messages of the other, as PeerApplication does."""
         assert method == "answer_call"
         assert isinstance(call, ForwardedCall)
         if self.other.name == "away":
-            raise NotReadyError("it is away")
+            raise NotReadyError("it is unavailable")
         async with aclosing(grpc_forwarding.answer(self.other, call)) as messages:
             async for each in messages:
                 yield each
@@ -96,7 +96,7 @@ async def streamed(servicer, model, context):
     return [each.text async for each in servicer.GenerateStream(request, context)]
 
 
-async def test_each_answers_for_its_own_model():
+async def test_each_application_answers_for_its_model():
     a = Servicer("a", Servicer("b"))
     for model, name in (("", "a"), ("a", "a"), ("b", "b")):
         assert await detokenized(a, model, Context()) == name
@@ -104,7 +104,7 @@ async def test_each_answers_for_its_own_model():
     assert a.other.metadata == (("traceparent", "00-1"),)
 
 
-async def test_an_error_over_there_is_the_status_here():
+async def test_an_error_of_the_other_is_the_status_of_the_call():
     a = Servicer("a", Servicer("b", error=OverloadedError("full")))
     context = Context()
     assert await detokenized(a, "b", context) == ""
@@ -113,14 +113,14 @@ async def test_an_error_over_there_is_the_status_here():
     context = Context()
     assert len(await streamed(a, "b", context)) == 3
     assert context.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert a.counted == [], "it counts where it was answered"
+    assert a.counted == [], "the other application counts it"
 
 
 @pytest.mark.parametrize(
     ("model", "code"),
-    [("nobody's", grpc.StatusCode.NOT_FOUND), ("away", grpc.StatusCode.UNAVAILABLE)],
+    [("unknown", grpc.StatusCode.NOT_FOUND), ("away", grpc.StatusCode.UNAVAILABLE)],
 )
-async def test_what_cannot_be_forwarded_has_a_status_too(model, code):
+async def test_a_call_that_cannot_be_forwarded_has_a_status(model, code):
     a = Servicer("a", Servicer("away"))
     context = Context()
     assert await detokenized(a, model, context) == ""
@@ -131,32 +131,32 @@ async def test_what_cannot_be_forwarded_has_a_status_too(model, code):
     assert a.counted == [code, code]
 
 
-async def test_who_has_no_key_of_ours_has_nobody_looked_for():
-    """And is not told which models there are; for our own the method itself asks."""
+async def test_without_a_key_no_application_is_looked_up():
+    """And the error names no models; for the own model the method itself checks the key."""
     a = Servicer("a", Servicer("b"))
     a.is_closed = True
     for ask in (detokenized, streamed):
-        for model in ("nobody's", "b"):
+        for model in ("unknown", "b"):
             context = Context()
             await ask(a, model, context)
             assert context.code is grpc.StatusCode.UNAUTHENTICATED
             assert "model" not in context.details
-    assert (a.num_checked, a.num_looks) == (4, 0)
+    assert (a.num_checked, a.num_lookups) == (4, 0)
     assert a.counted == [grpc.StatusCode.UNAUTHENTICATED] * 4
     context = Context()
     assert await detokenized(a, "a", context) == "a"
     assert (context.code, a.num_checked) == (None, 4)
 
 
-async def test_a_name_of_any_length_is_not_looked_for():
+async def test_a_name_that_is_too_long_is_not_looked_up():
     a, context = Servicer("a"), Context()
     await detokenized(a, "x" * 257, context)
     assert context.code is grpc.StatusCode.INVALID_ARGUMENT
-    assert a.num_looks == 0
+    assert a.num_lookups == 0
 
 
-async def test_what_was_forwarded_once_is_not_forwarded_again():
-    """Though `b` would say that the model is somebody else's."""
+async def test_a_forwarded_call_is_not_forwarded_again():
+    """Even if `b` forwards calls for that model."""
     b = Servicer("b", Servicer("c"))
     call = ForwardedCall("Detokenize", pb.DetokenizeRequest(model="c"), ())
     answer, status = [each async for each in grpc_forwarding.answer(b, call)]
@@ -165,7 +165,7 @@ async def test_what_was_forwarded_once_is_not_forwarded_again():
 
 
 class ServeContext(RayServegRPCContext):
-    """As Serve's, without a call."""
+    """Context of Serve without a call."""
 
     def __init__(self):
         self._code = self._details = None

@@ -1,4 +1,4 @@
-"""The proxy's server as Serve makes it, with handlers that fail as Serve's do."""
+"""The proxy's server, with handlers that fail as Serve's do."""
 
 from types import SimpleNamespace
 
@@ -34,10 +34,10 @@ CASES = [
 
 
 class FailingProxy:
-    """As Serve's proxy makes handlers: serialized answers, and the status set on the context."""
+    """Proxy of Serve: handlers return serialized messages and set the status on the context."""
 
     def __init__(self, code, details, routes=(), others=()):
-        """routes: of our applications, by name. others: of somebody else's."""
+        """routes: of our applications, by name. others: of other applications."""
         self._code, self._details = code, details
         self.proxy_router = SimpleNamespace(
             endpoints={
@@ -68,7 +68,7 @@ class FailingProxy:
 
 @pytest.fixture
 async def start():
-    """Starts a server of failing handlers, and returns its address."""
+    """Return a function that starts a server of failing handlers and returns its address."""
     servers = []
 
     async def start(proxy):
@@ -86,19 +86,21 @@ async def start():
 
 
 @pytest.mark.parametrize(
-    ("code", "details", "told", "words"), CASES, ids=["lost", "bug", "none yet", "model", "value"]
+    ("code", "details", "expected", "message"),
+    CASES,
+    ids=["lost", "bug", "none yet", "model", "value"],
 )
-async def test_what_serve_says_is_told_in_our_words(start, code, details, told, words):
+async def test_statuses_of_serve_are_replaced(start, code, details, expected, message):
     async with grpc.aio.insecure_channel(await start(FailingProxy(code, details))) as channel:
         stub = InferenceServiceStub(channel)
         with pytest.raises(grpc.RpcError) as caught:
             await stub.Generate(pb.GenerateRequest())
-        assert (caught.value.code(), caught.value.details()) == (told, words)
+        assert (caught.value.code(), caught.value.details()) == (expected, message)
         stream = stub.GenerateStream(pb.GenerateRequest())
         assert (await stream.read()).text == "so far"
         with pytest.raises(grpc.RpcError) as caught:
             await stream.read()
-        assert (caught.value.code(), caught.value.details()) == (told, words)
+        assert (caught.value.code(), caught.value.details()) == (expected, message)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +111,7 @@ async def test_what_serve_says_is_told_in_our_words(start, code, details, told, 
         ({}, (), []),
         ({"first": "/", "b": "/b"}, (("application", "b"),), ["b"]),
     ],
-    ids=["the root's", "by name", "none", "as asked"],
+    ids=["the root's", "by name", "none", "as requested"],
 )
 async def test_a_call_without_an_application_goes_to_one(start, routes, given, expected):
     proxy = FailingProxy(grpc.StatusCode.NOT_FOUND, "no model", routes)
@@ -122,8 +124,8 @@ async def test_a_call_without_an_application_goes_to_one(start, routes, given, e
     assert proxy.applications == [expected, expected]
 
 
-async def test_a_call_without_an_application_does_not_go_to_somebody_elses(start):
-    """Though theirs has the route "/" or the first name."""
+async def test_a_call_without_an_application_does_not_go_to_foreign_ones(start):
+    """Even if one has the route "/" or the first name."""
     proxy = FailingProxy(grpc.StatusCode.NOT_FOUND, "no model", {"z": "/z"}, {"a": "/a", "b": "/"})
     async with grpc.aio.insecure_channel(await start(proxy)) as channel:
         with pytest.raises(grpc.RpcError):

@@ -1,4 +1,4 @@
-"""Who may call which method of InferenceService, on a replica whose target needs no model."""
+"""API keys of InferenceService, on a replica whose target needs no model."""
 
 from types import SimpleNamespace
 
@@ -27,25 +27,25 @@ async def replica(tiny_model_dir, tmp_path):
 
 
 async def call(replica, method, key=None):
-    """The status, and the trailing metadata."""
-    said = SimpleNamespace(code=StatusCode.OK, trailing=[])
+    """Call a method; return the status code and the trailing metadata."""
+    status = SimpleNamespace(code=StatusCode.OK, trailing=[])
     metadata = () if key is None else (("authorization", f"Bearer {key}"),)
     context = SimpleNamespace(
         invocation_metadata=lambda: metadata,
-        set_code=lambda code: setattr(said, "code", code),
+        set_code=lambda code: setattr(status, "code", code),
         set_details=lambda details: None,
-        set_trailing_metadata=said.trailing.extend,
+        set_trailing_metadata=status.trailing.extend,
     )
     answer = getattr(replica.servicer, method)(REQUESTS[method], context)
     if method == "GenerateStream":
         [each async for each in answer]
     else:
         await answer
-    return said.code, dict(said.trailing)
+    return status.code, dict(status.trailing)
 
 
 @pytest.mark.parametrize("method", REQUESTS)
-async def test_every_method_asks_for_a_key_where_there_are_some(replica, method):
+async def test_every_method_requires_a_key_if_keys_are_configured(replica, method):
     assert await call(replica, method) == (StatusCode.OK, {})
     replica.servicer.keys = ApiKeys([ApiKey("ann", KEY)])
     assert await call(replica, method) == (StatusCode.UNAUTHENTICATED, {})
@@ -54,15 +54,15 @@ async def test_every_method_asks_for_a_key_where_there_are_some(replica, method)
 
 
 @pytest.mark.parametrize("method", REQUESTS)
-async def test_places_of_a_key_are_given_back(replica, method):
+async def test_slots_of_a_key_are_released(replica, method):
     replica.servicer.keys = ApiKeys([ApiKey("ann", KEY, max_concurrent_requests=1)])
     for _ in range(2):
         assert await call(replica, method, KEY) == (StatusCode.OK, {})
 
 
-async def test_a_key_over_its_rate_is_told_when_to_come_back(replica):
+async def test_a_key_over_its_rate_gets_a_retry_delay(replica):
     replica.servicer.keys = ApiKeys([ApiKey("ann", KEY, requests_per_s=0.1)])
     assert await call(replica, "Generate", KEY) == (StatusCode.OK, {})
     refused = StatusCode.RESOURCE_EXHAUSTED, {"retry-after-s": "10"}
     assert await call(replica, "Generate", KEY) == refused
-    assert await call(replica, "GetModelInfo", KEY) == (StatusCode.OK, {}), "takes no place"
+    assert await call(replica, "GetModelInfo", KEY) == (StatusCode.OK, {}), "takes no slot"

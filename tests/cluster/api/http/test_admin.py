@@ -11,10 +11,9 @@ from cluster.api.authentication import AdminAccess
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.admin import MAX_BODY_BYTES
 from cluster.api.http.app import make_app
-from cluster.control.client import ControlClient
+from cluster.control.client import ControlClient, StatsStreams
 from cluster.control.peers import Applications
 from cluster.control.plane import ControlPlane
-from cluster.control.stats_stream import StatsStreams
 from cluster.control.store import ControlStore
 from specdec.client import Counts, ReplicaReport
 from specdec.types.control import SpeculationControl
@@ -194,7 +193,7 @@ async def test_a_wrong_order_for_a_profile_names_field_value_and_limit(http, bod
 
 async def test_events_until_the_replica_drains(http, admin):
     await http.get("/v1/admin/status")  # the first request of all takes longer
-    asyncio.get_running_loop().call_later(0.5, admin.watches.drain)
+    asyncio.get_running_loop().call_later(0.5, admin.stats_streams.drain)
     response = await http.get("/v1/admin/watch", params={"interval_s": 0.2})
     assert response.headers["content-type"].startswith("text/event-stream")
     events = [each.split("\n") for each in response.text.strip().split("\n\n")]

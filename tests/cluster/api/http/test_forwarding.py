@@ -1,4 +1,4 @@
-"""HTTP requests between two applications, without Ray between them."""
+"""Forwarding of HTTP requests between two applications, without Ray."""
 
 import asyncio
 
@@ -12,15 +12,15 @@ from cluster.api.http.forwarding import ForwardedRequest, forward, is_forwarded
 
 
 def other_app():
-    """Says what it has been told."""
+    """Return an application that echoes requests."""
     app = FastAPI()
     app.state.num_open = 0
 
     @app.post("/echo")
     async def echo(request: Request):
         body = (await request.body()).decode()
-        told = {"body": body, "query": str(request.query_params), "is": is_forwarded(request)}
-        return {**told, "key": request.headers["authorization"]}
+        received = {"body": body, "query": str(request.query_params), "is": is_forwarded(request)}
+        return {**received, "key": request.headers["authorization"]}
 
     @app.post("/endless")
     async def endless(request: Request):
@@ -42,7 +42,7 @@ def other_app():
     return app
 
 
-class Fellow:
+class Peer:
     def __init__(self, app):
         self.app = app
 
@@ -59,12 +59,12 @@ def other():
 
 @pytest.fixture
 async def client(other):
-    """Of an application below a prefix, which forwards everything."""
+    """Return a client of an application below a prefix that forwards everything."""
     app = FastAPI()
 
     @app.post("/{path:path}")
     async def everything(request: Request):
-        return await forward(Fellow(other), ForwardedRequest.of(request, await request.body()))
+        return await forward(Peer(other), ForwardedRequest.of(request, await request.body()))
 
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app, root_path="/a"), base_url="http://test"
@@ -72,22 +72,22 @@ async def client(other):
         yield client
 
 
-async def test_the_request_arrives_as_it_was(client):
+async def test_the_request_arrives_unchanged(client):
     headers = {"authorization": "Bearer x"}
     answer = await client.post("/a/echo?model=b", content="text", headers=headers)
     assert answer.status_code == 200
     assert answer.json() == {"body": "text", "query": "model=b", "is": True, "key": "Bearer x"}
 
 
-async def test_what_is_not_there_is_told_as_over_there(client):
+async def test_an_unknown_path_gets_the_response_of_the_other(client):
     answer = await client.post("/a/nothing")
     assert answer.status_code == 404
     assert answer.json() == {"detail": "Not Found"}
 
 
-async def test_leaving_a_stream_ends_it_over_there(other):
+async def test_closing_a_stream_cancels_the_request(other):
     request = ForwardedRequest("POST", "/endless", b"", (), b"")
-    response = await forward(Fellow(other), request)
+    response = await forward(Peer(other), request)
     assert response.status_code == 207
     assert response.headers["x-kind"] == "endless"
     pieces = response._body
@@ -98,7 +98,7 @@ async def test_leaving_a_stream_ends_it_over_there(other):
     assert other.state.num_open == 0
 
 
-async def test_a_bug_over_there_is_told_and_raised(other):
+async def test_an_exception_of_the_other_gives_a_500_and_is_raised(other):
     request = ForwardedRequest("POST", "/broken", b"", (), b"")
     answer = forwarding.answer(other, request)
     assert (await anext(answer)).status == 500

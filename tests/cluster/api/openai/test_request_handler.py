@@ -63,14 +63,14 @@ def client(router=None, keys=(), admin=ALONE):
 def beside(other):
     """Stand for an AdminServicer with another application, which serves the model `b`."""
 
-    async def elsewhere(model):
+    async def find(model):
         return SimpleNamespace(stream=stream)
 
     def stream(method, request):
         assert method == "answer_request"
         return forwarding.answer(other, request)
 
-    return SimpleNamespace(applications=SimpleNamespace(elsewhere=elsewhere))
+    return SimpleNamespace(applications=SimpleNamespace(find=find))
 
 
 async def test_the_request_id_is_returned_or_generated():

@@ -2,8 +2,7 @@
 
 import pytest
 
-from cluster.replica.encode_limiter import EncodingRoom
-from cluster.replica.preprocessor import Preprocessor
+from cluster.replica.preprocessor import EncodeLimiter, Preprocessor
 from specdec.types.errors import OverloadedError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -52,7 +51,7 @@ async def test_prompts_beyond_the_encode_limit_are_rejected(http, monkeypatch):
     async def full(room, work, num_chars):
         raise OverloadedError("8000000 characters of prompts wait to be encoded")
 
-    monkeypatch.setattr(EncodingRoom, "run", full)
+    monkeypatch.setattr(EncodeLimiter, "run", full)
     response = await http.post("/tokenize", json={"prompt": TEXT})
     assert (response.status_code, response.headers["retry-after"]) == (429, "1")
 

@@ -1,11 +1,10 @@
-"""Points of charts from counts that were worked by hand."""
+"""Points of charts and request rates, from counts that were worked by hand."""
 
 from datetime import UTC, datetime
 
 import pytest
 
-from cluster.control.history import KEPT_S, FleetHistory
-from cluster.control.timeseries import Percentiles
+from cluster.control.timeseries import KEPT_S, FleetHistory, Percentiles, RequestRate
 from specdec.client import (
     Counts,
     FleetStatistics,
@@ -18,6 +17,7 @@ from specdec.client import (
 from specdec.engine.metrics import FIRST_TOKEN
 from specdec.types.control import SpeculationControl
 from specdec.types.stats import SpeculationStats
+from tests.clock import Clock
 
 START_S = 1_000_000.0
 CONTROL = SpeculationControl("auto", threshold=8, num_speculative_tokens=4)
@@ -25,7 +25,7 @@ STATE = SpeculationState(CONTROL, CONTROL, CONTROL, (), 0, None, "", "")
 
 
 def counted(times=1):
-    """Twice as much of everything, if `times` is 2."""
+    """Return counts, all multiplied by `times`."""
     return Counts(
         num_requests=20 * times,
         num_generated_tokens=300 * times,
@@ -37,7 +37,7 @@ def counted(times=1):
 
 
 def fleet(after_s, requests_per_s=0.0, **counts_by_replica):
-    """The fleet some seconds after the start; each replica decodes the number in its name."""
+    """Return the fleet `after_s` after the start; a replica decodes the number in its name."""
     replicas = tuple(
         ReplicaStatus(
             ReplicaReport(
@@ -76,7 +76,7 @@ def test_a_point_of_a_hand_worked_case():
     assert (point.num_chosen_tokens, point.estimated_speedup) == (4.0, 3.0)
 
 
-def test_replicas_are_added_up_and_the_busier_one_counts_for_more():
+def test_replicas_are_summed_and_the_speedup_is_weighted_by_load():
     history = FleetHistory()
     history.add(fleet(0, a3=counted(), b1=Counts(), c0=Counts()))
     history.add(fleet(10, a3=counted(2), b1=counted(), c0=Counts()))
@@ -87,7 +87,7 @@ def test_replicas_are_added_up_and_the_busier_one_counts_for_more():
     assert point.estimated_speedup == (3 * 4.0 + 1 * 2.0) / 4, "c decodes nothing"
 
 
-def test_a_replica_that_comes_or_goes_or_is_heard_of_again_makes_no_jump():
+def test_replicas_that_join_leave_or_return_cause_no_jump():
     history = FleetHistory()
     history.add(fleet(0, stays1=counted(), gone1=counted(7)))
     history.add(fleet(10, stays1=counted()))
@@ -96,7 +96,7 @@ def test_a_replica_that_comes_or_goes_or_is_heard_of_again_makes_no_jump():
     assert [point.tokens_per_s for point in history.since(0)] == [0.0, 0.0, 30.0]
 
 
-def test_rates_go_by_ten_seconds_and_positions_by_a_minute():
+def test_rates_are_over_ten_seconds_and_positions_over_a_minute():
     history = FleetHistory()
     for second in range(31):
         history.add(fleet(second, a1=counted(2 if second >= 5 else 1)))
@@ -107,7 +107,7 @@ def test_rates_go_by_ten_seconds_and_positions_by_a_minute():
     assert last.acceptance_by_position == (0.9, 0.4, 0.2)
 
 
-def test_a_point_a_second_for_a_quarter_of_an_hour():
+def test_there_is_a_point_per_second_for_15_minutes():
     history = FleetHistory()
     for tick in range(4_000):
         if history.is_due(START_S + tick / 2):
@@ -118,14 +118,14 @@ def test_a_point_a_second_for_a_quarter_of_an_hour():
     assert history.since(points[-2].time_s) == points[-1:]
 
 
-def test_at_rest_a_rate_goes_by_the_time_since_the_point_before():
+def test_an_idle_fleet_has_rates_since_the_previous_point():
     history = FleetHistory()
     for minute, times in enumerate((1, 1, 4)):
         history.add(fleet(30 * minute, a1=counted(times)))
     assert [point.tokens_per_s for point in history.since(0)] == [0.0, 30.0]
 
 
-def test_a_clock_that_is_set_back_begins_anew():
+def test_a_clock_that_is_set_back_restarts_the_history():
     history = FleetHistory()
     history.add(fleet(0, a1=counted()))
     history.add(fleet(5, a1=counted(2)))
@@ -134,3 +134,31 @@ def test_a_clock_that_is_set_back_begins_anew():
     assert history.since(0) == ()
     history.add(fleet(-90, a1=counted(3)))
     assert [point.tokens_per_s for point in history.since(0)] == [30.0]
+
+
+def test_requests_of_ten_seconds_over_all_replicas_are_counted():
+    clock = Clock()
+    rate = RequestRate(clock)
+    rate.report("old", 1000)  # at unknown times
+    rate.report("new", 0)
+    for second in range(1, 21):
+        clock.now_s += 1
+        rate.report("old", 1000 + 2 * second)
+        rate.report("new", second)
+    assert rate.per_s() == 3
+    clock.now_s += 5
+    assert rate.per_s() == 1.5
+    clock.now_s += 5
+    assert rate.per_s() == 0
+
+
+def test_a_counter_that_restarts_is_not_negative():
+    clock = Clock()
+    rate = RequestRate(clock)
+    rate.report("a", 50)
+    rate.report("a", 3)
+    rate.report("a", 13)
+    assert rate.per_s() == 1
+    rate.forget("a")
+    rate.report("a", 99)
+    assert rate.per_s() == 1

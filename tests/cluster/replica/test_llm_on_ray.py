@@ -13,7 +13,7 @@ from specdec import LLM, SamplingParams
 from specdec.types.errors import InvalidValueError, SpecdecError
 from tests.specdec.llm.models import arguments
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PROMPTS = ["The river begins", "Every spring the people count", "Ask the baker"]
 PARAMS = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 
@@ -53,7 +53,7 @@ TWO_AFTER_EACH_OTHER = textwrap.dedent("""
         with LLM(**{values!r}) as llm:
             for output in llm.generate({prompts!r}, params, use_tqdm=False):
                 print(*output.outputs[0].token_ids)
-        assert bystander.poll() is None, "it is none of Ray's"
+        assert bystander.poll() is None, "it is no process of Ray"
         bystander.kill()
         print("variables", os.environ.get("RAY_AUTH_MODE"), os.environ["RAY_AUTH_TOKEN"])
 """)

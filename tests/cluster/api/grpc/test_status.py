@@ -1,4 +1,4 @@
-"""Bytes that are no message, on a server of grpc's and on Ray Serve's."""
+"""Malformed requests, on a server of grpc and on one of Ray Serve."""
 
 from types import SimpleNamespace
 
@@ -6,9 +6,9 @@ import grpc
 import pytest
 from ray.serve._private.grpc_util import gRPCGenericServer
 
-from cluster.api.grpc.malformed_requests import MESSAGE
 from cluster.api.grpc.serve_proxy import restate_answers
 from cluster.api.grpc.servicers import add_inference_service
+from cluster.api.grpc.status import MALFORMED_MESSAGE
 from protos.specdec.v1 import inference_pb2 as pb
 from protos.specdec.v1.inference_pb2_grpc import InferenceServiceServicer
 
@@ -25,7 +25,7 @@ class Answering(InferenceServiceServicer):
 
 
 class Proxy:
-    """As Serve's, with a handler for each method and no application."""
+    """Proxy as Serve's, with a handler for each method and no application."""
 
     proxy_router = SimpleNamespace(endpoints={})
 
@@ -39,13 +39,13 @@ class Proxy:
         return stream if service_method == STREAM else call
 
 
-def serves_server():
+def serve_server():
     server = gRPCGenericServer(Proxy().service_handler_factory)
     restate_answers(None, server)
     return server
 
 
-@pytest.fixture(params=[grpc.aio.server, serves_server], ids=["ours", "serve"])
+@pytest.fixture(params=[grpc.aio.server, serve_server], ids=["ours", "serve"])
 async def channel(request):
     server = request.param()
     add_inference_service(Answering(), server)
@@ -64,10 +64,10 @@ async def call(channel, method, content):
 
 
 @pytest.mark.parametrize("method", [GENERATE, STREAM])
-async def test_bytes_that_are_no_message_are_the_callers_mistake(channel, method):
+async def test_malformed_requests_are_invalid_arguments(channel, method):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call(channel, method, b"\xff")
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert caught.value.details() == MESSAGE
+    assert caught.value.details() == MALFORMED_MESSAGE
     answer = await call(channel, method, pb.GenerateRequest(text="hello").SerializeToString())
     assert pb.GenerateResponse.FromString(answer).request_id == "hello"

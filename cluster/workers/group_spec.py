@@ -1,0 +1,63 @@
+"""What a worker group runs: a model, how to shard and place it, and how to reach its ranks."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.observability.logs import LogConfig
+from cluster.workers.transport import Transport
+from specdec.config.engine import DraftLimits, DTypeName, EngineConfig, Kernels
+from specdec.config.quantization import QuantizationMethod
+from specdec.models.resolve import resolve
+from specdec.text.vocab_map import VocabularyMap
+
+logger = logging.getLogger(__name__)
+
+
+def log_progress(line: str) -> None:
+    """Log the progress of a download that has no terminal."""
+    logger.info("%s", line)
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model by the configured name, and its directory on the Router's node."""
+
+    name: str
+    directory: Path
+
+    def here(self) -> Path:
+        """Return its directory on this node; download it if needed. Raises ModelNotFoundError."""
+        if self.directory.is_dir():
+            return self.directory
+        return resolve(self.name, progress=log_progress)
+
+
+@dataclass(frozen=True)
+class GroupSpec:
+    """A model, how to shard it, where to place its ranks and how to reach them.
+
+    name: of the model's role, for messages. device: its type; a rank uses at most one GPU.
+    limits: EngineConfig for a target, DraftLimits for a draft model.
+    num_replicas: groups like this one that share the cores of a node.
+    bundle_index: of the placement group. transport: None uses ipc on this node and tcp to others.
+    vocabulary: tokens that a draft model shares with the target, where their vocabularies differ.
+    """
+
+    name: str
+    model: ModelSource
+    dtype: DTypeName
+    device: str
+    quantization: QuantizationMethod | None
+    kernels: Kernels
+    tensor_parallel_size: int
+    limits: EngineConfig | DraftLimits
+    num_replicas: int
+    bundle_index: int
+    transport: Transport | None
+    start_timeout_s: float
+    step_timeout_s: float
+    logs: LogConfig
+    vocabulary: VocabularyMap | None = None
