@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from specdec.distributed.group import TensorParallelGroup
-from specdec.sampling.chunks import ScoreChunks
+from specdec.sampling.vocab_shard import ScoreChunks
 
 # Number of scores weighted at once: in float64 they should fit into the caches of a CPU, on other
 # devices only into the memory.

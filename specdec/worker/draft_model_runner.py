@@ -12,14 +12,9 @@ from torch import Tensor
 
 from specdec.distributed.group import TensorParallelGroup
 from specdec.models.loading import Decoder
-from specdec.sampling import (
-    Distribution,
-    SamplingBatch,
-    Stream,
-    highest_probs,
-    sample,
-    scale_by_confidence,
-)
+from specdec.sampling.distribution import Distribution, highest_probs, scale_by_confidence
+from specdec.sampling.gumbel import Stream
+from specdec.sampling.sampler import SamplingBatch, sample
 from specdec.text.vocab_map import VocabularyMap, drafts_text
 from specdec.types.messages import (
     BlockTableDelta,
@@ -179,7 +174,7 @@ class DraftModelRunner(ModelRunner):
         self._batch_state.update_histories(rows)
         last = [end - 1 for end in accumulate(len(row.token_ids) for row in rows)]
         hidden = self.model(self._batch_state.model_input(rows), self.kv_cache)
-        logits = self._logits(hidden[last])
+        logits = self.model.compute_logits(hidden[last])
         logits = self._batch_state.logits_processor(rows).apply(logits)
         if self._shared_token_mask is not None:
             logits = self._shared_token_mask.apply(logits)
@@ -237,8 +232,7 @@ class DraftModelRunner(ModelRunner):
     ) -> None:
         """Sample with the noise that the target uses."""
         del num_drafted
-        shard = self._shard
-        sampled = sample(logits, batch, shard.group, shard.first_token, shard.vocab_size)
+        sampled = sample(logits, batch, self._shard)
         for draft, token_id in zip(drafts, sampled.tolist(), strict=True):
             draft.token_ids.append(token_id)
 
@@ -253,7 +247,7 @@ class DraftModelRunner(ModelRunner):
         del num_drafted
         remap = self._vocab_remap
         assert remap is not None, "a vocabulary map is needed"
-        sampled = sample(remap.apply(logits), batch, self.group, remap.first_token, remap.size)
+        sampled = sample(remap.apply(logits), batch, remap.shard)
         for draft, token_id in zip(drafts, remap.draft_ids[sampled].tolist(), strict=True):
             draft.token_ids.append(token_id)
 

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.sample import RowArgmax, row_argmax
-from specdec.sampling import SamplingBatch, all_ranks_argmax, sample
+from specdec.sampling.logprobs import KeptLogits, prompt_logprobs
+from specdec.sampling.sampler import SamplingBatch, sample
 from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch, VerifiedTokens, verify_greedy
+from specdec.sampling.vocab_shard import all_ranks_argmax
 from specdec.types.messages import (
     BlockTableDelta,
     PromptLogprobs,
@@ -25,7 +27,6 @@ from specdec.types.messages import (
 from specdec.types.sampling_params import VerifierName
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.batch_state import TokenSpan
-from specdec.worker.logprobs import KeptLogits, LogprobReader
 from specdec.worker.model_runner import ModelRunner
 
 
@@ -94,7 +95,7 @@ class TargetModelRunner(ModelRunner):
             hidden if len(scored) == len(hidden) else hidden[scored]
         )
         if all(map(self._batch_state.is_plain_greedy, rows)):  # the rest would not change anything
-            global_argmax = self._all_ranks_argmax(argmax)
+            global_argmax = all_ranks_argmax(argmax, self._shard)
             tokens = _verify_greedy(global_argmax, rows)
             return self._record_output(rows, tokens, global_argmax.invalid_rows)
         if lookahead := self._lookahead_tokens(rows, logits):
@@ -108,7 +109,7 @@ class TargetModelRunner(ModelRunner):
         if processor.rows:
             argmax = argmax.with_rows(processor.rows, row_argmax(logits[processor.rows]))
         # NaN is detected in the model's own logits, even where the rules mask the token.
-        global_argmax = self._all_ranks_argmax(replace(argmax, has_nan=has_nan))
+        global_argmax = all_ranks_argmax(replace(argmax, has_nan=has_nan), self._shard)
         if all(each.is_greedy for each in rules):
             tokens = _verify_greedy(global_argmax, rows)
         else:
@@ -137,14 +138,8 @@ class TargetModelRunner(ModelRunner):
     def _greedy_tokens(self, logits: Tensor) -> list[int]:
         """Return the argmax of each row of logits [R, len(vocab_slice)]; a collective call."""
         batch = SamplingBatch.greedy(len(logits), logits.device)
-        shard = self._shard
-        best = sample(logits, batch, shard.group, shard.first_token, shard.vocab_size)
-        token_ids: list[int] = best.tolist()
+        token_ids: list[int] = sample(logits, batch, self._shard).tolist()
         return token_ids
-
-    def _all_ranks_argmax(self, argmax: RowArgmax) -> RowArgmax:
-        """Return the argmax over the whole vocabulary; argmax: of this rank. A collective call."""
-        return all_ranks_argmax(argmax, self.group, self.model.vocab_slice.start)
 
     def _record_output(
         self,
@@ -166,7 +161,7 @@ class TargetModelRunner(ModelRunner):
             own = is_invalid[start:end]
             num_valid = own.index(True) if True in own else len(own)
             output.append((row.seq_id, token_ids[:num_valid]))
-        logprobs = kept.logprobs(self._logprob_reader, output) if kept else {}
+        logprobs = kept.logprobs(output, self._shard) if kept else {}
         for seq_id, token_ids in output:
             self._batch_state.append_output(seq_id, token_ids)
         return [
@@ -180,15 +175,10 @@ class TargetModelRunner(ModelRunner):
         for row in rows:
             num_best = self._batch_state.rules(row.seq_id).prompt_logprobs
             if num_best is not None and (tokens := self._batch_state.next_prompt_tokens(row)):
-                logprobs = self._logprob_reader.read_prompt(
-                    hidden[first : first + len(tokens)], tokens, num_best, self._logits
-                )
+                own, compute_logits = hidden[first : first + len(tokens)], self.model.compute_logits
+                logprobs = prompt_logprobs(own, tokens, num_best, compute_logits, self._shard)
                 yield PromptLogprobs(row.seq_id, row.num_computed_tokens + 1, logprobs)
             first += len(row.token_ids)
-
-    @property
-    def _logprob_reader(self) -> LogprobReader:
-        return LogprobReader(self.group, self.model.vocab_slice.start, self.vocab_size)
 
     def _verify_sampled(
         self, rows: Sequence[StepRow], logits: Tensor, argmax: RowArgmax

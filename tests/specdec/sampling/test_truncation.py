@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers import MinPLogitsWarper
 
 from specdec.distributed.group import TensorParallelGroup
-from specdec.sampling.chunks import ScoreChunks
 from specdec.sampling.truncation import Truncation, min_score, truncation_floors
+from specdec.sampling.vocab_shard import ScoreChunks
 from specdec.types.sharding import partition
 from tests.specdec.fakes import run_ranks
 
