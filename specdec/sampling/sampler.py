@@ -80,11 +80,6 @@ class SamplingBatch:
         params["row"] = np.arange(len(params))
         return cls(params, torch.device(device), argmax)
 
-    @classmethod
-    def greedy(cls, num_rows: int, device: torch.device) -> SamplingBatch:
-        """Make a batch of greedy rows."""
-        return cls.from_params(np.zeros(num_rows, dtype=SAMPLE_PARAMS), device)
-
     def take(self, rows: NDArray[np.int64]) -> SamplingBatch:
         """Return the batch of the given rows."""
         return self.from_params(self.params[rows], self.device)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from specdec.kernels.sample import RowArgmax, row_argmax
 from specdec.sampling.logprobs import KeptLogits, prompt_logprobs
-from specdec.sampling.sampler import SamplingBatch, sample
 from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch, VerifiedTokens, verify_greedy
 from specdec.sampling.vocab_shard import all_ranks_argmax
 from specdec.types.messages import (
@@ -98,7 +97,7 @@ class TargetModelRunner(ModelRunner):
             global_argmax = all_ranks_argmax(argmax, self._shard)
             tokens = _verify_greedy(global_argmax, rows)
             return self._record_output(rows, tokens, global_argmax.invalid_rows)
-        if lookahead := self._lookahead_tokens(rows, logits):
+        if lookahead := self._lookahead_tokens(rows, argmax):
             positions = torch.tensor(positions_to_verify(rows), device=logits.device)
             logits, argmax = logits[positions], argmax.take(positions)
         rules = [self._batch_state.rules(row.seq_id) for row in rows]
@@ -120,26 +119,21 @@ class TargetModelRunner(ModelRunner):
         return [row._replace(lookahead_token_ids=lookahead.get(row.seq_id, ())) for row in verified]
 
     def _lookahead_tokens(
-        self, rows: Sequence[StepRow], logits: Tensor
+        self, rows: Sequence[StepRow], argmax: RowArgmax
     ) -> dict[int, tuple[int, ...]]:
-        """Return the argmax after each guess, by sequence with lookahead tokens.
+        """Return the argmax after each guess, by sequence with lookahead tokens; a collective call.
 
-        logits: [R, len(vocab_slice)], of the last known token and the guesses of each row.
+        argmax: of this rank's logits of the last known token and the guesses of each row.
         """
         if not (positions := positions_of_guesses(rows)):
             return {}
-        best = iter(self._greedy_tokens(logits[positions]))
+        guesses = argmax.take(torch.tensor(positions, device=argmax.values.device))
+        best = iter(all_ranks_argmax(guesses, self._shard).token_ids.tolist())
         return {
             row.seq_id: tuple(islice(best, row.num_guesses))
             for row in rows
             if row.num_lookahead_tokens
         }
-
-    def _greedy_tokens(self, logits: Tensor) -> list[int]:
-        """Return the argmax of each row of logits [R, len(vocab_slice)]; a collective call."""
-        batch = SamplingBatch.greedy(len(logits), logits.device)
-        token_ids: list[int] = sample(logits, batch, self._shard).tolist()
-        return token_ids
 
     def _record_output(
         self,
@@ -205,9 +199,15 @@ class TargetModelRunner(ModelRunner):
     def _run_verifier(
         self, name: VerifierName, rows: Sequence[StepRow], logits: Tensor, argmax: RowArgmax
     ) -> VerifiedTokens:
-        batch = self._batch_state.sampling_batch([_sampled_span(row) for row in rows], argmax)
-        drafts = DraftBatch([self._draft(row) for row in rows], logits.device)
-        return VERIFY[name](logits, batch, drafts, self._shard)
+        # A row samples a token after its last known one, and one after each draft token.
+        spans = [TokenSpan(row.seq_id, row.known_end, row.num_draft_tokens + 1) for row in rows]
+        batch = self._batch_state.sampling_batch(spans, argmax)
+        verifiers = (self._batch_state.rules(row.seq_id).verifier for row in rows)
+        drafts = [
+            Draft(row.drafts, verifier, row.draft_probs)
+            for row, verifier in zip(rows, verifiers, strict=True)
+        ]
+        return VERIFY[name](logits, batch, DraftBatch(drafts, logits.device), self._shard)
 
     def _by_verifier(self, rows: Sequence[StepRow]) -> dict[VerifierName, list[int]]:
         """Group the indices of the rows by their verifier."""
@@ -216,14 +216,6 @@ class TargetModelRunner(ModelRunner):
             name = self._batch_state.rules(row.seq_id).acting_verifier
             members_of.setdefault(name, []).append(index)
         return members_of
-
-    def _draft(self, row: StepRow) -> Draft:
-        return Draft(row.drafts, self._batch_state.rules(row.seq_id).verifier, row.draft_probs)
-
-
-def _sampled_span(row: StepRow) -> TokenSpan:
-    """Return the tokens that a row samples: one after its last known token and after each draft."""
-    return TokenSpan(row.seq_id, row.known_end, row.num_draft_tokens + 1)
 
 
 def _scored_tokens(rows: Sequence[StepRow]) -> list[int]:

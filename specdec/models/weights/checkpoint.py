@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specdec.config.quantization import QuantizationMethod, require_quantization
 from specdec.kernels.backend import KernelBackend
-from specdec.models.weights.dequantize import StoredTensors, WeightFormat, weight_format
+from specdec.models.weights.dequantize import WeightFormat, weight_format
 from specdec.types.errors import UnsupportedModelError
 
 logger = logging.getLogger(__name__)
@@ -35,8 +35,10 @@ class _StoredTensor:
     short_dtype: torch.dtype | None
 
 
-class StoredFiles:
-    """The tensors of a checkpoint with one or several files. See `StoredTensors`.
+class StoredTensors:
+    """The tensors of a checkpoint by name, in one or several files.
+
+    Reading a missing tensor raises UnsupportedModelError.
 
     A file is opened for each read: it stays mapped, and the pages that were read stay resident,
     while it is open or one of its tensors is in use.
@@ -59,15 +61,15 @@ class StoredFiles:
         return name in self._tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """See StoredTensors."""
+        """Return the shape of a tensor."""
         return self._stored(name).shape
 
     def short_dtype(self, name: str) -> torch.dtype | None:
-        """See StoredTensors."""
+        """Return the stored dtype if it is a 16-bit floating-point type, else None."""
         return self._stored(name).short_dtype
 
     def slice(self, name: str, *window: slice) -> Tensor:
-        """See StoredTensors."""
+        """Return a part of a tensor as it is stored; all of it without a window."""
         with _open(self._stored(name).path) as file:
             tensor: Tensor = file.get_slice(name)[window] if window else file.get_tensor(name)
         return tensor
@@ -166,7 +168,7 @@ def open_checkpoint(
     """
     require_quantization(quantization)
     layout = _weight_format(directory)
-    stored = StoredFiles(_weight_files(directory), directory)
+    stored = StoredTensors(_weight_files(directory), directory)
     return CheckpointReader(stored, dtype, quantization, layout, device, backend)
 
 
