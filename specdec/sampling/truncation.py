@@ -19,8 +19,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -81,15 +84,11 @@ class Limits:
 
     @classmethod
     def where(
-        cls, chosen: Sequence[bool], values: Sequence[float], device: torch.device | str
+        cls, chosen: NDArray[np.bool_], values: NDArray[Any], device: torch.device | str
     ) -> Limits:
         """Collect the limits of the chosen rows."""
-        rows = [row for row, is_chosen in enumerate(chosen) if is_chosen]
-        limits = [float(values[row]) for row in rows]
-        return cls(
-            torch.tensor(rows, dtype=torch.int64, device=device),
-            torch.tensor(limits, dtype=torch.float64, device=device),
-        )
+        rows, limits = np.flatnonzero(chosen), values[chosen].astype(np.float64)
+        return cls(torch.from_numpy(rows).to(device), torch.from_numpy(limits).to(device))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -107,23 +106,20 @@ class Truncation:
     @classmethod
     def from_lists(
         cls,
-        top_k: Sequence[int],
-        top_p: Sequence[float],
-        min_scores: Sequence[float],
+        top_k: Sequence[int] | NDArray[np.int64],
+        top_p: Sequence[float] | NDArray[np.float64],
+        min_scores: Sequence[float] | NDArray[np.float32],
         device: torch.device | str,
     ) -> Truncation:
         """Collect the limits from one entry for each row; see SamplingParams and `min_score`."""
-        has_min = [score > -math.inf for score in min_scores]
-        has_k = [k > 0 for k in top_k]
-        has_p = [p < 1 for p in top_p]
-        has_other = [k or low for k, low in zip(has_k, has_min, strict=True)]
-        only_p = [p and not other for p, other in zip(has_p, has_other, strict=True)]
-        p_of_rest = [p and other for p, other in zip(has_p, has_other, strict=True)]
+        k, p, floors = np.asarray(top_k), np.asarray(top_p), np.asarray(min_scores)
+        has_min, has_k, has_p = floors > -math.inf, k > 0, p < 1
+        has_other = has_k | has_min
         return cls(
-            Limits.where(has_min, min_scores, device),
-            Limits.where(has_k, top_k, device),
-            Limits.where(only_p, top_p, device),
-            Limits.where(p_of_rest, top_p, device),
+            Limits.where(has_min, floors, device),
+            Limits.where(has_k, k, device),
+            Limits.where(has_p & ~has_other, p, device),
+            Limits.where(has_p & has_other, p, device),
         )
 
 

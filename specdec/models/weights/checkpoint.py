@@ -80,30 +80,22 @@ class StoredTensors:
         return self._tensors[name]
 
 
+@dataclass
 class CheckpointReader:
     """Reader of slices of a checkpoint's tensors, dequantized, in `dtype`, on `device`.
 
     quantization, backend: format and kernels of the matrices that linear layers make.
+    weight_format: layout of the quantized weights in `tensors`, if there are any.
     num_elements_read: number of elements read so far, for tests of sharding.
     """
 
-    def __init__(
-        self,
-        tensors: StoredTensors,
-        dtype: torch.dtype,
-        quantization: QuantizationMethod | None,
-        weight_format: WeightFormat | None,
-        device: torch.device = CPU,
-        backend: KernelBackend = KernelBackend.TORCH,
-    ) -> None:
-        """weight_format: layout of the quantized weights in `tensors`, if there are any."""
-        self.dtype = dtype
-        self.quantization = quantization
-        self.backend = backend
-        self.device = device
-        self.num_elements_read = 0
-        self._tensors = tensors
-        self._format = weight_format
+    tensors: StoredTensors
+    dtype: torch.dtype
+    quantization: QuantizationMethod | None
+    weight_format: WeightFormat | None
+    device: torch.device = CPU
+    backend: KernelBackend = KernelBackend.TORCH
+    num_elements_read: int = 0
 
     def read(
         self,
@@ -120,7 +112,7 @@ class CheckpointReader:
         Raises UnsupportedModelError if the tensor is missing or has another shape.
         """
         packed = self._packed_as(name)
-        found = packed.shape(self._tensors, name) if packed else self._tensors.shape(name)
+        found = packed.shape(self.tensors, name) if packed else self.tensors.shape(name)
         if found != shape:
             expected = f"config.json requires {list(shape)}"
             raise UnsupportedModelError(f"{name} has shape {list(found)}; {expected}")
@@ -129,9 +121,9 @@ class CheckpointReader:
             for part, size in zip((rows, cols), shape, strict=False)
         ]
         tensor = (
-            packed.read(self._tensors, name, *window)
+            packed.read(self.tensors, name, *window)
             if packed
-            else self._tensors.slice(name, *(slice(part.start, part.stop) for part in window))
+            else self.tensors.slice(name, *(slice(part.start, part.stop) for part in window))
         ).to(device=self.device, dtype=dtype or self.dtype)
         self.num_elements_read += tensor.numel()
         # A vector may be used without a copy, which would keep the whole file mapped.
@@ -144,14 +136,15 @@ class CheckpointReader:
         else `dtype`.
         """
         stored = {
-            None if self._packed_as(each) else self._tensors.short_dtype(each) for each in names
+            None if self._packed_as(each) else self.tensors.short_dtype(each) for each in names
         }
         common = stored.pop() if len(stored) == 1 else None
         return common if common is not None and self.dtype == torch.float32 else self.dtype
 
     def _packed_as(self, name: str) -> WeightFormat | None:
         """Return the format of a quantized weight; None for another tensor."""
-        return self._format if self._format and self._format.holds(self._tensors, name) else None
+        layout = self.weight_format
+        return layout if layout and layout.holds(self.tensors, name) else None
 
 
 def open_checkpoint(
