@@ -56,13 +56,11 @@ class LogitsProcessor:
         for word in rules.bad_words:
             if len(word) > 1:
                 phrases[word[-2]].append(word)
-        allowed = rules.allowed_token_ids
+        allowed, num_words = rules.allowed_token_ids, -(-tokens.stop // _BITS_PER_WORD)
         return cls(
             rules=rules,
             tokens=tokens,
-            allowed=None
-            if allowed is None
-            else _mask_of(allowed, -(-tokens.stop // _BITS_PER_WORD)),
+            allowed=None if allowed is None else _mask_of(allowed, num_words),
             biased=ids[is_held] - tokens.start,
             biases=biases[is_held],
             ends=_columns(rules.end_token_ids, tokens),

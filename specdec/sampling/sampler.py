@@ -112,8 +112,7 @@ class SamplingBatch:
     @cached_property
     def truncation(self) -> Truncation:
         """Truncation of the sampled rows."""
-        top_k, top_p, min_scores = (self._sampled[name] for name in ("top_k", "top_p", "min_score"))
-        return Truncation.from_lists(top_k, top_p, min_scores, self.device)
+        return Truncation.of(self._sampled, self.device)
 
     @cached_property
     def noise_keys(self) -> NoiseKeys:

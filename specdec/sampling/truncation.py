@@ -17,7 +17,7 @@ floor can differ between two numbers of ranks only if a sum equals top_p to with
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.sample import SampleParams
 from specdec.sampling.vocab_shard import ScoreChunks
 
 # Number of scores weighted at once: in float64 they should fit into the caches of a CPU, on other
@@ -83,9 +84,7 @@ class Limits:
     values: Tensor  # [num_limits] float64
 
     @classmethod
-    def where(
-        cls, chosen: NDArray[np.bool_], values: NDArray[Any], device: torch.device | str
-    ) -> Limits:
+    def where(cls, chosen: NDArray[np.bool_], values: NDArray[Any], device: torch.device) -> Limits:
         """Collect the limits of the chosen rows."""
         rows, limits = np.flatnonzero(chosen), values[chosen].astype(np.float64)
         return cls(torch.from_numpy(rows).to(device), torch.from_numpy(limits).to(device))
@@ -104,22 +103,16 @@ class Truncation:
     top_p_of_rest: Limits  # of rows that another limit truncates first
 
     @classmethod
-    def from_lists(
-        cls,
-        top_k: Sequence[int] | NDArray[np.int64],
-        top_p: Sequence[float] | NDArray[np.float64],
-        min_scores: Sequence[float] | NDArray[np.float32],
-        device: torch.device | str,
-    ) -> Truncation:
-        """Collect the limits from one entry for each row; see SamplingParams and `min_score`."""
-        k, p, floors = np.asarray(top_k), np.asarray(top_p), np.asarray(min_scores)
-        has_min, has_k, has_p = floors > -math.inf, k > 0, p < 1
+    def of(cls, params: SampleParams, device: torch.device) -> Truncation:
+        """Collect the limits of the rows with these sampling parameters."""
+        top_k, top_p, min_scores = params["top_k"], params["top_p"], params["min_score"]
+        has_min, has_k, has_p = min_scores > -math.inf, top_k > 0, top_p < 1
         has_other = has_k | has_min
         return cls(
-            Limits.where(has_min, floors, device),
-            Limits.where(has_k, k, device),
-            Limits.where(has_p & ~has_other, p, device),
-            Limits.where(has_p & has_other, p, device),
+            Limits.where(has_min, min_scores, device),
+            Limits.where(has_k, top_k, device),
+            Limits.where(has_p & ~has_other, top_p, device),
+            Limits.where(has_p & has_other, top_p, device),
         )
 
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from specdec.models.weights.stored_tensors import StoredTensors
 from specdec.types.errors import UnsupportedModelError
-
-if TYPE_CHECKING:
-    from specdec.models.weights.checkpoint import StoredTensors
 
 SUPPORTED = "awq (4 bits, gemm), gptq (2, 4 or 8 bits), fp8, compressed-tensors (float-quantized)"
 
