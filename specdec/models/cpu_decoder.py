@@ -30,7 +30,7 @@ from specdec.models.llama import CausalDecoder, DecoderLayer
 
 
 class NativeDecoder:
-    """One rank of a decoder on native kernels; a forward pass is a collective call."""
+    """One rank of a decoder on native kernels; `forward` is a collective call."""
 
     def __init__(self, model: CausalDecoder) -> None:
         """Use the weights of `model`, whose matrices must be native."""
@@ -59,6 +59,10 @@ class NativeDecoder:
         return self._kernel.new_kv_cache(num_slots // block_size, block_size, dtype)
 
     def __call__(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
+        """See Decoder."""
+        return self.forward(batch, kv_cache)
+
+    def forward(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
         """Write the batch's KV to `kv_cache`; return hidden states [T, hidden_size]."""
         return self._kernel.forward(batch, kv_cache)
 
