@@ -31,14 +31,11 @@ from benchmarks.workloads import MODEL
 from specdec.config.engine import EngineConfig
 from specdec.distributed.group import TensorParallelGroup
 from specdec.models.resolve import print_progress, resolve
-from specdec.sampling import (
-    BatchLogitsProcessor,
-    LogitsProcessor,
-    SamplingBatch,
-    TokenHistory,
-    sample,
-)
-from specdec.sampling import token_logprobs as read_logprobs
+from specdec.sampling.logits_processors import BatchLogitsProcessor, LogitsProcessor
+from specdec.sampling.logprobs import token_logprobs as read_logprobs
+from specdec.sampling.sampler import SamplingBatch, sample
+from specdec.sampling.token_history import TokenHistory
+from specdec.sampling.vocab_shard import VocabShard
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling_spec import SamplingRules
@@ -189,7 +186,8 @@ def measure_large(num_rounds: int) -> dict[str, float]:
 
 
 def _large_work(logits: Tensor, rules: SamplingRules) -> Callable[[], object]:
-    rows, tokens, group = range(_LARGE_BATCH), range(_LARGE_VOCABULARY), TensorParallelGroup()
+    rows, tokens = range(_LARGE_BATCH), range(_LARGE_VOCABULARY)
+    shard = VocabShard(TensorParallelGroup(), 0, _LARGE_VOCABULARY)
     processor = LogitsProcessor.of(rules, tokens)
     text = torch.randint(_LARGE_VOCABULARY, (_LARGE_HISTORY_TOKENS,)).tolist()
     history = TokenHistory(text, 1) if rules.needs_tokens else None
@@ -200,9 +198,9 @@ def _large_work(logits: Tensor, rules: SamplingRules) -> Callable[[], object]:
         batch_processor = BatchLogitsProcessor(tokens)
         for row in rows:
             batch_processor.add(row, processor, _LARGE_HISTORY_TOKENS, history)
-        drawn = sample(batch_processor.apply(shaped), batch, group, 0, _LARGE_VOCABULARY)
+        drawn = sample(batch_processor.apply(shaped), batch, shard)
         if rules.logprobs is not None:
-            read_logprobs(logits, drawn, rules.logprobs, group, 0)
+            read_logprobs(logits, drawn.tolist(), rules.logprobs, shard)
 
     return work
 

@@ -84,7 +84,8 @@ class PagedAttention:
         members: dict[tuple[int, int], list[_Member]] = defaultdict(list)
         for index, context_len in enumerate(batch.context_lens.tolist()):
             query_len = batch.query_len(index)
-            member = _Member(index, self._first_block(context_len - query_len, window))
+            first_visible = 0 if window is None else max(0, context_len - query_len - window + 1)
+            member = _Member(index, first_visible // self.block_size)
             num_visible = context_len - member.first_block * self.block_size
             is_long = query_len > MAX_SHORT_QUERY_TOKENS
             members[num_visible.bit_length(), index + 1 if is_long else 0].append(member)
@@ -106,10 +107,6 @@ class PagedAttention:
         for group in plan.groups:
             output[group.rows] = self._attend(query[group.rows], kv_cache, group)
         return output
-
-    def _first_block(self, first_query: int, window: int | None) -> int:
-        """Return the first block that is visible to queries from position `first_query` on."""
-        return 0 if window is None else max(0, first_query - window + 1) // self.block_size
 
     def _plan_group(
         self, batch: ModelInput, members: list[_Member], window: int | None, dtype: torch.dtype

@@ -1,4 +1,4 @@
-"""What one forward pass reads: a flat batch of tokens over paged KV."""
+"""The input of a forward pass: a flat batch of tokens over paged KV."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Indices = NDArray[np.int32]
 class Chunk(NamedTuple):
     """The tokens of one sequence that a pass runs.
 
-    start: how many tokens before them have KV. block_table: of the sequence, in order; it reaches
-    to the last of the tokens at least. An array of 32 bits ("i") is read where it is.
+    start: number of tokens before them, which have KV. block_table: of the sequence, in order, at
+    least up to the last of the tokens. An array of 32 bits ("i") is not copied.
     positions: position ids of the tokens, where they differ from their KV slots' order (a tree of
     drafts); None for start, start + 1, ...
     """
@@ -39,9 +39,9 @@ class ModelInput:
     """One flat batch of T tokens of B sequences: prefill chunks, decode rows and drafts alike.
 
     Sequence i owns the tokens cu_seqlens_q[i] to cu_seqlens_q[i+1]; they are the last ones of its
-    context_lens[i] tokens, and its earlier KV is in the blocks that block_tables[i] names. The
-    arrays are the host's, since it plans with them before anything runs on a device. They are made
-    when somebody asks: the native kernels read the chunks.
+    context_lens[i] tokens, and its earlier KV is in the blocks block_tables[i]. The arrays are on
+    the host, which plans with them before anything runs on a device, and made on demand: the native
+    kernels read the chunks.
     """
 
     chunks: Sequence[Chunk]  # at least one, and a token each
@@ -106,7 +106,7 @@ class ModelInput:
         return len(self.chunks)
 
     def query_len(self, index: int) -> int:
-        """How many tokens of this pass belong to sequence `index`."""
+        """Return the number of tokens of sequence `index` in this pass."""
         return self._query_lens[index]
 
     @cached_property
@@ -115,5 +115,5 @@ class ModelInput:
 
 
 def on_device(indices: Indices, device: torch.device) -> torch.Tensor:
-    """The same numbers in int64, which torch's indexing wants."""
+    """Copy `indices` to a device as int64, the type of torch's indices."""
     return torch.from_numpy(indices).to(device=device, dtype=torch.int64)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.kernels.cpu import MatrixStruct, SharedMemory, native_library
+from specdec.kernels.cpu.build import declare
 
 SAMPLE_PARAMS = np.dtype(
     [
@@ -57,21 +58,23 @@ class RowArgmax:
         rows = zip(self.has_nan.tolist(), self.values.tolist(), strict=True)
         return [has_nan or value == -torch.inf for has_nan, value in rows]
 
+    @property
+    def addresses(self) -> tuple[int, int, int]:
+        """Addresses of the three columns, for the kernels."""
+        return self.values.data_ptr(), self.token_ids.data_ptr(), self.has_nan.data_ptr()
+
     def take(self, rows: Tensor) -> RowArgmax:
         """Return the argmax of some rows; rows: [R] int64."""
         return RowArgmax(self.values[rows], self.token_ids[rows], self.has_nan[rows])
 
     def with_rows(self, rows: Sequence[int], others: RowArgmax) -> RowArgmax:
         """Return a copy in which `rows` are replaced by `others`, in order."""
-        values, token_ids, has_nan = (
-            torch.index_copy(own, 0, torch.tensor(rows, device=own.device), new)
-            for own, new in (
-                (self.values, others.values),
-                (self.token_ids, others.token_ids),
-                (self.has_nan, others.has_nan),
-            )
+        index = torch.tensor(rows, device=self.values.device)
+        return RowArgmax(
+            self.values.index_copy(0, index, others.values),
+            self.token_ids.index_copy(0, index, others.token_ids),
+            self.has_nan.index_copy(0, index, others.has_nan),
         )
-        return RowArgmax(values, token_ids, has_nan)
 
 
 def row_argmax(logits: Tensor) -> RowArgmax:
@@ -91,9 +94,7 @@ def row_argmax(logits: Tensor) -> RowArgmax:
         num_rows,
         logits.stride(0),
         num_tokens,
-        argmax.values.data_ptr(),
-        argmax.token_ids.data_ptr(),
-        argmax.has_nan.data_ptr(),
+        *argmax.addresses,
     )
     return argmax
 
@@ -118,9 +119,7 @@ def logits_and_argmax(head: MatrixStruct, hidden: Tensor) -> tuple[Tensor, RowAr
         num_rows,
         logits.data_ptr(),
         torch.get_num_threads(),
-        argmax.values.data_ptr(),
-        argmax.token_ids.data_ptr(),
-        argmax.has_nan.data_ptr(),
+        *argmax.addresses,
     ):
         raise MemoryError(f"no memory to multiply {num_rows} rows")
     return logits, argmax
@@ -139,9 +138,7 @@ def shared_memory_argmax(
         shared_memory.communicator,
         first_token,
         len(whole),
-        whole.values.data_ptr(),
-        whole.token_ids.data_ptr(),
-        whole.has_nan.data_ptr(),
+        *whole.addresses,
     ):
         shared_memory.check()
     return whole
@@ -209,21 +206,13 @@ def _library() -> Any:
     library = native_library()
     if library is not None:
         address, flag, count = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-        library.specdec_argmax.argtypes = [
-            *(address, flag, count, count, count),
-            *(address, address, address),
-        ]
-        library.specdec_argmax.restype = None
-        library.specdec_gemm_argmax.argtypes = [
-            *(ctypes.POINTER(MatrixStruct), address, count, count, address, flag),
-            *(address, address, address),
-        ]
-        library.specdec_gemm_argmax.restype = ctypes.c_bool
-        library.specdec_all_ranks_argmax.argtypes = [
-            *(address, count, count),
-            *(address, address, address),
-        ]
-        library.specdec_all_ranks_argmax.restype = ctypes.c_bool
-        library.specdec_sample.argtypes = [address, flag, count, count, address, count, address]
-        library.specdec_sample.restype = None
+        argmax = (address, address, address)
+        head = ctypes.POINTER(MatrixStruct)
+        declare(
+            library,
+            argmax=(None, address, flag, count, count, count, *argmax),
+            gemm_argmax=(ctypes.c_bool, head, address, count, count, address, flag, *argmax),
+            all_ranks_argmax=(ctypes.c_bool, address, count, count, *argmax),
+            sample=(None, address, flag, count, count, address, count, address),
+        )
     return library

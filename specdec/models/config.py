@@ -143,22 +143,14 @@ class ModelConfig:
     @property
     def num_parameters(self) -> int:
         """Weights of the decoder, a tied head counted once."""
-        vocabularies = 1 if self.tie_word_embeddings else 2
-        embeddings = vocabularies * self.vocab_size * self.hidden_size
-        layer = self._attention_parameters + self._mlp_parameters + 2 * self.hidden_size
-        return self.num_layers * layer + embeddings + self.hidden_size
-
-    @property
-    def _attention_parameters(self) -> int:
         query, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        weights = 2 * (query + kv) * self.hidden_size
-        biases = self.has_qkv_bias * (query + 2 * kv) + self.has_output_bias * self.hidden_size
-        return weights + biases + self.has_qk_norm * 2 * self.head_dim
-
-    @property
-    def _mlp_parameters(self) -> int:
-        biases = self.has_mlp_bias * (2 * self.intermediate_size + self.hidden_size)
-        return 3 * self.hidden_size * self.intermediate_size + biases
+        qkv_biases = self.has_qkv_bias * (query + 2 * kv)
+        mlp_biases = self.has_mlp_bias * (2 * self.intermediate_size + self.hidden_size)
+        biases = qkv_biases + self.has_output_bias * self.hidden_size + mlp_biases
+        norms = 2 * self.hidden_size + self.has_qk_norm * 2 * self.head_dim
+        embeddings = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
+        vectors = self.num_layers * (biases + norms) + self.hidden_size
+        return self._num_matrix_elements + embeddings + vectors
 
     def weight_bytes(self, dtype: DTypeName, quantization: QuantizationMethod | None = None) -> int:
         """Return the memory of the weights on all ranks together.
@@ -212,13 +204,8 @@ def _require_supported(architecture: str, raw: Mapping[str, Any]) -> None:
 
 
 def _has_qkv_bias(architecture: str, raw: Mapping[str, Any]) -> bool:
-    match architecture:
-        case "MistralForCausalLM":
-            return False
-        case "Qwen2ForCausalLM":
-            return True
-        case _:
-            return bool(raw.get("attention_bias"))
+    fixed = {"MistralForCausalLM": False, "Qwen2ForCausalLM": True}
+    return fixed.get(architecture, bool(raw.get("attention_bias")))
 
 
 def _sliding_windows(architecture: str, raw: Mapping[str, Any]) -> tuple[int | None, ...]:

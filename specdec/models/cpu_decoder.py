@@ -7,22 +7,24 @@ chunking of its prompt.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
 from specdec.distributed.group import TensorParallelGroup
-from specdec.kernels.cpu import SharedMemory, native_library
+from specdec.kernels.cpu import MatrixStruct, SharedMemory, native_library
 from specdec.kernels.cpu.decoder import (
+    FORMATS,
     AllReduce,
     DecoderKernel,
-    DecoderWeights,
-    EmbeddingWeights,
-    LayerWeights,
-    PackedLinear,
+    DecoderStruct,
+    EmbeddingStruct,
+    LayerStruct,
 )
 from specdec.kernels.forward_batch import ModelInput
 from specdec.kernels.sample import RowArgmax, logits_and_argmax
-from specdec.models.layers import RMSNorm
+from specdec.models.layers.linear import ColumnParallelLinear, RowParallelLinear
 from specdec.models.layers.matrix import Matrix, NativeMatrix
 from specdec.models.llama import CausalDecoder, DecoderLayer
 
@@ -30,13 +32,17 @@ from specdec.models.llama import CausalDecoder, DecoderLayer
 class NativeDecoder:
     """One rank of a decoder on native kernels; `forward` is a collective call."""
 
-    def __init__(self, model: CausalDecoder, kernel: DecoderKernel) -> None:
-        """kernel: built from the weights of `model`."""
+    def __init__(self, model: CausalDecoder) -> None:
+        """Use the weights of `model`, whose matrices must be native."""
+        library = native_library()
+        assert library is not None, "the backend was selected without its library"
         self.torch_decoder = model
-        self._kernel = kernel
-        head = model.lm_head.matrix
-        assert isinstance(head, NativeMatrix)
-        self._head = head
+        self._head = _native(model.lm_head.matrix)
+        self._kept: list[Tensor] = []
+        cos, sin = model.rotary.tables()
+        struct = self._decoder_struct(cos, sin)
+        all_reduce = _all_reduce(model.embed_tokens.group)
+        self._kernel = DecoderKernel(library, struct, len(cos), all_reduce)
 
     @property
     def device(self) -> torch.device:
@@ -68,13 +74,66 @@ class NativeDecoder:
         """Return this rank's logits and their argmax; hidden: [R, hidden_size]."""
         return logits_and_argmax(self._head.native, hidden)
 
+    def _decoder_struct(self, cos: Tensor, sin: Tensor) -> DecoderStruct:
+        """Return the weights for the kernels; `_kept` owns those that the model does not."""
+        model, heads = self.torch_decoder, self.torch_decoder.heads
+        windows = zip(model.layers, model.windows, strict=True)
+        layers = [
+            self._layer_struct(cast(DecoderLayer, layer), window) for layer, window in windows
+        ]
+        return DecoderStruct(
+            hidden_size=len(model.norm.weight),
+            num_hidden_units=layers[0].down.in_features,
+            num_heads=len(heads.query),
+            num_kv_heads=len(heads.kv),
+            heads_per_kv=heads.heads_per_kv,
+            first_in_group=heads.first_in_group,
+            head_dim=model.head_dim,
+            num_layers=len(layers),
+            norm_eps=model.norm.eps,
+            rank=model.embed_tokens.group.rank,
+            embedding=self._embedding_struct(),
+            layers=(LayerStruct * len(layers))(*layers),
+            final_norm=self._address(model.norm.weight),
+            cos=self._address(cos),
+            sin=self._address(sin),
+        )
 
-def native_decoder(model: CausalDecoder) -> NativeDecoder:
-    """Return the model on native kernels; its matrices must be native."""
-    library = native_library()
-    assert library is not None, "the backend was selected without its library"
-    kernel = DecoderKernel(library, _weights(model), _all_reduce(model.embed_tokens.group))
-    return NativeDecoder(model, kernel)
+    def _layer_struct(self, layer: DecoderLayer, window: int | None) -> LayerStruct:
+        attention, mlp = layer.attention, layer.mlp
+        has_qk_norm = attention.has_qk_norm
+        return LayerStruct(
+            qkv=self._matrix_struct(attention.qkv_proj),
+            output=self._matrix_struct(attention.o_proj),
+            gate_up=self._matrix_struct(mlp.gate_up_proj),
+            down=self._matrix_struct(mlp.down_proj),
+            input_norm=self._address(layer.input_norm.weight),
+            mlp_norm=self._address(layer.mlp_norm.weight),
+            query_norm=self._address(attention.query_norm.weight) if has_qk_norm else None,
+            key_norm=self._address(attention.key_norm.weight) if has_qk_norm else None,
+            window=window or 0,
+        )
+
+    def _matrix_struct(self, linear: ColumnParallelLinear | RowParallelLinear) -> MatrixStruct:
+        struct = MatrixStruct.from_buffer_copy(_native(linear.matrix).native)
+        struct.bias = None if linear.bias is None else self._address(linear.bias)
+        return struct
+
+    def _embedding_struct(self) -> EmbeddingStruct:
+        weight, tokens = self.torch_decoder.embed_tokens.weight, self.torch_decoder.vocab_slice
+        struct = EmbeddingStruct(first_token=tokens.start, num_tokens=len(tokens))
+        if isinstance(weight, NativeMatrix):
+            struct.packed, struct.format = weight.native.packed, weight.native.format
+        else:
+            assert weight.is_contiguous()
+            struct.table, struct.format = weight.data_ptr(), FORMATS[weight.dtype]
+        return struct
+
+    def _address(self, values: Tensor) -> int:
+        """Return the address of values in float32, which are kept in memory."""
+        kept = values.float().contiguous()
+        self._kept.append(kept)
+        return kept.data_ptr()
 
 
 def _all_reduce(group: TensorParallelGroup) -> AllReduce | None:
@@ -84,50 +143,6 @@ def _all_reduce(group: TensorParallelGroup) -> AllReduce | None:
     return collectives if isinstance(collectives, SharedMemory) else group.all_reduce
 
 
-def _weights(model: CausalDecoder) -> DecoderWeights:
-    cos, sin = model.rotary.tables()
-    return DecoderWeights(
-        embedding=_embedding(model),
-        layers=tuple(map(_layer, _layers(model), model.windows)),
-        final_norm=model.norm.weight.float(),
-        norm_eps=model.norm.eps,
-        cos=cos,
-        sin=sin,
-        heads=model.heads,
-        head_dim=model.head_dim,
-        rank=model.embed_tokens.group.rank,
-    )
-
-
-def _layers(model: CausalDecoder) -> list[DecoderLayer]:
-    return [layer for layer in model.layers if isinstance(layer, DecoderLayer)]
-
-
-def _layer(layer: DecoderLayer, window: int | None) -> LayerWeights:
-    attention, mlp = layer.attention, layer.mlp
-    return LayerWeights(
-        qkv=_packed_linear(attention.qkv_proj.matrix, attention.qkv_proj.bias),
-        output=_packed_linear(attention.o_proj.matrix, attention.o_proj.bias),
-        gate_up=_packed_linear(mlp.gate_up_proj.matrix, mlp.gate_up_proj.bias),
-        down=_packed_linear(mlp.down_proj.matrix, mlp.down_proj.bias),
-        input_norm=layer.input_norm.weight.float(),
-        mlp_norm=layer.mlp_norm.weight.float(),
-        query_norm=_norm(attention.query_norm) if attention.has_qk_norm else None,
-        key_norm=_norm(attention.key_norm) if attention.has_qk_norm else None,
-        window=window,
-    )
-
-
-def _packed_linear(matrix: Matrix, bias: Tensor | None) -> PackedLinear:
+def _native(matrix: Matrix) -> NativeMatrix:
     assert isinstance(matrix, NativeMatrix)
-    return PackedLinear(matrix.native, None if bias is None else bias.float())
-
-
-def _norm(norm: RMSNorm) -> Tensor:
-    return norm.weight.float()
-
-
-def _embedding(model: CausalDecoder) -> EmbeddingWeights:
-    weight = model.embed_tokens.weight
-    rows = weight.native if isinstance(weight, NativeMatrix) else weight
-    return EmbeddingWeights(model.vocab_slice, rows)
+    return matrix

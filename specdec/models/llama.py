@@ -18,16 +18,15 @@ from specdec.kernels import AttentionPlan, PagedAttention
 from specdec.kernels.forward_batch import ModelInput, on_device
 from specdec.kernels.sample import RowArgmax, row_argmax
 from specdec.models.config import ModelConfig
-from specdec.models.layers import (
+from specdec.models.layers.linear import (
     ColumnParallelLinear,
     RMSNorm,
-    RotaryEmbedding,
-    Rotation,
     RowParallelLinear,
     VocabEmbedding,
     VocabHead,
     WeightPart,
 )
+from specdec.models.layers.rotary import RotaryEmbedding, Rotation
 from specdec.models.weights.checkpoint import CheckpointReader
 from specdec.types.sharding import HeadShard, head_rows
 from specdec.types.validation import require_range

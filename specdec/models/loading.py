@@ -16,7 +16,7 @@ from specdec.kernels.backend import KernelBackend
 from specdec.kernels.forward_batch import ModelInput
 from specdec.kernels.sample import RowArgmax
 from specdec.models.config import ModelConfig
-from specdec.models.cpu_decoder import native_decoder
+from specdec.models.cpu_decoder import NativeDecoder
 from specdec.models.llama import CausalDecoder
 from specdec.models.registry import ARCHITECTURES
 from specdec.models.weights.checkpoint import CPU, open_checkpoint
@@ -81,7 +81,7 @@ def load_model(
     decoder = ARCHITECTURES[config.architecture].load_decoder()
     model: Decoder = decoder(config, reader, group, max_model_len, block_size)
     if backend is KernelBackend.CPU and isinstance(model, CausalDecoder):
-        return native_decoder(model)
+        return NativeDecoder(model)
     return model
 
 

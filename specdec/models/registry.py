@@ -30,6 +30,7 @@ class Architecture:
 
 
 _LLAMA_DECODER = "specdec.models.llama:CausalDecoder"
+_QWEN_DEFAULTS = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
@@ -37,19 +38,8 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         "MistralForCausalLM": Architecture(
             _LLAMA_DECODER, {"num_key_value_heads": 8, "sliding_window": 4096}
         ),
-        "Qwen2ForCausalLM": Architecture(
-            _LLAMA_DECODER,
-            {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28},
-        ),
-        "Qwen3ForCausalLM": Architecture(
-            _LLAMA_DECODER,
-            {
-                "num_key_value_heads": 32,
-                "head_dim": 128,
-                "sliding_window": 4096,
-                "max_window_layers": 28,
-            },
-        ),
+        "Qwen2ForCausalLM": Architecture(_LLAMA_DECODER, _QWEN_DEFAULTS),
+        "Qwen3ForCausalLM": Architecture(_LLAMA_DECODER, {**_QWEN_DEFAULTS, "head_dim": 128}),
     }
 )
 """The architectures by the name that config.json has for them."""

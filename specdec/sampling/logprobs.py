@@ -1,17 +1,20 @@
-"""Log-probabilities of tokens over a vocabulary that is split across ranks."""
+"""Log-probabilities of output and prompt tokens, over a vocabulary that is split across ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specdec.distributed.group import TensorParallelGroup
-from specdec.sampling.chunks import ScoreChunks
 from specdec.sampling.gumbel import CHUNK_TOKENS
-from specdec.types.messages import Logprobs
+from specdec.sampling.vocab_shard import ScoreChunks, VocabShard
+from specdec.types.messages import Logprobs, StepRow
+
+_SLAB_LOGITS = 2**24
+"""Maximum number of prompt logits in memory at once: 64 MiB of float32 over all ranks."""
 
 
 class _Best(NamedTuple):
@@ -23,19 +26,20 @@ class _Best(NamedTuple):
 
 def token_logprobs(
     logits: Tensor,  # [num_rows, num_tokens]
-    token_ids: Tensor,  # [num_rows] int64
+    tokens: Sequence[int],  # [num_rows]
     num_best: int,
-    group: TensorParallelGroup,
-    first_token: int,
+    shard: VocabShard,
 ) -> Logprobs:
     """Return log-probabilities of one token and of the `num_best` most likely tokens of each row.
 
-    A collective call. This rank holds the logits of the tokens from first_token on. Each rank sends
-    its best tokens and its logsumexp, never its logits. NaN counts as -inf.
+    A collective call. Each rank sends its best tokens and its logsumexp, never its logits. NaN
+    counts as -inf.
     """
-    chunks = ScoreChunks.of_logits(logits, first_token)
-    columns = (token_ids - first_token).clamp(0, logits.shape[1] - 1)
-    is_held = token_ids == columns + first_token
+    group, num_best = shard.group, min(num_best, shard.vocab_size)
+    token_ids = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
+    chunks = ScoreChunks.of_logits(logits, shard.first_token)
+    columns = (token_ids - shard.first_token).clamp(0, logits.shape[1] - 1)
+    is_held = token_ids == columns + shard.first_token
     own = logits.gather(1, columns.unsqueeze(1)).squeeze(1).double()
     own.nan_to_num_(nan=-torch.inf, neginf=-torch.inf).masked_fill_(~is_held, -torch.inf)
     total = chunks.scores.flatten(1).logsumexp(1).double()
@@ -52,6 +56,67 @@ def token_logprobs(
         values.float().cpu().numpy(),
         group.all_reduce(num_better).add_(1).int().cpu().numpy(),
     )
+
+
+def prompt_logprobs(
+    hidden: Tensor,  # [len(tokens), hidden_size]
+    tokens: Sequence[int],
+    num_best: int,
+    compute_logits: Callable[[Tensor], Tensor],
+    shard: VocabShard,
+) -> Logprobs:
+    """Return log-probabilities of prompt tokens, in slabs: all logits could exceed memory."""
+    step = max(1, _SLAB_LOGITS // shard.vocab_size)
+    slabs = (slice(start, start + step) for start in range(0, len(tokens), step))
+    return Logprobs.join(
+        [token_logprobs(compute_logits(hidden[i]), tokens[i], num_best, shard) for i in slabs]
+    )
+
+
+class KeptLogits:
+    """The model's own logits of the rows that request log-probabilities, kept until verified."""
+
+    def __init__(
+        self, logits: Tensor, rows: Sequence[StepRow], num_best: Sequence[int | None]
+    ) -> None:
+        """Copy the needed rows of `logits`; a step row has num_draft_tokens + 1 of them.
+
+        num_best: number of most likely tokens that each row requests; None: no log-probabilities.
+        """
+        self._num_best = {
+            row.seq_id: count
+            for row, count in zip(rows, num_best, strict=True)
+            if count is not None
+        }
+        kept: list[int] = []
+        self._first: dict[int, int] = {}
+        end = 0
+        for row in rows:
+            start, end = end, end + row.num_draft_tokens + 1
+            if row.seq_id in self._num_best:
+                self._first[row.seq_id] = len(kept)
+                kept.extend(range(start, end))
+        self._logits = logits[kept] if kept else None
+
+    def logprobs(
+        self, output: Sequence[tuple[int, tuple[int, ...]]], shard: VocabShard
+    ) -> dict[int, Logprobs]:
+        """Return log-probabilities by sequence; output: sequences with their new tokens."""
+        chosen = [(seq_id, tokens) for seq_id, tokens in output if tokens and seq_id in self._first]
+        if self._logits is None or not chosen:
+            return {}
+        rows = [self._first[seq_id] + index for seq_id, ids in chosen for index in range(len(ids))]
+        tokens = [token for _, ids in chosen for token in ids]
+        most = max(self._num_best[seq_id] for seq_id, _ in chosen)
+        return dict(self._split(token_logprobs(self._logits[rows], tokens, most, shard), chosen))
+
+    def _split(
+        self, logprobs: Logprobs, chosen: Sequence[tuple[int, tuple[int, ...]]]
+    ) -> Iterator[tuple[int, Logprobs]]:
+        end = 0
+        for seq_id, tokens in chosen:
+            start, end = end, end + len(tokens)
+            yield seq_id, logprobs[start:end].best(self._num_best[seq_id])
 
 
 def _best_here(chunks: ScoreChunks, num_best: int) -> _Best:

@@ -18,9 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.sample import SAMPLE_PARAMS, RowArgmax, SampleParams, row_argmax, sample_tokens
-from specdec.sampling.chunks import BestTokens, ScoreChunks
 from specdec.sampling.gumbel import (
     CHUNK_TOKENS,
     MAX_NOISE,
@@ -30,6 +28,7 @@ from specdec.sampling.gumbel import (
     largest_noise,
 )
 from specdec.sampling.truncation import Truncation, min_score, truncation_floors
+from specdec.sampling.vocab_shard import ScoreChunks, VocabShard
 
 # With more chunks than this it is faster to select first those that can win.
 _MANY_CHUNKS = 256
@@ -81,11 +80,6 @@ class SamplingBatch:
         params["row"] = np.arange(len(params))
         return cls(params, torch.device(device), argmax)
 
-    @classmethod
-    def greedy(cls, num_rows: int, device: torch.device) -> SamplingBatch:
-        """Make a batch of greedy rows."""
-        return cls.from_params(np.zeros(num_rows, dtype=SAMPLE_PARAMS), device)
-
     def take(self, rows: NDArray[np.int64]) -> SamplingBatch:
         """Return the batch of the given rows."""
         return self.from_params(self.params[rows], self.device)
@@ -118,11 +112,7 @@ class SamplingBatch:
     @cached_property
     def truncation(self) -> Truncation:
         """Truncation of the sampled rows."""
-        sampled = self._sampled
-        top_k, top_p, min_scores = (
-            sampled[name].tolist() for name in ("top_k", "top_p", "min_score")
-        )
-        return Truncation.from_lists(top_k, top_p, min_scores, self.device)
+        return Truncation.of(self._sampled, self.device)
 
     @cached_property
     def noise_keys(self) -> NoiseKeys:
@@ -151,37 +141,33 @@ class SamplingBatch:
 def sample(
     logits: Tensor,  # [num_rows, num_tokens]
     batch: SamplingBatch,
-    group: TensorParallelGroup,
-    first_token: int,
-    vocab_size: int,
+    shard: VocabShard,
 ) -> Tensor:
     """Sample each row; return token ids [num_rows] int64, the same on every rank.
 
-    A collective call. This rank holds the logits of the tokens from first_token on, in any float
-    type; columns beyond vocab_size are padding. Every rank passes the same batch, and a higher rank
-    has higher token ids. NaN counts as -inf; a row of -inf returns some token id below vocab_size.
+    A collective call; every rank passes the same batch. logits: of this rank, of any float type.
+    NaN counts as -inf; a row of -inf returns some token id below vocab_size.
     """
-    logits = logits[:, : vocab_size - first_token]
+    logits = logits[:, : shard.vocab_size - shard.first_token]
     assert len(logits) == batch.num_rows, (len(logits), batch.num_rows)
-    assert logits.shape[1] > 0, (first_token, vocab_size)
-    if group.size == 1 and not batch.is_any_sampled:
+    assert logits.shape[1] > 0, shard
+    is_alone = shard.group.size == 1
+    if is_alone and not batch.is_any_sampled:
         return _row_argmax(logits, batch).token_ids
-    sampled = sample_tokens(logits, batch.params) if group.size == 1 else None
+    sampled = sample_tokens(logits, batch.params) if is_alone else None
     if sampled is None:
-        return torch_sample(logits, batch, group, first_token, vocab_size)
+        return torch_sample(logits, batch, shard)
     open_rows = np.flatnonzero(sampled < 0)  # rows that the kernel left to torch
     if len(open_rows):
         rest = logits[torch.from_numpy(open_rows)], batch.take(open_rows)
-        sampled[open_rows] = torch_sample(*rest, group, first_token, vocab_size).numpy()
+        sampled[open_rows] = torch_sample(*rest, shard).numpy()
     return torch.from_numpy(sampled)
 
 
 def torch_sample(
     logits: Tensor,  # [num_rows, num_tokens], of this rank, without padding
     batch: SamplingBatch,
-    group: TensorParallelGroup,
-    first_token: int,
-    vocab_size: int,
+    shard: VocabShard,
 ) -> Tensor:
     """Sample in torch: the reference, used with several ranks and on devices other than a CPU.
 
@@ -190,44 +176,39 @@ def torch_sample(
     best = torch.empty(batch.num_rows, 2, dtype=torch.float64, device=logits.device)
     if len(batch.greedy_rows):
         argmax = _row_argmax(logits, batch).take(batch.greedy_rows)
-        best[batch.greedy_rows] = _pairs(BestTokens(argmax.values, first_token + argmax.token_ids))
+        best[batch.greedy_rows] = _pairs(argmax.values, shard.first_token + argmax.token_ids)
     if len(batch.sampled_rows):
-        chunks = ScoreChunks.of_logits(_take(logits, batch.sampled_rows), first_token)
-        best[batch.sampled_rows] = _pairs(_sampled_best(chunks, batch, group, vocab_size))
-    return _best_of_ranks(group.all_gather(best))
+        chunks = ScoreChunks.of_logits(_take(logits, batch.sampled_rows), shard.first_token)
+        chunks.scale(batch.temperatures, shard.group)
+        floors = truncation_floors(chunks, batch.truncation, shard.group)
+        noise_keys = batch.noise_keys
+        best[batch.sampled_rows] = _perturbed_best(chunks, floors, noise_keys, shard.vocab_size)
+    return _best_of_ranks(shard.group.all_gather(best))
 
 
 def sample_scores(
     chunks: ScoreChunks,
     floors: Tensor,  # [num_rows] float32
     keys: NoiseKeys,
-    group: TensorParallelGroup,
-    vocab_size: int,
+    shard: VocabShard,
 ) -> Tensor:
     """Sample the softmax of each row's scores at or above its floor; return [num_rows] int64.
 
     The best score of a row over all ranks must be 0; an empty row returns the last token id. A
     collective call.
     """
-    pairs = _pairs(_perturbed_best(chunks, floors, keys, vocab_size))
-    return _best_of_ranks(group.all_gather(pairs))
+    best = _perturbed_best(chunks, floors, keys, shard.vocab_size)
+    return _best_of_ranks(shard.group.all_gather(best))
 
 
 def _row_argmax(logits: Tensor, batch: SamplingBatch) -> RowArgmax:
     return row_argmax(logits) if batch.argmax is None else batch.argmax
 
 
-def _sampled_best(
-    chunks: ScoreChunks, batch: SamplingBatch, group: TensorParallelGroup, vocab_size: int
-) -> BestTokens:
-    chunks.scale(batch.temperatures, group)
-    floors = truncation_floors(chunks, batch.truncation, group)
-    return _perturbed_best(chunks, floors, batch.noise_keys, vocab_size)
-
-
 def _perturbed_best(
     chunks: ScoreChunks, floors: Tensor, keys: NoiseKeys, vocab_size: int
-) -> BestTokens:
+) -> Tensor:
+    """Return score with noise and id of each row's best token on this rank, [num_rows, 2]."""
     candidates = _Candidates.within_noise(chunks, floors)
     if len(candidates.rows) > _MANY_CHUNKS:
         candidates = candidates.that_can_win(chunks, floors, keys)
@@ -266,8 +247,8 @@ class _Candidates:
 
     def best_tokens(
         self, chunks: ScoreChunks, floors: Tensor, keys: NoiseKeys, vocab_size: int
-    ) -> BestTokens:
-        """Return each row's best token with noise; a row without candidates has the last id."""
+    ) -> Tensor:
+        """Return `_pairs` of the best tokens with noise; a row without candidates: the last id."""
         chunk_ids = chunks.first_chunk + self.columns
         scores = chunks.scores[self.rows, self.columns]  # [num_chunks, CHUNK_TOKENS]
         perturbed = scores + gumbel_noise(keys[self.rows], chunk_ids)
@@ -278,7 +259,7 @@ class _Candidates:
         wins = (best == row_best[self.rows]).nonzero().squeeze(1)
         row_ids = torch.full_like(floors, vocab_size - 1, dtype=torch.int64)
         row_ids.scatter_reduce_(0, self.rows[wins], token_ids[wins], "amin")
-        return BestTokens(row_best, row_ids)
+        return _pairs(row_best, row_ids)
 
 
 def _best_of_ranks(best: Tensor) -> Tensor:
@@ -288,9 +269,9 @@ def _best_of_ranks(best: Tensor) -> Tensor:
     return best[:, :, 1].gather(0, ranks).squeeze(0).long()
 
 
-def _pairs(best: BestTokens) -> Tensor:
+def _pairs(scores: Tensor, token_ids: Tensor) -> Tensor:
     """Return [num_rows, 2] float64, which holds scores and token ids exactly."""
-    return torch.stack([best.scores.double(), best.token_ids.double()], dim=1)
+    return torch.stack([scores.double(), token_ids.double()], dim=1)
 
 
 def _take(logits: Tensor, rows: Tensor) -> Tensor:

@@ -77,7 +77,12 @@ class TokenHistory:
         """Remove all output from index `length` on; it must not be in the prompt."""
         assert length >= self.num_prompt_tokens, (length, self.num_prompt_tokens)
         while len(self) > length:
-            self._pop()
+            token = self._token_ids.pop()
+            index = self._indices[token]
+            self._num_in_output[index] -= 1
+            if index >= self._num_prompt_distinct and self._num_in_output[index] == 0:
+                # It was the last distinct token, so `_distinct` stays ordered.
+                del self._indices[token]
 
     def follow(self, start: int, token_ids: Sequence[int], *, is_end: bool) -> None:
         """Set the tokens from index `start` on to `token_ids`.
@@ -93,14 +98,3 @@ class TokenHistory:
         if num_same < len(token_ids) or is_end:
             self.truncate(start + num_same)
             self.extend(token_ids[num_same:])
-
-    def _pop(self) -> None:
-        """Remove the last token.
-
-        A token that no longer occurs was the last distinct one, so `_distinct` stays ordered.
-        """
-        token = self._token_ids.pop()
-        index = self._indices[token]
-        self._num_in_output[index] -= 1
-        if index >= self._num_prompt_distinct and self._num_in_output[index] == 0:
-            del self._indices[token]

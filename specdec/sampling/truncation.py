@@ -17,15 +17,19 @@ floor can differ between two numbers of ranks only if a sum equals top_p to with
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
 from specdec.distributed.group import TensorParallelGroup
-from specdec.sampling.chunks import ScoreChunks
+from specdec.kernels.sample import SampleParams
+from specdec.sampling.vocab_shard import ScoreChunks
 
 # Number of scores weighted at once: in float64 they should fit into the caches of a CPU, on other
 # devices only into the memory.
@@ -80,16 +84,10 @@ class Limits:
     values: Tensor  # [num_limits] float64
 
     @classmethod
-    def where(
-        cls, chosen: Sequence[bool], values: Sequence[float], device: torch.device | str
-    ) -> Limits:
+    def where(cls, chosen: NDArray[np.bool_], values: NDArray[Any], device: torch.device) -> Limits:
         """Collect the limits of the chosen rows."""
-        rows = [row for row, is_chosen in enumerate(chosen) if is_chosen]
-        limits = [float(values[row]) for row in rows]
-        return cls(
-            torch.tensor(rows, dtype=torch.int64, device=device),
-            torch.tensor(limits, dtype=torch.float64, device=device),
-        )
+        rows, limits = np.flatnonzero(chosen), values[chosen].astype(np.float64)
+        return cls(torch.from_numpy(rows).to(device), torch.from_numpy(limits).to(device))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -105,25 +103,16 @@ class Truncation:
     top_p_of_rest: Limits  # of rows that another limit truncates first
 
     @classmethod
-    def from_lists(
-        cls,
-        top_k: Sequence[int],
-        top_p: Sequence[float],
-        min_scores: Sequence[float],
-        device: torch.device | str,
-    ) -> Truncation:
-        """Collect the limits from one entry for each row; see SamplingParams and `min_score`."""
-        has_min = [score > -math.inf for score in min_scores]
-        has_k = [k > 0 for k in top_k]
-        has_p = [p < 1 for p in top_p]
-        has_other = [k or low for k, low in zip(has_k, has_min, strict=True)]
-        only_p = [p and not other for p, other in zip(has_p, has_other, strict=True)]
-        p_of_rest = [p and other for p, other in zip(has_p, has_other, strict=True)]
+    def of(cls, params: SampleParams, device: torch.device) -> Truncation:
+        """Collect the limits of the rows with these sampling parameters."""
+        top_k, top_p, min_scores = params["top_k"], params["top_p"], params["min_score"]
+        has_min, has_k, has_p = min_scores > -math.inf, top_k > 0, top_p < 1
+        has_other = has_k | has_min
         return cls(
             Limits.where(has_min, min_scores, device),
             Limits.where(has_k, top_k, device),
-            Limits.where(only_p, top_p, device),
-            Limits.where(p_of_rest, top_p, device),
+            Limits.where(has_p & ~has_other, top_p, device),
+            Limits.where(has_p & has_other, top_p, device),
         )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from specdec.types.chat import Conversation
@@ -44,14 +44,10 @@ class ChatTemplate:
         templates = self._tokenizer.chat_template
         return str(templates.get("default") or "") if isinstance(templates, dict) else self.text
 
-    @cached_property
+    @property
     def variables(self) -> frozenset[str]:
         """Names that the template reads and does not set; empty if it cannot be parsed."""
         return _variables(self.text)
-
-    @cached_property
-    def _plain_variables(self) -> frozenset[str]:
-        return _variables(self.plain_text)
 
     @property
     def takes_tools(self) -> bool:
@@ -60,7 +56,7 @@ class ChatTemplate:
 
     def options(self, *, has_tools: bool = True) -> frozenset[str]:
         """Return the variables that `template_kwargs` may set, with or without tools."""
-        variables = self.variables if has_tools else self._plain_variables
+        variables = _variables(self.text if has_tools else self.plain_text)
         special = {name for name in variables if name.endswith("_token")}
         return variables - _CONVERSATION_VARIABLES - _TRANSFORMERS_VARIABLES - special
 
@@ -116,6 +112,7 @@ def decoded_arguments(arguments: object) -> object:
     return arguments if decoded is None else decoded
 
 
+@lru_cache
 def _variables(text: str) -> frozenset[str]:
     """Return the names that a template reads and does not set, without Jinja's globals."""
     from jinja2 import Environment, TemplateSyntaxError, meta

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec.text.chat_template import ChatTemplate
-from specdec.types.chat import Conversation
+from specdec.types.chat import CHAT_ROLES, ChatMessage, Conversation
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
-from specdec.types.chat import CHAT_ROLES, ChatMessage
 
 
 def _alphabet() -> dict[str, int]:
@@ -50,56 +49,38 @@ class Tokenizer:
 
     Thread-safe. Truncation and padding that the files configure are disabled: a prompt is encoded
     whole, and its length is checked later.
+
+    transformers: the tokenizer of transformers, for features that only it has.
+    vocab_size: the highest token id plus 1; a model's own vocabulary may be padded beyond it.
+    special_token_ids: control tokens, such as the end of a turn.
+    blank_token_ids: unassigned ids below vocab_size.
+    end_token_id: the end-of-sequence token, if the files define one.
+    is_byte_level: whether decoded text is the concatenated `token_bytes`, as UTF-8.
     """
 
     def __init__(self, directory: Path) -> None:
         """Load the tokenizer; raises UnsupportedModelError if there is no fast tokenizer."""
         from tokenizers.decoders import ByteLevel
 
-        self._transformers = _load(directory)
-        self._backend: Backend = self._transformers.backend_tokenizer
+        self.transformers: Any = _load(directory)
+        self._backend: Backend = self.transformers.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
-        self.chat_template = ChatTemplate(self._transformers)
+        self.chat_template = ChatTemplate(self.transformers)
         vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
-        self._vocab_size = max(vocabulary.values()) + 1
+        self.vocab_size = max(vocabulary.values()) + 1
         added = self._backend.get_added_tokens_decoder()
-        self._special_ids = frozenset(token_id for token_id, t in added.items() if t.special)
+        self.special_token_ids = frozenset(token_id for token_id, t in added.items() if t.special)
         assigned = {token_id for text, token_id in vocabulary.items() if text}
-        self._blank_ids = frozenset(range(self._vocab_size)) - assigned
-        self._is_byte_level = isinstance(self._backend.decoder, ByteLevel)
+        self.blank_token_ids = frozenset(range(self.vocab_size)) - assigned
+        self.is_byte_level = isinstance(self._backend.decoder, ByteLevel)
+        self.end_token_id: int | None = self.transformers.eos_token_id
         self._token_bytes: dict[int, bytes] = {}  # filled on demand
-
-    @property
-    def transformers(self) -> Any:
-        """The tokenizer of transformers, for features that only it has."""
-        return self._transformers
-
-    @property
-    def vocab_size(self) -> int:
-        """The highest token id plus 1. A model's own vocabulary may be padded beyond it."""
-        return self._vocab_size
 
     @property
     def vocabulary(self) -> dict[str, int]:
         """Token ids by the string of each token."""
         return dict(self._backend.get_vocab(with_added_tokens=True))
-
-    @property
-    def special_token_ids(self) -> frozenset[int]:
-        """Control tokens, such as the end of a turn."""
-        return self._special_ids
-
-    @property
-    def blank_token_ids(self) -> frozenset[int]:
-        """Unassigned ids below vocab_size."""
-        return self._blank_ids
-
-    @property
-    def end_token_id(self) -> int | None:
-        """The end-of-sequence token, if the files define one."""
-        token_id: int | None = self._transformers.eos_token_id
-        return token_id
 
     def token_id(self, token: str) -> int | None:
         """Return the id of a token string; None if the vocabulary lacks it."""
@@ -154,11 +135,6 @@ class Tokenizer:
         Ids outside the vocabulary, which a padded model may generate, are empty.
         """
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
-
-    @property
-    def is_byte_level(self) -> bool:
-        """Return whether decoded text is the concatenated `token_bytes`, as UTF-8."""
-        return self._is_byte_level
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of a token of a byte-level tokenizer; empty for an unassigned id."""

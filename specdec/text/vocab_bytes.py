@@ -160,12 +160,9 @@ def _fallback_ids(raw: Any) -> frozenset[int]:
     if not raw["model"].get("byte_fallback"):
         return frozenset()
     vocabulary = raw["model"]["vocab"]
-    pairs = vocabulary.items() if isinstance(vocabulary, dict) else _unigram_pairs(vocabulary)
-    return frozenset(token_id for token, token_id in pairs if _FALLBACK.fullmatch(token))
-
-
-def _unigram_pairs(vocabulary: Sequence[tuple[str, float]]) -> Iterator[tuple[str, int]]:
-    return ((token, token_id) for token_id, (token, _) in enumerate(vocabulary))
+    if not isinstance(vocabulary, dict):  # a unigram model: (token, score) by token id
+        vocabulary = {token: token_id for token_id, (token, _) in enumerate(vocabulary)}
+    return frozenset(i for token, i in vocabulary.items() if _FALLBACK.fullmatch(token))
 
 
 def _decoder_types(decoder: Any) -> Iterator[str]:

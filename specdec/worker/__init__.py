@@ -5,7 +5,7 @@ or drafts. Its state of a sequence comes from step messages only. The processes 
 in `cluster.workers`.
 """
 
-from specdec.distributed.rendezvous import Rendezvous
+from specdec.distributed.group import Rendezvous
 from specdec.kernels.cpu import native_library_fault
 from specdec.worker.draft_model_runner import DraftModelRunner
 from specdec.worker.loading import load_draft_runner, load_runner, load_warm

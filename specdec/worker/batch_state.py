@@ -11,7 +11,9 @@ import torch
 
 from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.kernels.sample import SAMPLE_PARAMS, RowArgmax
-from specdec.sampling import BatchLogitsProcessor, LogitsProcessor, SamplingBatch, TokenHistory
+from specdec.sampling.logits_processors import BatchLogitsProcessor, LogitsProcessor
+from specdec.sampling.sampler import SamplingBatch
+from specdec.sampling.token_history import TokenHistory
 from specdec.types.messages import (
     PENDING_TOKEN,
     BlockTableDelta,

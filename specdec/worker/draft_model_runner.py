@@ -12,14 +12,9 @@ from torch import Tensor
 
 from specdec.distributed.group import TensorParallelGroup
 from specdec.models.loading import Decoder
-from specdec.sampling import (
-    Distribution,
-    SamplingBatch,
-    Stream,
-    highest_probs,
-    sample,
-    scale_by_confidence,
-)
+from specdec.sampling.distribution import Distribution, highest_probs, scale_by_confidence
+from specdec.sampling.gumbel import Stream
+from specdec.sampling.sampler import SamplingBatch, sample
 from specdec.text.vocab_map import VocabularyMap, drafts_text
 from specdec.types.messages import (
     BlockTableDelta,
@@ -48,6 +43,11 @@ class _PartialDraft:
     token_ids: list[int] = field(default_factory=list)
     candidates: list[DraftProbs] = field(default_factory=list)  # [1, num_candidates] each
 
+    def append(self, token_id: int, candidates: DraftProbs | None) -> None:
+        self.token_ids.append(token_id)
+        if candidates is not None:
+            self.candidates.append(candidates)
+
     def finished(self, seq_id: int) -> DraftedRow:
         if not self.candidates:
             return DraftedRow(seq_id, tuple(self.token_ids))
@@ -58,7 +58,11 @@ class _PartialDraft:
         return DraftedRow(seq_id, tuple(self.token_ids), draft_probs)
 
 
-_Sampler = Callable[[Tensor, SamplingBatch, Sequence[_PartialDraft], int], None]
+_Sampled = tuple[list[int], DraftProbs | None]
+"""A token for each row, and the distributions that they were sampled from, if needed."""
+
+_Sampler = Callable[[Tensor, SamplingBatch, int], _Sampled]
+"""Function of logits [num_rows, num_tokens], the sampling batch, and the length of the drafts."""
 
 
 class DraftModelRunner(ModelRunner):
@@ -123,7 +127,7 @@ class DraftModelRunner(ModelRunner):
                 TokenSpan(row.seq_id, requested[row.seq_id].first_index + num_drafted)
                 for row in rows
             ]
-            rows = self._extend(rows, spans, [drafts[row.seq_id] for row in rows], num_drafted)
+            rows = self._extend(rows, spans, [drafts[row.seq_id] for row in rows])
             num_drafted += 1
             rows = [
                 self._row(row.seq_id, row.end, (drafts[row.seq_id].token_ids[-1],))
@@ -170,24 +174,29 @@ class DraftModelRunner(ModelRunner):
         rows: Sequence[StepRow],
         spans: Sequence[TokenSpan],
         drafts: Sequence[_PartialDraft],
-        num_drafted: int,
     ) -> list[StepRow]:
-        """Append a token to the drafts, which have `num_drafted` tokens; return the rows extended.
+        """Append a token to the drafts, which are equally long; return the rows extended.
 
         The drafts of the other rows have ended.
         """
         self._batch_state.update_histories(rows)
         last = [end - 1 for end in accumulate(len(row.token_ids) for row in rows)]
         hidden = self.model(self._batch_state.model_input(rows), self.kv_cache)
-        logits = self._logits(hidden[last])
+        logits = self.model.compute_logits(hidden[last])
         logits = self._batch_state.logits_processor(rows).apply(logits)
         if self._shared_token_mask is not None:
             logits = self._shared_token_mask.apply(logits)
         confident = self._confident_rows(logits)
-        for sampler, members in self._by_sampler(rows, confident).items():
+        members_of: dict[_Sampler, list[int]] = {}
+        for index in confident:
+            members_of.setdefault(self._sampler(rows[index]), []).append(index)
+        for sampler, members in members_of.items():
             own = logits if len(members) == len(rows) else logits[members]
             batch = self._sampling_batch(own, [spans[member] for member in members])
-            sampler(own, batch, [drafts[member] for member in members], num_drafted)
+            token_ids, probs = sampler(own, batch, len(drafts[0].token_ids))
+            for index, member in enumerate(members):
+                candidates = None if probs is None else probs[index : index + 1]
+                drafts[member].append(token_ids[index], candidates)
         return [rows[index] for index in confident]
 
     def _confident_rows(self, logits: Tensor) -> list[int]:
@@ -197,15 +206,6 @@ class DraftModelRunner(ModelRunner):
         is_confident = highest_probs(logits, self._shard) >= self._confidence_threshold
         indices: list[int] = is_confident.nonzero().flatten().tolist()
         return indices
-
-    def _by_sampler(
-        self, rows: Sequence[StepRow], indices: Sequence[int]
-    ) -> dict[_Sampler, list[int]]:
-        """Group the indices of rows by how they are sampled."""
-        members_of: dict[_Sampler, list[int]] = {}
-        for index in indices:
-            members_of.setdefault(self._sampler(rows[index]), []).append(index)
-        return members_of
 
     def _sampler(self, row: StepRow) -> _Sampler:
         """Return how to sample a row.
@@ -228,45 +228,25 @@ class DraftModelRunner(ModelRunner):
         chosen = torch.tensor(is_scaled, device=logits.device)
         return scale_by_confidence(logits, batch, chosen, self._shard)
 
-    def _sample_coupled(
-        self,
-        logits: Tensor,
-        batch: SamplingBatch,
-        drafts: Sequence[_PartialDraft],
-        num_drafted: int,
-    ) -> None:
+    def _sample_coupled(self, logits: Tensor, batch: SamplingBatch, num_drafted: int) -> _Sampled:
         """Sample with the noise that the target uses."""
         del num_drafted
-        shard = self._shard
-        sampled = sample(logits, batch, shard.group, shard.first_token, shard.vocab_size)
-        for draft, token_id in zip(drafts, sampled.tolist(), strict=True):
-            draft.token_ids.append(token_id)
+        return sample(logits, batch, self._shard).tolist(), None
 
-    def _sample_remapped(
-        self,
-        logits: Tensor,
-        batch: SamplingBatch,
-        drafts: Sequence[_PartialDraft],
-        num_drafted: int,
-    ) -> None:
+    def _sample_remapped(self, logits: Tensor, batch: SamplingBatch, num_drafted: int) -> _Sampled:
         """Sample from the tokens shared with the target, with the noise of the target's ids."""
         del num_drafted
         remap = self._vocab_remap
         assert remap is not None, "a vocabulary map is needed"
-        sampled = sample(remap.apply(logits), batch, self.group, remap.first_token, remap.size)
-        for draft, token_id in zip(drafts, remap.draft_ids[sampled].tolist(), strict=True):
-            draft.token_ids.append(token_id)
+        sampled = sample(remap.apply(logits), batch, remap.shard)
+        return remap.draft_ids[sampled].tolist(), None
 
     def _sample_candidates(
-        self,
-        logits: Tensor,
-        batch: SamplingBatch,
-        drafts: Sequence[_PartialDraft],
-        num_drafted: int,
-    ) -> None:
-        """Sample from the most likely tokens with a separate noise stream; store probabilities.
+        self, logits: Tensor, batch: SamplingBatch, num_drafted: int
+    ) -> _Sampled:
+        """Sample from the most likely tokens with a separate noise stream.
 
-        The stored probabilities are by the target's token ids.
+        Also return their probabilities, by the target's token ids.
         """
         top = Distribution.of_logits(logits, batch, self._shard).top(MAX_DRAFT_CANDIDATES)
         offsets = torch.full_like(batch.noise_keys.positions, num_drafted)
@@ -274,7 +254,4 @@ class DraftModelRunner(ModelRunner):
         token_ids = top.token_ids.cpu().numpy().astype(np.int32)
         if self._shared_token_mask is not None:
             token_ids = self._shared_token_mask.target_ids(token_ids)
-        draft_probs = DraftProbs(token_ids, top.probs.cpu().numpy())
-        for index, (draft, token_id) in enumerate(zip(drafts, sampled.tolist(), strict=True)):
-            draft.token_ids.append(token_id)
-            draft.candidates.append(draft_probs[index : index + 1])
+        return sampled.tolist(), DraftProbs(token_ids, top.probs.cpu().numpy())

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from specdec.distributed.group import TensorParallelGroup
 from specdec.models.loading import Decoder
-from specdec.sampling import VocabShard
+from specdec.sampling.vocab_shard import VocabShard
 from specdec.worker.batch_state import BatchState
 
 
@@ -29,10 +27,6 @@ class ModelRunner:
         self.vocab_size = vocab_size
         self.kv_cache = model.new_kv_cache(num_blocks * block_size)
         self._batch_state = BatchState(block_size, self.kv_cache.device, model.vocab_slice)
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        """Return this rank's logits of `hidden` [R, hidden_size]; a collective call."""
-        return self.model.compute_logits(hidden)
 
     @property
     def _shard(self) -> VocabShard:

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from specdec.kernels.forward_batch import ModelInput
-from specdec.kernels.sample import RowArgmax
 from specdec.models.loading import Decoder
 from specdec.types.profile import OperationTime
 from specdec.worker.model_runner import ModelRunner
@@ -26,32 +26,21 @@ class _MarkedDecoder:
     def __init__(self, model: Decoder) -> None:
         self._model = model
 
-    @property
-    def device(self) -> torch.device:
-        return self._model.device
-
-    @property
-    def vocab_slice(self) -> range:
-        return self._model.vocab_slice
-
-    def new_kv_cache(self, num_slots: int) -> Tensor:
-        """See Decoder."""
-        return self._model.new_kv_cache(num_slots)
-
     def __call__(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
         """See Decoder."""
         with record_function("forward"):
             return self._model(batch, kv_cache)
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """See Decoder."""
-        with record_function("logits"):
-            return self._model.compute_logits(hidden)
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._model, name)
+        if not name.startswith("compute_logits"):
+            return attribute
 
-    def compute_logits_and_argmax(self, hidden: Tensor) -> tuple[Tensor, RowArgmax]:
-        """See Decoder."""
-        with record_function("logits"):
-            return self._model.compute_logits_and_argmax(hidden)
+        def marked(hidden: Tensor) -> Any:
+            with record_function("logits"):
+                return attribute(hidden)
+
+        return marked
 
 
 @dataclass(frozen=True)
@@ -79,7 +68,7 @@ class StepProfiler:
             activities.append(ProfilerActivity.CUDA)
         self._profile = profile(activities=activities, acc_events=True)
         self._profile.start()
-        runner.model = _MarkedDecoder(runner.model)
+        runner.model = cast(Decoder, _MarkedDecoder(runner.model))
         self.num_steps = 0
 
     @contextmanager

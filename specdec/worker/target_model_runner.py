@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.sample import RowArgmax, row_argmax
-from specdec.sampling import SamplingBatch, all_ranks_argmax, sample
+from specdec.sampling.logprobs import KeptLogits, prompt_logprobs
 from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch, VerifiedTokens, verify_greedy
+from specdec.sampling.vocab_shard import all_ranks_argmax
 from specdec.types.messages import (
     BlockTableDelta,
     PromptLogprobs,
@@ -25,7 +26,6 @@ from specdec.types.messages import (
 from specdec.types.sampling_params import VerifierName
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.batch_state import TokenSpan
-from specdec.worker.logprobs import KeptLogits, LogprobReader
 from specdec.worker.model_runner import ModelRunner
 
 
@@ -94,10 +94,10 @@ class TargetModelRunner(ModelRunner):
             hidden if len(scored) == len(hidden) else hidden[scored]
         )
         if all(map(self._batch_state.is_plain_greedy, rows)):  # the rest would not change anything
-            global_argmax = self._all_ranks_argmax(argmax)
+            global_argmax = all_ranks_argmax(argmax, self._shard)
             tokens = _verify_greedy(global_argmax, rows)
             return self._record_output(rows, tokens, global_argmax.invalid_rows)
-        if lookahead := self._lookahead_tokens(rows, logits):
+        if lookahead := self._lookahead_tokens(rows, argmax):
             positions = torch.tensor(positions_to_verify(rows), device=logits.device)
             logits, argmax = logits[positions], argmax.take(positions)
         rules = [self._batch_state.rules(row.seq_id) for row in rows]
@@ -108,7 +108,7 @@ class TargetModelRunner(ModelRunner):
         if processor.rows:
             argmax = argmax.with_rows(processor.rows, row_argmax(logits[processor.rows]))
         # NaN is detected in the model's own logits, even where the rules mask the token.
-        global_argmax = self._all_ranks_argmax(replace(argmax, has_nan=has_nan))
+        global_argmax = all_ranks_argmax(replace(argmax, has_nan=has_nan), self._shard)
         if all(each.is_greedy for each in rules):
             tokens = _verify_greedy(global_argmax, rows)
         else:
@@ -119,32 +119,21 @@ class TargetModelRunner(ModelRunner):
         return [row._replace(lookahead_token_ids=lookahead.get(row.seq_id, ())) for row in verified]
 
     def _lookahead_tokens(
-        self, rows: Sequence[StepRow], logits: Tensor
+        self, rows: Sequence[StepRow], argmax: RowArgmax
     ) -> dict[int, tuple[int, ...]]:
-        """Return the argmax after each guess, by sequence with lookahead tokens.
+        """Return the argmax after each guess, by sequence with lookahead tokens; a collective call.
 
-        logits: [R, len(vocab_slice)], of the last known token and the guesses of each row.
+        argmax: of this rank's logits of the last known token and the guesses of each row.
         """
         if not (positions := positions_of_guesses(rows)):
             return {}
-        best = iter(self._greedy_tokens(logits[positions]))
+        guesses = argmax.take(torch.tensor(positions, device=argmax.values.device))
+        best = iter(all_ranks_argmax(guesses, self._shard).token_ids.tolist())
         return {
             row.seq_id: tuple(islice(best, row.num_guesses))
             for row in rows
             if row.num_lookahead_tokens
         }
-
-    def _greedy_tokens(self, logits: Tensor) -> list[int]:
-        """Return the argmax of each row of logits [R, len(vocab_slice)]; a collective call."""
-        batch = SamplingBatch.greedy(len(logits), logits.device)
-        shard = self._shard
-        best = sample(logits, batch, shard.group, shard.first_token, shard.vocab_size)
-        token_ids: list[int] = best.tolist()
-        return token_ids
-
-    def _all_ranks_argmax(self, argmax: RowArgmax) -> RowArgmax:
-        """Return the argmax over the whole vocabulary; argmax: of this rank. A collective call."""
-        return all_ranks_argmax(argmax, self.group, self.model.vocab_slice.start)
 
     def _record_output(
         self,
@@ -166,7 +155,7 @@ class TargetModelRunner(ModelRunner):
             own = is_invalid[start:end]
             num_valid = own.index(True) if True in own else len(own)
             output.append((row.seq_id, token_ids[:num_valid]))
-        logprobs = kept.logprobs(self._logprob_reader, output) if kept else {}
+        logprobs = kept.logprobs(output, self._shard) if kept else {}
         for seq_id, token_ids in output:
             self._batch_state.append_output(seq_id, token_ids)
         return [
@@ -180,15 +169,10 @@ class TargetModelRunner(ModelRunner):
         for row in rows:
             num_best = self._batch_state.rules(row.seq_id).prompt_logprobs
             if num_best is not None and (tokens := self._batch_state.next_prompt_tokens(row)):
-                logprobs = self._logprob_reader.read_prompt(
-                    hidden[first : first + len(tokens)], tokens, num_best, self._logits
-                )
+                own, compute_logits = hidden[first : first + len(tokens)], self.model.compute_logits
+                logprobs = prompt_logprobs(own, tokens, num_best, compute_logits, self._shard)
                 yield PromptLogprobs(row.seq_id, row.num_computed_tokens + 1, logprobs)
             first += len(row.token_ids)
-
-    @property
-    def _logprob_reader(self) -> LogprobReader:
-        return LogprobReader(self.group, self.model.vocab_slice.start, self.vocab_size)
 
     def _verify_sampled(
         self, rows: Sequence[StepRow], logits: Tensor, argmax: RowArgmax
@@ -215,9 +199,15 @@ class TargetModelRunner(ModelRunner):
     def _run_verifier(
         self, name: VerifierName, rows: Sequence[StepRow], logits: Tensor, argmax: RowArgmax
     ) -> VerifiedTokens:
-        batch = self._batch_state.sampling_batch([_sampled_span(row) for row in rows], argmax)
-        drafts = DraftBatch([self._draft(row) for row in rows], logits.device)
-        return VERIFY[name](logits, batch, drafts, self._shard)
+        # A row samples a token after its last known one, and one after each draft token.
+        spans = [TokenSpan(row.seq_id, row.known_end, row.num_draft_tokens + 1) for row in rows]
+        batch = self._batch_state.sampling_batch(spans, argmax)
+        verifiers = (self._batch_state.rules(row.seq_id).verifier for row in rows)
+        drafts = [
+            Draft(row.drafts, verifier, row.draft_probs)
+            for row, verifier in zip(rows, verifiers, strict=True)
+        ]
+        return VERIFY[name](logits, batch, DraftBatch(drafts, logits.device), self._shard)
 
     def _by_verifier(self, rows: Sequence[StepRow]) -> dict[VerifierName, list[int]]:
         """Group the indices of the rows by their verifier."""
@@ -226,14 +216,6 @@ class TargetModelRunner(ModelRunner):
             name = self._batch_state.rules(row.seq_id).acting_verifier
             members_of.setdefault(name, []).append(index)
         return members_of
-
-    def _draft(self, row: StepRow) -> Draft:
-        return Draft(row.drafts, self._batch_state.rules(row.seq_id).verifier, row.draft_probs)
-
-
-def _sampled_span(row: StepRow) -> TokenSpan:
-    """Return the tokens that a row samples: one after its last known token and after each draft."""
-    return TokenSpan(row.seq_id, row.known_end, row.num_draft_tokens + 1)
 
 
 def _scored_tokens(rows: Sequence[StepRow]) -> list[int]:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.distributed.group import TensorParallelGroup
+from specdec.sampling.vocab_shard import VocabShard
 from specdec.text.vocab_map import VocabularyMap
 from specdec.types.sharding import partition
 
@@ -24,13 +25,12 @@ class VocabRemap:
     def __init__(
         self, vocabulary: VocabularyMap, group: TensorParallelGroup, device: torch.device
     ) -> None:
-        self.size = len(vocabulary.target_to_draft)
+        size = len(vocabulary.target_to_draft)
         to_draft = torch.tensor(vocabulary.target_to_draft, dtype=torch.int64, device=device)
         self.draft_ids = to_draft.clamp(min=0)  # [size]; a row of NaN samples an arbitrary token
-        self._group = group
         self._shares = partition(len(vocabulary.draft_to_target), group.size)
-        share = group.share_of(self.size)
-        self.first_token = share.start
+        share = group.share_of(size)
+        self.shard = VocabShard(group, share.start, size)
         # Of the target's tokens in this rank's shard:
         self._columns = self.draft_ids[share.start : share.stop]
         self._is_missing = to_draft[share.start : share.stop] < 0
@@ -44,11 +44,11 @@ class VocabRemap:
 
     def _gather(self, logits: Tensor) -> Tensor:
         """Return the logits of all ranks, [R, draft vocab_size]."""
-        if self._group.size == 1:
+        if self.shard.group.size == 1:
             return logits
         widest = max(map(len, self._shares))
         padded = torch.nn.functional.pad(logits, (0, widest - logits.shape[1]))
-        ranks = zip(self._group.all_gather(padded), self._shares, strict=True)
+        ranks = zip(self.shard.group.all_gather(padded), self._shares, strict=True)
         return torch.cat([part[:, : len(share)] for part, share in ranks], dim=1)
 
 

@@ -4,7 +4,7 @@ The Python that builds, loads and calls them is here too. Every kernel has a tor
 runs where no compiler is available. Model structure belongs in `models.cpu_decoder`.
 """
 
-from specdec.kernels.cpu.library import native_library, native_library_fault
+from specdec.kernels.cpu.build import native_library, native_library_fault
 from specdec.kernels.cpu.matrix import MatrixFormat, MatrixStruct, PackedMatrix
 from specdec.kernels.cpu.shared_memory import SharedMemory
 

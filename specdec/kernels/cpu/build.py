@@ -1,21 +1,31 @@
-"""Compiles C++ sources to a shared library and caches it on the machine."""
+"""Compiles the C++ kernels to a shared library, caches it on the machine, and loads it."""
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+import torch  # noqa: F401 (loads the OpenMP library that the kernels share)
 from filelock import FileLock
 
+from specdec.config.paths import default_cache_dir
 from specdec.types.errors import SpecdecError
+
+logger = logging.getLogger(__name__)
+
+_SOURCES = Path(__file__).parent
 
 FLAGS = (
     "-std=c++17",
@@ -43,6 +53,44 @@ _MAX_MESSAGE_CHARS = 2000
 
 class BuildError(SpecdecError):
     """A missing compiler, a failed compilation, or a library that another user could change."""
+
+
+def native_library() -> ctypes.CDLL | None:
+    """Return the kernels, compiled on first use; None, with a warning, where that fails.
+
+    Calls release the GIL. The kernels use torch's threads: `torch.set_num_threads` applies.
+    """
+    return _load().library
+
+
+def native_library_fault() -> str:
+    """Return why the kernels are not available, or an empty string; compiles on first use."""
+    return _load().fault
+
+
+@dataclass(frozen=True)
+class _LoadResult:
+    """The library, or the reason why it is missing."""
+
+    library: ctypes.CDLL | None = None
+    fault: str = ""
+
+
+@cache
+def _load() -> _LoadResult:
+    sources = [*_SOURCES.glob("*.cpp"), *_SOURCES.glob("*.h")]
+    try:
+        return _LoadResult(ctypes.CDLL(str(build(sources, default_cache_dir() / "kernels"))))
+    except (BuildError, OSError) as error:
+        logger.warning("CPU kernels are not available; using torch kernels: %s", error)
+        return _LoadResult(fault=str(error))
+
+
+def declare(library: ctypes.CDLL, **signatures: tuple[Any, ...]) -> None:
+    """Set result and argument types of functions, given by their names without `specdec_`."""
+    for name, (result, *arguments) in signatures.items():
+        function = getattr(library, f"specdec_{name}")
+        function.restype, function.argtypes = result, arguments
 
 
 def find_compiler() -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from ctypes import c_bool, c_int32
 from enum import IntEnum
 
 import torch
 from torch import Tensor
 
+from specdec.kernels.cpu.build import declare
 from specdec.kernels.cpu.large_memory import huge_page_allocator
 
 _Address = ctypes.c_void_p
@@ -66,7 +68,14 @@ class PackedMatrix:
         shape: (out_features, in_features).
         """
         assert weights != MatrixFormat.SHORT_FLOAT32 or shape[1] % 2 == 0
-        _declare(library)
+        matrix = ctypes.POINTER(MatrixStruct)
+        declare(
+            library,
+            packed_bytes=(_Int, matrix),
+            pack_rows=(None, matrix, _Address, _Int, _Int),
+            gather_rows=(c_bool, matrix, _Address, _Int, _Address),
+            gemm=(c_bool, matrix, _Address, _Int, _Int, _Address, _Int, c_bool, c_int32),
+        )
         self.dtype = _DTYPES[weights]
         self.shape = shape
         self._library = library
@@ -129,17 +138,3 @@ class PackedMatrix:
         ):
             raise IndexError(f"row index out of range: it must be from 0 to {self.shape[0] - 1}")
         return rows
-
-
-def _declare(library: ctypes.CDLL) -> None:
-    """Set the argument and result types."""
-    matrix = ctypes.POINTER(MatrixStruct)
-    library.specdec_packed_bytes.argtypes = (matrix,)
-    library.specdec_packed_bytes.restype = _Int
-    library.specdec_pack_rows.argtypes = (matrix, _Address, _Int, _Int)
-    library.specdec_pack_rows.restype = None
-    library.specdec_gather_rows.argtypes = (matrix, _Address, _Int, _Address)
-    library.specdec_gather_rows.restype = ctypes.c_bool
-    gemm_arguments = (_Address, _Int, _Int, _Address, _Int, ctypes.c_bool, ctypes.c_int32)
-    library.specdec_gemm.argtypes = (matrix, *gemm_arguments)
-    library.specdec_gemm.restype = ctypes.c_bool

@@ -1,4 +1,4 @@
-"""Column-parallel and row-parallel linear layers, which read their shard of a checkpoint.
+"""Linear layers, embedding, output head and norm; each reads its shard of a checkpoint.
 
 `matrix.py` stores and multiplies the weights; `CheckpointReader.quantization` selects the
 quantization method.
@@ -6,15 +6,20 @@ quantization method.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.distributed.group import TensorParallelGroup
-from specdec.models.layers.matrix import make_matrix
+from specdec.models.layers.matrix import FullMatrix, Matrix, NativeMatrix, make_matrix, row_blocks
 from specdec.models.weights.checkpoint import CheckpointReader
+
+EmbeddingTable = Tensor | NativeMatrix
+"""[V_local, hidden_size], one row per token."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +48,7 @@ class ColumnParallelLinear(nn.Module):
             reader.read(name, (part.out_features, in_features), rows=part.rows, dtype=dtype)
             for name, part in zip(names, parts, strict=True)
         )
-        shape = (total, in_features)
-        self.matrix = make_matrix(
-            weights,
-            shape,
-            reader.dtype,
-            quantization=reader.quantization,
-            backend=reader.backend,
-        )
+        self.matrix = _read_matrix(reader, weights, (total, in_features))
         has_bias = any(part.has_bias for part in parts)
         self.bias = torch.cat(list(_biases(reader, parts))) if has_bias else None
 
@@ -79,14 +77,7 @@ class RowParallelLinear(nn.Module):
         weight_name = f"{name}.weight"
         dtype = reader.exact_dtype(weight_name)
         weight = reader.read(weight_name, shape, cols=cols, dtype=dtype)
-        local_shape = (shape[0], len(cols))
-        self.matrix = make_matrix(
-            [weight],
-            local_shape,
-            reader.dtype,
-            quantization=reader.quantization,
-            backend=reader.backend,
-        )
+        self.matrix = _read_matrix(reader, [weight], (shape[0], len(cols)))
         self.bias = reader.read(f"{name}.bias", shape[:1]) if has_bias and group.rank == 0 else None
         self.group = group
 
@@ -100,6 +91,105 @@ class RowParallelLinear(nn.Module):
         if self.bias is not None:
             residual = residual + self.bias
         return self.group.all_reduce(self.matrix.multiply_add(residual, x))
+
+
+class VocabHead(nn.Module):
+    """Output head for this rank's shard of the vocabulary."""
+
+    def __init__(
+        self, reader: CheckpointReader, name: str, shape: tuple[int, int], tokens: range
+    ) -> None:
+        """Read the rows of `tokens`; shape: [vocab_size, hidden_size]."""
+        super().__init__()
+        hidden_size = shape[1]
+        dtype = reader.exact_dtype(name)
+        blocks = (
+            reader.read(name, shape, rows=rows, dtype=dtype)
+            for rows in row_blocks(tokens, hidden_size)
+        )
+        self.matrix = _read_matrix(reader, blocks, (len(tokens), hidden_size))
+
+    @property
+    def table(self) -> EmbeddingTable | None:
+        """Return the weights as the table of a tied embedding, without a copy.
+
+        None where the head is quantized: embeddings are not.
+        """
+        match self.matrix:
+            case FullMatrix(weight=weight):
+                return weight.t()
+            case NativeMatrix(is_quantized=False):
+                return self.matrix
+            case _:
+                return None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return logits [R, V_local] of hidden states [R, hidden_size]."""
+        return self.matrix.multiply(hidden)
+
+
+class VocabEmbedding(nn.Module):
+    """Vocabulary-parallel embedding; an all-reduce adds the rows that other ranks hold."""
+
+    def __init__(
+        self,
+        weight: EmbeddingTable,
+        tokens: range,
+        group: TensorParallelGroup,
+        dtype: torch.dtype,
+    ) -> None:
+        """weight: [V_local, hidden_size]; may be the `table` of a tied head.
+
+        dtype: of the result; the table of a float32 model may be stored in 16 bits.
+        """
+        super().__init__()
+        self.weight = weight
+        self.dtype = dtype
+        self.tokens = tokens
+        self.group = group
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """Return the embeddings [T, hidden_size], equal on every rank; token_ids: [T] int64."""
+        if self.group.size == 1:
+            return self._rows(token_ids)
+        local = token_ids - self.tokens.start
+        is_remote = (local < 0) | (local >= len(self.tokens))
+        embedded = self._rows(local.masked_fill(is_remote, 0))
+        return self.group.all_reduce(embedded.masked_fill_(is_remote[:, None], 0))
+
+    def _rows(self, indices: Tensor) -> Tensor:
+        """Return local rows [T, hidden_size]; indices: [T] int64."""
+        if isinstance(self.weight, NativeMatrix):
+            return self.weight.rows(indices)
+        return F.embedding(indices, self.weight).to(self.dtype)
+
+
+class RMSNorm(nn.Module):
+    """Root mean square layer normalization (Zhang and Sennrich 2019) over the last dimension."""
+
+    def __init__(self, reader: CheckpointReader, name: str, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = reader.read(name, (size,))
+        self.eps = eps
+        self._scaled_weight = self.weight * math.sqrt(size)
+        self._scaled_eps = torch.tensor(math.sqrt(size * eps), device=self.weight.device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalized x, [..., size]."""
+        if x.dtype != torch.float32 or x.is_cuda:
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        # On CPUs F.rms_norm runs a dozen operators, whose overhead exceeds the arithmetic of a few
+        # rows. These are four: sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(size * eps)) / sqrt(size).
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return (x * self._scaled_weight).div_(torch.hypot(norm, self._scaled_eps))
+
+
+def _read_matrix(
+    reader: CheckpointReader, blocks: Iterable[Tensor], shape: tuple[int, int]
+) -> Matrix:
+    return make_matrix(
+        blocks, shape, reader.dtype, quantization=reader.quantization, backend=reader.backend
+    )
 
 
 def _biases(reader: CheckpointReader, parts: list[WeightPart]) -> Iterator[Tensor]:

@@ -7,7 +7,8 @@ format, so a quantized layer is sharded like any other.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Protocol
 
@@ -23,8 +24,9 @@ from specdec.kernels.cpu import (
     native_library,
     native_library_fault,
 )
-from specdec.models.layers.quantization import Int8Matrix, quantize_rows
 from specdec.types.errors import UnsupportedModelError
+
+_SMALLEST = torch.finfo(torch.float32).tiny
 
 _BLOCK_ELEMENTS = 2**24
 """Weights per block, so that a shard is never in memory as a whole before quantization."""
@@ -73,11 +75,8 @@ class FullMatrix:
         pieces = iter(blocks)
         first = next(pieces)
         self.weight = torch.empty(in_features, out_features, dtype=dtype, device=first.device)
-        end = 0
-        for block in chain([first], pieces):
-            start, end = end, end + len(block)
-            self.weight[:, start:end] = block.t()
-        assert end == out_features, "rows are missing"
+        for place, block in _placed(chain([first], pieces), out_features):
+            self.weight[:, place] = block.t()
 
     def multiply(self, x: Tensor) -> Tensor:
         """See Matrix."""
@@ -86,6 +85,89 @@ class FullMatrix:
     def multiply_add(self, base: Tensor, x: Tensor) -> Tensor:
         """See Matrix."""
         return torch.addmm(base, x, self.weight)
+
+
+class Int8Matrix:
+    """Int8 weights for torch, by activations that are quantized to a hi and a lo int8 part.
+
+    Weights have a scale per output channel; activations have a scale per token, computed at run
+    time, that maps the largest magnitude to the largest integer (Dettmers et al. 2022, LLM.int8(),
+    section 2). The native kernels use the same integers (docs/adr/0007). The hi and lo parts are
+    rows of one int8 GEMM. Its int32 sums are exact, so a row's result is the same bits in any
+    batch, which verification relies on. With the hi part only, the last bits of torch's attention,
+    which depend on the batch shape, would change output tokens.
+    """
+
+    def __init__(self, blocks: Iterable[Tensor], shape: tuple[int, int]) -> None:
+        """Quantize consecutive blocks of rows one by one; shape: (out_features, in_features)."""
+        self._packed = _pack(blocks, shape)
+        # Without VNNI, FBGEMM adds pairs of products in int16, which fits 7-bit activations only.
+        self._largest = 127 if torch.cpu._is_vnni_supported() else 63
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """See Matrix."""
+        scales = self._row_scales(x)
+        return self._product(x, scales).mul_(scales).to(x.dtype)
+
+    def multiply_add(self, base: Tensor, x: Tensor) -> Tensor:
+        """See Matrix."""
+        scales = self._row_scales(x)
+        return torch.addcmul(base.float(), self._product(x, scales), scales).to(x.dtype)
+
+    def _row_scales(self, x: Tensor) -> Tensor:
+        """Return the value of 1 in the hi part of each row, [T, 1] float32, never 0."""
+        largest = x.abs().amax(1, keepdim=True).float()
+        return largest.div_(self._largest).clamp_min_(_SMALLEST)
+
+    def _product(self, x: Tensor, scales: Tensor) -> Tensor:
+        """Return x W^T / scales, [T, out_features] float32; scales: [T, 1]."""
+        exact = x / scales
+        hi = exact.round()
+        steps = 2 * self._largest  # the rounding error is at most 1/2
+        lo = exact.sub_(hi).mul_(steps)
+        hi_product, lo_product = self._multiply_int8(torch.cat([hi, lo])).split(len(x))
+        product: Tensor = hi_product.add_(lo_product, alpha=1 / steps)
+        return product
+
+    def _multiply_int8(self, values: Tensor) -> Tensor:
+        """Return [R, out_features]; values: [R, in_features], rounded by the operator."""
+        product: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
+            values, 1.0, self._largest + 1, self._packed
+        )
+        return product
+
+
+def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantize weight [rows, cols] per row; return int8 in [-127, 127] and scales [rows]."""
+    scales = weight.float().abs().amax(1).div_(127).clamp_min_(_SMALLEST)
+    return (weight / scales[:, None]).round_().to(torch.int8), scales
+
+
+def _pack(blocks: Iterable[Tensor], shape: tuple[int, int]) -> torch.ScriptObject:
+    """Return the quantized rows of a matrix of `shape` in FBGEMM's packed layout.
+
+    Raises UnsupportedModelError where torch was built without FBGEMM.
+    """
+    if not _has_fbgemm():
+        raise UnsupportedModelError(
+            "quantization int8 needs native kernels, or FBGEMM, which this build of torch lacks"
+        )
+    values = torch.empty(shape, dtype=torch.int8)
+    scales = torch.empty(shape[0], dtype=torch.float64)
+    for place, block in _placed(blocks, shape[0]):
+        values[place], scales[place] = quantize_rows(block)
+    with warnings.catch_warnings():
+        # torch deprecates quantized tensors, but this kernel accepts nothing else.
+        warnings.filterwarnings("ignore", ".*quantized tensor creation functions", UserWarning)
+        tensor = torch._make_per_channel_quantized_tensor(
+            values, scales, torch.zeros(shape[0], dtype=torch.int64), 0
+        )
+    packed: torch.ScriptObject = torch.ops.quantized.linear_prepack(tensor, None)
+    return packed
+
+
+def _has_fbgemm() -> bool:
+    return "fbgemm" in torch.backends.quantized.supported_engines
 
 
 class NativeMatrix:
@@ -116,14 +198,11 @@ class NativeMatrix:
             else _QUANTIZED_FORMATS[quantization]
         )
         self._packed = PackedMatrix(library, weights, shape)
-        end = 0
-        for block in chain([first], pieces):
-            start, end = end, end + len(block)
+        for place, block in _placed(chain([first], pieces), shape[0]):
             if quantization is None:
-                self._packed.pack(start, block.to(self._packed.dtype))
+                self._packed.pack(place.start, block.to(self._packed.dtype))
             else:
-                self._packed.pack(start, *quantize_rows(block))
-        assert end == shape[0], "rows are missing"
+                self._packed.pack(place.start, *quantize_rows(block))
 
     @property
     def native(self) -> MatrixStruct:
@@ -178,6 +257,15 @@ def row_blocks(rows: range, in_features: int) -> list[range]:
     """Split `rows` into blocks small enough to hold in memory unquantized."""
     step = max(1, _BLOCK_ELEMENTS // in_features)
     return [range(start, min(start + step, rows.stop)) for start in rows[::step]]
+
+
+def _placed(blocks: Iterable[Tensor], num_rows: int) -> Iterator[tuple[slice, Tensor]]:
+    """Yield consecutive blocks of rows with their places in a matrix of `num_rows` rows."""
+    end = 0
+    for block in blocks:
+        start, end = end, end + len(block)
+        yield slice(start, end), block
+    assert end == num_rows, "rows are missing"
 
 
 def _float_format(dtype: torch.dtype, stored: torch.dtype, in_features: int) -> MatrixFormat:

@@ -4,104 +4,41 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from specdec.config.quantization import QuantizationMethod, require_quantization
 from specdec.kernels.backend import KernelBackend
-from specdec.models.weights.dequantize import StoredTensors, WeightFormat, weight_format
+from specdec.models.weights.dequantize import WeightFormat, weight_format
+from specdec.models.weights.stored_tensors import StoredTensors
 from specdec.types.errors import UnsupportedModelError
 
 logger = logging.getLogger(__name__)
-
-_SHORT_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
-"""Dtypes that float32 represents exactly, by their names in safetensors."""
 
 INDEX_FILE = "model.safetensors.index.json"
 
 CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True)
-class _StoredTensor:
-    path: Path
-    shape: tuple[int, ...]
-    short_dtype: torch.dtype | None
-
-
-class StoredFiles:
-    """The tensors of a checkpoint with one or several files. See `StoredTensors`.
-
-    A file is opened for each read: it stays mapped, and the pages that were read stay resident,
-    while it is open or one of its tensors is in use.
-    """
-
-    def __init__(self, paths: Iterable[Path], directory: Path) -> None:
-        """Read the headers of all files. Raises UnsupportedModelError for an unreadable file."""
-        self._directory = directory
-        self._tensors: dict[str, _StoredTensor] = {}
-        for path in paths:
-            with _open(path) as file:
-                names: list[str] = file.keys()
-                for name in names:
-                    tensor = file.get_slice(name)
-                    short_dtype = _SHORT_DTYPES.get(tensor.get_dtype())
-                    shape = tuple(tensor.get_shape())
-                    self._tensors[name] = _StoredTensor(path, shape, short_dtype)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._tensors
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """See StoredTensors."""
-        return self._stored(name).shape
-
-    def short_dtype(self, name: str) -> torch.dtype | None:
-        """See StoredTensors."""
-        return self._stored(name).short_dtype
-
-    def slice(self, name: str, *window: slice) -> Tensor:
-        """See StoredTensors."""
-        with _open(self._stored(name).path) as file:
-            tensor: Tensor = file.get_slice(name)[window] if window else file.get_tensor(name)
-        return tensor
-
-    def _stored(self, name: str) -> _StoredTensor:
-        if name not in self._tensors:
-            raise UnsupportedModelError(f"{self._directory} has no tensor {name}")
-        return self._tensors[name]
-
-
+@dataclass
 class CheckpointReader:
     """Reader of slices of a checkpoint's tensors, dequantized, in `dtype`, on `device`.
 
     quantization, backend: format and kernels of the matrices that linear layers make.
+    weight_format: layout of the quantized weights in `tensors`, if there are any.
     num_elements_read: number of elements read so far, for tests of sharding.
     """
 
-    def __init__(
-        self,
-        tensors: StoredTensors,
-        dtype: torch.dtype,
-        quantization: QuantizationMethod | None,
-        weight_format: WeightFormat | None,
-        device: torch.device = CPU,
-        backend: KernelBackend = KernelBackend.TORCH,
-    ) -> None:
-        """weight_format: layout of the quantized weights in `tensors`, if there are any."""
-        self.dtype = dtype
-        self.quantization = quantization
-        self.backend = backend
-        self.device = device
-        self.num_elements_read = 0
-        self._tensors = tensors
-        self._format = weight_format
+    tensors: StoredTensors
+    dtype: torch.dtype
+    quantization: QuantizationMethod | None
+    weight_format: WeightFormat | None
+    device: torch.device = CPU
+    backend: KernelBackend = KernelBackend.TORCH
+    num_elements_read: int = 0
 
     def read(
         self,
@@ -118,7 +55,7 @@ class CheckpointReader:
         Raises UnsupportedModelError if the tensor is missing or has another shape.
         """
         packed = self._packed_as(name)
-        found = packed.shape(self._tensors, name) if packed else self._tensors.shape(name)
+        found = packed.shape(self.tensors, name) if packed else self.tensors.shape(name)
         if found != shape:
             expected = f"config.json requires {list(shape)}"
             raise UnsupportedModelError(f"{name} has shape {list(found)}; {expected}")
@@ -127,9 +64,9 @@ class CheckpointReader:
             for part, size in zip((rows, cols), shape, strict=False)
         ]
         tensor = (
-            packed.read(self._tensors, name, *window)
+            packed.read(self.tensors, name, *window)
             if packed
-            else self._tensors.slice(name, *(slice(part.start, part.stop) for part in window))
+            else self.tensors.slice(name, *(slice(part.start, part.stop) for part in window))
         ).to(device=self.device, dtype=dtype or self.dtype)
         self.num_elements_read += tensor.numel()
         # A vector may be used without a copy, which would keep the whole file mapped.
@@ -142,14 +79,15 @@ class CheckpointReader:
         else `dtype`.
         """
         stored = {
-            None if self._packed_as(each) else self._tensors.short_dtype(each) for each in names
+            None if self._packed_as(each) else self.tensors.short_dtype(each) for each in names
         }
         common = stored.pop() if len(stored) == 1 else None
         return common if common is not None and self.dtype == torch.float32 else self.dtype
 
     def _packed_as(self, name: str) -> WeightFormat | None:
         """Return the format of a quantized weight; None for another tensor."""
-        return self._format if self._format and self._format.holds(self._tensors, name) else None
+        layout = self.weight_format
+        return layout if layout and layout.holds(self.tensors, name) else None
 
 
 def open_checkpoint(
@@ -166,15 +104,8 @@ def open_checkpoint(
     """
     require_quantization(quantization)
     layout = _weight_format(directory)
-    stored = StoredFiles(_weight_files(directory), directory)
+    stored = StoredTensors(_weight_files(directory), directory)
     return CheckpointReader(stored, dtype, quantization, layout, device, backend)
-
-
-def _open(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise UnsupportedModelError(f"{path} cannot be read: {error}") from error
 
 
 def _weight_format(directory: Path) -> WeightFormat | None:

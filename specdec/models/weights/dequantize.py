@@ -14,32 +14,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from specdec.models.weights.stored_tensors import StoredTensors
 from specdec.types.errors import UnsupportedModelError
 
 SUPPORTED = "awq (4 bits, gemm), gptq (2, 4 or 8 bits), fp8, compressed-tensors (float-quantized)"
 
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Position of each of the eight packed columns in an integer, in 4-bit units from the lowest."""
-
-
-class StoredTensors(Protocol):
-    """The tensors of a checkpoint by name; a missing one raises UnsupportedModelError."""
-
-    def __contains__(self, name: str) -> bool:
-        """Return whether the checkpoint has this tensor."""
-        ...
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor."""
-        ...
-
-    def short_dtype(self, name: str) -> torch.dtype | None:
-        """Return the stored dtype if it is a 16-bit floating-point type, else None."""
-        ...
-
-    def slice(self, name: str, *window: slice) -> Tensor:
-        """Return a part of a tensor as it is stored; all of it without a window."""
-        ...
 
 
 class WeightFormat(Protocol):

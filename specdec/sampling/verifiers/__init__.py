@@ -1,4 +1,4 @@
-"""Verification: the number of accepted draft tokens and the token after them; a module each.
+"""Verification: the number of accepted draft tokens and the token after them.
 
 `coupled`, `rejection` and `block` are lossless; `typical` and `threshold` are not. Sampling of a
 row's token belongs in `sampling`.
@@ -9,14 +9,12 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from specdec.sampling import SamplingBatch, VocabShard
-from specdec.sampling.verifiers.block import verify_block
-from specdec.sampling.verifiers.coupled import verify_coupled
+from specdec.sampling.sampler import SamplingBatch
+from specdec.sampling.verifiers.coupled import verify_coupled, verify_greedy
 from specdec.sampling.verifiers.draft_batch import Draft, DraftBatch, VerifiedTokens
-from specdec.sampling.verifiers.greedy import verify_greedy
-from specdec.sampling.verifiers.rejection import verify_rejection
-from specdec.sampling.verifiers.threshold import verify_threshold
-from specdec.sampling.verifiers.typical import verify_typical
+from specdec.sampling.verifiers.lossy import verify_threshold, verify_typical
+from specdec.sampling.verifiers.rejection import verify_block, verify_rejection
+from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.sampling_params import VerifierName
 
 Verify = Callable[[Tensor, SamplingBatch, DraftBatch, VocabShard], VerifiedTokens]
@@ -30,18 +28,6 @@ VERIFY: Mapping[VerifierName, Verify] = MappingProxyType(
         "threshold": verify_threshold,
     }
 )
-"""The function of each verifier."""
+"""The function of each verifier; logits: [num_rows, num_tokens]."""
 
-__all__ = [
-    "VERIFY",
-    "Draft",
-    "DraftBatch",
-    "VerifiedTokens",
-    "Verify",
-    "verify_block",
-    "verify_coupled",
-    "verify_greedy",
-    "verify_rejection",
-    "verify_threshold",
-    "verify_typical",
-]
+__all__ = ["VERIFY", "Draft", "DraftBatch", "VerifiedTokens", "verify_coupled", "verify_greedy"]

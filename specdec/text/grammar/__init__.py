@@ -7,8 +7,7 @@ logits belongs in `sampling`.
 """
 
 from specdec.text.grammar.compiler import BUSY, COMPILE_TIMEOUT_S, GrammarCompiler
-from specdec.text.grammar.constraint import ConstrainedDraft, OutputConstraint
-from specdec.text.grammar.matcher import Grammar, GrammarMatcher
+from specdec.text.grammar.matcher import ConstrainedDraft, Grammar, GrammarMatcher, OutputConstraint
 
 __all__ = [
     "BUSY",

@@ -98,10 +98,10 @@ class GrammarCompiler:
         """
         with self._lock:
             compiled = self._cache.get(spec)
-            if compiled is not None and not _is_used_up(compiled):
+            if compiled and not (_is_ready(compiled) and compiled.result().is_used_up):
                 self._cache.move_to_end(spec)
                 return compiled
-            if self._num_compiling() >= MAX_WAITING:
+            if sum(not each.done() for each in self._cache.values()) >= MAX_WAITING:
                 raise OverloadedError(BUSY)
             compiled = self._cache[spec] = self._pool.submit(self._compile, spec)
         # Outside the lock, which the callback takes: it runs at once if the future is done.
@@ -113,16 +113,13 @@ class GrammarCompiler:
         with self._lock:
             if not _is_ready(done) and self._cache.get(spec) is done:
                 del self._cache[spec]
-            self._evict()
-
-    def _evict(self) -> None:
-        ready = [each.result() for each in self._cache.values() if _is_ready(each)]
-        num_bytes = sum(map(_num_bytes, ready)) if self._tries_first else 0.0
-        for index, grammar in enumerate(ready):  # least recently used first
-            if len(ready) - index <= MAX_CACHED_GRAMMARS and num_bytes <= MAX_CACHED_BYTES:
-                break
-            num_bytes -= _num_bytes(grammar)
-            del self._cache[grammar.spec]
+            ready = [each.result() for each in self._cache.values() if _is_ready(each)]
+            num_bytes = sum(map(_num_bytes, ready)) if self._tries_first else 0.0
+            for index, grammar in enumerate(ready):  # least recently used first
+                if len(ready) - index <= MAX_CACHED_GRAMMARS and num_bytes <= MAX_CACHED_BYTES:
+                    break
+                num_bytes -= _num_bytes(grammar)
+                del self._cache[grammar.spec]
 
     def _compile(self, spec: StructuredOutput) -> Grammar:
         try:
@@ -147,16 +144,9 @@ class GrammarCompiler:
         if reason is not None:
             raise refusal(spec.kind, getattr(spec, spec.kind), reason)
 
-    def _num_compiling(self) -> int:
-        return sum(not compiled.done() for compiled in self._cache.values())
-
 
 def _is_ready(compiled: Future[Grammar]) -> bool:
     return compiled.done() and not compiled.cancelled() and compiled.exception() is None
-
-
-def _is_used_up(compiled: Future[Grammar]) -> bool:
-    return _is_ready(compiled) and compiled.result().is_used_up
 
 
 def _num_bytes(grammar: Grammar) -> float:

@@ -6,8 +6,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 from specdec.config.speculative import SpeculativeConfig
+from specdec.sampling import logprobs as logprobs_module
 from specdec.types.messages import Logprobs
-from specdec.worker import logprobs as logprobs_module
 from tests.specdec.engines import draft_model, engine_config, local_engine, request, run
 from tests.specdec.fakes import run_ranks
 

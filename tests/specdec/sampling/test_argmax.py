@@ -6,7 +6,7 @@ import torch
 from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.cpu import native_library
 from specdec.kernels.sample import row_argmax
-from specdec.sampling import all_ranks_argmax
+from specdec.sampling.vocab_shard import VocabShard, all_ranks_argmax
 from tests.specdec.fakes import run_ranks
 from tests.specdec.kernels.cpu.test_shared_memory import join
 from tests.specdec.processes import results, run_processes
@@ -40,7 +40,7 @@ def invalid_rows(group, row, left):
     logits_left = logits if left is None else torch.tensor([[0.0, 1.0, 2.0], left])
     has_nan = row_argmax(logits[:, own]).has_nan
     argmax = replace(row_argmax(logits_left[:, own]), has_nan=has_nan)
-    return all_ranks_argmax(argmax, group, own.start).invalid_rows
+    return all_ranks_argmax(argmax, VocabShard(group, own.start, len(row))).invalid_rows
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
@@ -71,7 +71,7 @@ def best_of_ranks(group):
     share = group.share_of(LOGITS.shape[1])
     own = row_argmax(LOGITS[:, share.start : share.stop])
     before = own.token_ids.tolist()
-    argmax = all_ranks_argmax(own, group, share.start)
+    argmax = all_ranks_argmax(own, VocabShard(group, share.start, LOGITS.shape[1]))
     assert own.token_ids.tolist() == before
     return argmax.token_ids.tolist(), argmax.values.tolist(), argmax.has_nan.tolist()
 

@@ -4,18 +4,16 @@ from torch.nn.functional import pad
 from torch.testing import assert_close
 
 from specdec.distributed.group import TensorParallelGroup
-from specdec.sampling import (
+from specdec.sampling.distribution import (
     Distribution,
-    NoiseKeys,
-    SamplingBatch,
-    Stream,
     TokenWeights,
     TopTokens,
-    VocabShard,
     highest_probs,
     scale_by_confidence,
-    uniforms,
 )
+from specdec.sampling.gumbel import NoiseKeys, Stream, uniforms
+from specdec.sampling.sampler import SamplingBatch
+from specdec.sampling.vocab_shard import VocabShard
 from tests.specdec.fakes import run_ranks
 from tests.specdec.sampling.chi_square import FALSE_ALARM, chi_square_p_value
 

@@ -12,7 +12,12 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
-from specdec.sampling import BatchLogitsProcessor, LogitsProcessor, TokenHistory, apply_token_masks
+from specdec.sampling.logits_processors import (
+    BatchLogitsProcessor,
+    LogitsProcessor,
+    apply_token_masks,
+)
+from specdec.sampling.token_history import TokenHistory
 from specdec.types.sampling_spec import SamplingRules
 from specdec.types.sharding import partition
 from tests.specdec import plain

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from specdec.sampling import token_logprobs
+from specdec.sampling.logprobs import token_logprobs
+from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.sharding import partition
 from tests.specdec.fakes import run_ranks
 
@@ -13,7 +14,9 @@ def read(logits, token_ids, num_best, num_ranks=1):
     def of_rank(group):
         share = shares[group.rank]
         part = logits[:, share.start : share.stop]
-        return token_logprobs(part, torch.tensor(token_ids), num_best, group, share.start)
+        return token_logprobs(
+            part, token_ids, num_best, VocabShard(group, share.start, logits.shape[1])
+        )
 
     readings = run_ranks(num_ranks, of_rank)
     for other in readings[1:]:

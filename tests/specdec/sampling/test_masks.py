@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.sampling import apply_token_masks
+from specdec.sampling.logits_processors import apply_token_masks
 
 
 @pytest.mark.parametrize("num_tokens", [1, 31, 32, 100, 383])

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.sampling.philox import Key, Words, key_of, philox4x32
+from specdec.sampling.gumbel import Key, Words, key_of, philox4x32
 
 word = st.integers(0, 2**32 - 1)
 

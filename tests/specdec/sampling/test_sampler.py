@@ -7,9 +7,10 @@ from torch import Tensor
 
 from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.sample import row_argmax
-from specdec.sampling import SamplingBatch, sample
 from specdec.sampling import sampler as sampler_module
 from specdec.sampling.gumbel import CHUNK_TOKENS, NoiseKeys, gumbel_noise
+from specdec.sampling.sampler import SamplingBatch, sample
+from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.sharding import partition
 from tests.specdec.fakes import run_ranks
 from tests.specdec.sampling.chi_square import FALSE_ALARM, chi_square_p_value
@@ -43,7 +44,7 @@ def random_logits(num_rows: int, vocab_size: int, spread: float = 2.0, seed: int
 
 
 def sample_whole(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    return sample(logits, batch, ALONE, 0, logits.shape[1])
+    return sample(logits, batch, VocabShard(ALONE, 0, logits.shape[1]))
 
 
 def cut_by_sort(
@@ -103,7 +104,7 @@ def test_any_sharding_gives_the_same_tokens(num_ranks, limits, vocab_size):
     def of_rank(group):
         share = shares[group.rank]
         part = logits[:, share.start : share.stop]
-        return sample(part, batch, group, share.start, vocab_size), group.called
+        return sample(part, batch, VocabShard(group, share.start, vocab_size)), group.called
 
     expected = sample_whole(logits, batch)
     results = run_ranks(num_ranks, of_rank)
@@ -118,7 +119,7 @@ def test_padding_columns_are_ignored():
     logits[:, 100:] = 1000
     batch = batch_of(20, [0.0, 1.0] * 10)
     expected = sample_whole(logits[:, :100], batch)
-    assert torch.equal(sample(logits, batch, ALONE, 0, 100), expected)
+    assert torch.equal(sample(logits, batch, VocabShard(ALONE, 0, 100)), expected)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
@@ -131,7 +132,7 @@ def test_greedy_ties_go_to_the_lowest_token(num_ranks):
     def of_rank(group):
         share = shares[group.rank]
         part = logits[:, share.start : share.stop]
-        return sample(part, batch_of(3, 0.0), group, share.start, 500)
+        return sample(part, batch_of(3, 0.0), VocabShard(group, share.start, 500))
 
     assert [tokens.tolist() for tokens in run_ranks(num_ranks, of_rank)] == [
         [40, 251, 0]
@@ -203,7 +204,7 @@ def test_nan_logits_give_tokens_in_range(temperature, limits, num_ranks):
         share = shares[group.rank]
         part = logits[:, share.start : share.stop]
         batch = batch_of(7, temperature, *limits)
-        return sample(part, batch, group, share.start, 150)
+        return sample(part, batch, VocabShard(group, share.start, 150))
 
     for tokens in run_ranks(num_ranks, of_rank):
         assert ((tokens >= 0) & (tokens < 150)).all()
@@ -270,6 +271,6 @@ def test_a_known_argmax_is_not_computed_again(num_ranks, monkeypatch):
         own = logits[:, shares[group.rank].start : shares[group.rank].stop]
         batch = replace(batch_of(4, temperatures), argmax=row_argmax(own))
         monkeypatch.setattr(sampler_module, "row_argmax", None)
-        return sample(own, batch, group, shares[group.rank].start, 100)
+        return sample(own, batch, VocabShard(group, shares[group.rank].start, 100))
 
     assert all(torch.equal(tokens, plain) for tokens in run_ranks(num_ranks, of_rank))

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from specdec.sampling import TokenHistory
+from specdec.sampling.token_history import TokenHistory
 
 tokens = st.lists(st.integers(0, 6), max_size=8)  # few, so that they repeat
 

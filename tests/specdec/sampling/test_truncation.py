@@ -9,13 +9,23 @@ from torch import Tensor
 from transformers import MinPLogitsWarper
 
 from specdec.distributed.group import TensorParallelGroup
-from specdec.sampling.chunks import ScoreChunks
-from specdec.sampling.truncation import Truncation, min_score, truncation_floors
+from specdec.sampling.sampler import SamplingBatch
+from specdec.sampling.truncation import Truncation, truncation_floors
+from specdec.sampling.vocab_shard import ScoreChunks
 from specdec.types.sharding import partition
 from tests.specdec.fakes import run_ranks
 
 # Tolerance of sums of float64 probabilities, for any order of addition.
 TOLERANCE = 1e-12
+
+
+def truncation_of(top_k: list[int], top_p: list[float], min_p: list[float]) -> Truncation:
+    zeros = [0] * len(top_k)
+    limits = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+    counters = {"seeds": zeros, "choices": zeros, "positions": zeros}
+    return SamplingBatch.from_lists(
+        temperatures=[1.0] * len(top_k), **limits, **counters
+    ).truncation
 
 
 def kept(
@@ -26,8 +36,7 @@ def kept(
     min_p: list[float] | None = None,
 ) -> Tensor:
     """Return the tokens that are kept at temperature 1; each rank holds a part of the columns."""
-    min_scores = [min_score(each) for each in min_p or [0.0] * len(top_k)]
-    truncation = Truncation.from_lists(top_k, top_p, min_scores, "cpu")
+    truncation = truncation_of(top_k, top_p, min_p or [0.0] * len(top_k))
     shares = partition(logits.shape[1], num_ranks)
 
     def of_rank(group: TensorParallelGroup) -> Tensor:
@@ -150,9 +159,7 @@ def test_rows_are_independent():
 def test_rows_without_limits_need_no_collective():
     def collectives(group):
         chunks = ScoreChunks.of_logits(torch.randn(2, 100), 0)
-        truncation_floors(
-            chunks, Truncation.from_lists([0, 0], [1.0, 1.0], [-math.inf] * 2, "cpu"), group
-        )
+        truncation_floors(chunks, truncation_of([0, 0], [1.0, 1.0], [0.0, 0.0]), group)
         return group.called
 
     assert run_ranks(1, collectives) == [[]]

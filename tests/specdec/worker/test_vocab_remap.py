@@ -29,7 +29,7 @@ def test_each_target_token_has_the_logit_of_the_draft(vocabulary, size):
     def arranged(group):
         order = VocabRemap(vocabulary, group, torch.device("cpu"))
         held = group.share_of(DRAFT_SIZE)
-        return order.first_token, order.apply(logits[:, held.start : held.stop])
+        return order.shard.first_token, order.apply(logits[:, held.start : held.stop])
 
     ranks = run_ranks(size, arranged)
     assert [first for first, _ in ranks] == [rank * TARGET_SIZE // size for rank in range(size)]

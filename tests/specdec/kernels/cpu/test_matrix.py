@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specdec.kernels.cpu import MatrixFormat, PackedMatrix, native_library
-from specdec.models.layers.quantization import quantize_rows
+from specdec.models.layers.matrix import quantize_rows
 from tests.specdec.kernels.cpu.compiling import KERNELS, compiled
 from tests.specdec.threads import num_threads
 

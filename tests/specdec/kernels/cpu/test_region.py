@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec.kernels.cpu.region import shared_region
+from specdec.kernels.cpu.shared_memory import shared_region
 from tests.specdec.processes import results, run_processes
 
 OTHER_USER = 65534

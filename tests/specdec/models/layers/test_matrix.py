@@ -8,9 +8,14 @@ import torch
 from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.backend import KernelBackend
 from specdec.kernels.cpu import MatrixFormat, native_library
-from specdec.models.layers import RowParallelLinear, VocabEmbedding, VocabHead
-from specdec.models.layers.matrix import FullMatrix, NativeMatrix, make_matrix, row_blocks
-from specdec.models.layers.quantization import Int8Matrix
+from specdec.models.layers.linear import RowParallelLinear, VocabEmbedding, VocabHead
+from specdec.models.layers.matrix import (
+    FullMatrix,
+    Int8Matrix,
+    NativeMatrix,
+    make_matrix,
+    row_blocks,
+)
 from specdec.models.weights.checkpoint import open_checkpoint
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from tests.specdec.fakes import run_ranks

@@ -5,9 +5,8 @@ import torch
 
 from specdec.config.engine import has_fbgemm
 from specdec.distributed.group import TensorParallelGroup
-from specdec.models.layers import RowParallelLinear
-from specdec.models.layers.matrix import FullMatrix
-from specdec.models.layers.quantization import Int8Matrix, quantize_rows
+from specdec.models.layers.linear import RowParallelLinear
+from specdec.models.layers.matrix import FullMatrix, Int8Matrix, quantize_rows
 from specdec.models.weights.checkpoint import open_checkpoint
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from tests.specdec.fakes import run_ranks
@@ -119,6 +118,6 @@ def test_fbgemm_processor_detection(monkeypatch, tmp_path, machine, flags, has):
 
 
 def test_torch_without_fbgemm_is_rejected(monkeypatch):
-    monkeypatch.setattr("specdec.models.layers.quantization._has_fbgemm", lambda: False)
+    monkeypatch.setattr("specdec.models.layers.matrix._has_fbgemm", lambda: False)
     with pytest.raises(UnsupportedModelError, match="FBGEMM"):
         Int8Matrix([random_tensor(4, 8)], (4, 8))

@@ -6,8 +6,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from specdec.models.layers import RotaryEmbedding
-from specdec.models.layers.rotary import frequencies
+from specdec.models.layers.rotary import RotaryEmbedding, frequencies
 from specdec.models.rope import YarnRope, read_rope
 from specdec.models.weights.checkpoint import CPU
 

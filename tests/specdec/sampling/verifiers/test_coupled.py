@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
-from specdec.sampling import sample
+from specdec.sampling.sampler import sample
 from specdec.sampling.verifiers import Draft, DraftBatch, verify_coupled
 from tests.specdec.sampling.chi_square import FALSE_ALARM, chi_square_p_value
 from tests.specdec.sampling.verifiers.trials import (
@@ -135,8 +135,7 @@ def test_acceptance_reaches_the_bound_of_the_paper(spread):
     seeds = torch.arange(NUM_TRIALS)
     batch, shard = sampling_batch(1.0, seeds, torch.zeros_like(seeds)), shard_of(VOCAB_SIZE)
     drawn, drafted = (
-        sample(logits.expand(NUM_TRIALS, -1), batch, shard.group, 0, VOCAB_SIZE)
-        for logits in (target, draft)
+        sample(logits.expand(NUM_TRIALS, -1), batch, shard) for logits in (target, draft)
     )
     variation = (target.softmax(1) - draft.softmax(1)).abs().sum().item() / 2
     bound = (1 - variation) / (1 + variation)

@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from specdec.sampling import VocabShard
 from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch
+from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.sampling_spec import Verifier
 from tests.specdec.fakes import run_ranks
 from tests.specdec.sampling.verifiers.trials import random_logits, sampling_batch, shard_of

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
-from specdec.sampling import VocabShard
 from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch
-from specdec.sampling.verifiers.block import prefix_weights
+from specdec.sampling.verifiers.rejection import prefix_weights
+from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.messages import DraftProbs
 from tests.specdec.fakes import run_ranks
 from tests.specdec.sampling.verifiers.trials import random_logits, sampling_batch, shard_of

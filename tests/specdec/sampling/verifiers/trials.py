@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 
 from specdec.distributed.group import TensorParallelGroup
-from specdec.sampling import Distribution, SamplingBatch, Stream, VocabShard, sample
+from specdec.sampling.distribution import Distribution
+from specdec.sampling.gumbel import Stream
+from specdec.sampling.sampler import SamplingBatch, sample
 from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch
+from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.messages import DraftProbs
 from specdec.types.sampling_params import VerifierName
 
@@ -151,7 +154,7 @@ class Speculation:
         if not self.has_draft_probs:
             return logits.argmax(1), None
         if self.verifier not in ("rejection", "block"):
-            return sample(logits, batch, shard.group, 0, self.vocab_size), None
+            return sample(logits, batch, shard), None
         listed = Distribution.of_logits(logits, batch, shard).top(self.num_listed)
         offsets = torch.full_like(positions, offset)
         drawn = listed.sample(batch.noise_keys.of_stream(Stream.DRAFT, offsets))

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from specdec.distributed.group import TensorParallelGroup
-from specdec.sampling.chunks import ScoreChunks
 from specdec.sampling.gumbel import CHUNK_TOKENS
+from specdec.sampling.vocab_shard import ScoreChunks
 
 
 @pytest.mark.parametrize("first_token", [0, 1, 64, 100])

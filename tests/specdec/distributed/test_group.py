@@ -4,7 +4,7 @@ from datetime import timedelta
 import pytest
 import torch
 
-from specdec.distributed import rendezvous
+from specdec.distributed import group as group_module
 from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.cpu import native_library
 from specdec.worker import Rendezvous
@@ -15,7 +15,7 @@ def join(rank, size, directory, ranks_without_kernels=()):
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     if rank in ranks_without_kernels:
-        rendezvous.native_library = lambda: None
+        group_module.native_library = lambda: None
     return Rendezvous(rank, size, "cpu", directory, timedelta(seconds=30)).join()
 
 

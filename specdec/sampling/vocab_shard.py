@@ -1,4 +1,4 @@
-"""Scores of one rank's tokens in chunks; most chunks are skipped because of their maximum."""
+"""One rank's shard of the vocabulary: its scores in chunks, and the argmax over all shards."""
 
 from __future__ import annotations
 
@@ -8,23 +8,30 @@ import torch
 from torch import Tensor
 
 from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.cpu import SharedMemory
+from specdec.kernels.sample import RowArgmax, shared_memory_argmax
 from specdec.sampling.gumbel import CHUNK_TOKENS
 
 _LOWEST = torch.finfo(torch.float32).min
 
 
 @dataclass(frozen=True)
-class BestTokens:
-    """The best token of each row; the score is -inf for a row without a token on this rank."""
+class VocabShard:
+    """The vocabulary shard of one rank: it holds the logits of the tokens from `first_token` on.
 
-    scores: Tensor  # [num_rows] float32
-    token_ids: Tensor  # [num_rows] int64
+    Columns of logits beyond vocab_size are padding. A higher rank has higher token ids.
+    """
+
+    group: TensorParallelGroup
+    first_token: int
+    vocab_size: int
 
 
 @dataclass(frozen=True)
 class ScoreChunks:
     """Scores of the tokens from CHUNK_TOKENS * first_chunk on, one row for each sampled row.
 
+    Most chunks are skipped because of their maximum.
     Scores are never NaN, and -inf for tokens that this rank does not hold. Chunk boundaries do not
     depend on how the vocabulary is split, because noise is computed by chunk.
     """
@@ -67,3 +74,25 @@ class ScoreChunks:
     def take(self, rows: Tensor) -> ScoreChunks:
         """Copy some rows; rows: int64."""
         return ScoreChunks(self.scores[rows], self.maxima[rows], self.first_chunk)
+
+
+def all_ranks_argmax(argmax: RowArgmax, shard: VocabShard) -> RowArgmax:
+    """Return the argmax over the whole vocabulary, equal on every rank; a collective call.
+
+    argmax: of this rank's logits. A row has NaN if it has NaN on any rank.
+    """
+    group = shard.group
+    if group.size == 1:
+        return argmax
+    if isinstance(group.collectives, SharedMemory):
+        return shared_memory_argmax(argmax, group.collectives, shard.first_token)
+    columns = (argmax.values, shard.first_token + argmax.token_ids, argmax.has_nan)
+    own = torch.stack([column.double() for column in columns], dim=1)  # float64 holds each exactly
+    values, token_ids, has_nan = group.all_gather(own).unbind(2)  # [size, num_rows] each
+    # Of ranks with equal values, argmax takes the first, which has the lowest token ids.
+    best = values.argmax(0, keepdim=True)
+    return RowArgmax(
+        values.gather(0, best).squeeze(0).float(),
+        token_ids.gather(0, best).squeeze(0).long(),
+        has_nan.any(0),
+    )

@@ -1,0 +1,76 @@
+"""The tensors of safetensors files, as they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from specdec.types.errors import UnsupportedModelError
+
+_SHORT_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
+"""Dtypes that float32 represents exactly, by their names in safetensors."""
+
+
+@dataclass(frozen=True)
+class _StoredTensor:
+    path: Path
+    shape: tuple[int, ...]
+    short_dtype: torch.dtype | None
+
+
+class StoredTensors:
+    """The tensors of a checkpoint by name, in one or several files.
+
+    Reading a missing tensor raises UnsupportedModelError.
+
+    A file is opened for each read: it stays mapped, and the pages that were read stay resident,
+    while it is open or one of its tensors is in use.
+    """
+
+    def __init__(self, paths: Iterable[Path], directory: Path) -> None:
+        """Read the headers of all files. Raises UnsupportedModelError for an unreadable file."""
+        self._directory = directory
+        self._tensors: dict[str, _StoredTensor] = {}
+        for path in paths:
+            with _open(path) as file:
+                names: list[str] = file.keys()
+                for name in names:
+                    tensor = file.get_slice(name)
+                    short_dtype = _SHORT_DTYPES.get(tensor.get_dtype())
+                    shape = tuple(tensor.get_shape())
+                    self._tensors[name] = _StoredTensor(path, shape, short_dtype)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
+        return self._stored(name).shape
+
+    def short_dtype(self, name: str) -> torch.dtype | None:
+        """Return the stored dtype if it is a 16-bit floating-point type, else None."""
+        return self._stored(name).short_dtype
+
+    def slice(self, name: str, *window: slice) -> Tensor:
+        """Return a part of a tensor as it is stored; all of it without a window."""
+        with _open(self._stored(name).path) as file:
+            tensor: Tensor = file.get_slice(name)[window] if window else file.get_tensor(name)
+        return tensor
+
+    def _stored(self, name: str) -> _StoredTensor:
+        if name not in self._tensors:
+            raise UnsupportedModelError(f"{self._directory} has no tensor {name}")
+        return self._tensors[name]
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise UnsupportedModelError(f"{path} cannot be read: {error}") from error
