@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from specdec.engine.metrics import Metrics
 from specdec.engine.request_metrics import LEFT, RequestMetrics, reason_of
 from specdec.sequences.sequence import EngineRequest
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 
 if TYPE_CHECKING:  # the packages that make traces are optional
     from cluster.replica.tracing import RequestTrace
@@ -40,7 +40,7 @@ class TracedRequest(RequestMetrics):
         super().on_scheduled(at)
         self._trace.on_scheduled(at)
 
-    def on_output(self, output: RequestOutput, at: float) -> None:
+    def on_output(self, output: EngineOutput, at: float) -> None:
         """See RequestMetrics."""
         is_first = self._first_at is None
         super().on_output(output, at)

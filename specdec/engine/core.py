@@ -32,7 +32,7 @@ class Executor(Protocol):
 
     @property
     def target(self) -> Target:
-        """The target in use, which `remake_target` replaces."""
+        """The target in use, which `restart_target` replaces."""
 
     @property
     def counts(self) -> Counts:
@@ -44,10 +44,10 @@ class Executor(Protocol):
     def make_policy(self, control: SpeculationControl, full_batch: int) -> SpeculationPolicy | None:
         """See `specdec.speculation.policy.factory`; call it before there is a sequence."""
 
-    def lose_target(self) -> None:
-        """Prepare for `remake_target`; called on the engine's thread."""
+    def mark_target_lost(self) -> None:
+        """Prepare for `restart_target`; called on the engine's thread."""
 
-    def remake_target(self) -> Target:
+    def restart_target(self) -> Target:
         """Replace a lost target; called on a recovery thread. Raises TargetFailedError."""
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class EngineCore(Generic[Config]):
         assert executor is not None, "the models are not loaded"
         if self._control is not None:  # it may have changed while the models were measured
             engine.set_speculation(self._control)
-        self.thread = EngineThread(engine, executor.remake_target, executor.lose_target)
+        self.thread = EngineThread(engine, executor.restart_target, executor.mark_target_lost)
         return self.thread
 
     @property

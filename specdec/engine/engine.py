@@ -40,7 +40,7 @@ from specdec.types.errors import (
     SpecdecError,
 )
 from specdec.types.messages import StepInput, StepRow, VerifiedRow, VerifyOutput
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 from specdec.types.worker import Target
 
 _Rows = list[tuple[Sequence, StepRow]]
@@ -165,7 +165,7 @@ class Engine:
         new = self._scheduler.newly_scheduled
         return tuple(seq.request.request_id for seq in new if seq.choice == 0)
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> list[EngineOutput]:
         """Collect and commit the step in flight, and begin the next one before returning.
 
         The caller delivers the outputs while the next forward pass runs. With asynchronous
@@ -265,10 +265,10 @@ class Engine:
         if self._may_run_ahead and self._scheduler.num_decoding:
             self._speculator.begin_step([row for _, row in self._in_flight[0].rows])
 
-    def _begin(self, rows: list[ScheduledRow], drafts: dict[int, Proposal]) -> list[RequestOutput]:
+    def _begin(self, rows: list[ScheduledRow], drafts: dict[int, Proposal]) -> list[EngineOutput]:
         """Have the target run `rows`; return an error for each request whose grammar got stuck."""
         begun: _Rows = []
-        failed: list[RequestOutput] = []
+        failed: list[EngineOutput] = []
         for row in rows:
             if row.seq.status is not SequenceStatus.RUNNING:
                 continue  # another choice of its request has just failed
@@ -296,7 +296,7 @@ class Engine:
         self._in_flight.append(_InFlight(rows, self._clock()))
         self._target.begin(step)
 
-    def _collect(self) -> list[RequestOutput]:
+    def _collect(self) -> list[EngineOutput]:
         """Wait for the oldest step in flight, if there is one, time it and commit it."""
         self._batch_size = 0
         if not self._in_flight:
@@ -311,10 +311,10 @@ class Engine:
             self._recorder.record_batch(self._batch_size)
         return outputs
 
-    def _commit(self, rows: _Rows, verified: VerifyOutput) -> list[RequestOutput]:
+    def _commit(self, rows: _Rows, verified: VerifyOutput) -> list[EngineOutput]:
         results = {row.seq_id: row for row in verified.rows}
         prompts = {part.seq_id: part for part in verified.prompt_logprobs}
-        outputs: list[RequestOutput] = []
+        outputs: list[EngineOutput] = []
         buffered: list[Sequence] = []
         full_intervals: set[int] = set()
         for seq, row in rows:
@@ -347,7 +347,7 @@ class Engine:
 
     def _commit_tokens(
         self, seq: Sequence, row: StepRow, verified: VerifiedRow
-    ) -> RequestOutput | None:
+    ) -> EngineOutput | None:
         """Add verified tokens to a sequence; return None if its output is buffered for later."""
         token_ids, choices = verified.token_ids, self._choices[seq.request.request_id]
         num_kept, stop = self._append(seq, token_ids)
@@ -389,11 +389,11 @@ class Engine:
             method = self._speculator.drafting_method(row.seq_id)
             self._drafts.record(method, row.num_draft_tokens, num_accepted)
 
-    def _flush(self, seq: Sequence) -> RequestOutput:
+    def _flush(self, seq: Sequence) -> EngineOutput:
         choices = self._choices[seq.request.request_id]
         return output_of(seq, choices, seq.output_buffer.take(), None)
 
-    def _on_bad_logits(self, seq: Sequence, row: StepRow) -> list[RequestOutput]:
+    def _on_bad_logits(self, seq: Sequence, row: StepRow) -> list[EngineOutput]:
         """Fail a request without publishing KV; a row with guesses is retried without them.
 
         Guesses can corrupt a whole row: attention multiplies their NaN values by 0.
@@ -426,7 +426,7 @@ class Engine:
         self._scheduler.finish(seq)
         self._release(seq)
 
-    def _fail(self, seq: Sequence, error: SpecdecError) -> RequestOutput:
+    def _fail(self, seq: Sequence, error: SpecdecError) -> EngineOutput:
         """End all choices of the request of a sequence that cannot go on."""
         choices = self._choices[seq.request.request_id]
         self.abort(seq.request.request_id)

@@ -21,7 +21,7 @@ from specdec.sequences.sequence import EngineRequest
 from specdec.types.control import SpeculationControl
 from specdec.types.engine_stats import EngineStats
 from specdec.types.errors import NotReadyError, TargetFailedError
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 from specdec.types.worker import Target
 
 logger = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class EngineThread:
 
     async def generate(
         self, request: EngineRequest, metrics: RequestMetrics | None = None
-    ) -> AsyncGenerator[RequestOutput, None]:
+    ) -> AsyncGenerator[EngineOutput, None]:
         """Stream a request's outputs, one per step and choice. Leaving early aborts the request.
 
         Raises what `Engine.add` raises, the error of a failed output, TargetFailedError when the
@@ -181,7 +181,7 @@ class EngineThread:
         """Put settings in force; the next step goes by them when this returns."""
         await self.call(lambda: self._engine.set_speculation(control))
 
-    def lose_target(self, error: TargetFailedError) -> None:
+    def mark_target_lost(self, error: TargetFailedError) -> None:
         """Report that the target is lost, for when no step has noticed."""
         self.post(lambda: self._recover(error))
 

@@ -21,7 +21,7 @@ from specdec.engine.metrics import (
     Metrics,
 )
 from specdec.sequences.sequence import EngineRequest
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class RequestMetrics:
         self._scheduled_at: float | None = None
         self._first_at: float | None = None
         self._last_at: dict[int, float] = {}  # by choice
-        self._last: RequestOutput | None = None
+        self._last: EngineOutput | None = None
         self._has_ended = False
 
     @property
@@ -94,7 +94,7 @@ class RequestMetrics:
         self._scheduled_at = at
         self._metrics[QUEUE_TIME].observe(at - self._arrived_at)
 
-    def on_output(self, output: RequestOutput, at: float) -> None:
+    def on_output(self, output: EngineOutput, at: float) -> None:
         """Record an output and the time of its delivery."""
         if self._first_at is None:
             self._on_first(at)
@@ -132,7 +132,7 @@ class RequestMetrics:
         if self._scheduled_at is not None:
             self._metrics[PREFILL_TIME].observe(at - self._scheduled_at)
 
-    def _on_end(self, output: RequestOutput, reason: str, at: float) -> None:
+    def _on_end(self, output: EngineOutput, reason: str, at: float) -> None:
         assert self._first_at is not None, "an end without a token"
         self._has_ended = True
         self._metrics[END_TO_END].observe(at - self._arrived_at)

@@ -10,7 +10,7 @@ from specdec.engine.request_metrics import RequestTimes
 from specdec.sequences.sequence import EngineRequest
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.messages import Logprobs
-from specdec.types.outputs import RequestOutput as StepOutput
+from specdec.types.outputs import EngineOutput
 from specdec.types.sampling_params import VerifierName
 from specdec.types.stats import SpeculationStats
 
@@ -116,10 +116,10 @@ class OutputBuilder:
         self._tokenizer = tokenizer
         self._choices = [_Choice() for _ in range(request.params.n)]
         self._prompt_logprobs: list[PositionLogprobs | None] | None = None
-        self._last: StepOutput | None = None
+        self._last: EngineOutput | None = None
         self._is_finished = False
 
-    def add(self, output: StepOutput) -> None:
+    def add(self, output: EngineOutput) -> None:
         """Add an output of the engine."""
         choice = self._choices[output.choice]
         choice.is_sent = False

@@ -25,7 +25,7 @@ from cluster.replica.router import Router
 from specdec.text.chat_template import ChatTemplate
 from specdec.types.chat import Conversation
 from specdec.types.errors import InvalidValueError
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 from specdec.types.request import GenerateRequest
 from specdec.types.sampling_params import SamplingParams
 
@@ -72,7 +72,7 @@ class ChatBuilder(ResponseBuilder):
         self.info = info
         self._request = request
         self._prompt = prompt
-        self._first: RequestOutput | None = None
+        self._first: EngineOutput | None = None
         self._writers = [
             ChoiceWriter(
                 index,
@@ -140,7 +140,7 @@ class ChatBuilder(ResponseBuilder):
             chunk.usage = None  # set, and thus serialized as null
         return chunk
 
-    def _add_prompt_fields(self, first: RequestOutput, answer: ChatCompletion | ChatChunk) -> None:
+    def _add_prompt_fields(self, first: EngineOutput, answer: ChatCompletion | ChatChunk) -> None:
         """Set the requested fields of the prompt; a field that is not set is not serialized."""
         if first.prompt_logprobs is not None and self.names is not None:
             answer.prompt_logprobs = prompt_logprobs(first.prompt_logprobs, self.names)

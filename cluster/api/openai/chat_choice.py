@@ -19,7 +19,7 @@ from cluster.api.openai.logprobs import ChoiceLogprobs, TokenNames, chat_logprob
 from cluster.api.openai.schema import FinishReason
 from cluster.api.openai.tool_parser import CallStart, Content, Piece, ToolCallParser
 from specdec.types import responses
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 
 
 class ChoiceWriter:
@@ -40,14 +40,14 @@ class ChoiceWriter:
         self._names = names
         self._returns_token_ids = returns_token_ids
         self._prefix = prefix
-        self._outputs: list[RequestOutput] = []
+        self._outputs: list[EngineOutput] = []
 
     def opening(self) -> ChatChunkChoice:
         """Return the first chunk of a stream, which has the role and no text."""
         delta = Delta(role="assistant", content=self._prefix)
         return ChatChunkChoice(index=self._index, delta=delta, logprobs=None, finish_reason=None)
 
-    def chunk(self, output: RequestOutput) -> ChatChunkChoice | None:
+    def chunk(self, output: EngineOutput) -> ChatChunkChoice | None:
         """Convert an output to a chunk; return None if it adds nothing visible."""
         pieces = self._pieces(output)
         logprobs = self._logprobs([output])
@@ -65,7 +65,7 @@ class ChoiceWriter:
             choice.token_ids = list(output.token_ids)
         return choice
 
-    def add(self, output: RequestOutput) -> None:
+    def add(self, output: EngineOutput) -> None:
         """Keep an output for `choice`."""
         self._outputs.append(output)
 
@@ -86,7 +86,7 @@ class ChoiceWriter:
             choice.token_ids = [each for output in self._outputs for each in output.token_ids]
         return choice
 
-    def _pieces(self, output: RequestOutput) -> list[Piece]:
+    def _pieces(self, output: EngineOutput) -> list[Piece]:
         if self._parser is None:
             return [Content(output.text)] if output.text else []
         pieces = list(self._parser.feed(output.text))
@@ -110,14 +110,14 @@ class ChoiceWriter:
             message.tool_calls = calls
         return message
 
-    def _logprobs(self, outputs: Iterable[RequestOutput]) -> ChoiceLogprobs | None:
+    def _logprobs(self, outputs: Iterable[EngineOutput]) -> ChoiceLogprobs | None:
         if self._names is None:
             return None
         parts = [each.logprobs for each in outputs if each.logprobs is not None]
         content = [each for part in parts for each in chat_logprobs(part, self._names).content]
         return ChoiceLogprobs(content=content, refusal=None)
 
-    def _finish_reason(self, output: RequestOutput) -> FinishReason | None:
+    def _finish_reason(self, output: EngineOutput) -> FinishReason | None:
         if output.finish_reason is None:
             return None
         if output.finish_reason is responses.FinishReason.LENGTH:

@@ -31,7 +31,7 @@ from cluster.replica.limits import MAX_TEXT_CHARS, MAX_TOKEN_IDS, require_length
 from cluster.replica.router import Router
 from specdec.engine.input_processor import MAX_ANSWER_LOGPROBS
 from specdec.types.errors import InvalidValueError
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 from specdec.types.request import DetokenizeRequest, GenerateRequest
 from specdec.types.sampling_params import SamplingParams
 
@@ -83,7 +83,7 @@ class CompletionBuilder(ResponseBuilder):
             for index in range(len(echoes) * self._num_choices)
         ]
 
-    def is_large(self, output: RequestOutput) -> bool:
+    def is_large(self, output: EngineOutput) -> bool:
         """Return whether an output is worth converting on a thread, as a scored echo is."""
         return (self._request.echo and self.names is not None) or super().is_large(output)
 

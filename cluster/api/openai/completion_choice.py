@@ -14,7 +14,7 @@ from cluster.api.openai.logprobs import (
     prompt_logprobs,
 )
 from specdec.types.messages import Logprobs
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 from specdec.types.responses import FinishReason
 
 
@@ -30,7 +30,7 @@ class Echo:
     text: str
     logprobs: Logprobs | None = None
 
-    def note(self, output: RequestOutput) -> None:
+    def note(self, output: EngineOutput) -> None:
         """Keep the log-probabilities of the prompt, if the output has them."""
         if output.prompt_logprobs is not None:
             self.logprobs = output.prompt_logprobs
@@ -57,9 +57,9 @@ class CompletionWriter:
         self._request = request
         self._has_started = False
         self._logprobs = None if names is None else CompletionLogprobsWriter(names)
-        self._outputs: list[RequestOutput] = []
+        self._outputs: list[EngineOutput] = []
 
-    def chunk(self, output: RequestOutput) -> CompletionChoice | None:
+    def chunk(self, output: EngineOutput) -> CompletionChoice | None:
         """Convert an output to a chunk; return None if it adds nothing visible."""
         is_first, self._has_started = not self._has_started, True
         self._echo.note(output)
@@ -81,7 +81,7 @@ class CompletionWriter:
         is_visible = choice.text or logprobs or choice.finish_reason or is_first or choice.token_ids
         return choice if is_visible else None
 
-    def add(self, output: RequestOutput) -> None:
+    def add(self, output: EngineOutput) -> None:
         """Keep an output for `choice`, which converts it and may take long."""
         self._echo.note(output)
         self._outputs.append(output)
@@ -105,9 +105,7 @@ class CompletionWriter:
             whole.prompt_logprobs = first.prompt_logprobs
         return whole
 
-    def _chunk_logprobs(
-        self, output: RequestOutput, *, is_first: bool
-    ) -> CompletionLogprobs | None:
+    def _chunk_logprobs(self, output: EngineOutput, *, is_first: bool) -> CompletionLogprobs | None:
         if self._logprobs is None or self._request.logprobs is None:
             return None
         parts: list[CompletionLogprobs] = []
@@ -123,12 +121,12 @@ class CompletionWriter:
         first, rest = writer.skip(self._echo.token_ids[:1]), self._echo.logprobs
         return [first] if rest is None else [first, writer.write(rest.best(num_best))]
 
-    def _add_prompt_logprobs(self, choice: CompletionChoice, output: RequestOutput) -> None:
+    def _add_prompt_logprobs(self, choice: CompletionChoice, output: EngineOutput) -> None:
         logprobs, num_best = output.prompt_logprobs, self._request.prompt_logprobs
         if logprobs is not None and self._names is not None and num_best is not None:
             choice.prompt_logprobs = prompt_logprobs(logprobs.best(num_best), self._names)
 
-    def _finish_reason(self, output: RequestOutput) -> Literal["stop", "length"] | None:
+    def _finish_reason(self, output: EngineOutput) -> Literal["stop", "length"] | None:
         if output.finish_reason is None:
             return None
         if self._request.max_tokens == 0:

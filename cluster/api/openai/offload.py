@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from cluster.api.openai.logprobs import TokenNames
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ async def offload(work: Callable[[], T], *, is_large: bool) -> T:
     return await asyncio.to_thread(work) if is_large else work()
 
 
-def has_many_logprobs(output: RequestOutput, names: TokenNames | None) -> bool:
+def has_many_logprobs(output: EngineOutput, names: TokenNames | None) -> bool:
     """Return whether an output has many log-probabilities. names: None if none are returned."""
     has_prompts = output.prompt_logprobs is not None
     return names is not None and (has_prompts or len(output.token_ids) > MANY_TOKENS)

@@ -12,7 +12,7 @@ from cluster.api.openai.schema import ResponseModel
 from cluster.api.openai.streams import DONE, PromptOutput
 from cluster.api.openai.usage import UsageMeter
 from cluster.api.sse import event
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 from specdec.types.request import GenerateRequest
 
 
@@ -25,7 +25,7 @@ class ResponseBuilder(ABC):
         self.names = names
         self.meter = UsageMeter()
 
-    def is_large(self, output: RequestOutput) -> bool:
+    def is_large(self, output: EngineOutput) -> bool:
         """Return whether an output is worth converting on a thread."""
         return has_many_logprobs(output, self.names)
 

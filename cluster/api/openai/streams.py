@@ -17,7 +17,7 @@ from cluster.api.api_keys import Lease
 from cluster.api.openai.deadline import Deadline
 from cluster.api.sse import STREAM_HEADERS
 from cluster.replica.router import Router
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 from specdec.types.request import GenerateRequest
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class PromptOutput:
     """An output with the index of its prompt."""
 
     prompt: int
-    output: RequestOutput
+    output: EngineOutput
 
 
 class ClientDisconnectedError(Exception):

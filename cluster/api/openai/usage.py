@@ -8,7 +8,7 @@ from cluster.api.openai.schema import (
     SpeculationUsage,
     Usage,
 )
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 from specdec.types.sampling_params import LOSSY_VERIFIERS, VerifierName
 from specdec.types.stats import SpeculationStats
 
@@ -17,7 +17,7 @@ class UsageMeter:
     """Sum of the usage of one call's prompts. An output counts all choices of its prompt."""
 
     def __init__(self) -> None:
-        self._last: dict[int, RequestOutput] = {}  # by prompt
+        self._last: dict[int, EngineOutput] = {}  # by prompt
         self._cached: dict[int, int] = {}  # of choice 0, which computes the prompt
 
     @property
@@ -25,7 +25,7 @@ class UsageMeter:
         """Whether an output was added."""
         return bool(self._last)
 
-    def add(self, prompt: int, output: RequestOutput) -> None:
+    def add(self, prompt: int, output: EngineOutput) -> None:
         """Add an output of the prompt with this index."""
         self._last[prompt] = output
         if output.choice == 0:

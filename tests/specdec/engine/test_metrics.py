@@ -9,7 +9,7 @@ from specdec.client import HistogramCounts
 from specdec.engine import metrics as names
 from specdec.engine.metrics import Histogram, Metrics
 from specdec.engine.request_metrics import RequestMetrics
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 from specdec.types.responses import FinishReason
 from specdec.types.stats import SpeculationStats
 
@@ -26,7 +26,7 @@ def observer(metrics):
 
 def output(finish_reason, choice=0, is_last=None, num_steps=1):
     is_last = finish_reason is not None if is_last is None else is_last
-    return RequestOutput(
+    return EngineOutput(
         "r",
         (5,),
         "text",

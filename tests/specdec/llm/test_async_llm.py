@@ -199,7 +199,7 @@ def test_another_event_loop_waits_for_models_that_are_being_started_again(
             assert go_on.wait(timeout=30)
             return LocalTarget(executor.target._runner)
 
-        monkeypatch.setattr(executor, "remake_target", start_again)
+        monkeypatch.setattr(executor, "restart_target", start_again)
         with monkeypatch.context() as patch:
             patch.setattr(executor.target, "collect", lose)
             asyncio.run(leave_while_recovering(llm))

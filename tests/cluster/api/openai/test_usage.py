@@ -3,13 +3,13 @@
 import pytest
 
 from cluster.api.openai.usage import UsageMeter
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 from specdec.types.stats import SpeculationStats
 
 
 def output(num_output_tokens, *, choice=0, num_cached_tokens=0, verifier="coupled"):
     stats = SpeculationStats(num_drafts=2, num_draft_tokens=8, num_accepted_tokens=4)
-    return RequestOutput(
+    return EngineOutput(
         "r",
         (1,),
         "",
