@@ -38,7 +38,7 @@ _DRAFT_TIMEOUT_S = 10.0
 
 
 class RayExecutor:
-    """Models in worker groups that are restarted when lost; see specdec.llm.executors.Executor.
+    """Models in worker groups that are restarted when lost; see specdec.engine.core.Executor.
 
     `LLM` finds it by the entry point `ray`.
     """

@@ -42,7 +42,7 @@ class TracedRequest(RequestMetrics):
 
     def on_output(self, output: EngineOutput, at: float) -> None:
         """See RequestMetrics."""
-        is_first = self._first_at is None
+        is_first = self.first_at is None
         super().on_output(output, at)
         if is_first:
             self._trace.on_first_output(at)

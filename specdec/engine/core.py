@@ -73,7 +73,7 @@ class EngineCore(Generic[Config]):
         *,
         in_process: bool = False,
     ) -> None:
-        """The sizes are as in `memory_plan`. Raises what planning and the dtype raise."""
+        """Plan the memory; the sizes are those of `memory_plan`, whose errors it raises."""
         self.config = with_settled_dtype(config, models)
         self.model = models.target
         if config.generation_config == "none":

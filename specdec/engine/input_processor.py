@@ -22,15 +22,15 @@ from specdec.types.sampling_spec import SamplingRules
 from specdec.types.validation import require_range
 
 MAX_PROMPT_LOGPROBS = 200_000
-"""Most log-probabilities of one prompt. They travel in one message, of 16 bytes each, and a gRPC
+"""Limit of log-probabilities of one prompt. One message carries them, 16 bytes each, and a gRPC
 client accepts 4 MiB by default."""
 
 MAX_ANSWER_LOGPROBS = 200_000
-"""Most log-probabilities of an answer that is sent as one message, for the same reason."""
+"""The same limit for an answer that is sent as one message."""
 
 
 def check_request(request: EngineRequest, config: EngineConfig, vocab_size: int) -> None:
-    """Holds a request against the configuration and the vocabulary."""
+    """Validate a request against configuration and vocabulary. Raises InvalidValueError."""
     _check_prompt(request, config.max_model_len, vocab_size)
     _check_prompt_logprobs(request)
     room = config.max_model_len - len(request.prompt_token_ids)
@@ -51,12 +51,15 @@ def check_request(request: EngineRequest, config: EngineConfig, vocab_size: int)
 
 
 def check_answer_in_one_message(params: SamplingParams, max_tokens: int) -> None:
-    """max_tokens: how long each choice can get. A stream, in messages of a step, needs no limit."""
-    asked, num_tokens = params.logprobs, params.n * max_tokens
-    if asked is not None and (1 + asked) * num_tokens > MAX_ANSWER_LOGPROBS:
-        limit = f"so few that {num_tokens} tokens (n times max_tokens) have at most "
+    """Raise InvalidValueError for more log-probabilities than one message can carry.
+
+    max_tokens: of each choice. A stream needs no limit: it has a message for each step.
+    """
+    num_best, num_tokens = params.logprobs, params.n * max_tokens
+    if num_best is not None and (1 + num_best) * num_tokens > MAX_ANSWER_LOGPROBS:
+        limit = f"low enough that {num_tokens} tokens (n times max_tokens) have at most "
         limit += f"{MAX_ANSWER_LOGPROBS} in all, each token's own included, or be streamed"
-        raise InvalidValueError("logprobs", asked, limit)
+        raise InvalidValueError("logprobs", num_best, limit)
 
 
 def _check_prompt(request: EngineRequest, max_model_len: int, vocab_size: int) -> None:
@@ -70,10 +73,10 @@ def _check_prompt(request: EngineRequest, max_model_len: int, vocab_size: int) -
 
 
 def _check_prompt_logprobs(request: EngineRequest) -> None:
-    asked, num_tokens = request.params.prompt_logprobs, len(request.prompt_token_ids)
-    if asked is not None and (1 + asked) * num_tokens > MAX_PROMPT_LOGPROBS:
-        limit = f"so few that {num_tokens} tokens have at most {MAX_PROMPT_LOGPROBS} in all"
-        raise InvalidValueError("prompt_logprobs", asked, f"{limit}, each token's own included")
+    num_best, num_tokens = request.params.prompt_logprobs, len(request.prompt_token_ids)
+    if num_best is not None and (1 + num_best) * num_tokens > MAX_PROMPT_LOGPROBS:
+        limit = f"low enough that {num_tokens} tokens have at most {MAX_PROMPT_LOGPROBS} in all"
+        raise InvalidValueError("prompt_logprobs", num_best, f"{limit}, each token's own included")
 
 
 def _check_resumed(request: EngineRequest, max_tokens: int, vocab_size: int) -> None:
@@ -105,7 +108,7 @@ def has_allowed_token(
         before = word[:-1]
         if tuple(token_ids[len(token_ids) - len(before) :]) == before:
             may_come[word[-1]] = False
-    # A grammar's mask includes min_tokens: it lets an end token through if nothing else is allowed.
+    # A grammar's mask includes min_tokens: it allows an end token if nothing else is allowed.
     if grammar_mask is None and num_output_tokens < rules.min_tokens:
         may_come[list(rules.end_token_ids)] = False
     return bool(may_come.any())

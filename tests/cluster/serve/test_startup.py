@@ -69,7 +69,7 @@ def test_more_memory_than_there_is(start, tiny_model_dir):
 
 def test_a_checkpoint_of_no_dtype_that_a_model_runs_in(start, tiny_model_dir, tmp_path):
     model = renamed_dtype_dir(tiny_model_dir, tmp_path / "model", dtype="float64")
-    with pytest.raises(InvalidValueError, match=r"dtype is 'auto'.* config.json says float64"):
+    with pytest.raises(InvalidValueError, match=r"dtype is 'auto'.* config.json has float64"):
         start(model=str(model), dtype="auto")
 
 

@@ -35,7 +35,7 @@ def test_a_draft_with_too_little_in_common_is_refused(tiny_model_dir, tmp_path, 
 
 
 def settled(model_dir, to, names, dtype="auto"):
-    """names: what config.json says of data types."""
+    """names: what config.json has for data types."""
     directories = ModelDirectories(renamed_dtype_dir(model_dir, to / "model", **names), None)
     return with_settled_dtype(LLMConfig(dtype=dtype), directories.configs()).dtype
 
@@ -59,5 +59,5 @@ def test_another_dtype_than_auto_is_not_the_checkpoints_affair(tiny_model_dir, t
 
 
 def test_a_dtype_that_no_model_runs_in_is_refused(tiny_model_dir, tmp_path):
-    with pytest.raises(InvalidValueError, match=r"dtype is 'auto'.* config.json says float64"):
+    with pytest.raises(InvalidValueError, match=r"dtype is 'auto'.* config.json has float64"):
         settled(tiny_model_dir, tmp_path, {"dtype": "float64"})
