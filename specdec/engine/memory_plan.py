@@ -75,7 +75,7 @@ def memory_plan(
     one beside a service's.
 
     Where both models share one memory, the draft's pool has as many blocks as the target's, so that
-    every running sequence fits into both, but no more than sequences of its own max_model_len fill.
+    every running sequence fits into both, but no more than sequences of its max_model_len fill.
     Where each rank has a separate GPU, each pool is as large as the fullest of its GPUs allows.
     Raises InvalidValueError for a context longer than the model's, and OutOfMemoryError when the
     weights, the processes and the KV pools do not fit in `available_bytes`.
