@@ -100,26 +100,19 @@ def has_allowed_token(
 
     grammar_mask: int32 [ceil(vocab_size / 32)], as in StepRow; None allows all.
     """
-    may_come = _allowed(rules, vocab_size)
+    allowed = np.full(vocab_size, rules.allowed_token_ids is None)
+    allowed[list(rules.allowed_token_ids or ())] = True
     if grammar_mask is not None:
         bits = np.unpackbits(grammar_mask.view(np.uint8), bitorder="little")
-        may_come &= bits[:vocab_size].astype(bool)
+        allowed &= bits[:vocab_size].astype(bool)
     for word in rules.bad_words:
         before = word[:-1]
         if tuple(token_ids[len(token_ids) - len(before) :]) == before:
-            may_come[word[-1]] = False
+            allowed[word[-1]] = False
     # A grammar's mask includes min_tokens: it allows an end token if nothing else is allowed.
     if grammar_mask is None and num_output_tokens < rules.min_tokens:
-        may_come[list(rules.end_token_ids)] = False
-    return bool(may_come.any())
-
-
-def _allowed(rules: SamplingRules, vocab_size: int) -> NDArray[np.bool_]:
-    if rules.allowed_token_ids is None:
-        return np.ones(vocab_size, dtype=bool)
-    allowed = np.zeros(vocab_size, dtype=bool)
-    allowed[list(rules.allowed_token_ids)] = True
-    return allowed
+        allowed[list(rules.end_token_ids)] = False
+    return bool(allowed.any())
 
 
 class InputProcessor:
@@ -139,19 +132,8 @@ class InputProcessor:
         the first choice computes the prompt for all. Raises InvalidValueError.
         """
         check_request(request, self._config, self._model.vocab_size)
-        rules = self._rules(request, control)
-        leader = self._sequence(request, first_seq_id, rules, None)
-        self._replay(leader)
-        shared = leader if self._config.enable_prefix_caching else None
-        others = (
-            self._sequence(request, first_seq_id + choice, rules.of_choice(choice), shared)
-            for choice in range(1, request.params.n)
-        )
-        return [leader, *others]
-
-    def _rules(self, request: EngineRequest, control: SpeculationControl) -> SamplingRules:
         service = self._config.speculation
-        return resolve(
+        rules = resolve(
             request.params,
             request.seed,
             self._model,
@@ -160,6 +142,14 @@ class InputProcessor:
             request.prompt_token_ids,
             None if service is None else control.allowed_verifiers,
         )
+        leader = self._sequence(request, first_seq_id, rules, None)
+        self._replay(leader)
+        shared = leader if self._config.enable_prefix_caching else None
+        others = (
+            self._sequence(request, first_seq_id + choice, rules.of_choice(choice), shared)
+            for choice in range(1, request.params.n)
+        )
+        return [leader, *others]
 
     def _sequence(
         self, request: EngineRequest, seq_id: int, rules: SamplingRules, leader: Sequence | None

@@ -90,7 +90,7 @@ class OutputStreams:
             self._num_choices.pop(output.request_id, None)
         stream = self._streams.get(output.request_id)
         if stream is None:
-            return  # its reader has left, and the abort is queued
+            return  # its reader has closed it, and the abort is queued
         if output.error is not None:
             logger.error("request %s failed: %s", output.request_id, output.error)
             stream.outputs.put_nowait(output.error)

@@ -67,6 +67,8 @@ def resolve(
     """
     _check_tokens(params, model.vocab_size)
     settled = params.settled(model.sampling_defaults)
+    service = service or SpeculativeConfig()
+    allowed_tokens = params.allowed_token_ids
     return SamplingRules(
         temperature=settled.temperature,
         top_p=settled.top_p,
@@ -78,16 +80,16 @@ def resolve(
         frequency_penalty=params.frequency_penalty,
         logit_bias=tuple(sorted(params.logit_bias.items())),
         bad_words=_bad_words(params, tokenizer),
-        allowed_token_ids=_allowed_tokens(params),
+        allowed_token_ids=None if allowed_tokens is None else tuple(sorted(set(allowed_tokens))),
         # With a grammar its masks enforce min_tokens: they know when only an end token may follow.
         min_tokens=params.min_tokens if params.structured_output is None else 0,
-        end_token_ids=_end_tokens(params, model),
+        end_token_ids=tuple(sorted(model.eos_token_ids | set(params.stop_token_ids))),
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
-        verifier=_verifier(
-            params, service or SpeculativeConfig(), prompt, tokenizer, allowed_verifiers
+        verifier=_verifier(params, service, prompt, tokenizer, allowed_verifiers),
+        scale_draft_temperature=_first(
+            params.speculation.scale_draft_temperature, service.scale_draft_temperature
         ),
-        scale_draft_temperature=_scales_draft_temperature(params, service),
     )
 
 
@@ -108,15 +110,6 @@ def _bad_words(params: SamplingParams, tokenizer: Tokenizer) -> tuple[tuple[int,
     return tuple(dict.fromkeys(tokens for tokens in encoded if tokens))
 
 
-def _allowed_tokens(params: SamplingParams) -> tuple[int, ...] | None:
-    allowed = params.allowed_token_ids
-    return None if allowed is None else tuple(sorted(set(allowed)))
-
-
-def _end_tokens(params: SamplingParams, model: ModelConfig) -> tuple[int, ...]:
-    return tuple(sorted(model.eos_token_ids | set(params.stop_token_ids)))
-
-
 def _verifier(
     params: SamplingParams,
     service: SpeculativeConfig,
@@ -132,7 +125,10 @@ def _verifier(
         raise InvalidValueError("speculation.verifier", name, limit)
     threshold = _first(options.acceptance_threshold, service.acceptance_threshold)
     if threshold == "auto":
-        threshold = _preset(params, prompt, tokenizer) if name == "threshold" else "strict"
+        threshold = "strict"
+        if name == "threshold":
+            text = tokenizer.decode(prompt[-MAX_CHARS:])  # most tokens have at least one character
+            threshold = preset_for(text, is_structured=params.structured_output is not None)
     return Verifier(
         name=name,
         epsilon=_first(options.typical_epsilon, service.typical_epsilon),
@@ -141,17 +137,5 @@ def _verifier(
     )
 
 
-def _preset(
-    params: SamplingParams, prompt: Sequence[int], tokenizer: Tokenizer
-) -> AcceptancePreset:
-    text = tokenizer.decode(prompt[-MAX_CHARS:])  # most tokens have at least one character
-    return preset_for(text, is_structured=params.structured_output is not None)
-
-
-def _scales_draft_temperature(params: SamplingParams, service: SpeculativeConfig | None) -> bool:
-    asked = params.speculation.scale_draft_temperature
-    return _first(asked, service is not None and service.scale_draft_temperature)
-
-
-def _first(asked: _Value | None, default: _Value) -> _Value:
-    return default if asked is None else asked
+def _first(requested: _Value | None, default: _Value) -> _Value:
+    return default if requested is None else requested

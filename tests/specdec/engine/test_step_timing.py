@@ -100,7 +100,7 @@ def test_a_lost_step_is_not_recorded(tiny_model_dir, target, clock, recorded):
     engine = engine_of(tiny_model_dir, target, clock, recorded)
     engine.add(request("r", PROMPT))
     engine.step()
-    engine._target.error = TargetFailedError("lost")
+    engine._steps.target.error = TargetFailedError("lost")
     with pytest.raises(TargetFailedError):
         engine.step()
     assert recorded == Recorded()

@@ -249,7 +249,7 @@ def test_a_restarted_target_continues_a_grammar(tiny_model_dir, ask):
     tokens = []
     for step in range(40):
         if step == 3:
-            engine.replace_target(spare._target)
+            engine.replace_target(spare._steps.target)
         for output in engine.step():
             tokens.extend(output.token_ids)
     assert tokens == expected
