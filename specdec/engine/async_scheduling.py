@@ -41,7 +41,7 @@ class StepsInFlight:
         recorder: StepRecorder,
         clock: Callable[[], float],
     ) -> None:
-        """recorder: receives the seconds of each step, by `clock`."""
+        """Start with no step. recorder: receives the seconds of each step, by `clock`."""
         self.target = target
         self._blocks = blocks
         self._recorder = recorder
@@ -95,11 +95,7 @@ class StepsInFlight:
         self._worker.truncate(seq_id)
 
 
-def next_rows(
-    in_flight: Rows,
-    blocks: BlockManager,
-    max_model_len: int,
-) -> Rows:
+def next_rows(in_flight: Rows, blocks: BlockManager, max_model_len: int) -> Rows:
     """Return the rows that follow those in flight, with blocks reserved; none if one is unknown.
 
     Leaves out sequences that were aborted or that certainly end with the pending token.

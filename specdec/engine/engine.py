@@ -294,7 +294,9 @@ class Engine:
                 seq.prompt_report.add(prompts[seq.seq_id])
             result = results.get(seq.seq_id)
             if result is None:
-                self._commit_chunk(seq, row)
+                seq.num_computed_tokens += len(row.token_ids)
+                self._counts.num_prefill_chunks += 1
+                self._publish(seq)
             elif result.has_bad_logits:
                 outputs.extend(self._on_bad_logits(seq, row))
             elif (output := self._commit_tokens(seq, row, result)) is None:
@@ -305,15 +307,10 @@ class Engine:
                     full_intervals.add(seq.output_buffer.interval)
         self._speculator.end_step()
         return outputs + [
-            self._flush(seq)
+            output_of(seq, self._choices[seq.request.request_id], seq.output_buffer.take(), None)
             for seq in buffered
             if seq.status is SequenceStatus.RUNNING and seq.output_buffer.joins(full_intervals)
         ]
-
-    def _commit_chunk(self, seq: Sequence, row: StepRow) -> None:
-        seq.num_computed_tokens += len(row.token_ids)
-        self._counts.num_prefill_chunks += 1
-        self._publish(seq)
 
     def _commit_tokens(
         self, seq: Sequence, row: StepRow, verified: VerifiedRow
@@ -358,10 +355,6 @@ class Engine:
             self._counts.num_lookahead_tokens += row.num_lookahead_tokens
             method = self._speculator.drafting_method(row.seq_id)
             self._drafts.record(method, row.num_draft_tokens, num_accepted)
-
-    def _flush(self, seq: Sequence) -> EngineOutput:
-        choices = self._choices[seq.request.request_id]
-        return output_of(seq, choices, seq.output_buffer.take(), None)
 
     def _on_bad_logits(self, seq: Sequence, row: StepRow) -> list[EngineOutput]:
         """Fail a request without publishing KV; a row with guesses is retried without them.

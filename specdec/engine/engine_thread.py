@@ -160,7 +160,7 @@ class EngineThread:
         self.post(lambda: self._recover(error))
 
     async def drain(self, timeout_s: float) -> None:
-        """Reject new requests and wait for the open ones; end those that remain after `timeout_s`."""
+        """Reject new requests, wait for the open ones, and end those left after `timeout_s`."""
         self.is_draining = True
         if await self._streams.all_close_within(timeout_s):
             return

@@ -86,7 +86,10 @@ def memory_plan(
     elif draft is not None and draft_bytes is not None:
         num_blocks = _divide_hosts(config, models, target, draft, available_bytes, draft_bytes)
     else:
-        free_bytes = available_bytes - _bytes_without_kv(config, models, in_process)
+        free_bytes = available_bytes - _target_bytes_without_kv(
+            config, models, in_process=in_process
+        )
+        free_bytes -= _draft_bytes_without_kv(config, models, in_process=in_process)
         num_blocks = _divide_host(config, target, draft, free_bytes)
         _check_host(config, target, draft, num_blocks, free_bytes, available_bytes)
     return MemoryPlan(
@@ -198,7 +201,7 @@ def _divide_hosts(
     draft_bytes: int,
 ) -> _NumBlocks:
     """Size the pools where each model has a node: the draft's has what fits of the target's."""
-    free_bytes = available_bytes - _target_bytes_without_kv(config, models)
+    free_bytes = available_bytes - _target_bytes_without_kv(config, models, in_process=False)
     if config.kv_cache_memory_gib is None:
         num_target_blocks = _divide_host(config, target, None, free_bytes).target
         most = min(num_target_blocks, draft.most_blocks)
@@ -207,7 +210,7 @@ def _divide_hosts(
         num_target_blocks, most = wanted.target, wanted.draft
     of_target = _NumBlocks(num_target_blocks, 0)
     _check_host(config, target, None, of_target, free_bytes, available_bytes)
-    draft_free_bytes = draft_bytes - _draft_bytes_without_kv(config, models)
+    draft_free_bytes = draft_bytes - _draft_bytes_without_kv(config, models, in_process=False)
     num_blocks = min(most, max(0, draft_free_bytes) // draft.block_bytes)
     if num_blocks < draft.blocks_of_longest:
         raise OutOfMemoryError(
@@ -245,38 +248,28 @@ def _check_host(
         )
 
 
-def _bytes_without_kv(config: LLMConfig, models: Models, in_process: bool) -> int:
-    """Return the bytes of weights, processes and proposers on a host of both models."""
-    if in_process:
-        weights = _target_weights(config, models) + _draft_weights(config, models)
-        return weights + _PROCESS_BYTES + _proposer_bytes(config)
-    return _target_bytes_without_kv(config, models) + _draft_bytes_without_kv(config, models)
+def _target_bytes_without_kv(config: LLMConfig, models: Models, *, in_process: bool) -> int:
+    """Return the bytes of the target's weights, of processes other than draft ranks, and proposers.
 
-
-def _target_bytes_without_kv(config: LLMConfig, models: Models) -> int:
+    In the caller's process there is one process for all; else each rank and the service have one.
+    """
     processes = (config.tensor_parallel_size + 1) * _PROCESS_BYTES + _CONTROL_PLANE_BYTES
-    return _target_weights(config, models) + processes + _proposer_bytes(config)
-
-
-def _draft_bytes_without_kv(config: LLMConfig, models: Models) -> int:
-    ranks = 0 if config.draft_model is None else config.draft_model.draft_tensor_parallel_size
-    processes = 0 if models.draft is None else ranks * _PROCESS_BYTES
-    return _draft_weights(config, models) + processes
-
-
-def _target_weights(config: LLMConfig, models: Models) -> int:
-    return models.target.weight_bytes(config.settled_dtype, config.quantization_method)
-
-
-def _draft_weights(config: LLMConfig, models: Models) -> int:
-    if models.draft is None or config.draft_model is None:
-        return 0
-    return models.draft.weight_bytes(config.settled_dtype, config.draft_model.quantization)
-
-
-def _proposer_bytes(config: LLMConfig) -> int:
     memory = proposer_memory(config.speculative_config)
-    return memory.fixed_bytes + config.max_num_seqs * memory.bytes_per_sequence
+    return (
+        models.target.weight_bytes(config.settled_dtype, config.quantization_method)
+        + (_PROCESS_BYTES if in_process else processes)
+        + memory.fixed_bytes
+        + config.max_num_seqs * memory.bytes_per_sequence
+    )
+
+
+def _draft_bytes_without_kv(config: LLMConfig, models: Models, *, in_process: bool) -> int:
+    drafting = config.draft_model
+    if models.draft is None or drafting is None:
+        return 0
+    num_processes = 0 if in_process else drafting.draft_tensor_parallel_size
+    weights = models.draft.weight_bytes(config.settled_dtype, drafting.quantization)
+    return weights + num_processes * _PROCESS_BYTES
 
 
 def _lookup_bytes_per_block(config: LLMConfig) -> int:
@@ -323,18 +316,13 @@ def _gpu_blocks(config: LLMConfig, pool: _Pool, most: int, available_bytes: int)
     num_blocks = min(most, max(0, free_bytes) // block_bytes)
     if num_blocks < pool.blocks_of_longest:
         needed_bytes = pool.blocks_of_longest * block_bytes
+        prefix = "" if pool.name == "target" else "speculative_config."
+        size = "tensor_parallel_size" if pool.name == "target" else "draft_tensor_parallel_size"
         raise OutOfMemoryError(
             f"a rank of the {pool.name} may take {available_bytes / _GIB:.1f} GiB of its GPU; "
             f"weights and workspace leave {max(0, free_bytes) / _GIB:.1f} for the KV cache, of "
             f"which {num_blocks * block_bytes / _GIB:.2f} may be used; one sequence of "
-            f"{pool.max_model_len} tokens needs {needed_bytes / _GIB:.2f}: {_remedy(pool)}"
+            f"{pool.max_model_len} tokens needs {needed_bytes / _GIB:.2f}: "
+            f"raise {prefix}{size} or kv_cache_memory_gib, or lower {prefix}max_model_len"
         )
     return num_blocks
-
-
-def _remedy(pool: _Pool) -> str:
-    if pool.name == "target":
-        return "raise tensor_parallel_size or kv_cache_memory_gib, or lower max_model_len"
-    keys = ("draft_tensor_parallel_size", "max_model_len")
-    raised, lowered = (f"speculative_config.{key}" for key in keys)
-    return f"raise {raised} or kv_cache_memory_gib, or lower {lowered}"

@@ -136,12 +136,7 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
     gauge("kv_cache_usage_perc", "Part of the KV blocks in use, from 0 to 1.", "kv_cache_usage"),
     # Requests and tokens.
     counter("requests_received", "Received requests; each choice counts as one.", "num_requests"),
-    counters(
-        "request_success",
-        "Ended requests, by the finish reason of the last choice.",
-        "finished_reason",
-        "ended",
-    ),
+    counters("request_success", "Ended requests.", "finished_reason", "ended"),
     counter("engine_steps", "Forward passes of the target.", "num_steps"),
     counter("prompt_tokens", "Prompt tokens, counted for each choice.", "num_prompt_tokens"),
     counter("prompt_tokens_cached", "Prompt tokens with cached KV.", "num_cached_tokens"),
@@ -151,11 +146,7 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
     # Latencies and sizes.
     *(_histogram(name, meaning) for name, (meaning, _) in HISTOGRAMS.items()),
     # Drafts.
-    counter(
-        "spec_decode_num_drafts",
-        "Verified drafts, one for each step and request.",
-        "speculation.num_drafts",
-    ),
+    counter("spec_decode_num_drafts", "Verified drafts.", "speculation.num_drafts"),
     counter(
         "spec_decode_num_draft_tokens", "Verified draft tokens.", "speculation.num_draft_tokens"
     ),
@@ -176,37 +167,21 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
         lambda c: _indexed(c.accepted_by_position),
     ),
     by_method(
-        "spec_decode_num_draft_tokens_by_method",
-        "Verified draft tokens, by drafting method and position.",
-        "drafted_by_method",
+        "spec_decode_num_draft_tokens_by_method", "Verified draft tokens.", "drafted_by_method"
     ),
     by_method(
-        "spec_decode_num_accepted_tokens_by_method",
-        "Accepted draft tokens, by drafting method and position.",
-        "accepted_by_method",
+        "spec_decode_num_accepted_tokens_by_method", "Accepted draft tokens.", "accepted_by_method"
     ),
-    counter(
-        "spec_decode_num_lookahead_tokens",
-        "Guesses of lookahead decoding run behind the drafts.",
-        "num_lookahead_tokens",
-    ),
+    counter("spec_decode_num_lookahead_tokens", "Lookahead tokens run.", "num_lookahead_tokens"),
     counter(
         "spec_decode_num_catch_up_tokens",
-        "Tokens that the draft model computed to catch up.",
+        "Catch-up tokens of the draft model.",
         "num_catch_up_tokens",
     ),
     # Control of speculation.
     MetricSpec("speculation_mode", "gauge", "1 for the mode in force, else 0.", _modes, ("mode",)),
-    gauge(
-        "speculation_in_force",
-        "1 while a request without speculation options gets drafts, else 0.",
-        "is_speculation_on",
-    ),
-    gauge(
-        "speculation_chosen_tokens",
-        "Draft tokens of a sequence in the latest step.",
-        "num_chosen_tokens",
-    ),
+    gauge("speculation_in_force", "1 while requests draft by default.", "is_speculation_on"),
+    gauge("speculation_chosen_tokens", "Draft tokens of a sequence.", "num_chosen_tokens"),
     counters(
         "speculation_steps",
         "Steps by their number of draft tokens.",
@@ -215,13 +190,7 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
     ),
     counters("speculation_decisions", "Steps by the reason of their decision.", "reason", _reasons),
     gauge(
-        "speculation_estimated_speedup",
-        "Estimated tokens per second relative to no drafts, at the present batch.",
-        "estimated_speedup",
+        "speculation_estimated_speedup", "Estimated speedup over no drafts.", "estimated_speedup"
     ),
-    gauge(
-        "goodput_tokens_per_second",
-        "Estimated tokens per second of the present batch and draft length.",
-        "estimated_tokens_per_s",
-    ),
+    gauge("goodput_tokens_per_second", "Estimated tokens per second.", "estimated_tokens_per_s"),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
@@ -68,34 +68,26 @@ def metrics_of(
     report: EngineReport, prefix: str, model_name: str, num_positions: int
 ) -> list[Metric]:
     """Return every metric of the engine. num_positions: minimum length of the vector."""
-    labels = {MODEL_LABEL: model_name}
-    return [
-        metric
-        for spec in ENGINE_METRICS
-        for metric in _metrics(spec, report, prefix, labels, num_positions)
-    ]
-
-
-def _metrics(
-    spec: MetricSpec[EngineReport],
-    report: EngineReport,
-    prefix: str,
-    labels: dict[str, str],
-    num_positions: int,
-) -> Iterator[Metric]:
-    name, readings = prefix + spec.name, list(spec.read(report))
-    if spec.name == _VECTOR:
-        values = [_count(each) for each in readings]
-        yield Vector(name, labels, values + [0] * (num_positions - len(values)))
-        return
-    for reading in readings:
-        own = labels | dict(zip(spec.labels, reading.labels, strict=True))
-        if isinstance(reading.value, HistogramCounts):
-            yield _histogram(name, own, reading.value)
-        elif spec.type == "counter":
-            yield Counter(name, own, _count(reading))
+    labels, metrics = {MODEL_LABEL: model_name}, list[Metric]()
+    for spec in ENGINE_METRICS:
+        name, readings = prefix + spec.name, list(spec.read(report))
+        if spec.name == _VECTOR:
+            values = [_count(each) for each in readings]
+            metrics.append(Vector(name, labels, values + [0] * (num_positions - len(values))))
         else:
-            yield Gauge(name, own, float(reading.value))
+            metrics += [_metric(spec, name, labels, each) for each in readings]
+    return metrics
+
+
+def _metric(
+    spec: MetricSpec[EngineReport], name: str, labels: dict[str, str], reading: Reading
+) -> Metric:
+    own = labels | dict(zip(spec.labels, reading.labels, strict=True))
+    if isinstance(reading.value, HistogramCounts):
+        return _histogram(name, own, reading.value)
+    if spec.type == "counter":
+        return Counter(name, own, _count(reading))
+    return Gauge(name, own, float(reading.value))
 
 
 def _count(reading: Reading) -> int:
