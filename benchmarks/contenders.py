@@ -21,7 +21,7 @@ from specdec.models.config import ModelConfig
 from specdec.sequences.sequence import EngineRequest
 from specdec.speculation.proposers import DraftModelProposer, Proposer, make_proposer
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 from specdec.types.sampling_params import SamplingParams, SpeculationOptions
 from specdec.worker import (
     LocalDraftWorker,
@@ -184,7 +184,7 @@ class EngineContender:
 class _Arrival:
     """Output of a request and its time, in seconds from the request."""
 
-    output: RequestOutput
+    output: EngineOutput
     at_s: float
 
 

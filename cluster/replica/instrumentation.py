@@ -10,7 +10,7 @@ from cluster.config.serve_config import ServeConfig
 from specdec.engine.metrics import Metrics
 from specdec.engine.request_metrics import LEFT, RequestMetrics, reason_of
 from specdec.sequences.sequence import EngineRequest
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 from specdec.types.request import GenerateRequest
 
 if TYPE_CHECKING:  # the packages that make traces are optional
@@ -85,9 +85,9 @@ class TracedRequest(RequestMetrics):
         super().on_scheduled(at)
         self._trace.on_scheduled(at)
 
-    def on_output(self, output: RequestOutput, at: float) -> None:
+    def on_output(self, output: EngineOutput, at: float) -> None:
         """See RequestMetrics."""
-        is_first = self._first_at is None
+        is_first = self.first_at is None
         super().on_output(output, at)
         if is_first:
             self._trace.on_first_output(at)

@@ -38,7 +38,7 @@ _DRAFT_TIMEOUT_S = 10.0
 
 
 class RayExecutor:
-    """Models in worker groups that are restarted when lost; see specdec.llm.executors.Executor.
+    """Models in worker groups that are restarted when lost; see specdec.engine.core.Executor.
 
     `LLM` finds it by the entry point `ray`.
     """
@@ -98,11 +98,11 @@ class RayExecutor:
         """See Executor."""
         return self._started.current
 
-    def lose_target(self) -> None:
+    def mark_target_lost(self) -> None:
         """See Executor."""
         self._started.mark_lost()
 
-    def remake_target(self) -> Target:
+    def restart_target(self) -> Target:
         """See Executor."""
         return self._started.restart()
 
@@ -110,7 +110,7 @@ class RayExecutor:
         """Detect ranks that died while no step ran; report the loss of the target to `loop`."""
         if self._draft is not None:
             loop.post(self._draft.check)
-        await asyncio.to_thread(self._started.check, loop.lose_target)
+        await asyncio.to_thread(self._started.check, loop.mark_target_lost)
 
     def make_proposer(self) -> Proposer | None:
         """See Executor."""

@@ -33,7 +33,7 @@ from specdec.sequences.sequence import EngineRequest
 from specdec.types.control_changes import SpeculationState
 from specdec.types.errors import NotReadyError, TargetFailedError, UnknownModelError
 from specdec.types.fleet import ReplicaReport
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 from specdec.types.profile import ProfileOrder, ProfileReport
 from specdec.types.request import DetokenizeRequest, GenerateRequest, TokenizeRequest
 from specdec.types.responses import ModelInfo
@@ -49,7 +49,7 @@ class Generation:
     """A running request. The seed is known before the first token."""
 
     seed: int
-    outputs: AsyncGenerator[RequestOutput, None]
+    outputs: AsyncGenerator[EngineOutput, None]
 
 
 class Router:

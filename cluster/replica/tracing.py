@@ -23,7 +23,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from cluster.observability.request_context import text_headers
 from specdec.sequences.sequence import EngineRequest
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 from specdec.types.request import GenerateRequest, Prompt
 from specdec.types.sampling_params import LOSSY_VERIFIERS
 
@@ -133,7 +133,7 @@ class RequestTrace:
         """Record the end of a choice."""
         self._finish_reasons[choice] = finish_reason
 
-    def end(self, at: float, last: RequestOutput | None, error_type: str | None = None) -> None:
+    def end(self, at: float, last: EngineOutput | None, error_type: str | None = None) -> None:
         """Make the spans. last: the last output, if any. error_type: name of the error, if any."""
         if error_type is not None:
             self.attributes["error.type"] = error_type
@@ -162,7 +162,7 @@ class RequestTrace:
         self._moments.append(at)
         self._spent.append(StepSeconds(self.steps.draft_s, self.steps.verify_s))
 
-    def _make_phases(self, parent: Context, ended_at: float, last: RequestOutput | None) -> None:
+    def _make_phases(self, parent: Context, ended_at: float, last: EngineOutput | None) -> None:
         """Make a span for each phase reached; each ends where the next one begins."""
         bounds = pairwise([*self._moments, ended_at])
         spent = pairwise([*self._spent, self.steps])
@@ -207,7 +207,7 @@ def _is_chat(prompt: Prompt) -> bool:
             return True
 
 
-def _usage_attributes(last: RequestOutput) -> Attributes:
+def _usage_attributes(last: EngineOutput) -> Attributes:
     return {
         "gen_ai.usage.input_tokens": last.num_prompt_tokens,
         "gen_ai.usage.output_tokens": last.num_output_tokens,
@@ -217,7 +217,7 @@ def _usage_attributes(last: RequestOutput) -> Attributes:
 
 
 def _step_attributes(
-    phase: str, before: StepSeconds, after: StepSeconds, last: RequestOutput | None
+    phase: str, before: StepSeconds, after: StepSeconds, last: EngineOutput | None
 ) -> Iterator[tuple[str, int | float]]:
     """Yield the batch's seconds of drafting and verification in a phase, and counts of drafts."""
     if phase not in ("prefill", "decode"):

@@ -1,6 +1,7 @@
-"""Asynchronous scheduling: the rows of the next step before the tokens of this one are known.
+"""The steps in flight on the target, and asynchronous scheduling.
 
-As in vLLM and SGLang, a worker that already has its next step does not wait while the engine
+Asynchronous scheduling makes the rows of the next step before the tokens of this one are known. As
+in vLLM and SGLang, a worker that already has its next step does not wait while the engine
 commits this one. In a batch that only decodes, without drafts, everything about the next step is
 known except the tokens, and those the worker has. If a token ends its sequence, the result of that
 sequence's next row is discarded.
@@ -8,18 +9,93 @@ sequence's next row is discarded.
 
 from __future__ import annotations
 
-import collections.abc
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
 
+from specdec.engine.metrics import StepRecorder
 from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.sequence import Sequence, SequenceStatus
-from specdec.types.messages import PENDING_TOKEN, StepRow
+from specdec.sequences.worker_view import WorkerView
+from specdec.types.messages import PENDING_TOKEN, StepInput, StepRow, VerifyOutput
+from specdec.types.worker import Target
+
+Rows = list[tuple[Sequence, StepRow]]
 
 
-def next_rows(
-    in_flight: collections.abc.Sequence[tuple[Sequence, StepRow]],
-    blocks: BlockManager,
-    max_model_len: int,
-) -> list[tuple[Sequence, StepRow]]:
+class _Step(NamedTuple):
+    """A step that the target runs."""
+
+    rows: Rows
+    began_at_s: float
+
+
+class StepsInFlight:
+    """The steps that the target runs, timed, and its view of their sequences."""
+
+    def __init__(
+        self,
+        target: Target,
+        blocks: BlockManager,
+        recorder: StepRecorder,
+        clock: Callable[[], float],
+    ) -> None:
+        """Start with no step. recorder: receives the seconds of each step, by `clock`."""
+        self.target = target
+        self._blocks = blocks
+        self._recorder = recorder
+        self._clock = clock
+        self._worker = WorkerView(blocks)
+        self._steps: deque[_Step] = deque()  # oldest first
+        self._collected_at_s = -math.inf
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @property
+    def rows(self) -> Rows:
+        """The rows of the oldest step."""
+        return self._steps[0].rows
+
+    def replace_target(self, target: Target) -> None:
+        """Continue with a target that has no state; the steps in flight are dropped."""
+        self.target = target
+        self._steps.clear()
+        self._worker = WorkerView(self._blocks)
+
+    def begin(self, step_id: int, rows: Rows) -> None:
+        """Send the target a step, with what changed about its sequences."""
+        delta = self._worker.update(seq for seq, _ in rows)
+        step = StepInput(
+            step_id=step_id,
+            released=delta.released,
+            admitted=delta.admitted,
+            block_table_deltas=delta.block_table_deltas,
+            rows=tuple(row for _, row in rows),
+        )
+        self._steps.append(_Step(rows, self._clock()))
+        self.target.begin(step)
+
+    def collect(self) -> tuple[Rows, VerifyOutput]:
+        """Wait for the oldest step and return its rows and results."""
+        verified = self.target.collect()
+        rows, began_at_s = self._steps.popleft()
+        # A step that began while another ran is timed from the end of that one.
+        began_at_s, self._collected_at_s = max(began_at_s, self._collected_at_s), self._clock()
+        self._recorder.record_verify(self._collected_at_s - began_at_s)
+        return rows, verified
+
+    def release(self, seq_id: int) -> None:
+        """Have the target drop a sequence with the next step."""
+        self._worker.release(seq_id)
+
+    def truncate(self, seq_id: int) -> None:
+        """Record that a sequence's block table has become shorter."""
+        self._worker.truncate(seq_id)
+
+
+def next_rows(in_flight: Rows, blocks: BlockManager, max_model_len: int) -> Rows:
     """Return the rows that follow those in flight, with blocks reserved; none if one is unknown.
 
     Leaves out sequences that were aborted or that certainly end with the pending token.

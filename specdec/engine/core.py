@@ -32,7 +32,7 @@ class Executor(Protocol):
 
     @property
     def target(self) -> Target:
-        """The target in use, which `remake_target` replaces."""
+        """The target in use, which `restart_target` replaces."""
 
     @property
     def counts(self) -> Counts:
@@ -44,10 +44,10 @@ class Executor(Protocol):
     def make_policy(self, control: SpeculationControl, full_batch: int) -> SpeculationPolicy | None:
         """See `specdec.speculation.policy.factory`; call it before there is a sequence."""
 
-    def lose_target(self) -> None:
-        """Prepare for `remake_target`; called on the engine's thread."""
+    def mark_target_lost(self) -> None:
+        """Prepare for `restart_target`; called on the engine's thread."""
 
-    def remake_target(self) -> Target:
+    def restart_target(self) -> Target:
         """Replace a lost target; called on a recovery thread. Raises TargetFailedError."""
 
     def close(self) -> None:
@@ -55,13 +55,13 @@ class Executor(Protocol):
 
 
 class EngineCore(Generic[Config]):
-    """An engine with everything it is made of, from configuration to thread.
+    """An engine with its configuration, plan, models, metrics and thread.
 
-    The limits are known when it is made, before any model is loaded. `load` makes the engine of the
-    loaded models, and `start_thread` runs it for an event loop.
+    Construction plans the limits before any model is loaded, `load` makes the engine of the loaded
+    models, and `start_thread` runs it for an event loop.
 
-    It holds the speculation settings in force for its callers. The engine takes them over between
-    two steps (see `SpeculationControl`).
+    control: the speculation settings in force, which the engine adopts between two steps; None
+    where nothing can draft.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class EngineCore(Generic[Config]):
         *,
         in_process: bool = False,
     ) -> None:
-        """The sizes are as in `memory_plan`. Raises what planning and the dtype raise."""
+        """Plan the memory; the sizes are those of `memory_plan`, whose errors it raises."""
         self.config = with_settled_dtype(config, models)
         self.model = models.target
         if config.generation_config == "none":
@@ -84,7 +84,7 @@ class EngineCore(Generic[Config]):
         self.metrics = Metrics()
         self.thread: EngineThread | None = None
         speculation = config.speculative_config
-        self._control = speculation.control if speculation else None
+        self.control = speculation.control if speculation else None
         self._executor: Executor | None = None
         self._engine: Engine | None = None
         self._final_stats: EngineStats | None = None
@@ -101,8 +101,8 @@ class EngineCore(Generic[Config]):
         full_batch: the largest intended number of decoding requests. recorder: None for `metrics`.
         """
         policy = None
-        if self._control is not None:
-            policy = executor.make_policy(self._control, full_batch)
+        if self.control is not None:
+            policy = executor.make_policy(self.control, full_batch)
         self._engine = Engine(
             self.plan.engine,
             self.model,
@@ -118,9 +118,9 @@ class EngineCore(Generic[Config]):
         """Run the engine for the running event loop, in place of an earlier one."""
         engine, executor = self.engine, self._executor
         assert executor is not None, "the models are not loaded"
-        if self._control is not None:  # it may have changed while the models were measured
-            engine.set_speculation(self._control)
-        self.thread = EngineThread(engine, executor.remake_target, executor.lose_target)
+        if self.control is not None:  # it may have changed while the models were measured
+            engine.set_speculation(self.control)
+        self.thread = EngineThread(engine, executor.restart_target, executor.mark_target_lost)
         return self.thread
 
     @property
@@ -130,17 +130,12 @@ class EngineCore(Generic[Config]):
             raise NotReadyError("it has been shut down")
         return self._engine
 
-    @property
-    def control(self) -> SpeculationControl | None:
-        """The speculation settings in force; None where nothing can draft."""
-        return self._control
-
     def set_control(self, control: SpeculationControl) -> None:
         """Put settings in force from the next step on, without waiting for it.
 
         Raises NotReadyError after the end.
         """
-        engine, self._control = self.engine, control
+        engine, self.control = self.engine, control
         if self.thread is None:
             engine.set_speculation(control)
         else:
@@ -151,9 +146,9 @@ class EngineCore(Generic[Config]):
 
         Without a drafter nothing changes; before the thread starts they wait for it.
         """
-        if self._control is None:
+        if self.control is None:
             return
-        self._control = control
+        self.control = control
         if self.thread is not None:
             await self.thread.set_speculation(control)
 
@@ -176,7 +171,7 @@ class EngineCore(Generic[Config]):
         models = executor.counts if executor is not None else Counts()
         return replace(
             stats,
-            mode=self._control.mode if self._control else "",
+            mode=self.control.mode if self.control else "",
             counts=Counts.sum((stats.counts, self.metrics.counts, models)),
         )
 

@@ -5,15 +5,12 @@ Synchronous and single-threaded; clock and recorder are injected, and it draws n
 
 from __future__ import annotations
 
-import math
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
 
 from specdec.config.engine import EngineConfig
-from specdec.engine.async_scheduling import next_rows
+from specdec.engine.async_scheduling import Rows, StepsInFlight, next_rows
 from specdec.engine.input_processor import InputProcessor, has_allowed_token
 from specdec.engine.metrics import Metrics, StepRecorder
 from specdec.engine.outputs import output_of
@@ -24,7 +21,6 @@ from specdec.models.config import ModelConfig
 from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.output_buffer import BufferedTokens
 from specdec.sequences.sequence import Choices, EngineRequest, Lookahead, Sequence, SequenceStatus
-from specdec.sequences.worker_view import WorkerView
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import Proposal, Proposer, make_proposer
 from specdec.text.tokenizer import Tokenizer
@@ -39,22 +35,13 @@ from specdec.types.errors import (
     NoTokenLeftError,
     SpecdecError,
 )
-from specdec.types.messages import StepInput, StepRow, VerifiedRow, VerifyOutput
-from specdec.types.outputs import RequestOutput
+from specdec.types.messages import StepRow, VerifiedRow, VerifyOutput
+from specdec.types.outputs import EngineOutput
 from specdec.types.worker import Target
-
-_Rows = list[tuple[Sequence, StepRow]]
-
-
-class _InFlight(NamedTuple):
-    """A step that the target has begun."""
-
-    rows: _Rows
-    began_at_s: float
 
 
 class Engine:
-    """Schedules, drafts, verifies and commits. The same with speculation on or off."""
+    """Step loop of one model: schedules, drafts, verifies and commits."""
 
     def __init__(
         self,
@@ -68,14 +55,14 @@ class Engine:
         recorder: StepRecorder | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """proposer: None makes the one of `config.speculation`; not if that needs a draft model.
+        """Make an engine without requests.
 
+        proposer: None makes the one of `config.speculation`, unless that needs a draft model.
         policy: decides each step how much to draft; None drafts as configured at every load.
         recorder: receives the seconds of each draft and verification, by `clock`, and batch sizes.
         """
         self.config = config
         self._model = model
-        self._target = target
         self._recorder = recorder or Metrics()
         self._clock = clock
         self._inputs = InputProcessor(config, model, tokenizer)
@@ -84,6 +71,7 @@ class Engine:
             config.block_size,
             enable_prefix_caching=config.enable_prefix_caching,
         )
+        self._steps = StepsInFlight(target, self._blocks, self._recorder, clock)
         self._counts = Counts()  # the fields about drafts are in _drafts
         self._drafts = DraftCounter()
         self._scheduler = Scheduler(config, self._blocks, self._counts)
@@ -92,10 +80,7 @@ class Engine:
         )
         self._choices: dict[str, Choices] = {}  # by request id
         self._next_seq_id = 0
-        self._in_flight: deque[_InFlight] = deque()  # oldest first
-        self._collected_at_s = -math.inf
         self._may_run_ahead = False
-        self._worker = WorkerView(self._blocks)
         self._batch_size = 0  # sequences for which the last step produced tokens
 
     def add(self, request: EngineRequest) -> None:
@@ -120,7 +105,7 @@ class Engine:
 
     @property
     def control(self) -> SpeculationControl:
-        """The speculation settings in force, by which policy, scheduler and input processor go."""
+        """The speculation settings in force for policy, scheduler and input processor."""
         return self._speculator.control
 
     def set_speculation(self, control: SpeculationControl) -> None:
@@ -146,18 +131,16 @@ class Engine:
 
         Every running sequence is recomputed from its tokens; the steps in flight are dropped.
         """
-        self._target = target
-        self._in_flight.clear()
+        self._steps.replace_target(target)
         self._speculator.forget_step()
         for seq in self._scheduler.preempt_all():
             self._release(seq)
         self._blocks.clear()
-        self._worker = WorkerView(self._blocks)
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(self._choices or self._in_flight)
+        return bool(self._choices or self._steps)
 
     @property
     def newly_scheduled(self) -> tuple[str, ...]:
@@ -165,7 +148,7 @@ class Engine:
         new = self._scheduler.newly_scheduled
         return tuple(seq.request.request_id for seq in new if seq.choice == 0)
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> list[EngineOutput]:
         """Collect and commit the step in flight, and begin the next one before returning.
 
         The caller delivers the outputs while the next forward pass runs. With asynchronous
@@ -246,9 +229,9 @@ class Engine:
 
     def _begin_ahead(self) -> bool:
         """Begin the step behind the one in flight if its rows are known; return whether it was."""
-        if not (self._may_run_ahead and len(self._in_flight) == 1 and self._scheduler.is_closed):
+        if not (self._may_run_ahead and len(self._steps) == 1 and self._scheduler.is_closed):
             return False
-        rows = self._in_flight[0].rows
+        rows = self._steps.rows
         num_left = sum(seq.status is SequenceStatus.RUNNING for seq, _ in rows)
         if num_left < self._scheduler.num_running:
             return False  # sequences outside the step in flight may join the next one
@@ -263,58 +246,45 @@ class Engine:
         self._scheduler.keep_batch()
         # Otherwise it differs from the decision just made, or its results are discarded.
         if self._may_run_ahead and self._scheduler.num_decoding:
-            self._speculator.begin_step([row for _, row in self._in_flight[0].rows])
+            self._speculator.begin_step([row for _, row in self._steps.rows])
 
-    def _begin(self, rows: list[ScheduledRow], drafts: dict[int, Proposal]) -> list[RequestOutput]:
+    def _begin(self, rows: list[ScheduledRow], drafts: dict[int, Proposal]) -> list[EngineOutput]:
         """Have the target run `rows`; return an error for each request whose grammar got stuck."""
-        begun: _Rows = []
-        failed: list[RequestOutput] = []
+        started: Rows = []
+        failed: list[EngineOutput] = []
         for row in rows:
             if row.seq.status is not SequenceStatus.RUNNING:
                 continue  # another choice of its request has just failed
             try:
-                begun.append((row.seq, row.step_row(drafts.get(row.seq.seq_id))))
+                started.append((row.seq, row.step_row(drafts.get(row.seq.seq_id))))
             except GrammarError as error:
                 failed.append(self._fail(row.seq, error))
         if failed:
-            begun = [(seq, row) for seq, row in begun if seq.status is SequenceStatus.RUNNING]
-        if begun:
-            self._send(begun)
-            self._speculator.begin_step([row for _, row in begun])
+            started = [(seq, row) for seq, row in started if seq.status is SequenceStatus.RUNNING]
+        if started:
+            self._send(started)
+            self._speculator.begin_step([row for _, row in started])
         return failed
 
-    def _send(self, rows: _Rows) -> None:
-        delta = self._worker.update(seq for seq, _ in rows)
-        step = StepInput(
-            step_id=self._counts.num_steps,
-            released=delta.released,
-            admitted=delta.admitted,
-            block_table_deltas=delta.block_table_deltas,
-            rows=tuple(row for _, row in rows),
-        )
+    def _send(self, rows: Rows) -> None:
+        step_id = self._counts.num_steps
         self._counts.num_steps += 1
-        self._in_flight.append(_InFlight(rows, self._clock()))
-        self._target.begin(step)
+        self._steps.begin(step_id, rows)
 
-    def _collect(self) -> list[RequestOutput]:
-        """Wait for the oldest step in flight, if there is one, time it and commit it."""
+    def _collect(self) -> list[EngineOutput]:
+        """Wait for the oldest step in flight, if there is one, and commit it."""
         self._batch_size = 0
-        if not self._in_flight:
+        if not self._steps:
             return []
-        verified = self._target.collect()
-        rows, began_at_s = self._in_flight.popleft()
-        # A step that began while another ran is timed from the end of that one.
-        began_at_s, self._collected_at_s = max(began_at_s, self._collected_at_s), self._clock()
-        self._recorder.record_verify(self._collected_at_s - began_at_s)
-        outputs = self._commit(rows, verified)
+        outputs = self._commit(*self._steps.collect())
         if self._batch_size:
             self._recorder.record_batch(self._batch_size)
         return outputs
 
-    def _commit(self, rows: _Rows, verified: VerifyOutput) -> list[RequestOutput]:
+    def _commit(self, rows: Rows, verified: VerifyOutput) -> list[EngineOutput]:
         results = {row.seq_id: row for row in verified.rows}
         prompts = {part.seq_id: part for part in verified.prompt_logprobs}
-        outputs: list[RequestOutput] = []
+        outputs: list[EngineOutput] = []
         buffered: list[Sequence] = []
         full_intervals: set[int] = set()
         for seq, row in rows:
@@ -324,7 +294,9 @@ class Engine:
                 seq.prompt_report.add(prompts[seq.seq_id])
             result = results.get(seq.seq_id)
             if result is None:
-                self._commit_chunk(seq, row)
+                seq.num_computed_tokens += len(row.token_ids)
+                self._counts.num_prefill_chunks += 1
+                self._publish(seq)
             elif result.has_bad_logits:
                 outputs.extend(self._on_bad_logits(seq, row))
             elif (output := self._commit_tokens(seq, row, result)) is None:
@@ -335,19 +307,14 @@ class Engine:
                     full_intervals.add(seq.output_buffer.interval)
         self._speculator.end_step()
         return outputs + [
-            self._flush(seq)
+            output_of(seq, self._choices[seq.request.request_id], seq.output_buffer.take(), None)
             for seq in buffered
             if seq.status is SequenceStatus.RUNNING and seq.output_buffer.joins(full_intervals)
         ]
 
-    def _commit_chunk(self, seq: Sequence, row: StepRow) -> None:
-        seq.num_computed_tokens += len(row.token_ids)
-        self._counts.num_prefill_chunks += 1
-        self._publish(seq)
-
     def _commit_tokens(
         self, seq: Sequence, row: StepRow, verified: VerifiedRow
-    ) -> RequestOutput | None:
+    ) -> EngineOutput | None:
         """Add verified tokens to a sequence; return None if its output is buffered for later."""
         token_ids, choices = verified.token_ids, self._choices[seq.request.request_id]
         num_kept, stop = self._append(seq, token_ids)
@@ -389,11 +356,7 @@ class Engine:
             method = self._speculator.drafting_method(row.seq_id)
             self._drafts.record(method, row.num_draft_tokens, num_accepted)
 
-    def _flush(self, seq: Sequence) -> RequestOutput:
-        choices = self._choices[seq.request.request_id]
-        return output_of(seq, choices, seq.output_buffer.take(), None)
-
-    def _on_bad_logits(self, seq: Sequence, row: StepRow) -> list[RequestOutput]:
+    def _on_bad_logits(self, seq: Sequence, row: StepRow) -> list[EngineOutput]:
         """Fail a request without publishing KV; a row with guesses is retried without them.
 
         Guesses can corrupt a whole row: attention multiplies their NaN values by 0.
@@ -415,8 +378,8 @@ class Engine:
 
     def _drop_rejected(self, seq: Sequence) -> None:
         """Free the blocks that only rejected drafts needed; a step begun ahead has no drafts."""
-        if not self._in_flight and self._blocks.truncate(seq.seq_id, seq.num_computed_tokens):
-            self._worker.truncate(seq.seq_id)
+        if not self._steps and self._blocks.truncate(seq.seq_id, seq.num_computed_tokens):
+            self._steps.truncate(seq.seq_id)
 
     def _finish(self, seq: Sequence) -> None:
         choices = self._choices[seq.request.request_id]
@@ -426,7 +389,7 @@ class Engine:
         self._scheduler.finish(seq)
         self._release(seq)
 
-    def _fail(self, seq: Sequence, error: SpecdecError) -> RequestOutput:
+    def _fail(self, seq: Sequence, error: SpecdecError) -> EngineOutput:
         """End all choices of the request of a sequence that cannot go on."""
         choices = self._choices[seq.request.request_id]
         self.abort(seq.request.request_id)
@@ -435,7 +398,7 @@ class Engine:
     def _release(self, seq: Sequence) -> None:
         """Have target and proposer drop a sequence that lost its blocks."""
         seq.lookahead = None
-        self._worker.release(seq.seq_id)
+        self._steps.release(seq.seq_id)
         self._speculator.release(seq.seq_id)
 
 

@@ -21,7 +21,7 @@ from specdec.sequences.sequence import EngineRequest
 from specdec.types.control import SpeculationControl
 from specdec.types.engine_stats import EngineStats
 from specdec.types.errors import NotReadyError, TargetFailedError
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 from specdec.types.worker import Target
 
 logger = logging.getLogger(__name__)
@@ -31,20 +31,20 @@ T = TypeVar("T")
 _RECOVERY_TICK_S = 0.5
 
 _SWITCH_INTERVAL_S = 0.0005
-"""How long the engine's thread waits for the interpreter lock, several times per step.
+"""Longest wait for the interpreter lock, which the engine's thread acquires several times per step.
 
-Python's default of 5 ms is most of a step while another thread renders a long chat, for example."""
+With Python's default of 5 ms another busy thread delays each step by several times that."""
 
 _STATS_PERIOD_S = 0.02
-"""The age limit of `last_stats` while steps run: summing up takes as long as scheduling a step."""
+"""The age limit of `last_stats` while steps run: they take as long to make as a schedule."""
 
 _DRAIN_GRACE_S = 1.0
-"""How long streams that are ended by force may take to close: their readers may have stalled."""
+"""How long `drain` waits for streams that it has ended: their readers may have stalled."""
 
 
 @dataclass(frozen=True)
 class _Command:
-    """A call to run on the engine's thread, and the future for its result, if any."""
+    """A call to run on the engine's thread; result: receives its return value or error."""
 
     function: Callable[[], Any]
     result: asyncio.Future[Any] | None = None
@@ -71,52 +71,25 @@ class EngineThread:
 
         restart_target: runs on another thread; raises when no target can be started any more. None:
             the engine ends with its target.
-        on_target_lost: runs on the engine's thread before `restart_target`, so that whatever else
-            this thread does with the lost target ends there.
+        on_target_lost: runs on the engine's thread before `restart_target`, so that this thread
+            uses the lost target no longer.
         """
         self._engine = engine
         self._restart_target = restart_target
         self._on_target_lost = on_target_lost
-        self._event_loop = asyncio.get_running_loop()
+        self.event_loop = asyncio.get_running_loop()
         self._streams = OutputStreams()
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
-        self._failure: TargetFailedError | None = None
-        self._is_recovering = False
-        self._is_draining = False
+        self.failure: TargetFailedError | None = None  # why the engine stopped for good
+        self.is_recovering = False  # streams are paused while the target restarts
+        self.is_draining = False  # new requests are rejected because the service stops
         self._is_closed = False
         self._has_ended = False
-        self._last_stats, self._stats_at_s = engine.stats(), 0.0
+        # At most 20 ms old while steps run, and exact once a choice has ended.
+        self.last_stats, self._stats_at_s = engine.stats(), 0.0
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL_S))
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
-
-    @property
-    def event_loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop that reads the streams."""
-        return self._event_loop
-
-    @property
-    def failure(self) -> TargetFailedError | None:
-        """Why the engine stopped for good; None while it runs."""
-        return self._failure
-
-    @property
-    def is_recovering(self) -> bool:
-        """Whether streams are paused while the target restarts."""
-        return self._is_recovering
-
-    @property
-    def is_draining(self) -> bool:
-        """Whether new requests are refused because the service stops."""
-        return self._is_draining
-
-    @property
-    def last_stats(self) -> EngineStats:
-        """The latest stats, at most 20 ms old while steps run and exact once a choice has ended.
-
-        Does not block. Thread-safe.
-        """
-        return self._last_stats
 
     @property
     def num_streams(self) -> int:
@@ -130,7 +103,7 @@ class EngineThread:
 
     async def generate(
         self, request: EngineRequest, metrics: RequestMetrics | None = None
-    ) -> AsyncGenerator[RequestOutput, None]:
+    ) -> AsyncGenerator[EngineOutput, None]:
         """Stream a request's outputs, one per step and choice. Leaving early aborts the request.
 
         Raises what `Engine.add` raises, the error of a failed output, TargetFailedError when the
@@ -153,7 +126,7 @@ class EngineThread:
 
     def _open_stream(self, request: EngineRequest, metrics: RequestMetrics | None) -> str:
         try:
-            if self._is_draining:
+            if self.is_draining:
                 raise NotReadyError("the service is draining; send the request again")
             self.require_room(request.params.n)
         except Exception as error:
@@ -163,9 +136,10 @@ class EngineThread:
         return self._streams.open(request.request_id, request.params.n, metrics)
 
     def require_room(self, num_choices: int = 1) -> None:
-        """Raise what `specdec.engine.scheduler.require_room` raises, for all open requests.
+        """Raise OverloadedError if `num_choices` more do not fit; see scheduler.require_room.
 
-        Does not block; the engine itself can be asked only between two steps.
+        Does not block. A check before a request is encoded spares that work under overload; the
+        one in `generate` is binding, since other requests may have been opened in between.
         """
         require_room(self._engine.config, self.num_sequences, num_choices)
 
@@ -181,13 +155,13 @@ class EngineThread:
         """Put settings in force; the next step goes by them when this returns."""
         await self.call(lambda: self._engine.set_speculation(control))
 
-    def lose_target(self, error: TargetFailedError) -> None:
+    def mark_target_lost(self, error: TargetFailedError) -> None:
         """Report that the target is lost, for when no step has noticed."""
         self.post(lambda: self._recover(error))
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse new requests and wait until the open ones have ended; then end them by force."""
-        self._is_draining = True
+        """Reject new requests, wait for the open ones, and end those left after `timeout_s`."""
+        self.is_draining = True
         if await self._streams.all_close_within(timeout_s):
             return
         self._streams.fail(NotReadyError("the service stopped before the answer was complete"))
@@ -195,19 +169,13 @@ class EngineThread:
 
     async def close(self) -> None:
         """Stop the thread after the step in flight; open streams end with an error."""
-        self._request_stop()
-        await asyncio.to_thread(self._join)
+        self._is_closed = True
+        await asyncio.to_thread(self.stop)
 
     def stop(self) -> None:
         """Stop like `close`, from any thread; the engine's own thread does not wait."""
-        self._request_stop()
-        self._join()
-
-    def _request_stop(self) -> None:
         self._is_closed = True
         self._commands.put(None)
-
-    def _join(self) -> None:
         if threading.current_thread() is not self._thread:  # the garbage collector runs here too
             self._thread.join()
         self._notify(self._streams.fail, NotReadyError("the service is shutting down"))
@@ -220,7 +188,7 @@ class EngineThread:
         """Run a function on the engine's thread, between two steps, and return its result."""
         if self._is_closed:
             raise NotReadyError("the service is shutting down")
-        result: asyncio.Future[T] = self._event_loop.create_future()
+        result: asyncio.Future[T] = self.event_loop.create_future()
         self._commands.put(_Command(function, result))
         if self._has_ended:  # meanwhile, on another thread
             self._refuse_commands()
@@ -231,7 +199,7 @@ class EngineThread:
             while self._run_commands():
                 if self._can_step:
                     self._step()
-                elif self._is_recovering:
+                elif self.is_recovering:
                     self._expire()
         finally:
             self._has_ended = True  # before the queue is emptied, so that no command is left in it
@@ -242,7 +210,7 @@ class EngineThread:
         """Run the queued commands, blocking while there is no other work; return False to stop."""
         while True:
             # Queued requests may expire while the target restarts.
-            timeout_s = _RECOVERY_TICK_S if self._is_recovering else None
+            timeout_s = _RECOVERY_TICK_S if self.is_recovering else None
             try:
                 command = self._commands.get(block=not self._can_step, timeout=timeout_s)
             except queue.Empty:
@@ -253,7 +221,7 @@ class EngineThread:
 
     @property
     def _can_step(self) -> bool:
-        return self._failure is None and not self._is_recovering and self._engine.has_work
+        return self.failure is None and not self.is_recovering and self._engine.has_work
 
     def _step(self) -> None:
         try:
@@ -280,21 +248,21 @@ class EngineThread:
         """Update `last_stats`, now or where it is too old."""
         now_s = time.monotonic()
         if now or now_s - self._stats_at_s >= _STATS_PERIOD_S:
-            self._last_stats, self._stats_at_s = self._engine.stats(), now_s
+            self.last_stats, self._stats_at_s = self._engine.stats(), now_s
 
     def _notify(self, function: Callable[..., None], *arguments: Any) -> None:
         """Call a function on the event loop, unless that has been closed."""
         with suppress(RuntimeError):
-            self._event_loop.call_soon_threadsafe(function, *arguments)
+            self.event_loop.call_soon_threadsafe(function, *arguments)
 
     def _execute(self, command: _Command) -> None:
         try:
-            if self._failure is not None:
-                raise self._failure
+            if self.failure is not None:
+                raise self.failure
             value = command.function()
             self._update_stats(now=True)
         except Exception as error:
-            if command.result is None and error is not self._failure:
+            if command.result is None and error is not self.failure:
                 logger.exception("a command without a caller failed")
             self._notify(_settle, command.result, None, error)
         else:
@@ -310,24 +278,22 @@ class EngineThread:
                     self._notify(_settle, command.result, None, error)
 
     def _recover(self, error: TargetFailedError) -> None:
-        if self._is_recovering or self._failure is not None:
+        if self.is_recovering or self.failure is not None:
             return
         if self._restart_target is None:
             self._give_up(error)
             return
         logger.warning("streams pause: %s", error)
-        self._is_recovering = True
+        self.is_recovering = True
         if self._on_target_lost is not None:
             self._on_target_lost()
-        restart = threading.Thread(
-            target=self._restart, args=(self._restart_target,), name="recovery", daemon=True
-        )
-        restart.start()
+        # On another thread, so that requests can be added and aborted meanwhile.
+        threading.Thread(target=self._restart, name="recovery", daemon=True).start()
 
-    def _restart(self, restart_target: Callable[[], Target]) -> None:
-        """Restart the target, on another thread, so that requests can come and go meanwhile."""
+    def _restart(self) -> None:
+        assert self._restart_target is not None
         try:
-            target = restart_target()
+            target = self._restart_target()
         except Exception as error:
             failure = TargetFailedError(f"the target could not be started again: {error}")
             self.post(lambda: self._give_up(failure))
@@ -341,14 +307,14 @@ class EngineThread:
             logger.exception("the engine cannot continue")
             self._give_up(TargetFailedError("engine error"))
             return
-        self._is_recovering = False
+        self.is_recovering = False
         logger.warning("streams continue with a new target")
 
     def _give_up(self, failure: TargetFailedError) -> None:
         logger.error("the engine ends: %s", failure)
         self._update_stats(now=True)
-        self._failure = failure
-        self._is_recovering = False
+        self.failure = failure
+        self.is_recovering = False
         self._notify(self._streams.fail, failure)
 
 

@@ -22,15 +22,15 @@ from specdec.types.sampling_spec import SamplingRules
 from specdec.types.validation import require_range
 
 MAX_PROMPT_LOGPROBS = 200_000
-"""Most log-probabilities of one prompt. They travel in one message, of 16 bytes each, and a gRPC
+"""Limit of log-probabilities of one prompt. One message carries them, 16 bytes each, and a gRPC
 client accepts 4 MiB by default."""
 
 MAX_ANSWER_LOGPROBS = 200_000
-"""Most log-probabilities of an answer that is sent as one message, for the same reason."""
+"""The same limit for an answer that is sent as one message."""
 
 
 def check_request(request: EngineRequest, config: EngineConfig, vocab_size: int) -> None:
-    """Holds a request against the configuration and the vocabulary."""
+    """Validate a request against configuration and vocabulary. Raises InvalidValueError."""
     _check_prompt(request, config.max_model_len, vocab_size)
     _check_prompt_logprobs(request)
     room = config.max_model_len - len(request.prompt_token_ids)
@@ -51,12 +51,15 @@ def check_request(request: EngineRequest, config: EngineConfig, vocab_size: int)
 
 
 def check_answer_in_one_message(params: SamplingParams, max_tokens: int) -> None:
-    """max_tokens: how long each choice can get. A stream, in messages of a step, needs no limit."""
-    asked, num_tokens = params.logprobs, params.n * max_tokens
-    if asked is not None and (1 + asked) * num_tokens > MAX_ANSWER_LOGPROBS:
-        limit = f"so few that {num_tokens} tokens (n times max_tokens) have at most "
+    """Raise InvalidValueError for more log-probabilities than one message can carry.
+
+    max_tokens: of each choice. A stream needs no limit: it has a message for each step.
+    """
+    num_best, num_tokens = params.logprobs, params.n * max_tokens
+    if num_best is not None and (1 + num_best) * num_tokens > MAX_ANSWER_LOGPROBS:
+        limit = f"low enough that {num_tokens} tokens (n times max_tokens) have at most "
         limit += f"{MAX_ANSWER_LOGPROBS} in all, each token's own included, or be streamed"
-        raise InvalidValueError("logprobs", asked, limit)
+        raise InvalidValueError("logprobs", num_best, limit)
 
 
 def _check_prompt(request: EngineRequest, max_model_len: int, vocab_size: int) -> None:
@@ -70,10 +73,10 @@ def _check_prompt(request: EngineRequest, max_model_len: int, vocab_size: int) -
 
 
 def _check_prompt_logprobs(request: EngineRequest) -> None:
-    asked, num_tokens = request.params.prompt_logprobs, len(request.prompt_token_ids)
-    if asked is not None and (1 + asked) * num_tokens > MAX_PROMPT_LOGPROBS:
-        limit = f"so few that {num_tokens} tokens have at most {MAX_PROMPT_LOGPROBS} in all"
-        raise InvalidValueError("prompt_logprobs", asked, f"{limit}, each token's own included")
+    num_best, num_tokens = request.params.prompt_logprobs, len(request.prompt_token_ids)
+    if num_best is not None and (1 + num_best) * num_tokens > MAX_PROMPT_LOGPROBS:
+        limit = f"low enough that {num_tokens} tokens have at most {MAX_PROMPT_LOGPROBS} in all"
+        raise InvalidValueError("prompt_logprobs", num_best, f"{limit}, each token's own included")
 
 
 def _check_resumed(request: EngineRequest, max_tokens: int, vocab_size: int) -> None:
@@ -97,26 +100,19 @@ def has_allowed_token(
 
     grammar_mask: int32 [ceil(vocab_size / 32)], as in StepRow; None allows all.
     """
-    may_come = _allowed(rules, vocab_size)
+    allowed = np.full(vocab_size, rules.allowed_token_ids is None)
+    allowed[list(rules.allowed_token_ids or ())] = True
     if grammar_mask is not None:
         bits = np.unpackbits(grammar_mask.view(np.uint8), bitorder="little")
-        may_come &= bits[:vocab_size].astype(bool)
+        allowed &= bits[:vocab_size].astype(bool)
     for word in rules.bad_words:
         before = word[:-1]
         if tuple(token_ids[len(token_ids) - len(before) :]) == before:
-            may_come[word[-1]] = False
-    # A grammar's mask includes min_tokens: it lets an end token through if nothing else is allowed.
+            allowed[word[-1]] = False
+    # A grammar's mask includes min_tokens: it allows an end token if nothing else is allowed.
     if grammar_mask is None and num_output_tokens < rules.min_tokens:
-        may_come[list(rules.end_token_ids)] = False
-    return bool(may_come.any())
-
-
-def _allowed(rules: SamplingRules, vocab_size: int) -> NDArray[np.bool_]:
-    if rules.allowed_token_ids is None:
-        return np.ones(vocab_size, dtype=bool)
-    allowed = np.zeros(vocab_size, dtype=bool)
-    allowed[list(rules.allowed_token_ids)] = True
-    return allowed
+        allowed[list(rules.end_token_ids)] = False
+    return bool(allowed.any())
 
 
 class InputProcessor:
@@ -136,19 +132,8 @@ class InputProcessor:
         the first choice computes the prompt for all. Raises InvalidValueError.
         """
         check_request(request, self._config, self._model.vocab_size)
-        rules = self._rules(request, control)
-        leader = self._sequence(request, first_seq_id, rules, None)
-        self._replay(leader)
-        shared = leader if self._config.enable_prefix_caching else None
-        others = (
-            self._sequence(request, first_seq_id + choice, rules.of_choice(choice), shared)
-            for choice in range(1, request.params.n)
-        )
-        return [leader, *others]
-
-    def _rules(self, request: EngineRequest, control: SpeculationControl) -> SamplingRules:
         service = self._config.speculation
-        return resolve(
+        rules = resolve(
             request.params,
             request.seed,
             self._model,
@@ -157,6 +142,14 @@ class InputProcessor:
             request.prompt_token_ids,
             None if service is None else control.allowed_verifiers,
         )
+        leader = self._sequence(request, first_seq_id, rules, None)
+        self._replay(leader)
+        shared = leader if self._config.enable_prefix_caching else None
+        others = (
+            self._sequence(request, first_seq_id + choice, rules.of_choice(choice), shared)
+            for choice in range(1, request.params.n)
+        )
+        return [leader, *others]
 
     def _sequence(
         self, request: EngineRequest, seq_id: int, rules: SamplingRules, leader: Sequence | None

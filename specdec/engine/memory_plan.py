@@ -1,6 +1,6 @@
-"""Who gets what of an engine's memory: weights, processes, proposers, and KV of both models.
+"""Divides an engine's memory among weights, processes, proposers and the KV of both models.
 
-"auto" is resolved here, before anything is started, so that neither model runs out later.
+"auto" is resolved here, before anything is started, so that neither model runs out of memory later.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from specdec.types.validation import require_range
 
 _MIB, _GIB = 2**20, 2**30
 _PROCESS_BYTES = 350 * _MIB
-"""What a rank takes before it loads anything: the interpreter, torch and Ray (measured)."""
+"""Memory of a rank before it loads anything: the interpreter, torch and Ray (measured)."""
 _CONTROL_PLANE_BYTES = 150 * _MIB
 _GPU_WORKSPACE_BYTES = 2 * _GIB
-"""Left on each GPU for activations, libraries and fragments."""
+"""Reserved on each GPU for activations, libraries and fragmentation."""
 
 _MAX_AUTO_KV_BYTES = 2 * _GIB
 _KV_SHARE_OF_FREE_MEMORY = 0.25
@@ -36,10 +36,11 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class _Pool:
-    """The KV of one model.
+    """The KV pool of one model.
 
-    num_ranks: that it is divided over. block_bytes: of a block on all of them. blocks_of_longest:
-    of one sequence of max_model_len. most_blocks: that all sequences at once could ever fill.
+    num_ranks: ranks that share it. block_bytes: size of a block on all of them together.
+    blocks_of_longest: blocks of one sequence of max_model_len. most_blocks: blocks that
+    max_num_seqs such sequences fill.
     """
 
     name: str
@@ -53,7 +54,7 @@ class _Pool:
 
 @dataclass(frozen=True)
 class _NumBlocks:
-    """Of the target's pool and of the draft model's; 0 where none drafts."""
+    """Sizes of both KV pools in blocks; 0 for the draft where there is no draft model."""
 
     target: int
     draft: int
@@ -67,15 +68,15 @@ def memory_plan(
     *,
     in_process: bool = False,
 ) -> MemoryPlan:
-    """Everything that was left open decided.
+    """Return the limits of the engine and of the draft model, with every "auto" resolved.
 
-    draft_bytes: what the draft model may take where it is on another node than the target.
-    in_process: whether the models run in the caller's process, and not each rank in one of its own
-    beside a service's.
+    draft_bytes: memory of the draft model where it is on another node than the target.
+    in_process: whether the models run in the caller's process, rather than each rank in a separate
+    one beside a service's.
 
-    Where both models share a memory, the draft's pool has as many blocks as the target's, so that
-    whatever runs fits into both, or the fewer that sequences of its own max_model_len can fill.
-    Where each rank has a GPU of its own, each pool has what the fullest of its GPUs bears.
+    Where both models share one memory, the draft's pool has as many blocks as the target's, so that
+    every running sequence fits into both, but no more than sequences of its max_model_len fill.
+    Where each rank has a separate GPU, each pool is as large as the fullest of its GPUs allows.
     Raises InvalidValueError for a context longer than the model's, and OutOfMemoryError when the
     weights, the processes and the KV pools do not fit in `available_bytes`.
     """
@@ -85,7 +86,10 @@ def memory_plan(
     elif draft is not None and draft_bytes is not None:
         num_blocks = _divide_hosts(config, models, target, draft, available_bytes, draft_bytes)
     else:
-        free_bytes = available_bytes - _bytes_without_kv(config, models, in_process)
+        free_bytes = available_bytes - _target_bytes_without_kv(
+            config, models, in_process=in_process
+        )
+        free_bytes -= _draft_bytes_without_kv(config, models, in_process=in_process)
         num_blocks = _divide_host(config, target, draft, free_bytes)
         _check_host(config, target, draft, num_blocks, free_bytes, available_bytes)
     return MemoryPlan(
@@ -97,7 +101,6 @@ def memory_plan(
 def _engine_config(
     config: LLMConfig, pool: _Pool, num_blocks: int, *, in_process: bool
 ) -> EngineConfig:
-    """In the caller's process nothing runs beside the engine that would wait for it."""
     return EngineConfig(
         max_model_len=pool.max_model_len,
         num_blocks=num_blocks,
@@ -108,6 +111,7 @@ def _engine_config(
         max_queue_len=config.max_queue_len,
         enable_prefix_caching=config.enable_prefix_caching,
         stream_interval=config.stream_interval,
+        # In the caller's process no worker would run while the engine schedules the next step.
         async_scheduling=config.async_scheduling and not in_process,
         speculation=config.speculative_config,
     )
@@ -133,7 +137,7 @@ def _target_pool(config: LLMConfig, models: Models) -> _Pool:
 
 
 def _draft_pool(config: LLMConfig, models: Models) -> _Pool | None:
-    """It may be told of shorter sequences than the target's; never of longer ones."""
+    """Return the draft model's pool; its sequences may be shorter than the target's, not longer."""
     model, drafting = models.draft, config.draft_model
     if model is None or drafting is None:
         return None
@@ -162,7 +166,7 @@ def _pool(
 
 
 def _fill(num_bytes: int, target_bytes: int, draft: _Pool | None) -> _NumBlocks:
-    """As many blocks as `num_bytes` hold, `target_bytes` a block of the target's."""
+    """Divide `num_bytes` into blocks; target_bytes: of a block of the target."""
     if draft is None:
         return _NumBlocks(num_bytes // target_bytes, 0)
     of_both = num_bytes // (target_bytes + draft.block_bytes)
@@ -175,9 +179,10 @@ def _fill(num_bytes: int, target_bytes: int, draft: _Pool | None) -> _NumBlocks:
 def _divide_host(
     config: LLMConfig, target: _Pool, draft: _Pool | None, free_bytes: int
 ) -> _NumBlocks:
-    """All ranks of both models share one memory: what is configured, else a share of what is free.
+    """Size the pools where all ranks of both models share one memory.
 
-    No less than one sequence needs, and no more than could ever be used.
+    Without kv_cache_memory_gib they take a share of the free memory: at least what one sequence
+    needs, and at most what max_num_seqs sequences fill.
     """
     if config.kv_cache_memory_gib is not None:
         return _fill(int(config.kv_cache_memory_gib * _GIB), target.block_bytes, draft)
@@ -195,8 +200,8 @@ def _divide_hosts(
     available_bytes: int,
     draft_bytes: int,
 ) -> _NumBlocks:
-    """Each model on a node of its own: the draft's pool is what its node bears of the target's."""
-    free_bytes = available_bytes - _target_bytes_without_kv(config, models)
+    """Size the pools where each model has a node: the draft's has what fits of the target's."""
+    free_bytes = available_bytes - _target_bytes_without_kv(config, models, in_process=False)
     if config.kv_cache_memory_gib is None:
         num_target_blocks = _divide_host(config, target, None, free_bytes).target
         most = min(num_target_blocks, draft.most_blocks)
@@ -205,13 +210,13 @@ def _divide_hosts(
         num_target_blocks, most = wanted.target, wanted.draft
     of_target = _NumBlocks(num_target_blocks, 0)
     _check_host(config, target, None, of_target, free_bytes, available_bytes)
-    draft_free_bytes = draft_bytes - _draft_bytes_without_kv(config, models)
+    draft_free_bytes = draft_bytes - _draft_bytes_without_kv(config, models, in_process=False)
     num_blocks = min(most, max(0, draft_free_bytes) // draft.block_bytes)
     if num_blocks < draft.blocks_of_longest:
         raise OutOfMemoryError(
-            f"the node of the draft model has {draft_bytes / _GIB:.1f} GiB for it, which is too "
-            f"little for its weights and the KV cache of one sequence of {draft.max_model_len} "
-            "tokens; lower speculative_config.max_model_len, or take a smaller model"
+            f"the node of the draft model has {draft_bytes / _GIB:.1f} GiB for it, too little for "
+            f"its weights and the KV cache of one sequence of {draft.max_model_len} tokens; lower "
+            "speculative_config.max_model_len, or choose a smaller model"
         )
     return _NumBlocks(num_target_blocks, num_blocks)
 
@@ -239,49 +244,39 @@ def _check_host(
         raise OutOfMemoryError(
             f"weights, processes and KV cache need {(available_bytes + missing) / _GIB:.1f} GiB, "
             f"and {available_bytes / _GIB:.1f} GiB are free; lower kv_cache_memory_gib or "
-            "max_model_len, or take a smaller model"
+            "max_model_len, or choose a smaller model"
         )
 
 
-def _bytes_without_kv(config: LLMConfig, models: Models, in_process: bool) -> int:
-    """Of a host of both models: weights, processes, and what proposers keep whatever runs."""
-    if in_process:
-        weights = _target_weights(config, models) + _draft_weights(config, models)
-        return weights + _PROCESS_BYTES + _proposer_bytes(config)
-    return _target_bytes_without_kv(config, models) + _draft_bytes_without_kv(config, models)
+def _target_bytes_without_kv(config: LLMConfig, models: Models, *, in_process: bool) -> int:
+    """Return the bytes of the target's weights, of processes other than draft ranks, and proposers.
 
-
-def _target_bytes_without_kv(config: LLMConfig, models: Models) -> int:
+    In the caller's process there is one process for all; else each rank and the service have one.
+    """
     processes = (config.tensor_parallel_size + 1) * _PROCESS_BYTES + _CONTROL_PLANE_BYTES
-    return _target_weights(config, models) + processes + _proposer_bytes(config)
-
-
-def _draft_bytes_without_kv(config: LLMConfig, models: Models) -> int:
-    ranks = 0 if config.draft_model is None else config.draft_model.draft_tensor_parallel_size
-    processes = 0 if models.draft is None else ranks * _PROCESS_BYTES
-    return _draft_weights(config, models) + processes
-
-
-def _target_weights(config: LLMConfig, models: Models) -> int:
-    return models.target.weight_bytes(config.settled_dtype, config.quantization_method)
-
-
-def _draft_weights(config: LLMConfig, models: Models) -> int:
-    if models.draft is None or config.draft_model is None:
-        return 0
-    return models.draft.weight_bytes(config.settled_dtype, config.draft_model.quantization)
-
-
-def _proposer_bytes(config: LLMConfig) -> int:
     memory = proposer_memory(config.speculative_config)
-    return memory.fixed_bytes + config.max_num_seqs * memory.bytes_per_sequence
+    return (
+        models.target.weight_bytes(config.settled_dtype, config.quantization_method)
+        + (_PROCESS_BYTES if in_process else processes)
+        + memory.fixed_bytes
+        + config.max_num_seqs * memory.bytes_per_sequence
+    )
+
+
+def _draft_bytes_without_kv(config: LLMConfig, models: Models, *, in_process: bool) -> int:
+    drafting = config.draft_model
+    if models.draft is None or drafting is None:
+        return 0
+    num_processes = 0 if in_process else drafting.draft_tensor_parallel_size
+    weights = models.draft.weight_bytes(config.settled_dtype, drafting.quantization)
+    return weights + num_processes * _PROCESS_BYTES
 
 
 def _lookup_bytes_per_block(config: LLMConfig) -> int:
-    """What lookups keep of the text whose KV fills a block of the target's.
+    """Return the bytes that lookups store for the text of one KV block of the target.
 
-    Sequences that share the KV of a prompt keep its text one by one; what is free beyond the KV
-    pool's share has to do for that.
+    Sequences that share the KV of a prompt each store its text; the memory beyond the KV pool's
+    share holds that.
     """
     return config.block_size * proposer_memory(config.speculative_config).bytes_per_token
 
@@ -293,9 +288,9 @@ def _divide_gpus(
     available_bytes: int,
     draft_bytes: int | None,
 ) -> _NumBlocks:
-    """Each rank has a memory of its own, so neither model's pool depends on the other's.
+    """Size the pools where each rank has a separate GPU, so that they are independent.
 
-    A draft model that cannot hold all that runs drafts for what it can hold.
+    A draft model that cannot hold all running sequences drafts for those that it can hold.
     """
     most = _NumBlocks(target.most_blocks, 0 if draft is None else draft.most_blocks)
     if config.kv_cache_memory_gib is not None:
@@ -308,29 +303,26 @@ def _divide_gpus(
 
 
 def _gpu_blocks(config: LLMConfig, pool: _Pool, most: int, available_bytes: int) -> int:
-    """What the fullest rank of a model bears, `most` at most."""
+    """Return the blocks that the fullest rank of a model can hold, at most `most`."""
     model = pool.model
     shards = model.head_shards(pool.num_ranks)
     kv_share = max(len(shard.kv) for shard in shards) / sum(len(shard.kv) for shard in shards)
-    weight_share = max(len(shard.query) for shard in shards) / model.num_heads  # a little too much
+    weight_share = (
+        max(len(shard.query) for shard in shards) / model.num_heads
+    )  # a slight overestimate
     block_bytes = int(pool.block_bytes * kv_share)
     weight_bytes = int(model.weight_bytes(config.settled_dtype) * weight_share)
     free_bytes = available_bytes - weight_bytes - _GPU_WORKSPACE_BYTES
     num_blocks = min(most, max(0, free_bytes) // block_bytes)
     if num_blocks < pool.blocks_of_longest:
         needed_bytes = pool.blocks_of_longest * block_bytes
+        prefix = "" if pool.name == "target" else "speculative_config."
+        size = "tensor_parallel_size" if pool.name == "target" else "draft_tensor_parallel_size"
         raise OutOfMemoryError(
             f"a rank of the {pool.name} may take {available_bytes / _GIB:.1f} GiB of its GPU; "
             f"weights and workspace leave {max(0, free_bytes) / _GIB:.1f} for the KV cache, of "
-            f"which {num_blocks * block_bytes / _GIB:.2f} are to be used, and one sequence of "
-            f"{pool.max_model_len} tokens needs {needed_bytes / _GIB:.2f}: {_remedy(pool)}"
+            f"which {num_blocks * block_bytes / _GIB:.2f} may be used; one sequence of "
+            f"{pool.max_model_len} tokens needs {needed_bytes / _GIB:.2f}: "
+            f"raise {prefix}{size} or kv_cache_memory_gib, or lower {prefix}max_model_len"
         )
     return num_blocks
-
-
-def _remedy(pool: _Pool) -> str:
-    if pool.name == "target":
-        return "raise tensor_parallel_size or kv_cache_memory_gib, or lower max_model_len"
-    keys = ("draft_tensor_parallel_size", "max_model_len")
-    raised, lowered = (f"speculative_config.{key}" for key in keys)
-    return f"raise {raised} or kv_cache_memory_gib, or lower {lowered}"

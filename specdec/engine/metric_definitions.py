@@ -1,8 +1,8 @@
 """The metrics of an engine: name, type, labels, meaning and source.
 
 Names, types and labels are vLLM's where it has the metric, with our own prefix. A service exposes
-them for each replica (`cluster.observability.metric_definitions`), `LLM.get_metrics` for its own engine. A counter
-is defined here and counted in a field of `Counts`; nothing else has to know it.
+them for each replica, `LLM.get_metrics` for its engine. A counter is defined here and counted in a
+field of `Counts`; no other file lists it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from specdec.engine import metrics
+from specdec.engine.metrics import HISTOGRAMS
 from specdec.types.control import SPECULATION_MODES
 from specdec.types.counters import Counts, HistogramCounts
 from specdec.types.draft_decision import DecisionReason
@@ -56,24 +56,8 @@ class MetricSpec(Generic[Source]):
 
 
 class EngineReport(Protocol):
-    """What the metrics of an engine are read from: EngineStats, or a service's ReplicaReport."""
+    """Source of an engine's metrics: EngineStats, or a service's ReplicaReport."""
 
-    @property
-    def num_running(self) -> int: ...
-    @property
-    def num_waiting(self) -> int: ...
-    @property
-    def num_decoding(self) -> int: ...
-    @property
-    def kv_cache_usage(self) -> float: ...
-    @property
-    def is_speculation_on(self) -> bool: ...
-    @property
-    def num_chosen_tokens(self) -> int: ...
-    @property
-    def estimated_speedup(self) -> float | None: ...
-    @property
-    def estimated_tokens_per_s(self) -> float | None: ...
     @property
     def mode(self) -> str: ...
     @property
@@ -118,7 +102,7 @@ def by_method(name: str, meaning: str, read: Read) -> MetricSpec[EngineReport]:
     return MetricSpec(name, "counter", meaning, readings, ("method", "position"))
 
 
-def histogram(name: str, meaning: str) -> MetricSpec[EngineReport]:
+def _histogram(name: str, meaning: str) -> MetricSpec[EngineReport]:
     """Define the report's histogram of that name; no series before it has one."""
 
     def readings(report: EngineReport) -> Iterable[Reading]:
@@ -146,71 +130,34 @@ def _reasons(counts: Counts) -> dict[str, float]:
 
 ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
     # Load.
-    gauge("num_requests_running", "Requests in the batch; each choice is one.", "num_running"),
-    gauge(
-        "num_requests_decoding",
-        "Running requests past their prompt; speculation is decided by them.",
-        "num_decoding",
-    ),
-    gauge("num_requests_waiting", "Requests in the queue; each choice is one.", "num_waiting"),
+    gauge("num_requests_running", "Running requests; each choice counts as one.", "num_running"),
+    gauge("num_requests_decoding", "Running requests past their prompt.", "num_decoding"),
+    gauge("num_requests_waiting", "Queued requests; each choice counts as one.", "num_waiting"),
     gauge("kv_cache_usage_perc", "Part of the KV blocks in use, from 0 to 1.", "kv_cache_usage"),
     # Requests and tokens.
-    counter("requests_received", "Requests that have come; each choice is one.", "num_requests"),
-    counters(
-        "request_success",
-        "Requests that ended, by why the last choice did.",
-        "finished_reason",
-        "ended",
-    ),
+    counter("requests_received", "Received requests; each choice counts as one.", "num_requests"),
+    counters("request_success", "Ended requests.", "finished_reason", "ended"),
     counter("engine_steps", "Forward passes of the target.", "num_steps"),
-    counter("prompt_tokens", "Tokens of prompts, by choice.", "num_prompt_tokens"),
-    counter(
-        "prompt_tokens_cached",
-        "Tokens of prompts whose KV the prefix cache had.",
-        "num_cached_tokens",
-    ),
-    counter("generation_tokens", "Tokens generated.", "num_generated_tokens"),
-    counter(
-        "prefill_chunks",
-        "Parts of prompts that left more of the prompt to do.",
-        "num_prefill_chunks",
-    ),
-    counter(
-        "num_preemptions",
-        "Requests that gave up their KV blocks and were computed again.",
-        "num_preemptions",
-    ),
+    counter("prompt_tokens", "Prompt tokens, counted for each choice.", "num_prompt_tokens"),
+    counter("prompt_tokens_cached", "Prompt tokens with cached KV.", "num_cached_tokens"),
+    counter("generation_tokens", "Generated tokens.", "num_generated_tokens"),
+    counter("prefill_chunks", "Chunks before the last one of a prompt.", "num_prefill_chunks"),
+    counter("num_preemptions", "Requests preempted and recomputed.", "num_preemptions"),
     # Latencies and sizes.
-    histogram(metrics.FIRST_TOKEN, "From a request's arrival to its first token."),
-    histogram(metrics.INTER_TOKEN, "Between two steps that brought tokens to one choice."),
-    histogram(
-        metrics.END_TO_END, "From a request's arrival to its last token, of whichever choice."
-    ),
-    histogram(metrics.QUEUE_TIME, "From a request's arrival to its first step."),
-    histogram(metrics.PREFILL_TIME, "From a request's first step to its first token."),
-    histogram(metrics.DECODE_TIME, "From a request's first token to its last."),
-    histogram(metrics.PROMPT_TOKENS, "Tokens of a request's prompt."),
-    histogram(metrics.GENERATION_TOKENS, "Tokens generated for a request, all choices together."),
-    histogram(metrics.BATCH_SIZE, "Choices of requests that a step brought tokens to."),
-    histogram(metrics.DRAFT_TIME, "What a step waited for its drafts."),
-    histogram(metrics.VERIFY_TIME, "From handing the target a step to having its answer."),
+    *(_histogram(name, meaning) for name, (meaning, _) in HISTOGRAMS.items()),
     # Drafts.
+    counter("spec_decode_num_drafts", "Verified drafts.", "speculation.num_drafts"),
     counter(
-        "spec_decode_num_drafts",
-        "Drafts verified, one a step and request.",
-        "speculation.num_drafts",
-    ),
-    counter(
-        "spec_decode_num_draft_tokens", "Draft tokens verified.", "speculation.num_draft_tokens"
+        "spec_decode_num_draft_tokens", "Verified draft tokens.", "speculation.num_draft_tokens"
     ),
     counter(
         "spec_decode_num_accepted_tokens",
-        "Draft tokens that became output.",
+        "Accepted draft tokens.",
         "speculation.num_accepted_tokens",
     ),
     counter(
         "spec_decode_num_rejected_tokens",
-        "Draft tokens that did not.",
+        "Rejected draft tokens.",
         lambda c: c.speculation.num_draft_tokens - c.speculation.num_accepted_tokens,
     ),
     counters(
@@ -220,52 +167,30 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
         lambda c: _indexed(c.accepted_by_position),
     ),
     by_method(
-        "spec_decode_num_draft_tokens_by_method",
-        "Draft tokens verified, by drafting method and position.",
-        "drafted_by_method",
+        "spec_decode_num_draft_tokens_by_method", "Verified draft tokens.", "drafted_by_method"
     ),
     by_method(
-        "spec_decode_num_accepted_tokens_by_method",
-        "Draft tokens that became output, by drafting method and position.",
-        "accepted_by_method",
+        "spec_decode_num_accepted_tokens_by_method", "Accepted draft tokens.", "accepted_by_method"
     ),
-    counter(
-        "spec_decode_num_lookahead_tokens",
-        "Guesses of lookahead decoding that were run to see what follows them.",
-        "num_lookahead_tokens",
-    ),
+    counter("spec_decode_num_lookahead_tokens", "Lookahead tokens run.", "num_lookahead_tokens"),
     counter(
         "spec_decode_num_catch_up_tokens",
-        "Tokens of text that the draft model ran to catch up.",
+        "Catch-up tokens of the draft model.",
         "num_catch_up_tokens",
     ),
     # Control of speculation.
     MetricSpec("speculation_mode", "gauge", "1 for the mode in force, else 0.", _modes, ("mode",)),
-    gauge(
-        "speculation_in_force",
-        "1 while a request without speculation options gets drafts, else 0.",
-        "is_speculation_on",
-    ),
-    gauge(
-        "speculation_chosen_tokens",
-        "Draft tokens of a sequence in the latest step.",
-        "num_chosen_tokens",
-    ),
+    gauge("speculation_in_force", "1 while requests draft by default.", "is_speculation_on"),
+    gauge("speculation_chosen_tokens", "Draft tokens of a sequence.", "num_chosen_tokens"),
     counters(
         "speculation_steps",
-        "Steps by the number of draft tokens that was decided on.",
+        "Steps by their number of draft tokens.",
         "num_draft_tokens",
         lambda c: _indexed(c.decided_lengths),
     ),
     counters("speculation_decisions", "Steps by the reason of their decision.", "reason", _reasons),
     gauge(
-        "speculation_estimated_speedup",
-        "Tokens a second over those without drafts, expected at the present batch.",
-        "estimated_speedup",
+        "speculation_estimated_speedup", "Estimated speedup over no drafts.", "estimated_speedup"
     ),
-    gauge(
-        "goodput_tokens_per_second",
-        "Tokens a second expected of the present batch and number of draft tokens.",
-        "estimated_tokens_per_s",
-    ),
+    gauge("goodput_tokens_per_second", "Estimated tokens per second.", "estimated_tokens_per_s"),
 )

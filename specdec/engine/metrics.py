@@ -1,6 +1,6 @@
 """Recorder of request and step measurements around one engine.
 
-`Metrics.counts` adds to the engine's own counters; `specdec.engine.metric_definitions` defines the metrics.
+`Metrics.counts` adds to the engine's own counters; `metric_definitions` defines the metrics.
 """
 
 from __future__ import annotations
@@ -45,19 +45,20 @@ _REQUEST_BUCKETS_S = (
 _BATCH_BUCKETS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
 _TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 
-_BUCKETS: Mapping[str, tuple[float, ...]] = {
-    FIRST_TOKEN: _FIRST_TOKEN_BUCKETS_S,
-    INTER_TOKEN: _STEP_BUCKETS_S,
-    END_TO_END: _REQUEST_BUCKETS_S,
-    QUEUE_TIME: _FIRST_TOKEN_BUCKETS_S,
-    PREFILL_TIME: _FIRST_TOKEN_BUCKETS_S,
-    DECODE_TIME: _REQUEST_BUCKETS_S,
-    PROMPT_TOKENS: _TOKEN_BUCKETS,
-    GENERATION_TOKENS: _TOKEN_BUCKETS,
-    BATCH_SIZE: _BATCH_BUCKETS,
-    DRAFT_TIME: _DRAFT_BUCKETS_S,
-    VERIFY_TIME: _STEP_BUCKETS_S,
+HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
+    FIRST_TOKEN: ("From a request's arrival to its first token.", _FIRST_TOKEN_BUCKETS_S),
+    INTER_TOKEN: ("Between two steps that yielded tokens of a choice.", _STEP_BUCKETS_S),
+    END_TO_END: ("From a request's arrival to its last token.", _REQUEST_BUCKETS_S),
+    QUEUE_TIME: ("From a request's arrival to its first step.", _FIRST_TOKEN_BUCKETS_S),
+    PREFILL_TIME: ("From a request's first step to its first token.", _FIRST_TOKEN_BUCKETS_S),
+    DECODE_TIME: ("From a request's first token to its last.", _REQUEST_BUCKETS_S),
+    PROMPT_TOKENS: ("Prompt tokens of a request.", _TOKEN_BUCKETS),
+    GENERATION_TOKENS: ("Generated tokens of a request, all choices together.", _TOKEN_BUCKETS),
+    BATCH_SIZE: ("Choices for which a step yielded tokens.", _BATCH_BUCKETS),
+    DRAFT_TIME: ("Time that a step waits for its drafts.", _DRAFT_BUCKETS_S),
+    VERIFY_TIME: ("From sending the target a step to receiving its output.", _STEP_BUCKETS_S),
 }
+"""Meaning and buckets by name without the prefix."""
 
 
 class StepRecorder(Protocol):
@@ -103,9 +104,9 @@ class Metrics:
 
     def __init__(self) -> None:
         self.num_requests = 0  # received, each choice counted as one
-        self._histograms = {name: Histogram(bounds) for name, bounds in _BUCKETS.items()}
-        self._ended = Counter(dict.fromkeys([*(each.value for each in FinishReason), ABORTED], 0))
-        self._failed: Counter[str] = Counter()
+        self._histograms = {name: Histogram(bounds) for name, (_, bounds) in HISTOGRAMS.items()}
+        self.ended = Counter(dict.fromkeys([*(each.value for each in FinishReason), ABORTED], 0))
+        self.failed: Counter[str] = Counter()  # calls by the name of their gRPC status code
 
     def __getitem__(self, name: str) -> Histogram:
         """Return a histogram by its name without the prefix."""
@@ -113,22 +114,12 @@ class Metrics:
 
     def count_end(self, finish_reason: str) -> None:
         """Count a request that ended; the reason is a FinishReason's value or ABORTED."""
-        assert finish_reason in self._ended, "unknown finish reason"
-        self._ended[finish_reason] += 1
+        assert finish_reason in self.ended, "unknown finish reason"
+        self.ended[finish_reason] += 1
 
     def count_failure(self, code: Enum) -> None:
         """Count a call that ended in an error, by the name of its gRPC status code."""
-        self._failed[code.name] += 1
-
-    @property
-    def ended(self) -> Mapping[str, int]:
-        """Ended requests by finish reason; every reason is present."""
-        return dict(self._ended)
-
-    @property
-    def failed(self) -> Mapping[str, int]:
-        """Failed calls by the name of the gRPC status code."""
-        return dict(self._failed)
+        self.failed[code.name] += 1
 
     @property
     def histograms(self) -> Mapping[str, HistogramCounts]:
@@ -141,8 +132,8 @@ class Metrics:
         return Counts(
             num_requests=self.num_requests,
             histograms=self.histograms,
-            ended=self.ended,
-            failed=self.failed,
+            ended=dict(self.ended),
+            failed=dict(self.failed),
         )
 
     def record_draft(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Which models a configuration names, and where they are."""
+"""Resolves the models that a configuration names to directories and shapes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specdec.types.errors import InvalidValueError
 
 @dataclass(frozen=True)
 class Models:
-    """The shapes of the target and, where one drafts, of the draft model."""
+    """The configurations of the target and of the draft model, if there is one."""
 
     target: ModelConfig
     draft: ModelConfig | None = None
@@ -25,21 +25,21 @@ class Models:
 
 @dataclass(frozen=True)
 class ModelDirectories:
-    """The target, and the draft model where one drafts; the draft may be the target itself."""
+    """The directories of the target and of the draft model, if any; they may be the same."""
 
     target: Path
     draft: Path | None
 
     def configs(self) -> Models:
-        """What their config.json say; raises UnsupportedModelError."""
+        """Read both config.json. Raises UnsupportedModelError."""
         draft = None if self.draft is None else ModelConfig.from_directory(self.draft)
         return Models(ModelConfig.from_directory(self.target), draft)
 
 
 def with_settled_dtype(config: Config, models: Models) -> Config:
-    """The configuration with what its dtype stands for, where that is auto.
+    """Return the configuration with the checkpoint's dtype in place of "auto".
 
-    Raises InvalidValueError where the checkpoint is in no type that a model can be run in.
+    Raises InvalidValueError where that dtype is not supported.
     """
     if config.dtype != "auto":
         return config
@@ -47,15 +47,15 @@ def with_settled_dtype(config: Config, models: Models) -> Config:
     for dtype in DTYPE_BYTES:
         if dtype == named:
             return replace(config, dtype=dtype)
-    limit = f"one of {', '.join(DTYPE_BYTES)} for a model whose config.json says {named}"
+    limit = f"one of {', '.join(DTYPE_BYTES)} for a model whose config.json has {named}"
     raise InvalidValueError("dtype", config.dtype, limit)
 
 
 def resolve_models(config: LLMConfig, progress: Progress) -> ModelDirectories:
-    """Finds or fetches the models. Raises ModelNotFoundError.
+    """Find or download the models. Raises ModelNotFoundError.
 
-    Raises InvalidValueError for a draft model whose vocabulary has too little in common with the
-    target's, and UnsupportedModelError where that cannot be known.
+    Raises InvalidValueError for a draft model whose vocabulary shares too little with the target's,
+    and UnsupportedModelError where that cannot be determined.
     """
     target = resolve(config.model, progress=progress)
     if config.draft_model is None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from specdec.engine.request_metrics import AbortedError, RequestMetrics
 from specdec.types.errors import OverloadedError
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ class OutputStream:
     """The queue from which the outputs of one request are read, and its measurements."""
 
     metrics: RequestMetrics | None
-    outputs: asyncio.Queue[RequestOutput | Exception] = field(default_factory=asyncio.Queue)
+    outputs: asyncio.Queue[EngineOutput | Exception] = field(default_factory=asyncio.Queue)
 
 
 class OutputStreams:
@@ -58,7 +58,7 @@ class OutputStreams:
         if not self._streams:
             self._none_left.set()
 
-    async def next_output(self, unique_id: str) -> RequestOutput:
+    async def next_output(self, unique_id: str) -> EngineOutput:
         """Wait for the next output of a request. Raises the error that ends it."""
         output = await self._streams[unique_id].outputs.get()
         if isinstance(output, Exception):
@@ -73,7 +73,7 @@ class OutputStreams:
             return False
         return True
 
-    def deliver(self, outputs: list[RequestOutput], newly_scheduled: tuple[str, ...]) -> None:
+    def deliver(self, outputs: list[EngineOutput], newly_scheduled: tuple[str, ...]) -> None:
         """Put the outputs of a step into their streams and record them."""
         now_s = time.perf_counter()
         for unique_id in newly_scheduled:
@@ -83,14 +83,14 @@ class OutputStreams:
         for output in outputs:
             self._deliver(output, now_s)
 
-    def _deliver(self, output: RequestOutput, now_s: float) -> None:
+    def _deliver(self, output: EngineOutput, now_s: float) -> None:
         if output.finish_reason is not None and output.request_id in self._num_choices:
             self._num_choices[output.request_id] -= 1
         if output.is_last:
             self._num_choices.pop(output.request_id, None)
         stream = self._streams.get(output.request_id)
         if stream is None:
-            return  # its reader has left, and the abort is queued
+            return  # its reader has closed it, and the abort is queued
         if output.error is not None:
             logger.error("request %s failed: %s", output.request_id, output.error)
             stream.outputs.put_nowait(output.error)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from specdec.engine.stop_checker import Stop
 from specdec.sequences.output_buffer import BufferedTokens
 from specdec.sequences.sequence import Choices, Sequence
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 
 
 def output_of(
     seq: Sequence, choices: Choices, tokens: BufferedTokens, stop: Stop | None
-) -> RequestOutput:
+) -> EngineOutput:
     """Return the output for new tokens of `seq`, with the text that is certain by now."""
-    return RequestOutput(
+    return EngineOutput(
         request_id=seq.request.request_id,
         token_ids=tokens.token_ids,
         text=seq.detokenizer.take() if stop is None else seq.detokenizer.flush(),

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from specdec.engine.metrics import (
     ABORTED,
@@ -21,7 +20,7 @@ from specdec.engine.metrics import (
     Metrics,
 )
 from specdec.sequences.sequence import EngineRequest
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 
 logger = logging.getLogger(__name__)
 
@@ -34,20 +33,6 @@ LEFT = asyncio.CancelledError | GeneratorExit | AbortedError
 """Errors that count as an abort by the client."""
 
 
-@dataclass(frozen=True)
-class RequestTimes:
-    """When a request reached each stage, in seconds of one clock; None for later stages.
-
-    queued_at: sent to the engine. scheduled_at: in a batch. last_at: of its latest output.
-    """
-
-    arrived_at: float
-    queued_at: float | None
-    scheduled_at: float | None
-    first_at: float | None
-    last_at: float | None
-
-
 class RequestMetrics:
     """Measurements of one request, taken when the engine delivers outputs, not when they are read.
 
@@ -57,6 +42,9 @@ class RequestMetrics:
 
     Time to first token ends with the first output of any choice. It consists of queue time, from
     arrival to the first step, and prefill time. Decode time follows.
+
+    arrived_at, queued_at (sent to the engine), scheduled_at (in a batch), first_at: in seconds by
+    `clock`; None for later stages.
     """
 
     def __init__(
@@ -69,34 +57,31 @@ class RequestMetrics:
         self._request_id = request_id
         self._metrics = metrics
         self._clock = clock
-        self._arrived_at = clock()
-        self._queued_at: float | None = None
-        self._scheduled_at: float | None = None
-        self._first_at: float | None = None
+        self.arrived_at = clock()
+        self.queued_at: float | None = None
+        self.scheduled_at: float | None = None
+        self.first_at: float | None = None
         self._last_at: dict[int, float] = {}  # by choice
-        self._last: RequestOutput | None = None
+        self._last: EngineOutput | None = None
         self._has_ended = False
 
     @property
-    def times(self) -> RequestTimes:
-        """When the request reached each stage so far."""
-        last_at = max(self._last_at.values(), default=None)
-        return RequestTimes(
-            self._arrived_at, self._queued_at, self._scheduled_at, self._first_at, last_at
-        )
+    def last_at(self) -> float | None:
+        """Time of the latest output."""
+        return max(self._last_at.values(), default=None)
 
     def on_queued(self, request: EngineRequest) -> None:
         """Record that the request is sent to the engine."""
-        self._queued_at = self._clock()
+        self.queued_at = self._clock()
 
     def on_scheduled(self, at: float) -> None:
         """Record that the request has left the queue for the first time."""
-        self._scheduled_at = at
-        self._metrics[QUEUE_TIME].observe(at - self._arrived_at)
+        self.scheduled_at = at
+        self._metrics[QUEUE_TIME].observe(at - self.arrived_at)
 
-    def on_output(self, output: RequestOutput, at: float) -> None:
+    def on_output(self, output: EngineOutput, at: float) -> None:
         """Record an output and the time of its delivery."""
-        if self._first_at is None:
+        if self.first_at is None:
             self._on_first(at)
         elif output.choice in self._last_at:
             step_s = (at - self._last_at[output.choice]) / output.num_steps
@@ -127,16 +112,16 @@ class RequestMetrics:
             self.on_broken_off(error)
 
     def _on_first(self, at: float) -> None:
-        self._first_at = at
-        self._metrics[FIRST_TOKEN].observe(at - self._arrived_at)
-        if self._scheduled_at is not None:
-            self._metrics[PREFILL_TIME].observe(at - self._scheduled_at)
+        self.first_at = at
+        self._metrics[FIRST_TOKEN].observe(at - self.arrived_at)
+        if self.scheduled_at is not None:
+            self._metrics[PREFILL_TIME].observe(at - self.scheduled_at)
 
-    def _on_end(self, output: RequestOutput, reason: str, at: float) -> None:
-        assert self._first_at is not None, "an end without a token"
+    def _on_end(self, output: EngineOutput, reason: str, at: float) -> None:
+        assert self.first_at is not None, "an end without a token"
         self._has_ended = True
-        self._metrics[END_TO_END].observe(at - self._arrived_at)
-        self._metrics[DECODE_TIME].observe(at - self._first_at)
+        self._metrics[END_TO_END].observe(at - self.arrived_at)
+        self._metrics[DECODE_TIME].observe(at - self.first_at)
         self._metrics[PROMPT_TOKENS].observe(output.num_prompt_tokens)
         self._metrics[GENERATION_TOKENS].observe(output.num_output_tokens)
         self._metrics.count_end(reason)
@@ -145,19 +130,17 @@ class RequestMetrics:
     def _log_end(self, reason: str, at: float) -> None:
         """Log one line with numbers only; prompts and outputs are private."""
         fields: dict[str, object] = {"request_id": self._request_id, "finish_reason": reason}
-        if self._last is not None and self._first_at is not None:
+        if self._last is not None and self.first_at is not None:
             speculation = self._last.speculation
             fields |= {
                 "prompt_tokens": self._last.num_prompt_tokens,
                 "output_tokens": self._last.num_output_tokens,
-                "time_to_first_token_s": round(self._first_at - self._arrived_at, 4),
+                "time_to_first_token_s": round(self.first_at - self.arrived_at, 4),
                 "num_drafts": speculation.num_drafts,
                 "num_draft_tokens": speculation.num_draft_tokens,
                 "num_accepted_tokens": speculation.num_accepted_tokens,
             }
-        logger.info(
-            "request ended", extra={**fields, "duration_s": round(at - self._arrived_at, 4)}
-        )
+        logger.info("request ended", extra={**fields, "duration_s": round(at - self.arrived_at, 4)})
 
 
 def reason_of(error: BaseException | None) -> str:

@@ -1,4 +1,4 @@
-"""How a worker draws the tokens of one sequence, with nothing left open."""
+"""Resolves sampling parameters and service defaults to the sampling rules of a sequence."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from specdec.types.sampling_params import (
 from specdec.types.sampling_spec import SamplingRules, Verifier
 
 MAX_CHARS = 4096
-"""So much of a prompt's end is looked at."""
+"""Length of the end of a prompt that `preset_for` searches."""
 
-# A fence, or a line that hardly occurs in prose: a definition, an import, an include, or one that
+# A code fence, or a line that is rare in prose: a definition, an import, an include, or one that
 # ends in a semicolon or an opening brace after a bracket.
 _CODE = re.compile(
     r"""```
@@ -38,10 +38,10 @@ _CODE = re.compile(
 
 
 def preset_for(prompt: str, *, is_structured: bool) -> AcceptancePreset:
-    """Medium for structured output, strict for a prompt with code in it, lenient for other text.
+    """Return medium for structured output, strict for a prompt with code, lenient for other text.
 
-    is_structured: whether the request says what form its output has to have. Of the prompt only the
-    last MAX_CHARS characters count. A question about code that shows none is taken for other text.
+    Only the last MAX_CHARS characters of the prompt are searched. A question about code that
+    contains none counts as other text.
     """
     if is_structured:
         return "medium"
@@ -60,14 +60,15 @@ def resolve(
     prompt: Sequence[int] = (),
     allowed_verifiers: Sequence[VerifierName] | None = None,
 ) -> SamplingRules:
-    """The rules of choice 0. Raises InvalidValueError for a token that the model has not.
+    """Return the rules of choice 0. Raises InvalidValueError.
 
-    service: what holds where the request does not say how to speculate. prompt: token ids, by which
-    the acceptance threshold `auto` is settled. allowed_verifiers: None for those of the service;
-    raises InvalidValueError for another verifier.
+    service: the defaults of the speculation options. prompt: token ids, from which the acceptance
+    threshold `auto` is resolved. allowed_verifiers: None for those of the service.
     """
     _check_tokens(params, model.vocab_size)
     settled = params.settled(model.sampling_defaults)
+    service = service or SpeculativeConfig()
+    allowed_tokens = params.allowed_token_ids
     return SamplingRules(
         temperature=settled.temperature,
         top_p=settled.top_p,
@@ -79,16 +80,16 @@ def resolve(
         frequency_penalty=params.frequency_penalty,
         logit_bias=tuple(sorted(params.logit_bias.items())),
         bad_words=_bad_words(params, tokenizer),
-        allowed_token_ids=_allowed_tokens(params),
-        # Where there is a grammar, its masks see to it: they know when nothing but an end may come.
+        allowed_token_ids=None if allowed_tokens is None else tuple(sorted(set(allowed_tokens))),
+        # With a grammar its masks enforce min_tokens: they know when only an end token may follow.
         min_tokens=params.min_tokens if params.structured_output is None else 0,
-        end_token_ids=_end_tokens(params, model),
+        end_token_ids=tuple(sorted(model.eos_token_ids | set(params.stop_token_ids))),
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
-        verifier=_verifier(
-            params, service or SpeculativeConfig(), prompt, tokenizer, allowed_verifiers
+        verifier=_verifier(params, service, prompt, tokenizer, allowed_verifiers),
+        scale_draft_temperature=_first(
+            params.speculation.scale_draft_temperature, service.scale_draft_temperature
         ),
-        scale_draft_temperature=_scales_draft_temperature(params, service),
     )
 
 
@@ -103,19 +104,10 @@ def _check_tokens(params: SamplingParams, vocab_size: int) -> None:
 
 
 def _bad_words(params: SamplingParams, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Each word as it is written at the beginning of a text and after a space."""
+    """Return the tokens of each word, as at the start of a text and as after a space."""
     spellings = (text for word in params.bad_words for text in (word, f" {word.lstrip()}"))
     encoded = (tuple(tokenizer.encode(text, add_special_tokens=False)) for text in spellings)
     return tuple(dict.fromkeys(tokens for tokens in encoded if tokens))
-
-
-def _allowed_tokens(params: SamplingParams) -> tuple[int, ...] | None:
-    allowed = params.allowed_token_ids
-    return None if allowed is None else tuple(sorted(set(allowed)))
-
-
-def _end_tokens(params: SamplingParams, model: ModelConfig) -> tuple[int, ...]:
-    return tuple(sorted(model.eos_token_ids | set(params.stop_token_ids)))
 
 
 def _verifier(
@@ -133,7 +125,10 @@ def _verifier(
         raise InvalidValueError("speculation.verifier", name, limit)
     threshold = _first(options.acceptance_threshold, service.acceptance_threshold)
     if threshold == "auto":
-        threshold = _preset(params, prompt, tokenizer) if name == "threshold" else "strict"
+        threshold = "strict"
+        if name == "threshold":
+            text = tokenizer.decode(prompt[-MAX_CHARS:])  # most tokens have at least one character
+            threshold = preset_for(text, is_structured=params.structured_output is not None)
     return Verifier(
         name=name,
         epsilon=_first(options.typical_epsilon, service.typical_epsilon),
@@ -142,17 +137,5 @@ def _verifier(
     )
 
 
-def _preset(
-    params: SamplingParams, prompt: Sequence[int], tokenizer: Tokenizer
-) -> AcceptancePreset:
-    text = tokenizer.decode(prompt[-MAX_CHARS:])  # a token has a character or more, mostly
-    return preset_for(text, is_structured=params.structured_output is not None)
-
-
-def _scales_draft_temperature(params: SamplingParams, service: SpeculativeConfig | None) -> bool:
-    asked = params.speculation.scale_draft_temperature
-    return _first(asked, service is not None and service.scale_draft_temperature)
-
-
-def _first(asked: _Value | None, default: _Value) -> _Value:
-    return default if asked is None else asked
+def _first(requested: _Value | None, default: _Value) -> _Value:
+    return default if requested is None else requested

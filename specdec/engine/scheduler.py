@@ -92,7 +92,7 @@ class Scheduler:
     def __init__(
         self, config: EngineConfig, blocks: BlockManager, counts: Counts | None = None
     ) -> None:
-        """counts: the engine's counters, where preemptions and cached tokens are counted."""
+        """Count preemptions and cached tokens in `counts`, the engine's counters."""
         self._config = config
         self._length_rule = config.speculation.length_rule if config.speculation else None
         self._blocks = blocks

@@ -16,10 +16,10 @@ from specdec.types.stats import STRUCTURED_OUTPUT
 
 
 class Speculator:
-    """Asks the policy how much to draft and the proposer for drafts, and reports the outcome.
+    """Asks the policy for draft lengths and the proposer for drafts, and reports the outcome.
 
-    Calls for each step, in this order: `decide`, `propose` where drafts are allowed, `begin_step`,
-    and with its results `observe` for each verified row, then `end_step`.
+    The engine calls for each step, in this order: `decide`, `propose` where drafts are allowed,
+    `begin_step`, and with its results `observe` for each verified row, then `end_step`.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Speculator:
 
     def propose(self, rows: collections.abc.Sequence[ScheduledRow]) -> dict[int, Proposal]:
         """Return drafts by sequence, for those of `rows` that have any."""
-        if not rows or self._proposer is None:
+        if not rows or self._proposer is None or self._config is None:
             return {}
         requests = [
             DraftRequest(
@@ -78,7 +78,7 @@ class Speculator:
         self._proposer.begin(requests)
         proposals = {each.seq_id: each for each in self._proposer.collect()}
         self._methods = {
-            seq_id: each.method or self._config_method
+            seq_id: each.method or self._config.method
             for seq_id, each in proposals.items()
             if each.draft_token_ids
         }
@@ -125,11 +125,6 @@ class Speculator:
         """Have the proposer drop a sequence that lost its blocks."""
         if self._proposer is not None:
             self._proposer.release(seq_id)
-
-    @property
-    def _config_method(self) -> str:
-        assert self._config is not None, "a proposal without speculation"
-        return self._config.method
 
     def _method(self, seq: Sequence) -> str | None:
         """Return the method that drafts for a sequence; None for all that are loaded."""

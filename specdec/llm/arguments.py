@@ -1,7 +1,7 @@
 """Reads the arguments of `LLM` and `AsyncLLM`, with vLLM's names where it has them.
 
-Nothing is swallowed. What an argument of vLLM asks for is done, or holds anyway, or is refused with
-what to write instead.
+No argument is ignored silently. An argument of vLLM is applied, or holds in any case, or is refused
+with what to write instead.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_QUEUE_LEN = 1_000_000
 
 
 class LLMArguments(TypedDict, total=False):
-    """Keyword arguments of `LLM` and `AsyncLLM`; docs/python.md explains each."""
+    """Keyword arguments of `LLM` and `AsyncLLM`; see docs/python.md."""
 
     tensor_parallel_size: int
     dtype: Any
@@ -79,43 +79,36 @@ _OWN = (
     *("seed", "metric_prefix", "disable_log_stats", "distributed_executor_backend"),
     *("served_model_name", "tokenizer", "revision", "kv_cache_memory_bytes"),
 )
-"""Arguments in addition to those of LLMConfig, which a service lacks or has with other values."""
+"""Arguments in addition to the fields of LLMConfig."""
 
 
 def read_arguments(model: str, given: Mapping[str, Any]) -> Arguments:
     """Validate arguments. Raises InvalidValueError; for an unknown name with the nearest one."""
     values = dict(given)
     seed = _taken(values, "seed", 0, _is_seed, "None, or a whole number from 0 to 2^63 - 1")
-    prefix = _taken(values, "metric_prefix", PREFIX, _is_text, "a text")
-    is_silent = _taken(values, "disable_log_stats", True, _is_bool, "true or false")
+    prefix = _taken(values, "metric_prefix", PREFIX, lambda v: isinstance(v, str), "a text")
+    is_silent = _taken(
+        values, "disable_log_stats", True, lambda v: type(v) is bool, "true or false"
+    )
     name = values.pop("served_model_name", None) or model
-    backend = _taken(values, "distributed_executor_backend", None, _is_backend, _BACKENDS)
+    backend = _taken(
+        values, "distributed_executor_backend", None, lambda v: v in (None, "ray"), _BACKENDS
+    )
     config = _config(_located(model, values), _in_our_words(model, values))
     return Arguments(config, str(name), seed, prefix, not is_silent, _executor(config, backend))
+
+
+_BACKENDS = "ray, or None for ray with several ranks and this process with one"
 
 
 def _is_seed(value: object) -> bool:
     return value is None or (type(value) is int and 0 <= value < SEED_LIMIT)
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_bool(value: object) -> bool:
-    return type(value) is bool
-
-
-def _is_backend(value: object) -> bool:
-    return value in (None, "ray")
-
-
-_BACKENDS = "ray, or None, which takes ray for several ranks and this process for one"
-
-
 def _taken(
     values: dict[str, Any], name: str, default: Any, accepts: Callable[[object], bool], limit: str
 ) -> Any:
+    """Remove an argument and return its value. Raises InvalidValueError."""
     value = values.pop(name, default)
     if not accepts(value):
         raise InvalidValueError(name, value, limit)

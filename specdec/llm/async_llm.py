@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Self, Unpack, get_args
 
 from specdec.llm.arguments import LLMArguments, read_arguments
@@ -31,7 +32,7 @@ class AsyncLLM(HostedModel):
         host = EngineHost(read_arguments(model, arguments))
         super().__init__(host, host.close)
 
-    async def generate(
+    def generate(
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
@@ -45,13 +46,10 @@ class AsyncLLM(HostedModel):
         request_id: None to assign one. output_kind: whether outputs are cumulative, hold only new
         tokens, or there is only a final one. Raises InvalidValueError.
         """
-        parts = read_prompt("prompt", prompt)
-        stream = self._stream(parts, sampling_params, request_id, output_kind, priority)
-        async with aclosing(stream):
-            async for output in stream:
-                yield output
+        read = partial(read_prompt, "prompt", prompt)
+        return self._stream(read, sampling_params, request_id, output_kind, priority)
 
-    async def chat(
+    def chat(
         self,
         messages: Sequence[Message],
         sampling_params: SamplingParams | None = None,
@@ -64,8 +62,9 @@ class AsyncLLM(HostedModel):
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Stream the answer to a conversation, by the model's chat template; see `generate`."""
-        conversation = read_conversation(
+        """Stream the reply to a conversation, rendered by the chat template; see `generate`."""
+        read = partial(
+            read_conversation,
             "messages",
             messages,
             tools=tools,
@@ -73,19 +72,17 @@ class AsyncLLM(HostedModel):
             continue_final_message=continue_final_message,
             chat_template_kwargs=chat_template_kwargs,
         )
-        stream = self._stream(conversation, sampling_params, request_id, output_kind, priority)
-        async with aclosing(stream):
-            async for output in stream:
-                yield output
+        return self._stream(read, sampling_params, request_id, output_kind, priority)
 
     async def _stream(
         self,
-        prompt: PromptParts | Conversation,
+        read: Callable[[], PromptParts | Conversation],
         params: SamplingParams | None,
         request_id: str | None,
         kind: OutputKind,
         priority: int,
     ) -> AsyncGenerator[RequestOutput, None]:
+        prompt = read()
         if kind not in get_args(OutputKind):
             kinds = ", ".join(get_args(OutputKind))
             raise InvalidValueError("output_kind", kind, f"one of {kinds}")
@@ -94,10 +91,10 @@ class AsyncLLM(HostedModel):
             raise InvalidValueError("request_id", name, "a text")
         params = SamplingParams() if params is None else params
         seed = self._host.seed_for(params)  # here, so that seeds follow the order of requests
-        with self._host.preparations.begin(name) as preparation:
+        with self._host.preparing(name) as preparation:
             call = await asyncio.to_thread(self._host.call, name, prompt, params, seed, priority)
-        answer = self._host.stream(call, kind, is_aborted=preparation.is_aborted)
-        async with aclosing(answer) as stream:
+        outputs = self._host.stream(call, kind, is_aborted=preparation.is_aborted)
+        async with aclosing(outputs) as stream:
             async for output in stream:
                 yield output
 

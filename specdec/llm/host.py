@@ -7,30 +7,32 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from importlib.metadata import entry_points
 
 from specdec.config.hardware import available_memory_bytes, smallest_gpu_bytes
-from specdec.engine.core import EngineCore
+from specdec.config.llm import LLMConfig
+from specdec.engine.core import EngineCore, Executor
 from specdec.engine.engine_thread import EngineThread
-from specdec.engine.model_resolution import resolve_models
+from specdec.engine.memory_plan import MemoryPlan
+from specdec.engine.model_resolution import ModelDirectories, resolve_models
 from specdec.engine.request_metrics import AbortedError, RequestMetrics
 from specdec.llm.arguments import Arguments
-from specdec.llm.executors import make_executor
-from specdec.llm.metrics import Metric, metrics_of
+from specdec.llm.metrics import StatsLog
 from specdec.llm.outputs import OutputBuilder, OutputKind, RequestOutput
-from specdec.llm.preparations import Preparations
 from specdec.llm.prompts import PromptParts
-from specdec.llm.stats_log import StatsLog
 from specdec.models.resolve import print_progress
 from specdec.sequences.sequence import EngineRequest
 from specdec.text.grammar import Grammar, GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.chat import Conversation
-from specdec.types.control import SpeculationControl
-from specdec.types.errors import InvalidValueError, NotReadyError
+from specdec.types.errors import InvalidValueError, NotReadyError, SpecdecError
 from specdec.types.sampling_params import SEED_LIMIT, SamplingParams, StructuredOutput
+
+EXECUTORS = "specdec.executors"
+"""Entry point group of functions from config, directories and plan to an Executor."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,14 @@ class Call:
     prompt: str | None
 
 
+@dataclass(eq=False)
+class Preparation:
+    """A request whose prompt is being encoded and grammar compiled. Its id need not be unique."""
+
+    request_id: str
+    is_aborted: bool = False
+
+
 class EngineHost:
     """An engine with loaded models, and the requests of an `LLM` to it.
 
@@ -49,25 +59,25 @@ class EngineHost:
 
     def __init__(self, arguments: Arguments) -> None:
         """Find, load and measure the models. Raises what any of that raises."""
-        self._arguments = arguments
+        self.arguments = arguments
         directories = resolve_models(arguments.config, print_progress)
         self.core = EngineCore(
             arguments.config,
             directories.configs(),
-            _memory_bytes(arguments),
+            _memory_bytes(arguments.config),
             in_process=arguments.executor is None,
         )
         self.config, self.model = self.core.config, self.core.model
         self.tokenizer = Tokenizer(directories.target)
-        self._stats_log = StatsLog(arguments.logs_stats, time.monotonic)
+        self.stats_log = StatsLog(arguments.logs_stats, time.monotonic)
         seed = secrets.randbits(64) if arguments.seed is None else arguments.seed
         self._seeds = random.Random(seed)
         self._grammars: GrammarCompiler | None = None
         self._lock = threading.Lock()  # guards its creation: requests are prepared on many threads
-        self.preparations = Preparations()
+        self._preparations: set[Preparation] = set()
         self._is_closed = False
         plan = self.core.plan
-        self._executor = make_executor(arguments.executor, self.config, directories, plan)
+        self._executor = _make_executor(arguments.executor, self.config, directories, plan)
         try:
             self.core.load(self._executor, self.tokenizer, self.config.max_num_seqs)
         except BaseException:
@@ -126,6 +136,16 @@ class EngineHost:
                 )
         return self._grammars.compile(spec)
 
+    @contextmanager
+    def preparing(self, request_id: str) -> Iterator[Preparation]:
+        """Register a request so that `abort` reaches it while it is prepared."""
+        preparation = Preparation(request_id)
+        self._preparations.add(preparation)
+        try:
+            yield preparation
+        finally:
+            self._preparations.discard(preparation)
+
     async def stream(
         self, call: Call, kind: OutputKind, *, is_aborted: bool = False
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -133,38 +153,32 @@ class EngineHost:
 
         is_aborted: it was aborted before, so that its only output reports that.
         """
-        thread, arrival_time = self._running_thread(), time.time()
+        thread = self._running_thread()
         metrics = RequestMetrics(call.request.request_id, self.core.metrics)
         metrics.on_queued(call.request)
         self.core.metrics.num_requests += call.request.params.n
-        builder = OutputBuilder(call.request, call.prompt, self.tokenizer)
+        builder = OutputBuilder(call.request, call.prompt, self.tokenizer, metrics, time.time())
+        make_output = builder.delta if kind == "delta" else builder.output
         steps = thread.generate(call.request, metrics)
         try:
             if is_aborted:
                 raise AbortedError(call.request.request_id)
             async for step in steps:
                 builder.add(step)
-                if kind == "delta":
-                    yield builder.delta(metrics.times, arrival_time)
-                elif kind == "cumulative" or step.is_last:
-                    yield builder.output(metrics.times, arrival_time)
+                if kind != "final_only" or step.is_last:
+                    yield make_output()
         except AbortedError as error:
             metrics.on_broken_off(error)  # no effect where the engine's thread has recorded it
             builder.abort()
-            make_output = builder.delta if kind == "delta" else builder.output
-            yield make_output(metrics.times, arrival_time)
+            yield make_output()
         finally:
             await steps.aclose()
-            self._stats_log.note(self.core.last_stats)
-
-    async def complete(self, call: Call) -> RequestOutput:
-        """Return the complete output."""
-        [output] = [each async for each in self.stream(call, "final_only")]
-        return output
+            self.stats_log.note(self.core.last_stats)
 
     def abort(self, request_id: str) -> None:
         """End the requests with this id; on the event loop of their streams."""
-        self.preparations.abort(request_id)
+        for preparation in self._preparations:
+            preparation.is_aborted |= preparation.request_id == request_id
         if self.core.thread is not None:
             self.core.thread.abort(request_id)
 
@@ -184,42 +198,6 @@ class EngineHost:
     def _require_open(self) -> None:
         if self._is_closed:
             raise NotReadyError("it has been shut down")
-
-    def set_speculation(self, **changes: Any) -> SpeculationControl:
-        """Change settings from the next step on and return them; None leaves a value as it is.
-
-        Raises InvalidValueError, and NotReadyError after the end.
-        """
-        given = {name: value for name, value in changes.items() if value is not None}
-        control, speculation = self.core.control, self.config.speculative_config
-        if control is None or speculation is None:
-            name, value = next(iter(given.items()), ("mode", "auto"))
-            limit = "left out: without speculative_config nothing drafts"
-            raise InvalidValueError(name, value, limit)
-        method = given.get("method")
-        if method is not None and method not in speculation.methods:
-            limit = f"what is loaded: {' or '.join(speculation.methods)}"
-            raise InvalidValueError("method", method, limit)
-        control = replace(control, **given)
-        self.core.set_control(control)
-        return control
-
-    def get_metrics(self) -> list[Metric]:
-        """Return the metrics as of the last end of a request, or later."""
-        speculation = self.config.speculative_config
-        num_positions = speculation.num_speculative_tokens if speculation else 0
-        arguments = self._arguments
-        return metrics_of(
-            self.core.stats(), arguments.metric_prefix, arguments.model_name, num_positions
-        )
-
-    def begin_batch(self) -> None:
-        """Start the period of the next line of statistics."""
-        self._stats_log.begin(self.core.last_stats)
-
-    def end_batch(self) -> None:
-        """Log the line of statistics, if enabled."""
-        self._stats_log.write(self.core.last_stats)
 
     def close(self) -> None:
         """End the engine's thread and the models; the metrics stay. From any thread, repeatedly."""
@@ -242,8 +220,32 @@ def _require_replaceable(thread: EngineThread) -> None:
         raise NotReadyError("another event loop has streams that are open")
 
 
-def _memory_bytes(arguments: Arguments) -> int:
-    config = arguments.config
+def _memory_bytes(config: LLMConfig) -> int:
     if config.device == "cuda":
         return int(smallest_gpu_bytes() * config.gpu_memory_utilization)
     return available_memory_bytes()
+
+
+def _make_executor(
+    name: str | None, config: LLMConfig, directories: ModelDirectories, plan: MemoryPlan
+) -> Executor:
+    """Make an executor and load its models.
+
+    name: of an entry point; None loads the models into this process. Raises SpecdecError where no
+    installed package has that name, and what loading raises.
+    """
+    executor: Executor
+    if name is None:
+        from specdec.llm.local_executor import LocalExecutor  # imports torch
+
+        executor = LocalExecutor(config, directories, plan)
+    else:
+        found = entry_points(group=EXECUTORS, name=name)
+        if not found:
+            raise SpecdecError(
+                f"several ranks need the executor {name!r}, and no installed package has one: "
+                f"install specdec with its cluster package, or leave tensor_parallel_size at 1"
+            )
+        executor = next(iter(found)).load()(config, directories, plan)
+    executor.load()
+    return executor

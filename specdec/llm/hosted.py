@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Self
 
 from specdec.llm.host import EngineHost
-from specdec.llm.metrics import Metric
+from specdec.llm.metrics import Metric, metrics_of
 from specdec.types.control import SpeculationControl, SpeculationMode
+from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import SamplingParams
 
 
@@ -39,18 +41,34 @@ class HostedModel:
 
         mode: auto, on or off. threshold: the most decoding requests for which auto drafts.
         num_speculative_tokens: draft tokens per step, 0 for none. method: one of those loaded.
-        None leaves a setting unchanged. Raises InvalidValueError.
+        None leaves a setting unchanged. Raises InvalidValueError, and NotReadyError after the end.
         """
-        return self._host.set_speculation(
-            mode=mode,
-            threshold=threshold,
-            num_speculative_tokens=num_speculative_tokens,
-            method=method,
-        )
+        changes = {
+            "mode": mode,
+            "threshold": threshold,
+            "num_speculative_tokens": num_speculative_tokens,
+            "method": method,
+        }
+        given: dict[str, Any] = {key: value for key, value in changes.items() if value is not None}
+        control, config = self.speculation, self._host.config.speculative_config
+        if control is None or config is None:
+            name, value = next(iter(given.items()), ("mode", "auto"))
+            limit = "left out: without speculative_config nothing drafts"
+            raise InvalidValueError(name, value, limit)
+        if method is not None and method not in config.methods:
+            limit = f"what is loaded: {' or '.join(config.methods)}"
+            raise InvalidValueError("method", method, limit)
+        control = replace(control, **given)
+        self._host.core.set_control(control)
+        return control
 
     def get_metrics(self) -> list[Metric]:
         """Return the metrics since the model was loaded, up to the last request that ended."""
-        return self._host.get_metrics()
+        config, arguments = self._host.config.speculative_config, self._host.arguments
+        num_positions = config.num_speculative_tokens if config else 0
+        return metrics_of(
+            self._host.core.stats(), arguments.metric_prefix, arguments.model_name, num_positions
+        )
 
     def get_tokenizer(self) -> Any:
         """Return the model's tokenizer, a transformers PreTrainedTokenizerFast."""

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 from tqdm.auto import tqdm
 
 from specdec.llm.arguments import LLMArguments, read_arguments
-from specdec.llm.event_loop_thread import EventLoopThread
 from specdec.llm.host import Call, EngineHost
 from specdec.llm.hosted import HostedModel
 from specdec.llm.outputs import RequestOutput
-from specdec.llm.progress import Progress
 from specdec.llm.prompts import Message, Prompt, PromptParts, read_conversations, read_prompts
 from specdec.types.chat import Conversation
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import SamplingParams
 
+T = TypeVar("T")
 Params = SamplingParams | Sequence[SamplingParams]
 UseTqdm = bool | Callable[..., "tqdm[Any]"]
 
 _OPEN_PER_PLACE = 2
 """Requests sent to the engine per place in the batch, so that its queue is never empty."""
+_GRACE_S = 1.0
 
 
 class LLM(HostedModel):
@@ -136,10 +139,10 @@ async def _run_all(
 
     async def work() -> None:
         for index in waiting:
-            outputs[index] = await host.complete(calls[index])
+            [outputs[index]] = [each async for each in host.stream(calls[index], "final_only")]
             on_output(outputs[index])
 
-    host.begin_batch()
+    host.stats_log.begin(host.core.last_stats)
     most = _OPEN_PER_PLACE * host.config.max_num_seqs
     workers = [asyncio.create_task(work()) for _ in range(min(len(calls), most))]
     try:
@@ -148,7 +151,7 @@ async def _run_all(
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
-    host.end_batch()
+    host.stats_log.write(host.core.last_stats)
     return [outputs[index] for index in range(len(calls))]
 
 
@@ -163,3 +166,72 @@ def _one_for_each(field: str, given: Any, count: int) -> list[Any]:
 def _end(host: EngineHost, thread: EventLoopThread) -> None:
     host.close()
     thread.stop()
+
+
+class Progress:
+    """Progress bar with the number of outputs and tokens per second, if enabled."""
+
+    def __init__(self, total: int, use_tqdm: bool | Callable[..., Any]) -> None:
+        """use_tqdm: True for tqdm's bar; or a function that makes one, called like tqdm."""
+        make = use_tqdm if callable(use_tqdm) else tqdm
+        self._bar: Any = None
+        if use_tqdm:
+            self._bar = make(total=total, desc="Processed prompts", dynamic_ncols=True)
+        self._began_at_s = time.perf_counter()
+        self._num_prompt_tokens = self._num_output_tokens = 0
+
+    def add(self, output: RequestOutput) -> None:
+        """Count a complete output."""
+        if self._bar is None:
+            return
+        self._num_prompt_tokens += len(output.prompt_token_ids)
+        self._num_output_tokens += sum(len(each.token_ids) for each in output.outputs)
+        seconds = max(time.perf_counter() - self._began_at_s, 1e-9)
+        self._bar.set_postfix_str(
+            f"input {self._num_prompt_tokens / seconds:.1f} tokens/s, "
+            f"output {self._num_output_tokens / seconds:.1f} tokens/s",
+            refresh=False,
+        )
+        self._bar.update(1)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+class EventLoopThread:
+    """Runs coroutines until it is stopped, at the latest with the interpreter."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="llm", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        if tasks := asyncio.all_tasks(self._loop):
+            self._loop.run_until_complete(_end_tasks(tasks))
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start a coroutine; call it from another thread."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def stop(self) -> None:
+        """Stop the thread and wait for it. Running tasks are cancelled after a second."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            # The garbage collector may run `stop` on the thread itself.
+            if threading.current_thread() is not self._thread:
+                self._thread.join()
+
+
+async def _end_tasks(tasks: set[asyncio.Task[Any]]) -> None:
+    _, late = await asyncio.wait(tasks, timeout=_GRACE_S)
+    for task in late:
+        task.cancel()
+    await asyncio.gather(*late, return_exceptions=True)

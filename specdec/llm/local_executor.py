@@ -97,10 +97,10 @@ class LocalExecutor:
         )
         return _on_thread(measured)
 
-    def lose_target(self) -> None:
+    def mark_target_lost(self) -> None:
         """See Executor."""
 
-    def remake_target(self) -> LocalTarget:
+    def restart_target(self) -> LocalTarget:
         """See Executor."""
         raise TargetFailedError("the target runs in this process and cannot be restarted")
 

@@ -1,8 +1,9 @@
-"""The metrics of an `LLM` as objects, with vLLM's types and names."""
+"""The metrics of an `LLM`: as objects with vLLM's types and names, and as a periodic log line."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
@@ -14,7 +15,12 @@ from specdec.engine.metric_definitions import (
     MetricSpec,
     Reading,
 )
-from specdec.types.counters import HistogramCounts
+from specdec.types.counters import Counts, HistogramCounts
+from specdec.types.engine_stats import EngineStats
+
+logger = logging.getLogger(__name__)
+
+_PERIOD_S = 10.0
 
 _VECTOR = "spec_decode_num_accepted_tokens_per_pos"
 """The metric whose series, by position, become one Vector."""
@@ -62,34 +68,26 @@ def metrics_of(
     report: EngineReport, prefix: str, model_name: str, num_positions: int
 ) -> list[Metric]:
     """Return every metric of the engine. num_positions: minimum length of the vector."""
-    labels = {MODEL_LABEL: model_name}
-    return [
-        metric
-        for spec in ENGINE_METRICS
-        for metric in _metrics(spec, report, prefix, labels, num_positions)
-    ]
-
-
-def _metrics(
-    spec: MetricSpec[EngineReport],
-    report: EngineReport,
-    prefix: str,
-    labels: dict[str, str],
-    num_positions: int,
-) -> Iterator[Metric]:
-    name, readings = prefix + spec.name, list(spec.read(report))
-    if spec.name == _VECTOR:
-        values = [_count(each) for each in readings]
-        yield Vector(name, labels, values + [0] * (num_positions - len(values)))
-        return
-    for reading in readings:
-        own = labels | dict(zip(spec.labels, reading.labels, strict=True))
-        if isinstance(reading.value, HistogramCounts):
-            yield _histogram(name, own, reading.value)
-        elif spec.type == "counter":
-            yield Counter(name, own, _count(reading))
+    labels, metrics = {MODEL_LABEL: model_name}, list[Metric]()
+    for spec in ENGINE_METRICS:
+        name, readings = prefix + spec.name, list(spec.read(report))
+        if spec.name == _VECTOR:
+            values = [_count(each) for each in readings]
+            metrics.append(Vector(name, labels, values + [0] * (num_positions - len(values))))
         else:
-            yield Gauge(name, own, float(reading.value))
+            metrics += [_metric(spec, name, labels, each) for each in readings]
+    return metrics
+
+
+def _metric(
+    spec: MetricSpec[EngineReport], name: str, labels: dict[str, str], reading: Reading
+) -> Metric:
+    own = labels | dict(zip(spec.labels, reading.labels, strict=True))
+    if isinstance(reading.value, HistogramCounts):
+        return _histogram(name, own, reading.value)
+    if spec.type == "counter":
+        return Counter(name, own, _count(reading))
+    return Gauge(name, own, float(reading.value))
 
 
 def _count(reading: Reading) -> int:
@@ -101,3 +99,42 @@ def _histogram(name: str, labels: dict[str, str], counts: HistogramCounts) -> Hi
     ends = list(accumulate(counts.counts))
     bounds = ["+Inf" if bound == inf else repr(bound) for bound in (*counts.bounds, inf)]
     return Histogram(name, labels, ends[-1], counts.total, dict(zip(bounds, ends, strict=True)))
+
+
+class StatsLog:
+    """Logs at level INFO, as requests end, what was done since the previous line."""
+
+    def __init__(self, is_enabled: bool, clock: Callable[[], float]) -> None:
+        self._is_enabled = is_enabled
+        self._clock = clock
+        self._at_s = clock()
+        self._before = Counts()
+
+    def note(self, stats: EngineStats) -> None:
+        """Log if the last line is ten seconds old. Call it when a request has ended."""
+        if self._is_enabled and self._clock() - self._at_s >= _PERIOD_S:
+            self.write(stats)
+
+    def begin(self, stats: EngineStats) -> None:
+        """Start the period of the next line."""
+        self._at_s, self._before = self._clock(), stats.counts
+
+    def write(self, stats: EngineStats) -> None:
+        """Log now, if anything was generated."""
+        if not self._is_enabled:
+            return
+        new = stats.counts.minus(self._before)
+        if not new.num_generated_tokens:
+            return
+        seconds = max(self._clock() - self._at_s, 1e-9)
+        logger.info(
+            "prompts %.1f tokens/s, answers %.1f tokens/s, %d running, %d waiting, "
+            "acceptance rate %.0f%%, mean acceptance length %.2f",
+            new.num_prompt_tokens / seconds,
+            new.num_generated_tokens / seconds,
+            stats.num_running,
+            stats.num_waiting,
+            100 * new.speculation.acceptance_rate,
+            new.speculation.mean_acceptance_length,
+        )
+        self.begin(stats)

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from specdec.engine.request_metrics import RequestTimes
+from specdec.engine.metrics import ABORTED
+from specdec.engine.request_metrics import RequestMetrics
 from specdec.sequences.sequence import EngineRequest
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.messages import Logprobs
-from specdec.types.outputs import RequestOutput as StepOutput
+from specdec.types.outputs import EngineOutput
 from specdec.types.sampling_params import VerifierName
 from specdec.types.stats import SpeculationStats
 
 OutputKind = Literal["cumulative", "delta", "final_only"]
 """Whether outputs of a stream are cumulative, hold only new tokens, or there is only one."""
-
-ABORT = "abort"
-"""The finish reason of a choice that `AsyncLLM.abort` ended."""
 
 
 @dataclass(frozen=True)
@@ -94,56 +92,63 @@ class RequestOutput:
     verifier: VerifierName
 
 
-@dataclass
-class _Choice:
-    """The state of one choice, since the start or the last delta."""
-
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[PositionLogprobs] = field(default_factory=list)
-    cumulative_logprob: float = 0.0
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    is_sent: bool = True
-
-
 class OutputBuilder:
     """Builds a request's outputs, cumulative or delta, from the engine's outputs."""
 
-    def __init__(self, request: EngineRequest, prompt: str | None, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        request: EngineRequest,
+        prompt: str | None,
+        tokenizer: Tokenizer,
+        metrics: RequestMetrics,
+        arrival_time: float,
+    ) -> None:
+        """arrival_time: in seconds since the epoch."""
         self._request = request
         self._prompt = prompt
         self._tokenizer = tokenizer
-        self._choices = [_Choice() for _ in range(request.params.n)]
+        self._metrics = metrics
+        self._arrival_time = arrival_time
+        first = CompletionOutput(0, "", [], None, None)
+        if request.params.logprobs is not None:
+            first = replace(first, cumulative_logprob=0.0, logprobs=[])
+        # Since the start or the last delta.
+        self._choices = [_copy(first, index=index) for index in range(request.params.n)]
+        self._changed: set[int] = set()  # choices with something new since the last delta
         self._prompt_logprobs: list[PositionLogprobs | None] | None = None
-        self._last: StepOutput | None = None
+        self._last: EngineOutput | None = None
         self._is_finished = False
 
-    def add(self, output: StepOutput) -> None:
+    def add(self, output: EngineOutput) -> None:
         """Add an output of the engine."""
         choice = self._choices[output.choice]
-        choice.is_sent = False
-        choice.text += output.text
         choice.token_ids.extend(output.token_ids)
-        if output.logprobs is not None:
-            own = output.logprobs.logprobs[:, 0]
-            choice.cumulative_logprob += float(own.sum(dtype=float))
+        cumulative = choice.cumulative_logprob
+        if output.logprobs is not None and choice.logprobs is not None:
             choice.logprobs.extend(self._positions(output.logprobs))
+            own = output.logprobs.logprobs[:, 0]
+            cumulative = (cumulative or 0.0) + float(own.sum(dtype=float))
         if output.prompt_logprobs is not None:
             self._prompt_logprobs = [None, *self._positions(output.prompt_logprobs)]
-        if output.finish_reason is not None:
-            choice.finish_reason = output.finish_reason.value
-            choice.stop_reason = output.stop_reason
+        self._choices[output.choice] = replace(
+            choice,
+            text=choice.text + output.text,
+            cumulative_logprob=cumulative,
+            finish_reason=output.finish_reason.value if output.finish_reason else None,
+            stop_reason=output.stop_reason,
+        )
+        self._changed.add(output.choice)
         self._last, self._is_finished = output, output.is_last
 
     def abort(self) -> None:
         """End the choices that are not complete."""
-        for choice in self._choices:
-            if choice.finish_reason is None:
-                choice.finish_reason, choice.is_sent = ABORT, False
+        for index, choice in enumerate(self._choices):
+            if not choice.finished():
+                self._choices[index] = replace(choice, finish_reason=ABORTED)
+                self._changed.add(index)
         self._is_finished = True
 
-    def output(self, times: RequestTimes, arrival_time: float) -> RequestOutput:
+    def output(self) -> RequestOutput:
         """Return the cumulative output."""
         last = self._last
         return RequestOutput(
@@ -151,35 +156,36 @@ class OutputBuilder:
             prompt=self._prompt,
             prompt_token_ids=list(self._request.prompt_token_ids),
             prompt_logprobs=self._prompt_logprobs,
-            outputs=[self._completion(index) for index in range(len(self._choices))],
+            outputs=[_copy(choice) for choice in self._choices],
             finished=self._is_finished,
-            metrics=_stats(times, arrival_time, last.num_output_tokens if last else 0),
+            metrics=self._stats(last.num_output_tokens if last else 0),
             num_cached_tokens=last.num_cached_tokens if last else 0,
             seed=self._request.seed,
             speculation=last.speculation if last else SpeculationStats(),
             verifier=last.verifier if last else "coupled",
         )
 
-    def delta(self, times: RequestTimes, arrival_time: float) -> RequestOutput:
+    def delta(self) -> RequestOutput:
         """Return the choices that have something new since the last delta, with that alone."""
-        whole = self.output(times, arrival_time)
-        new = [each for each in whole.outputs if not self._choices[each.index].is_sent]
-        for choice in self._choices:
-            choice.text, choice.token_ids, choice.logprobs = "", [], []
-            choice.is_sent = True
+        whole = self.output()
+        new = [each for each in whole.outputs if each.index in self._changed]
+        for index, choice in enumerate(self._choices):
+            logprobs: list[PositionLogprobs] | None = None if choice.logprobs is None else []
+            self._choices[index] = replace(choice, text="", token_ids=[], logprobs=logprobs)
+        self._changed.clear()
         return replace(whole, outputs=new)
 
-    def _completion(self, index: int) -> CompletionOutput:
-        choice = self._choices[index]
-        has_logprobs = self._request.params.logprobs is not None
-        return CompletionOutput(
-            index=index,
-            text=choice.text,
-            token_ids=list(choice.token_ids),
-            cumulative_logprob=choice.cumulative_logprob if has_logprobs else None,
-            logprobs=list(choice.logprobs) if has_logprobs else None,
-            finish_reason=choice.finish_reason,
-            stop_reason=choice.stop_reason,
+    def _stats(self, num_tokens: int) -> RequestStats:
+        times = self._metrics
+        first_at = times.first_at
+        return RequestStats(
+            arrival_time=self._arrival_time,
+            queued_ts=times.queued_at,
+            scheduled_ts=times.scheduled_at,
+            first_token_ts=first_at,
+            last_token_ts=times.last_at,
+            first_token_latency=None if first_at is None else first_at - times.arrived_at,
+            num_generation_tokens=num_tokens,
         )
 
     def _positions(self, logprobs: Logprobs) -> list[PositionLogprobs]:
@@ -193,24 +199,15 @@ class OutputBuilder:
         self, token_ids: Sequence[int], values: Sequence[float], rank: int
     ) -> PositionLogprobs:
         """Return the sampled token with its rank, then the best tokens in order."""
+        decode = self._tokenizer.decode
         ranks = [rank, *range(1, len(token_ids))]
         return {
-            token_id: Logprob(value, place, self._spell(token_id))
+            token_id: Logprob(value, place, decode([token_id], skip_special_tokens=False))
             for token_id, value, place in zip(token_ids, values, ranks, strict=True)
         }
 
-    def _spell(self, token_id: int) -> str:
-        return self._tokenizer.decode([token_id], skip_special_tokens=False)
 
-
-def _stats(times: RequestTimes, arrival_time: float, num_tokens: int) -> RequestStats:
-    first_at = times.first_at
-    return RequestStats(
-        arrival_time=arrival_time,
-        queued_ts=times.queued_at,
-        scheduled_ts=times.scheduled_at,
-        first_token_ts=first_at,
-        last_token_ts=times.last_at,
-        first_token_latency=None if first_at is None else first_at - times.arrived_at,
-        num_generation_tokens=num_tokens,
-    )
+def _copy(choice: CompletionOutput, **changes: Any) -> CompletionOutput:
+    """Return a copy with separate lists."""
+    logprobs = None if choice.logprobs is None else list(choice.logprobs)
+    return replace(choice, token_ids=list(choice.token_ids), logprobs=logprobs, **changes)

@@ -11,7 +11,7 @@ from specdec.types.sampling_params import VerifierName
 from specdec.types.stats import SpeculationStats
 
 
-class RequestOutput(NamedTuple):
+class EngineOutput(NamedTuple):
     """Output that one step, or several (`stream_interval`), added to one choice of a request.
 
     text: whole characters only; may be empty while a character or a stop string is incomplete.

@@ -32,7 +32,7 @@ from specdec.engine.metrics import FIRST_TOKEN, INTER_TOKEN
 from specdec.models.config import ModelConfig
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import InvalidValueError
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 from specdec.types.responses import FinishReason
 from specdec.types.stats import SpeculationStats
 from tests.cluster.admin_service import LocalHandle, take_profile
@@ -154,7 +154,7 @@ class ScriptedRouter:
             raise InvalidValueError("max_tokens", call.params.max_tokens, "at most 1000")
         return Generation(42, self._outputs(call))
 
-    async def _outputs(self, call: Any) -> AsyncGenerator[RequestOutput, None]:
+    async def _outputs(self, call: Any) -> AsyncGenerator[EngineOutput, None]:
         tokenizer = self.text.tokenizer
         ids = tokenizer.encode(ANSWER, add_special_tokens=False)[: call.params.max_tokens]
         length = 0 if call.params.speculation.enabled is False else 3
@@ -166,7 +166,7 @@ class ScriptedRouter:
                 step, num_output = step + 1, num_output + accepted + 1
                 stats = stats.after_draft(length, accepted)
                 is_last = num_output == len(ids)
-                yield RequestOutput(
+                yield EngineOutput(
                     "r1",
                     tuple(ids[num_output - accepted - 1 : num_output]),
                     "",

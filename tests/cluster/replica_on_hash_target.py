@@ -25,7 +25,7 @@ from specdec.engine.engine_thread import EngineThread
 from specdec.engine.model_resolution import ModelDirectories
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 from specdec.types.request import GenerateRequest
 from specdec.types.sampling_params import SamplingParams
 from tests.cluster.admin_service import LocalHandle
@@ -71,7 +71,7 @@ class Replica:
         assert self.router.core.thread is not None
         return self.router.core.thread
 
-    async def generate(self, **params: Any) -> list[RequestOutput]:
+    async def generate(self, **params: Any) -> list[EngineOutput]:
         """All outputs of one greedy request."""
         values = {"temperature": 0.0, "max_tokens": 10, "ignore_eos": True, **params}
         call = GenerateRequest(PROMPT, SamplingParams(**values), stream_interval=1)

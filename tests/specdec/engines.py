@@ -32,7 +32,7 @@ from specdec.types.messages import (
     VerifiedRow,
     VerifyOutput,
 )
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 from specdec.types.responses import FinishReason
 from specdec.types.sampling_params import SamplingParams
 from specdec.types.worker import Target
@@ -124,9 +124,9 @@ class Transcript:
         self.error: SpecdecError | None = None
         self.logprobs: list[Logprobs] = []
         self.prompt_logprobs: list[Logprobs] = []
-        self.last: RequestOutput | None = None
+        self.last: EngineOutput | None = None
 
-    def add(self, output: RequestOutput) -> None:
+    def add(self, output: EngineOutput) -> None:
         assert self.finish_reason is None, "an output after the end"
         assert self.error is None, "an output after an error"
         self.token_ids.extend(output.token_ids)

@@ -18,7 +18,7 @@ from specdec.config.fields import refuse_unknown
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.types.chat import ChatMessage
 from specdec.types.errors import InvalidValueError
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 from specdec.types.request import GenerateRequest, Prompt
 from specdec.types.sampling_params import LOSSY_VERIFIERS, SamplingParams, SpeculationOptions
 
@@ -76,7 +76,7 @@ async def begin(router: Router, call: GenerateRequest) -> AsyncGenerator[bytes, 
 
 
 async def _events(
-    generation: Generation, first: RequestOutput, detokenizer: IncrementalDetokenizer
+    generation: Generation, first: EngineOutput, detokenizer: IncrementalDetokenizer
 ) -> AsyncGenerator[bytes, None]:
     async with aclosing(generation.outputs) as outputs:
         yield json_event("start", {"request_id": first.request_id, "seed": generation.seed})
@@ -95,7 +95,7 @@ async def _events(
             yield json_event("end", summary)
 
 
-def _tokens(output: RequestOutput, detokenizer: IncrementalDetokenizer) -> bytes:
+def _tokens(output: EngineOutput, detokenizer: IncrementalDetokenizer) -> bytes:
     """Encode the tokens of a step; the text of an incomplete character is empty."""
     texts = []
     for token_id in output.token_ids:

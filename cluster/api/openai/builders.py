@@ -28,7 +28,7 @@ from cluster.replica.router import Router
 from specdec.config.engine import MAX_STREAM_INTERVAL
 from specdec.engine.input_processor import check_answer_in_one_message
 from specdec.types.chat import Conversation
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 from specdec.types.request import GenerateRequest, TokenizeRequest
 from specdec.types.sampling_params import LOSSY_VERIFIERS, SamplingParams, VerifierName
 from specdec.types.stats import SpeculationStats
@@ -138,7 +138,7 @@ class UsageMeter:
     """Sum of the usage of one call's prompts. An output counts all choices of its prompt."""
 
     def __init__(self) -> None:
-        self._last: dict[int, RequestOutput] = {}  # by prompt
+        self._last: dict[int, EngineOutput] = {}  # by prompt
         self._cached: dict[int, int] = {}  # of choice 0, which computes the prompt
 
     @property
@@ -146,7 +146,7 @@ class UsageMeter:
         """Whether an output was added."""
         return bool(self._last)
 
-    def add(self, prompt: int, output: RequestOutput) -> None:
+    def add(self, prompt: int, output: EngineOutput) -> None:
         """Add an output of the prompt with this index."""
         self._last[prompt] = output
         if output.choice == 0:
@@ -189,7 +189,7 @@ class ResponseBuilder(ABC):
         self.names = names
         self.meter = UsageMeter()
 
-    def is_large(self, output: RequestOutput) -> bool:
+    def is_large(self, output: EngineOutput) -> bool:
         """Return whether an output has many log-probabilities, to convert on a thread."""
         has_prompt = output.prompt_logprobs is not None
         return self.names is not None and (has_prompt or len(output.token_ids) > MANY_TOKENS)
@@ -223,14 +223,14 @@ class ChoiceWriter(ABC):
     """Builder of one choice: `chunk` for a stream, `add` and `choice` for a complete answer."""
 
     def __init__(self) -> None:
-        self.outputs: list[RequestOutput] = []
+        self.outputs: list[EngineOutput] = []
 
-    def add(self, output: RequestOutput) -> None:
+    def add(self, output: EngineOutput) -> None:
         """Keep an output for `choice`, which converts it and may take long."""
         self.outputs.append(output)
 
     @abstractmethod
-    def chunk(self, output: RequestOutput) -> ResponseModel | None:
+    def chunk(self, output: EngineOutput) -> ResponseModel | None:
         """Convert an output to a chunk; return None if it adds nothing visible."""
 
     @abstractmethod

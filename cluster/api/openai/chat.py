@@ -47,7 +47,7 @@ from cluster.api.openai.streams import PromptOutput
 from cluster.api.openai.tool_parser import CallStart, Content, Piece
 from cluster.replica.router import Router
 from specdec.types import responses
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 from specdec.types.request import GenerateRequest
 from specdec.types.sampling_params import SamplingParams
 
@@ -90,7 +90,7 @@ class ChatBuilder(ChoicesBuilder["ChatWriter"]):
         choices = range(call.params.n)
         writers = [ChatWriter(index, request, tools, names) for index in choices]
         super().__init__(request, [call], info, names, writers)
-        self._first: RequestOutput | None = None
+        self._first: EngineOutput | None = None
 
     def add(self, each: PromptOutput) -> None:
         """Add an output to the complete response."""
@@ -123,7 +123,7 @@ class ChatBuilder(ChoicesBuilder["ChatWriter"]):
             **vars(self.info), object="chat.completion.chunk", choices=list(choices), **fields
         )
 
-    def _prompt_fields(self, first: RequestOutput) -> dict[str, Any]:
+    def _prompt_fields(self, first: EngineOutput) -> dict[str, Any]:
         """Return the requested fields of the prompt; a field that is not set is not serialized."""
         fields: dict[str, Any] = {}
         if first.prompt_logprobs is not None and self.names is not None:
@@ -152,7 +152,7 @@ class ChatWriter(ChoiceWriter):
         delta = Delta(role="assistant", content=self._prefix)
         return ChatChunkChoice(index=self._index, delta=delta, logprobs=None, finish_reason=None)
 
-    def chunk(self, output: RequestOutput) -> ChatChunkChoice | None:
+    def chunk(self, output: EngineOutput) -> ChatChunkChoice | None:
         """Convert an output to a chunk; return None if it adds nothing visible."""
         pieces = self._pieces(output)
         logprobs = self._logprobs([output])
@@ -187,7 +187,7 @@ class ChatWriter(ChoiceWriter):
             choice.token_ids = [each for output in self.outputs for each in output.token_ids]
         return choice
 
-    def _pieces(self, output: RequestOutput) -> list[Piece]:
+    def _pieces(self, output: EngineOutput) -> list[Piece]:
         if self._parser is None:
             return [Content(output.text)] if output.text else []
         pieces = list(self._parser.feed(output.text))
@@ -206,14 +206,14 @@ class ChatWriter(ChoiceWriter):
             message.tool_calls = [AnsweredToolCall(**each) for each in calls]
         return message
 
-    def _logprobs(self, outputs: Iterable[RequestOutput]) -> ChoiceLogprobs | None:
+    def _logprobs(self, outputs: Iterable[EngineOutput]) -> ChoiceLogprobs | None:
         if self._names is None:
             return None
         parts = [each.logprobs for each in outputs if each.logprobs is not None]
         content = [each for part in parts for each in chat_logprobs(part, self._names).content]
         return ChoiceLogprobs(content=content, refusal=None)
 
-    def _finish_reason(self, output: RequestOutput) -> FinishReason | None:
+    def _finish_reason(self, output: EngineOutput) -> FinishReason | None:
         if output.finish_reason is None:
             return None
         if output.finish_reason is responses.FinishReason.LENGTH:

@@ -38,7 +38,7 @@ from cluster.replica.router import Router
 from specdec.engine.input_processor import MAX_ANSWER_LOGPROBS
 from specdec.types.errors import InvalidValueError
 from specdec.types.messages import Logprobs
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 from specdec.types.request import DetokenizeRequest, GenerateRequest
 from specdec.types.responses import FinishReason
 from specdec.types.sampling_params import SamplingParams
@@ -89,7 +89,7 @@ class CompletionBuilder(ChoicesBuilder["CompletionWriter"]):
         self._echoes_prompt = request.echo
         self._hides_output = request.max_tokens == 0  # the engine generates at least one token
 
-    def is_large(self, output: RequestOutput) -> bool:
+    def is_large(self, output: EngineOutput) -> bool:
         """Return whether an output is worth converting on a thread, as a scored echo is."""
         return (self._echoes_prompt and self.names is not None) or super().is_large(output)
 
@@ -120,7 +120,7 @@ class Echo:
     text: str
     logprobs: Logprobs | None = None
 
-    def note(self, output: RequestOutput) -> None:
+    def note(self, output: EngineOutput) -> None:
         """Keep the log-probabilities of the prompt, if the output has them."""
         if output.prompt_logprobs is not None:
             self.logprobs = output.prompt_logprobs
@@ -145,7 +145,7 @@ class CompletionWriter(ChoiceWriter):
         self._has_started = False
         self._logprobs = None if names is None else CompletionLogprobsWriter(names)
 
-    def chunk(self, output: RequestOutput) -> CompletionChoice | None:
+    def chunk(self, output: EngineOutput) -> CompletionChoice | None:
         """Convert an output to a chunk; return None if it adds nothing visible."""
         is_first, self._has_started = not self._has_started, True
         self._echo.note(output)
@@ -169,7 +169,7 @@ class CompletionWriter(ChoiceWriter):
         is_visible = choice.text or logprobs or choice.finish_reason or is_first or choice.token_ids
         return choice if is_visible else None
 
-    def add(self, output: RequestOutput) -> None:
+    def add(self, output: EngineOutput) -> None:
         """Keep an output for `choice`."""
         self._echo.note(output)
         super().add(output)
@@ -193,9 +193,7 @@ class CompletionWriter(ChoiceWriter):
             whole.prompt_logprobs = first.prompt_logprobs
         return whole
 
-    def _chunk_logprobs(
-        self, output: RequestOutput, *, is_first: bool
-    ) -> CompletionLogprobs | None:
+    def _chunk_logprobs(self, output: EngineOutput, *, is_first: bool) -> CompletionLogprobs | None:
         if self._logprobs is None or self._request.logprobs is None:
             return None
         parts: list[CompletionLogprobs] = []
@@ -211,7 +209,7 @@ class CompletionWriter(ChoiceWriter):
         first, rest = writer.skip(self._echo.token_ids[:1]), self._echo.logprobs
         return [first] if rest is None else [first, writer.write(rest.best(num_best))]
 
-    def _finish_reason(self, output: RequestOutput) -> Literal["stop", "length"] | None:
+    def _finish_reason(self, output: EngineOutput) -> Literal["stop", "length"] | None:
         if output.finish_reason is None:
             return None
         is_stop = output.finish_reason is FinishReason.STOP and self._request.max_tokens != 0

@@ -29,7 +29,7 @@ from cluster.api.openai.streams import PromptOutput
 from cluster.api.sse import event
 from cluster.replica.router import Router
 from specdec.types.errors import InvalidValueError
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 from specdec.types.responses import FinishReason
 
 
@@ -160,7 +160,7 @@ class ResponsesBuilder(ResponseBuilder):
         self._error = ResponseError(code=details.code or details.type, message=details.message)
         return [self._body_event("failed")]
 
-    def _append(self, output: RequestOutput) -> list[TokenLogprob]:
+    def _append(self, output: EngineOutput) -> list[TokenLogprob]:
         """Append an output and return its log-probabilities, [] if not requested."""
         self.meter.add(0, output)
         self._text += output.text

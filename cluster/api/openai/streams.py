@@ -18,7 +18,7 @@ from cluster.api.authentication import Lease
 from cluster.api.openai.errors import ApiError
 from cluster.api.sse import STREAM_HEADERS
 from cluster.replica.router import Router
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 from specdec.types.request import GenerateRequest
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class PromptOutput:
     """An output with the index of its prompt."""
 
     prompt: int
-    output: RequestOutput
+    output: EngineOutput
 
 
 class ClientDisconnectedError(Exception):

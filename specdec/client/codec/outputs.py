@@ -24,7 +24,7 @@ from specdec.types.stats import SpeculationStats
 
 if TYPE_CHECKING:  # numpy comes with them, and the client does without it
     from specdec.types.messages import Logprobs
-    from specdec.types.outputs import RequestOutput
+    from specdec.types.outputs import EngineOutput
 
 Spell = Callable[[Sequence[int]], list[str]]
 """Returns the spelling of each token in the vocabulary."""
@@ -38,7 +38,7 @@ _FINISH_NUMBERS = {reason: number for number, reason in _FINISH_REASONS.items()}
 
 
 def encode_chunk(
-    seed: int, output: RequestOutput, spell: Spell, *, is_first: bool
+    seed: int, output: EngineOutput, spell: Spell, *, is_first: bool
 ) -> pb.GenerateStreamResponse:
     """Return the message for one output; the first and the last of a request have the seed.
 
@@ -76,7 +76,7 @@ def decode_chunk(message: pb.GenerateStreamResponse) -> StreamChunk:
 
 
 def encode_completion(
-    seed: int, outputs: Sequence[RequestOutput], spell: Spell
+    seed: int, outputs: Sequence[EngineOutput], spell: Spell
 ) -> pb.GenerateResponse:
     """Return one message for all outputs of a request, which are in order."""
     last = outputs[-1]
@@ -105,7 +105,7 @@ def decode_completion(message: pb.GenerateResponse) -> Completion:
     )
 
 
-def _encode_choice(outputs: Sequence[RequestOutput], spell: Spell) -> pb.Choice:
+def _encode_choice(outputs: Sequence[EngineOutput], spell: Spell) -> pb.Choice:
     last = outputs[-1]
     assert last.finish_reason is not None, "a choice without its end"
     return pb.Choice(
@@ -128,7 +128,7 @@ def _decode_choice(message: pb.Choice) -> Choice:
     )
 
 
-def _encode_end(output: RequestOutput) -> dict[str, Any]:
+def _encode_end(output: EngineOutput) -> dict[str, Any]:
     """Return the fields that state why a choice ended, which chunk and choice share."""
     finish_reason, stop_reason = output.finish_reason, output.stop_reason
     if finish_reason is None:
@@ -175,7 +175,7 @@ def _decode_logprobs(message: Any, name: str) -> tuple[PositionLogprobs, ...] | 
     )
 
 
-def _encode_usage(output: RequestOutput) -> pb.Usage:
+def _encode_usage(output: EngineOutput) -> pb.Usage:
     return pb.Usage(
         prompt_tokens=output.num_prompt_tokens,
         completion_tokens=output.num_output_tokens,

@@ -16,7 +16,7 @@ from cluster.observability.logs import (
 )
 from specdec.engine.metrics import Metrics
 from specdec.engine.request_metrics import RequestMetrics
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 from specdec.types.responses import FinishReason
 from specdec.types.stats import SpeculationStats
 
@@ -50,7 +50,7 @@ def record(message="hello", **fields):
 def output(finish_reason=None):
     speculation = SpeculationStats(2, 6, 3)
     is_last = finish_reason is not None
-    return RequestOutput(
+    return EngineOutput(
         "r/0", (5,), "the answer", finish_reason, 12, 5, speculation, is_last=is_last
     )
 

@@ -130,6 +130,6 @@ def test_more_ranks_than_fit_are_refused_before_ray_starts(tiny_model_dir):
 
 
 def test_a_missing_cluster_package_is_reported(tiny_model_dir, monkeypatch):
-    monkeypatch.setattr("specdec.llm.executors.entry_points", lambda **_: ())
+    monkeypatch.setattr("specdec.llm.host.entry_points", lambda **_: ())
     with pytest.raises(SpecdecError, match="several ranks need the executor 'ray'"):
         LLM(**arguments(tiny_model_dir, tensor_parallel_size=2))

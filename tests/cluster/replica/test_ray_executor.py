@@ -50,7 +50,7 @@ class Loop:
     def post(self, function):
         function()
 
-    def lose_target(self, error):
+    def mark_target_lost(self, error):
         self.lost.append(error)
 
 
@@ -144,7 +144,7 @@ async def test_a_target_that_died_between_steps_is_reported_to_the_loop(models, 
     error = started.target[0].error = TargetFailedError("rank 0 died")
     await models.check(loop)
     assert loop.lost == [error]
-    assert models.remake_target() is models.target is started.target[1]
+    assert models.restart_target() is models.target is started.target[1]
     assert started.target[0].is_killed
     assert models.counts.num_target_restarts == 1
     models.close()
@@ -183,4 +183,4 @@ def test_counts_before_the_start_are_zero(models):
     assert models.counts == Counts()
     assert models.is_draft_up is None
     with pytest.raises(AssertionError, match="not been started"):
-        models.remake_target()
+        models.restart_target()

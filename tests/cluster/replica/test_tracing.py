@@ -27,7 +27,7 @@ from specdec.engine.engine_thread import EngineThread
 from specdec.engine.metrics import ABORTED, Metrics
 from specdec.types.chat import ChatMessage
 from specdec.types.errors import NotReadyError, OverloadedError
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 from specdec.types.request import GenerateRequest
 from specdec.types.responses import FinishReason
 from specdec.types.sampling_params import SamplingParams
@@ -66,7 +66,7 @@ def spans(exporter):
 
 
 def output(finish_reason=None, choice=0):
-    return RequestOutput(
+    return EngineOutput(
         "r", (5, 6), "text", finish_reason, 12, 6, SpeculationStats(2, 6, 3), choice=choice
     )
 

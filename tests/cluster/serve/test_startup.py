@@ -69,7 +69,7 @@ def test_more_memory_than_is_available(start, tiny_model_dir):
 
 def test_a_checkpoint_of_an_unsupported_dtype(start, tiny_model_dir, tmp_path):
     model = renamed_dtype_dir(tiny_model_dir, tmp_path / "model", dtype="float64")
-    with pytest.raises(InvalidValueError, match=r"dtype is 'auto'.* config.json says float64"):
+    with pytest.raises(InvalidValueError, match=r"dtype is 'auto'.* config.json has float64"):
         start(model=str(model), dtype="auto")
 
 

@@ -24,7 +24,7 @@ PROSE = [
     "Let us define a class of functions. In class, we\nimport values from home.",
     "Natalia sold clips to 48 of her friends (in April); then half as many in May.",
     "The class: a place to learn.",
-    "He said (quietly):\nwhat now?",
+    "He asked (quietly):\nwhat now?",
 ]
 
 
@@ -39,11 +39,11 @@ def test_other_text_is_lenient(prompt):
 
 
 @pytest.mark.parametrize("prompt", [CODE[0], PROSE[1]])
-def test_structured_output_is_medium_whatever_the_prompt_says(prompt):
+def test_structured_output_is_medium_for_any_prompt(prompt):
     assert preset_for(prompt, is_structured=True) == "medium"
 
 
-def test_only_the_end_of_a_prompt_counts_and_it_is_looked_at_quickly():
+def test_only_the_end_of_a_prompt_is_searched_in_linear_time():
     assert preset_for(CODE[0] + " " * MAX_CHARS, is_structured=False) == "lenient"
     for hostile in ("\n \t" * 10_000, "class a" * 10_000, "import a." + "a." * 10_000, "(" * 9999):
         assert preset_for(hostile, is_structured=False) == "lenient"

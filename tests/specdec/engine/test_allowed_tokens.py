@@ -1,4 +1,4 @@
-"""What is left to draw, where a request's rules meet."""
+"""Tokens that remain under combined sampling rules."""
 
 import pytest
 
@@ -26,7 +26,7 @@ VOCAB_SIZE = 40
         ({"bad_words": tuple((token,) for token in range(VOCAB_SIZE))}, None, False),
     ],
 )
-def test_rules_together(rules, grammar, expected):
+def test_combined_rules(rules, grammar, expected):
     """After tokens 1, 2 and 3, of which the last is output."""
     mask = None if grammar is None else mask_words(grammar, VOCAB_SIZE)
     assert has_allowed_token(SamplingRules(**rules), [1, 2, 3], 1, VOCAB_SIZE, mask) is expected

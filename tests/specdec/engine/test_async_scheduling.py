@@ -109,7 +109,7 @@ def summary_of(transcripts):
 
 
 @pytest.mark.parametrize("changes", [{}, {"num_blocks": 45}, {"max_num_seqs": 3}])
-def test_the_same_is_said(tiny_model_dir, changes):
+def test_tokens_are_those_of_synchronous_scheduling(tiny_model_dir, changes):
     outcomes = {}
     for is_async in (False, True):
         config = engine_config(**changes, async_scheduling=is_async)
@@ -122,7 +122,7 @@ def test_the_same_is_said(tiny_model_dir, changes):
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_every_rank_knows_the_pending_tokens(tiny_model_dir, num_ranks):
+def test_every_rank_has_the_pending_tokens(tiny_model_dir, num_ranks):
     def of_rank(is_async):
         def outcome(group):
             config = engine_config(async_scheduling=is_async)
@@ -137,7 +137,7 @@ def test_every_rank_knows_the_pending_tokens(tiny_model_dir, num_ranks):
     assert run_ranks(num_ranks, of_rank(is_async=True)) == plain
 
 
-def test_requests_that_come_and_go_meanwhile(tiny_model_dir):
+def test_requests_added_and_aborted_while_steps_run_ahead(tiny_model_dir):
     outcomes = {}
     for is_async in (False, True):
         engine, target = engine_on(tiny_model_dir, engine_config(async_scheduling=is_async))
@@ -155,14 +155,14 @@ def test_requests_that_come_and_go_meanwhile(tiny_model_dir):
     assert outcomes[True] == outcomes[False]
 
 
-def test_a_sequence_that_ends_by_length_is_not_run_on(tiny_model_dir):
+def test_no_row_runs_ahead_after_a_length_limit(tiny_model_dir):
     engine, target = engine_on(tiny_model_dir, engine_config(async_scheduling=True))
     run(engine, [request("a", PROMPTS[0], max_tokens=5), request("b", PROMPTS[1], max_tokens=9)])
     assert sum(len(step.rows) for step, _ in target.steps) == 5 + 9
     assert target.num_ahead == len(target.steps) - 1
 
 
-def test_one_that_ends_otherwise_is_run_on_once_in_vain(tiny_model_dir):
+def test_one_row_ahead_is_discarded_after_a_stop_token(tiny_model_dir):
     plain, _ = engine_on(tiny_model_dir, engine_config())
     token_ids = run(plain, [request("a", PROMPTS[0])])["a"].token_ids
     stop = next(token for token in token_ids[3:] if token_ids.count(token) == 1)
@@ -174,7 +174,7 @@ def test_one_that_ends_otherwise_is_run_on_once_in_vain(tiny_model_dir):
     assert engine.stats().counts.num_generated_tokens == num_tokens
 
 
-def test_nothing_is_ahead_of_who_waits_to_join(tiny_model_dir):
+def test_no_step_runs_ahead_while_a_request_can_join(tiny_model_dir):
     engine, target = engine_on(tiny_model_dir, engine_config(async_scheduling=True))
     engine.add(request("a", PROMPTS[0]))
     for _ in range(3):
@@ -186,13 +186,13 @@ def test_nothing_is_ahead_of_who_waits_to_join(tiny_model_dir):
     assert (len(joined.rows), is_ahead) == (2, False)
 
 
-def test_nothing_is_ahead_of_drafts(tiny_model_dir):
+def test_no_step_runs_ahead_with_drafts(tiny_model_dir):
     engine, target = engine_on(tiny_model_dir, engine_config(3, async_scheduling=True))
     run(engine, [request("a", PROMPTS[2])])
     assert target.num_ahead == 0
 
 
-def test_nothing_is_ahead_of_a_grammar(tiny_model_dir):
+def test_no_step_runs_ahead_with_a_grammar(tiny_model_dir):
     model = ModelConfig.from_directory(tiny_model_dir)
     compiler = GrammarCompiler(Tokenizer(tiny_model_dir), model.vocab_size, model.eos_token_ids)
     spec = StructuredOutput(regex="[a-z]{8,20}")
@@ -208,7 +208,7 @@ def test_nothing_is_ahead_of_a_grammar(tiny_model_dir):
     assert target.num_ahead > 0
 
 
-def test_who_waits_takes_a_seat_as_soon_as_before(tiny_model_dir):
+def test_waiting_requests_join_as_early_as_with_synchronous_scheduling(tiny_model_dir):
     num_steps = {}
     for is_async in (False, True):
         config = engine_config(max_num_seqs=2, async_scheduling=is_async)
@@ -220,8 +220,8 @@ def test_who_waits_takes_a_seat_as_soon_as_before(tiny_model_dir):
     assert num_steps[True] == num_steps[False]
 
 
-def test_steps_are_decided_and_timed_as_before(tiny_model_dir):
-    """A step in vain is neither."""
+def test_decisions_and_times_are_those_of_synchronous_scheduling(tiny_model_dir):
+    """A discarded step is neither decided nor timed."""
     found = {}
     for is_async in (False, True):
         clock = Clock()
@@ -249,7 +249,7 @@ def test_steps_are_decided_and_timed_as_before(tiny_model_dir):
     assert set(found[True][0]) == {1.0}
 
 
-def test_what_an_operator_wants_holds_from_the_next_step_on(tiny_model_dir):
+def test_new_settings_apply_from_the_next_step(tiny_model_dir):
     control = SpeculationControl("off", threshold=8, num_speculative_tokens=3)
     policy = SpeculationPolicy(control, time.monotonic)
     config = engine_config(3, async_scheduling=True)
@@ -273,7 +273,7 @@ def test_what_an_operator_wants_holds_from_the_next_step_on(tiny_model_dir):
     assert engine.stats().decision.num_draft_tokens == 0
 
 
-def test_a_lost_target_takes_both_steps_with_it(tiny_model_dir):
+def test_a_lost_target_loses_both_steps_in_flight(tiny_model_dir):
     config = engine_config(async_scheduling=True)
     plain = answers(engine_on(tiny_model_dir, config)[0], [request("a", PROMPTS[0])])
     engine, target = engine_on(tiny_model_dir, config)

@@ -1,4 +1,4 @@
-"""Several choices of one request: whose tokens they are, what they share, how they end."""
+"""Several choices of one request: their tokens, shared prompts and ends."""
 
 from dataclasses import replace
 from unittest.mock import Mock
@@ -49,7 +49,7 @@ def run_choices(engine, *requests):
 
 
 @pytest.mark.parametrize("num_draft_tokens", [0, 3])
-def test_a_choice_has_the_same_tokens_whatever_n_is(tiny_model_dir, num_draft_tokens):
+def test_tokens_of_a_choice_do_not_depend_on_n(tiny_model_dir, num_draft_tokens):
     def generated(n, k):
         engine = local_engine(tiny_model_dir, engine_config(k))
         found = run_choices(engine, request("r", LONG_PROMPT, temperature=1.0, seed=3, n=n))
@@ -74,7 +74,7 @@ def test_the_prompt_is_computed_once_for_all_choices(tiny_model_dir, target):
     assert engine.stats().counts.num_prompt_tokens == 4 * 40
 
 
-def test_choices_that_wait_for_the_prompt_hold_up_nobody(tiny_model_dir, target):
+def test_choices_that_wait_for_the_prompt_do_not_block_other_requests(tiny_model_dir, target):
     config = engine_config(max_num_batched_tokens=24, max_num_seqs=3)
     engine = make_engine(tiny_model_dir, config, target)
     engine.add(request("many", [11] * 100, n=3))
@@ -92,14 +92,14 @@ def test_without_a_prefix_cache_choices_begin_at_once(tiny_model_dir, target):
     assert len(target.steps[0].rows) == 3
 
 
-def test_more_choices_than_may_run_at_once_follow_each_other(tiny_model_dir, target):
+def test_more_choices_than_max_num_seqs_run_in_turn(tiny_model_dir, target):
     engine = make_engine(tiny_model_dir, engine_config(3, max_num_seqs=2), target)
     generated = run_choices(engine, request("a", PROMPT, n=5), request("b", LONG_PROMPT, n=2))
     assert all(len(each.token_ids) == 24 for each in generated.values())
     assert max(len(step.rows) for step in target.steps) == 2
 
 
-def test_counts_are_of_all_choices(tiny_model_dir, target):
+def test_counts_include_all_choices(tiny_model_dir, target):
     engine = make_engine(tiny_model_dir, engine_config(3), target)
     generated = run_choices(engine, request("r", PROMPT, n=3, max_tokens=10))
     [last] = [each.last for each in generated.values() if each.last.is_last]
@@ -120,7 +120,7 @@ def test_preemption_of_choices_changes_nothing(tiny_model_dir, target):
     assert engine.stats().num_free_blocks == 40
 
 
-def test_a_target_that_is_replaced_loses_no_choice(tiny_model_dir):
+def test_replacing_the_target_loses_no_choice(tiny_model_dir):
     for num_steps in (1, 2, 5):
         target = HashTarget(block_size=4, vocab_size=383)
         engine = make_engine(tiny_model_dir, engine_config(3, max_num_batched_tokens=16), target)
@@ -146,13 +146,13 @@ def test_an_abort_ends_all_choices_within_one_step(tiny_model_dir, target, num_s
     assert not engine.has_work
 
 
-def test_choices_wait_no_longer_for_one_that_has_ended(tiny_model_dir, target):
+def test_choices_do_not_wait_for_an_ended_leader(tiny_model_dir, target):
     engine = make_engine(tiny_model_dir, engine_config(3), target)
     generated = run_choices(engine, request("r", PROMPT, n=3, max_tokens=1))
     assert [each.finish_reason for each in generated.values()] == [FinishReason.LENGTH] * 3
 
 
-def test_a_request_that_has_begun_does_not_expire(tiny_model_dir, target):
+def test_a_scheduled_request_does_not_expire(tiny_model_dir, target):
     engine = make_engine(tiny_model_dir, engine_config(max_num_seqs=1), target)
     engine.add(replace(request("begun", PROMPT, n=3), queue_deadline_s=10.0))
     engine.step()
@@ -161,7 +161,7 @@ def test_a_request_that_has_begun_does_not_expire(tiny_model_dir, target):
     assert engine.stats().num_waiting == 2
 
 
-def test_each_choice_takes_a_place_in_the_queue(tiny_model_dir, target):
+def test_each_choice_counts_towards_the_queue_limit(tiny_model_dir, target):
     config = engine_config(max_num_seqs=2, max_queue_len=2)
     engine = make_engine(tiny_model_dir, config, target)
     with pytest.raises(InvalidValueError, match=r"n is 5; it must be at most 4 \(max_num_seqs"):
@@ -182,7 +182,7 @@ def test_several_choices_cannot_be_resumed(tiny_model_dir, target):
     assert not engine.has_work
 
 
-def test_a_prompt_is_reported_once(tiny_model_dir, target):
+def test_only_the_first_choice_reports_prompt_logprobs(tiny_model_dir, target):
     engine = make_engine(tiny_model_dir, engine_config(), target)
     run_choices(engine, request("r", PROMPT, n=3, prompt_logprobs=2, max_tokens=2))
     admissions = [each for step in target.steps for each in step.admitted]
@@ -193,8 +193,8 @@ def test_a_prompt_is_reported_once(tiny_model_dir, target):
 @pytest.mark.parametrize(
     "ending", [VerifiedRow(1, (STOP_TOKEN,)), VerifiedRow(1, (), has_bad_logits=True)]
 )
-def test_the_first_output_is_the_first_choices_whatever_becomes_of_others(tiny_model_dir, ending):
-    """Log-probabilities of the prompt come with it, and a failure takes nothing back."""
+def test_the_first_output_belongs_to_the_first_choice(tiny_model_dir, ending):
+    """It carries the log-probabilities of the prompt, and later failures do not change it."""
 
     class Target(HashTarget):
         def collect(self):
@@ -214,7 +214,7 @@ def test_the_first_output_is_the_first_choices_whatever_becomes_of_others(tiny_m
     assert second.error is not None or second.finish_reason is FinishReason.STOP
 
 
-def test_texts_are_read_once_for_all_choices(tiny_model_dir, target, monkeypatch):
+def test_texts_are_tokenized_once_for_all_choices(tiny_model_dir, target, monkeypatch):
     encode = Mock(wraps=Tokenizer(tiny_model_dir).encode)
     decode = Mock(wraps=Tokenizer(tiny_model_dir).decode)
     monkeypatch.setattr(Tokenizer, "encode", encode)
@@ -226,9 +226,7 @@ def test_texts_are_read_once_for_all_choices(tiny_model_dir, target, monkeypatch
     assert decode.call_count == 1, "what the acceptance threshold goes by"
 
 
-def test_log_probabilities_of_a_prompt_have_to_fit_into_a_message(
-    tiny_model_dir, target, monkeypatch
-):
+def test_prompt_logprobs_must_fit_into_one_message(tiny_model_dir, target, monkeypatch):
     monkeypatch.setattr("specdec.engine.input_processor.MAX_PROMPT_LOGPROBS", 30)
     engine = make_engine(tiny_model_dir, engine_config(), target)
     engine.add(request("fits", PROMPT, prompt_logprobs=4))

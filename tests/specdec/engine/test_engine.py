@@ -1,4 +1,4 @@
-"""The engine on a target without a model: exact tokens, exact counts, nothing lost."""
+"""The engine on a target without a model: exact tokens and counts, no lost blocks."""
 
 from dataclasses import replace
 
@@ -35,12 +35,12 @@ def target() -> HashTarget:
 
 
 def perfect(target):
-    """A proposer that knows the continuation of the target."""
+    """Return a proposer that knows the target's continuation."""
     return ScriptedProposer(target.continuation)
 
 
 def wrong_from(target, num_right):
-    """One whose drafts are right for `num_right` tokens and wrong from there."""
+    """Return a proposer whose drafts are right for `num_right` tokens and wrong after them."""
 
     def drafts(tokens, count):
         truth = target.continuation(tokens, count)
@@ -50,7 +50,9 @@ def wrong_from(target, num_right):
 
 
 @pytest.mark.parametrize("num_draft_tokens", [0, 1, 3, 7])
-def test_many_sequences_say_what_each_would_say_alone(tiny_model_dir, target, num_draft_tokens):
+def test_batched_sequences_generate_the_same_tokens_as_alone(
+    tiny_model_dir, target, num_draft_tokens
+):
     engine = make_engine(tiny_model_dir, engine_config(num_draft_tokens), target)
     prompts = {f"r{i}": [10 + (i + j) % 5 for j in range(3 + 7 * i)] for i in range(12)}
     generated = run(engine, [request(name, prompt) for name, prompt in prompts.items()])
@@ -78,7 +80,7 @@ def test_counts_of_a_hand_worked_case(tiny_model_dir, target, num_right):
     engine = make_engine(tiny_model_dir, engine_config(3), target, wrong_from(target, num_right))
     engine.add(request("r", PROMPT, max_tokens=100))
     outputs = [output for _ in range(7) for output in engine.step()]
-    # The first call only begins; the prompt yields one token, and each of five drafts its share.
+    # The first step returns nothing; the prompt yields 1 token, each of 5 drafts num_right + 1.
     assert [len(output.token_ids) for output in outputs] == [1] + [num_right + 1] * 5
     assert [sum(output.is_drafted) for output in outputs] == [0] + [num_right] * 5
     assert engine.stats().counts.speculation == SpeculationStats(5, 15, 5 * num_right)
@@ -91,8 +93,8 @@ def test_counts_of_a_hand_worked_case(tiny_model_dir, target, num_right):
     assert generated == target.continuation(PROMPT, len(generated))
 
 
-def test_drafts_are_counted_for_the_method_that_made_them(tiny_model_dir, target):
-    """One lookup drafts for the first step of each sequence, the draft model for the rest."""
+def test_drafts_are_counted_by_drafting_method(tiny_model_dir, target):
+    """The lookup drafts in the first step of each sequence, the draft model in the others."""
     ngram = ScriptedProposer(
         lambda tokens, count: target.continuation(tokens, count * is_new(tokens))
     )
@@ -106,14 +108,14 @@ def test_drafts_are_counted_for_the_method_that_made_them(tiny_model_dir, target
     proposer = CascadeProposer([Stage("ngram", ngram), Stage("draft_model", model, waits=True)])
     engine = make_engine(tiny_model_dir, engine_config(3), target, proposer)
     run(engine, [request("r", PROMPT, max_tokens=8)])
-    # A token of the prompt, 4 of a good draft, then one of each bad draft of 2 and 1 tokens.
+    # One token from the prompt, 4 from a right draft, then 1 from each wrong draft of 2 and 1.
     stats = engine.stats()
     assert stats.counts.drafted_by_method == {"ngram": (1, 1, 1), "draft_model": (2, 1)}
     assert stats.counts.accepted_by_method == {"ngram": (1, 1, 1), "draft_model": (0, 0)}
     assert stats.counts.speculation == SpeculationStats(3, 6, 3)
 
 
-def test_a_request_has_begun_in_the_step_that_first_runs_it(tiny_model_dir, target):
+def test_newly_scheduled_lists_each_request_in_its_first_step(tiny_model_dir, target):
     engine = make_engine(tiny_model_dir, engine_config(3, max_num_seqs=2), target)
     for name in ("a", "b"):
         engine.add(request(name, PROMPT, max_tokens=2))
@@ -126,7 +128,7 @@ def test_a_request_has_begun_in_the_step_that_first_runs_it(tiny_model_dir, targ
     assert [name for names in begun for name in names] == ["a", "b", "c"], "once each"
 
 
-def test_drafts_that_max_tokens_would_cut_are_not_made(tiny_model_dir, target):
+def test_draft_length_is_bounded_by_max_tokens(tiny_model_dir, target):
     engine = make_engine(tiny_model_dir, engine_config(3), target, wrong_from(target, 0))
     run(engine, [request("r", PROMPT, max_tokens=6)])
     assert [row.num_draft_tokens for step in target.steps for row in step.rows] == [
@@ -149,7 +151,7 @@ def test_a_stale_draft_is_never_verified(tiny_model_dir, target):
     assert all(row.num_draft_tokens == 0 for step in target.steps for row in step.rows)
 
 
-def test_off_means_no_call_and_no_slot(tiny_model_dir, target):
+def test_a_disabled_request_gets_no_proposer_call_and_no_draft_slot(tiny_model_dir, target):
     proposer = perfect(target)
     engine = make_engine(tiny_model_dir, engine_config(7), target, proposer)
     off = SpeculationOptions(enabled=False)
@@ -162,14 +164,14 @@ def test_off_means_no_call_and_no_slot(tiny_model_dir, target):
     assert proposer.num_calls == 0
 
 
-def test_a_request_may_ask_for_fewer_drafts(tiny_model_dir, target):
+def test_a_request_may_lower_its_draft_length(tiny_model_dir, target):
     engine = make_engine(tiny_model_dir, engine_config(7), target, perfect(target))
     run(engine, [request("r", PROMPT, speculation=SpeculationOptions(num_speculative_tokens=2))])
     assert max(row.num_draft_tokens for step in target.steps for row in step.rows) == 2
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3])
-def test_short_outputs_end_on_time(tiny_model_dir, target, max_tokens):
+def test_max_tokens_ends_short_outputs(tiny_model_dir, target, max_tokens):
     engine = make_engine(tiny_model_dir, engine_config(7), target, perfect(target))
     generated = run(engine, [request("r", PROMPT, max_tokens=max_tokens)])["r"]
     assert generated.token_ids == target.continuation(PROMPT, max_tokens)
@@ -184,12 +186,11 @@ def test_the_context_length_ends_a_sequence(tiny_model_dir, target):
 
 
 @pytest.mark.parametrize("num_draft_tokens", [0, 7])
-def test_a_stop_string_cuts_the_text_and_what_was_drafted_past_it(
+def test_a_stop_string_cuts_text_and_draft_tokens_after_it(
     tiny_model_dir, target, num_draft_tokens
 ):
     tokenizer = Tokenizer(tiny_model_dir)
     truth = target.continuation(PROMPT, 24)
-    # A text is stopped where this much of it is first complete.
     stop = tokenizer.decode(truth[4:7])
     engine = make_engine(tiny_model_dir, engine_config(num_draft_tokens), target, perfect(target))
     generated = run(engine, [request("r", PROMPT, stop=(stop,))])["r"]
@@ -217,7 +218,7 @@ def test_an_eos_token_ends_a_sequence_unless_ignored(tiny_model_dir, target, num
     assert len(generated["b"].token_ids) == 24
 
 
-def test_an_aborted_request_gives_its_blocks_back_within_one_step(tiny_model_dir, target):
+def test_abort_frees_blocks_within_one_step(tiny_model_dir, target):
     engine = make_engine(tiny_model_dir, engine_config(3), target)
     engine.add(request("a", PROMPT, max_tokens=100))
     for _ in range(5):
@@ -226,10 +227,10 @@ def test_an_aborted_request_gives_its_blocks_back_within_one_step(tiny_model_dir
     assert engine.stats().num_free_blocks == 200
     assert engine.step() == []
     assert not engine.has_work
-    engine.abort("a")  # again, and for a request that never was, is no error
+    engine.abort("a")  # an ended or unknown request is ignored
 
 
-def test_prefill_is_chunked_and_does_not_hold_up_decoding(tiny_model_dir, target):
+def test_prefill_is_chunked_and_does_not_delay_decoding(tiny_model_dir, target):
     engine = make_engine(tiny_model_dir, engine_config(max_num_batched_tokens=16), target)
     engine.add(request("short", PROMPT, max_tokens=100))
     engine.step()
@@ -250,7 +251,7 @@ def test_prefill_is_chunked_and_does_not_hold_up_decoding(tiny_model_dir, target
         ({"prompt": [11] * 100, "max_tokens": 61}, "max_tokens is 61; it must be at most 60"),
     ],
 )
-def test_a_bad_request_is_refused_and_nothing_kept(tiny_model_dir, target, changes, message):
+def test_an_invalid_request_is_rejected_without_a_trace(tiny_model_dir, target, changes, message):
     engine = make_engine(tiny_model_dir, engine_config(3), target)
     with pytest.raises(InvalidValueError, match=message):
         engine.add(request("r", **{"prompt": PROMPT, **changes}))
@@ -272,7 +273,7 @@ def test_an_id_in_use_is_refused(tiny_model_dir, target):
         engine.add(request("r", PROMPT))
 
 
-def test_as_many_as_run_and_wait_and_no_more(tiny_model_dir, target):
+def test_batch_and_queue_bound_the_number_of_requests(tiny_model_dir, target):
     config = engine_config(max_num_seqs=2, max_queue_len=1)
     engine = make_engine(tiny_model_dir, config, target)
     for name in "abc":
@@ -297,7 +298,7 @@ def test_a_shared_prefix_is_computed_once(tiny_model_dir, target):
     assert sum(row.num_computed_tokens == 0 for row in rows) == 1
 
 
-def test_what_was_generated_is_a_prefix_for_the_next_turn(tiny_model_dir, target):
+def test_generated_tokens_are_a_cached_prefix_of_the_next_turn(tiny_model_dir, target):
     engine = make_engine(tiny_model_dir, engine_config(3), target)
     first = run(engine, [request("a", PROMPT)])["a"]
     history = [*PROMPT, *first.token_ids, 12]
@@ -306,7 +307,7 @@ def test_what_was_generated_is_a_prefix_for_the_next_turn(tiny_model_dir, target
     assert engine.stats().counts.num_cached_tokens == (len(history) - 2) // 4 * 4
 
 
-def test_without_prefix_caching_nothing_is_found(tiny_model_dir, target):
+def test_without_prefix_caching_no_prefix_is_reused(tiny_model_dir, target):
     engine = make_engine(tiny_model_dir, engine_config(3, enable_prefix_caching=False), target)
     for name in "ab":
         generated = run(engine, [request(name, PROMPT * 4)])[name]
@@ -324,7 +325,7 @@ def test_lower_priority_numbers_go_first(tiny_model_dir, target):
     assert ended == ["urgent", "normal", "also normal", "late"]
 
 
-def test_the_least_urgent_is_preempted(tiny_model_dir, target):
+def test_the_request_of_lowest_priority_is_preempted(tiny_model_dir, target):
     engine = make_engine(tiny_model_dir, engine_config(num_blocks=40), target)
     for name, priority in {"first": 1, "second": 0}.items():
         engine.add(replace(request(name, [11] * 60, max_tokens=60), priority=priority))
@@ -349,7 +350,9 @@ def test_only_requests_that_never_ran_expire(tiny_model_dir, target):
 
 @pytest.mark.parametrize("num_known", [1, 5, 23])
 @pytest.mark.parametrize("num_draft_tokens", [0, 3])
-def test_a_resumed_request_says_what_was_left(tiny_model_dir, target, num_known, num_draft_tokens):
+def test_a_resumed_request_generates_the_remaining_tokens(
+    tiny_model_dir, target, num_known, num_draft_tokens
+):
     whole = run(make_engine(tiny_model_dir, engine_config(0), target), [request("r", PROMPT)])["r"]
     known = tuple(whole.token_ids[:num_known])
     new_target = HashTarget(block_size=4, vocab_size=VOCAB_SIZE)
@@ -357,7 +360,7 @@ def test_a_resumed_request_says_what_was_left(tiny_model_dir, target, num_known,
     rest = run(engine, [replace(request("r", PROMPT), resume_token_ids=known)])["r"]
     assert [*known, *rest.token_ids] == whole.token_ids
     assert rest.last.num_output_tokens == 24
-    # The text that was given out with the known tokens is not given out again.
+    # The text of the known tokens is not returned again.
     assert whole.text.endswith(rest.text)
     assert len(rest.text) < len(whole.text)
 
@@ -370,14 +373,14 @@ def test_a_resumed_request_says_what_was_left(tiny_model_dir, target, num_known,
         ((2, 11), "resume_token_ids .* number 0 ends the text"),
     ],
 )
-def test_output_that_cannot_be_resumed_is_refused(tiny_model_dir, target, resumed, message):
+def test_invalid_resume_token_ids_are_rejected(tiny_model_dir, target, resumed, message):
     engine = make_engine(tiny_model_dir, engine_config(3), target)
     with pytest.raises(InvalidValueError, match=message):
         engine.add(replace(request("r", PROMPT, ignore_eos=False), resume_token_ids=resumed))
     assert not engine.has_work
 
 
-def test_a_target_that_is_replaced_loses_no_token(tiny_model_dir, target):
+def test_replacing_the_target_loses_no_token(tiny_model_dir, target):
     engine = make_engine(tiny_model_dir, engine_config(3), target)
     prompts = {f"r{i}": [10 + (i + j) % 5 for j in range(3 + 7 * i)] for i in range(6)}
     generated = {name: Transcript() for name in prompts}
@@ -396,7 +399,7 @@ def test_a_target_that_is_replaced_loses_no_token(tiny_model_dir, target):
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Requests come, go and are aborted in any order; the pool is too small for all of them."""
+    """Requests are added, run and aborted in random order; the KV pool is too small for all."""
 
     requests = Bundle("requests")
 
@@ -428,7 +431,7 @@ class EngineMachine(RuleBasedStateMachine):
         return name
 
     @rule()
-    def lose_the_target(self) -> None:
+    def replace_the_target(self) -> None:
         self.engine.replace_target(HashTarget(4, VOCAB_SIZE))
 
     @rule(name=consumes(requests))
@@ -442,7 +445,7 @@ class EngineMachine(RuleBasedStateMachine):
                 self.generated[output.request_id, output.choice].add(output)
 
     @invariant()
-    def what_was_said_is_right(self) -> None:
+    def generated_tokens_are_the_expected_ones(self) -> None:
         self.engine.check_integrity()
         for (name, _), generated in self.generated.items():
             expected = self.target.continuation(self.prompts[name], len(generated.token_ids))
@@ -468,25 +471,25 @@ def prefilled(step):
 
 
 @pytest.mark.parametrize("limit", [None, 5, 200])
-def test_prompts_take_few_tokens_of_a_step_while_others_decode(tiny_model_dir, target, limit):
+def test_prefill_is_limited_in_steps_with_decoding_sequences(tiny_model_dir, target, limit):
     engine = make_engine(tiny_model_dir, engine_config(max_prefill_tokens=limit), target)
     prompts = {"short": PROMPT, "long": [11 + i % 4 for i in range(90)]}
     generated = run(engine, [request(name, prompt) for name, prompt in prompts.items()])
     for name, prompt in prompts.items():
         assert generated[name].token_ids == target.continuation(prompt, 24)
-    # All of the short one and 58 tokens of the long one make the first step, in which none decodes.
+    # The first step has all of the short prompt and 58 tokens of the long one; none decodes.
     assert prefilled(target.steps[0]) == 64
     assert max(map(prefilled, target.steps[1:])) == min(limit or 32, 32)
 
 
-def test_prompts_take_all_of_a_step_when_nobody_decodes(tiny_model_dir, target):
+def test_prefill_fills_a_step_without_decoding_sequences(tiny_model_dir, target):
     engine = make_engine(tiny_model_dir, engine_config(max_prefill_tokens=5), target)
     run(engine, [request("long", [11 + i % 4 for i in range(90)])])
     assert [prefilled(step) for step in target.steps[:2]] == [64, 26]
 
 
-def test_requests_that_leave_the_queue_are_told_once(tiny_model_dir, target):
-    """Also one that is preempted and comes back, and one of several choices."""
+def test_newly_scheduled_reports_each_request_once(tiny_model_dir, target):
+    """Once also for a preempted request and for one with several choices."""
     engine = make_engine(tiny_model_dir, engine_config(max_num_seqs=2), target)
     for each in (request("a", PROMPT), request("b", PROMPT, n=2), request("c", PROMPT)):
         engine.add(each)

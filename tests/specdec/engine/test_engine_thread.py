@@ -26,7 +26,7 @@ PROMPT = [11, 12, 13, 11, 12]
 
 
 class GatedTarget(HashTarget):
-    """Waits before each step until it is let go, and then may fail."""
+    """Waits at a semaphore in each step, and may then fail."""
 
     def __init__(self) -> None:
         super().__init__(block_size=4, vocab_size=383)
@@ -42,8 +42,8 @@ class GatedTarget(HashTarget):
         return super().collect()
 
 
-class PickyTarget(HashTarget):
-    """Finds no token after those of the second request."""
+class NanTarget(HashTarget):
+    """Reports NaN logits for the second request."""
 
     def __init__(self) -> None:
         super().__init__(block_size=4, vocab_size=383)
@@ -73,7 +73,7 @@ async def tokens_of(loop, each):
     return [token async for output in loop.generate(each) for token in output.token_ids]
 
 
-async def test_what_has_ended_is_counted_at_once_while_others_run(loop, target):
+async def test_stats_include_ended_requests_immediately(loop, target):
     target.step_s = 0.002
     others = asyncio.create_task(tokens_of(loop, request("others", [1, 2], max_tokens=100)))
     for index in range(5):
@@ -85,8 +85,8 @@ async def test_what_has_ended_is_counted_at_once_while_others_run(loop, target):
     assert loop.last_stats.counts.num_generated_tokens == 100 + sum(range(3, 8))
 
 
-async def test_what_another_thread_stops_is_refused_and_not_left_waiting(loop, target):
-    """The call comes after the request to stop, and before the thread receives it."""
+async def test_a_call_after_stop_is_rejected_instead_of_blocking(loop, target):
+    """The call is queued after the stop command, before the thread receives that."""
     target.gate = threading.Semaphore(0)
     stream = asyncio.create_task(tokens_of(loop, request("long", PROMPT)))
     await asyncio.sleep(0.05)  # the step is in flight
@@ -110,14 +110,14 @@ async def test_streams_of_many_requests_at_once(loop, target):
         assert tokens == target.continuation(each.prompt_token_ids, 24)
 
 
-async def test_outputs_bear_the_callers_id_even_where_two_share_it(loop):
+async def test_outputs_have_the_callers_id_even_if_two_requests_share_it(loop):
     async def ids(prompt):
         return {output.request_id async for output in loop.generate(request("same", prompt))}
 
     assert await asyncio.gather(ids([11]), ids([12])) == [{"same"}, {"same"}]
 
 
-async def test_choices_come_in_one_stream_that_ends_with_the_last_of_them(loop, target):
+async def test_choices_share_one_stream_that_ends_with_the_last_of_them(loop, target):
     outputs = [output async for output in loop.generate(request("r", PROMPT, n=3))]
     for choice in range(3):
         generated = [token for each in outputs if each.choice == choice for token in each.token_ids]
@@ -126,7 +126,7 @@ async def test_choices_come_in_one_stream_that_ends_with_the_last_of_them(loop, 
     assert (loop.num_streams, loop.num_sequences) == (0, 0)
 
 
-async def test_each_choice_takes_up_room_until_it_ends(loop, target):
+async def test_each_choice_counts_towards_the_limit_until_it_ends(loop, target):
     target.gate = threading.Semaphore(0)
     config = engine_config(3)
     most = config.max_num_seqs + config.max_queue_len
@@ -152,14 +152,14 @@ async def test_leaving_a_stream_aborts_all_its_choices(loop, target):
     assert stats.num_free_blocks == stats.num_blocks
 
 
-async def test_a_refused_request_raises_and_leaves_the_loop_running(loop, target):
+async def test_a_rejected_request_raises_and_the_thread_continues(loop, target):
     with pytest.raises(InvalidValueError, match="prompt"):
         await tokens_of(loop, request("bad", []))
     assert await tokens_of(loop, request("good", PROMPT)) == target.continuation(PROMPT, 24)
 
 
-async def test_an_error_of_one_request_ends_its_stream_alone(tiny_model_dir):
-    target = PickyTarget()
+async def test_an_error_of_one_request_ends_only_its_stream(tiny_model_dir):
+    target = NanTarget()
     loop = EngineThread(make_engine(tiny_model_dir, engine_config(), target))
     generated = await asyncio.gather(
         *(tokens_of(loop, request(f"r{i}", [11 + i, 12])) for i in range(3)), return_exceptions=True
@@ -173,7 +173,7 @@ async def test_an_error_of_one_request_ends_its_stream_alone(tiny_model_dir):
 
 
 async def test_leaving_a_stream_aborts_its_request(loop, target):
-    target.step_s = 0.01  # so that it is still running when it is looked at
+    target.step_s = 0.01  # so that it still runs when the stats are read
     async with aclosing(loop.generate(request("r", PROMPT, max_tokens=100))) as outputs:
         await anext(outputs)
         assert (await loop.stats()).num_running == 1
@@ -181,7 +181,7 @@ async def test_leaving_a_stream_aborts_its_request(loop, target):
     assert (stats.num_running, stats.num_free_blocks) == (0, stats.num_blocks)
 
 
-async def test_a_reader_cancelled_while_its_request_is_being_added_leaves_nothing(loop, target):
+async def test_cancellation_while_a_request_is_added_aborts_it(loop, target):
     target.gate = threading.Semaphore(0)
     holding = asyncio.create_task(tokens_of(loop, request("holding", PROMPT)))
     await asyncio.sleep(0.05)  # the engine's thread now waits in a step
@@ -207,7 +207,7 @@ async def test_a_lost_target_fails_every_stream_and_every_call(loop, target):
         await tokens_of(loop, request("late", PROMPT))
 
 
-async def test_closing_ends_open_streams_and_refuses_new_ones(tiny_model_dir, target):
+async def test_close_ends_open_streams_and_rejects_new_ones(tiny_model_dir, target):
     loop = EngineThread(make_engine(tiny_model_dir, engine_config(), target))
     target.gate = threading.Semaphore(2)
     stream = asyncio.create_task(tokens_of(loop, request("r", PROMPT)))
@@ -233,7 +233,7 @@ async def test_speculation_is_set_between_two_steps(tiny_model_dir, target):
     await loop.close()
 
 
-async def test_draining_lets_running_requests_end_and_refuses_new_ones(loop, target):
+async def test_drain_completes_running_requests_and_rejects_new_ones(loop, target):
     target.gate = threading.Semaphore(0)
     stream = asyncio.create_task(tokens_of(loop, request("r", PROMPT)))
     await asyncio.sleep(0.05)
@@ -249,12 +249,12 @@ async def test_draining_lets_running_requests_end_and_refuses_new_ones(loop, tar
     assert await stream == target.continuation(PROMPT, 24)
 
 
-async def test_a_drain_without_requests_takes_no_time(loop):
+async def test_a_drain_without_requests_returns_immediately(loop):
     await asyncio.wait_for(loop.drain(3600), 1)
     assert loop.is_draining
 
 
-async def test_what_still_runs_when_the_drain_is_over_ends_with_a_reason(loop, target):
+async def test_requests_that_outlast_the_drain_end_with_an_error(loop, target):
     target.gate = threading.Semaphore(0)
     stream = asyncio.create_task(tokens_of(loop, request("r", PROMPT)))
     await asyncio.sleep(0.05)
@@ -264,7 +264,7 @@ async def test_what_still_runs_when_the_drain_is_over_ends_with_a_reason(loop, t
     assert loop.num_streams == 0
 
 
-async def test_a_reader_that_has_stopped_does_not_hold_up_the_drain(loop):
+async def test_a_stalled_reader_does_not_delay_the_drain(loop):
     outputs = loop.generate(request("r", PROMPT, max_tokens=100))
     await anext(outputs)
     await asyncio.wait_for(loop.drain(0.05), 5)
@@ -272,26 +272,26 @@ async def test_a_reader_that_has_stopped_does_not_hold_up_the_drain(loop):
     await outputs.aclose()
 
 
-async def test_the_thread_sleeps_while_there_is_nothing_to_do(loop, target):
+async def test_the_thread_blocks_while_it_has_no_work(loop, target):
     await tokens_of(loop, request("r", PROMPT))
     num_steps = (await loop.stats()).counts.num_steps
     await asyncio.sleep(0.2)
     assert (await loop.stats()).counts.num_steps == num_steps
 
 
-async def test_streams_pause_while_the_target_is_made_again(tiny_model_dir, target):
+async def test_streams_pause_while_the_target_restarts(tiny_model_dir, target):
     made = threading.Event()
     successor = HashTarget(block_size=4, vocab_size=383)
 
-    def remake():
+    def restart():
         made.wait(10)
         return successor
 
-    loop = EngineThread(make_engine(tiny_model_dir, engine_config(3), target), remake)
+    loop = EngineThread(make_engine(tiny_model_dir, engine_config(3), target), restart)
     target.step_s = 0.01
     running = asyncio.create_task(tokens_of(loop, request("running", PROMPT, max_tokens=60)))
     await asyncio.sleep(0.1)
-    target.error = TargetFailedError("it died")
+    target.error = TargetFailedError("lost")
     while not loop.is_recovering:
         await asyncio.sleep(0.01)
     late = replace(request("late", PROMPT), queue_deadline_s=time.monotonic() + 0.2)
@@ -305,39 +305,37 @@ async def test_streams_pause_while_the_target_is_made_again(tiny_model_dir, targ
     await loop.close()
 
 
-async def test_a_loss_is_noted_on_the_engines_thread_before_another_target_is_made(
-    tiny_model_dir, target
-):
-    noted = []
+async def test_on_target_lost_runs_on_the_engine_thread_before_the_restart(tiny_model_dir, target):
+    recorded = []
 
-    def note(what):
-        noted.append((what, threading.current_thread().name))
+    def record(event):
+        recorded.append((event, threading.current_thread().name))
 
-    def remake():
-        note("remake")
+    def restart():
+        record("restart")
         return HashTarget(block_size=4, vocab_size=383)
 
     engine = make_engine(tiny_model_dir, engine_config(3), target)
-    loop = EngineThread(engine, remake, on_target_lost=lambda: note("lost"))
-    target.error = TargetFailedError("it died")
+    loop = EngineThread(engine, restart, on_target_lost=lambda: record("lost"))
+    target.error = TargetFailedError("lost")
     assert len(await tokens_of(loop, request("r", PROMPT))) == 24
-    assert noted == [("lost", "engine"), ("remake", "recovery")]
+    assert recorded == [("lost", "engine"), ("restart", "recovery")]
     await loop.close()
 
 
-async def test_a_target_that_cannot_be_made_again_ends_the_streams(tiny_model_dir, target):
-    def remake():
+async def test_streams_fail_if_the_target_cannot_restart(tiny_model_dir, target):
+    def restart():
         raise TargetFailedError("it failed 5 times in a row")
 
-    loop = EngineThread(make_engine(tiny_model_dir, engine_config(3), target), remake)
-    target.error = TargetFailedError("it died")
+    loop = EngineThread(make_engine(tiny_model_dir, engine_config(3), target), restart)
+    target.error = TargetFailedError("lost")
     with pytest.raises(TargetFailedError, match="could not be started again: it failed 5 times"):
         await tokens_of(loop, request("r", PROMPT))
     assert not loop.is_recovering
     await loop.close()
 
 
-async def test_a_reader_that_stopped_reading_takes_no_room(loop):
+async def test_an_unread_ended_request_does_not_count_towards_the_limit(loop):
     outputs = loop.generate(request("r", PROMPT))
     await anext(outputs)
     while loop.num_streams:
@@ -346,8 +344,8 @@ async def test_a_reader_that_stopped_reading_takes_no_room(loop):
     assert len([output async for output in outputs]) > 0
 
 
-async def test_a_busy_thread_does_not_hold_up_the_steps(loop, target):
-    """Each step takes Python's lock a few times, and a switch interval to get it."""
+async def test_a_busy_thread_does_not_delay_steps(loop, target):
+    """Each step acquires the interpreter lock a few times, each within a switch interval."""
     stop = threading.Event()
 
     def be_busy():

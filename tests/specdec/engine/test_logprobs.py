@@ -20,7 +20,7 @@ SHAPED = {"temperature": 0.9, "top_p": 0.9, "frequency_penalty": 0.3}
 
 @pytest.fixture(scope="module")
 def log_probs(tiny_model_dir):
-    """[len(token_ids), vocab_size], of what follows each token."""
+    """Return a function to the log-probabilities after each token, [len(token_ids), vocab_size]."""
     model = LlamaForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32).eval()
 
     def log_probs(token_ids):
@@ -31,7 +31,7 @@ def log_probs(tiny_model_dir):
 
 
 def check(logprobs: Logprobs, token_ids, expected, num_best):
-    """token_ids: what came; expected: [len(token_ids), vocab_size]."""
+    """Check generated token_ids; expected: [len(token_ids), vocab_size]."""
     assert len(logprobs) == len(token_ids)
     assert logprobs.token_ids.shape == (len(token_ids), 1 + num_best)
     assert logprobs.token_ids[:, 0].tolist() == list(token_ids)
@@ -51,7 +51,7 @@ def engine_for(directory, drafts, group=None, **changes):
 
 
 def asked(count=5):
-    """Neighbours that ask for different numbers, and for nothing."""
+    """Return requests with different numbers of logprobs, and without."""
     return [
         request(
             f"r{i}",
@@ -68,32 +68,35 @@ def asked(count=5):
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("drafts", [0, 3, "draft_model"])
-def test_one_for_each_token_that_came(tiny_model_dir, log_probs, drafts, num_ranks):
+def test_each_generated_token_has_logprobs(tiny_model_dir, log_probs, drafts, num_ranks):
     def of_rank(group):
         return run(engine_for(tiny_model_dir, drafts, group), asked())
 
     transcripts = run_ranks(num_ranks, of_rank)[0]
     for each in asked():
-        said, num_best = transcripts[each.request_id], each.params.logprobs
+        generated, num_best = transcripts[each.request_id], each.params.logprobs
         if num_best is None:
-            assert said.logprobs == []
+            assert generated.logprobs == []
             continue
         prompt = each.prompt_token_ids
-        expected = log_probs([*prompt, *said.token_ids])[len(prompt) - 1 : -1]
-        check(Logprobs.join(said.logprobs), said.token_ids, expected, num_best)
+        expected = log_probs([*prompt, *generated.token_ids])[len(prompt) - 1 : -1]
+        check(Logprobs.join(generated.logprobs), generated.token_ids, expected, num_best)
 
 
-def test_speculation_changes_them_by_rounding_alone(tiny_model_dir):
+def test_speculation_changes_logprobs_only_by_rounding(tiny_model_dir):
     plain = run(engine_for(tiny_model_dir, 0), asked())
     for drafts in (1, 5, "draft_model"):
         engine = engine_for(tiny_model_dir, drafts)
         transcripts = run(engine, asked())
         assert engine.stats().counts.speculation.num_accepted_tokens > 0
-        for name, said in transcripts.items():
-            assert said.token_ids == plain[name].token_ids
-            if said.logprobs:
-                ours, others = Logprobs.join(said.logprobs), Logprobs.join(plain[name].logprobs)
-                assert len(ours) == len(said.token_ids) == NUM_TOKENS
+        for name, generated in transcripts.items():
+            assert generated.token_ids == plain[name].token_ids
+            if generated.logprobs:
+                ours, others = (
+                    Logprobs.join(generated.logprobs),
+                    Logprobs.join(plain[name].logprobs),
+                )
+                assert len(ours) == len(generated.token_ids) == NUM_TOKENS
                 assert np.array_equal(ours.token_ids, others.token_ids)
                 assert np.abs(ours.logprobs - others.logprobs).max() < TOLERANCE
                 assert np.array_equal(ours.ranks, others.ranks)
@@ -101,8 +104,10 @@ def test_speculation_changes_them_by_rounding_alone(tiny_model_dir):
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("drafts", [0, 3])
-def test_whoever_asks_for_none_gets_the_same_beside_whoever_does(tiny_model_dir, drafts, num_ranks):
-    """Where all rows take the best tokens, they are verified in a shorter way."""
+def test_requests_without_logprobs_are_unaffected_by_requests_with_them(
+    tiny_model_dir, drafts, num_ranks
+):
+    """A batch whose rows are all greedy is verified by a shorter path."""
     quiet = [request(f"r{i}", PIECE * (2 + i), max_tokens=NUM_TOKENS) for i in range(3)]
     curious = request("curious", PIECE * 3, max_tokens=NUM_TOKENS, logprobs=1, **SHAPED)
 
@@ -115,18 +120,18 @@ def test_whoever_asks_for_none_gets_the_same_beside_whoever_does(tiny_model_dir,
         assert alone[each.request_id].token_ids == beside[each.request_id].token_ids
 
 
-def test_tokens_after_the_end_have_none(tiny_model_dir):
-    """The last output is cut where the text ends, and so are its log-probabilities."""
+def test_tokens_after_the_end_have_no_logprobs(tiny_model_dir):
+    """The last output and its log-probabilities are cut where the text ends."""
     engine = engine_for(tiny_model_dir, "draft_model")
     bias = {2: 12.0}  # the end, soon
     params = {"ignore_eos": False, "temperature": 1.0, "logit_bias": bias, "logprobs": 2}
-    said = run(engine, [request(f"r{i}", PIECE * 4, seed=i, **params) for i in range(6)])
-    for transcript in said.values():
+    generated = run(engine, [request(f"r{i}", PIECE * 4, seed=i, **params) for i in range(6)])
+    for transcript in generated.values():
         assert len(Logprobs.join(transcript.logprobs)) == len(transcript.token_ids)
-    assert {each.token_ids[-1] for each in said.values()} == {2}
+    assert {each.token_ids[-1] for each in generated.values()} == {2}
 
 
-def told(transcript) -> Logprobs:
+def prompt_logprobs_of(transcript) -> Logprobs:
     [prompt_logprobs] = transcript.prompt_logprobs
     return prompt_logprobs
 
@@ -149,21 +154,21 @@ def test_prompt_logprobs_are_those_of_transformers(
     for each in requests:
         prompt, num_best = each.prompt_token_ids, each.params.prompt_logprobs
         expected = log_probs(prompt)[:-1]
-        check(told(transcripts[each.request_id]), prompt[1:], expected, num_best)
+        check(prompt_logprobs_of(transcripts[each.request_id]), prompt[1:], expected, num_best)
 
 
-def test_cached_prefixes_are_run_again_for_prompt_logprobs_alone(tiny_model_dir, log_probs):
+def test_cached_prefixes_are_recomputed_only_for_prompt_logprobs(tiny_model_dir, log_probs):
     engine = engine_for(tiny_model_dir, 0)
     prompt = PIECE * 5
     run(engine, [request("first", prompt, max_tokens=1)])
-    said = run(engine, [request("asks", prompt, prompt_logprobs=1, max_tokens=8)])["asks"]
+    generated = run(engine, [request("asks", prompt, prompt_logprobs=1, max_tokens=8)])["asks"]
     assert engine.stats().counts.num_cached_tokens == 0
-    check(told(said), prompt[1:], log_probs(prompt)[:-1], 1)
+    check(prompt_logprobs_of(generated), prompt[1:], log_probs(prompt)[:-1], 1)
     run(engine, [request("does not", prompt, max_tokens=1)])
     assert engine.stats().counts.num_cached_tokens > 0
 
 
-def test_prompt_logprobs_are_told_once_whatever_is_preempted(tiny_model_dir, log_probs):
+def test_prompt_logprobs_are_sent_once_despite_preemption(tiny_model_dir, log_probs):
     """Some are preempted before their first token, some after it."""
     config = {"num_blocks": 44, "max_num_batched_tokens": 16}
     engine = engine_for(tiny_model_dir, 3, **config)
@@ -175,5 +180,5 @@ def test_prompt_logprobs_are_told_once_whatever_is_preempted(tiny_model_dir, log
     transcripts = run(engine, requests)
     assert engine.stats().counts.num_preemptions > 0
     for name, prompt in prompts.items():
-        check(told(transcripts[name]), prompt[1:], log_probs(prompt)[:-1], 2)
+        check(prompt_logprobs_of(transcripts[name]), prompt[1:], log_probs(prompt)[:-1], 2)
         assert len(Logprobs.join(transcripts[name].logprobs)) == 30

@@ -1,6 +1,6 @@
-"""The real engine with lookahead tokens in its rows: they are seen, and change nothing else.
+"""The real engine with lookahead tokens in its rows: they are scored, and change no token.
 
-That every way of batching says the same is tested with the lookups (test_lookups.py).
+test_methods.py tests that batching does not change tokens either.
 """
 
 from dataclasses import replace
@@ -41,7 +41,7 @@ def lookahead(k=3, **keys):
 
 
 class Successor(HashTarget):
-    """Each token is one more than that before it: a text that never repeats itself."""
+    """Yields each token plus one, so that the text never repeats itself."""
 
     def next_token(self, context):
         return (context[-1] + 1) % 70
@@ -52,13 +52,13 @@ def engine_on(directory, target, speculation, policy=None, **changes):
     return make_engine(directory, config, target, policy=policy)
 
 
-def test_text_that_never_repeats_takes_fewer_steps(tiny_model_dir):
-    """Which no lookup in the text could do: only what was seen ahead can be drafted."""
+def test_lookahead_decoding_speeds_up_text_without_repetition(tiny_model_dir):
+    """No lookup in the text can draft it, only n-grams of the lookahead window."""
     num_steps = {}
     for speculation in (SpeculativeConfig.of("ngram"), lookahead()):
         engine = engine_on(tiny_model_dir, Successor(4, 383), speculation)
-        said = run(engine, [request("r", [3, 30, 50], max_tokens=60)])["r"].token_ids
-        assert said == [(51 + index) % 70 for index in range(60)]
+        generated = run(engine, [request("r", [3, 30, 50], max_tokens=60)])["r"].token_ids
+        assert generated == [(51 + index) % 70 for index in range(60)]
         num_steps[speculation.method] = engine.stats().counts.num_steps
     assert num_steps["ngram"] == 60
     assert num_steps["lookahead"] < 40
@@ -69,14 +69,14 @@ def rows_of(target):
 
 
 @pytest.mark.parametrize("max_num_batched_tokens", [8, 20, 64])
-def test_lookahead_tokens_keep_within_the_budgets(tiny_model_dir, max_num_batched_tokens):
+def test_lookahead_tokens_respect_the_budgets(tiny_model_dir, max_num_batched_tokens):
     target = HashTarget(4, 383)
     engine = engine_on(
         tiny_model_dir, target, lookahead(), max_num_batched_tokens=max_num_batched_tokens
     )
     requests = [request(f"r{i}", PROMPT[i:], max_tokens=30) for i in range(6)]
-    for each, said in zip(requests, run(engine, requests).values(), strict=True):
-        assert said.token_ids == target.continuation(each.prompt_token_ids, 30)
+    for each, generated in zip(requests, run(engine, requests).values(), strict=True):
+        assert generated.token_ids == target.continuation(each.prompt_token_ids, 30)
     assert max(row.num_lookahead_tokens for row in rows_of(target)) <= WINDOW
     counted = engine.stats().counts.num_lookahead_tokens
     assert counted == sum(row.num_lookahead_tokens for row in rows_of(target))
@@ -88,7 +88,7 @@ def test_lookahead_tokens_keep_within_the_budgets(tiny_model_dir, max_num_batche
         assert num_guesses <= (max_num_batched_tokens - num_decoding) // 2 + 1
 
 
-def test_nothing_is_guessed_behind_the_last_token_that_may_come(tiny_model_dir):
+def test_no_guess_exceeds_the_length_limits(tiny_model_dir):
     target = HashTarget(4, 383)
     engine = engine_on(tiny_model_dir, target, lookahead(), max_model_len=40)
     run(engine, [request("r", PROMPT, max_tokens=9), request("long", PROMPT, max_tokens=None)])
@@ -112,7 +112,7 @@ def test_off_runs_no_lookahead_token(tiny_model_dir):
     assert any(row.num_lookahead_tokens for row in rows_of(target))
 
 
-def test_rules_and_grammars_hold_and_tokens_are_those_without_it(tiny_model_dir):
+def test_tokens_with_rules_and_grammars_are_those_without_lookahead(tiny_model_dir):
     model = ModelConfig.from_directory(tiny_model_dir)
     compiler = GrammarCompiler(Tokenizer(tiny_model_dir), model.vocab_size, model.eos_token_ids)
     spec = StructuredOutput(regex="(the|a) (river|bridge) is [a-z]{2,8} and [0-9]{1,3}")
@@ -124,9 +124,9 @@ def test_rules_and_grammars_hold_and_tokens_are_those_without_it(tiny_model_dir)
     requests.append(replace(constrained, grammar=compiler.compile(spec)))
     plain = run(local_engine(tiny_model_dir, engine_config(0)), requests)
     engine = local_engine(tiny_model_dir, engine_config(speculation=lookahead()))
-    for name, said in run(engine, requests).items():
-        assert said.token_ids == plain[name].token_ids
-        for ours, theirs in zip(_joined(said), _joined(plain[name]), strict=True):
+    for name, generated in run(engine, requests).items():
+        assert generated.token_ids == plain[name].token_ids
+        for ours, theirs in zip(_joined(generated), _joined(plain[name]), strict=True):
             np.testing.assert_allclose(ours, theirs, atol=1e-4)
     assert engine.stats().counts.speculation.num_drafts > 0
 
@@ -136,8 +136,8 @@ def _joined(transcript):
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_scored_rows_are_undisturbed_and_the_rest_is_told(tiny_model_dir, num_ranks):
-    """Of each guess, the token that a pass over the same text finds the likeliest."""
+def test_verified_rows_are_unaffected_and_guesses_are_scored(tiny_model_dir, num_ranks):
+    """The score of a guess is the greedy token of a pass over the same text."""
     drafts, window = (7, 8), (30, 40, 50)
     shaped = SamplingRules(temperature=0.0, logit_bias=((12, 100.0),))
 
@@ -154,18 +154,18 @@ def test_scored_rows_are_undisturbed_and_the_rest_is_told(tiny_model_dir, num_ra
         without = StepRow(1, 0, (*PROMPT, *drafts), 2, True)
         with_it = executed(group, both, shaped)
         assert with_it.token_ids == executed(group, without, shaped).token_ids == (12,)
-        told = []
+        expected = []
         for end in range(1, 6):
             text = (*PROMPT, *(drafts + window)[:end])
             [token] = executed(group, StepRow(1, 0, text, 0, True), SamplingRules(0.0)).token_ids
-            told.append(token)
-        assert with_it.lookahead_token_ids == tuple(told)
+            expected.append(token)
+        assert with_it.lookahead_token_ids == tuple(expected)
 
     run_ranks(num_ranks, of_rank)
 
 
 class Poisoner:
-    """Has a token that is no number run behind every text."""
+    """Proposes lookahead tokens whose embedding is NaN."""
 
     def begin(self, requests):
         self._requests = requests
@@ -188,7 +188,7 @@ class Poisoner:
 
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 def test_a_guess_cannot_end_a_request(tmp_path, kernels):
-    """Not tied: a NaN in the embedding must not be one in everybody's logits of that token."""
+    """Untied, because a NaN in a tied embedding would be in the logits of every row."""
     directory = tiny_llama_dir(tmp_path, tied=False)
     requests = [request(f"r{i}", PROMPT[i:], logit_bias={300: -100.0}) for i in range(3)]
     config = engine_config(speculation=lookahead())
@@ -197,5 +197,5 @@ def test_a_guess_cannot_end_a_request(tmp_path, kernels):
     plain = run(make_engine(directory, engine_config(0), LocalTarget(runner)), requests)
     weights_of(runner.model).embed_tokens.weight[300] = torch.nan
     engine = make_engine(directory, config, LocalTarget(runner), Poisoner())
-    for name, said in run(engine, requests).items():
-        assert (said.token_ids, said.error) == (plain[name].token_ids, None)
+    for name, generated in run(engine, requests).items():
+        assert (generated.token_ids, generated.error) == (plain[name].token_ids, None)

@@ -20,7 +20,7 @@ QUANTIZED = QUANTIZATION_METHODS if native_library() else ("int8",)
 
 
 def prompts(count):
-    """Repetitive enough that lookups find something, and some longer than a prefill chunk."""
+    """Return repetitive prompts, so that lookups find matches; some exceed a prefill chunk."""
     generator = torch.Generator().manual_seed(5)
     pieces = torch.randint(3, 383, (count, 6), generator=generator).tolist()
     return {f"r{i}": piece * (2 + 2 * i) for i, piece in enumerate(pieces)}
@@ -28,7 +28,7 @@ def prompts(count):
 
 @pytest.fixture(scope="module")
 def greedy_reference(tiny_model_dir):
-    """transformers' own greedy tokens, and its logits along them."""
+    """Return a function to the greedy tokens of transformers."""
     model = LlamaForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32).eval()
 
     @lru_cache
@@ -48,7 +48,7 @@ def greedy_reference(tiny_model_dir):
     return generate
 
 
-def said_by(directory, config, requests, group=None):
+def tokens_by(directory, config, requests, group=None):
     transcripts = run(local_engine(directory, config, group), requests)
     return {name: transcript.token_ids for name, transcript in transcripts.items()}
 
@@ -58,7 +58,7 @@ def said_by(directory, config, requests, group=None):
 def test_greedy_equals_transformers(tiny_model_dir, greedy_reference, size, num_draft_tokens):
     config = engine_config(num_draft_tokens)
     requests = [request(name, prompt) for name, prompt in prompts(8).items()]
-    ranks = run_ranks(size, lambda group: said_by(tiny_model_dir, config, requests, group))
+    ranks = run_ranks(size, lambda group: tokens_by(tiny_model_dir, config, requests, group))
     assert all(rank == ranks[0] for rank in ranks), "ranks disagree"
     for name, prompt in prompts(8).items():
         assert ranks[0][name] == greedy_reference(tuple(prompt))
@@ -83,16 +83,16 @@ def test_tokens_depend_on_the_seed_alone(tiny_model_dir, size, sampling):
             for i, (name, prompt) in enumerate(prompts(8).items())
         ]
 
-    reference = said_by(tiny_model_dir, engine_config(0), requests())
+    reference = tokens_by(tiny_model_dir, engine_config(0), requests())
     assert len({tuple(tokens) for tokens in reference.values()}) == 8
 
     def variants(group):
         for k in (1, 3, 7):
-            yield said_by(tiny_model_dir, engine_config(k), requests(), group)
-        yield said_by(tiny_model_dir, engine_config(3), requests(OFF), group)
-        yield said_by(tiny_model_dir, engine_config(3, num_blocks=48), requests(), group)
+            yield tokens_by(tiny_model_dir, engine_config(k), requests(), group)
+        yield tokens_by(tiny_model_dir, engine_config(3), requests(OFF), group)
+        yield tokens_by(tiny_model_dir, engine_config(3, num_blocks=48), requests(), group)
         alone = [
-            said_by(tiny_model_dir, engine_config(7), [each], group) for each in requests()[:3]
+            tokens_by(tiny_model_dir, engine_config(7), [each], group) for each in requests()[:3]
         ]
         yield reference | {name: tokens for each in alone for name, tokens in each.items()}
 
@@ -100,8 +100,8 @@ def test_tokens_depend_on_the_seed_alone(tiny_model_dir, size, sampling):
         assert generated == reference
 
 
-def test_drafts_were_accepted_and_sequences_preempted(tiny_model_dir):
-    """What the tests above rely on does happen in them."""
+def test_drafts_are_accepted_and_sequences_preempted(tiny_model_dir):
+    """The tests above rely on it."""
     engine = local_engine(tiny_model_dir, engine_config(3, num_blocks=48))
     run(engine, [request(name, prompt) for name, prompt in prompts(8).items()])
     stats = engine.stats()
@@ -113,14 +113,14 @@ def test_drafts_were_accepted_and_sequences_preempted(tiny_model_dir):
 def test_another_seed_gives_other_tokens(tiny_model_dir):
     def generated(seed):
         requests = [request("r", [5, 6, 7], seed=seed, temperature=1.0)]
-        return said_by(tiny_model_dir, engine_config(0), requests)["r"]
+        return tokens_by(tiny_model_dir, engine_config(0), requests)["r"]
 
     assert generated(1) == generated(1)
     assert generated(1) != generated(2)
 
 
 @pytest.mark.parametrize("quantization", QUANTIZED)
-def test_a_quantized_target_says_the_same_in_any_batch_and_with_any_drafts(
+def test_a_quantized_target_generates_the_same_in_any_batch_with_any_drafts(
     tiny_model_dir, quantization
 ):
     requests = [
@@ -141,8 +141,8 @@ def test_a_quantized_target_says_the_same_in_any_batch_and_with_any_drafts(
 
 @pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_native_kernels_leave_no_ties_to_rounding(tiny_model_dir, dtype):
-    """Log-probabilities too are the same bits, with any drafts and in any chunks."""
+def test_native_kernels_are_batch_invariant(tiny_model_dir, dtype):
+    """Log-probabilities have the same bits with any drafts and chunks."""
     requests = [
         request(name, prompt, seed=index, temperature=0.8 * (index % 2), logprobs=2)
         for index, (name, prompt) in enumerate(prompts(6).items())

@@ -1,4 +1,4 @@
-"""How memory is divided between two models, on one host and on GPUs that are only told of."""
+"""Division of memory between two models, on one host and on described GPUs."""
 
 import dataclasses
 
@@ -41,12 +41,12 @@ def test_the_kv_pool_takes_a_share_of_free_memory(model):
     assert 0 < sized[0] < sized[1]
 
 
-def test_the_kv_pool_is_no_larger_than_could_be_used(model):
+def test_the_kv_pool_is_no_larger_than_sequences_can_fill(model):
     config = engine_config(LLMConfig(max_num_seqs=2, max_model_len=64), model, 1000 * GIB)
     assert config.num_blocks == 2 * 64 // 16
 
 
-def test_a_configured_pool_is_taken_as_it_is(model):
+def test_a_configured_pool_size_is_used(model):
     config = LLMConfig(kv_cache_memory_gib=0.25)
     block_bytes = 16 * 2 * 2 * 3 * 16 * 4
     assert engine_config(config, model, 8 * GIB).num_blocks == GIB // 4 // block_bytes
@@ -60,7 +60,7 @@ def test_a_configured_pool_is_taken_as_it_is(model):
         ({"kv_cache_memory_gib": 0.0001}, 8 * GIB, "have 0.1 MiB; one sequence .* needs 0.4"),
     ],
 )
-def test_too_little_memory_is_told(model, changes, available, message):
+def test_too_little_memory_raises_an_error(model, changes, available, message):
     with pytest.raises(OutOfMemoryError, match=message):
         engine_config(LLMConfig(**changes), model, available)
 
@@ -81,13 +81,13 @@ def test_quantized_weights_are_counted_as_such(model, tied):
     assert model.weight_bytes("bfloat16") == 2 * full
 
 
-def test_quantized_weights_leave_more(model):
+def test_quantized_weights_leave_more_blocks(model):
     config = LLMConfig(max_num_seqs=4096, max_num_batched_tokens=4096)
     quantized = engine_config(dataclasses.replace(config, quantization="int8"), model, GIB)
     assert quantized.num_blocks > engine_config(config, model, GIB).num_blocks
 
 
-def test_weights_of_a_wider_type_leave_less(model):
+def test_wider_weights_leave_fewer_blocks(model):
     config = LLMConfig(max_num_seqs=4096, max_num_batched_tokens=4096)
     narrow = engine_config(dataclasses.replace(config, dtype="bfloat16"), model, GIB)
     assert narrow.num_blocks > engine_config(config, model, GIB).num_blocks
@@ -99,7 +99,7 @@ def kv_bytes(model, limits, num_ranks=1):
 
 
 def test_target_and_draft_share_the_memory_block_for_block(model, drafting):
-    """As long as all that may run could need so many blocks of the draft's."""
+    """While max_num_seqs sequences can fill that many blocks of the draft."""
     drafting = dataclasses.replace(drafting, kv_cache_memory_gib=0.01)
     alone = memory_plan(drafting, Models(model), 4 * GIB)
     both = memory_plan(drafting, Models(model, model), 4 * GIB)
@@ -109,7 +109,7 @@ def test_target_and_draft_share_the_memory_block_for_block(model, drafting):
 
 
 @pytest.mark.parametrize("gib", [None, 0.05])
-def test_a_draft_of_short_sequences_leaves_the_target_what_it_cannot_use(model, gib):
+def test_a_draft_with_a_short_context_leaves_its_memory_to_the_target(model, gib):
     def plan(max_model_len):
         speculation = SpeculativeConfig.of("draft_model", max_model_len=max_model_len)
         config = LLMConfig(
@@ -138,7 +138,7 @@ SPECULATIONS = [
 
 @pytest.mark.parametrize("speculation", SPECULATIONS, ids=str)
 @pytest.mark.parametrize("available", [1.6 * GIB, 2.5 * GIB, 200 * GIB])
-def test_neither_model_nor_proposers_run_out_on_one_host(model, speculation, available):
+def test_models_and_proposers_fit_on_one_host(model, speculation, available):
     speculation = SpeculativeConfig.of(**speculation)
     config = LLMConfig(max_num_seqs=512, max_num_batched_tokens=512, speculative_config=speculation)
     draft = model if speculation.method == "draft_model" else None
@@ -155,14 +155,14 @@ def test_neither_model_nor_proposers_run_out_on_one_host(model, speculation, ava
     assert plan.engine.num_blocks >= 512 // 16
 
 
-def test_the_draft_model_is_told_when_to_end_a_draft(model):
+def test_the_confidence_threshold_is_part_of_the_draft_limits(model):
     speculation = SpeculativeConfig.of("draft_model", draft_confidence_threshold=0.4)
     config = LLMConfig(speculative_config=speculation)
     plan = memory_plan(config, Models(model, model), 4 * GIB)
     assert plan.draft.confidence_threshold == 0.4
 
 
-def test_what_lookups_keep_is_left_free(model):
+def test_memory_of_lookups_is_reserved(model):
     def num_blocks(**keys):
         speculation = SpeculativeConfig.of(**keys)
         config = LLMConfig(
@@ -189,33 +189,33 @@ def on_gpus(**speculation):
     )
 
 
-def test_each_model_has_what_its_own_gpus_bear(model):
+def test_each_pool_is_bounded_by_the_gpus_of_its_model(model):
     big = dataclasses.replace(model, intermediate_size=200_000)
     config, available = on_gpus(draft_tensor_parallel_size=2), 3 * GIB
     alone = memory_plan(config, Models(model), available).engine.num_blocks
     both = memory_plan(config, Models(model, big), available)
     assert both.engine.num_blocks == alone > 0
-    # Each of two GPUs has two KV heads, the middle one of three twice; one has five of nine query
-    # heads. And a workspace on each.
+    # Each of two GPUs has two of three KV heads, the middle one on both; one has five of nine query
+    # heads. Each has a workspace.
     free = (available - 2 * GIB) - big.weight_bytes("float32") * 5 / 9
     held = kv_bytes(big, both.draft, 2) / 2
     assert 0.99 * free < held <= free
 
 
-def test_a_draft_on_a_gpu_has_no_more_than_it_can_fill(model):
+def test_a_draft_pool_on_a_gpu_is_no_larger_than_it_can_fill(model):
     plan = memory_plan(on_gpus(max_model_len=64), Models(model, model), 3 * GIB)
     assert plan.draft.num_blocks == 4096 * 4
     assert plan.engine.num_blocks > plan.draft.num_blocks
 
 
-def test_what_is_configured_on_gpus_is_for_both_models_together(model):
+def test_a_configured_size_on_gpus_includes_both_models(model):
     config = dataclasses.replace(on_gpus(), kv_cache_memory_gib=0.25)
     plan = memory_plan(config, Models(model, model), 16 * GIB)
     total = kv_bytes(model, plan.engine) + kv_bytes(model, plan.draft)
     assert 0.99 * GIB / 4 < total <= GIB / 4
 
 
-def test_a_gpu_that_is_too_small_is_told_with_what_to_do(model):
+def test_a_gpu_that_is_too_small_raises_an_error_with_the_fix(model):
     message = r"a rank of the target .* leave 0\.0 for the KV cache.*: raise tensor_parallel_size"
     with pytest.raises(OutOfMemoryError, match=message):
         memory_plan(on_gpus(), Models(model), 2 * GIB)
@@ -225,7 +225,7 @@ def test_a_gpu_that_is_too_small_is_told_with_what_to_do(model):
         memory_plan(on_gpus(), Models(model, huge), 3 * GIB)
 
 
-def test_on_nodes_of_their_own_neither_takes_from_the_other(model, drafting):
+def test_pools_on_separate_nodes_are_independent(model, drafting):
     drafting = dataclasses.replace(drafting, max_num_seqs=256)
     alone = memory_plan(drafting, Models(model), 2 * GIB)
     apart = memory_plan(drafting, Models(model, model), 2 * GIB, draft_bytes=4 * GIB)
@@ -234,7 +234,7 @@ def test_on_nodes_of_their_own_neither_takes_from_the_other(model, drafting):
     assert apart.draft.num_blocks == min(alone.engine.num_blocks, 256 * 7)
 
 
-def test_a_small_node_of_the_draft_bounds_its_pool_alone(model, drafting):
+def test_a_small_draft_node_bounds_only_the_draft_pool(model, drafting):
     processes = 2 * 350 * 2**20
     room = processes + model.weight_bytes("float32") + 2**20
     plan = memory_plan(drafting, Models(model, model), 4 * GIB, draft_bytes=room)
@@ -244,13 +244,13 @@ def test_a_small_node_of_the_draft_bounds_its_pool_alone(model, drafting):
         memory_plan(drafting, Models(model, model), 4 * GIB, draft_bytes=int(0.6 * GIB))
 
 
-def test_what_is_configured_is_for_both_nodes_together(model, drafting):
+def test_a_configured_size_includes_both_nodes(model, drafting):
     config = dataclasses.replace(drafting, kv_cache_memory_gib=0.01)
     plan = memory_plan(config, Models(model, model), 4 * GIB, draft_bytes=4 * GIB)
     assert plan == memory_plan(config, Models(model, model), 4 * GIB)
 
 
-def test_a_gpu_of_the_draft_may_be_another_than_the_targets(model):
+def test_the_draft_may_have_a_smaller_gpu(model):
     config = on_gpus(max_model_len=256)
     same = memory_plan(config, Models(model, model), 3 * GIB)
     smaller = memory_plan(config, Models(model, model), 3 * GIB, draft_bytes=int(2.1 * GIB))

@@ -1,7 +1,7 @@
-"""The real engine on the tiny model: no way to draft changes a token.
+"""The real engine on the tiny model: no drafting method changes a token.
 
-In every run sequences are preempted, prompts come in chunks, and come again: the prefix cache has
-them then, and suffix decoding their outputs.
+In every run sequences are preempted and prompts are chunked. Each prompt runs twice: the second
+time the prefix cache has it, and suffix decoding has its output.
 """
 
 from functools import cache
@@ -38,8 +38,8 @@ GREEDY, SAMPLED = {"temperature": 0.0}, {"temperature": 0.8}
 
 @pytest.fixture(scope="module")
 def draft_dirs(tiny_model_dir, tmp_path_factory):
-    """A model that hardly ever agrees with the target, one that mostly does, and that one again,
-    with other ids for its tokens."""
+    """Return a model that rarely agrees with the target, one that mostly does, and the latter with
+    permuted token ids."""
     other = tiny_llama_dir(tmp_path_factory.mktemp("other"), layers=1, seed=3)
     near = disturbed_llama_dir(tiny_model_dir, tmp_path_factory.mktemp("near"))
     shuffled = shuffled_llama_dir(near, tmp_path_factory.mktemp("shuffled"))
@@ -66,20 +66,20 @@ def engine_for(directory, draft_dirs, method, k, group=None, **changes):
     return local_engine(directory, config, group, proposer, policy)
 
 
-def said_by(engine, asked):
+def tokens_by(engine, asked):
     return {name: each.token_ids for name, each in run(engine, asked).items()}
 
 
 @cache
 def reference(directory, temperature):
-    return said_by(local_engine(directory, engine_config(0)), requests(temperature=temperature))
+    return tokens_by(local_engine(directory, engine_config(0)), requests(temperature=temperature))
 
 
 def check(directory, draft_dirs, method, sampling, k, group=None, batch_size=8):
-    """Twice the same, by an engine that knows it the second time; the latest is known best."""
+    """Run the requests twice in opposite order; prefixes and outputs are cached the second time."""
     engine = engine_for(directory, draft_dirs, method, k, group, max_num_seqs=batch_size)
     for order in (1, -1):
-        assert said_by(engine, requests(**sampling)[::order]) == reference(directory, **sampling)
+        assert tokens_by(engine, requests(**sampling)[::order]) == reference(directory, **sampling)
     stats = engine.stats()
     assert stats.counts.num_prefill_chunks > 0
     assert stats.counts.num_cached_tokens > 0
@@ -95,7 +95,7 @@ def test_tokens_are_those_without_speculation(tiny_model_dir, draft_dirs, method
 
 
 @pytest.mark.parametrize("method", ["suffix", "lookahead", "other vocabulary", "all"])
-def test_greedy_tokens_too(tiny_model_dir, draft_dirs, method):
+def test_greedy_tokens_are_those_without_speculation(tiny_model_dir, draft_dirs, method):
     check(tiny_model_dir, draft_dirs, method, GREEDY, k=5)
 
 
@@ -108,7 +108,7 @@ def test_greedy_tokens_too(tiny_model_dir, draft_dirs, method):
 def test_every_length_batch_and_size(
     tiny_model_dir, draft_dirs, method, sampling, k, batch_size, size
 ):
-    reference(tiny_model_dir, **sampling)  # before there are ranks
+    reference(tiny_model_dir, **sampling)  # before the ranks start
     run_ranks(
         size,
         lambda group: check(tiny_model_dir, draft_dirs, method, sampling, k, group, batch_size),
@@ -122,9 +122,9 @@ def test_two_ranks_agree(tiny_model_dir, draft_dirs, method):
 
 
 @pytest.mark.parametrize("method", ["suffix", "lookahead", "all"])
-def test_turned_off_and_on(tiny_model_dir, draft_dirs, method):
+def test_tokens_are_the_same_while_speculation_is_toggled(tiny_model_dir, draft_dirs, method):
     engine = engine_for(tiny_model_dir, draft_dirs, method, 3)
-    said = {each.request_id: [] for each in requests(**SAMPLED)}
+    generated = {each.request_id: [] for each in requests(**SAMPLED)}
     for each in requests(**SAMPLED):
         engine.add(each)
     step = 0
@@ -132,27 +132,27 @@ def test_turned_off_and_on(tiny_model_dir, draft_dirs, method):
         mode = "on" if step // 4 % 2 else "off"
         engine.set_speculation(SpeculationControl(mode, 32, 3))
         for output in engine.step():
-            said[output.request_id].extend(output.token_ids)
+            generated[output.request_id].extend(output.token_ids)
         step += 1
-    assert said == reference(tiny_model_dir, **SAMPLED)
+    assert generated == reference(tiny_model_dir, **SAMPLED)
     assert engine.stats().counts.speculation.num_drafts > 0
 
 
-def test_outputs_said_once_are_drafted_the_second_time(tiny_model_dir):
-    """With the whole output known, nearly every draft is right, as far as the factor lets it go."""
+def test_suffix_decoding_drafts_earlier_outputs(tiny_model_dir):
+    """With the whole output known, nearly every draft is right, up to the configured factor."""
     engine = engine_for(tiny_model_dir, None, "suffix, eager", 5, num_blocks=400)
-    said_by(engine, requests(**SAMPLED))
+    tokens_by(engine, requests(**SAMPLED))
     first = engine.stats()
-    said_by(engine, requests(**SAMPLED))
+    tokens_by(engine, requests(**SAMPLED))
     second = engine.stats()
     num_steps = second.counts.num_steps - first.counts.num_steps
     assert num_steps < 0.6 * first.counts.num_steps
 
 
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
-def test_a_request_may_name_what_is_loaded(tiny_model_dir, draft_dirs, method):
+def test_a_request_may_choose_a_loaded_method(tiny_model_dir, draft_dirs, method):
     engine = engine_for(tiny_model_dir, draft_dirs, "ngram first", 3, num_blocks=400)
     options = SpeculationOptions(method=method)
-    said = said_by(engine, requests(speculation=options, **SAMPLED))
-    assert said == reference(tiny_model_dir, **SAMPLED)
+    generated = tokens_by(engine, requests(speculation=options, **SAMPLED))
+    assert generated == reference(tiny_model_dir, **SAMPLED)
     assert engine.stats().counts.speculation.num_drafts > 0

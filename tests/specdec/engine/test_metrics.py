@@ -1,4 +1,4 @@
-"""What a replica records, after runs worked out by hand."""
+"""Metrics of a replica after hand-worked runs."""
 
 import threading
 
@@ -9,7 +9,7 @@ from specdec.client import HistogramCounts
 from specdec.engine import metrics as names
 from specdec.engine.metrics import Histogram, Metrics
 from specdec.engine.request_metrics import RequestMetrics
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 from specdec.types.responses import FinishReason
 from specdec.types.stats import SpeculationStats
 
@@ -26,7 +26,7 @@ def observer(metrics):
 
 def output(finish_reason, choice=0, is_last=None, num_steps=1):
     is_last = finish_reason is not None if is_last is None else is_last
-    return RequestOutput(
+    return EngineOutput(
         "r",
         (5,),
         "text",
@@ -41,12 +41,12 @@ def output(finish_reason, choice=0, is_last=None, num_steps=1):
 
 
 def summary(metrics, name):
-    """How often, and the sum of what."""
+    """Return the number of observations and their sum."""
     counts = metrics.histograms[name]
     return sum(counts.counts), counts.total
 
 
-def test_a_bound_belongs_to_its_bucket_and_the_rest_to_the_last():
+def test_bounds_are_inclusive_and_the_last_bucket_has_the_rest():
     histogram = Histogram((1, 2, 4))
     for value in (0.5, 1, 2, 2, 3, 5000):
         histogram.observe(value)
@@ -66,7 +66,7 @@ def test_observations_of_several_threads_are_all_counted():
     assert histogram.read() == HistogramCounts((1.0,), (20_000, 0), 20_000.0)
 
 
-def test_the_phases_of_a_request_by_the_clock(metrics, observer):
+def test_each_phase_of_a_request_is_observed(metrics, observer):
     observer.on_scheduled(100.25)
     for at, finish_reason in [(100.5, None), (100.75, None), (102.0, FinishReason.STOP)]:
         observer.on_output(output(finish_reason), at)
@@ -80,9 +80,7 @@ def test_the_phases_of_a_request_by_the_clock(metrics, observer):
     assert summary(metrics, names.GENERATION_TOKENS) == (1, 5)
 
 
-def test_a_request_of_several_choices_is_one_and_each_choice_has_pauses_of_its_own(
-    metrics, observer
-):
+def test_choices_share_one_request_with_separate_inter_token_latencies(metrics, observer):
     observer.on_output(output(None), 100.5)
     observer.on_output(output(None, choice=1), 101.0)
     observer.on_output(output(FinishReason.STOP, is_last=False), 101.5)
@@ -93,20 +91,20 @@ def test_a_request_of_several_choices_is_one_and_each_choice_has_pauses_of_its_o
     assert metrics.ended == {"length": 1, "stop": 0, "abort": 0}
 
 
-def test_steps_that_are_told_together_share_the_time_evenly(metrics, observer):
+def test_steps_sent_together_share_the_time_evenly(metrics, observer):
     observer.on_output(output(None), 101.0)
     observer.on_output(output(None, num_steps=4), 103.0)
     counts = metrics.histograms[names.INTER_TOKEN]
     assert counts.counts[counts.bounds.index(0.5)] == 4
 
 
-def test_a_request_that_is_left_is_an_abort_and_has_no_latency(metrics, observer):
+def test_a_closed_stream_counts_as_an_abort_without_latency(metrics, observer):
     observer.on_broken_off(GeneratorExit())
     assert metrics.ended == {"length": 0, "stop": 0, "abort": 1}
     assert summary(metrics, names.END_TO_END) == (0, 0)
 
 
-def test_failures_are_counted_by_their_code(metrics):
+def test_failures_are_counted_by_status_code(metrics):
     for code in (StatusCode.INTERNAL, StatusCode.UNAVAILABLE, StatusCode.INTERNAL):
         metrics.count_failure(code)
     assert metrics.failed == {"INTERNAL": 2, "UNAVAILABLE": 1}

@@ -1,4 +1,4 @@
-"""Which models a configuration names, and which drafts it may name for a target."""
+"""Resolution of models, and which draft models a target accepts."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_a_draft_may_have_another_vocabulary(tiny_model_dir, tmp_path, vocab):
     assert resolved(tiny_model_dir, draft).draft == draft
 
 
-def test_a_draft_with_too_little_in_common_is_refused(tiny_model_dir, tmp_path, monkeypatch):
+def test_a_draft_with_too_few_shared_tokens_is_rejected(tiny_model_dir, tmp_path, monkeypatch):
     monkeypatch.setattr("specdec.text.vocab_map.MIN_SHARED_PART", 1.01)
     draft = tiny_llama_dir(tmp_path, vocab=420, hidden=36, heads=3, kv_heads=1)
     with pytest.raises(InvalidValueError, match=r"speculative_config.model is .*shares 100%"):
@@ -35,7 +35,7 @@ def test_a_draft_with_too_little_in_common_is_refused(tiny_model_dir, tmp_path, 
 
 
 def settled(model_dir, to, names, dtype="auto"):
-    """names: what config.json says of data types."""
+    """names: what config.json has for data types."""
     directories = ModelDirectories(renamed_dtype_dir(model_dir, to / "model", **names), None)
     return with_settled_dtype(LLMConfig(dtype=dtype), directories.configs()).dtype
 
@@ -54,10 +54,10 @@ def test_auto_is_the_dtype_of_the_checkpoint(tiny_model_dir, tmp_path, names, dt
     assert settled(tiny_model_dir, tmp_path, names) == dtype
 
 
-def test_another_dtype_than_auto_is_not_the_checkpoints_affair(tiny_model_dir, tmp_path):
+def test_an_explicit_dtype_overrides_the_checkpoints(tiny_model_dir, tmp_path):
     assert settled(tiny_model_dir, tmp_path, {"dtype": "float64"}, "float16") == "float16"
 
 
-def test_a_dtype_that_no_model_runs_in_is_refused(tiny_model_dir, tmp_path):
-    with pytest.raises(InvalidValueError, match=r"dtype is 'auto'.* config.json says float64"):
+def test_an_unsupported_checkpoint_dtype_is_rejected(tiny_model_dir, tmp_path):
+    with pytest.raises(InvalidValueError, match=r"dtype is 'auto'.* config.json has float64"):
         settled(tiny_model_dir, tmp_path, {"dtype": "float64"})

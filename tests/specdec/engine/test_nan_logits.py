@@ -1,4 +1,4 @@
-"""A request whose logits are no numbers ends alone: nobody else's token changes, then or later."""
+"""A request with NaN or Inf logits ends alone: no token of another request changes."""
 
 import shutil
 
@@ -18,14 +18,14 @@ from tests.specdec.models.passes import weights_of
 from tests.specdec.tiny import tiny_llama_dir
 
 POISON = 300
-"""The token whose embedding is no number."""
+"""The token whose embedding is NaN or Inf."""
 NUM_TOKENS = 20
 END = 2
 
 
 @pytest.fixture(scope="module")
 def untied_dir(tmp_path_factory):
-    """Not tied: a NaN in the embedding must not be one in everybody's logits."""
+    """Return an untied model: a NaN in a tied embedding would be in the logits of every row."""
     return tiny_llama_dir(tmp_path_factory.mktemp("untied"), tied=False)
 
 
@@ -45,7 +45,7 @@ def engine_for(
     kernels="auto",
     **changes,
 ):
-    """value: what the embedding of POISON is; None leaves it alone."""
+    """Return an engine; value: of the embedding of POISON, None leaves it unchanged."""
     config = engine_config(drafts, **changes)
     group = group or TensorParallelGroup()
     runner = load_runner(directory, "float32", config, group, quantization, kernels=kernels)
@@ -58,7 +58,7 @@ def text(index, length=30):
 
 
 def sound(count=3, **params):
-    """Requests that never come across POISON."""
+    """Return requests in which POISON never occurs."""
     return [
         request(
             f"sound {i}",
@@ -98,7 +98,7 @@ def undisturbed(untied_dir):
         pytest.param(-torch.inf, 2, 3, id="-inf in an early chunk"),
     ],
 )
-def test_one_of_four_ends_alone(untied_dir, undisturbed, value, num_ranks, place):
+def test_nan_logits_end_only_their_request(untied_dir, undisturbed, value, num_ranks, place):
     requests = [poisoned(place=place), *sound()]
 
     def of_rank(group):
@@ -112,8 +112,8 @@ def test_one_of_four_ends_alone(untied_dir, undisturbed, value, num_ranks, place
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_who_gets_its_blocks_later_notices_nothing(untied_dir, undisturbed, num_ranks):
-    """Few blocks, so that they go round; and others that begin as the poisoned one did."""
+def test_later_owners_of_its_blocks_are_unaffected(untied_dir, undisturbed, num_ranks):
+    """Few blocks, so that they are reused; one request begins like the poisoned one."""
     same_beginning = request("same beginning", [*text(7)[:20], 9, 10])
     expected = texts(run(engine_for(untied_dir, None), [same_beginning])) | undisturbed
 
@@ -121,8 +121,8 @@ def test_who_gets_its_blocks_later_notices_nothing(untied_dir, undisturbed, num_
         engine = engine_for(untied_dir, torch.nan, group, num_blocks=42, max_num_batched_tokens=12)
         for index in range(2):
             run(engine, [poisoned(f"p{index}")])
-            said = texts(run(engine, [*sound(), same_beginning]))
-            assert said == expected
+            generated = texts(run(engine, [*sound(), same_beginning]))
+            assert generated == expected
         again = run(engine, [poisoned("again"), *sound(2)])
         assert again["again"].error is not None
 
@@ -130,16 +130,16 @@ def test_who_gets_its_blocks_later_notices_nothing(untied_dir, undisturbed, num_
 
 
 def test_a_quantized_target_keeps_rows_apart(untied_dir):
-    def said(requests, value):
+    def generated(requests, value):
         return run(engine_for(untied_dir, value, quantization="int8"), requests)
 
-    transcripts = said([poisoned(), *sound()], torch.nan)
+    transcripts = generated([poisoned(), *sound()], torch.nan)
     assert isinstance(transcripts.pop("poisoned").error, BadLogitsError)
-    assert texts(transcripts) == texts(said(sound(), None))
+    assert texts(transcripts) == texts(generated(sound(), None))
 
 
-def test_what_came_before_is_told(untied_dir):
-    """The bias makes POISON come after a few tokens; what it leads to is no number."""
+def test_tokens_before_the_nan_are_returned(untied_dir):
+    """A bias generates POISON after a few tokens; the logits after it are NaN."""
     bias = {POISON: 7.0}
     params = {"temperature": 1.0, "logit_bias": bias, "max_tokens": 60}
     requests = [request(f"r{i}", text(i), seed=i, **params) for i in range(4)]
@@ -154,9 +154,9 @@ def test_what_came_before_is_told(untied_dir):
             engine = engine_for(untied_dir, torch.nan, proposer=proposer, drafts=drafts)
             transcripts = run(engine, requests)
             for each, length in zip(requests, lengths, strict=True):
-                said = transcripts[each.request_id]
-                assert said.token_ids == plain[each.request_id].token_ids[:length]
-                assert said.error.num_output_tokens == length
+                generated = transcripts[each.request_id]
+                assert generated.token_ids == plain[each.request_id].token_ids[:length]
+                assert generated.error.num_output_tokens == length
             assert engine.stats().num_free_blocks == engine.stats().num_blocks
 
 
@@ -168,7 +168,7 @@ def test_a_draft_cannot_end_a_request(untied_dir, undisturbed):
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_a_draft_model_of_no_numbers_drafts_something(untied_dir, undisturbed, value):
+def test_a_draft_model_with_nan_weights_still_drafts(untied_dir, undisturbed, value):
     limits = DraftLimits(num_blocks=200, block_size=4, max_model_len=160, max_catch_up_tokens=16)
     runner = load_draft_runner(untied_dir, "float32", limits, TensorParallelGroup())
     weights_of(runner.model).embed_tokens.weight[:] = value
@@ -180,7 +180,7 @@ def test_a_draft_model_of_no_numbers_drafts_something(untied_dir, undisturbed, v
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_parameters_that_rule_out_every_token_end_their_request(untied_dir, undisturbed, num_ranks):
+def test_parameters_that_mask_every_token_end_their_request(untied_dir, undisturbed, num_ranks):
     nothing = request("nothing", text(5), allowed_token_ids=(END,), min_tokens=2, max_tokens=9)
 
     def of_rank(group):
@@ -193,14 +193,12 @@ def test_parameters_that_rule_out_every_token_end_their_request(untied_dir, undi
 
 @pytest.mark.parametrize("kernels", ["native", "torch"])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_a_token_of_no_number_counts_where_it_may_not_come_too(
-    tiny_model_dir, tmp_path, value, kernels
-):
-    """The embedding is the head here, so that one token's logit is no number for everybody."""
+def test_a_nan_logit_of_a_masked_token_is_an_error(tiny_model_dir, tmp_path, value, kernels):
+    """The embedding is tied to the head, so that one token's logit is NaN in every row."""
     directory = shutil.copytree(tiny_model_dir, tmp_path / "poisoned")
     tensors = load_file(directory / "model.safetensors")
     tensors["model.embed_tokens.weight"][POISON] = value
     save_file(tensors, directory / "model.safetensors")
     engine = engine_for(directory, None, kernels=kernels)
-    said = run(engine, [request("r", text(1), allowed_token_ids=(5, 6, 7))])["r"]
-    assert isinstance(said.error, BadLogitsError)
+    generated = run(engine, [request("r", text(1), allowed_token_ids=(5, 6, 7))])["r"]
+    assert isinstance(generated.error, BadLogitsError)

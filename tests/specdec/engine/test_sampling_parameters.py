@@ -1,7 +1,7 @@
 """Every parameter in the real engine, with drafts, against the definition at each position.
 
-A text is right when each of its tokens is the one that the definition gives after those before it;
-transformers computes the logits, and `tests.specdec.plain` does the rest.
+Output is right when each token is the one that the definition gives after the tokens before it.
+transformers computes the logits, `tests.specdec.plain` applies the rules.
 """
 
 from dataclasses import replace
@@ -47,10 +47,10 @@ PARAMETERS = {
     "stop_token_ids": {**WARM, "min_tokens": 16, "stop_token_ids": (70, 83)},
     "seed": {"temperature": 0.7, "seed": 12},
 }
-"""Each beside what lets it show."""
+"""Each with values that make its effect visible."""
 
 FEW = dict.fromkeys((END, 67, 70, 80, 83, 84), 30.0)
-"""A bias that leaves few tokens, so that lookups are often right; some are in PARAMETERS."""
+"""A bias towards few tokens, so that lookups are often right; some are in PARAMETERS."""
 
 
 def prompt(index, length=24):
@@ -75,7 +75,7 @@ def with_few_tokens(name, params):
 
 
 class Definition:
-    """Knows what each token of a request has to be."""
+    """Reference for each token of a request."""
 
     def __init__(self, directory):
         self.model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
@@ -87,7 +87,7 @@ class Definition:
         return resolve(request.params, request.seed, self.config, self.tokenizer)
 
     def rows(self, request, token_ids):
-        """For each token that came, the logits before it and the output before it."""
+        """Yield the logits, the prompt and the output before each token."""
         known = request.prompt_token_ids
         with torch.inference_mode():
             logits = self.model(torch.tensor([[*known, *token_ids]])).logits[0]
@@ -95,7 +95,7 @@ class Definition:
             yield logits[len(known) - 1 + place], known, token_ids[:place]
 
     def check(self, request, token_ids):
-        """Asserts that they are right; a text that has been found right before is right."""
+        """Assert that the tokens are right; skip output that was checked before."""
         key = (request.request_id, repr(request), tuple(token_ids))
         if key not in self._found_right:
             self._check(request, token_ids)
@@ -108,7 +108,7 @@ class Definition:
             assert plain.may_be_next(token, logits, rules, *context), (request, context)
 
     def differs_without(self, request, token_ids, **neutral):
-        """Whether some token would be another one if the rules said `neutral` instead."""
+        """Return whether some token would differ under rules with `neutral` values."""
         rules = replace(self.rules(request), **neutral)
         return any(
             token != plain.next_token(logits, rules, *context)
@@ -132,8 +132,8 @@ def engine_with(directory, method, num_draft_tokens, group=None, **changes):
 
 
 @pytest.fixture(scope="module")
-def said(tiny_model_dir):
-    """What the engine says to all parameters at once, for each way to draft."""
+def generated(tiny_model_dir):
+    """Return the output for all parameters in one batch, by drafting method."""
     requests = [
         each
         for name, params in PARAMETERS.items()
@@ -141,7 +141,7 @@ def said(tiny_model_dir):
     ]
 
     @cache
-    def said(method, num_draft_tokens, num_ranks=1):
+    def generated(method, num_draft_tokens, num_ranks=1):
         def of_rank(group):
             engine = engine_with(tiny_model_dir, method, num_draft_tokens, group)
             return run(engine, requests)
@@ -150,7 +150,7 @@ def said(tiny_model_dir):
         assert all(texts(rank) == texts(ranks[0]) for rank in ranks), "ranks disagree"
         return {each.request_id: (each, ranks[0][each.request_id]) for each in requests}
 
-    return said
+    return generated
 
 
 def texts(transcripts):
@@ -162,14 +162,14 @@ METHODS = [(method, k) for method in ("ngram", "draft_model") for k in (1, 3, 5)
 
 @pytest.mark.parametrize("name", PARAMETERS)
 @pytest.mark.parametrize(("method", "k"), METHODS)
-def test_each_token_is_the_defined_one(definition, said, method, k, name):
+def test_each_token_matches_the_definition(definition, generated, method, k, name):
     for key in (name, f"{name}, few tokens"):
-        request, transcript = said(method, k)[key]
+        request, transcript = generated(method, k)[key]
         definition.check(request, transcript.token_ids)
     counts = transcript.last.speculation
     assert counts.num_accepted_tokens > 0
     if method == "draft_model":
-        # The draft is the target: shaped like it at each position, it is nearly always right.
+        # The draft model is the target with the same rules, so it is nearly always right.
         least = 0.9 * counts.num_draft_tokens - k  # drafts beyond the end of the text are not kept
         assert counts.num_accepted_tokens >= least
 
@@ -193,17 +193,17 @@ NEUTRAL = {
 
 
 @pytest.mark.parametrize("name", NEUTRAL)
-def test_each_parameter_shows(definition, said, name):
-    """What the test above relies on: without the parameter other tokens would be right."""
-    shown = [said("ngram", 1)[key] for key in (name, f"{name}, few tokens")]
+def test_each_parameter_changes_some_token(definition, generated, name):
+    """The test above relies on it: without the parameter other tokens would be right."""
+    shown = [generated("ngram", 1)[key] for key in (name, f"{name}, few tokens")]
     assert any(
         definition.differs_without(request, transcript.token_ids, **NEUTRAL[name])
         for request, transcript in shown
     )
 
 
-def test_ranks_that_share_the_vocabulary_say_the_same(said):
-    alone, shared = said("draft_model", 3), said("draft_model", 3, 2)
+def test_vocabulary_parallel_ranks_generate_the_same_tokens(generated):
+    alone, shared = generated("draft_model", 3), generated("draft_model", 3, 2)
     for name, (_, transcript) in alone.items():
         assert shared[name][1].token_ids == transcript.token_ids
 
@@ -243,14 +243,14 @@ def check_mixes(directory, definition, mixes, method, k):
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @BATCHES
-def test_mixes_of_parameters_in_one_batch(tiny_model_dir, definition, mixes, method, k):
+def test_mixed_parameters_in_one_batch(tiny_model_dir, definition, mixes, method, k):
     check_mixes(tiny_model_dir, definition, mixes, method, k)
 
 
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @BATCHES
-def test_many_mixes_of_parameters(tiny_model_dir, definition, mixes, method, k):
+def test_many_mixed_parameters(tiny_model_dir, definition, mixes, method, k):
     check_mixes(tiny_model_dir, definition, mixes, method, k)
 
 
@@ -266,7 +266,7 @@ PENALTIES = [
 def test_penalties_through_preemption_chunks_and_cached_prefixes(
     tiny_model_dir, definition, method, num_ranks
 ):
-    """Two with each prompt, which is longer than a chunk; blocks for less than half of them."""
+    """Prompts longer than a chunk, and blocks for less than half of the requests."""
     requests = [
         with_few_tokens(f"r{i}", {"max_tokens": 30, "seed": i, **PENALTIES[i % len(PENALTIES)]})
         for i in range(4)

@@ -24,12 +24,12 @@ def settle(tiny_model_dir):
     return settle
 
 
-def test_without_a_service_or_a_wish_it_is_coupled(settle):
+def test_the_default_verifier_is_coupled(settle):
     assert settle({}).verifier == Verifier("coupled", 0.09, 0.3, 0.75)
     assert not settle({}).scale_draft_temperature
 
 
-def test_what_a_request_leaves_open_is_the_services(settle):
+def test_unset_options_default_to_the_services(settle):
     service = SpeculativeConfig.of(
         verifier="typical",
         typical_epsilon=0.2,
@@ -55,27 +55,29 @@ def test_what_a_request_leaves_open_is_the_services(settle):
         (PROSE, StructuredOutput(regex="a+"), 0.65),
     ],
 )
-def test_auto_goes_by_what_is_asked_for(settle, prompt, structured_output, threshold):
+def test_auto_threshold_depends_on_prompt_and_structured_output(
+    settle, prompt, structured_output, threshold
+):
     params = {"prompt": prompt, "structured_output": structured_output}
     assert settle({"verifier": "threshold"}, **params).verifier.threshold == threshold
     chosen = {"verifier": "threshold", "acceptance_threshold": "strict"}
     assert settle(chosen, **params).verifier.threshold == 0.75
 
 
-def test_a_verifier_that_is_not_allowed_is_refused(settle):
+def test_a_verifier_that_is_not_allowed_is_rejected(settle):
     service = SpeculativeConfig.of(verifier="block", allowed_verifiers=("block",))
     assert settle({}, service).verifier.name == "block"
     with pytest.raises(InvalidValueError, match=r"speculation\.verifier is 'coupled'"):
         settle({"verifier": "coupled"}, service)
 
 
-def test_another_choice_differs_in_its_noise_and_is_told_nothing_of_the_prompt(settle):
+def test_other_choices_differ_in_noise_and_report_no_prompt_logprobs(settle):
     rules = settle({}, bad_words=("river",), prompt_logprobs=2)
     assert (rules.choice, rules.prompt_logprobs) == (0, 2)
     assert rules.of_choice(3) == replace(rules, choice=3, prompt_logprobs=None)
 
 
-def test_allowed_tokens_are_at_most_the_vocabulary_each_once(settle, tiny_model_dir):
+def test_allowed_tokens_are_deduplicated_and_bounded_by_the_vocabulary(settle, tiny_model_dir):
     vocab_size = ModelConfig.from_directory(tiny_model_dir).vocab_size
     assert settle({}, allowed_token_ids=(7, 5, 7)).allowed_token_ids == (5, 7)
     assert len(settle({}, allowed_token_ids=(5,) * vocab_size).allowed_token_ids) == 1
@@ -96,7 +98,7 @@ def test_allowed_tokens_are_at_most_the_vocabulary_each_once(settle, tiny_model_
         ({"allowed_verifiers": ("block",)}, "verifier"),
     ],
 )
-def test_the_services_verifiers_are_checked(changes, field):
+def test_verifier_options_of_the_service_are_validated(changes, field):
     with pytest.raises(InvalidValueError) as error:
         SpeculativeConfig.of(**changes)
     assert error.value.field == f"speculative_config.{field}"
@@ -114,7 +116,7 @@ def test_the_services_verifiers_are_checked(changes, field):
         ("threshold", 1.0, "threshold", False),
     ],
 )
-def test_at_temperature_0_lossless_verifiers_are_the_same(
+def test_lossless_verifiers_are_coupled_at_temperature_0(
     name, temperature, acting, needs_draft_probs
 ):
     rules = SamplingRules(temperature=temperature, verifier=Verifier(name))

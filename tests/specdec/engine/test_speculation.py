@@ -1,4 +1,4 @@
-"""Speculation turned by load and by an operator, in the engine on a target without a model."""
+"""Speculation switched by load and by an operator, on a target without a model."""
 
 import dataclasses
 import random
@@ -63,11 +63,11 @@ def num_ended(generated):
 
 
 def drafted(steps):
-    """The largest number of draft tokens of a row in each step."""
+    """Return the largest number of draft tokens of a row in each step."""
     return [max((row.num_draft_tokens for row in step.rows), default=0) for step in steps]
 
 
-def test_off_means_no_call_and_no_slot_for_anyone(make, target, proposer):
+def test_mode_off_calls_no_proposer_and_reserves_no_draft_slot(make, target, proposer):
     engine = make(OFF)
     engine.add(request("r", PROMPT, max_tokens=30))
     num_tokens = len(PROMPT)
@@ -79,15 +79,15 @@ def test_off_means_no_call_and_no_slot_for_anyone(make, target, proposer):
     assert not engine.stats().is_speculation_on
 
 
-@pytest.mark.parametrize("declined", [{"enabled": False}, {"num_speculative_tokens": 0}], ids=str)
-def test_no_proposer_hears_of_a_request_that_declines(make, proposer, declined):
-    """A draft model would run the whole text of it, for nothing."""
-    engine, options = make(ON), SpeculationOptions(**declined)
+@pytest.mark.parametrize("opting_out", [{"enabled": False}, {"num_speculative_tokens": 0}], ids=str)
+def test_no_proposer_is_called_for_a_request_that_opts_out(make, proposer, opting_out):
+    """A draft model would compute its whole text without use."""
+    engine, options = make(ON), SpeculationOptions(**opting_out)
     run(engine, [request("r", PROMPT, max_tokens=30, speculation=options)])
     assert proposer.num_calls == 0
 
 
-def test_a_threshold_turns_it_off_while_many_decode(make, target):
+def test_the_threshold_turns_speculation_off_at_high_load(make, target):
     engine = make(AUTO)
     prompts = {f"r{i}": [10 + (i + j) % 5 for j in range(6)] for i in range(4)}
     lengths = [10, 10, 40, 40]
@@ -118,7 +118,7 @@ def test_requests_in_prefill_do_not_count(make, target):
     assert all(drafted(target.steps[begun:])), "prefill turned speculation off"
 
 
-def test_an_operator_turns_it_at_the_next_step(make, target, proposer):
+def test_an_operators_mode_applies_at_the_next_step(make, target, proposer):
     engine = make(AUTO)
     engine.add(request("r", PROMPT, max_tokens=100))
     generated = []
@@ -146,7 +146,7 @@ def test_an_operator_turns_it_at_the_next_step(make, target, proposer):
 
 
 @pytest.mark.parametrize("may_override", [True, False])
-def test_an_operator_may_forbid_requests_to_choose(make, target, may_override):
+def test_an_operator_may_ignore_speculation_options_of_requests(make, target, may_override):
     engine = make(ON)
     engine.set_speculation(dataclasses.replace(ON, allow_request_override=may_override))
     asked = {
@@ -171,13 +171,13 @@ def test_an_operator_may_forbid_requests_to_choose(make, target, may_override):
     }
 
 
-def test_what_an_operator_forbade_before_the_start_is_forbidden(make):
+def test_allowed_verifiers_apply_from_the_start(make):
     engine = make(dataclasses.replace(ON, allowed_verifiers=("coupled",)))
     with pytest.raises(InvalidValueError, match="what the service allows: coupled"):
         engine.add(request("r", PROMPT, speculation=SpeculationOptions(verifier="block")))
 
 
-def test_an_operator_says_which_verifiers_new_requests_may_name(make):
+def test_an_operator_restricts_the_verifiers_of_new_requests(make):
     engine = make(ON)
     engine.set_speculation(dataclasses.replace(ON, allowed_verifiers=("coupled",)))
     named = request("r", PROMPT, speculation=SpeculationOptions(verifier="rejection"))
@@ -187,14 +187,14 @@ def test_an_operator_says_which_verifiers_new_requests_may_name(make):
     engine.add(named)
 
 
-def test_where_everyone_opted_out_no_proposer_is_asked_and_the_stats_say_why(make, proposer):
+def test_no_proposer_is_called_if_all_requests_opt_out(make, proposer):
     engine = make(ON)
     run(engine, [request("r", PROMPT, speculation=SpeculationOptions(enabled=False))])
     assert proposer.num_calls <= 1, "the prompt's step, in which nothing decodes, is not observed"
     assert set(engine.stats().counts.decisions) == {DecisionReason.REQUEST}
 
 
-def test_decisions_and_their_changes_are_in_the_stats(make):
+def test_stats_contain_decisions_and_their_changes(make):
     engine = make(ON)
     run(engine, [request("r", PROMPT, max_tokens=30)])
     num_steps = sum(engine.stats().counts.decisions.values())
@@ -204,8 +204,8 @@ def test_decisions_and_their_changes_are_in_the_stats(make):
     assert engine.stats().decision == Decision(chain(3), DecisionReason.OPERATOR)
 
 
-def test_goodput_bounds_lengths_that_follow_acceptance(tiny_model_dir, target, proposer):
-    """Costs under which one draft token pays and two do not, whatever comes of them."""
+def test_goodput_bounds_adaptive_draft_lengths(tiny_model_dir, target, proposer):
+    """With these costs one draft token pays and two do not, at any acceptance rate."""
     table = CostTable.of_chains(
         (1, 8), (0, 1, 2, 8), ((1.0, 1.1, 9.0, 99.0), (1.0, 1.1, 9.0, 99.0))
     )

@@ -1,4 +1,4 @@
-"""Times of drafting and verification, by a clock that target and proposer wind."""
+"""Times of drafting and verification, by a clock that target and proposer advance."""
 
 from dataclasses import dataclass, field
 
@@ -31,7 +31,7 @@ class Recorded:
 
 
 class Slow:
-    """Takes a second to begin and two to be collected."""
+    """Advances the clock by 1 s in begin and 2 s in collect."""
 
     def __init__(self, inner, clock):
         self.inner = inner
@@ -75,7 +75,7 @@ def engine_of(tiny_model_dir, target, clock, recorded, num_draft_tokens=0, **cha
     )
 
 
-def test_from_begin_to_the_end_of_collect(tiny_model_dir, target, clock, recorded):
+def test_a_step_is_timed_from_begin_to_the_end_of_collect(tiny_model_dir, target, clock, recorded):
     engine = engine_of(tiny_model_dir, target, clock, recorded, 3)
     engine.add(request("r", PROMPT, max_tokens=9))
     engine.step()
@@ -88,7 +88,7 @@ def test_from_begin_to_the_end_of_collect(tiny_model_dir, target, clock, recorde
     assert recorded.verifications == [13.0, 103.0]
 
 
-def test_a_step_that_asks_for_no_draft_is_not_observed(tiny_model_dir, target, clock, recorded):
+def test_a_step_without_drafts_records_no_draft_time(tiny_model_dir, target, clock, recorded):
     engine = engine_of(tiny_model_dir, target, clock, recorded, 3)
     engine.add(request("r", PROMPT, max_tokens=1))
     while engine.has_work:
@@ -96,17 +96,17 @@ def test_a_step_that_asks_for_no_draft_is_not_observed(tiny_model_dir, target, c
     assert recorded == Recorded([], [3.0], [1])
 
 
-def test_a_step_that_is_lost_is_not_observed(tiny_model_dir, target, clock, recorded):
+def test_a_lost_step_is_not_recorded(tiny_model_dir, target, clock, recorded):
     engine = engine_of(tiny_model_dir, target, clock, recorded)
     engine.add(request("r", PROMPT))
     engine.step()
-    engine._target.error = TargetFailedError("lost")
+    engine._steps.target.error = TargetFailedError("lost")
     with pytest.raises(TargetFailedError):
         engine.step()
     assert recorded == Recorded()
 
 
-def test_a_proposer_receives_sequences_that_end(tiny_model_dir, target, clock, recorded):
+def test_a_proposer_releases_ended_sequences(tiny_model_dir, target, clock, recorded):
     engine = engine_of(tiny_model_dir, target, clock, recorded, 3)
     engine.add(request("r", PROMPT))
     engine.step()
@@ -129,7 +129,7 @@ class Endless:
         return VerifyOutput(step.step_id, rows)
 
 
-def test_a_step_that_was_begun_while_another_ran_is_timed_from_the_end_of_that(
+def test_a_step_begun_ahead_is_timed_from_the_end_of_the_previous_one(
     tiny_model_dir, clock, recorded
 ):
     config = engine_config(async_scheduling=True)

@@ -1,4 +1,4 @@
-"""How a sequence ends, in the engine on a target without a model, with drafts and without."""
+"""Ends of sequences on a target without a model, with drafts and without."""
 
 import pytest
 
@@ -24,7 +24,7 @@ class EndsAt(HashTarget):
 
 @pytest.fixture(params=[0, 7], ids=["no drafts", "drafts"])
 def ask(request, tiny_model_dir):
-    """Runs one request, on its own target; returns its transcript and the tokenizer."""
+    """Return a function that runs one request and returns its transcript and the tokenizer."""
 
     def ask(target=None, **params):
         config = engine_config(request.param)
@@ -39,7 +39,7 @@ def request_of(params):
 
 
 @pytest.mark.parametrize("includes", [False, True])
-def test_a_stop_token_ends_the_text_and_is_part_of_it_if_asked(ask, includes):
+def test_a_stop_token_ends_the_text_and_is_included_on_request(ask, includes):
     target = EndsAt(10, 50)
     generated, tokenizer = ask(target, stop_token_ids=(50,), include_stop_str_in_output=includes)
     expected = [*target.continuation(PROMPT, 4), 50]
@@ -49,7 +49,7 @@ def test_a_stop_token_ends_the_text_and_is_part_of_it_if_asked(ask, includes):
 
 
 @pytest.mark.parametrize("includes", [False, True])
-def test_an_eos_token_has_no_stop_reason_and_is_text_only_where_special_tokens_are(ask, includes):
+def test_an_eos_token_has_no_stop_reason_and_is_included_on_request(ask, includes):
     params = {"include_stop_str_in_output": includes, "skip_special_tokens": False}
     generated, tokenizer = ask(EndsAt(10, EOS), ignore_eos=False, **params)
     kept = generated.token_ids if includes else generated.token_ids[:-1]
@@ -58,19 +58,19 @@ def test_an_eos_token_has_no_stop_reason_and_is_text_only_where_special_tokens_a
     assert (generated.finish_reason, generated.last.stop_reason) == (FinishReason.STOP, None)
 
 
-def test_an_eos_token_that_is_ignored_may_be_a_stop_token(ask):
+def test_an_ignored_eos_token_may_be_a_stop_token(ask):
     generated, _ = ask(EndsAt(10, EOS), ignore_eos=True, stop_token_ids=(EOS,))
     assert (len(generated.token_ids), generated.last.stop_reason) == (5, EOS)
 
 
-def test_special_tokens_are_text_if_asked(ask):
+def test_special_tokens_are_kept_on_request(ask):
     generated, tokenizer = ask(EndsAt(10, EOS), skip_special_tokens=False)
     assert "<|im_end|>" in generated.text
     assert generated.text == tokenizer.decode(generated.token_ids, skip_special_tokens=False)
 
 
 @pytest.mark.parametrize("includes", [False, True])
-def test_a_stop_string_is_told_and_is_part_of_the_text_if_asked(ask, includes):
+def test_a_stop_string_is_the_stop_reason_and_is_included_on_request(ask, includes):
     whole, tokenizer = ask()
     stop = tokenizer.decode(whole.token_ids[4:7])
     generated, _ = ask(stop=("never", stop), include_stop_str_in_output=includes)
@@ -79,7 +79,7 @@ def test_a_stop_string_is_told_and_is_part_of_the_text_if_asked(ask, includes):
     assert (generated.finish_reason, generated.last.stop_reason) == (FinishReason.STOP, stop)
 
 
-def test_stop_strings_are_not_looked_for_before_min_tokens(ask):
+def test_stop_strings_are_ignored_before_min_tokens(ask):
     whole, tokenizer = ask()
     stop = tokenizer.decode(whole.token_ids[:1])
     again = next(i for i in range(6, 24) if stop in tokenizer.decode(whole.token_ids[6 : i + 1]))
@@ -89,6 +89,6 @@ def test_stop_strings_are_not_looked_for_before_min_tokens(ask):
     assert generated.text == tokenizer.decode(whole.token_ids[:again])
 
 
-def test_a_limit_of_length_has_no_stop_reason(ask):
+def test_a_length_limit_has_no_stop_reason(ask):
     generated, _ = ask(max_tokens=3)
     assert (generated.finish_reason, generated.last.stop_reason) == (FinishReason.LENGTH, None)

@@ -1,4 +1,4 @@
-"""When tokens are sent, of one choice and of several, and which intervals are allowed."""
+"""Stream intervals: when tokens of one choice and of several are sent; valid values."""
 
 import itertools
 from collections import defaultdict, deque
@@ -20,7 +20,7 @@ def target():
 
 @pytest.mark.parametrize("num_draft_tokens", [0, 3])
 @pytest.mark.parametrize(("configured", "asked"), [(4, None), (1, 4), (9, 4), (4, 1), (1, None)])
-def test_tokens_are_told_in_the_intervals_asked_for(
+def test_tokens_are_sent_in_the_requested_intervals(
     tiny_model_dir, target, configured, asked, num_draft_tokens
 ):
     config = engine_config(num_draft_tokens, stream_interval=configured)
@@ -44,7 +44,7 @@ def test_tokens_are_told_in_the_intervals_asked_for(
     assert everything == Tokenizer(tiny_model_dir).decode(target.continuation(PROMPT, 24))
 
 
-def test_choices_that_begin_one_after_another_are_soon_told_together(tiny_model_dir, target):
+def test_choices_that_begin_at_different_times_soon_send_together(tiny_model_dir, target):
     engine = make_engine(tiny_model_dir, engine_config(stream_interval=4), target)
     sent = defaultdict(list)
     intervals = deque([None, None, None, 3])
@@ -62,7 +62,7 @@ def test_choices_that_begin_one_after_another_are_soon_told_together(tiny_model_
     assert {size for each in sent.values() for _, size in each[2:-1]} == {4}
 
 
-def test_held_back_tokens_outlast_the_loss_of_the_target(tiny_model_dir, target):
+def test_buffered_tokens_survive_the_loss_of_the_target(tiny_model_dir, target):
     config = engine_config(stream_interval=50)
     engine = make_engine(tiny_model_dir, config, target)
     engine.add(request("r", PROMPT))
@@ -75,7 +75,7 @@ def test_held_back_tokens_outlast_the_loss_of_the_target(tiny_model_dir, target)
 
 
 @pytest.mark.parametrize("interval", [0, -1, 2**20 + 1])
-def test_an_interval_out_of_range_is_refused(tiny_model_dir, target, interval):
+def test_a_stream_interval_out_of_range_is_rejected(tiny_model_dir, target, interval):
     engine = make_engine(tiny_model_dir, engine_config(), target)
     with pytest.raises(InvalidValueError, match=r"stream_interval is .* from 1 to 1048576"):
         engine.add(replace(request("r", PROMPT), stream_interval=interval))

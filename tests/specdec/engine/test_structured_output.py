@@ -1,4 +1,4 @@
-"""The real engine on the tiny model: grammars hold, and speculation changes no token of them."""
+"""The real engine on the tiny model: output follows grammars, and speculation changes no token."""
 
 import re
 from dataclasses import replace
@@ -34,7 +34,7 @@ AMBIGUOUS = StructuredOutput(grammar='start: x\nx: x x x | x x | /./ | ""')
 
 @pytest.fixture(scope="module")
 def ask(tiny_model_dir):
-    """A request for structured output; its prompt is short."""
+    """Return a function that makes requests for structured output."""
     model = ModelConfig.from_directory(tiny_model_dir)
     compiler = GrammarCompiler(Tokenizer(tiny_model_dir), model.vocab_size, model.eos_token_ids)
 
@@ -56,7 +56,7 @@ def engines(directory, **changes):
     }
 
 
-def test_every_output_that_ends_is_valid_and_the_same_with_speculation(tiny_model_dir, ask):
+def test_complete_outputs_are_valid_and_the_same_with_speculation(tiny_model_dir, ask):
     requests = [
         ask(
             f"{case.name} {temperature}",
@@ -67,7 +67,7 @@ def test_every_output_that_ends_is_valid_and_the_same_with_speculation(tiny_mode
         for index, case in enumerate(SHORT)
         for temperature in (0.0, 1.0)
     ]
-    said = {
+    generated = {
         name: run(make(), requests)
         for name, make in engines(tiny_model_dir, max_num_seqs=16).items()
     }
@@ -75,19 +75,19 @@ def test_every_output_that_ends_is_valid_and_the_same_with_speculation(tiny_mode
     for case in SHORT:
         for temperature in (0.0, 1.0):
             name = f"{case.name} {temperature}"
-            off = said["off"][name]
-            assert off.token_ids == said["ngram"][name].token_ids
-            assert off.token_ids == said["draft_model"][name].token_ids
+            off = generated["off"][name]
+            assert off.token_ids == generated["ngram"][name].token_ids
+            assert off.token_ids == generated["draft_model"][name].token_ids
             if off.finish_reason is FinishReason.STOP:
                 num_ended += 1
                 case.validate(off.text)
-    assert num_ended > 0.7 * len(requests)  # random weights wander where text is free
+    assert num_ended > 0.7 * len(requests)  # with random weights free text may not end
 
 
 @pytest.mark.parametrize("verifier", ["rejection", "block", "typical", "threshold"])
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
-def test_every_verifier_keeps_to_the_grammar(tiny_model_dir, ask, method, verifier):
-    """Drafts of those that need draft probabilities are not cut: the masks alone forbid."""
+def test_every_verifier_follows_the_grammar(tiny_model_dir, ask, method, verifier):
+    """Drafts with draft probabilities are not cut at the grammar: masks reject their tokens."""
     options = SpeculationOptions(verifier=verifier)
     requests = [
         ask(f"r{seed}", REGEX, temperature=1.0, seed=seed, speculation=options) for seed in range(6)
@@ -105,12 +105,12 @@ def test_ranks_agree(tiny_model_dir, ask, size):
         ask(f"r{temperature}", REGEX, temperature=temperature, seed=3) for temperature in (0.0, 1.0)
     ]
     for make in engines(tiny_model_dir).values():
-        alone = said_by(make(), requests)
-        for rank in run_ranks(size, lambda group, make=make: said_by(make(group), requests)):
+        alone = tokens_by(make(), requests)
+        for rank in run_ranks(size, lambda group, make=make: tokens_by(make(group), requests)):
             assert rank == alone
 
 
-def said_by(engine, requests):
+def tokens_by(engine, requests):
     return {name: each.token_ids for name, each in run(engine, requests).items()}
 
 
@@ -119,16 +119,16 @@ def test_preemption_and_chunks_change_no_token(tiny_model_dir, ask):
     requests = [
         ask(f"r{i}", spec, prompt=[50 + i] * (5 + 4 * i), temperature=1.0, seed=i) for i in range(6)
     ]
-    expected = said_by(engines(tiny_model_dir)["off"](), requests)
+    expected = tokens_by(engines(tiny_model_dir)["off"](), requests)
     tight = {"num_blocks": 40, "max_num_batched_tokens": 24}
     for make in engines(tiny_model_dir, **tight).values():
         engine = make()
-        assert said_by(engine, requests) == expected
+        assert tokens_by(engine, requests) == expected
         assert engine.stats().counts.num_preemptions > 0
 
 
-def test_what_must_come_is_drafted_for_free(tiny_model_dir, ask):
-    """The proposer has nothing, and yet nearly every token is a draft that was accepted."""
+def test_forced_tokens_are_drafted_without_a_proposer(tiny_model_dir, ask):
+    """The proposer drafts nothing, and yet nearly every token is an accepted draft token."""
     spec = StructuredOutput(choice=("the water under the bridge is the water in the sea",))
     engine = local_engine(tiny_model_dir, engine_config(4), proposer=ScriptedProposer(nothing))
     transcript = run(engine, [ask("r", spec)])["r"]
@@ -145,7 +145,7 @@ def nothing(token_ids, count):
     return ()
 
 
-def test_nothing_is_drafted_for_a_request_that_opts_out(tiny_model_dir, ask):
+def test_forced_tokens_are_not_drafted_for_a_request_that_opts_out(tiny_model_dir, ask):
     spec = StructuredOutput(choice=("the water under the bridge",))
     engine = local_engine(tiny_model_dir, engine_config(4))
     out = SpeculationOptions(enabled=False)
@@ -153,8 +153,8 @@ def test_nothing_is_drafted_for_a_request_that_opts_out(tiny_model_dir, ask):
     assert engine.stats().counts.speculation.num_draft_tokens == 0
 
 
-def test_drafts_are_cut_at_what_is_forbidden(tiny_model_dir, ask):
-    """A proposer that repeats what never may come costs no draft slot."""
+def test_drafts_are_cut_at_the_first_forbidden_token(tiny_model_dir, ask):
+    """A proposer of forbidden tokens uses no draft slot."""
     spec = StructuredOutput(regex="[a-z ]{20}")
     proposer = ScriptedProposer(lambda token_ids, count: (1,) * count)
     engine = local_engine(tiny_model_dir, engine_config(4), proposer=proposer)
@@ -173,7 +173,7 @@ def test_masked_drafts_of_the_model_itself_are_accepted(tiny_model_dir, ask):
 def test_drafts_in_another_vocabulary_are_cut_where_the_grammar_ends(
     tiny_model_dir, ask, tmp_path, temperature
 ):
-    """Their worker knows no grammar; what there is no choice in is drafted all the same."""
+    """Their worker has no grammar; forced tokens are drafted all the same."""
     directory = shuffled_llama_dir(tiny_model_dir, tmp_path)
     vocabulary = DraftVocabulary.between(directory, tiny_model_dir)
     proposer = draft_model(directory, vocabulary=vocabulary)
@@ -187,16 +187,16 @@ def test_drafts_in_another_vocabulary_are_cut_where_the_grammar_ends(
     proposer.check_integrity()
 
 
-def test_others_in_the_batch_are_left_alone(tiny_model_dir, ask):
+def test_grammars_do_not_affect_other_requests(tiny_model_dir, ask):
     free = [request(f"f{i}", [60 + i] * 9, temperature=1.0, seed=i) for i in range(3)]
-    alone = said_by(engines(tiny_model_dir)["off"](), free)
+    alone = tokens_by(engines(tiny_model_dir)["off"](), free)
     for make in engines(tiny_model_dir).values():
         together = run(make(), [*free, ask("r", REGEX), ask("stuck", AMBIGUOUS)])
         assert {name: together[name].token_ids for name in alone} == alone
         assert together["r"].text
 
 
-def test_a_grammar_that_gets_stuck_ends_its_request_alone(tiny_model_dir, ask):
+def test_a_stuck_grammar_ends_only_its_request(tiny_model_dir, ask):
     engine = local_engine(tiny_model_dir, engine_config(4))
     engine.add(ask("stuck", AMBIGUOUS, temperature=1.0, min_tokens=140, max_tokens=140))
     engine.add(ask("r", REGEX))
@@ -212,22 +212,22 @@ def test_a_grammar_that_gets_stuck_ends_its_request_alone(tiny_model_dir, ask):
 
 @pytest.mark.parametrize("method", ["off", "ngram", "draft_model"])
 @pytest.mark.parametrize("num_known", [1, 5, 9])
-def test_a_resumed_request_goes_on_in_its_grammar(tiny_model_dir, ask, method, num_known):
+def test_a_resumed_request_continues_its_grammar(tiny_model_dir, ask, method, num_known):
     params = {"temperature": 1.0, "seed": 8}
-    whole = said_by(engines(tiny_model_dir)["off"](), [ask("r", REGEX, **params)])["r"]
+    whole = tokens_by(engines(tiny_model_dir)["off"](), [ask("r", REGEX, **params)])["r"]
     resumed = ask("r", REGEX, resume=whole[:num_known], **params)
-    rest = said_by(engines(tiny_model_dir)[method](), [resumed])["r"]
+    rest = tokens_by(engines(tiny_model_dir)[method](), [resumed])["r"]
     assert whole[:num_known] + rest == whole
 
 
-def test_resuming_with_what_the_grammar_forbids_is_refused(tiny_model_dir, ask):
+def test_resume_tokens_that_the_grammar_forbids_are_rejected(tiny_model_dir, ask):
     engine = local_engine(tiny_model_dir, engine_config(0))
     with pytest.raises(InvalidValueError, match="resume_token_ids"):
         engine.add(ask("r", REGEX, resume=[300, 301]))
     assert not engine.has_work
 
 
-def test_the_grammar_ends_the_text_whatever_else_is_asked(tiny_model_dir, ask):
+def test_the_end_of_the_grammar_overrides_ignore_eos_and_min_tokens(tiny_model_dir, ask):
     spec = StructuredOutput(choice=("yes", "no"))
     asked = ask("r", spec, ignore_eos=True, min_tokens=50)
     transcript = run(local_engine(tiny_model_dir, engine_config(3)), [asked])["r"]
@@ -235,21 +235,21 @@ def test_the_grammar_ends_the_text_whatever_else_is_asked(tiny_model_dir, ask):
     assert transcript.finish_reason is FinishReason.STOP
 
 
-def test_min_tokens_chooses_the_longer_texts(tiny_model_dir, ask):
+def test_min_tokens_selects_longer_texts(tiny_model_dir, ask):
     spec = StructuredOutput(regex="a{0,30}")
     asked = ask("r", spec, min_tokens=12, temperature=1.0, seed=2, ignore_eos=False)
     transcript = run(local_engine(tiny_model_dir, engine_config(3)), [asked])["r"]
     assert len(transcript.token_ids) > 12 or transcript.text == "a" * 30
 
 
-def test_a_target_that_is_made_again_needs_nothing(tiny_model_dir, ask):
-    expected = said_by(engines(tiny_model_dir)["off"](), [ask("r", REGEX)])["r"]
+def test_a_restarted_target_continues_a_grammar(tiny_model_dir, ask):
+    expected = tokens_by(engines(tiny_model_dir)["off"](), [ask("r", REGEX)])["r"]
     engine, spare = (engines(tiny_model_dir)["ngram"]() for _ in range(2))
     engine.add(ask("r", REGEX))
     tokens = []
     for step in range(40):
         if step == 3:
-            engine.replace_target(spare._target)
+            engine.replace_target(spare._steps.target)
         for output in engine.step():
             tokens.extend(output.token_ids)
     assert tokens == expected

@@ -1,7 +1,7 @@
 """Speculation turned off and on while sequences run, with a draft model.
 
-Tokens are those of a run without speculation. After catching up, each draft is the one that a draft
-model makes which has seen nothing but the sequence's tokens: turning it off leaves no trace.
+Tokens are those of a run without speculation. After catching up, each draft is that of a draft
+model that computes the sequence from its start: turning speculation off leaves no trace.
 """
 
 import random
@@ -31,7 +31,7 @@ def other_model_dir(tmp_path_factory):
 
 @dataclass(frozen=True)
 class Drafted:
-    """A draft, the sequence that it is for, its tokens then, and the step of the engine."""
+    """A draft, its sequence, the sequence's tokens at the time, and the engine's step."""
 
     seq: Sequence
     text: tuple[int, ...]
@@ -40,7 +40,7 @@ class Drafted:
 
 
 class RecordingProposer:
-    """Keeps each draft with the tokens that it continues, as the engine saw them."""
+    """Records each draft with the tokens that it continues."""
 
     def __init__(self, inner) -> None:
         self.inner = inner
@@ -65,7 +65,7 @@ class RecordingProposer:
 
     @property
     def first_drafts(self):
-        """Those of sequences that had none in the step before: they have just caught up."""
+        """Drafts of sequences that had none in the previous step and have just caught up."""
         last = {}
         for each in self.drafts:
             if each.step - last.get(each.seq.seq_id, -2) > 1:
@@ -74,7 +74,7 @@ class RecordingProposer:
 
 
 def tiny_requests(count=8):
-    """Distinct prompts, longer than what a draft may begin with and shorter than its context."""
+    """Return distinct prompts, longer than one catch-up step and shorter than the context."""
     return [
         request(f"r{i}", [3 + (5 * i + 7 * j) % 380 for j in range(20 + 5 * i)], seed=i, **SAMPLING)
         for i in range(count)
@@ -82,7 +82,7 @@ def tiny_requests(count=8):
 
 
 def run_toggled(engine: Engine, requests, toggles, proposer=None):
-    """Tokens by request; `toggles` maps steps to the settings that apply from there."""
+    """Return tokens by request; `toggles` maps steps to the settings that apply from there."""
     generated = {each.request_id: [] for each in requests}
     for each in requests:
         engine.add(each)
@@ -103,7 +103,7 @@ def run_toggled(engine: Engine, requests, toggles, proposer=None):
 
 
 def random_toggles(count, most_apart=4):
-    """Alternately off and on, a few steps apart: some too close for a sequence to catch up."""
+    """Alternate off and on every few steps, sometimes too fast for a sequence to catch up."""
     generator, step, toggles = random.Random(4), 3, {}
     for index in range(count):
         toggles[step] = ON if index % 2 else OFF
@@ -159,7 +159,7 @@ def test_two_hundred_toggles_of_the_demo_models_drafts(smollm2_dir):
 def demo_requests(directory, count):
     tokenizer = Tokenizer(directory)
     prompts = [
-        tokenizer.encode_chat([ChatMessage("user", f"Tell me the number {i} in a long story.")])
+        tokenizer.encode_chat([ChatMessage("user", f"Give me the number {i} in a long story.")])
         for i in range(count)
     ]
     return [
@@ -169,7 +169,7 @@ def demo_requests(directory, count):
 
 
 def fresh(proposer, drafted):
-    """What a draft model makes of a text that it runs from its beginning."""
+    """Return the draft of a model that computes the text from its start."""
     if not drafted.tokens:
         return ()
     seq = Sequence(drafted.seq.seq_id, drafted.seq.request, drafted.seq.rules, detokenizer=None)

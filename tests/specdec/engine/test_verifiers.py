@@ -24,7 +24,7 @@ from tests.specdec.fakes import run_ranks
 from tests.specdec.sampling.chi_square import FALSE_ALARM, chi_square_p_value
 from tests.specdec.tiny import tiny_llama_dir
 
-SOMETIMES_SURE = 0.18  # of the tokens after the prompt below, some are likelier, some are not
+SOMETIMES_SURE = 0.18  # some tokens after the prompt below are more probable, some less
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def other_model_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def near_model_dir(tiny_model_dir, tmp_path_factory):
-    """The target with some noise: a draft model that is often right, and often not."""
+    """Return the target with noise: a draft model that is right about half of the time."""
     model = LlamaForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32)
     generator = torch.Generator().manual_seed(1)
     for weight in model.parameters():
@@ -47,13 +47,13 @@ def near_model_dir(tiny_model_dir, tmp_path_factory):
 
 
 def options(verifier, **changes):
-    """Lossy ones so lenient that they keep what the target would not say."""
+    """Return options; lossy verifiers are so lenient that they accept improbable tokens."""
     limits = {"acceptance_threshold": 0.01, "typical_epsilon": 0.01, "typical_delta": 0.1}
     return SpeculationOptions(verifier=verifier, **{**limits, **changes})
 
 
 def requests(verifiers=VERIFIERS, count=10, **params):
-    """Repetitive, so that lookups find something; some longer than a chunk of prefill."""
+    """Return repetitive prompts, so that lookups find matches; some exceed a prefill chunk."""
     generator = torch.Generator().manual_seed(5)
     pieces = torch.randint(3, 383, (count, 6), generator=generator).tolist()
     settings = {"temperature": 0.8, "top_p": 0.95, "max_tokens": 20, **params}
@@ -73,7 +73,7 @@ def proposer_of(method, directory, group):
     return draft_model(directory, group) if method == "draft_model" else None
 
 
-def said_by(engine, asked):
+def tokens_by(engine, asked):
     return {name: transcript.token_ids for name, transcript in run(engine, asked).items()}
 
 
@@ -81,23 +81,23 @@ def said_by(engine, asked):
     ("draft", "num_blocks"),
     [("ngram", 60), ("itself", 60), pytest.param("other", 200, marks=pytest.mark.slow)],
 )
-def test_verifiers_mixed_in_one_batch_say_the_same_on_every_rank(
+def test_mixed_verifiers_generate_the_same_on_every_rank(
     tiny_model_dir, other_model_dir, draft, num_blocks
 ):
     config = engine_config(3, num_blocks=num_blocks)
     directory = other_model_dir if draft == "other" else tiny_model_dir
 
-    def said(group):
+    def generated(group):
         proposer = None if draft == "ngram" else draft_model(directory, group)
         engine = local_engine(tiny_model_dir, config, group, proposer)
-        return said_by(engine, requests()), engine.stats()
+        return tokens_by(engine, requests()), engine.stats()
 
-    [(alone, stats)] = run_ranks(1, said)
+    [(alone, stats)] = run_ranks(1, generated)
     assert stats.counts.speculation.num_accepted_tokens > (0 if draft == "other" else 10)
     assert (stats.counts.num_preemptions > 0) == (num_blocks < 200)
-    ranks = run_ranks(2, said)
+    ranks = run_ranks(2, generated)
     assert [tokens for tokens, _ in ranks] == [alone, alone]
-    plain = said_by(local_engine(tiny_model_dir, engine_config(0)), requests(["coupled"]))
+    plain = tokens_by(local_engine(tiny_model_dir, engine_config(0)), requests(["coupled"]))
     for name, tokens in alone.items():
         if name.startswith("coupled"):
             assert tokens == plain[name], "others in the batch changed it"
@@ -124,22 +124,22 @@ def test_greedy_text_is_the_same_with_every_lossless_verifier(
     proposer = proposer_of(method, other_model_dir, None)
     engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)
     plain = local_engine(tiny_model_dir, engine_config(0))
-    assert said_by(engine, requests([verifier], 4, **greedy)) == {
+    assert tokens_by(engine, requests([verifier], 4, **greedy)) == {
         name.replace("coupled", verifier): tokens
-        for name, tokens in said_by(plain, requests(["coupled"], 4, **greedy)).items()
+        for name, tokens in tokens_by(plain, requests(["coupled"], 4, **greedy)).items()
     }
 
 
 @pytest.mark.parametrize(("verifier", "temperature"), [("typical", 0.8), ("threshold", 0.0)])
-def test_lossy_verifiers_accept_more_and_say_something_else(
+def test_lossy_verifiers_accept_more_and_change_tokens(
     tiny_model_dir, other_model_dir, verifier, temperature
 ):
     def outcome(name):
         proposer = draft_model(other_model_dir)
         engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)
         asked = requests([name], 6, temperature=temperature, top_p=1.0, max_tokens=40)
-        said = list(said_by(engine, asked).values())
-        return said, engine.stats().counts.speculation.acceptance_rate
+        generated = list(tokens_by(engine, asked).values())
+        return generated, engine.stats().counts.speculation.acceptance_rate
 
     lossless, lossy = outcome("coupled"), outcome(verifier)
     assert lossy[0] != lossless[0]
@@ -147,25 +147,25 @@ def test_lossy_verifiers_accept_more_and_say_something_else(
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3])
-def test_short_outputs_end_where_they_should(tiny_model_dir, max_tokens):
+def test_short_outputs_end_at_max_tokens(tiny_model_dir, max_tokens):
     proposer = draft_model(tiny_model_dir)
     engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)
-    for name, said in run(engine, requests(max_tokens=max_tokens)).items():
-        assert len(said.token_ids) == max_tokens
-        assert said.last.verifier == name.split()[0]
+    for name, generated in run(engine, requests(max_tokens=max_tokens)).items():
+        assert len(generated.token_ids) == max_tokens
+        assert generated.last.verifier == name.split()[0]
 
 
 @pytest.mark.parametrize("verifier", ["coupled", "rejection", "block"])
-def test_counters_are_those_of_a_case_worked_by_hand(tiny_model_dir, verifier):
-    """A target that is nearly certain; the second of three draft tokens is always wrong.
+def test_counters_of_a_hand_worked_case(tiny_model_dir, verifier):
+    """The target is nearly deterministic; the second of three draft tokens is always wrong.
 
-    The first token comes without a draft. Then each step drafts 3, keeps 1 and adds 1, so tokens 2
-    to 9 take 4 steps. For token 10 there is no room for a draft beside it.
+    The first token has no draft. Then each step drafts 3, accepts 1 and adds 1, so tokens 2 to 9
+    take 4 steps. Token 10 leaves no room for a draft.
     """
     prompt = [5, 6, 7, 8]
     params = {"temperature": 1e-4, "max_tokens": 10}
     plain = local_engine(tiny_model_dir, engine_config(0))
-    [text] = said_by(plain, [request("r", prompt, **params)]).values()
+    [text] = tokens_by(plain, [request("r", prompt, **params)]).values()
 
     def drafts(token_ids, count):
         coming = text[len(token_ids) - len(prompt) :][:count]
@@ -174,16 +174,16 @@ def test_counters_are_those_of_a_case_worked_by_hand(tiny_model_dir, verifier):
     proposer = ScriptedProposer(drafts)
     engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)
     asked = request("r", prompt, speculation=options(verifier), **params)
-    [said] = run(engine, [asked]).values()
-    assert said.token_ids == text
-    counts = said.last.speculation
+    [generated] = run(engine, [asked]).values()
+    assert generated.token_ids == text
+    counts = generated.last.speculation
     assert (counts.num_drafts, counts.num_draft_tokens, counts.num_accepted_tokens) == (4, 11, 4)
     assert engine.stats().counts.accepted_by_position == (4, 0, 0)
 
 
 @pytest.fixture(scope="module")
 def triple_probs(tiny_model_dir):
-    """Of the first three tokens after a prompt, each among the 4 most likely: transformers' own."""
+    """Return transformers' probabilities of the first three tokens after a prompt, with top_k 4."""
     model = LlamaForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32).eval()
 
     @lru_cache
@@ -208,7 +208,7 @@ def triple_probs(tiny_model_dir):
 
 @pytest.mark.parametrize("verifier", ["coupled", "rejection", "block"])
 @pytest.mark.parametrize("method", ["ngram", "draft_model", "draft_model while it is sure"])
-def test_texts_have_the_distribution_that_transformers_gives_them(
+def test_texts_have_the_distribution_of_transformers(
     tiny_model_dir, other_model_dir, near_model_dir, triple_probs, verifier, method
 ):
     prompt = (11, 12, 13, 11, 12, 13, 11)
@@ -252,7 +252,7 @@ def test_texts_have_the_distribution_that_transformers_gives_them(
         assert 0.2 < counts.acceptance_rate < 0.9
 
 
-def test_the_drafts_temperature_changes_what_is_accepted_and_never_what_is_said(
+def test_scaling_the_draft_temperature_changes_acceptance_but_no_token(
     tiny_model_dir, other_model_dir
 ):
     def outcome(verifier, *, scales):
@@ -269,7 +269,7 @@ def test_the_drafts_temperature_changes_what_is_accepted_and_never_what_is_said(
             )
             for each in prompts
         ]
-        return said_by(engine, asked), engine.stats().counts.speculation
+        return tokens_by(engine, asked), engine.stats().counts.speculation
 
     plain, accepted = outcome("coupled", scales=False)
     scaled, scaled_accepted = outcome("coupled", scales=True)
@@ -279,16 +279,16 @@ def test_the_drafts_temperature_changes_what_is_accepted_and_never_what_is_said(
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS)
-def test_the_services_verifier_is_taken_where_a_request_names_none(tiny_model_dir, verifier):
+def test_the_default_verifier_is_the_services(tiny_model_dir, verifier):
     speculation = SpeculativeConfig.of(prompt_lookup_min=1, verifier=verifier)
     engine = local_engine(tiny_model_dir, engine_config(speculation=speculation))
     asked = [request("r", [5, 6, 5, 6]), request("s", [5], speculation=options("block"))]
-    said = run(engine, asked)
-    assert said["r"].last.verifier == verifier
-    assert said["s"].last.verifier == "block"
+    generated = run(engine, asked)
+    assert generated["r"].last.verifier == verifier
+    assert generated["s"].last.verifier == "block"
 
 
-def test_a_verifier_that_the_service_does_not_allow_is_refused(tiny_model_dir):
+def test_a_verifier_that_the_service_does_not_allow_is_rejected(tiny_model_dir):
     allowed = ("coupled", "block")
     speculation = SpeculativeConfig.of(allowed_verifiers=allowed)
     engine = local_engine(tiny_model_dir, engine_config(speculation=speculation))

@@ -1,14 +1,14 @@
-"""`LLM`s on the tiny model, with small limits, whose policy needs nothing measured."""
+"""`LLM`s on the tiny model, with small limits and a policy without measurements."""
 
 from pathlib import Path
 from typing import Any
 
 SPECULATION = {"method": "draft_model", "num_speculative_tokens": 3, "policy": "threshold"}
-"""The model drafts for itself, and so is right."""
+"""The model drafts for itself, so that its drafts are accepted."""
 
 
 def arguments(directory: Path, **changes: Any) -> dict[str, Any]:
-    """For an `LLM` or `AsyncLLM` that loads in a moment."""
+    """Return arguments of an `LLM` or `AsyncLLM` that loads quickly."""
     values: dict[str, Any] = {
         "model": str(directory),
         "max_model_len": 160,
@@ -22,7 +22,7 @@ def arguments(directory: Path, **changes: Any) -> dict[str, Any]:
 
 
 def metrics_of(llm: Any) -> dict[str, Any]:
-    """Values by name without the prefix; those with labels of their own by name and labels."""
+    """Return values by name without the prefix; labels other than the model follow the name."""
     values = {}
     for metric in llm.get_metrics():
         labels = [value for name, value in metric.labels.items() if name != "model_name"]

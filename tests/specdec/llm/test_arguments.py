@@ -1,4 +1,4 @@
-"""What the arguments of vLLM's programs come to, and what is refused with which words."""
+"""Arguments of vLLM's programs: their values here, and the errors for unsupported ones."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from specdec.llm.arguments import LLMArguments, read_arguments
 from specdec.types.errors import InvalidValueError
 
 
-def test_an_llm_that_is_told_nothing():
+def test_defaults():
     arguments = read_arguments("smollm2-135m-instruct", {})
     assert arguments.config.model == arguments.model_name == "smollm2-135m-instruct"
     assert (arguments.seed, arguments.metric_prefix) == (0, "specdec:")
@@ -52,7 +52,7 @@ def test_an_llm_that_is_told_nothing():
         ({"tokenizer": "org/name", "runner": "generate"}, "model", "org/name"),
     ],
 )  # fmt: skip
-def test_what_is_taken(given, field, value):
+def test_accepted_arguments(given, field, value):
     assert getattr(read_arguments("org/name", given).config, field) == value
 
 
@@ -83,18 +83,18 @@ def test_what_is_taken(given, field, value):
         ({"pipeline_parallel_size": 2}, "only tensor_parallel_size divides"),
     ],
 )
-def test_what_is_refused_and_in_which_words(given, message):
+def test_rejected_arguments_and_their_messages(given, message):
     with pytest.raises(InvalidValueError, match=message):
         read_arguments("org/name", given)
 
 
-def test_an_unknown_name_is_refused_without_its_value():
+def test_the_error_for_an_unknown_name_omits_its_value():
     with pytest.raises(InvalidValueError, match="hf_token") as caught:
         read_arguments("org/name", {"hf_token": "hf_secret"})
     assert "hf_secret" not in str(caught.value)
 
 
-def test_details_alone_leave_the_method_to_auto_as_in_a_service():
+def test_details_without_a_method_default_to_auto_as_in_a_service():
     details = {"num_speculative_tokens": 3}
     model = "smollm2-135m-instruct"
     service = ServeConfig.from_sources({"model": model} | details)
@@ -114,5 +114,5 @@ def test_several_ranks_run_on_ray(given, executor):
     assert read_arguments("org/name", given).executor == executor
 
 
-def test_every_setting_may_be_given():
+def test_every_setting_is_an_argument():
     assert LLMConfig.settings().keys() - {"model"} <= LLMArguments.__annotations__.keys()

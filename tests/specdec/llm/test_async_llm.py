@@ -1,4 +1,4 @@
-"""`AsyncLLM` on the tiny model: streams of each kind, left, aborted, and on several event loops."""
+"""`AsyncLLM` on the tiny model: output kinds, closed and aborted streams, several event loops."""
 
 import asyncio
 import itertools
@@ -28,7 +28,7 @@ async def outputs_of(llm, prompt=PROMPT, params=GREEDY, **options):
     return [each async for each in llm.generate(prompt, params, **options)]
 
 
-async def test_outputs_grow_come_in_parts_or_come_once(llm):
+async def test_output_kinds(llm):
     cumulative = await outputs_of(llm, request_id="mine")
     delta = await outputs_of(llm, output_kind="delta")
     [final] = await outputs_of(llm, output_kind="final_only")
@@ -43,7 +43,7 @@ async def test_outputs_grow_come_in_parts_or_come_once(llm):
     assert 1 < len(cumulative) < 20, "drafts that come true share an output"
 
 
-async def test_deltas_of_choices_tell_only_of_those_with_something_new(llm):
+async def test_deltas_contain_only_choices_with_new_tokens(llm):
     params = SamplingParams(n=3, seed=2, temperature=1.0, max_tokens=6, ignore_eos=True)
     delta = await outputs_of(llm, params=params, output_kind="delta")
     [final] = await outputs_of(llm, params=params, output_kind="final_only")
@@ -53,7 +53,7 @@ async def test_deltas_of_choices_tell_only_of_those_with_something_new(llm):
         assert [part.finish_reason for part in parts] == [None] * (len(parts) - 1) + ["length"]
 
 
-async def test_streams_side_by_side_say_what_they_say_alone(llm):
+async def test_concurrent_streams_generate_the_same_as_alone(llm):
     prompts = [PROMPT, "Every spring", "Ask the baker", "When will it open?", "Further south"]
     alone = [(await outputs_of(llm, each))[-1].outputs for each in prompts]
     together = await asyncio.gather(*(outputs_of(llm, each) for each in prompts))
@@ -83,7 +83,7 @@ async def test_a_request_is_aborted_by_its_id(llm):
 
 
 async def test_a_request_is_aborted_while_it_is_prepared(llm, monkeypatch):
-    """Encoding a long prompt or compiling its grammar may take longer than it is wanted."""
+    """Encoding a long prompt or compiling a grammar can take seconds."""
     before = metrics_of(llm)
     prepare, is_preparing, go_on = llm._host.call, threading.Event(), threading.Event()
 
@@ -108,8 +108,7 @@ async def test_a_request_is_aborted_while_it_is_prepared(llm, monkeypatch):
 
 
 @pytest.mark.parametrize("request_id", [3, b"mine"])
-async def test_an_id_that_is_no_text_is_refused(llm, request_id):
-    """No abort would ever find it."""
+async def test_a_request_id_that_is_no_string_is_rejected(llm, request_id):
     with pytest.raises(InvalidValueError, match=f"request_id is {request_id!r}; it must be a text"):
         await outputs_of(llm, request_id=request_id)
 
@@ -124,7 +123,7 @@ async def test_a_chat_streams(llm):
     assert chat[-1].outputs == (await outputs_of(llm, prompt))[-1].outputs
 
 
-async def test_what_is_wrong_with_a_request_is_raised_by_its_stream(llm):
+async def test_a_stream_raises_the_errors_of_its_request(llm):
     with pytest.raises(InvalidValueError, match="max_tokens is 500"):
         await outputs_of(llm, params=SamplingParams(max_tokens=500))
     two = [[{"role": "user", "content": "a"}]] * 2
@@ -135,13 +134,13 @@ async def test_what_is_wrong_with_a_request_is_raised_by_its_stream(llm):
 
 
 @pytest.mark.parametrize("priority", [None, "1", 1.5, True])
-async def test_a_priority_that_is_no_number_is_refused_and_stops_nobody(llm, priority):
+async def test_an_invalid_priority_is_rejected_and_other_requests_continue(llm, priority):
     with pytest.raises(InvalidValueError, match=f"priority is {priority!r}; it must be a whole"):
         await outputs_of(llm, priority=priority)
     assert len((await outputs_of(llm, priority=-1))[-1].outputs[0].token_ids) == 20
 
 
-async def test_speculation_is_steered_while_a_stream_runs(llm):
+async def test_speculation_is_changed_while_a_stream_runs(llm):
     stream = llm.generate(PROMPT, LONG)
     await anext(stream)
     llm.set_speculation(mode="off")
@@ -152,7 +151,7 @@ async def test_speculation_is_steered_while_a_stream_runs(llm):
     assert outputs[-1].speculation.num_drafts < whole.speculation.num_drafts
 
 
-def test_one_event_loop_after_the_other(tiny_model_dir):
+def test_successive_event_loops(tiny_model_dir):
     async def leave_one_behind(llm):
         stream = llm.generate(PROMPT, LONG)
         return await anext(stream)
@@ -164,7 +163,7 @@ def test_one_event_loop_after_the_other(tiny_model_dir):
     assert second[-1].outputs == first[-1].outputs
 
 
-def test_another_event_loop_does_not_revive_an_engine_that_failed(tiny_model_dir, monkeypatch):
+def test_a_failed_engine_stays_failed_on_another_event_loop(tiny_model_dir, monkeypatch):
     def lose(*_):
         raise TargetFailedError("gone")
 
@@ -177,9 +176,7 @@ def test_another_event_loop_does_not_revive_an_engine_that_failed(tiny_model_dir
             asyncio.run(outputs_of(llm))
 
 
-def test_another_event_loop_waits_for_models_that_are_being_started_again(
-    tiny_model_dir, monkeypatch
-):
+def test_another_event_loop_is_rejected_while_models_restart(tiny_model_dir, monkeypatch):
     go_on = threading.Event()
 
     def lose(*_):
@@ -199,7 +196,7 @@ def test_another_event_loop_waits_for_models_that_are_being_started_again(
             assert go_on.wait(timeout=30)
             return LocalTarget(executor.target._runner)
 
-        monkeypatch.setattr(executor, "remake_target", start_again)
+        monkeypatch.setattr(executor, "restart_target", start_again)
         with monkeypatch.context() as patch:
             patch.setattr(executor.target, "collect", lose)
             asyncio.run(leave_while_recovering(llm))
@@ -211,7 +208,7 @@ def test_another_event_loop_waits_for_models_that_are_being_started_again(
         assert asyncio.run(outputs_of(llm))[-1].outputs == expected
 
 
-async def test_after_shutdown_nothing_is_answered(tiny_model_dir):
+async def test_requests_after_shutdown_are_rejected(tiny_model_dir):
     async with AsyncLLM(**arguments(tiny_model_dir)) as llm:
         await outputs_of(llm)
     with pytest.raises(NotReadyError, match="shut down"):

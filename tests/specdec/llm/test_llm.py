@@ -1,4 +1,4 @@
-"""`LLM` on the tiny model: batches, their outputs, their counts, and how they end."""
+"""`LLM` on the tiny model: batches, outputs, metrics and shutdown."""
 
 import gc
 import subprocess
@@ -33,7 +33,7 @@ def llm(tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def plain(tiny_model_dir):
-    """The same model, which never drafts."""
+    """Return the same model without speculation."""
     with LLM(**arguments(tiny_model_dir, speculative_config=None)) as llm:
         yield llm
 
@@ -42,7 +42,7 @@ def tokens(outputs):
     return [choice.token_ids for output in outputs for choice in output.outputs]
 
 
-def test_a_batch_beyond_what_runs_at_once_comes_in_order(llm, plain):
+def test_a_batch_larger_than_max_num_seqs_is_returned_in_order(llm, plain):
     outputs = llm.generate(PROMPTS * 3, GREEDY, use_tqdm=False)
     assert [output.prompt for output in outputs] == PROMPTS * 3
     assert tokens(outputs) == tokens(plain.generate(PROMPTS, GREEDY, use_tqdm=False)) * 3
@@ -66,7 +66,7 @@ def test_auto_is_the_dtype_of_the_checkpoint(tiny_model_dir, tmp_path):
         assert len(output.outputs[0].token_ids) == 24
 
 
-def test_metrics_are_what_the_outputs_come_to(llm):
+def test_metrics_are_the_sums_over_outputs(llm):
     before = metrics_of(llm)
     outputs = llm.generate(PROMPTS * 2, GREEDY, use_tqdm=False)
     after = metrics_of(llm)
@@ -89,7 +89,7 @@ def test_metrics_are_what_the_outputs_come_to(llm):
     assert after[latency].buckets["+Inf"] == after[latency].count
 
 
-def test_one_bad_prompt_is_refused_before_any_runs(llm):
+def test_an_invalid_prompt_is_rejected_before_any_runs(llm):
     before = metrics_of(llm)
     with pytest.raises(InvalidValueError, match=r"prompt length of prompts\[1\] is 500; .* 159"):
         llm.generate(["fine", [5] * 500], GREEDY)
@@ -106,7 +106,7 @@ def test_one_bad_prompt_is_refused_before_any_runs(llm):
     assert metrics_of(llm) == before
 
 
-def test_prompts_of_every_shape(llm):
+def test_prompts_of_every_kind(llm):
     ids = llm.get_tokenizer().encode(PROMPTS[0])
     same = [PROMPTS[0], {"prompt": PROMPTS[0]}, {"prompt_token_ids": ids}, ids]
     outputs = llm.generate(same, GREEDY, use_tqdm=False)
@@ -116,13 +116,13 @@ def test_prompts_of_every_shape(llm):
     assert llm.generate([], GREEDY) == []
 
 
-def test_each_prompt_may_have_parameters_of_its_own(llm):
+def test_each_prompt_may_have_separate_parameters(llm):
     each = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (3, 7)]
     outputs = llm.generate(PROMPTS[:2], each, use_tqdm=False)
     assert list(map(len, tokens(outputs))) == [3, 7]
 
 
-def test_seeds_follow_from_the_one_that_is_given(tiny_model_dir, llm):
+def test_seeds_derive_from_the_given_seed(tiny_model_dir, llm):
     sampled = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True)
     batch = [PROMPTS[0]] * 3
     generated = []
@@ -173,7 +173,7 @@ def test_stop_strings_and_structured_output(llm):
     assert output.outputs[0].text in choice.choice
 
 
-def test_a_chat_is_the_prompt_that_the_template_makes(llm):
+def test_a_chat_is_rendered_by_the_chat_template(llm):
     messages = [{"role": "user", "content": "When will it open?"}]
     prompt = llm.get_tokenizer().apply_chat_template(
         messages, tokenize=False, add_generation_prompt=True
@@ -203,7 +203,7 @@ class Bar:
         self.is_closed = True
 
 
-def test_progress_goes_to_the_bar_that_is_given(llm, capfd):
+def test_a_custom_progress_bar(llm, capfd):
     bars = []
     llm.generate(PROMPTS, GREEDY, use_tqdm=lambda **options: bars.append(Bar(**options)) or bars[0])
     [bar] = bars
@@ -246,7 +246,7 @@ def test_speculation_is_steered_between_batches(llm):
     llm.set_speculation(num_speculative_tokens=3)
 
 
-def test_without_speculation_there_is_nothing_to_steer(plain):
+def test_set_speculation_fails_without_speculation(plain):
     assert plain.speculation is None
     with pytest.raises(InvalidValueError, match="mode is 'on'; it must be left out"):
         plain.set_speculation(mode="on")
@@ -256,7 +256,7 @@ def test_defaults_are_the_models(llm):
     assert llm.get_default_sampling_params().temperature == 1.0
 
 
-async def test_it_runs_where_an_event_loop_runs(llm, plain):
+async def test_llm_works_inside_an_event_loop(llm, plain):
     outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     assert tokens(outputs) == tokens(plain.generate(PROMPTS, GREEDY, use_tqdm=False))
 
@@ -265,7 +265,7 @@ def num_threads():
     return sum(thread.name in ("llm", "engine") for thread in threading.enumerate())
 
 
-def test_it_ends_with_shutdown_and_with_the_last_reference(tiny_model_dir):
+def test_threads_and_processes_end_with_shutdown_or_the_last_reference(tiny_model_dir):
     before, processes = num_threads(), psutil.Process().children()
     llm = LLM(**arguments(tiny_model_dir))
     held = SamplingParams(max_tokens=8, structured_output=StructuredOutput(choice=("a", "b")))
@@ -285,7 +285,7 @@ def test_it_ends_with_shutdown_and_with_the_last_reference(tiny_model_dir):
     assert num_threads() == before
 
 
-def test_after_shutdown_nothing_of_the_models_is_kept_but_what_was_counted(tiny_model_dir):
+def test_shutdown_frees_the_models_and_keeps_the_metrics(tiny_model_dir):
     llm = LLM(**arguments(tiny_model_dir))
     llm.generate("Ask", GREEDY, use_tqdm=False)
     executor = llm._host._executor
@@ -300,7 +300,7 @@ def test_after_shutdown_nothing_of_the_models_is_kept_but_what_was_counted(tiny_
         llm.set_speculation(mode="off")
 
 
-def test_a_batch_under_way_when_another_thread_shuts_down_ends_with_an_error(tiny_model_dir):
+def test_shutdown_from_another_thread_fails_a_running_batch(tiny_model_dir):
     llm = LLM(**arguments(tiny_model_dir))
     long = SamplingParams(temperature=0, max_tokens=140, ignore_eos=True)
     each = [SamplingParams(temperature=0, max_tokens=1), *[long] * 30]
@@ -316,7 +316,7 @@ def test_a_batch_under_way_when_another_thread_shuts_down_ends_with_an_error(tin
     closing.join(timeout=30)
 
 
-def test_a_line_of_statistics_where_it_is_wanted(tiny_model_dir, caplog):
+def test_disable_log_stats(tiny_model_dir, caplog):
     caplog.set_level("INFO", "specdec.llm")
     for is_disabled in (True, False):
         with LLM(**arguments(tiny_model_dir, disable_log_stats=is_disabled)) as llm:
@@ -326,7 +326,7 @@ def test_a_line_of_statistics_where_it_is_wanted(tiny_model_dir, caplog):
     assert "acceptance rate" in lines[0]
 
 
-def test_metrics_bear_the_prefix_that_is_given(tiny_model_dir):
+def test_metric_prefix(tiny_model_dir):
     with LLM(**arguments(tiny_model_dir, metric_prefix="vllm:")) as llm:
         names = {metric.name for metric in llm.get_metrics()}
     assert {"vllm:spec_decode_num_drafts", "vllm:num_requests_running"} <= names
@@ -334,8 +334,8 @@ def test_metrics_bear_the_prefix_that_is_given(tiny_model_dir):
 
 
 @pytest.mark.slow
-def test_a_program_that_just_ends_ends(tiny_model_dir):
-    """Neither a thread nor a process keeps the interpreter, and nothing is generated at its end."""
+def test_a_program_without_shutdown_exits(tiny_model_dir):
+    """No thread or process keeps the interpreter alive, and nothing is printed at exit."""
     values = arguments(tiny_model_dir)
     code = f"from specdec import LLM; llm = LLM(**{values!r}); llm.generate('Ask', use_tqdm=False)"
     done = subprocess.run(
@@ -344,7 +344,7 @@ def test_a_program_that_just_ends_ends(tiny_model_dir):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_default_is_to_draft_as_a_service_does(tiny_model_dir):
+def test_speculation_is_on_by_default(tiny_model_dir):
     values = arguments(tiny_model_dir)
     del values["speculative_config"]
     with LLM(**values) as llm:

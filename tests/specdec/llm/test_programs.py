@@ -31,7 +31,7 @@ SUBJECTS = [
 PROMPTS = [
     f"{verb} about {subject}. {subject.capitalize()}, {subject}, {subject}:"
     for subject in SUBJECTS
-    for verb in ("Write", "Talk", "Read", "Think", "Learn", "Ask", "Sing", "Hear", "Tell", "Know")
+    for verb in ("Write", "Talk", "Read", "Think", "Learn", "Ask", "Sing", "Draw", "Plan", "Know")
 ]
 CHAT = [{"role": "user", "content": "Why is the sky blue?"}]
 GREEDY = SamplingParams(temperature=0, max_tokens=16)
@@ -44,7 +44,7 @@ def tokens(outputs):
 
 @pytest.fixture(scope="module")
 def generated():
-    """What the model generates by itself, without drafts."""
+    """Return the tokens of the model without drafts."""
     with LLM(MODEL, speculative_config=None, **LIMITS) as llm:
         outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
         return tokens([*outputs, *llm.chat(CHAT, GREEDY, use_tqdm=False)])
@@ -77,8 +77,8 @@ def test_a_hundred_prompts_a_chat_and_their_counts(speculation, generated, capfd
     assert sum(counted["spec_decode_num_accepted_tokens_per_pos"]) == num_accepted
 
 
-def test_a_program_for_vllm_with_its_names_of_metrics(capsys):
-    """Its calls and its comparisons, as its guide to speculative decoding has them."""
+def test_a_program_for_vllm_with_its_metric_names(capsys):
+    """The calls and comparisons of vLLM's guide to speculative decoding."""
     num_spec_tokens = 3
     llm = LLM(
         model=MODEL,
@@ -133,7 +133,7 @@ PROGRAMS = [*blocks("docs/python.md"), *blocks("README.md")]
 
 
 @pytest.mark.parametrize("code", PROGRAMS, ids=range(len(PROGRAMS)))
-def test_the_programs_of_the_guide_run_and_leave_nothing(code):
+def test_programs_of_the_documentation_run(code):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -143,6 +143,6 @@ def test_the_programs_of_the_guide_run_and_leave_nothing(code):
     assert done.stdout.strip()
 
 
-def test_the_guide_has_programs():
+def test_the_documentation_has_programs():
     assert len(blocks("docs/python.md")) == 5
     assert len(blocks("README.md")) == 1

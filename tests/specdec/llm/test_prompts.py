@@ -1,4 +1,4 @@
-"""Prompts and conversations in the shapes that programs give them in."""
+"""Accepted and rejected forms of prompts and conversations."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ TEXT, TOKENS = PromptParts("a"), PromptParts(None, (1, 2))
         (("a",), [TEXT]),
     ],
 )
-def test_shapes_that_are_taken(given, parts):
+def test_accepted_prompts(given, parts):
     assert read_prompts(given) == parts
 
 
@@ -47,7 +47,7 @@ def test_shapes_that_are_taken(given, parts):
         ({"prompt_token_ids": memoryview(b"ab")}, "prompts is {'prompt_token_ids': <memory"),
     ],
 )
-def test_shapes_that_are_refused(given, message):
+def test_rejected_prompts(given, message):
     with pytest.raises(InvalidValueError, match=message):
         read_prompts(given)
 
@@ -84,7 +84,7 @@ def test_parts_of_text_are_joined():
         ([{"role": "user", "content": [{"type": "image_url"}]}], r"messages\[0\].content is"),
     ],
 )
-def test_conversations_that_are_refused(given, message):
+def test_rejected_conversations(given, message):
     with pytest.raises(InvalidValueError, match=message):
         read_conversations(given)
 
@@ -97,7 +97,7 @@ def test_conversations_that_are_refused(given, message):
         ({"chat_template_kwargs": ["a"]}, r"chat_template_kwargs is \['a'\]; it must be a mapping"),
     ],
 )
-def test_options_that_are_refused(options, message):
+def test_rejected_options(options, message):
     with pytest.raises(InvalidValueError, match=message):
         read_conversations([TURN], **options)
 
@@ -109,7 +109,7 @@ def test_options_may_be_none():
 
 @pytest.mark.parametrize("arguments", ['{"who": 1}', {"who": 1}])
 @pytest.mark.parametrize("has_function", [True, False])
-def test_arguments_of_calls_are_objects_for_the_template_to_write(arguments, has_function):
+def test_tool_call_arguments_are_decoded_for_the_template(arguments, has_function):
     def call(arguments):
         function = {"name": "ask", "arguments": arguments}
         return {"id": "c1", "function": function} if has_function else function
@@ -119,7 +119,7 @@ def test_arguments_of_calls_are_objects_for_the_template_to_write(arguments, has
     assert conversation.messages[0]["tool_calls"] == [call({"who": 1})]
 
 
-def test_arguments_that_are_no_json_stay_as_they_are():
+def test_tool_call_arguments_that_are_no_json_are_kept():
     calls = [{"function": {"name": "ask", "arguments": "{"}}, {"function": {"name": "now"}}]
     [conversation] = read_conversations([{"role": "assistant", "tool_calls": calls}])
     assert conversation.messages[0]["tool_calls"] == calls

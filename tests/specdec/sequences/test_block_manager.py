@@ -64,9 +64,9 @@ TestBlockManagerMachine.settings = settings(max_examples=60, stateful_step_count
 
 
 class PrefixCacheMachine(RuleBasedStateMachine):
-    """Sequences that grow, are verified and end, beside a memory of what each block holds.
+    """Sequences that grow, are verified and end, beside a record of what each block holds.
 
-    Their tokens are few and of two kinds, so that prefixes are often the same.
+    There are two token ids, so that prefixes are often equal.
     """
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
 
     @rule(seq_id=SEQ_IDS, count=st.integers(1, 9), extra=st.integers(0, 5))
     def run(self, seq_id: int, count: int, extra: int) -> None:
-        """Computes some tokens with slots for drafts behind them, and drops those slots."""
+        """Compute some tokens with slots for drafts behind them, and free those slots."""
         if seq_id not in self.tokens:
             return
         tokens = self.tokens[seq_id]
@@ -116,7 +116,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         self.tokens.pop(seq_id, None)
 
     @invariant()
-    def verified_tokens_are_where_they_were_put(self) -> None:
+    def verified_tokens_keep_their_blocks(self) -> None:
         self.blocks.check_integrity()
         for seq_id, tokens in self.tokens.items():
             for index, block in enumerate(self.blocks.block_table(seq_id)):
@@ -136,7 +136,7 @@ def _run_through(blocks: BlockManager, seq_id: int, tokens: list[int]) -> int:
     return num_cached
 
 
-def test_a_prefix_is_found_again_while_held_and_after() -> None:
+def test_a_prefix_is_reused_while_held_and_after_release() -> None:
     blocks = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
     prompt = list(range(10))
     assert _run_through(blocks, 1, prompt) == 0
@@ -194,7 +194,7 @@ def test_integrity_check_finds_a_shared_block() -> None:
         blocks.check_integrity()
 
 
-def test_only_sequences_with_the_same_salt_find_each_other_s_blocks():
+def test_only_sequences_with_the_same_salt_share_blocks():
     blocks = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
     for seq_id, salt in enumerate(("", "a")):
         assert blocks.attach(seq_id, [1] * 9, salt) == 0

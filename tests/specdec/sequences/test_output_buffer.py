@@ -19,7 +19,7 @@ def test_the_first_tokens_are_due_at_once():
 
 
 @pytest.mark.parametrize(("interval", "counts"), [(1, [1]), (3, [1, 1, 1]), (3, [2, 4]), (5, [5])])
-def test_later_ones_are_due_once_there_are_enough(interval, counts):
+def test_later_tokens_are_due_once_the_interval_is_full(interval, counts):
     buffer = OutputBuffer(interval)
     buffer.add([0], None, 0)
     buffer.take()
@@ -31,7 +31,7 @@ def test_later_ones_are_due_once_there_are_enough(interval, counts):
     assert not buffer.is_due
 
 
-def test_the_second_ones_go_with_those_of_others_and_no_later_ones_do():
+def test_only_the_second_output_joins_those_of_other_choices():
     buffer = OutputBuffer(interval=4)
     buffer.add([0], None, 0)
     assert not buffer.joins({4}), "the first ones do not wait"
@@ -53,7 +53,7 @@ def test_logprobs_are_joined_in_order():
     assert logprobs.ranks.tolist() == [1, 2, 1]
 
 
-def test_what_was_drafted_is_known_of_each_token():
+def test_each_token_records_whether_it_was_drafted():
     buffer = OutputBuffer(interval=9)
     buffer.add([1, 2, 3], None, 2)
     buffer.add([4], None, 0)

@@ -10,7 +10,7 @@ from cluster.replica.router import Generation
 from specdec.models.config import ModelConfig
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import InvalidValueError, TargetFailedError
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 from specdec.types.responses import FinishReason
 from specdec.types.stats import SpeculationStats
 
@@ -49,7 +49,7 @@ def outputs_of(token_ids, sizes):
         drafted += 3
         is_last = step == len(sizes) - 1
         outputs.append(
-            RequestOutput(
+            EngineOutput(
                 request_id="r",
                 token_ids=tuple(token_ids[start : start + size]),
                 text="",

@@ -17,7 +17,7 @@ from specdec.client.codec.outputs import (
 from specdec.types.chat import ChatMessage
 from specdec.types.errors import InvalidValueError
 from specdec.types.messages import Logprobs
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 from specdec.types.request import DetokenizeRequest, GenerateRequest, TokenizeRequest
 from specdec.types.responses import FinishReason
 from specdec.types.sampling_params import (
@@ -83,7 +83,7 @@ def output(text, token_ids, finish_reason=None, **changes):
         "speculation": SpeculationStats(2, 6, 1),
         "is_last": finish_reason is not None,
     }
-    return RequestOutput(**{**values, **changes})
+    return EngineOutput(**{**values, **changes})
 
 
 def logprobs(*rows, ranks):

@@ -14,14 +14,14 @@ from cluster.api.openai.conversation import configured_tool_format
 from cluster.api.openai.request_handler import RequestHandler
 from cluster.api.openai.sampling_fields import COPIED, SamplingFields, sampling_params
 from cluster.api.openai.tool_format import HERMES, LLAMA
-from specdec.types.outputs import RequestOutput
+from specdec.types.outputs import EngineOutput
 from specdec.types.sampling_params import SamplingParams, SpeculationOptions
 from specdec.types.stats import SpeculationStats
 
 
 def output(num_output_tokens, *, choice=0, num_cached_tokens=0, verifier="coupled"):
     stats = SpeculationStats(num_drafts=2, num_draft_tokens=8, num_accepted_tokens=4)
-    return RequestOutput(
+    return EngineOutput(
         "r",
         (1,),
         "",

@@ -36,13 +36,13 @@ def said_by(engine, **params):
 
 def recorded_lengths(engine):
     """The numbers of draft tokens of each step's rows, filled while the engine runs."""
-    steps, begin = [], engine._target.begin
+    steps, begin = [], engine._steps.target.begin
 
     def recording_begin(step):
         steps.append([row.num_draft_tokens for row in step.rows if row.samples])
         begin(step)
 
-    engine._target.begin = recording_begin
+    engine._steps.target.begin = recording_begin
     return steps
 
 

@@ -129,7 +129,7 @@ def test_a_pool_for_one_long_sequence_serves_the_first_to_its_end(tiny_model_dir
     while engine.has_work:
         engine.step()
         proposer.check_integrity()
-        rows = [row for step in engine._in_flight for _, row in step.rows]
+        rows = [row for step in engine._steps._steps for _, row in step.rows]
         drafted_for += any(row.seq_id == 0 and row.num_draft_tokens for row in rows)
         num_steps += any(row.seq_id == 0 for row in rows)
     assert drafted_for >= 50 // 4
