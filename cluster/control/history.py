@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cluster.control.timeseries import Figures, figures_of
-from specdec.types.counters import Counts
 from specdec.types.fleet import FleetStatistics
+from specdec.types.stats import Counts
 
 KEPT_S = 900.0
 _PERIOD_S = 0.9

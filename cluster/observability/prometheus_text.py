@@ -23,8 +23,8 @@ from cluster.observability.metric_definitions import (
     LinkView,
 )
 from specdec.engine.metric_definitions import MODEL_LABEL, PREFIX, MetricSpec
-from specdec.types.counters import HistogramCounts
 from specdec.types.fleet import ReplicaStatus
+from specdec.types.stats import HistogramCounts
 
 _OPEN_METRICS = "application/openmetrics-text"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from specdec.types.engine_stats import EngineStats
 from specdec.types.fleet import DecisionNews
+from specdec.types.stats import EngineStats
 
 _MAX_CHANGES = 32
 """A report is small and sent every second; a decision holds for a second at least."""

@@ -19,7 +19,6 @@ from specdec.types.control_changes import (
     SpeculationState,
     StateStamp,
 )
-from specdec.types.counters import Counts, HistogramCounts
 from specdec.types.fleet import (
     DecisionNews,
     FleetStatistics,
@@ -39,6 +38,7 @@ from specdec.types.responses import (
     TokenLogprob,
     Usage,
 )
+from specdec.types.stats import Counts, HistogramCounts
 
 __all__ = [
     "CONTROL_VALUES",

@@ -15,10 +15,9 @@ from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import Proposer
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationControl
-from specdec.types.counters import Counts
-from specdec.types.engine_stats import EngineStats
 from specdec.types.errors import NotReadyError
 from specdec.types.sampling_params import SamplingDefaults
+from specdec.types.stats import Counts, EngineStats
 from specdec.types.worker import Target
 
 Config = TypeVar("Config", bound=LLMConfig)

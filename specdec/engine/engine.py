@@ -29,9 +29,7 @@ from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import Proposal, Proposer, make_proposer
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationControl
-from specdec.types.counters import Counts, DraftCounter
 from specdec.types.draft_decision import Decision
-from specdec.types.engine_stats import EngineStats
 from specdec.types.errors import (
     BadLogitsError,
     GrammarError,
@@ -41,6 +39,7 @@ from specdec.types.errors import (
 )
 from specdec.types.messages import StepInput, StepRow, VerifiedRow, VerifyOutput
 from specdec.types.outputs import RequestOutput
+from specdec.types.stats import Counts, DraftCounter, EngineStats
 from specdec.types.worker import Target
 
 _Rows = list[tuple[Sequence, StepRow]]

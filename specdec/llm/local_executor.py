@@ -22,8 +22,8 @@ from specdec.speculation.proposers import (
     make_proposer,
 )
 from specdec.types.control import SpeculationControl
-from specdec.types.counters import Counts
 from specdec.types.errors import TargetFailedError
+from specdec.types.stats import Counts
 from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from specdec.engine.metric_definitions import (
     MetricSpec,
     Reading,
 )
-from specdec.types.counters import HistogramCounts
+from specdec.types.stats import HistogramCounts
 
 _VECTOR = "spec_decode_num_accepted_tokens_per_pos"
 """The metric whose series, by position, become one Vector."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from specdec.types.counters import Counts
-from specdec.types.engine_stats import EngineStats
+from specdec.types.stats import Counts, EngineStats
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from specdec.types.control_changes import SpeculationState
-from specdec.types.counters import Counts
+from specdec.types.stats import Counts
 
 
 @dataclass(frozen=True)

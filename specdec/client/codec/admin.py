@@ -10,7 +10,6 @@ from protos.specdec.v1 import admin_pb2 as pb
 from specdec.client.codec.message import Converter, MessageCodec, Options
 from specdec.types.control import SpeculationControl, SpeculationRule
 from specdec.types.control_changes import AuditEntry, AuditPage, SpeculationChange, SpeculationState
-from specdec.types.counters import Counts, HistogramCounts
 from specdec.types.fleet import (
     DecisionNews,
     FleetStatistics,
@@ -19,7 +18,7 @@ from specdec.types.fleet import (
     ServiceStatus,
 )
 from specdec.types.profile import OperationTime, ProfileOrder, ProfileReport, WorkerProfile
-from specdec.types.stats import SpeculationStats
+from specdec.types.stats import Counts, HistogramCounts, SpeculationStats
 
 
 class _StateCodec(MessageCodec[pb.SpeculationState, SpeculationState]):

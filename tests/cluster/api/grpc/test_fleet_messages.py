@@ -8,8 +8,7 @@ from cluster.replica.report import decision_news
 from specdec.client import Counts, HistogramCounts
 from specdec.engine.metrics import Metrics
 from specdec.types.draft_decision import Decision, DecisionChange, DecisionReason, chain
-from specdec.types.engine_stats import EngineStats
-from specdec.types.stats import SpeculationStats
+from specdec.types.stats import EngineStats, SpeculationStats
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
 

@@ -13,9 +13,9 @@ from protos.specdec.v1 import admin_pb2, inference_pb2
 from specdec.client import AuditPage, ProfileReport, ReplicaStatus, TokenizedInput
 from specdec.client.codec import admin, inference, sampling
 from specdec.client.codec.message import MessageCodec, Options, enum_converter
-from specdec.types.counters import Counts
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import SamplingDefaults
+from specdec.types.stats import Counts
 
 PLAIN = {
     int: st.integers(0, 2**31 - 1),
