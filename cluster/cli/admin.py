@@ -15,7 +15,7 @@ from cluster.cli.connection_options import ADMIN_FLAG_NAMES, admin_client, admin
 from cluster.cli.output import json_flag
 from cluster.cli.tables import audit_table, moment_line, profile_table, replica_table, state_table
 from specdec.config.methods import METHOD_NAMES
-from specdec.types.control import SPECULATION_MODES, SpeculationRule
+from specdec.types.control import SPECULATION_MODES, RateRule
 from specdec.types.control_changes import MAX_AUDIT_PAGE, SpeculationChange, SpeculationState
 from specdec.types.errors import InvalidValueError
 from specdec.types.profile import (
@@ -222,19 +222,19 @@ def audit_log(count: int, as_json: bool, **connection: Any) -> None:
     click.echo(to_json(page) if as_json else audit_table(page))
 
 
-def _rules(texts: tuple[str, ...], no_rules: bool) -> tuple[SpeculationRule, ...] | None:
+def _rules(texts: tuple[str, ...], no_rules: bool) -> tuple[RateRule, ...] | None:
     if no_rules and texts:
         raise click.UsageError("--rule and --no-rules exclude each other")
     return tuple(map(_rule, texts)) if texts or no_rules else None
 
 
-def _rule(text: str) -> SpeculationRule:
+def _rule(text: str) -> RateRule:
     """RPS:MODE or RPS:NUMBER."""
     rate, _, what = text.partition(":")
     try:
         if what in SPECULATION_MODES:
-            return SpeculationRule(float(rate), mode=what)
-        return SpeculationRule(float(rate), num_speculative_tokens=int(what))
+            return RateRule(float(rate), mode=what)
+        return RateRule(float(rate), num_speculative_tokens=int(what))
     except ValueError as error:
         limit = "a rate, a colon, and a mode or a number, such as 20:off"
         raise InvalidValueError("rule", text, limit) from error

@@ -223,7 +223,7 @@ class RayExecutor:
         return GroupSpec(
             name=name,
             model=source,
-            dtype=config.settled_dtype,
+            dtype=config.resolved_dtype,
             device=config.device,
             quantization=quantization,
             kernels=config.kernels,

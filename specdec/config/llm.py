@@ -183,8 +183,8 @@ class LLMConfig:
         }
 
     @property
-    def settled_dtype(self) -> DTypeName:
-        """`dtype`, of a configuration for which `with_settled_dtype` has found out what auto is."""
+    def resolved_dtype(self) -> DTypeName:
+        """`dtype`, of a configuration for which `with_resolved_dtype` has found out what auto is."""
         assert self.dtype != "auto", "the checkpoint has not been asked"
         return self.dtype
 

@@ -10,7 +10,7 @@ from specdec.engine.engine import Engine
 from specdec.engine.engine_thread import EngineThread
 from specdec.engine.memory_plan import memory_plan
 from specdec.engine.metrics import Metrics, StepRecorder
-from specdec.engine.model_resolution import Models, with_settled_dtype
+from specdec.engine.model_resolution import Models, with_resolved_dtype
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import Proposer
 from specdec.text.tokenizer import Tokenizer
@@ -73,7 +73,7 @@ class EngineCore(Generic[Config]):
         in_process: bool = False,
     ) -> None:
         """The sizes are as in `memory_plan`. Raises what planning and the dtype raise."""
-        self.config = with_settled_dtype(config, models)
+        self.config = with_resolved_dtype(config, models)
         self.model = models.target
         if config.generation_config == "none":
             self.model = replace(models.target, sampling_defaults=SamplingDefaults())

@@ -154,7 +154,7 @@ def _pool(
         name=name,
         model=model,
         num_ranks=num_ranks,
-        block_bytes=config.block_size * model.kv_bytes_per_token(config.settled_dtype, num_ranks),
+        block_bytes=config.block_size * model.kv_bytes_per_token(config.resolved_dtype, num_ranks),
         max_model_len=max_model_len,
         blocks_of_longest=blocks_of_longest,
         most_blocks=config.max_num_seqs * blocks_of_longest,
@@ -263,13 +263,13 @@ def _draft_bytes_without_kv(config: LLMConfig, models: Models) -> int:
 
 
 def _target_weights(config: LLMConfig, models: Models) -> int:
-    return models.target.weight_bytes(config.settled_dtype, config.quantization_method)
+    return models.target.weight_bytes(config.resolved_dtype, config.quantization_method)
 
 
 def _draft_weights(config: LLMConfig, models: Models) -> int:
     if models.draft is None or config.draft_model is None:
         return 0
-    return models.draft.weight_bytes(config.settled_dtype, config.draft_model.quantization)
+    return models.draft.weight_bytes(config.resolved_dtype, config.draft_model.quantization)
 
 
 def _proposer_bytes(config: LLMConfig) -> int:
@@ -314,7 +314,7 @@ def _gpu_blocks(config: LLMConfig, pool: _Pool, most: int, available_bytes: int)
     kv_share = max(len(shard.kv) for shard in shards) / sum(len(shard.kv) for shard in shards)
     weight_share = max(len(shard.query) for shard in shards) / model.num_heads  # a little too much
     block_bytes = int(pool.block_bytes * kv_share)
-    weight_bytes = int(model.weight_bytes(config.settled_dtype) * weight_share)
+    weight_bytes = int(model.weight_bytes(config.resolved_dtype) * weight_share)
     free_bytes = available_bytes - weight_bytes - _GPU_WORKSPACE_BYTES
     num_blocks = min(most, max(0, free_bytes) // block_bytes)
     if num_blocks < pool.blocks_of_longest:

@@ -36,7 +36,7 @@ class ModelDirectories:
         return Models(ModelConfig.from_directory(self.target), draft)
 
 
-def with_settled_dtype(config: Config, models: Models) -> Config:
+def with_resolved_dtype(config: Config, models: Models) -> Config:
     """The configuration with what its dtype stands for, where that is auto.
 
     Raises InvalidValueError where the checkpoint is in no type that a model can be run in.

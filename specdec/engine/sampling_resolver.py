@@ -67,7 +67,7 @@ def resolve(
     raises InvalidValueError for another verifier.
     """
     _check_tokens(params, model.vocab_size)
-    settled = params.settled(model.sampling_defaults)
+    settled = params.resolved(model.sampling_defaults)
     return SamplingRules(
         temperature=settled.temperature,
         top_p=settled.top_p,

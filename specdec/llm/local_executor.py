@@ -102,7 +102,7 @@ class LocalExecutor:
         config, limits = self._config, self._plan.engine
         runner = load_runner(
             self._directories.target,
-            config.settled_dtype,
+            config.resolved_dtype,
             limits,
             TensorParallelGroup(),
             config.quantization_method,
@@ -120,7 +120,7 @@ class LocalExecutor:
         vocabulary = DraftVocabulary.between(directory, self._directories.target)
         runner = load_draft_runner(
             directory,
-            self._config.settled_dtype,
+            self._config.resolved_dtype,
             limits,
             TensorParallelGroup(),
             drafting.quantization,

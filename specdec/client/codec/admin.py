@@ -8,7 +8,7 @@ from typing import Any
 
 from protos.specdec.v1 import admin_pb2 as pb
 from specdec.client.codec.message import Converter, MessageCodec, Options
-from specdec.types.control import SpeculationControl, SpeculationRule
+from specdec.types.control import RateRule, SpeculationControl
 from specdec.types.control_changes import AuditEntry, AuditPage, SpeculationChange, SpeculationState
 from specdec.types.fleet import (
     DecisionNews,
@@ -40,7 +40,7 @@ def _counts(message_type: Any) -> MessageCodec[Any, Counts]:
     return MessageCodec(message_type, Counts, Options(parts))
 
 
-_RULE = MessageCodec(pb.SpeculationRule, SpeculationRule)
+_RULE = MessageCodec(pb.SpeculationRule, RateRule)
 _VALUES = MessageCodec(pb.SpeculationValues, SpeculationControl)
 _ENTRY = MessageCodec(
     pb.AuditEntry,
