@@ -224,7 +224,7 @@ def test_goodput_bounds_lengths_that_follow_acceptance(tiny_model_dir, target, p
 
 def test_two_hundred_toggles_under_load_change_no_token(tiny_model_dir, target, proposer):
     """An operator in turn with mode, number, threshold and goodput's probes."""
-    table = CostTable((1, 8), (0, 1, 3), ((1.0, 1.1, 1.3), (1.0, 1.9, 3.3)))
+    table = CostTable.of_chains((1, 8), (0, 1, 3), ((1.0, 1.1, 1.3), (1.0, 1.9, 3.3)))
     clock = Clock()
     chooser = GoodputChooser(CostModel(table))
     config = engine_config(3, max_num_seqs=8)
