@@ -123,8 +123,8 @@ class CrossVocabAdapter(VocabAdapter):
     target's tokens in one of two ways of Timor et al., arXiv 2502.05202:
 
     - At a temperature above 0 it samples from the tokens that both vocabularies have, which are
-      mapped one by one (token-level intersection, TLI). Sampling can be coupled, with the noise of the
-      target's token ids.
+      mapped one by one (token-level intersection, TLI). Sampling can be coupled, with the noise of
+      the target's token ids.
     - At temperature 0 it drafts freely, and the target's tokenizer encodes the drafted text
       (string-level exact match, SLEM).
 
