@@ -265,10 +265,15 @@ def _method(name: str, keys: Mapping[str, Any]) -> MethodConfig:
     return config_class(**{key: keys[key] for key in keys_of(config_class) if key in keys})
 
 
+def _literal(names: tuple[str, ...]) -> Any:
+    """Return the Literal type of names that are known at run time only."""
+    return Literal.__getitem__(names)
+
+
 def key_types() -> dict[str, Any]:
     """Return the type of each key of speculative_config, those of all methods included."""
-    types: dict[str, Any] = {"method": str, "first": str | None, "fallback": str | None}
-    types |= _COMMON_KEYS
+    lookup = _literal(LOOKUP_NAMES) | None
+    types = {"method": _literal(METHOD_NAMES), "first": lookup, "fallback": lookup, **_COMMON_KEYS}
     for config_class in METHODS.values():
         hints = get_type_hints(config_class)
         types |= {key: hints[key] for key in keys_of(config_class)}
