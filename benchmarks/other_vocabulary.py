@@ -52,7 +52,7 @@ _MAX_MODEL_LEN, _NUM_BLOCKS, _BLOCK_SIZE = 768, 384, 16
 Way = Literal["text", "shared tokens"]
 _WAYS: tuple[Way, ...] = ("text", "shared tokens")
 _WAY_SELECTORS = (
-    "specdec.speculation.proposers.cross_vocab.proposer.drafts_text",
+    "specdec.speculation.proposers.cross_vocab.vocab_adapter.drafts_text",
     "specdec.worker.draft_model_runner.drafts_text",
 )
 """Functions to patch, because the service offers no option for the way."""

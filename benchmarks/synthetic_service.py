@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from specdec.speculation.policy.cost_model import CostModel, CostTable
 from specdec.speculation.policy.goodput import GoodputChooser
-from specdec.speculation.policy.policy import SpeculationPolicy, StepDrafts
+from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 
 
@@ -88,7 +88,7 @@ class SyntheticService:
         count = policy.decide(num_decoding).num_draft_tokens
         self.chosen[count] += 1
         drafted = num_decoding if count else 0
-        policy.begin_step(StepDrafts(drafted, drafted, has_prefill=False))
+        policy.begin_step(drafted, drafted, has_prefill=False)
         rates = self._acceptance(self.clock.now_s)[:count]
         noise = 1 + self._noise * self._random.random()
         if self._random.random() < 0.01:

@@ -21,7 +21,7 @@ from cluster.cli.tables import (
     statistics_line,
 )
 from specdec.config.methods import METHOD_NAMES
-from specdec.types.control import SPECULATION_MODES, SpeculationRule
+from specdec.types.control import SPECULATION_MODES, RateRule
 from specdec.types.control_changes import MAX_AUDIT_PAGE, SpeculationChange, SpeculationState
 from specdec.types.errors import InvalidValueError
 from specdec.types.profile import (
@@ -233,19 +233,19 @@ def audit_log(count: int, as_json: bool, **connection: Any) -> None:
     click.echo(to_json(page) if as_json else audit_table(page))
 
 
-def _rules(texts: tuple[str, ...], no_rules: bool) -> tuple[SpeculationRule, ...] | None:
+def _rules(texts: tuple[str, ...], no_rules: bool) -> tuple[RateRule, ...] | None:
     if no_rules and texts:
         raise click.UsageError("--rule and --no-rules are mutually exclusive")
     return tuple(map(_rule, texts)) if texts or no_rules else None
 
 
-def _rule(text: str) -> SpeculationRule:
+def _rule(text: str) -> RateRule:
     """Parse RPS:MODE or RPS:NUMBER. Raises InvalidValueError."""
     rate, _, value = text.partition(":")
     try:
         if value in SPECULATION_MODES:
-            return SpeculationRule(float(rate), mode=value)
-        return SpeculationRule(float(rate), num_speculative_tokens=int(value))
+            return RateRule(float(rate), mode=value)
+        return RateRule(float(rate), num_speculative_tokens=int(value))
     except ValueError as error:
         limit = "RPS:MODE or RPS:NUMBER, such as 20:off"
         raise InvalidValueError("rule", text, limit) from error

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cluster.control.store import StoredSpeculation
-from specdec.types.control import NO_SPECULATION, SpeculationControl, SpeculationRule
+from specdec.types.control import NO_SPECULATION, RateRule, SpeculationControl
 from specdec.types.control_changes import CONTROL_VALUES, SpeculationChange, SpeculationState
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import VerifierName
@@ -87,7 +87,7 @@ def state_of(
     overrides = limits.still_valid(stored.overrides)
     if configured is None:  # overrides stay stored until the service can draft again
         configured, overrides = NO_SPECULATION, {}
-    rules = tuple(SpeculationRule(**each) for each in overrides.get(_RULES, ()))
+    rules = tuple(RateRule(**each) for each in overrides.get(_RULES, ()))
     active = active if active is not None and active < len(rules) else None
     given = {name: overrides[name] for name in CONTROL_VALUES if name in overrides}
     values: dict[str, Any] = {

@@ -28,9 +28,9 @@ from specdec.types.control_changes import (
     SpeculationState,
     StateStamp,
 )
-from specdec.types.counters import Counts
 from specdec.types.errors import InvalidValueError, VersionConflictError
 from specdec.types.fleet import FleetStatistics, ReplicaReport, ReplicaStatus, ServiceStatus
+from specdec.types.stats import Counts
 
 logger = logging.getLogger(__name__)
 

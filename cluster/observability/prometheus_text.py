@@ -22,8 +22,8 @@ from cluster.observability.metric_definitions import (
     FleetView,
 )
 from specdec.engine.metric_definitions import MODEL_LABEL, PREFIX, MetricSpec
-from specdec.types.counters import HistogramCounts
 from specdec.types.fleet import ReplicaStatus
+from specdec.types.stats import HistogramCounts
 
 _OPEN_METRICS = "application/openmetrics-text"
 

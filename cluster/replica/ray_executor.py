@@ -24,7 +24,7 @@ from specdec.speculation.policy.factory import make_policy
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import DraftVocabulary, Proposer, make_proposer
 from specdec.types.control import SpeculationControl
-from specdec.types.counters import Counts
+from specdec.types.stats import Counts
 from specdec.types.worker import Target
 
 if TYPE_CHECKING:  # they import Ray, which reads the environment when it is imported
@@ -227,7 +227,7 @@ class RayExecutor:
         return GroupSpec(
             name=name,
             model=ModelSource(model, directory),
-            dtype=config.settled_dtype,
+            dtype=config.resolved_dtype,
             device=config.device,
             quantization=quantization,
             kernels=config.kernels,

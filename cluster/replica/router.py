@@ -240,7 +240,7 @@ class Router:
 
     def max_tokens(self, params: SamplingParams) -> int:
         """Return the most tokens of a choice, after the shortest possible prompt."""
-        asked = params.settled(self._model.sampling_defaults).max_tokens
+        asked = params.resolved(self._model.sampling_defaults).max_tokens
         return self.max_model_len if asked is None else min(asked, self.max_model_len)
 
     async def tokenize(self, call: TokenizeRequest) -> list[int]:
@@ -261,7 +261,7 @@ class Router:
         return ModelInfo(
             model=self.config.served_model_name,
             architecture=self._model.architecture,
-            dtype=self.config.settled_dtype,
+            dtype=self.config.resolved_dtype,
             vocab_size=self._model.vocab_size,
             max_model_len=self.max_model_len,
             tensor_parallel_size=self.config.tensor_parallel_size,

@@ -24,7 +24,7 @@ from cluster.workers.resources import (
 )
 from specdec.config.hardware import available_cpus, num_gpus
 from specdec.engine.memory_plan import memory_plan
-from specdec.engine.model_resolution import ModelDirectories, resolve_models, with_settled_dtype
+from specdec.engine.model_resolution import ModelDirectories, resolve_models, with_resolved_dtype
 
 Report = Callable[[str], None]
 
@@ -136,7 +136,7 @@ def _check_resources(config: ServeConfig, directories: ModelDirectories, memory_
     """Raise now for missing resources, which the Router would detect after half a minute."""
     models = directories.configs()
     check_ranks(config, models, available_cpus())
-    memory_plan(with_settled_dtype(config, models), models, memory_bytes)
+    memory_plan(with_resolved_dtype(config, models), models, memory_bytes)
 
 
 def _check_cluster(served: Sequence[ServedModel]) -> None:

@@ -6,7 +6,7 @@ It needs neither torch nor the engine. Interfaces of the service belong in `clus
 
 from specdec.client.admin_client import AdminClient
 from specdec.client.async_client import AsyncClient
-from specdec.client.errors import ClientError
+from specdec.client.connection import ClientError
 from specdec.client.sync_client import Client
 from specdec.types.control_changes import (
     CONTROL_VALUES,
@@ -19,7 +19,6 @@ from specdec.types.control_changes import (
     SpeculationState,
     StateStamp,
 )
-from specdec.types.counters import Counts, HistogramCounts
 from specdec.types.fleet import (
     DecisionNews,
     FleetStatistics,
@@ -39,6 +38,7 @@ from specdec.types.responses import (
     TokenLogprob,
     Usage,
 )
+from specdec.types.stats import Counts, HistogramCounts
 
 __all__ = [
     "CONTROL_VALUES",

@@ -1,4 +1,4 @@
-"""What the blocking and the asynchronous client send, from the arguments of their methods."""
+"""Requests of the blocking and the asynchronous client, from the arguments of their methods."""
 
 from __future__ import annotations
 
@@ -16,13 +16,7 @@ DEFAULT_TIMEOUT_S = 300.0
 
 
 class GenerateOptions(TypedDict, total=False):
-    """Keyword arguments of `generate`.
-
-    model: empty for the model that is loaded. request_id: empty to have one generated. priority:
-    lower numbers are served first. resume_token_ids: output that the caller already has from an
-    interrupted stream; only what follows is returned. cache_salt: cached prompts and drafts from
-    earlier answers are shared only among requests with the same salt.
-    """
+    """Keyword arguments of `generate`, with the meaning that they have in `GenerateRequest`."""
 
     model: str
     request_id: str
@@ -32,11 +26,7 @@ class GenerateOptions(TypedDict, total=False):
 
 
 class StreamOptions(GenerateOptions, total=False):
-    """Keyword arguments of `generate_stream`: those of `generate`, and one more.
-
-    stream_interval: number of new tokens of a choice that are sent together. The first and the last
-    chunk do not wait, and the second may be shorter. None: as the service is configured.
-    """
+    """Keyword arguments of `generate_stream`: those of `generate`, and one more."""
 
     stream_interval: int | None
 

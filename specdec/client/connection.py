@@ -1,4 +1,4 @@
-"""Connection to a service, and the errors of calls that fail on it."""
+"""Connection to a service, and the errors of its calls."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, Self
 
 import grpc
 import grpc.aio
+from grpc import StatusCode
 
-from specdec.client.errors import client_error
 from specdec.types.errors import InvalidValueError
 
 MAX_ATTEMPTS = 4
@@ -141,3 +141,40 @@ class AsyncConnection:
     async def close(self) -> None:
         """Close the connection; running calls are cancelled."""
         await self._channel.close()
+
+
+# Prefixes of gRPC's messages without a connection; the service's messages never have them.
+_NOT_CONNECTED = ("failed to connect to", "errors resolving", "DNS resolution failed")
+
+
+class ClientError(Exception):
+    """A call that failed. `code` is the gRPC status; `message` is one line, meant to be read."""
+
+    def __init__(self, code: StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+def client_error(error: grpc.RpcError, address: str, timeout_s: float | None) -> ClientError:
+    """Return the error for a call to `address` that had `timeout_s` seconds."""
+    code: StatusCode = error.code()
+    details = " ".join((error.details() or "").split())
+    return ClientError(code, _message(code, details, address, timeout_s))
+
+
+def _message(code: StatusCode, details: str, address: str, timeout_s: float | None) -> str:
+    if code is StatusCode.DEADLINE_EXCEEDED:
+        limit = "the deadline" if timeout_s is None else f"{timeout_s:g} s"
+        return f"{address} did not complete its answer within {limit}"
+    if code is StatusCode.UNIMPLEMENTED:
+        return f"what answers at {address} is no specdec service, or one of another version"
+    if code is not StatusCode.UNAVAILABLE:
+        return details or f"{address} answered {code.name} without a reason"
+    if not details.startswith(_NOT_CONNECTED):
+        return f"the service at {address} is unavailable: {details}"
+    if "handshake failed" in details.lower():
+        return f"no TLS connection to {address} came about; check the address and the CA file"
+    if "hostname verification" in details.lower():
+        return f"the certificate of {address} is for another name, to be given as tls_server_name"
+    return f"no service answers at {address}; start one with `specdec serve`"

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from grpc import StatusCode
 
 from protos.specdec.v1 import inference_pb2 as pb
-from specdec.client.errors import ClientError
+from specdec.client.connection import ClientError
 from specdec.types.responses import StreamChunk
 
 RESUME_DELAYS_S = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0)

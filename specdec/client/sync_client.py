@@ -20,8 +20,7 @@ from specdec.client.calls import (
 )
 from specdec.client.codec.inference import MODEL_INFO, TOKENS
 from specdec.client.codec.outputs import decode_chunk, decode_completion
-from specdec.client.connection import Connection, Destination
-from specdec.client.errors import ClientError
+from specdec.client.connection import ClientError, Connection, Destination
 from specdec.client.resumption import Resumption
 from specdec.types.chat import ChatMessage
 from specdec.types.responses import Completion, ModelInfo, Prompt, StreamChunk, TokenizedInput

@@ -33,7 +33,7 @@ MAX_STREAM_INTERVAL = 2**20
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Limits of one engine.
+    """Limits of one engine; for fields that are not described see `LLMConfig`.
 
     max_model_len: maximum tokens of a sequence, prompt and output together.
     block_size: tokens in a KV block. num_blocks: KV blocks in the pool.

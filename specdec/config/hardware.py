@@ -1,4 +1,4 @@
-"""What the machine has that models need: memory, cores, GPUs."""
+"""Available hardware: memory, CPU cores, GPUs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psutil
 from specdec.types.errors import InvalidValueError
 
 _GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
-"""What there is where torch may find a GPU: NVIDIA's driver, the one under WSL, and AMD's."""
+"""Device files of the GPU drivers that torch supports: NVIDIA's, the one under WSL, and AMD's."""
 
 
 def resolved_device(device: str) -> str:

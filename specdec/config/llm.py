@@ -142,7 +142,7 @@ class LLMConfig:
         "computed from free memory",
     )
     speculative_config: SpeculativeConfig | None = setting(
-        AUTO,  # what it stands for depends on the model
+        AUTO,  # depends on the model
         SPECULATION,
         'Speculative decoding configuration as JSON, such as {"method": "ngram", '
         '"num_speculative_tokens": 3}, or none',
@@ -194,8 +194,8 @@ class LLMConfig:
         }
 
     @property
-    def settled_dtype(self) -> DTypeName:
-        """`dtype` of a configuration whose auto was resolved by `with_settled_dtype`."""
+    def resolved_dtype(self) -> DTypeName:
+        """`dtype` of a configuration whose auto was resolved by `with_resolved_dtype`."""
         assert self.dtype != "auto", "dtype auto is not resolved yet"
         return self.dtype
 

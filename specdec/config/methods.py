@@ -20,7 +20,7 @@ class DraftPlace(Enum):
     """The process that drafts.
 
     ENGINE: the process of the engine, within the call of the proposer, in microseconds.
-    DRAFT_WORKER: a worker with a model of its own, whose time adds to that of a step.
+    DRAFT_WORKER: a separate worker with a draft model, whose time adds to that of a step.
     """
 
     ENGINE = "engine"

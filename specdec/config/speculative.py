@@ -1,4 +1,4 @@
-"""How a service drafts and verifies, unless a request or an operator overrides it."""
+"""Configuration of drafting and verification, which requests and operators may override."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ from specdec.config.methods import (
     keys_of,
 )
 from specdec.types.adaptive_length import LengthRule
-from specdec.types.control import (
-    MAX_SPECULATION_THRESHOLD,
-    SpeculationControl,
-)
+from specdec.types.control import MAX_SPECULATION_THRESHOLD, SpeculationControl
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import (
     DEFAULT_TYPICAL_DELTA,
@@ -36,13 +33,9 @@ from specdec.types.validation import require_choice, require_range
 
 PolicyName = Literal["threshold", "table", "goodput"]
 
-
 DEFAULT_SPECULATION_THRESHOLD = 32
-
-
 DEFAULT_GOODPUT_THRESHOLD = 256
 """Goodput turns drafts off by itself; this bound is for loads beyond its estimates."""
-
 
 _ROLES = ("drafter", "first", "fallback")
 
@@ -63,8 +56,9 @@ class SpeculativeConfig:
         adaptive_length_lower_below: as in LengthRule.
     speculation_threshold: largest number of decoding requests to draft for, until an operator
         changes it; None for 32, or 256 with policy goodput, which measures the effect of the load.
-    policy: what decides below the threshold (`specdec.speculation.policy.policy`): goodput; table, by the rows
-        below; threshold for nothing further. None takes table where there are rows, else goodput.
+    policy: what decides below the threshold (`specdec.speculation.policy.policy`): goodput; table,
+        by the rows below; threshold for nothing further. None takes table where there are rows,
+        else goodput.
     num_speculative_tokens_per_batch_size: rows of `LengthSchedule`, for policy table; none of them
         exceeds num_speculative_tokens.
     verifier, typical_epsilon, typical_delta, acceptance_threshold, scale_draft_temperature: as in

@@ -10,15 +10,14 @@ from specdec.engine.engine import Engine
 from specdec.engine.engine_thread import EngineThread
 from specdec.engine.memory_plan import memory_plan
 from specdec.engine.metrics import Metrics, StepRecorder
-from specdec.engine.model_resolution import Models, with_settled_dtype
+from specdec.engine.model_resolution import Models, with_resolved_dtype
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import Proposer
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationControl
-from specdec.types.counters import Counts
-from specdec.types.engine_stats import EngineStats
 from specdec.types.errors import NotReadyError
 from specdec.types.sampling_params import SamplingDefaults
+from specdec.types.stats import Counts, EngineStats
 from specdec.types.worker import Target
 
 Config = TypeVar("Config", bound=LLMConfig)
@@ -74,7 +73,7 @@ class EngineCore(Generic[Config]):
         in_process: bool = False,
     ) -> None:
         """Plan the memory; the sizes are those of `memory_plan`, whose errors it raises."""
-        self.config = with_settled_dtype(config, models)
+        self.config = with_resolved_dtype(config, models)
         self.model = models.target
         if config.generation_config == "none":
             self.model = replace(models.target, sampling_defaults=SamplingDefaults())

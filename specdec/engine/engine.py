@@ -25,9 +25,7 @@ from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import Proposal, Proposer, make_proposer
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationControl
-from specdec.types.counters import Counts, DraftCounter
 from specdec.types.draft_decision import Decision
-from specdec.types.engine_stats import EngineStats
 from specdec.types.errors import (
     BadLogitsError,
     GrammarError,
@@ -37,6 +35,7 @@ from specdec.types.errors import (
 )
 from specdec.types.messages import StepRow, VerifiedRow, VerifyOutput
 from specdec.types.outputs import EngineOutput
+from specdec.types.stats import Counts, DraftCounter, EngineStats
 from specdec.types.worker import Target
 
 

@@ -19,9 +19,9 @@ from specdec.engine.request_metrics import RequestMetrics
 from specdec.engine.scheduler import require_room
 from specdec.sequences.sequence import EngineRequest
 from specdec.types.control import SpeculationControl
-from specdec.types.engine_stats import EngineStats
 from specdec.types.errors import NotReadyError, TargetFailedError
 from specdec.types.outputs import EngineOutput
+from specdec.types.stats import EngineStats
 from specdec.types.worker import Target
 
 logger = logging.getLogger(__name__)

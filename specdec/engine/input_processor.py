@@ -162,7 +162,7 @@ class InputProcessor:
             includes_stop=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
         )
-        max_tokens = params.settled(self._model.sampling_defaults).max_tokens
+        max_tokens = params.resolved(self._model.sampling_defaults).max_tokens
         interval = request.stream_interval
         buffer = OutputBuffer(self._config.stream_interval if interval is None else interval)
         return Sequence(

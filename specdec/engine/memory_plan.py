@@ -158,7 +158,7 @@ def _pool(
         name=name,
         model=model,
         num_ranks=num_ranks,
-        block_bytes=config.block_size * model.kv_bytes_per_token(config.settled_dtype, num_ranks),
+        block_bytes=config.block_size * model.kv_bytes_per_token(config.resolved_dtype, num_ranks),
         max_model_len=max_model_len,
         blocks_of_longest=blocks_of_longest,
         most_blocks=config.max_num_seqs * blocks_of_longest,
@@ -256,7 +256,7 @@ def _target_bytes_without_kv(config: LLMConfig, models: Models, *, in_process: b
     processes = (config.tensor_parallel_size + 1) * _PROCESS_BYTES + _CONTROL_PLANE_BYTES
     memory = proposer_memory(config.speculative_config)
     return (
-        models.target.weight_bytes(config.settled_dtype, config.quantization_method)
+        models.target.weight_bytes(config.resolved_dtype, config.quantization_method)
         + (_PROCESS_BYTES if in_process else processes)
         + memory.fixed_bytes
         + config.max_num_seqs * memory.bytes_per_sequence
@@ -268,7 +268,7 @@ def _draft_bytes_without_kv(config: LLMConfig, models: Models, *, in_process: bo
     if models.draft is None or drafting is None:
         return 0
     num_processes = 0 if in_process else drafting.draft_tensor_parallel_size
-    weights = models.draft.weight_bytes(config.settled_dtype, drafting.quantization)
+    weights = models.draft.weight_bytes(config.resolved_dtype, drafting.quantization)
     return weights + num_processes * _PROCESS_BYTES
 
 
@@ -311,7 +311,7 @@ def _gpu_blocks(config: LLMConfig, pool: _Pool, most: int, available_bytes: int)
         max(len(shard.query) for shard in shards) / model.num_heads
     )  # a slight overestimate
     block_bytes = int(pool.block_bytes * kv_share)
-    weight_bytes = int(model.weight_bytes(config.settled_dtype) * weight_share)
+    weight_bytes = int(model.weight_bytes(config.resolved_dtype) * weight_share)
     free_bytes = available_bytes - weight_bytes - _GPU_WORKSPACE_BYTES
     num_blocks = min(most, max(0, free_bytes) // block_bytes)
     if num_blocks < pool.blocks_of_longest:

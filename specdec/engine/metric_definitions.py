@@ -14,8 +14,8 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from specdec.engine.metrics import HISTOGRAMS
 from specdec.types.control import SPECULATION_MODES
-from specdec.types.counters import Counts, HistogramCounts
 from specdec.types.draft_decision import DecisionReason
+from specdec.types.stats import Counts, HistogramCounts
 
 PREFIX = "specdec:"
 MODEL_LABEL = "model_name"

@@ -36,7 +36,7 @@ class ModelDirectories:
         return Models(ModelConfig.from_directory(self.target), draft)
 
 
-def with_settled_dtype(config: Config, models: Models) -> Config:
+def with_resolved_dtype(config: Config, models: Models) -> Config:
     """Return the configuration with the checkpoint's dtype in place of "auto".
 
     Raises InvalidValueError where that dtype is not supported.

@@ -66,7 +66,7 @@ def resolve(
     threshold `auto` is resolved. allowed_verifiers: None for those of the service.
     """
     _check_tokens(params, model.vocab_size)
-    settled = params.settled(model.sampling_defaults)
+    settled = params.resolved(model.sampling_defaults)
     service = service or SpeculativeConfig()
     allowed_tokens = params.allowed_token_ids
     return SamplingRules(

@@ -13,10 +13,10 @@ from specdec.sequences.sequence import Sequence, SequenceStatus
 from specdec.speculation.proposers import Proposal
 from specdec.types.adaptive_length import draft_budget, share_budget
 from specdec.types.control import NO_SPECULATION, SpeculationControl
-from specdec.types.counters import Counts
 from specdec.types.draft_decision import Decision, DecisionReason, chain
 from specdec.types.errors import InvalidValueError, OverloadedError
 from specdec.types.messages import StepRow
+from specdec.types.stats import Counts
 
 
 class ScheduledRow(NamedTuple):

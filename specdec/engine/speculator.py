@@ -7,7 +7,7 @@ import collections.abc
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.scheduler import ScheduledRow
 from specdec.sequences.sequence import Sequence
-from specdec.speculation.policy.policy import SpeculationPolicy, StepDrafts
+from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import DraftRequest, Proposal, Proposer
 from specdec.types.control import NO_SPECULATION, SpeculationControl
 from specdec.types.draft_decision import Decision, DecisionReason, chain
@@ -94,7 +94,7 @@ class Speculator:
         num_requested = sum(self._num_requested.get(row.seq_id, 0) > 0 for row in decoding)
         num_drafted = sum(row.num_draft_tokens > 0 for row in decoding)
         has_prefill = len(decoding) < len(rows)
-        self.policy.begin_step(StepDrafts(num_requested, num_drafted, has_prefill))
+        self.policy.begin_step(num_requested, num_drafted, has_prefill=has_prefill)
 
     def drafting_method(self, seq_id: int) -> str:
         """Return the method that a row's draft counts for, even if a grammar has extended it."""

@@ -26,8 +26,8 @@ from specdec.speculation.proposers import (
 )
 from specdec.text.vocab_map import VocabularyMap
 from specdec.types.control import SpeculationControl
-from specdec.types.counters import Counts
 from specdec.types.errors import TargetFailedError
+from specdec.types.stats import Counts
 from specdec.worker import (
     DraftModelRunner,
     LocalDraftWorker,
@@ -135,5 +135,5 @@ class LocalExecutor:
     ) -> TargetModelRunner | DraftModelRunner:
         config, group = self._config, TensorParallelGroup()
         device = torch.device(config.device)
-        dtype, kernels = config.settled_dtype, config.kernels
+        dtype, kernels = config.resolved_dtype, config.kernels
         return load_warm(directory, dtype, limits, group, quantization, device, kernels, vocabulary)

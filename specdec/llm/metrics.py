@@ -15,8 +15,7 @@ from specdec.engine.metric_definitions import (
     MetricSpec,
     Reading,
 )
-from specdec.types.counters import Counts, HistogramCounts
-from specdec.types.engine_stats import EngineStats
+from specdec.types.stats import Counts, EngineStats, HistogramCounts
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
+from specdec.types.validation import require_range
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,11 @@ class LengthRule:
     lower_below: float = 0.4
 
     def __post_init__(self) -> None:
-        _require("min", self.min_tokens, 1, MAX_NUM_SPECULATIVE_TOKENS)
-        _require("max", self.max_tokens, self.min_tokens, MAX_NUM_SPECULATIVE_TOKENS)
-        _require("raise_above", self.raise_above, 0, 1)
-        _require("lower_below", self.lower_below, 0, self.raise_above)
+        key, most = "speculative_config.adaptive_length", MAX_NUM_SPECULATIVE_TOKENS
+        require_range(f"{key}_min", self.min_tokens, 1, most)
+        require_range(f"{key}_max", self.max_tokens, self.min_tokens, most)
+        require_range(f"{key}_raise_above", self.raise_above, 0, 1)
+        require_range(f"{key}_lower_below", self.lower_below, 0, self.raise_above)
 
     def begin(self, length: DraftLength | None, start: int) -> DraftLength:
         """Return `length`, or a new one if there is none or it started with another number."""
@@ -85,9 +86,3 @@ def share_budget(wanted: Sequence[int], budget: int) -> list[int]:
         shares[index] = min(wanted[index], budget // (len(wanted) - place))
         budget -= shares[index]
     return shares
-
-
-def _require(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        field = f"speculative_config.adaptive_length_{name}"
-        raise InvalidValueError(field, value, f"from {low} to {high}")

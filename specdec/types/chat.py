@@ -1,4 +1,4 @@
-"""Conversations, as requests carry them."""
+"""Conversations in requests."""
 
 from __future__ import annotations
 

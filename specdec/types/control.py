@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS, VERIFIERS, VerifierName
+from specdec.types.validation import require_choice
 
 SpeculationMode = Literal["auto", "on", "off"]
 SPECULATION_MODES: tuple[SpeculationMode, ...] = ("auto", "on", "off")
@@ -80,7 +81,7 @@ LEAVING_SHARE = 0.8
 
 
 @dataclass(frozen=True)
-class SpeculationRule:
+class RateRule:
     """Settings that apply from a request rate on; None leaves a setting unchanged."""
 
     min_requests_per_s: float
@@ -89,16 +90,12 @@ class SpeculationRule:
 
     def applied_to(self, control: SpeculationControl) -> SpeculationControl:
         """Return `control` with the rule's settings in place."""
-        count = self.num_speculative_tokens
-        return replace(
-            control,
-            mode=control.mode if self.mode is None else self.mode,
-            num_speculative_tokens=control.num_speculative_tokens if count is None else count,
-            is_by_rule=True,
-        )
+        own = {"mode": self.mode, "num_speculative_tokens": self.num_speculative_tokens}
+        given: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
+        return replace(control, **given, is_by_rule=True)
 
 
-def check_rules(rules: Sequence[SpeculationRule]) -> None:
+def check_rules(rules: Sequence[RateRule]) -> None:
     """Raise InvalidValueError, which names the rule by its index."""
     if len(rules) > MAX_RULES:
         raise InvalidValueError("rules", f"{len(rules)} rules", f"at most {MAX_RULES}")
@@ -111,16 +108,14 @@ def check_rules(rules: Sequence[SpeculationRule]) -> None:
             raise InvalidValueError(name, after.min_requests_per_s, limit)
 
 
-def _check_rule(name: str, rule: SpeculationRule) -> None:
+def _check_rule(name: str, rule: RateRule) -> None:
     rate = rule.min_requests_per_s
     if not is_number(rate) or not 0 <= rate <= MAX_REQUESTS_PER_S:
         limit = f"a number from 0 to {MAX_REQUESTS_PER_S:g}"
         raise InvalidValueError(f"{name}.min_requests_per_s", rate, limit)
     if rule.mode is None and rule.num_speculative_tokens is None:
         raise InvalidValueError(name, rule, "one with a mode, or num_speculative_tokens, or both")
-    if rule.mode is not None and rule.mode not in SPECULATION_MODES:
-        limit = f"one of {', '.join(SPECULATION_MODES)}"
-        raise InvalidValueError(f"{name}.mode", rule.mode, limit)
+    require_choice(f"{name}.mode", rule.mode, SPECULATION_MODES)
     if rule.num_speculative_tokens is not None:
         field, count = f"{name}.num_speculative_tokens", rule.num_speculative_tokens
         require_count(field, count, MAX_NUM_SPECULATIVE_TOKENS)
@@ -131,9 +126,7 @@ def is_number(value: object) -> bool:
     return type(value) in (int, float) and math.isfinite(cast("float", value))
 
 
-def active_rule(
-    rules: Sequence[SpeculationRule], requests_per_s: float, active: int | None
-) -> int | None:
+def active_rule(rules: Sequence[RateRule], requests_per_s: float, active: int | None) -> int | None:
     """Return the index of the active rule; None for none. active: the index until now.
 
     Hysteresis: a rule is left at a lower rate than it is entered, so that it does not flap.

@@ -8,9 +8,9 @@ from datetime import datetime
 from typing import Any
 
 from specdec.types.control import (
+    RateRule,
     SpeculationControl,
     SpeculationMode,
-    SpeculationRule,
     check_rules,
     is_number,
 )
@@ -50,7 +50,7 @@ class SpeculationChange:
     method: str | None = None
     allow_request_override: bool | None = None
     allowed_verifiers: tuple[VerifierName, ...] | None = None
-    rules: tuple[SpeculationRule, ...] | None = None
+    rules: tuple[RateRule, ...] | None = None
     ttl_s: float | None = None
     reset: bool = False
     expected_version: int | None = None
@@ -60,8 +60,9 @@ class SpeculationChange:
     def __post_init__(self) -> None:
         self.applied_to(_NEUTRAL)
         check_rules(self.rules or ())
-        if self.ttl_s is not None:
-            _require_ttl(self.ttl_s)
+        ttl_s = self.ttl_s
+        if ttl_s is not None and not (is_number(ttl_s) and 0 <= ttl_s <= MAX_TTL_S):
+            raise InvalidValueError("ttl_s", ttl_s, f"a number of seconds from 0 to {MAX_TTL_S:g}")
         if not self.values and self.rules is None and self.ttl_s is None and not self.reset:
             names = (*CONTROL_VALUES, "rules", "ttl_s")
             limit = f"one of {', '.join(names)} and reset, or several"
@@ -98,7 +99,7 @@ class SpeculationState:
     updated_at: datetime | None
     updated_by: str
     reason: str
-    rules: tuple[SpeculationRule, ...] = ()
+    rules: tuple[RateRule, ...] = ()
     active_rule: int | None = None
     expires_at: datetime | None = None
 
@@ -144,8 +145,3 @@ class AuditPage:
 def _require_line(name: str, text: str, max_chars: int) -> None:
     if len(text) > max_chars or not text.isprintable():
         raise InvalidValueError(name, text, f"at most {max_chars} printable characters")
-
-
-def _require_ttl(ttl_s: float) -> None:
-    if not is_number(ttl_s) or not 0 <= ttl_s <= MAX_TTL_S:
-        raise InvalidValueError("ttl_s", ttl_s, f"a number of seconds from 0 to {MAX_TTL_S:g}")

@@ -1,14 +1,16 @@
-"""Errors a caller can cause, named so that every interface can report them alike.
+"""Errors that a caller can cause, which every interface reports alike.
 
-Each carries the field, the value and the limit that was broken. `cluster.api.errors` maps them to gRPC
-and HTTP codes. A failed invariant of our own is an `assert`, never one of these.
+`cluster.api.errors` maps them to gRPC and HTTP codes. A failed invariant of our own is an `assert`,
+never one of these.
 """
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class SpecdecError(Exception):
-    """Base of every error that is meant to be read by the person who caused it."""
+    """Base of the errors whose messages are meant for the client."""
 
 
 class InvalidValueError(SpecdecError, ValueError):
@@ -26,18 +28,18 @@ class InvalidValueError(SpecdecError, ValueError):
 
 
 class UnsupportedModelError(SpecdecError):
-    """The checkpoint is of an architecture, or has a feature, that is not implemented."""
+    """The checkpoint has an architecture or a feature that is not implemented."""
 
 
 class ModelNotFoundError(SpecdecError):
-    """No model answers to that name, here or where it could be fetched from."""
+    """No model of that name exists, locally or where it could be fetched from."""
 
 
 class UnknownModelError(SpecdecError):
-    """A request names a model that is not the one that is served."""
+    """A request names a model that is not served."""
 
     def __init__(self, requested: str, *loaded: str) -> None:
-        """`requested` is the name in the request, `loaded` those that would be answered to."""
+        """Take the name in the request and the names of the models that are served."""
         self.requested = requested
         self.loaded = loaded
         super().__init__(requested, *loaded)
@@ -49,10 +51,10 @@ class UnknownModelError(SpecdecError):
 
 
 class VersionConflictError(SpecdecError):
-    """A change was made for a state that is not the present one; nothing was changed."""
+    """A change was made for a version that is not the present one; it has no effect."""
 
     def __init__(self, expected: int, present: int) -> None:
-        """`expected` is the version that the change was made for."""
+        """Take the version that the change was made for, and the present one."""
         self.expected = expected
         self.present = present
         super().__init__(expected, present)
@@ -62,31 +64,31 @@ class VersionConflictError(SpecdecError):
 
 
 class ForeignPageError(SpecdecError):
-    """A browser sends what another site's page has made it send."""
+    """A browser sends a request on behalf of another site's page (CSRF)."""
 
     def __str__(self) -> str:
         return "the request comes from another site's page; only this service's own may send it"
 
 
 class UnauthenticatedError(SpecdecError):
-    """A call that only operators may make did not present their token."""
+    """A call for operators only was made without their token."""
 
     def __str__(self) -> str:
         return "this call needs the operators' token, as authorization: Bearer TOKEN"
 
 
 class OutOfMemoryError(SpecdecError):
-    """The machine has too little memory for the configuration asked for."""
+    """The machine has too little memory for the configuration."""
 
 
 class GrammarError(SpecdecError):
-    """A request's structured output cannot be continued; the others are not concerned."""
+    """A request's structured output cannot be continued; other requests are not affected."""
 
 
 class OverloadedError(SpecdecError):
-    """The request was refused because something is full; it may be sent again later.
+    """The request was rejected because a limit is reached; it may be sent again later.
 
-    retry_after_s: when there will be room, where that is known.
+    retry_after_s: when there will be room, if known.
     """
 
     def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
@@ -98,42 +100,38 @@ class NotReadyError(SpecdecError):
     """The service is loading its model, or draining; the request did not start."""
 
 
-class BadLogitsError(SpecdecError):
-    """No token could follow a request's last one: what the model computed for it is no number."""
+class NoNextTokenError(SpecdecError):
+    """Base of the errors of a request that cannot be continued by any token."""
+
+    reason: ClassVar[str]
 
     def __init__(self, num_output_tokens: int) -> None:
-        """`num_output_tokens` is how many there were before."""
+        """Take the number of output tokens so far."""
         self.num_output_tokens = num_output_tokens
         super().__init__(num_output_tokens)
 
     def __str__(self) -> str:
-        return (
-            f"no token can follow after {self.num_output_tokens} of output: the model computed "
-            "something that is no number"
-        )
+        return f"no token can follow after {self.num_output_tokens} of output: {self.reason}"
 
 
-class NoTokenLeftError(SpecdecError):
-    """No token could follow a request's last one: together, its parameters rule out every token."""
+class BadLogitsError(NoNextTokenError):
+    """The model produced NaN or Inf logits for the next token."""
 
-    def __init__(self, num_output_tokens: int) -> None:
-        """`num_output_tokens` is how many there were before."""
-        self.num_output_tokens = num_output_tokens
-        super().__init__(num_output_tokens)
+    reason = "the model produced NaN or Inf logits"
 
-    def __str__(self) -> str:
-        return (
-            f"no token can follow after {self.num_output_tokens} of output: allowed_token_ids, "
-            "bad_words, min_tokens and structured_output leave none"
-        )
+
+class NoTokenLeftError(NoNextTokenError):
+    """The request's parameters together rule out every token."""
+
+    reason = "allowed_token_ids, bad_words, min_tokens and structured_output leave none"
 
 
 class TargetFailedError(SpecdecError):
-    """The target model stopped answering; where it cannot be replaced, requests are lost."""
+    """The target worker failed; if it cannot be replaced, running requests are lost."""
 
 
 class DraftFailedError(SpecdecError):
-    """The draft model stopped answering; requests go on without it."""
+    """The draft worker failed; requests continue without drafts."""
 
 
 def _short(value: object, max_chars: int = 80) -> str:

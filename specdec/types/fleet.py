@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from specdec.types.control_changes import SpeculationState
-from specdec.types.counters import Counts
+from specdec.types.stats import Counts
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,11 @@ class DecisionNews:
 class ReplicaReport:
     """The state of a replica, as it reports it.
 
-    reason: why it is not ready; empty if it is. num_decoding: is compared with the threshold.
-    kv_cache_usage: share of the blocks in use, 0 to 1. is_speculation_on: whether a request without
-    speculation options gets drafts now. speculation_version: of the settings in force; None before
-    the first. num_chosen_tokens, decision_reason: draft tokens per sequence and step, and why;
-    empty before the first decision. decision_changes: the latest, oldest first.
-    counts: since it started. estimated_speedup: over no drafts, for the present batch; None where
-    no costs are known. estimated_tokens_per_s: of that batch. mode: in force, with the active rule;
-    empty where nothing can draft. is_draft_worker_up: None without a draft model.
+    Fields with the names of EngineStats have the same meaning.
+
+    reason: why it is not ready; empty if it is. speculation_version: of the settings in force; None
+    before the first. decision_reason: empty before the first decision. mode: with the active rule.
+    is_draft_worker_up: None without a draft model.
     """
 
     replica_id: str

@@ -1,11 +1,11 @@
-"""The messages of one step, between the engine and whoever holds the model.
+"""Messages of one step between the engine and the workers that run the models.
 
-Small integers, and for requests that need them short lists of probabilities: a sequence's whole
-life on a worker (admission, block table, tokens, release) rides in these, in order, so a worker can
-never disagree with the engine about it.
+Small integers, and short lists of probabilities for requests that need them. All state of a
+sequence on a worker (admission, block table, tokens, release) follows from these messages in
+order, so a worker cannot disagree with the engine about it.
 
-Rows are named tuples: each sequence has some in each step, and a frozen dataclass takes two to four
-times as long to make.
+Rows are named tuples: each sequence has one or more in each step, and a frozen dataclass takes two
+to four times as long to create.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from specdec.types.sampling_spec import SamplingRules
 
 @dataclass(frozen=True)
 class SequenceAdmission:
-    """A sequence that the worker does not know yet, or no longer.
+    """A sequence that is new to the worker, or was released there.
 
-    token_ids: all that is known of it, prompt and output; empty where neither the rules nor a
-        grammar need it.
-    grammar: for a draft worker, what to hold its drafts to; a target gets masks instead.
+    token_ids: its tokens so far, prompt and output; empty where neither the rules nor a grammar
+        needs them.
+    grammar: for a draft worker, the grammar of its drafts; a target receives masks instead.
     """
 
     seq_id: int
@@ -39,7 +39,7 @@ class SequenceAdmission:
 
 @dataclass(frozen=True)
 class BlockTableDelta:
-    """From entry `start` on, the sequence's block table is now `block_ids`."""
+    """Change of a sequence's block table: from entry `start` on it is `block_ids`."""
 
     seq_id: int
     start: int
@@ -48,10 +48,10 @@ class BlockTableDelta:
 
 @dataclass(frozen=True, eq=False)
 class DraftProbs:
-    """The distributions that some draft tokens were drawn from, one row each.
+    """The distributions that draft tokens were drawn from, one row each.
 
-    Only the tokens that could be drawn are listed; the rest had no chance. Unused places at the end
-    of a row have probability 0.
+    Only tokens with a probability above 0 are listed. Unused places at the end of a row have
+    probability 0.
     """
 
     token_ids: NDArray[np.int32]  # [num_draft_tokens, num_listed]
@@ -62,7 +62,7 @@ class DraftProbs:
 
 
 PENDING_TOKEN = -1
-"""Stands for the token that the step before this one yields, which the worker knows first."""
+"""Placeholder for the token that the previous step yields, which the worker knows first."""
 
 
 BASE_MODEL = 0
@@ -73,16 +73,15 @@ class StepRow(NamedTuple):
     """The tokens of one sequence in this step: known ones first, then `num_draft_tokens` drafts.
 
     The first token's position is `num_computed_tokens`. A row that does not sample is a prefill
-    chunk with more of its prompt to come. The only token of a row without guesses may be
+    chunk, and more of its prompt follows. The only token of a row without guesses may be
     PENDING_TOKEN.
 
-    num_lookahead_tokens: guesses behind the drafts, which are run to see what the target says after
-        them and are never verified.
-
-    draft_probs: for verifiers that need them, what the drafts were drawn from; None where each
-        draft token was the only one that could come.
+    num_lookahead_tokens: guesses behind the drafts, which are run for the target's predictions
+        after them and are never verified.
+    draft_probs: for verifiers that need them, the distributions that the drafts were drawn from;
+        None where each draft token was the only possible one.
     grammar_mask: int32 [num_draft_tokens + 1, ceil(vocab_size / 32)], where bit t % 32 of word
-        t // 32 says whether token t may come at that place; None allows all.
+        t // 32 is set if token t is allowed at that position; None allows all.
     adapter_id: of the adapter that the sequence runs with; BASE_MODEL for none.
     positions: position ids of the tokens, where the drafts are a tree; None for a chain, whose
         positions are consecutive. KV slots are consecutive in both.
@@ -106,17 +105,17 @@ class StepRow(NamedTuple):
 
     @property
     def num_guesses(self) -> int:
-        """How many of the tokens are drafts and lookahead."""
+        """Number of draft and lookahead tokens."""
         return self.num_draft_tokens + self.num_lookahead_tokens
 
     @property
     def num_known_tokens(self) -> int:
-        """How many of the tokens are no guesses."""
+        """Number of tokens that are no guesses."""
         return len(self.token_ids) - self.num_guesses
 
     @property
     def known_end(self) -> int:
-        """Length of the sequence as it is known, where this row reaches its end."""
+        """Length of the known sequence, if this row reaches its end."""
         return self.num_computed_tokens + self.num_known_tokens
 
     @property
@@ -148,9 +147,9 @@ class StepInput:
 
 @dataclass(frozen=True, eq=False)
 class Logprobs:
-    """Logarithms of probabilities at consecutive positions: the token's own first, then the best.
+    """Log-probabilities at consecutive positions: of the token itself first, then of the best ones.
 
-    They are of the model's softmax, before any sampling parameter.
+    They are those of the model's softmax, before any sampling parameter.
     """
 
     token_ids: NDArray[np.int32]  # [num_positions, 1 + num_best]
@@ -164,12 +163,12 @@ class Logprobs:
         return Logprobs(self.token_ids[positions], self.logprobs[positions], self.ranks[positions])
 
     def best(self, count: int) -> Logprobs:
-        """With no more than `count` of the best at each position."""
+        """Return a copy with at most `count` of the best at each position."""
         return Logprobs(self.token_ids[:, : 1 + count], self.logprobs[:, : 1 + count], self.ranks)
 
     @classmethod
     def join(cls, parts: Sequence[Logprobs]) -> Logprobs:
-        """Of the positions of all parts, of which there must be one, in order."""
+        """Concatenate the positions of one part or more."""
         return cls(
             np.concatenate([part.token_ids for part in parts]),
             np.concatenate([part.logprobs for part in parts]),
@@ -178,7 +177,7 @@ class Logprobs:
 
     @classmethod
     def nothing(cls, num_best: int) -> Logprobs:
-        """Of no positions."""
+        """Return log-probabilities of no position."""
         shape = (0, 1 + num_best)
         return cls(np.zeros(shape, np.int32), np.zeros(shape, np.float32), np.zeros(0, np.int32))
 
@@ -187,10 +186,10 @@ class VerifiedRow(NamedTuple):
     """New tokens of a sequence: accepted drafts, then one of the target's own.
 
     logprobs: of token_ids, where the rules ask for them. has_bad_logits: whether there are no
-    tokens because the model computed something that is no number, or because none was allowed.
+    tokens because the logits contain NaN or Inf, or because no token was allowed.
 
-    lookahead_token_ids: of a row with lookahead tokens, the target's likeliest token after each
-        draft token and each lookahead token, whatever came of those before; shaped by no rules.
+    lookahead_token_ids: for a row with lookahead tokens, the target's most likely token after each
+        draft and lookahead token, whether those before were accepted or not; by raw logits.
     next_draft_token_ids: a draft behind token_ids that the rank made itself, by heads on the
         target's hidden states. next_draft_parents: its tree, as in `Proposal`; None for a chain.
     """
@@ -206,7 +205,7 @@ class VerifiedRow(NamedTuple):
 
 @dataclass(frozen=True)
 class PromptLogprobs:
-    """Logprobs of the prompt's tokens from index `start` on, which is 1 or more."""
+    """Log-probabilities of the prompt's tokens from index `start` on, which is 1 or more."""
 
     seq_id: int
     start: int
@@ -217,8 +216,8 @@ class PromptLogprobs:
 class VerifyOutput:
     """The result of one step: one entry for each row that samples, in the rows' order.
 
-    Behind these are entries with bad logits for rows that do not sample and went wrong.
-    prompt_logprobs: of the rows that ran a part of a prompt whose rules ask for them.
+    Behind these are entries with bad logits for failed rows that do not sample.
+    prompt_logprobs: of the rows that ran a part of a prompt, if their rules request them.
     """
 
     step_id: int
@@ -227,11 +226,10 @@ class VerifyOutput:
 
 
 class DraftRow(NamedTuple):
-    """A sequence to draft for: its tokens that the draft model has not run, and how many to add.
+    """A sequence to draft for: its tokens that the draft model has not run, and how many to draft.
 
-    The first token's position is `num_computed_tokens`. first_index: of the first token to add,
-    among the tokens of the sequence as the target counts them; a draft model with another
-    vocabulary counts its own.
+    The first token's position is `num_computed_tokens`. first_index: index of the first token to
+    draft, in the target's tokens of the sequence, which may differ from the draft model's.
     """
 
     seq_id: int
@@ -243,7 +241,7 @@ class DraftRow(NamedTuple):
 
 @dataclass(frozen=True)
 class DraftStep(StepInput):
-    """What a draft model does in one step: first `drafts`, which are answered; then `rows`.
+    """A step of a draft model: first `drafts`, whose results are returned, then `rows`.
 
     `rows` are chunks of text to catch up on; none of them samples.
     """
@@ -254,7 +252,7 @@ class DraftStep(StepInput):
 class DraftedRow(NamedTuple):
     """The draft of one sequence, in the draft model's tokens.
 
-    draft_probs: where its verifier needs them; of the target's tokens, for the target to read.
+    draft_probs: where its verifier needs them; in the target's vocabulary.
     """
 
     seq_id: int

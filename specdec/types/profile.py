@@ -1,4 +1,4 @@
-"""What an operator asks of a profile of the models at work, and what comes of it."""
+"""Request and result of profiling the models of a replica."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from specdec.types.validation import check_types, require_range
 
 MAX_PROFILE_STEPS = 100
-"""Each step leaves hundreds of kilobytes of events, which are kept in memory until the end."""
+"""Each step records hundreds of kilobytes of events, which stay in memory until the end."""
 
 MIN_PROFILE_TIMEOUT_S = 0.1
 MAX_PROFILE_TIMEOUT_S = 300.0
@@ -17,10 +17,9 @@ DEFAULT_PROFILE_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class ProfileOrder:
-    """How much to profile: so many steps, or what runs of them within `timeout_s` seconds.
+    """Request to profile `num_steps` steps, or those that run within `timeout_s` seconds.
 
-    replica_id: whose models; empty for those of whichever replica answers. Raises
-    InvalidValueError.
+    replica_id: empty for the replica that receives the request. Raises InvalidValueError.
     """
 
     num_steps: int = DEFAULT_PROFILE_STEPS
@@ -35,7 +34,7 @@ class ProfileOrder:
 
 @dataclass(frozen=True)
 class OperationTime:
-    """What an operation has taken over all steps, in milliseconds.
+    """Time of an operation over all steps, in milliseconds.
 
     self_ms: on the CPU, without the operations that it called. total_ms: with them. device_ms: on
     the GPU, without them.
@@ -52,9 +51,9 @@ class OperationTime:
 class WorkerProfile:
     """The profile of one rank of a model.
 
-    worker: `target` or `draft model`. num_steps: fewer than asked for where no more came.
-    trace_path: on the rank's node; empty where there is none. trace_bytes: its size. operations:
-    those that took most, the longest first. fault: why there is no trace, if there is none.
+    worker: `target` or `draft model`. num_steps: number of steps that were profiled.
+    trace_path: on the rank's node; empty without a trace. trace_bytes: its size. operations: those
+    that took the longest, in descending order. fault: why there is no trace; empty with one.
     """
 
     worker: str
@@ -68,7 +67,7 @@ class WorkerProfile:
 
 @dataclass(frozen=True)
 class ProfileReport:
-    """The profiles of one replica's ranks, and how many seconds it took to take them."""
+    """The profiles of one replica's ranks; taking them took `elapsed_s` seconds."""
 
     replica_id: str
     elapsed_s: float

@@ -1,4 +1,4 @@
-"""Requests of the service, whichever interface they come by."""
+"""Requests of the service, shared by all interfaces."""
 
 from __future__ import annotations
 

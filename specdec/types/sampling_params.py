@@ -1,4 +1,4 @@
-"""What a request may ask of sampling and of speculation."""
+"""Sampling and speculation parameters of a request."""
 
 from __future__ import annotations
 
@@ -18,15 +18,12 @@ from specdec.types.validation import (
 )
 
 DEFAULT_TYPICAL_EPSILON = 0.09
-
-
 DEFAULT_TYPICAL_DELTA = 0.3
-
 
 VerifierName = Literal["coupled", "rejection", "block", "typical", "threshold"]
 VERIFIERS: tuple[VerifierName, ...] = get_args(VerifierName)
 LOSSY_VERIFIERS: frozenset[VerifierName] = frozenset(("typical", "threshold"))
-"""Those that may return other tokens than the target would, and so are never taken unasked."""
+"""Those that may change the distribution of the output, and so are never a default."""
 
 AcceptancePreset = Literal["strict", "medium", "lenient"]
 ACCEPTANCE_PRESETS: Mapping[AcceptancePreset, float] = MappingProxyType(
@@ -57,23 +54,25 @@ _INT32_LIMIT = 2**31
 
 @dataclass(frozen=True)
 class SpeculationOptions:
-    """Per-request speculation. With a lossless verifier it changes the speed, not what is likely.
+    """Speculation of a request. With a lossless verifier it affects speed only.
 
-    enabled: None leaves it to the service; False opts out; True asks for it where it is loaded.
-    num_speculative_tokens: draft tokens a step; None takes the service's number.
-    method: name of a method that the service has loaded; None takes the service's.
-    verifier: what decides which draft tokens are kept (`specdec.sampling.verifiers`); None takes the
-        service's. With `coupled` the seed alone fixes the tokens; with `rejection` and `block`,
-        which are lossless too, they depend on the drafts as well, but their distribution does not.
-        `typical` and `threshold` are not lossless, and are faster for it.
-    typical_epsilon, typical_delta: of verifier `typical`: a draft token is kept when its target
+    None takes the service's setting.
+
+    enabled: False opts out; True requests drafts where a method is loaded.
+    num_speculative_tokens: draft tokens a step.
+    method: name of a method that the service has loaded.
+    verifier: decides which draft tokens are accepted (`specdec.sampling.verifiers`). With `coupled`
+        the seed alone determines the tokens; with `rejection` and `block`, which are lossless too,
+        they depend on the drafts as well, but their distribution does not. `typical` and
+        `threshold` are not lossless, and faster.
+    typical_epsilon, typical_delta: for verifier `typical`: a draft token is accepted if its target
         probability is above min(epsilon, delta * exp(-entropy)); Cai et al. 2024 (Medusa), section
-        2.3.1. None: 0.09 and 0.3.
-    acceptance_threshold: of verifier `threshold`: the least target probability with which a draft
-        token is kept, or the name of a preset; `auto` chooses the preset by what is asked for:
-        strict for code, medium for structured output, lenient for other text. None: `auto`.
-    scale_draft_temperature: whether the draft's temperature is lowered the more the draft model is
-        sure: by a factor of 1 less its highest probability. None: not.
+        2.3.1. Default: 0.09 and 0.3.
+    acceptance_threshold: for verifier `threshold`: the least target probability of an accepted
+        draft token, or the name of a preset; `auto` chooses strict for code, medium for structured
+        output and lenient for other text. Default: `auto`.
+    scale_draft_temperature: whether the draft's temperature decreases with its confidence: by a
+        factor of 1 less its highest probability. Default: false.
     """
 
     enabled: bool | None = None
@@ -102,14 +101,14 @@ class SpeculationOptions:
 
 @dataclass(frozen=True)
 class StructuredOutput:
-    """What the whole text of an output has to be. Exactly one of the fields says it.
+    """Constraint on the whole text of an output. Exactly one of the fields is given.
 
-    json_schema: JSON that the schema (drafts 4 to 2020-12) accepts, without whitespace between its
-        parts. A keyword that is known but cannot be enforced is refused, never passed over.
+    json_schema: JSON that is valid under the schema (drafts 4 to 2020-12), without whitespace
+        between its parts. A known keyword that cannot be enforced is rejected, never ignored.
     json_object: any JSON object.
-    regex: a text that the regular expression matches as a whole, in the syntax of Rust's regex
-        crate: no look-around, no back-references.
-    grammar: a text of a context-free grammar, in the EBNF of llguidance's Lark (`start: ...`) or in
+    regex: matches the whole text, in the syntax of Rust's regex crate: no look-around, no
+        back-references.
+    grammar: a context-free grammar, in the EBNF of llguidance's Lark (`start: ...`) or in
         llama.cpp's GBNF (`root ::= ...`).
     choice: one of these texts.
     """
@@ -147,7 +146,7 @@ _NOT_GIVEN = (None, False, ())
 
 @dataclass(frozen=True)
 class SamplingDefaults:
-    """What a model's generation_config.json asks for where a request says nothing."""
+    """Defaults of a model's generation_config.json, for fields that a request leaves out."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -159,46 +158,46 @@ class SamplingDefaults:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the tokens of one request are drawn.
+    """Sampling parameters of one request.
 
-    Fields that are None are left to the model's generation_config.json, and without one do nothing.
-    Lists are taken for tuples, and a string alone for a list of it in `stop`. Names and meanings
-    are those of vLLM, and of the OpenAI API where it has the field. A token's logits are shaped in
-    this order: allowed_token_ids, bad_words and structured output, logit_bias and min_tokens,
+    Fields that are None take the value of the model's generation_config.json, and have no effect
+    without one. Lists are accepted for tuples, and a single string for `stop`. Names and meanings
+    are those of vLLM, and of the OpenAI API where it has the field. Logits are processed in this
+    order: allowed_token_ids, bad_words and structured output, logit_bias and min_tokens,
     repetition, frequency and presence penalty, temperature, min_p, top_k, top_p. Bad words are
-    looked for in the output alone. A grammar that can only end goes before min_tokens; a request of
-    which otherwise every token is ruled out ends with an error.
+    searched in the output only. A grammar that can only end takes precedence over min_tokens. A
+    request whose parameters otherwise rule out every token ends with an error.
 
-    n: how many choices to generate, each with random numbers of its own. Choice i is the same
-        whatever n is.
-    temperature: divides the logits; 0 takes the most likely token always.
-    top_p: keeps the most likely tokens whose probabilities sum to at least top_p. Tokens exactly
-        as likely as the last one kept are kept too, so the support never depends on sort order.
+    n: number of choices to generate, each with its own random numbers. Choice i does not depend on
+        n.
+    temperature: divides the logits; 0 always takes the most likely token.
+    top_p: keeps the most likely tokens whose probabilities sum to at least top_p, and those exactly
+        as likely as the last one kept, so that the support does not depend on the sort order.
     top_k: keeps the top_k most likely tokens, ties with the last one included; 0 keeps all.
     min_p: keeps the tokens at least min_p times as likely as the most likely one.
     repetition_penalty: divides positive logits of tokens in prompt or output so far, and multiplies
         negative ones (Keskar et al. 2019, CTRL, section 4.1).
-    presence_penalty: taken off the logits of tokens in the output so far.
-    frequency_penalty: the same, once for each time that the token is there.
+    presence_penalty: subtracted from the logits of tokens in the output so far.
+    frequency_penalty: the same, once for each occurrence of the token.
     logit_bias: added to the logits of tokens, from -100 to 100 each.
-    bad_words: texts that the output shall not contain: the last token of each is never drawn where
-        those before it have just been.
+    bad_words: texts that the output must not contain: the last token of each is never drawn after
+        those before it.
     allowed_token_ids: the only tokens that may be drawn; None allows all.
-    stop: strings that end the text; it is cut before the first of them.
-    stop_token_ids: tokens that end the text, and are in token_ids but not in the text.
+    stop: strings that end the text, which is cut before the first of them.
+    stop_token_ids: tokens that end the text; they are in token_ids but not in the text.
     include_stop_str_in_output: leaves the stop string, or the stop token's text, in the text.
-    min_tokens: how many tokens come before an end-of-sequence or stop token may be drawn, and
-        before stop strings are looked for.
-    max_tokens: most tokens to generate; None leaves as many as the context length allows.
-    ignore_eos: goes on after an end-of-sequence token (for benchmarks).
-    seed: fixes every random choice; None lets the service choose one, and tell which.
-    logprobs: how many of the most likely tokens to report at each position, with the logarithms of
-        their probabilities, besides the token that was drawn; None reports nothing. They are the
-        model's own: taken before anything here shapes the logits.
+    min_tokens: number of tokens before an end-of-sequence or stop token may be drawn, and before
+        stop strings are searched.
+    max_tokens: most tokens to generate; None: as many as the context length allows.
+    ignore_eos: continues after an end-of-sequence token (for benchmarks).
+    seed: determines every random choice; None lets the service choose a seed, which it reports.
+    logprobs: number of most likely tokens to report at each position, with their log-probabilities,
+        besides the token that was drawn; None reports nothing. They are those of the model, before
+        any parameter here.
     prompt_logprobs: the same for the prompt's tokens, of which the first has none.
     skip_special_tokens: leaves special tokens out of the text.
-    structured_output: what the text has to be. Where it is complete and nothing can follow, it ends
-        there: min_tokens and ignore_eos do not count against that.
+    structured_output: constraint on the text, which ends where it is complete and nothing can
+        follow, regardless of min_tokens and ignore_eos.
     """
 
     n: int = 1
@@ -238,10 +237,10 @@ class SamplingParams:
         check_texts("stop", self.stop, MAX_STOP_STRINGS, MAX_STOP_CHARS)
         self._check_bad_words()
 
-    def settled(self, defaults: SamplingDefaults) -> SamplingDefaults:
-        """What holds of the fields that may be left to the model."""
-        asked = {each.name: getattr(self, each.name) for each in fields(defaults)}
-        return replace(defaults, **{k: value for k, value in asked.items() if value is not None})
+    def resolved(self, defaults: SamplingDefaults) -> SamplingDefaults:
+        """Return the parameters that a model has defaults for, with those filled in."""
+        given = {each.name: getattr(self, each.name) for each in fields(defaults)}
+        return replace(defaults, **{k: value for k, value in given.items() if value is not None})
 
     def _check_distribution(self) -> None:
         require_range("temperature", self.temperature, 0, 100)

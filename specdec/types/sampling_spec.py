@@ -1,4 +1,4 @@
-"""TODO."""
+"""Sampling parameters as the workers receive them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specdec.types.sampling_params import (
 
 @dataclass(frozen=True)
 class Verifier:
-    """What decides which draft tokens are kept; see SpeculationOptions for its parameters."""
+    """Verifier of draft tokens; see SpeculationOptions for its parameters."""
 
     name: VerifierName = "coupled"
     epsilon: float = DEFAULT_TYPICAL_EPSILON
@@ -26,11 +26,11 @@ class Verifier:
 
 @dataclass(frozen=True)
 class SamplingRules:
-    """SamplingParams as the workers need them: token ids for texts, values for defaults.
+    """SamplingParams for the workers: texts replaced by token ids, defaults by values.
 
-    bad_words: sequences of tokens of which the last must not follow the others.
+    bad_words: token sequences of which the last token must not follow the others.
     allowed_token_ids: each once, in ascending order; None allows all.
-    end_token_ids: what must not be drawn before min_tokens.
+    end_token_ids: not drawn before min_tokens.
     """
 
     temperature: float = 1.0
@@ -54,33 +54,33 @@ class SamplingRules:
 
     @cached_property
     def is_greedy(self) -> bool:
-        """Whether the best tokens decide everything: the lossless verifiers are then all one."""
+        """Whether sampling is an argmax, for which all lossless verifiers are equal."""
         return self.temperature == 0 and self.verifier.name not in LOSSY_VERIFIERS
 
     @cached_property
     def acting_verifier(self) -> VerifierName:
-        """What judges the drafts."""
+        """Name of the verifier in effect."""
         return "coupled" if self.is_greedy else self.verifier.name
 
     @cached_property
     def needs_draft_probs(self) -> bool:
-        """Whether drafts have to come with the distributions that they were drawn from."""
+        """Whether drafts need the distributions that they were drawn from."""
         return self.acting_verifier in ("rejection", "block")
 
     @cached_property
     def has_penalties(self) -> bool:
-        """Whether logits depend on which tokens came before, and how often."""
+        """Whether logits depend on the counts of earlier tokens."""
         penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
         return penalties != (1, 0, 0)
 
     @cached_property
     def needs_tokens(self) -> bool:
-        """Whether the worker has to know the sequence's tokens, those in cached blocks included."""
+        """Whether the worker needs the sequence's tokens, those in cached blocks included."""
         return self.has_penalties or bool(self.bad_words) or self.prompt_logprobs is not None
 
     @property
     def without_tokens(self) -> SamplingRules:
-        """What is left where no token can be told apart: temperature and cuts."""
+        """The rules that do not depend on token ids: temperature and truncation."""
         return SamplingRules(
             temperature=self.temperature,
             top_p=self.top_p,
@@ -93,5 +93,5 @@ class SamplingRules:
         )
 
     def of_choice(self, choice: int) -> SamplingRules:
-        """Those of another choice: log-probabilities of the prompt come with choice 0 alone."""
+        """Return the rules of another choice; only choice 0 has log-probabilities of the prompt."""
         return replace(self, choice=choice, prompt_logprobs=None)

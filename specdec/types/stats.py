@@ -1,12 +1,16 @@
-"""Counts of drafted and accepted tokens, of one request or of all."""
+"""Statistics of an engine: counters that can be added, and gauges at one moment."""
 
 from __future__ import annotations
 
+import operator
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import reduce
-from itertools import zip_longest
+from itertools import accumulate, starmap, zip_longest
 from typing import Any, Self
+
+from specdec.types.draft_decision import Decision, DecisionChange
 
 STRUCTURED_OUTPUT = "structured_output"
 """The drafting method that is counted where a grammar left a row only one continuation."""
@@ -20,11 +24,11 @@ class Additive:
 
     def plus(self, other: Self) -> Self:
         """Return the sum of both."""
-        return self._combined(other, added)
+        return self._combined(other, operator.add)
 
     def minus(self, before: Self) -> Self:
         """Return what was counted after the earlier snapshot `before`."""
-        return self._combined(before, subtracted)
+        return self._combined(before, operator.sub)
 
     @classmethod
     def sum(cls, counts: Iterable[Self]) -> Self:
@@ -33,35 +37,23 @@ class Additive:
 
     def _combined(self, other: Self, combine: Callable[[Any, Any], Any]) -> Self:
         names = [each.name for each in fields(self)]  # type: ignore[arg-type]
-        values = {name: combine(getattr(self, name), getattr(other, name)) for name in names}
-        return type(self)(**values)
+        pairs = {name: (getattr(self, name), getattr(other, name)) for name in names}
+        return type(self)(**{name: _combined(*pair, combine) for name, pair in pairs.items()})
 
 
-def added(left: Any, right: Any) -> Any:
-    """Return the sum of two values of a field."""
+def _combined(left: Any, right: Any, combine: Callable[[Any, Any], Any]) -> Any:
+    """Return the sum or difference of two values of a field."""
     match left:
         case Additive():
-            return left.plus(right)
+            return left._combined(right, combine)
         case tuple():
-            return tuple(map(sum, zip_longest(left, right, fillvalue=0)))
+            return tuple(starmap(combine, zip_longest(left, right, fillvalue=0)))
         case Mapping():
-            both = {name: added(left[name], right[name]) for name in left.keys() & right.keys()}
+            names = left.keys() & right.keys()
+            both = {name: _combined(left[name], right[name], combine) for name in names}
             return {**left, **right, **both}
         case _:
-            return left + right
-
-
-def subtracted(left: Any, right: Any) -> Any:
-    """Return left minus right, which is an earlier snapshot of left."""
-    match left:
-        case Additive():
-            return left.minus(right)
-        case tuple():
-            return tuple(a - b for a, b in zip_longest(left, right, fillvalue=0))
-        case Mapping():
-            return {**left, **{name: subtracted(left[name], right[name]) for name in right}}
-        case _:
-            return left - right
+            return combine(left, right)
 
 
 @dataclass(frozen=True)
@@ -97,30 +89,179 @@ class SpeculationStats(Additive):
         return 1 + (self.num_accepted_tokens / self.num_drafts if self.num_drafts else 0.0)
 
 
-class AcceptanceByPosition:
-    """Counters of drafted and of accepted tokens at each draft position, first to last."""
+@dataclass(frozen=True)
+class HistogramCounts(Additive):
+    """Snapshot of a histogram that can be added to others with the same buckets.
+
+    bounds: upper bounds of the buckets, ascending, without infinity. counts: observations in each
+    bucket (not cumulative), then those above the last bound. total: sum of the observations.
+    """
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+    def _combined(
+        self, other: HistogramCounts, combine: Callable[[Any, Any], Any]
+    ) -> HistogramCounts:
+        assert self.bounds == other.bounds, "histograms with different buckets"
+        counts = _combined(self.counts, other.counts, combine)
+        return HistogramCounts(self.bounds, counts, combine(self.total, other.total))
+
+    def quantile(self, share: float) -> float | None:
+        """Return the quantile `share`, from 0 to 1; None without observations.
+
+        Interpolates linearly within a bucket and returns the last bound for observations above it,
+        like Prometheus' histogram_quantile.
+        """
+        ends = list(accumulate(self.counts))
+        if ends[-1] == 0:
+            return None
+        rank = share * ends[-1]
+        index = bisect_left(ends, rank)
+        if index >= len(self.bounds):
+            return self.bounds[-1]
+        low, begin = (self.bounds[index - 1], ends[index - 1]) if index else (0.0, 0)
+        if self.counts[index] == 0:  # only where the rank is 0
+            return low
+        return low + (self.bounds[index] - low) * (rank - begin) / self.counts[index]
+
+
+@dataclass
+class Counts(Additive):
+    """Counters of an engine, a replica or a fleet since its start; they only grow and can be added.
+
+    Each part fills in the fields it counts, and `plus` merges the parts: the engine and its
+    scheduler (tokens, steps, drafts, decisions), `Metrics` (requests and histograms) and the
+    executor (restarts). A new counter is a field here and a metric in `engine_metrics`.
+
+    num_requests: received requests, each choice counted as one.
+    accepted_by_position, drafted_by_position: draft tokens by position, first to last; drafted
+        tokens whether accepted or not. drafted_by_method, accepted_by_method: the same for each
+        drafting method, STRUCTURED_OUTPUT included.
+    decisions: steps by the reason of their decision. decided_lengths: steps by the number of draft
+        tokens, 0 first.
+    histograms: by metric name. ended: requests by finish reason. failed: calls by gRPC status code.
+    num_cached_tokens: prompt tokens found in the prefix cache.
+    num_prefill_chunks: rows that left a part of the prompt uncomputed.
+    num_lookahead_tokens: guesses run behind the drafts by lookahead decoding.
+    num_catch_up_tokens: tokens that the draft model computed to catch up.
+    num_target_restarts, num_draft_restarts: restarts of each model's workers.
+
+    Fields from decided_lengths on are exported over HTTP only.
+    """
+
+    num_requests: int = 0
+    num_prompt_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_steps: int = 0
+    speculation: SpeculationStats = field(default_factory=SpeculationStats)
+    accepted_by_position: tuple[int, ...] = ()
+    decisions: Mapping[str, int] = field(default_factory=dict)
+    histograms: Mapping[str, HistogramCounts] = field(default_factory=dict)
+    drafted_by_position: tuple[int, ...] = ()
+    decided_lengths: tuple[int, ...] = ()
+    drafted_by_method: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    accepted_by_method: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    ended: Mapping[str, int] = field(default_factory=dict)
+    failed: Mapping[str, int] = field(default_factory=dict)
+    num_cached_tokens: int = 0
+    num_prefill_chunks: int = 0
+    num_preemptions: int = 0
+    num_lookahead_tokens: int = 0
+    num_catch_up_tokens: int = 0
+    num_target_restarts: int = 0
+    num_draft_restarts: int = 0
+
+
+class DraftCounter:
+    """Counter of verified drafts by drafting method and position.
+
+    Nothing else is counted per row: totals over methods and positions are summed up when read.
+    """
 
     def __init__(self) -> None:
-        self._drafted: list[int] = []
-        self._accepted: list[int] = []
+        self._drafted: dict[str, list[int]] = {}
+        self._accepted: dict[str, list[int]] = {}
 
-    def record(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-        """Count one verified draft, of which a prefix was accepted."""
-        num_new = num_draft_tokens - len(self._drafted)
+    def record(self, method: str, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+        """Count one verified draft, of which a prefix was accepted; an empty one is not counted."""
+        if not num_draft_tokens:
+            return
+        drafted = self._drafted.setdefault(method, [])
+        accepted = self._accepted.setdefault(method, [])
+        num_new = num_draft_tokens - len(drafted)
         if num_new > 0:
-            self._drafted.extend([0] * num_new)
-            self._accepted.extend([0] * num_new)
+            drafted.extend([0] * num_new)
+            accepted.extend([0] * num_new)
         for position in range(num_draft_tokens):
-            self._drafted[position] += 1
+            drafted[position] += 1
         for position in range(num_accepted_tokens):
-            self._accepted[position] += 1
+            accepted[position] += 1
+
+    def added_to(self, counts: Counts) -> Counts:
+        """Return a copy of `counts` with the fields about drafts filled in."""
+        drafted_by_method = {name: tuple(each) for name, each in self._drafted.items()}
+        accepted_by_method = {name: tuple(each) for name, each in self._accepted.items()}
+        drafted, accepted = _totals(self._drafted), _totals(self._accepted)
+        num_drafts = sum(drafted[:1])  # every draft has a first token
+        return replace(
+            counts,
+            speculation=SpeculationStats(num_drafts, sum(drafted), sum(accepted)),
+            drafted_by_position=drafted,
+            accepted_by_position=accepted,
+            drafted_by_method=drafted_by_method,
+            accepted_by_method=accepted_by_method,
+        )
+
+
+def _totals(by_method: Mapping[str, list[int]]) -> tuple[int, ...]:
+    """Return the sums by position."""
+    return tuple(map(sum, zip_longest(*by_method.values(), fillvalue=0)))
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """Gauges of an engine at one moment, and its counters since the start.
+
+    last_batch_size: sequences for which the last step produced tokens.
+    is_speculation_on: whether a request without speculation options gets drafts.
+    num_speculation_flips: how often that has changed.
+    mode: of speculation, filled in by EngineCore; empty where nothing can draft.
+    decision: of the last step that decoded something; None without a policy.
+    decision_changes: the latest changes of the decision, oldest first.
+    estimated_speedup: over no speculation, for the decision and batch of the last step; None where
+        no costs are known. estimated_tokens_per_s: of that batch; None likewise.
+    capacity_tokens_per_s: expected throughput of a full batch; None if not measured.
+    """
+
+    num_running: int
+    num_decoding: int
+    num_waiting: int
+    num_blocks: int
+    num_free_blocks: int
+    last_batch_size: int = 0
+    is_speculation_on: bool = False
+    num_speculation_flips: int = 0
+    mode: str = ""
+    decision: Decision | None = None
+    decision_changes: tuple[DecisionChange, ...] = ()
+    estimated_speedup: float | None = None
+    estimated_tokens_per_s: float | None = None
+    capacity_tokens_per_s: float | None = None
+    counts: Counts = field(default_factory=Counts)
 
     @property
-    def drafted(self) -> tuple[int, ...]:
-        """Drafts that had a token at each position of the longest draft so far."""
-        return tuple(self._drafted)
+    def kv_cache_usage(self) -> float:
+        """Share of the KV blocks in use, from 0 to 1."""
+        return 1 - self.num_free_blocks / self.num_blocks
 
     @property
-    def accepted(self) -> tuple[int, ...]:
-        """Drafts whose token at each position was accepted."""
-        return tuple(self._accepted)
+    def chosen(self) -> Decision | None:
+        """The decision in force; None before the first step that it applied to."""
+        return self.decision if self.counts.decisions else None
+
+    @property
+    def num_chosen_tokens(self) -> int:
+        """Draft tokens of a sequence in the last step."""
+        return self.chosen.num_draft_tokens if self.chosen else 0

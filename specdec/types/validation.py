@@ -1,6 +1,6 @@
-"""Checks of what a caller puts into the fields of a frozen dataclass.
+"""Checks of the fields of frozen dataclasses.
 
-Each raises InvalidValueError, which names the field, the value and the limit.
+All of them raise InvalidValueError, which names the field, the value and the limit.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 
 def check_types(record: DataclassInstance, prefix: str = "") -> None:
-    """Holds every field against its annotation, and makes tuples of lists, in place.
+    """Check the type of every field, and replace lists by tuples in place.
 
-    prefix: of the fields' names. An int is a float too, a bool neither; of a Literal only the type
-    counts. Annotations may be classes, Literals, tuples of any length, Mappings, and unions.
+    prefix: of the fields' names in errors. An int is accepted for a float, a bool for neither, and
+    any str for a Literal. Annotations may be classes, Literals, tuples of any length, Mappings, and
+    unions.
     """
     for name, kinds in _kinds(type(record)).items():
         value = getattr(record, name)
@@ -34,7 +35,7 @@ def check_types(record: DataclassInstance, prefix: str = "") -> None:
 
 
 def check_text(name: str, text: str | None, max_chars: int) -> None:
-    """For text that is not empty, too long or no Unicode; None passes."""
+    """Reject text that is empty, too long or not valid Unicode; None passes."""
     if text is None:
         return
     if not 1 <= len(text) <= max_chars:
@@ -44,7 +45,7 @@ def check_text(name: str, text: str | None, max_chars: int) -> None:
 
 
 def check_texts(name: str, texts: tuple[str, ...], most: int, max_chars: int) -> None:
-    """For too many texts, or one that `check_text` refuses."""
+    """Reject too many texts, or one that `check_text` rejects."""
     if len(texts) > most:
         raise InvalidValueError(name, texts, f"at most {most} strings")
     for index, text in enumerate(texts):
@@ -52,26 +53,26 @@ def check_texts(name: str, texts: tuple[str, ...], most: int, max_chars: int) ->
 
 
 def require_choice(name: str, value: str | None, choices: tuple[str, ...]) -> None:
-    """For a value that is not one of the choices; None passes."""
+    """Reject a value that is not one of the choices; None passes."""
     if value is not None and value not in choices:
         raise InvalidValueError(name, value, f"one of {', '.join(choices)}")
 
 
 def require_range(name: str, value: float | None, low: float, high: float) -> None:
-    """For a number that is not from `low` to `high`; None passes."""
+    """Reject a number that is not from `low` to `high`; None passes."""
     if value is not None and not low <= value <= high:  # NaN is in no range
         raise InvalidValueError(name, value, f"from {low} to {high}")
 
 
 def require_count(name: str, count: int, low: int, high: int, unit: str) -> None:
-    """For too few or too many of something that the field has."""
+    """Reject a number of entries that is not from `low` to `high`."""
     if not low <= count <= high:
         raise InvalidValueError(f"{name} length", count, f"from {low} to {high} {unit}")
 
 
 @lru_cache
 def _kinds(record_type: type[DataclassInstance]) -> dict[str, tuple[Any, ...]]:
-    """What each field may be."""
+    """Return the alternatives of each field's annotation."""
     hints = get_type_hints(record_type)
     return {each.name: _alternatives(hints[each.name]) for each in fields(record_type)}
 
@@ -96,7 +97,7 @@ def _are_items(items: Mapping[Any, Any], key: type, value: type) -> bool:
 
 
 def _are_all(values: Iterable[object], kind: type) -> bool:
-    """By type, not one by one: there may be as many as a vocabulary has tokens."""
+    """Check by type, not one by one: there may be as many as a vocabulary has tokens."""
     return all(_is_type(each, kind) for each in set(map(type, values)))
 
 

@@ -20,7 +20,6 @@ from benchmarks.synthetic_service import CostCurve, auto_policy
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.report import ReplicaLoad
 from cluster.serve.autoscaling import OPEN_REQUESTS, autoscaling_config, num_replicas
-from specdec.speculation.policy.policy import StepDrafts
 from tests.clock import Clock
 
 _LOOK_BACK_S = 12
@@ -58,7 +57,7 @@ class SimulatedReplica:
         size = min(len(self.num_left), self._max_num_seqs)
         count = self.policy.decide(size).num_draft_tokens
         drafting = size if count else 0
-        self.policy.begin_step(StepDrafts(drafting, drafting, has_prefill=False))
+        self.policy.begin_step(drafting, drafting, has_prefill=False)
         self.clock.now_s += self._curve.step_s(size, count)
         for index in range(size):
             accepted = 0

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from specdec.config.fields import refuse_unknown
-from specdec.types.control import SpeculationRule
+from specdec.types.control import RateRule
 from specdec.types.control_changes import SpeculationChange
 from specdec.types.errors import InvalidValueError
 from specdec.types.profile import ProfileOrder
@@ -69,10 +69,10 @@ def _read_value(name: str, value: Any) -> Any:
     return value
 
 
-def _read_rule(name: str, value: object) -> SpeculationRule:
-    known = [each.name for each in fields(SpeculationRule)]
+def _read_rule(name: str, value: object) -> RateRule:
+    known = [each.name for each in fields(RateRule)]
     if not isinstance(value, dict) or "min_requests_per_s" not in value:
         limit = f"an object with {', '.join(known)}; the first is required"
         raise InvalidValueError(name, value, limit)
     refuse_unknown(f"field of {name}", value, known)
-    return SpeculationRule(**value)
+    return RateRule(**value)

@@ -8,9 +8,8 @@ from typing import Any
 
 from protos.specdec.v1 import admin_pb2 as pb
 from specdec.client.codec.message import Converter, MessageCodec, Options
-from specdec.types.control import SpeculationControl, SpeculationRule
+from specdec.types.control import RateRule, SpeculationControl
 from specdec.types.control_changes import AuditEntry, AuditPage, SpeculationChange, SpeculationState
-from specdec.types.counters import Counts, HistogramCounts
 from specdec.types.fleet import (
     DecisionNews,
     FleetStatistics,
@@ -19,7 +18,7 @@ from specdec.types.fleet import (
     ServiceStatus,
 )
 from specdec.types.profile import OperationTime, ProfileOrder, ProfileReport, WorkerProfile
-from specdec.types.stats import SpeculationStats
+from specdec.types.stats import Counts, HistogramCounts, SpeculationStats
 
 
 class _StateCodec(MessageCodec[pb.SpeculationState, SpeculationState]):
@@ -41,7 +40,7 @@ def _counts(message_type: Any) -> MessageCodec[Any, Counts]:
     return MessageCodec(message_type, Counts, Options(parts))
 
 
-_RULE = MessageCodec(pb.SpeculationRule, SpeculationRule)
+_RULE = MessageCodec(pb.SpeculationRule, RateRule)
 _VALUES = MessageCodec(pb.SpeculationValues, SpeculationControl)
 _ENTRY = MessageCodec(
     pb.AuditEntry,

@@ -1,14 +1,47 @@
-"""Codecs of requests, tokens and the description of the model."""
+"""Codecs of requests with their parameters, tokens and the description of the model."""
 
 from __future__ import annotations
 
 from protos.specdec.v1 import inference_pb2 as pb
-from specdec.client.codec.message import MessageCodec, Oneof, Options
-from specdec.client.codec.sampling import SAMPLING, SPECULATION
+from specdec.client.codec.message import Converter, MessageCodec, Oneof, Options, enum_converter
 from specdec.types.chat import ChatMessage
 from specdec.types.request import DetokenizeRequest, GenerateRequest, Prompt, TokenizeRequest
 from specdec.types.responses import ModelInfo, TokenizedInput
-from specdec.types.sampling_params import SamplingDefaults
+from specdec.types.sampling_params import (
+    AcceptanceThreshold,
+    SamplingDefaults,
+    SamplingParams,
+    SpeculationOptions,
+    StructuredOutput,
+)
+
+_PRESETS = enum_converter(pb.AcceptancePreset.DESCRIPTOR)
+
+
+def _decode_preset(number: int) -> str:
+    """Return the preset's name; a number without one as text, or it would be a probability."""
+    return str(_PRESETS.decode(number) or number)
+
+
+def _threshold_field(threshold: AcceptanceThreshold) -> str:
+    is_preset = isinstance(threshold, str)
+    return "acceptance_preset" if is_preset else "acceptance_probability"
+
+
+SPECULATION = MessageCodec(
+    pb.SpeculationOptions,
+    SpeculationOptions,
+    Options(
+        oneofs={"acceptance_threshold": Oneof("acceptance_threshold", _threshold_field)},
+        converters={"acceptance_preset": Converter(_PRESETS.encode, _decode_preset)},
+    ),
+)
+SAMPLING = MessageCodec(
+    pb.SamplingParams,
+    SamplingParams,
+    Options(parts={"structured_output": MessageCodec(pb.StructuredOutput, StructuredOutput)}),
+)
+"""Without `SamplingParams.speculation`, which is a message beside it."""
 
 
 def _prompt_field(prompt: Prompt) -> str:

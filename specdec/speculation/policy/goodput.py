@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from specdec.speculation.policy.acceptance import AcceptanceEstimator
 from specdec.speculation.policy.cost_model import CostModel
-from specdec.types.draft_decision import DecisionReason, DraftShape, chain
+from specdec.types.draft_decision import Decision, DecisionReason, DraftShape, chain
 from specdec.types.errors import InvalidValueError
 
 _FIRST_PROBE_AFTER_S = 5.0
@@ -22,33 +22,6 @@ _PROBE_DRAFTS = 32
 _PROBE_STEPS = 6
 
 _ESTIMATE_HOLDS_S = 0.5
-
-
-@dataclass(frozen=True)
-class GoodputSettings:
-    """Inertia of the choice.
-
-    margin: share by which another shape has to be better than the present one.
-    dwell_s: least time between changes. review_s: time between comparisons, each of which takes
-        some ten microseconds; a decision in between only reads the clock.
-    """
-
-    margin: float = 0.03
-    dwell_s: float = 1.0
-    review_s: float = 0.05
-
-    def __post_init__(self) -> None:
-        for name in ("margin", "dwell_s", "review_s"):
-            if not getattr(self, name) >= 0:
-                raise InvalidValueError(name, getattr(self, name), "0 or a number above it")
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Shape of drafts, and whether goodput or a probe chose it."""
-
-    shape: DraftShape
-    reason: DecisionReason
 
 
 @dataclass(frozen=True)
@@ -119,9 +92,27 @@ class GoodputChooser:
     Deterministic: the same calls with the same times choose the same shapes.
     """
 
-    def __init__(self, costs: CostModel, settings: GoodputSettings | None = None) -> None:
+    def __init__(
+        self,
+        costs: CostModel,
+        *,
+        margin: float = 0.03,
+        dwell_s: float = 1.0,
+        review_s: float = 0.05,
+    ) -> None:
+        """Set the inertia of the choice. Raises InvalidValueError for a negative number.
+
+        margin: share by which another shape has to be better than the present one.
+        dwell_s: least time between changes. review_s: time between comparisons, each of which takes
+            some ten microseconds; a decision in between only reads the clock.
+        """
+        for name, value in (("margin", margin), ("dwell_s", dwell_s), ("review_s", review_s)):
+            if not value >= 0:
+                raise InvalidValueError(name, value, "0 or a number above it")
         self._costs = costs
-        self._settings = settings or GoodputSettings()
+        self._margin = margin
+        self._dwell_s = dwell_s
+        self._review_s = review_s
         self._acceptance = AcceptanceEstimator()
         self._estimate: GoodputEstimate | None = None
         self._chosen: DraftShape | None = None
@@ -129,8 +120,8 @@ class GoodputChooser:
         self._reviewed_at_s = 0.0
         self._probe = _Probe(0.0)
 
-    def choose(self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]) -> Choice:
-        """Return the shape for the next step.
+    def choose(self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]) -> Decision:
+        """Return the shape for the next step, chosen by goodput or a probe.
 
         num_decoding: 1 or more. shapes: by ascending number of draft tokens, no draft first.
         """
@@ -138,13 +129,13 @@ class GoodputChooser:
             self._change(now_s, self._best(now_s, num_decoding, shapes))
         elif self._probe.shape is not None:
             self._review_probe(now_s, num_decoding, shapes)
-        elif now_s - self._reviewed_at_s >= self._settings.review_s:
+        elif now_s - self._reviewed_at_s >= self._review_s:
             self._review(now_s, num_decoding, shapes)
         probed = self._probe.shape
         if probed is not None and probed in shapes:
-            return Choice(probed, DecisionReason.PROBE)
+            return Decision(probed, DecisionReason.PROBE)
         assert self._chosen is not None
-        return Choice(self._chosen, DecisionReason.GOODPUT)
+        return Decision(self._chosen, DecisionReason.GOODPUT)
 
     def pause(self, now_s: float) -> None:
         """Cancel a probe and postpone the review, in a step that something else decides."""
@@ -203,12 +194,12 @@ class GoodputChooser:
         present = self._chosen
         if present is None or present not in shapes:
             return shapes[best]
-        least = goodputs[shapes.index(present)] * (1 + self._settings.margin)
+        least = goodputs[shapes.index(present)] * (1 + self._margin)
         return shapes[best] if goodputs[best] > least else present
 
     def _review(self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]) -> None:
         self._reviewed_at_s = now_s
-        if now_s - self._changed_at_s < self._settings.dwell_s:
+        if now_s - self._changed_at_s < self._dwell_s:
             return
         best = self._best(now_s, num_decoding, shapes)
         if best != self._chosen:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from types import MappingProxyType
 
 from specdec.config.length_schedule import LengthSchedule
@@ -43,19 +43,6 @@ _CAPACITY_PERIOD_S = 1.0
 MAX_BATCHED_TOKENS = 2**20
 
 _NO_CHOOSERS: Mapping[str | None, GoodputChooser] = MappingProxyType({})
-
-
-@dataclass(frozen=True)
-class StepDrafts:
-    """Drafts of a step that begins.
-
-    num_asked: rows that were to draft. num_drafted: rows that did. has_prefill: whether the step
-    also computes a part of a prompt, so that its time is not that of decoding.
-    """
-
-    num_asked: int
-    num_drafted: int
-    has_prefill: bool
 
 
 class SpeculationPolicy:
@@ -112,7 +99,7 @@ class SpeculationPolicy:
         self._num_decoding = 0
         self._decided_at_s = -math.inf
         self._drafts_since_s: float | None = None  # None while there are none
-        self._step: StepDrafts | None = None
+        self._is_timed = False  # whether the present step decodes only
         self._observer = self._chooser  # records the step's drafts and time
         self._was_on = self.is_on
         self._num_flips = 0
@@ -172,9 +159,9 @@ class SpeculationPolicy:
         """Decide what a sequence may draft in the next step; call this once a step.
 
         num_decoding: requests that decode in it. Those in prefill do not count, and a step without
-        decoding does not affect the load. num_eligible: those that have not opted out; None for all.
+        decoding does not affect the load. num_eligible: those that did not opt out; None for all.
         """
-        self._step, self._observer = None, self._chooser
+        self._is_timed, self._observer = False, self._chooser
         if num_decoding == 0:
             return self._decision
         now_s = self._decided_at_s = self._clock()
@@ -194,13 +181,17 @@ class SpeculationPolicy:
         self._decision = decision
         return decision
 
-    def begin_step(self, drafts: StepDrafts) -> None:
-        """Record that the decided step begins; to be skipped for steps without decoding."""
+    def begin_step(self, num_asked: int, num_drafted: int, *, has_prefill: bool) -> None:
+        """Record that the decided step begins; to be skipped for steps without decoding.
+
+        num_asked: rows that were to draft. num_drafted: rows that did. has_prefill: whether the
+        step also computes a part of a prompt, so that its time is not that of decoding.
+        """
         decision = self._decision
-        is_behind = self._catches_up and drafts.num_asked > 0 and drafts.num_drafted == 0
+        is_behind = self._catches_up and num_asked > 0 and num_drafted == 0
         reason = DecisionReason.CATCHING_UP if is_behind else decision.reason
         self._log.record(decision.num_draft_tokens, reason, self._num_decoding)
-        self._step = drafts
+        self._is_timed = not has_prefill
 
     def observe_row(self, num_asked: int, num_drafted: int, num_accepted: int) -> None:
         """Record the result of one sequence's draft of the step."""
@@ -211,8 +202,8 @@ class SpeculationPolicy:
 
     def end_step(self) -> None:
         """Record that the step has been verified and committed."""
-        step, self._step = self._step, None
-        if step is None or step.has_prefill or self._observer is None:
+        is_timed, self._is_timed = self._is_timed, False
+        if not is_timed or self._observer is None:
             return
         now_s = self._clock()
         seconds, shape = now_s - self._decided_at_s, self._decision.shape
@@ -220,7 +211,7 @@ class SpeculationPolicy:
 
     def forget_step(self) -> None:
         """Discard a lost step, its time and its drafts."""
-        self._step = None
+        self._is_timed = False
 
     @property
     def _chooser(self) -> GoodputChooser | None:
@@ -274,7 +265,7 @@ class SpeculationPolicy:
         choice = chooser.choose(now_s, num_decoding, self._shapes(num_decoding))
         if choice.reason is DecisionReason.GOODPUT:
             self._pays = choice.shape.num_draft_tokens > 0
-        return Decision(choice.shape, choice.reason, most)
+        return replace(choice, first_length=most)
 
     def _shapes(self, num_decoding: int) -> tuple[DraftShape, ...]:
         """Return the shapes for which the budget of a step suffices, by ascending size."""

@@ -10,6 +10,7 @@ from typing import Protocol
 from specdec.sequences.sequence import Sequence
 from specdec.types.messages import DraftProbs
 from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
+from specdec.types.stats import Additive
 
 _ALWAYS_GRANTED = MAX_NUM_SPECULATIVE_TOKENS + 1
 """Most tokens that a step adds to a sequence: a sequence that is up to date stays so."""
@@ -111,7 +112,7 @@ class SynchronousProposer(ABC):
 
 
 @dataclass(frozen=True)
-class ProposerMemory:
+class ProposerMemory(Additive):
     """Most memory of a proposer in the engine's process, KV aside.
 
     fixed_bytes: independent of the load. bytes_per_sequence: for each running sequence.
@@ -121,10 +122,3 @@ class ProposerMemory:
     fixed_bytes: int = 0
     bytes_per_sequence: int = 0
     bytes_per_token: int = 0
-
-    def __add__(self, other: ProposerMemory) -> ProposerMemory:
-        return ProposerMemory(
-            self.fixed_bytes + other.fixed_bytes,
-            self.bytes_per_sequence + other.bytes_per_sequence,
-            self.bytes_per_token + other.bytes_per_token,
-        )

@@ -1,6 +1,6 @@
-"""Drafting with a small model (Leviathan et al. 2023; Chen et al. 2023) on a worker of its own.
+"""Drafting with a small model (Leviathan et al. 2023; Chen et al. 2023) on its own worker.
 
-The proposer keeps the state: which tokens the draft model has run, in which blocks of its own pool.
+The proposer keeps the state: which tokens the draft model has run, in which blocks of its KV pool.
 The worker only executes, so its ranks cannot disagree. New text of a sequence runs in chunks on the
 draft model while the target works; a sequence is not drafted for before it has caught up.
 """
@@ -18,11 +18,7 @@ from specdec.sequences.sequence import Sequence
 from specdec.sequences.worker_view import WorkerView
 from specdec.speculation.proposers.base import DraftRequest, Proposal, ProposerMemory
 from specdec.speculation.proposers.cross_vocab.retokenizer import num_equal
-from specdec.speculation.proposers.cross_vocab.vocab_adapter import (
-    DraftView,
-    SameVocabulary,
-    VocabAdapter,
-)
+from specdec.speculation.proposers.cross_vocab.vocab_adapter import DraftView, VocabAdapter
 from specdec.types.messages import DraftedRow, DraftRow, DraftStep, StepRow
 from specdec.types.worker import DraftWorker
 
@@ -69,7 +65,7 @@ class DraftModelProposer:
         adapter: None where the draft model has the target's vocabulary.
         """
         self._worker = worker
-        self._adapter = adapter or SameVocabulary()
+        self._adapter = adapter or VocabAdapter()
         self._limits = limits
         self._blocks = BlockManager(
             limits.num_blocks,

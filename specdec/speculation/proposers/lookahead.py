@@ -13,6 +13,7 @@ verifies several n-grams at a time; this implementation verifies one.
 from __future__ import annotations
 
 import collections.abc
+from collections import OrderedDict
 
 from specdec.config.methods import LookaheadConfig
 from specdec.sequences.sequence import Lookahead, Sequence
@@ -22,13 +23,15 @@ from specdec.speculation.proposers.base import (
     ProposerMemory,
     SynchronousProposer,
 )
-from specdec.speculation.proposers.ngram_pool import NGRAM_BYTES, NgramPool
 
 Trail = tuple[int, ...]
 """A guess, last, and the tokens it derives from: each is the target's answer to the one before."""
 
 _STRIDE = 7919
 """A prime; tokens this far apart in a text are unrelated."""
+
+NGRAM_BYTES = 200
+"""Memory of an n-gram; 172 to 194 bytes were measured for 2 to 16 tokens."""
 
 
 class LookaheadProposer(SynchronousProposer):
@@ -37,17 +40,11 @@ class LookaheadProposer(SynchronousProposer):
     Its proposals also have guesses to run behind the drafts.
     """
 
-    def __init__(self, ngram_size: int, pool_size: int) -> None:
-        """Keep `pool_size` n-grams of 2 to `ngram_size` tokens for each sequence."""
+    def __init__(self, config: LookaheadConfig) -> None:
         super().__init__()
-        self._ngram_size = ngram_size
-        self._pool_size = pool_size
+        self._ngram_size = config.lookahead_ngram_size
+        self._pool_size = config.lookahead_pool_size
         self._windows: dict[int, _Window] = {}
-
-    @classmethod
-    def from_config(cls, config: LookaheadConfig) -> LookaheadProposer:
-        """Return the proposer of a configuration."""
-        return cls(config.lookahead_ngram_size, config.lookahead_pool_size)
 
     def begin(self, requests: collections.abc.Sequence[DraftRequest]) -> None:
         """Pool the results of the last step, and look the drafts up where some are wanted."""
@@ -78,6 +75,50 @@ class LookaheadProposer(SynchronousProposer):
 def memory(config: LookaheadConfig) -> ProposerMemory:
     """Return the memory of the pools of n-grams."""
     return ProposerMemory(bytes_per_sequence=config.lookahead_pool_size * NGRAM_BYTES)
+
+
+class NgramPool:
+    """Bounded pool of n-grams of 2 to `ngram_size` tokens.
+
+    The last token of each is drafted after the others. Of n-grams that differ only in their last
+    token, the latest is kept.
+    """
+
+    def __init__(self, ngram_size: int, max_ngrams: int) -> None:
+        """Keep the latest `max_ngrams` n-grams of all lengths together."""
+        self.max_context = ngram_size - 1
+        self.max_ngrams = max_ngrams
+        self._followers: OrderedDict[tuple[int, ...], int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._followers)
+
+    def add(self, context: collections.abc.Sequence[int], token: int) -> None:
+        """Add the n-grams that end in `token` and begin within `context`, the tokens before it."""
+        for size in range(1, min(self.max_context, len(context)) + 1):
+            key = tuple(context[-size:])
+            self._followers[key] = token
+            self._followers.move_to_end(key)
+        while len(self._followers) > self.max_ngrams:
+            self._followers.popitem(last=False)
+
+    def draft(self, text: collections.abc.Sequence[int], max_tokens: int) -> tuple[int, ...]:
+        """Continue `text` token by token, by the longest matching n-gram, while one matches."""
+        tokens = list(text[-self.max_context :])
+        num_before = len(tokens)
+        while len(tokens) < num_before + max_tokens:
+            token = self._follower(tokens)
+            if token is None:
+                break
+            tokens.append(token)
+        return tuple(tokens[num_before:])
+
+    def _follower(self, tokens: list[int]) -> int | None:
+        for size in range(self.max_context, 0, -1):
+            token = self._followers.get(tuple(tokens[-size:]))
+            if token is not None:
+                return token
+        return None
 
 
 class _Window:

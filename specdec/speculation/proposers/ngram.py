@@ -51,18 +51,12 @@ class NgramIndex:
 class NgramProposer(SynchronousProposer):
     """Proposer that looks n-grams up in the sequence's own prompt and output."""
 
-    def __init__(self, min_n: int, max_n: int) -> None:
-        """Look up n-grams of `max_n` tokens first, then shorter ones down to `min_n`."""
+    def __init__(self, config: NgramConfig) -> None:
         super().__init__()
-        self._min_n = min_n
-        self._max_n = max_n
+        self._min_n = config.prompt_lookup_min
+        self._max_n = config.prompt_lookup_max
         self._indices: dict[int, NgramIndex] = {}
         self._budget = IngestBudget(0)
-
-    @classmethod
-    def from_config(cls, config: NgramConfig) -> NgramProposer:
-        """Return the proposer of a configuration."""
-        return cls(config.prompt_lookup_min, config.prompt_lookup_max)
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         """Look the drafts up; text beyond the budget is indexed in later steps."""

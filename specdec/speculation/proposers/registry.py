@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
-from operator import add
 from typing import Any
 
 from specdec.config.methods import (
@@ -43,9 +41,9 @@ class _Entry:
 _ENTRIES = {
     entry.config_class.name: entry
     for entry in (
-        _Entry(NgramConfig, ngram.NgramProposer.from_config, ngram.memory),
+        _Entry(NgramConfig, ngram.NgramProposer, ngram.memory),
         _Entry(SuffixConfig, suffix.SuffixProposer, suffix.memory),
-        _Entry(LookaheadConfig, lookahead.LookaheadProposer.from_config, lookahead.memory),
+        _Entry(LookaheadConfig, lookahead.LookaheadProposer, lookahead.memory),
         _Entry(DraftModelConfig, None, draft_model.memory),
     )
 }
@@ -74,5 +72,4 @@ def _make_stage(config: MethodConfig, of_worker: Proposer | None) -> Stage:
 def proposer_memory(config: SpeculativeConfig | None) -> ProposerMemory:
     """Return the memory of all proposers that `config` loads."""
     drafters = () if config is None else config.drafters
-    memories = (_ENTRIES[each.name].memory(each) for each in drafters)
-    return reduce(add, memories, ProposerMemory())
+    return ProposerMemory.sum(_ENTRIES[each.name].memory(each) for each in drafters)

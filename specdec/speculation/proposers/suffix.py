@@ -1,6 +1,6 @@
 """Suffix decoding (Oliaro et al. 2024, SuffixDecoding, arXiv 2411.04975).
 
-The end of a sequence is looked up in two suffix trees: of its own prompt and output, and of earlier
+The end of a sequence is looked up in two suffix trees: of the sequence itself, and of earlier
 outputs with the same cache_salt. The longer the match, the more tokens are drafted; each draft
 token is the most frequent continuation, as long as that is frequent enough.
 """

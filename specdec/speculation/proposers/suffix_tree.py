@@ -172,17 +172,6 @@ class SuffixTree:
                 return Continuation(token_ids, score)
             node, offset = child, 0
 
-    def pieces(self) -> Iterator[tuple[tuple[int, ...], int]]:
-        """Yield every path that ends with a node, and its count: the whole content of the tree."""
-        paths: list[tuple[int, tuple[int, ...]]] = [(_ROOT, ())]
-        while paths:
-            node, prefix = paths.pop()
-            for child in (self._children[node] or {}).values():
-                start = self._starts[child]
-                label = self._texts[child][start : self._ends[child]]
-                paths.append((child, prefix + tuple(label)))
-                yield prefix + tuple(label), self._counts[child]
-
     def check_integrity(self) -> None:
         """Assert that counts add up, and that no node is lost, empty or redundant."""
         num_seen, nodes = 0, [_ROOT]

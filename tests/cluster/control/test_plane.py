@@ -12,7 +12,7 @@ from cluster.control.overrides import OverrideLimits
 from cluster.control.plane import OVERDUE_S, SILENCE_LIMIT_S, ControlPlane
 from cluster.control.store import ControlStore
 from specdec.client import Counts, ReplicaReport, SpeculationChange
-from specdec.types.control import SpeculationControl, SpeculationRule
+from specdec.types.control import RateRule, SpeculationControl
 from specdec.types.errors import InvalidValueError, VersionConflictError
 from tests.clock import Clock
 
@@ -204,7 +204,7 @@ async def test_silent_and_failed_replicas_count_as_lost(plane, clock):
         ({"ttl_s": -1}, "ttl_s"),
         ({"ttl_s": float("nan")}, "ttl_s"),
         ({"ttl_s": 31 * 86400}, "ttl_s"),
-        ({"rules": (SpeculationRule(5),)}, "rules[0]"),
+        ({"rules": (RateRule(5),)}, "rules[0]"),
     ],
 )
 def test_an_invalid_change_is_refused(values, field):
@@ -277,7 +277,7 @@ async def test_an_expiry_can_be_removed(plane, clock):
 
 async def test_the_audit_log_lists_changes(plane):
     await plane.set_speculation(OFF)
-    rules = (SpeculationRule(5.0, num_speculative_tokens=1),)
+    rules = (RateRule(5.0, num_speculative_tokens=1),)
     await plane.set_speculation(SpeculationChange(reset=True, rules=rules, ttl_s=9))
     page = await plane.audit_log(0, "")
     newest, oldest = page.entries
@@ -302,7 +302,7 @@ async def test_an_invalid_page_is_refused(plane, size, token, field):
     assert caught.value.field == field
 
 
-RULES = (SpeculationRule(5.0, num_speculative_tokens=1), SpeculationRule(20.0, mode="off"))
+RULES = (RateRule(5.0, num_speculative_tokens=1), RateRule(20.0, mode="off"))
 
 
 async def arrive(plane, clock, per_s, seconds, total=0):
@@ -379,7 +379,7 @@ async def test_without_rules_or_expiry_nothing_ticks(plane, monkeypatch):
 
 
 async def test_the_state_has_the_settings_with_and_without_rules(plane, clock):
-    rules = (SpeculationRule(0.5, mode="off", num_speculative_tokens=1),)
+    rules = (RateRule(0.5, mode="off", num_speculative_tokens=1),)
     await plane.set_speculation(SpeculationChange(num_speculative_tokens=5, rules=rules))
     await arrive(plane, clock, per_s=1, seconds=10)
     state = await plane.speculation()
@@ -388,7 +388,7 @@ async def test_the_state_has_the_settings_with_and_without_rules(plane, clock):
 
 
 async def test_a_preview_is_for_the_present_load(plane, clock):
-    rules = (SpeculationRule(2.0, num_speculative_tokens=2), SpeculationRule(20.0, mode="off"))
+    rules = (RateRule(2.0, num_speculative_tokens=2), RateRule(20.0, mode="off"))
     change = SpeculationChange(num_speculative_tokens=7, rules=rules)
     quiet = await plane.preview(change)
     assert (quiet.in_force.num_speculative_tokens, quiet.active_rule) == (7, None)

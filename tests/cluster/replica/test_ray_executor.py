@@ -12,8 +12,8 @@ from cluster.workers.worker_group import TARGET
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.memory_plan import memory_plan
 from specdec.engine.model_resolution import ModelDirectories
-from specdec.types.counters import Counts
 from specdec.types.errors import DraftFailedError, TargetFailedError
+from specdec.types.stats import Counts
 
 PLACEMENT = object()
 

@@ -7,7 +7,7 @@ import pytest
 from cluster.replica.report import ReplicaLoad, decision_news
 from specdec.client import Counts
 from specdec.types.draft_decision import Decision, DecisionChange, DecisionReason, chain
-from specdec.types.engine_stats import EngineStats
+from specdec.types.stats import EngineStats
 from tests.clock import Clock
 
 

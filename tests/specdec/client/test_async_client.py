@@ -55,8 +55,8 @@ async def test_every_call_asks_and_says_what_the_blocking_client_does(client, se
 
 
 async def test_many_calls_at_once(client):
-    said = await asyncio.gather(*(client.generate("Why?") for _ in range(20)))
-    assert {each.text for each in said} == {"Blue sky"}
+    generated = await asyncio.gather(*(client.generate("Why?") for _ in range(20)))
+    assert {each.text for each in generated} == {"Blue sky"}
 
 
 @pytest.mark.parametrize("num_errors", [1, 3])

@@ -67,10 +67,10 @@ def test_generate_returns_the_whole(client):
 
 
 def test_the_first_choice_is_at_hand(client):
-    said = client.generate("Why?")
-    assert (said.text, said.token_ids) == ("Blue sky", (5, 6, 7))
-    assert (said.finish_reason, said.stop_reason) == (FinishReason.LENGTH, None)
-    assert said.logprobs is said.prompt_logprobs is None
+    generated = client.generate("Why?")
+    assert (generated.text, generated.token_ids) == ("Blue sky", (5, 6, 7))
+    assert (generated.finish_reason, generated.stop_reason) == (FinishReason.LENGTH, None)
+    assert generated.logprobs is generated.prompt_logprobs is None
 
 
 def test_chunks_of_several_choices_with_logprobs(client, service):

@@ -4,7 +4,7 @@ import pytest
 
 from specdec.config.llm import LLMConfig
 from specdec.config.speculative import SpeculativeConfig
-from specdec.engine.model_resolution import ModelDirectories, resolve_models, with_settled_dtype
+from specdec.engine.model_resolution import ModelDirectories, resolve_models, with_resolved_dtype
 from specdec.types.errors import InvalidValueError
 from tests.specdec.tiny import renamed_dtype_dir, tiny_llama_dir
 
@@ -37,7 +37,7 @@ def test_a_draft_with_too_few_shared_tokens_is_rejected(tiny_model_dir, tmp_path
 def settled(model_dir, to, names, dtype="auto"):
     """names: what config.json has for data types."""
     directories = ModelDirectories(renamed_dtype_dir(model_dir, to / "model", **names), None)
-    return with_settled_dtype(LLMConfig(dtype=dtype), directories.configs()).dtype
+    return with_resolved_dtype(LLMConfig(dtype=dtype), directories.configs()).dtype
 
 
 @pytest.mark.parametrize(

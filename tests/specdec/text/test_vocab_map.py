@@ -4,7 +4,10 @@ import dataclasses
 
 import pytest
 
-from specdec.speculation.proposers.vocab_mapping import ModelVocabulary, map_vocabularies
+from specdec.speculation.proposers.cross_vocab.draft_vocabulary import (
+    ModelVocabulary,
+    map_vocabularies,
+)
 from specdec.text.tokenizer import Tokenizer
 from specdec.text.vocab_map import require_enough_shared
 from specdec.types.errors import InvalidValueError

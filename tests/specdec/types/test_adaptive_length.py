@@ -120,8 +120,8 @@ def draft_lengths(target):
 
 def test_right_drafts_get_longer(tiny_model_dir, target):
     engine = adaptive_engine(tiny_model_dir, target, target.continuation)
-    said = run(engine, [request("r", PROMPT, max_tokens=60)])
-    assert said["r"].token_ids == target.continuation(PROMPT, 60)
+    generated = run(engine, [request("r", PROMPT, max_tokens=60)])
+    assert generated["r"].token_ids == target.continuation(PROMPT, 60)
     assert draft_lengths(target)[:4] == [3, 6, 8, 8]
 
 
@@ -157,7 +157,7 @@ def test_a_short_budget_is_shared(tiny_model_dir, target):
     """Eight decode and 16 tokens fit: drafts get half of what is left, one token for each of 4."""
     config = {"max_num_batched_tokens": 16, "max_num_seqs": 8}
     engine = adaptive_engine(tiny_model_dir, target, target.continuation, **config)
-    said = run(engine, [request(f"r{i}", [10 + i % 5] * 2, max_tokens=30) for i in range(8)])
-    assert all(len(each.token_ids) == 30 for each in said.values())
+    generated = run(engine, [request(f"r{i}", [10 + i % 5] * 2, max_tokens=30) for i in range(8)])
+    assert all(len(each.token_ids) == 30 for each in generated.values())
     decoding = [step for step in target.steps if all(len(row.known) == 1 for row in step.rows)]
     assert [row.num_draft_tokens for row in decoding[0].rows] == [1] * 4 + [0] * 4

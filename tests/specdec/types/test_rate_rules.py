@@ -6,17 +6,17 @@ from hypothesis import strategies as st
 
 from specdec.types.control import (
     LEAVING_SHARE,
+    RateRule,
     SpeculationControl,
-    SpeculationRule,
     active_rule,
     check_rules,
 )
 from specdec.types.errors import InvalidValueError
 
 RULES = (
-    SpeculationRule(5, num_speculative_tokens=2),
-    SpeculationRule(10, num_speculative_tokens=1),
-    SpeculationRule(20, mode="off"),
+    RateRule(5, num_speculative_tokens=2),
+    RateRule(10, num_speculative_tokens=1),
+    RateRule(20, mode="off"),
 )
 
 
@@ -63,13 +63,13 @@ def test_what_a_rule_leaves_out_stays():
 @pytest.mark.parametrize(
     ("rules", "field"),
     [
-        ((SpeculationRule(-1, "off"),), "rules[0].min_requests_per_s"),
-        ((SpeculationRule(float("nan"), "off"),), "rules[0].min_requests_per_s"),
-        ((SpeculationRule(True, "off"),), "rules[0].min_requests_per_s"),
-        ((SpeculationRule(1, "maybe"),), "rules[0].mode"),
-        ((SpeculationRule(1, None, 33),), "rules[0].num_speculative_tokens"),
-        ((SpeculationRule(1, "off"), SpeculationRule(1, "on")), "rules[1].min_requests_per_s"),
-        (tuple(SpeculationRule(n, "off") for n in range(17)), "rules"),
+        ((RateRule(-1, "off"),), "rules[0].min_requests_per_s"),
+        ((RateRule(float("nan"), "off"),), "rules[0].min_requests_per_s"),
+        ((RateRule(True, "off"),), "rules[0].min_requests_per_s"),
+        ((RateRule(1, "maybe"),), "rules[0].mode"),
+        ((RateRule(1, None, 33),), "rules[0].num_speculative_tokens"),
+        ((RateRule(1, "off"), RateRule(1, "on")), "rules[1].min_requests_per_s"),
+        (tuple(RateRule(n, "off") for n in range(17)), "rules"),
     ],
 )
 def test_rules_that_cannot_be_are_named(rules, field):

@@ -217,8 +217,8 @@ def test_beyond_the_limits_of_speculation_the_field_is_named(field, value):
 
 def test_what_is_not_asked_for_is_the_models_affair():
     defaults = SamplingDefaults(0.6, 0.9, 20, 0.1, 1.1, 99)
-    assert SamplingParams().settled(defaults) == defaults
+    assert SamplingParams().resolved(defaults) == defaults
     neutral = SamplingParams(
         temperature=0, top_p=1, top_k=0, min_p=0, repetition_penalty=1, max_tokens=1
     )
-    assert neutral.settled(defaults) == SamplingDefaults(0, 1, 0, 0, 1, 1)
+    assert neutral.resolved(defaults) == SamplingDefaults(0, 1, 0, 0, 1, 1)

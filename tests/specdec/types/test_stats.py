@@ -1,17 +1,17 @@
-from specdec.types.counters import Counts, DraftCounter
-from specdec.types.stats import AcceptanceByPosition, SpeculationStats
+from specdec.types.stats import Counts, DraftCounter, SpeculationStats
 
 
-def test_acceptance_by_position_of_drafts_of_different_lengths():
-    by_position = AcceptanceByPosition()
-    assert by_position.accepted == ()
+def test_tokens_are_counted_by_position_of_drafts_of_different_lengths():
+    drafts = DraftCounter()
+    assert drafts.added_to(Counts()) == Counts()
     for num_draft_tokens, num_accepted_tokens in [(3, 2), (0, 0), (1, 1), (4, 0), (4, 4)]:
-        by_position.record(num_draft_tokens, num_accepted_tokens)
-    assert by_position.accepted == (3, 2, 1, 1)
-    assert by_position.drafted == (4, 3, 3, 2)
+        drafts.record("ngram", num_draft_tokens, num_accepted_tokens)
+    counts = drafts.added_to(Counts())
+    assert counts.accepted_by_position == (3, 2, 1, 1)
+    assert counts.drafted_by_position == (4, 3, 3, 2)
 
 
-def test_a_draft_counts_in_all_and_for_what_made_it():
+def test_a_draft_is_counted_in_the_totals_and_for_its_method():
     drafts = DraftCounter()
     for drafter, drafted, accepted in [("ngram", 3, 2), ("draft_model", 2, 2), ("suffix", 0, 0)]:
         drafts.record(drafter, drafted, accepted)

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import collections.abc
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
 from specdec.sequences.sequence import Sequence
-from specdec.text.vocab_map import VocabularyMap
+from specdec.speculation.proposers.cross_vocab.retokenizer import Retokenizer
+from specdec.text.vocab_bytes import VocabBytes, split_text
+from specdec.text.vocab_map import VocabularyMap, drafts_text
 from specdec.types.messages import SequenceAdmission
 
 _STAND_IN = 0
 """Token that replaces those that the draft model lacks: special ones, or ones without text."""
+
+_MAX_READ_TOKENS = 2048
+"""Most tokens to encode in one call, so that a long prompt does not delay other requests."""
+
+_MAX_DRAFT_PER_TARGET_TOKEN = 2.0
 
 
 @dataclass(frozen=True)
@@ -32,58 +38,38 @@ class DraftView:
     is_whole: bool = True
 
 
-class VocabAdapter(Protocol):
+class VocabAdapter:
     """Converts between the tokens of the target and those of a draft model, for every sequence.
 
-    A sequence's tokens only ever grow, until it is released.
+    This one is the identity, for equal vocabularies; the others derive from it. A sequence's tokens
+    only ever grow, until it is released.
     """
 
     def view(self, seq: Sequence) -> DraftView:
         """Return the sequence in the draft's tokens; a long one takes several calls."""
-
-    def num_draft_tokens(self, seq: Sequence, max_tokens: int) -> int:
-        """Return how many tokens to draft for `max_tokens` of the target's."""
-
-    def to_target(
-        self, seq: Sequence, token_ids: collections.abc.Sequence[int], max_tokens: int
-    ) -> tuple[int, ...]:
-        """Return the target's tokens, at most `max_tokens`, of drafted ones that continue `seq`."""
-
-    def admission(self, seq: Sequence) -> SequenceAdmission:
-        """Return the admission of a sequence to the draft worker, in the draft's vocabulary."""
-
-    def release(self, seq_id: int) -> None:
-        """Drop the state of a sequence; an unknown one is no error."""
-
-
-class SameVocabulary:
-    """Adapter for equal vocabularies: the identity."""
-
-    def view(self, seq: Sequence) -> DraftView:
-        """Return the sequence's own tokens."""
         return DraftView(seq.token_ids, seq.num_tokens, seq.num_tokens)
 
     def num_draft_tokens(self, seq: Sequence, max_tokens: int) -> int:
-        """Return `max_tokens`."""
+        """Return how many tokens to draft for `max_tokens` of the target's."""
         del seq
         return max_tokens
 
     def to_target(
         self, seq: Sequence, token_ids: collections.abc.Sequence[int], max_tokens: int
     ) -> tuple[int, ...]:
-        """Return the tokens unchanged."""
+        """Return the target's tokens, at most `max_tokens`, of drafted ones that continue `seq`."""
         del seq, max_tokens
         return tuple(token_ids)
 
     def admission(self, seq: Sequence) -> SequenceAdmission:
-        """Return the admission with everything that shapes a draft's logits."""
+        """Return the admission of a sequence to the draft worker, in the draft's vocabulary."""
         return seq.draft_admission
 
     def release(self, seq_id: int) -> None:
-        """Do nothing: there is no state."""
+        """Drop the state of a sequence; an unknown one is no error."""
 
 
-class EqualIds:
+class EqualIds(VocabAdapter):
     """Adapter for equal text tokens with other special tokens or another padding.
 
     Example: Qwen's models, whose vocabularies are padded to different sizes.
@@ -101,11 +87,6 @@ class EqualIds:
         new = self._to_draft[seq.token_ids[num_kept:]]
         token_ids.extend(np.where(new < 0, _STAND_IN, new).tolist())
         return DraftView(token_ids, num_kept, len(token_ids))
-
-    def num_draft_tokens(self, seq: Sequence, max_tokens: int) -> int:
-        """Return `max_tokens`."""
-        del seq
-        return max_tokens
 
     def to_target(
         self, seq: Sequence, token_ids: collections.abc.Sequence[int], max_tokens: int
@@ -125,6 +106,96 @@ class EqualIds:
     def release(self, seq_id: int) -> None:
         """Drop a sequence's tokens."""
         self._views.pop(seq_id, None)
+
+
+@dataclass
+class _State:
+    """text: the sequence's first `num_read` tokens in the draft's vocabulary."""
+
+    text: Retokenizer
+    num_read: int
+
+
+class CrossVocabAdapter(VocabAdapter):
+    """Adapter between two tokenizers, by text.
+
+    The draft model's own tokenizer encodes the text so far. Its drafts are converted to the
+    target's tokens in one of two ways of Timor et al., arXiv 2502.05202:
+
+    - At a temperature above 0 it samples from the tokens that both vocabularies have, which are
+      mapped one by one (token-level intersection, TLI). Sampling can be coupled, with the noise of
+      the target's token ids.
+    - At temperature 0 it drafts freely, and the target's tokenizer encodes the drafted text
+      (string-level exact match, SLEM).
+
+    Both are lossless, since the target verifies; they differ in acceptance.
+    """
+
+    def __init__(self, vocabulary: VocabularyMap, draft: VocabBytes, target: VocabBytes) -> None:
+        self._to_target = vocabulary.draft_to_target
+        self._draft = draft
+        self._target = target
+        self._states: dict[int, _State] = {}
+
+    def view(self, seq: Sequence) -> DraftView:
+        """Return the text in the draft's tokens."""
+        state = self._states.get(seq.seq_id)
+        if state is None:
+            state = _State(Retokenizer(self._draft), self._num_prefix(seq))
+            self._states[seq.seq_id] = state
+        end = min(seq.num_tokens, state.num_read + _MAX_READ_TOKENS)
+        state.text.extend(self._text(seq, state.num_read, end))
+        state.num_read = end
+        text = state.text
+        is_whole = end == seq.num_tokens and bool(text.token_ids)
+        return DraftView(text.token_ids, text.num_kept, text.num_settled, is_whole)
+
+    def num_draft_tokens(self, seq: Sequence, max_tokens: int) -> int:
+        """Return the number that the same length of text has had so far; for TLI, `max_tokens`."""
+        if not drafts_text(seq.rules):
+            return max_tokens
+        ratio = len(self._states[seq.seq_id].text.token_ids) / seq.num_tokens
+        return max(1, round(max_tokens * min(ratio, _MAX_DRAFT_PER_TARGET_TOKEN)))
+
+    def to_target(
+        self, seq: Sequence, token_ids: collections.abc.Sequence[int], max_tokens: int
+    ) -> tuple[int, ...]:
+        """Return the target's tokens of the drafted text, or for TLI of the drafted tokens."""
+        if not drafts_text(seq.rules):
+            return known_prefix(self._to_target[list(token_ids)].tolist())
+        return tuple(self._encoded(token_ids)[:max_tokens])
+
+    def admission(self, seq: Sequence) -> SequenceAdmission:
+        """Return an admission without token ids."""
+        return plain_admission(seq)
+
+    def release(self, seq_id: int) -> None:
+        """Drop a sequence's text."""
+        self._states.pop(seq_id, None)
+
+    def _num_prefix(self, seq: Sequence) -> int:
+        """Return the length of the target's prefix; the draft's tokenizer adds its own."""
+        prefix = self._target.prefix
+        return len(prefix) if tuple(seq.token_ids[: len(prefix)]) == prefix else 0
+
+    def _text(self, seq: Sequence, start: int, end: int) -> bytes:
+        text = self._target.text(seq.token_ids[start:end])
+        is_first = start == self._num_prefix(seq)
+        return text.removeprefix(b" ") if is_first and self._target.adds_space else text
+
+    def _encoded(self, token_ids: collections.abc.Sequence[int]) -> list[int]:
+        """Return the text up to the first special token, then that one if the target has it too."""
+        is_text = [self._draft.is_text(token) for token in token_ids]
+        num_text = is_text.index(False) if False in is_text else len(token_ids)
+        pieces, rest = split_text(self._draft.text(token_ids[:num_text]))
+        encoded = [token for piece in (*pieces, rest) for token in self._encode(piece)]
+        end = self._to_target[list(token_ids[num_text : num_text + 1])]
+        return [*encoded, *known_prefix(end.tolist())]
+
+    def _encode(self, piece: str | bytes) -> list[int]:
+        if isinstance(piece, str):
+            return self._target.encode_inside(piece)
+        return self._target.encode_bytes(piece)
 
 
 def plain_admission(seq: Sequence) -> SequenceAdmission:

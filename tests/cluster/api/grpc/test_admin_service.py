@@ -20,7 +20,7 @@ from specdec.client import (
     ReplicaReport,
     SpeculationChange,
 )
-from specdec.types.control import SpeculationControl, SpeculationRule
+from specdec.types.control import RateRule, SpeculationControl
 from specdec.types.stats import SpeculationStats
 from tests.cluster.admin_service import LocalHandle, running_admin_service, take_profile
 
@@ -156,7 +156,7 @@ def test_everything_that_can_be_set_arrives(client):
     change = SpeculationChange(
         allow_request_override=False,
         allowed_verifiers=("coupled", "block"),
-        rules=(SpeculationRule(0.0, num_speculative_tokens=0), SpeculationRule(9.5, mode="off")),
+        rules=(RateRule(0.0, num_speculative_tokens=0), RateRule(9.5, mode="off")),
         ttl_s=60,
     )
     state = client.set_speculation(change)

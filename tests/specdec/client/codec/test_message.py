@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from protos.specdec.v1 import admin_pb2, inference_pb2
 from specdec.client import AuditPage, ProfileReport, ReplicaStatus, TokenizedInput
-from specdec.client.codec import admin, inference, sampling
+from specdec.client.codec import admin, inference
 from specdec.client.codec.message import MessageCodec, Options, enum_converter
-from specdec.types.counters import Counts
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import SamplingDefaults
+from specdec.types.stats import Counts
 
 PLAIN = {
     int: st.integers(0, 2**31 - 1),
@@ -83,8 +83,8 @@ def test_a_round_trip(codec, kind, data):
         (inference.TOKENS, set()),
         (inference.MODEL_INFO, set()),
         (inference.REQUEST, {"sampling", "speculation"}),
-        (sampling.SAMPLING, set()),
-        (sampling.SPECULATION, set()),
+        (inference.SAMPLING, set()),
+        (inference.SPECULATION, set()),
     ],
     ids=lambda value: value.message_type.__name__ if isinstance(value, MessageCodec) else "",
 )

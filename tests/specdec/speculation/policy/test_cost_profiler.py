@@ -80,9 +80,9 @@ def test_real_models_are_as_new_after_it(tiny_model_dir):
     profile_verification(target, config, 3, time.perf_counter, 0.2)
     fresh = LocalTarget(load_runner(tiny_model_dir, "float32", config, group))
     requests = [request(f"r{i}", [11, 12, 13 + i, 11, 12], seed=i) for i in range(3)]
-    said = run(make_engine(tiny_model_dir, config, target), requests)
+    generated = run(make_engine(tiny_model_dir, config, target), requests)
     expected = run(make_engine(tiny_model_dir, config, fresh), requests)
-    assert {name: each.token_ids for name, each in said.items()} == {
+    assert {name: each.token_ids for name, each in generated.items()} == {
         name: each.token_ids for name, each in expected.items()
     }
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.synthetic_service import CostCurve, SyntheticService, auto_policy, fixed_policy
 from specdec.speculation.policy.cost_model import CostModel, CostTable
-from specdec.speculation.policy.goodput import GoodputChooser, GoodputSettings
+from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.types.draft_decision import DecisionReason, chain, chains
 from specdec.types.errors import InvalidValueError
 from tests.clock import Clock
@@ -192,7 +192,8 @@ def test_a_decision_takes_microseconds():
 
 
 @pytest.mark.parametrize("name", ["margin", "dwell_s", "review_s"])
-def test_settings_that_cannot_be_are_named(name):
+def test_a_negative_setting_is_named(name):
+    table = CostTable.of_chains((1,), (0,), ((0.1,),))
     with pytest.raises(InvalidValueError) as caught:
-        GoodputSettings(**{name: -0.1})
+        GoodputChooser(CostModel(table), **{name: -0.1})
     assert caught.value.field == name

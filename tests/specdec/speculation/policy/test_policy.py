@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from specdec.config.length_schedule import LengthSchedule
 from specdec.speculation.policy.cost_model import CostModel, CostTable
-from specdec.speculation.policy.goodput import Choice, GoodputChooser
-from specdec.speculation.policy.policy import SpeculationPolicy, StepDrafts
+from specdec.speculation.policy.goodput import GoodputChooser
+from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.types.draft_decision import Decision, DecisionReason, chain
 from specdec.types.errors import InvalidValueError
@@ -247,7 +247,7 @@ def test_steps_are_counted_by_reason_and_catching_up_is_told(clock):
     policy = SpeculationPolicy(AUTO, clock, catches_up=True)
     for num_drafted in (0, 0, 2):
         policy.decide(2)
-        policy.begin_step(StepDrafts(2, num_drafted, has_prefill=False))
+        policy.begin_step(2, num_drafted, has_prefill=False)
     assert policy.log.counts == {DecisionReason.CATCHING_UP: 2, DecisionReason.THRESHOLD: 1}
 
 
@@ -260,7 +260,7 @@ class RecordingChooser(GoodputChooser):
 
     def choose(self, now_s, num_decoding, shapes):
         self.asked_most.append(shapes[-1].num_draft_tokens)
-        return Choice(shapes[min(len(shapes) - 1, 2)], DecisionReason.GOODPUT)
+        return Decision(shapes[min(len(shapes) - 1, 2)], DecisionReason.GOODPUT)
 
     def observe_drafts(self, num_asked, num_accepted, now_s):
         self.drafts.append((num_asked, num_accepted))
@@ -273,7 +273,7 @@ def one_step(policy, clock, rows, has_prefill=False):
     """`rows`: asked, drafted and accepted tokens of each sequence."""
     policy.decide(len(rows))
     num_asked, num_drafted = (sum(row[i] > 0 for row in rows) for i in (0, 1))
-    policy.begin_step(StepDrafts(num_asked, num_drafted, has_prefill))
+    policy.begin_step(num_asked, num_drafted, has_prefill=has_prefill)
     clock.now_s += 0.1
     for row in rows:
         policy.observe_row(*row)
@@ -302,7 +302,7 @@ def test_a_step_that_was_lost_is_not_timed(clock):
     chooser = RecordingChooser()
     policy = SpeculationPolicy(AUTO, clock, choosers={None: chooser})
     policy.decide(1)
-    policy.begin_step(StepDrafts(1, 1, has_prefill=False))
+    policy.begin_step(1, 1, has_prefill=False)
     policy.forget_step()
     policy.end_step()
     assert chooser.steps == []

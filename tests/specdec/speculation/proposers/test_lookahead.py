@@ -4,12 +4,18 @@ from itertools import pairwise
 
 import pytest
 
+from specdec.config.methods import LookaheadConfig
 from specdec.sequences.sequence import Lookahead
 from specdec.speculation.proposers import DraftRequest
 from specdec.speculation.proposers.lookahead import LookaheadProposer
 from tests.specdec.speculation.proposers.sequences import sequence
 
 PROMPT = [10, 30, 50]
+
+
+def make_proposer(ngram_size, pool_size):
+    config = LookaheadConfig(lookahead_ngram_size=ngram_size, lookahead_pool_size=pool_size)
+    return LookaheadProposer(config)
 
 
 def propose(proposer, seq, max_tokens=2, window=4):
@@ -20,17 +26,17 @@ def propose(proposer, seq, max_tokens=2, window=4):
 
 
 def step(seq, proposal, target, num_run=None):
-    """What the engine does with a proposal; target: the token after a token."""
+    """Do what the engine does with a proposal; target: returns the token after a token."""
     drafts, window = proposal.draft_token_ids, proposal.lookahead_token_ids[:num_run]
-    base_length, came = seq.num_tokens, [target(seq.token_ids[-1])]
+    base_length, new = seq.num_tokens, [target(seq.token_ids[-1])]
     for draft in drafts:
-        if draft != came[-1]:
+        if draft != new[-1]:
             break
-        came.append(target(draft))
-    said = tuple(target(token) for token in drafts + window)
-    seq.token_ids += came
-    seq.lookahead = Lookahead(base_length, drafts, window, said)
-    return len(came)
+        new.append(target(draft))
+    answers = tuple(target(token) for token in drafts + window)
+    seq.token_ids += new
+    seq.lookahead = Lookahead(base_length, drafts, window, answers)
+    return len(new)
 
 
 def successor(token):
@@ -38,7 +44,7 @@ def successor(token):
 
 
 def test_guesses_begin_with_the_text_and_go_on_with_what_the_target_said():
-    seq, proposer = sequence(1, PROMPT), LookaheadProposer(ngram_size=3, pool_size=100)
+    seq, proposer = sequence(1, PROMPT), make_proposer(ngram_size=3, pool_size=100)
     first = propose(proposer, seq)
     assert first.draft_token_ids == ()
     assert set(first.lookahead_token_ids) <= set(PROMPT)
@@ -54,7 +60,7 @@ def test_guesses_begin_with_the_text_and_go_on_with_what_the_target_said():
 @pytest.mark.parametrize("num_run", [0, 2, 4])
 def test_a_text_that_never_repeats_is_drafted(num_run):
     """No token comes twice, but the target was seen to write it before its turn."""
-    seq, proposer = sequence(1, PROMPT), LookaheadProposer(ngram_size=4, pool_size=500)
+    seq, proposer = sequence(1, PROMPT), make_proposer(ngram_size=4, pool_size=500)
     num_steps = 0
     while 49 not in seq.token_ids:
         step(seq, propose(proposer, seq), successor, num_run)
@@ -65,7 +71,7 @@ def test_a_text_that_never_repeats_is_drafted(num_run):
 
 def test_trails_are_what_the_target_said_step_after_step():
     """Every n-gram beyond the text is a run of the target's own answers, as long as was asked."""
-    seq, proposer = sequence(1, PROMPT), LookaheadProposer(ngram_size=4, pool_size=500)
+    seq, proposer = sequence(1, PROMPT), make_proposer(ngram_size=4, pool_size=500)
     for _ in range(6):
         # Answers differ by tens, so that no draft fits and the window alone speaks.
         step(seq, propose(proposer, seq, max_tokens=1), lambda token: token + 7)
@@ -78,19 +84,19 @@ def test_trails_are_what_the_target_said_step_after_step():
 
 
 def test_a_step_without_a_lookahead_starts_the_window_anew():
-    seq, proposer = sequence(1, PROMPT), LookaheadProposer(ngram_size=3, pool_size=100)
+    seq, proposer = sequence(1, PROMPT), make_proposer(ngram_size=3, pool_size=100)
     step(seq, propose(proposer, seq), successor)
     seq.token_ids.append(99)
     seq.lookahead = None
     again = propose(proposer, seq)
     assert set(again.lookahead_token_ids) <= set(seq.token_ids)
     proposer.release(1)
-    fresh = LookaheadProposer(ngram_size=3, pool_size=100)
+    fresh = make_proposer(ngram_size=3, pool_size=100)
     assert propose(proposer, seq) == propose(fresh, seq)
 
 
 def test_who_may_not_draft_is_not_looked_at():
-    proposer = LookaheadProposer(ngram_size=3, pool_size=100)
+    proposer = make_proposer(ngram_size=3, pool_size=100)
     proposer.begin([DraftRequest(sequence(1, PROMPT), 0)])
     assert proposer.collect() == []
     assert proposer._windows == {}
@@ -98,7 +104,7 @@ def test_who_may_not_draft_is_not_looked_at():
 
 
 def test_memory_stays_within_the_pool():
-    seq, proposer = sequence(1, list(range(500))), LookaheadProposer(ngram_size=4, pool_size=60)
+    seq, proposer = sequence(1, list(range(500))), make_proposer(ngram_size=4, pool_size=60)
     for _ in range(10):
         step(seq, propose(proposer, seq), successor)
     assert len(proposer._windows[1].pool) == 60

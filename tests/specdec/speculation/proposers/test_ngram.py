@@ -1,6 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specdec.config.methods import NgramConfig
 from specdec.speculation.proposers.base import IngestBudget
 from specdec.speculation.proposers.ngram import (
     _MAX_NEW_ENTRIES,
@@ -39,7 +40,7 @@ def test_copy_goes_on_with_itself() -> None:
 
 
 def test_a_long_prompt_is_read_in_parts_and_holds_up_nobody() -> None:
-    made, short = NgramProposer(2, 5), sequence(1, [1, 2, 3, 4, 1, 2])
+    made, short = NgramProposer(NgramConfig(2, 5)), sequence(1, [1, 2, 3, 4, 1, 2])
     prompt = [(7 * i) % 9973 + 20 for i in range(2 * _MAX_NEW_ENTRIES // 4)]
     long = sequence(2, [*prompt, 1, 2, 3, 4, 1, 2])
     assert drafts(made, long, short, count=2) == [(), (3, 4)]

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.speculation.proposers.ngram_pool import NgramPool
+from specdec.speculation.proposers.lookahead import NgramPool
 
 TOKENS = st.lists(st.integers(0, 3), max_size=40)
 

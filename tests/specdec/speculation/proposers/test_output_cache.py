@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.speculation.proposers.output_cache import OutputCache
+from tests.specdec.speculation.proposers.test_suffix_tree import pieces
 
 ALL = 1000
 OUTPUTS = st.lists(
@@ -37,7 +38,7 @@ def test_it_is_as_if_the_dropped_ones_had_never_been(outputs, max_outputs, max_n
     for tenant in ("", "a", "b"):
         mine, new = cache.tree(tenant), fresh.tree(tenant)
         assert (mine is None) == (new is None)
-        assert mine is None or dict(mine.pieces()) == dict(new.pieces())
+        assert mine is None or pieces(mine) == pieces(new)
 
 
 def test_the_oldest_goes_first_whosever_it_is():
