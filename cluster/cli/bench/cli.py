@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from cluster.cli.bench.load_cli import bench_serve
-from cluster.cli.bench.method_plot import svg
 from cluster.cli.bench.methods import MethodReport, MethodResult, compare
 from cluster.cli.bench.prompts import read_prompts
+from cluster.cli.charts import BarChart, draw_charts, require_matplotlib
 from cluster.cli.connection_options import client_flags, timeout_flag
 from cluster.cli.output import json_flag, progress_bar, show_json
 from specdec.client import Client
@@ -53,7 +53,12 @@ bench.add_command(bench_serve)
     help="Sampling temperature, from 0 (greedy) to 100.",
 )
 @click.option("--output", type=_NEW_FILE, help="Write the JSON report to this file.")
-@click.option("--plot", type=_NEW_FILE, help="Write a bar chart to this file, as SVG.")
+@click.option(
+    "--plot",
+    type=_NEW_FILE,
+    callback=require_matplotlib,
+    help="Write a bar chart to this file, as SVG.",
+)
 @timeout_flag
 @json_flag
 @client_flags
@@ -83,7 +88,7 @@ def methods(
     if output is not None:
         output.write_text(json.dumps(asdict(report)) + "\n", encoding="utf-8")
     if plot is not None:
-        plot.write_text(svg(report), encoding="utf-8")
+        plot.write_text(draw_charts([_chart(report)]), encoding="utf-8")
     if as_json:
         show_json(asdict(report))
     else:
@@ -106,6 +111,18 @@ def _line(result: MethodResult) -> str:
         f"{result.name:<16}{_number(result.tokens_per_s, 1):>10}{_number(result.speedup, 2):>10}"
         f"{drafts}{result.num_drafts:>8}{result.num_other_answers:>15}"
     )
+
+
+def _chart(report: MethodReport) -> BarChart:
+    """Return a bar for each method: its tokens per second, with its tokens per draft below."""
+    title = f"{report.model}: tokens per second, median of {report.num_prompts} prompts"
+    groups = {
+        f"{each.name}\n{each.mean_acceptance_length:.2f} tokens per draft"
+        if each.num_drafts
+        else each.name: {"tokens per second": each.tokens_per_s or 0.0}
+        for each in report.results
+    }
+    return BarChart(title, groups)
 
 
 def _number(value: float | None, digits: int) -> str:

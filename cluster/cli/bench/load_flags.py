@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from cluster.cli.bench.load_statistics import LATENCIES, LatencyName
+from cluster.cli.charts import require_matplotlib
 from cluster.cli.help import combine_flags, section_flag
 from specdec.client.calls import DEFAULT_TIMEOUT_S
 from specdec.config.methods import METHOD_NAMES
@@ -242,6 +243,11 @@ load_flags = combine_flags(
         "requests per second that meet them.",
     ),
     _report("--output", type=_NEW_FILE, help="Write the JSON report to this file."),
-    _report("--plot", type=_NEW_FILE, help="Write charts to this file, as SVG."),
+    _report(
+        "--plot",
+        type=_NEW_FILE,
+        callback=require_matplotlib,
+        help="Write charts to this file, as SVG.",
+    ),
 )
 """The flags for the fields of LoadOptions, except the connection flags."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from cluster.cli.bench.load import RequestRecord
 from cluster.cli.bench.load_report import LoadReport, LoadRun
 from cluster.cli.bench.load_statistics import LatencyName, latency_ms, percentile
-from cluster.cli.charts import LineChart, line_charts
+from cluster.cli.charts import LineChart, draw_charts
 
 _ONE_IN = (2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
@@ -23,8 +23,8 @@ def plot(
     records: of each run.
     """
     if len(report.runs) > 1:
-        return line_charts(_load_sweep(report, latencies))
-    return line_charts(_tail_latencies(report, records[0], latencies))
+        return draw_charts(_load_sweep(report, latencies))
+    return draw_charts(_tail_latencies(report, records[0], latencies))
 
 
 def _load_sweep(report: LoadReport, latencies: Sequence[LatencyName]) -> list[LineChart]:
