@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from cluster.cli.help import SectionedCommand
+from cluster.cli.output import SectionedCommand
 from cluster.cli.main import main as specdec
 from cluster.config.vllm_compat import ALWAYS, RENAMED, SAME
 from specdec.config.speculative_keys import SPECULATION_KEYS

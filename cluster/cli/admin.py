@@ -10,9 +10,8 @@ from typing import Any
 import click
 
 from cluster.api.http.admin_json import to_json
-from cluster.cli.connection_options import ADMIN_FLAG_NAMES, admin_client, admin_flags
-from cluster.cli.help import combine_flags
-from cluster.cli.output import json_flag
+from cluster.cli.options import ADMIN_FLAG_NAMES, admin_client, admin_flags
+from cluster.cli.output import combine_flags, json_flag
 from cluster.cli.tables import (
     audit_table,
     profile_table,

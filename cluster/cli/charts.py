@@ -18,10 +18,6 @@ if TYPE_CHECKING:
 
 _MIN_WIDTH, _HEIGHT = 7.6, 3.4  # inches, of one chart
 _BAR_WIDTH = 0.18  # inches
-_FORMAT = {
-    "svg.hashsalt": "specdec",
-    "svg.fonttype": "none",
-}  # the same ids each time; text as text
 
 
 class MissingLibraryError(SpecdecError):
@@ -84,7 +80,10 @@ def draw_charts(charts: Sequence[LineChart | BarChart]) -> str:
     from matplotlib.figure import Figure
 
     width = max((chart.width for chart in charts), default=_MIN_WIDTH)
-    with mpl.rc_context(_FORMAT):
+    # Text stays text, without formulas between dollar signs; the salt makes ids reproducible.
+    with mpl.rc_context(
+        {"svg.fonttype": "none", "text.parse_math": False, "svg.hashsalt": "specdec"}
+    ):
         figure = Figure((width, _HEIGHT * max(len(charts), 1)), layout="constrained")
         for row, chart in enumerate(charts, start=1):
             axes = figure.add_subplot(len(charts), 1, row)

@@ -9,8 +9,8 @@ from typing import Literal
 
 import click
 
-from cluster.cli.connection_options import api_key_flag, tls_ca_flag
 from cluster.cli.environment import Environment, Library, Reached, inspect_environment
+from cluster.cli.options import api_key_flag, tls_ca_flag
 from cluster.cli.output import json_flag, show_json
 
 Status = Literal["ok", "warn", "fail"]

@@ -19,14 +19,18 @@ from cluster.cli import admin
 from cluster.cli.bench.cli import bench
 from cluster.cli.chat import chat
 from cluster.cli.completion import completion
-from cluster.cli.completion_result import chunk_as_json, receive
-from cluster.cli.connection_options import client_flags, pop_connection
+from cluster.cli.completion_result import chunk_as_json, receive, result_lines
 from cluster.cli.doctor import doctor
 from cluster.cli.errors import OneLineErrors
-from cluster.cli.help import SectionedCommand
 from cluster.cli.models import models
-from cluster.cli.output import json_flag, print_stderr, result_lines, show_json
-from cluster.cli.sampling_options import output_flags, sampling_flags, sampling_params
+from cluster.cli.options import (
+    client_flags,
+    output_flags,
+    pop_connection,
+    sampling_flags,
+    sampling_params,
+)
+from cluster.cli.output import SectionedCommand, json_flag, print_stderr, show_json
 from cluster.cli.serve import serve
 from specdec.client import Client
 from specdec.types.chat import ChatMessage

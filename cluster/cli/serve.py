@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from cluster.cli.help import SectionedCommand, SectionedOption
-from cluster.cli.output import print_stderr
+from cluster.cli.output import SectionedCommand, SectionedOption, print_stderr
 from cluster.config.multi_model import read_models
 from cluster.config.sections import SECTIONS, section_of
 from cluster.config.serve_config import ServeConfig

@@ -10,7 +10,7 @@ from typing import Any
 
 from cluster.config.config_file import read_config_file
 from cluster.config.serve_config import ServeConfig
-from cluster.config.vllm_settings import our_name
+from cluster.config.vllm_compat import our_name
 from specdec.types.errors import InvalidValueError
 
 _OF_THE_SERVICE = (

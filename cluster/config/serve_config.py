@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from cluster.config.config_file import read_config_file
 from cluster.config.network import MAX_MODEL_CHARS, is_loopback
-from cluster.config.vllm_settings import in_our_words
+from cluster.config.vllm_compat import in_our_words
 from cluster.observability.logs import LogConfig
 from specdec.config.fields import (
     DIRECTORY,

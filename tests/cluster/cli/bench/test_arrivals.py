@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 from scipy import stats
 
-from cluster.cli.bench.arrivals import arrival_times
+from cluster.cli.bench.dataset import arrival_times
 
 COUNT = 20_000
 # A correct generator fails a test of this significance for one seed in a million; the seed is

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from cluster.cli.bench.backend import TokenUsage
-from cluster.cli.bench.load import RequestRecord
-from cluster.cli.bench.load_statistics import (
+from cluster.cli.bench.load import (
+    RequestRecord,
     distribution,
     latency_ms,
     peak_concurrency,

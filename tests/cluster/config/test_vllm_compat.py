@@ -3,8 +3,7 @@
 import pytest
 
 from cluster.config.serve_config import ServeConfig
-from cluster.config.vllm_compat import ALWAYS, RENAMED, SAME
-from cluster.config.vllm_settings import in_our_words
+from cluster.config.vllm_compat import ALWAYS, RENAMED, SAME, in_our_words
 from specdec.config.speculative_keys import SPECULATION_KEYS
 from specdec.types.errors import InvalidValueError
 
