@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from cluster.api.admin_token import read_token
 from cluster.api.api_keys import read_keys
-from cluster.config.multi_model import application_name, check_prefix
+from cluster.config.config_file import application_name, check_prefix
 from cluster.config.network import address_of, listen_error
 from cluster.config.serve_config import ServeConfig
 from cluster.control.store import ControlStore, state_dir

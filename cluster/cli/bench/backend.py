@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from cluster.cli.bench.dataset import RequestOptions, SampleRequest
+from cluster.cli.bench.dataset import SampleRequest
 from specdec.client import Client, ClientError
 from specdec.types.chat import ChatMessage
 from specdec.types.responses import StreamChunk
-from specdec.types.sampling_params import SamplingParams, SpeculationOptions
+from specdec.types.sampling_params import SamplingParams
 from specdec.types.stats import SpeculationStats
 
 
@@ -63,7 +63,7 @@ class GrpcBackend:
     def __init__(
         self,
         address: str,
-        options: RequestOptions,
+        options: SamplingParams,
         *,
         timeout_s: float,
         api_key: str | None = None,
@@ -79,9 +79,10 @@ class GrpcBackend:
     def stream(self, request: SampleRequest) -> Iterator[StreamEvent]:
         """Send a chat request and yield its events."""
         chat = [ChatMessage("user", request.prompt)]
+        params = replace(self._options, max_tokens=request.max_tokens)
         try:
             for chunk in self._client.generate_stream(
-                chat, self._params(request), cache_salt=request.cache_salt, resume=False
+                chat, params, cache_salt=request.cache_salt, resume=False
             ):
                 yield _event(chunk)
         except ClientError as error:
@@ -90,15 +91,6 @@ class GrpcBackend:
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
-
-    def _params(self, request: SampleRequest) -> SamplingParams:
-        return SamplingParams(
-            temperature=self._options.temperature,
-            seed=self._options.seed,
-            ignore_eos=self._options.ignore_eos,
-            max_tokens=request.max_tokens,
-            speculation=self._options.speculation or SpeculationOptions(),
-        )
 
 
 def _event(chunk: StreamChunk) -> StreamEvent:

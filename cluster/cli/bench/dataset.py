@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import SpeculationOptions
 
 _WORDS = (
     *("the", "of", "and", "to", "in", "is", "that", "for", "on", "with", "as", "by"),
@@ -28,20 +27,6 @@ class SampleRequest:
     prompt: str
     max_tokens: int
     cache_salt: str = ""
-
-
-@dataclass(frozen=True)
-class RequestOptions:
-    """Parameters that all requests share.
-
-    temperature: None for the default of the service. ignore_eos: whether to generate max_tokens.
-    speculation: None for the default of the service.
-    """
-
-    temperature: float | None = 0.0
-    seed: int | None = 0
-    ignore_eos: bool = False
-    speculation: SpeculationOptions | None = None
 
 
 class Dataset(Protocol):

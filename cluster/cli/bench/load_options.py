@@ -14,7 +14,6 @@ from cluster.cli.bench.dataset import (
     Dataset,
     PromptFileDataset,
     RandomDataset,
-    RequestOptions,
     read_prompts,
 )
 from cluster.cli.bench.load import LATENCIES, LatencyName
@@ -36,7 +35,7 @@ from cluster.cli.charts import require_matplotlib
 from specdec.client.calls import DEFAULT_TIMEOUT_S
 from specdec.config.methods import METHOD_NAMES
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import SpeculationOptions
+from specdec.types.sampling_params import SamplingParams, SpeculationOptions
 
 BACKENDS = ("grpc", "openai-chat", "openai")
 _DEFAULT_URL = "http://127.0.0.1:8000"
@@ -206,19 +205,18 @@ class LoadOptions:
         )
 
     @property
-    def request_options(self) -> RequestOptions:
+    def request_options(self) -> SamplingParams:
         """Parameters of all requests; ignore_eos is on by default for random words."""
         ignore_eos = self.dataset_path is None if self.ignore_eos is None else self.ignore_eos
-        return RequestOptions(self.temperature, self.seed, ignore_eos, self._speculation)
-
-    @property
-    def _speculation(self) -> SpeculationOptions | None:
-        if not self.no_speculation and self.num_speculative_tokens is None and self.method is None:
-            return None
-        return SpeculationOptions(
-            enabled=False if self.no_speculation else None,
-            num_speculative_tokens=self.num_speculative_tokens,
-            method=self.method,
+        return SamplingParams(
+            temperature=self.temperature,
+            seed=self.seed,
+            ignore_eos=ignore_eos,
+            speculation=SpeculationOptions(
+                enabled=False if self.no_speculation else None,
+                num_speculative_tokens=self.num_speculative_tokens,
+                method=self.method,
+            ),
         )
 
     @property

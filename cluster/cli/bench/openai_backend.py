@@ -16,8 +16,9 @@ from typing import Any, Literal
 import httpx
 
 from cluster.cli.bench.backend import RequestFailedError, StreamEvent, TokenUsage
-from cluster.cli.bench.dataset import RequestOptions, SampleRequest
+from cluster.cli.bench.dataset import SampleRequest
 from specdec.types.errors import InvalidValueError, SpecdecError
+from specdec.types.sampling_params import SamplingParams
 from specdec.types.stats import SpeculationStats
 
 Endpoint = Literal["chat", "completions"]
@@ -42,7 +43,7 @@ class OpenAIBackend:
         self,
         base_url: str,
         endpoint: Endpoint,
-        options: RequestOptions,
+        options: SamplingParams,
         *,
         timeout_s: float,
         model: str | None = None,
@@ -119,7 +120,7 @@ class OpenAIBackend:
             "seed": options.seed,
             "ignore_eos": options.ignore_eos or None,
             "cache_salt": request.cache_salt or None,
-            "speculation": _speculation(options),
+            "speculation": _speculation(options) or None,
         }
         if self._is_chat:
             body["messages"] = [{"role": "user", "content": request.prompt}]
@@ -157,9 +158,7 @@ def _trust(tls_ca_file: Path | None) -> ssl.SSLContext | bool:
         raise InvalidValueError("tls_ca_file", str(tls_ca_file), limit) from error
 
 
-def _speculation(options: RequestOptions) -> dict[str, Any] | None:
-    if options.speculation is None:
-        return None
+def _speculation(options: SamplingParams) -> dict[str, Any]:
     return {name: value for name, value in asdict(options.speculation).items() if value is not None}
 
 
