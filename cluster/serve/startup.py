@@ -46,7 +46,10 @@ def serve_forever(config: ServeConfig, report: Report, others: Sequence[ServeCon
     signals = _Signals()
     with running_service(config, report, signals.abort, others):
         signals.wait()
-        report(_shutdown_message(config))
+        report(
+            f"stopping; running requests have up to {config.drain_timeout_s:g} s to finish, press "
+            "Ctrl-C again to abort them"
+        )
 
 
 @contextmanager
@@ -235,11 +238,4 @@ def _ready_message(
         "reflection)\n"
         f"  HTTP  {url}/health, /ready and /metrics\n"
         f"  try   {example}"
-    )
-
-
-def _shutdown_message(config: ServeConfig) -> str:
-    return (
-        f"stopping; running requests have up to {config.drain_timeout_s:g} s to finish, press "
-        "Ctrl-C again to abort them"
     )
