@@ -20,7 +20,7 @@ from benchmarks.machine import Machine, describe_machine
 from benchmarks.report_file import add_output, command_line, write_report, write_text
 from benchmarks.step_bench import PRECISIONS, Shape, ShapeTime, StepBench, measure_shapes
 from benchmarks.workloads import MODEL
-from cluster.cli.charts import LineChart, line_charts
+from cluster.cli.charts import LineChart, draw_charts
 from specdec.models.config import ModelConfig
 from specdec.models.resolve import resolve
 from specdec.types.errors import InvalidValueError
@@ -74,7 +74,7 @@ def chart(report: ContextReport) -> str:
     }
     lengths = [row.num_tokens for row in report.rows]
     title = f"{report.model}, {report.precision}: a step by context, best of all rounds, ms"
-    return line_charts([LineChart(title, "tokens of context", lengths, series)])
+    return draw_charts([LineChart(title, "tokens of context", lengths, series)])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

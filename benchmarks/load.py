@@ -29,7 +29,7 @@ from benchmarks.service import started_service
 from benchmarks.summary import summarize
 from benchmarks.worker import Worker
 from benchmarks.workloads import MODEL, NO_METHOD, Contender, Measurement, Workload
-from cluster.cli.charts import LineChart, line_charts
+from cluster.cli.charts import LineChart, draw_charts
 from specdec.config.llm import LLMConfig
 from specdec.config.quantization import QUANTIZATION_METHODS
 from specdec.models.resolve import resolve
@@ -146,7 +146,7 @@ def charts(report: LoadReport) -> str:
         ),
         ("between messages, ms", lines(", p50", "gap.p50_ms") | lines(", p95", "gap.p95_ms")),
     )
-    return line_charts(
+    return draw_charts(
         [LineChart(f"{title}: {name}", "open streams", counts, series) for name, series in panels]
     )
 

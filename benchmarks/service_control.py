@@ -31,7 +31,7 @@ from benchmarks.service import started_service
 from benchmarks.steered import STEERED, SteeredContender
 from benchmarks.summary import Row, print_rows, summarize
 from benchmarks.workloads import MODEL, Contender, Workload
-from cluster.cli.charts import LineChart, line_charts
+from cluster.cli.charts import LineChart, draw_charts
 from specdec.client import AdminClient
 from specdec.config.speculative import SpeculativeConfig
 from specdec.models.resolve import print_progress, resolve
@@ -148,7 +148,7 @@ def chart(found: Sequence[LoadResult]) -> str:
     """Return a chart of tokens per second by streams, as SVG."""
     series = {name: [each.tokens_per_s[name] for each in found] for name in found[0].tokens_per_s}
     title = "tokens per second: automatic control, off, and fixed numbers of draft tokens"
-    return line_charts([LineChart(title, "streams", _NUM_STREAMS, series)])
+    return draw_charts([LineChart(title, "streams", _NUM_STREAMS, series)])
 
 
 def page(report: ServiceControlReport) -> str:

@@ -33,7 +33,7 @@ from benchmarks.summary import (
 )
 from benchmarks.worker import Worker
 from benchmarks.workloads import MODEL, NO_METHOD, Contender, one_by_one
-from cluster.cli.charts import BarChart, bar_charts
+from cluster.cli.charts import BarChart, draw_charts
 from specdec.config.engine import DTYPE_BYTES
 from specdec.config.quantization import QUANTIZATION_METHODS
 from specdec.models.resolve import resolve
@@ -99,7 +99,7 @@ def chart(report: SingleStreamReport) -> str:
         names, _, suite = ratio.name.partition(", ")
         groups.setdefault(suite, {})[names.partition(" / ")[0]] = ratio.median
     title = f"{report.model}, one stream: tokens per second over those without speculation"
-    return bar_charts([BarChart(title, groups)])
+    return draw_charts([BarChart(title, groups)])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -23,7 +23,7 @@ from benchmarks.report_file import add_output, command_line, write_report, write
 from benchmarks.step_bench import PRECISIONS, Shape, ShapeTime, StepBench, measure_shapes
 from benchmarks.summary import Bar, at_least, at_most, print_bars
 from benchmarks.workloads import MODEL
-from cluster.cli.charts import LineChart, line_charts
+from cluster.cli.charts import LineChart, draw_charts
 from specdec.models.resolve import print_progress, resolve
 
 _PRECISIONS = ("fp32", "bf16", "int8", "w8a8")
@@ -143,7 +143,7 @@ def charts(report: VerificationReport) -> str:
     }
     ratios = {name: [each[count].ratio for count in counts] for name, each in series.items()}
     title = f"{report.model}: a step by its number of rows"
-    return line_charts(
+    return draw_charts(
         [
             LineChart(f"{title}, best of all rounds, ms", "rows", counts, milliseconds),
             LineChart(f"{title}, over one row", "rows", counts, ratios),

@@ -13,7 +13,7 @@ from typing import Any
 from ray import serve
 
 from cluster.config.serve_config import ServeConfig
-from cluster.config.vllm_settings import our_name
+from cluster.config.vllm_compat import our_name
 from cluster.serve.deployment import make_application
 from specdec.types.errors import InvalidValueError
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import click
 
-from cluster.cli.help import SectionedCommand
 from cluster.cli.main import main as specdec
+from cluster.cli.output import SectionedCommand
 from cluster.config.vllm_compat import ALWAYS, RENAMED, SAME
 from specdec.config.speculative_keys import SPECULATION_KEYS
 from specdec.config.vllm_compat import VALUES

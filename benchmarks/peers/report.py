@@ -10,7 +10,7 @@ from benchmarks.peers.comparisons import MANY, OURS, many_case, plain_case
 from benchmarks.report_file import markdown_table
 from benchmarks.rounds import Measured
 from benchmarks.summary import Ratio, Row, verdict
-from cluster.cli.charts import BarChart, bar_charts
+from cluster.cli.charts import BarChart, draw_charts
 
 _REFERENCE = "ours fp32"
 
@@ -100,7 +100,7 @@ def chart(report: PeersReport, suites: Sequence[str]) -> str:
         if groups:
             title = f"{report.model}: tokens per second of one stream, {title}"
             charts.append(BarChart(title, groups))
-    return bar_charts(charts)
+    return draw_charts(charts)
 
 
 def markdown(report: PeersReport, suites: Sequence[str], settings: str) -> str:

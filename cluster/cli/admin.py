@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import getpass
 import socket
+from collections.abc import Callable
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from cluster.api.http.admin_json import to_json
-from cluster.cli.connection_options import ADMIN_FLAG_NAMES, admin_client, admin_flags
-from cluster.cli.help import combine_flags
-from cluster.cli.output import json_flag
+from cluster.cli.options import ADMIN_FLAG_NAMES, admin_client, admin_flags
+from cluster.cli.output import combine_flags, json_flag
 from cluster.cli.tables import (
     audit_table,
     profile_table,
@@ -20,10 +20,17 @@ from cluster.cli.tables import (
     state_table,
     statistics_line,
 )
+from specdec.client import AdminClient
 from specdec.config.methods import METHOD_NAMES
 from specdec.types.control import SPECULATION_MODES, RateRule
-from specdec.types.control_changes import MAX_AUDIT_PAGE, SpeculationChange, SpeculationState
+from specdec.types.control_changes import (
+    MAX_AUDIT_PAGE,
+    AuditPage,
+    SpeculationChange,
+    SpeculationState,
+)
 from specdec.types.errors import InvalidValueError
+from specdec.types.fleet import ServiceStatus
 from specdec.types.profile import (
     DEFAULT_PROFILE_STEPS,
     DEFAULT_PROFILE_TIMEOUT_S,
@@ -31,8 +38,11 @@ from specdec.types.profile import (
     MAX_PROFILE_TIMEOUT_S,
     MIN_PROFILE_TIMEOUT_S,
     ProfileOrder,
+    ProfileReport,
 )
 from specdec.types.sampling_params import VERIFIERS, VerifierName
+
+_Result = TypeVar("_Result", ServiceStatus, SpeculationState, AuditPage, ProfileReport)
 
 
 @click.command(short_help="Show the replicas and their load.")
@@ -40,14 +50,11 @@ from specdec.types.sampling_params import VERIFIERS, VerifierName
 @admin_flags
 def status(as_json: bool, **connection: Any) -> None:
     """Show the replicas with their load, and the speculation settings."""
-    with admin_client(**connection) as client:
-        service = client.status()
-    if as_json:
-        click.echo(to_json(service))
-        return
-    click.echo(replica_table(service))
-    click.echo()
-    click.echo(state_table(service.speculation))
+
+    def text(service: ServiceStatus) -> str:
+        return f"{replica_table(service)}\n\n{state_table(service.speculation)}"
+
+    _show(AdminClient.status, text, as_json, connection)
 
 
 @click.command(short_help="Profile the next steps of the models.")
@@ -84,9 +91,7 @@ def profile(
     The service must run with --profile-dir, and must have requests to process.
     """
     order = ProfileOrder(num_steps, timeout_s, replica_id)
-    with admin_client(**connection) as client:
-        report = client.profile(order)
-    click.echo(to_json(report) if as_json else profile_table(report))
+    _show(lambda client: client.profile(order), profile_table, as_json, connection)
 
 
 @click.group()
@@ -99,8 +104,7 @@ def speculation() -> None:
 @admin_flags
 def get_speculation(as_json: bool, **connection: Any) -> None:
     """Show the effective and the configured settings, and the last change."""
-    with admin_client(**connection) as client:
-        _show(client.get_speculation(), as_json)
+    _show(AdminClient.get_speculation, state_table, as_json, connection)
 
 
 _change_flags = combine_flags(
@@ -177,8 +181,7 @@ def set_speculation(
         allowed_verifiers=allowed_verifiers or None,
         **flags,
     )
-    with admin_client(**connection) as client:
-        _show(client.set_speculation(change), as_json)
+    _show(lambda client: client.set_speculation(change), state_table, as_json, connection)
 
 
 @speculation.command("reset")
@@ -190,8 +193,7 @@ def reset_speculation(
     change = SpeculationChange(
         reset=True, updated_by=_operator(), reason=reason, expected_version=expected_version
     )
-    with admin_client(**connection) as client:
-        _show(client.set_speculation(change), as_json)
+    _show(lambda client: client.set_speculation(change), state_table, as_json, connection)
 
 
 @speculation.command("watch", short_help="Print load and draft decisions at an interval.")
@@ -228,9 +230,7 @@ def watch_speculation(
 @admin_flags
 def audit_log(count: int, as_json: bool, **connection: Any) -> None:
     """Show the audit log of changes, newest first."""
-    with admin_client(**connection) as client:
-        page = client.audit_log(count)
-    click.echo(to_json(page) if as_json else audit_table(page))
+    _show(lambda client: client.audit_log(count), audit_table, as_json, connection)
 
 
 def _rules(texts: tuple[str, ...], no_rules: bool) -> tuple[RateRule, ...] | None:
@@ -259,5 +259,13 @@ def _operator() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def _show(state: SpeculationState, as_json: bool) -> None:
-    click.echo(to_json(state) if as_json else state_table(state))
+def _show(
+    call: Callable[[AdminClient], _Result],
+    text: Callable[[_Result], str],
+    as_json: bool,
+    connection: dict[str, Any],
+) -> None:
+    """Call the service, and print the result as JSON or as text."""
+    with admin_client(**connection) as client:
+        result = call(client)
+    click.echo(to_json(result) if as_json else text(result))

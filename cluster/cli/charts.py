@@ -1,22 +1,27 @@
-"""Line and bar charts, as SVG."""
+"""Line and bar charts as SVG, drawn by matplotlib (the extra `specdec[plot]`)."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cluster.cli.svg import Drawing, Point
+import click
 
-_WIDTH, _HEIGHT = 760, 340  # pixels, of one chart
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 200, 48, 44
-_PLOT_WIDTH, _PLOT_HEIGHT = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
-_COLOURS = (
-    *("#4878a8", "#c8553d", "#588157", "#8d6a9f", "#e0a030"),
-    *("#4f4f4f", "#2a9d8f", "#b56576", "#9fc5e8", "#a07040"),
-)
-_GREY = "#d0d0d0"
-_BAR, _GAP = 16, 12
+from specdec.types.errors import SpecdecError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MIN_WIDTH, _HEIGHT = 7.6, 3.4  # inches, of one chart
+_BAR_WIDTH = 0.18  # inches
+
+
+class MissingLibraryError(SpecdecError):
+    """An optional library is not installed; the message names the extra."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,17 @@ class LineChart:
     x: Sequence[float]
     series: Mapping[str, Sequence[float]]
 
+    width = _MIN_WIDTH
+
+    def draw(self, axes: Axes) -> None:
+        """Draw the lines, with a tick at each x."""
+        for name, y in self.series.items():
+            axes.plot(self.x, y, marker=".", label=name, gid=f"{self.title}: {name}")
+        axes.set_xscale("log")
+        axes.set_xticks(self.x, [f"{x:g}" for x in self.x])
+        axes.set_xticks([], minor=True)
+        axes.set_xlabel(self.x_label)
+
 
 @dataclass(frozen=True)
 class BarChart:
@@ -36,95 +52,55 @@ class BarChart:
     title: str
     groups: Mapping[str, Mapping[str, float]]
 
+    @property
+    def width(self) -> float:
+        """Width of the figure in inches."""
+        return max(_MIN_WIDTH, _BAR_WIDTH * (len(self._names) + 1) * len(self.groups) + 3)
 
-def line_charts(charts: Sequence[LineChart]) -> str:
-    """Draw the charts below each other."""
-    drawing = Drawing(_WIDTH, _HEIGHT * len(charts))
-    for index, chart in enumerate(charts):
-        _draw_lines(drawing, chart, _HEIGHT * index)
-    return drawing.markup()
+    def draw(self, axes: Axes) -> None:
+        """Draw the groups from left to right; each value stands on its bar if groups have one."""
+        width = 0.9 / len(self._names)
+        for column, name in enumerate(self._names):
+            x = [group + width * column for group in range(len(self.groups))]
+            values = [group.get(name, 0.0) for group in self.groups.values()]
+            bars = axes.bar(x, values, 0.9 * width, label=name)
+            if len(self._names) == 1:
+                axes.bar_label(bars, fmt="%.1f")
+        middle = width * (len(self._names) - 1) / 2
+        axes.set_xticks([group + middle for group in range(len(self.groups))], list(self.groups))
 
-
-def bar_charts(charts: Sequence[BarChart]) -> str:
-    """Draw the charts below each other."""
-    right = max(_LEFT + _group_width(chart) * len(chart.groups) for chart in charts)
-    drawing = Drawing(right + _RIGHT, _HEIGHT * len(charts))
-    for index, chart in enumerate(charts):
-        _draw_bars(drawing, chart, _HEIGHT * index, right)
-    return drawing.markup()
-
-
-def nice_ceiling(value: float) -> float:
-    """Return the smallest of 1, 2, 2.5, 5 and 10 times a power of ten that is at least `value`."""
-    if value <= 0:
-        return 1.0
-    power = 10.0 ** math.floor(math.log10(value))
-    return next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= value * (1 - 1e-9))
+    @property
+    def _names(self) -> list[str]:
+        return list(dict.fromkeys(name for group in self.groups.values() for name in group))
 
 
-def _draw_bars(drawing: Drawing, chart: BarChart, top: int, right: int) -> None:
-    """Draw the groups from left to right, with a legend beside them."""
-    drawing.text(Point(12, top + 26), chart.title)
-    ceiling = nice_ceiling(max(max(group.values()) for group in chart.groups.values()))
-    _draw_grid(drawing, top, right, ceiling)
-    colours, width = _colours(_bar_names(chart)), _group_width(chart)
-    for index, (label, group) in enumerate(chart.groups.items()):
-        left = _LEFT + width * index
-        for column, (name, colour) in enumerate(colours.items()):
-            height = _PLOT_HEIGHT * group.get(name, 0.0) / ceiling
-            corner = Point(left + _GAP + _BAR * column, top + _TOP + _PLOT_HEIGHT - height)
-            drawing.bar(corner, _BAR - 2, height, colour)
-        drawing.text(Point(left + width / 2, top + _HEIGHT - 22), label, "middle")
-    _draw_legend(drawing, top, right + 12, colours)
+def draw_charts(charts: Sequence[LineChart | BarChart]) -> str:
+    """Draw the charts below each other; the same charts give the same SVG."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    width = max((chart.width for chart in charts), default=_MIN_WIDTH)
+    # Text stays text, without formulas between dollar signs; the salt makes ids reproducible.
+    with mpl.rc_context(
+        {"svg.fonttype": "none", "text.parse_math": False, "svg.hashsalt": "specdec"}
+    ):
+        figure = Figure((width, _HEIGHT * max(len(charts), 1)), layout="constrained")
+        for row, chart in enumerate(charts, start=1):
+            axes = figure.add_subplot(len(charts), 1, row)
+            chart.draw(axes)
+            axes.set_title(chart.title, loc="left", fontsize="medium")
+            axes.set_ylim(bottom=0)
+            axes.grid(axis="y", alpha=0.4)
+            axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+        svg = StringIO()
+        figure.savefig(svg, format="svg", metadata={"Date": None})
+    return svg.getvalue()
 
 
-def _bar_names(chart: BarChart) -> list[str]:
-    return list(dict.fromkeys(name for group in chart.groups.values() for name in group))
-
-
-def _group_width(chart: BarChart) -> int:
-    return _BAR * len(_bar_names(chart)) + 2 * _GAP
-
-
-def _draw_lines(drawing: Drawing, chart: LineChart, top: int) -> None:
-    drawing.text(Point(12, top + 26), chart.title)
-    values = [y for line in chart.series.values() for y in line if not math.isnan(y)]
-    ceiling = nice_ceiling(max(values, default=0.0))
-    _draw_grid(drawing, top, _LEFT + _PLOT_WIDTH, ceiling)
-    x_pixels = [_LEFT + _PLOT_WIDTH * position for position in _log_positions(chart.x)]
-    for x, value in zip(x_pixels, chart.x, strict=True):
-        drawing.text(Point(x, top + _HEIGHT - 26), f"{value:g}", "middle")
-    drawing.text(Point(_LEFT + _PLOT_WIDTH / 2, top + _HEIGHT - 8), chart.x_label, "middle")
-    colours = _colours(list(chart.series))
-    for name, line in chart.series.items():
-        points = [
-            Point(x, top + _TOP + _PLOT_HEIGHT * (1 - y / ceiling))
-            for x, y in zip(x_pixels, line, strict=True)
-            if not math.isnan(y)
-        ]
-        drawing.line(points, colours[name], 2)
-    _draw_legend(drawing, top, _LEFT + _PLOT_WIDTH + 20, colours)
-
-
-def _log_positions(x: Sequence[float]) -> list[float]:
-    """Return the position of each value between the first and the last on a log scale, 0 to 1."""
-    low, high = math.log(x[0]), math.log(x[-1])
-    return [(math.log(value) - low) / ((high - low) or 1.0) for value in x]
-
-
-def _draw_grid(drawing: Drawing, top: int, right: float, ceiling: float) -> None:
-    for quarter in range(5):
-        y = top + _TOP + _PLOT_HEIGHT * (1 - quarter / 4)
-        drawing.line([Point(_LEFT, y), Point(right, y)], _GREY)
-        drawing.text(Point(_LEFT - 8, y + 4), f"{ceiling * quarter / 4:g}", "end")
-
-
-def _draw_legend(drawing: Drawing, top: int, left: float, colours: Mapping[str, str]) -> None:
-    for index, (name, colour) in enumerate(colours.items()):
-        y = top + _TOP + 20 * index
-        drawing.bar(Point(left, y), 12, 12, colour)
-        drawing.text(Point(left + 18, y + 11), name)
-
-
-def _colours(names: Sequence[str]) -> dict[str, str]:
-    return {name: _COLOURS[index % len(_COLOURS)] for index, name in enumerate(names)}
+def require_matplotlib(
+    ctx: click.Context, param: click.Parameter, path: Path | None
+) -> Path | None:
+    """Return the value of --plot; raise MissingLibraryError if nothing can draw the charts."""
+    if path is not None and find_spec("matplotlib") is None:
+        raise MissingLibraryError("--plot needs matplotlib; install specdec[plot]")
+    return path

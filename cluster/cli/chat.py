@@ -14,9 +14,8 @@ from typing import Any, cast
 import click
 
 from cluster.cli.completion_result import CompletionResult, receive
-from cluster.cli.connection_options import client_flags, pop_connection
-from cluster.cli.help import SectionedCommand
-from cluster.cli.sampling_options import sampling_flags, sampling_params
+from cluster.cli.options import client_flags, pop_connection, sampling_flags, sampling_params
+from cluster.cli.output import SectionedCommand
 from specdec.client import Client, ClientError
 from specdec.types.chat import ChatMessage
 from specdec.types.responses import StreamChunk

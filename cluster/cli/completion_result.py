@@ -1,7 +1,8 @@
-"""Streamed completions with their timing."""
+"""Streamed completions with their timing, as JSON data and as lines of text."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -9,7 +10,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
-from specdec.types.responses import Choice, PositionLogprobs, StreamChunk, Usage
+from specdec.types.responses import Choice, PositionLogprobs, StreamChunk, TokenLogprob, Usage
 
 
 @dataclass(frozen=True)
@@ -133,3 +134,42 @@ def _choice_as_json(choice: Choice) -> dict[str, Any]:
     if choice.logprobs is None:
         del fields["logprobs"]
     return fields
+
+
+def result_lines(result: CompletionResult, *, with_text: bool) -> Iterator[str]:
+    """Yield the lines of a result: texts, with headings if there are several, and logprobs.
+
+    with_text: False if the text was streamed already.
+    """
+    for choice in result.choices:
+        if len(result.choices) > 1:
+            yield _heading(choice)
+        if with_text:
+            yield choice.text
+        if choice.logprobs is not None:
+            yield from _table("output", choice.logprobs)
+    if result.prompt_logprobs is not None:
+        yield from _table("prompt", result.prompt_logprobs)
+
+
+def _heading(choice: Choice) -> str:
+    at = "" if choice.stop_reason is None else f" at {_quoted(choice.stop_reason)}"
+    return f"--- choice {choice.index}, {choice.finish_reason.value}{at}"
+
+
+def _table(name: str, positions: Sequence[PositionLogprobs]) -> Iterator[str]:
+    """Yield a line per token: its log probability, its rank and the most likely tokens."""
+    yield f"{name + ' token':<20}{'logprob':>9}{'rank':>7}  best"
+    for position in positions:
+        chosen = position.chosen
+        best = "  ".join(f"{_quoted(each.token)} {_number(each)}" for each in position.best)
+        row = f"{_quoted(chosen.token):<20}{_number(chosen):>9}{position.rank:>7}  {best}"
+        yield row.rstrip()
+
+
+def _quoted(text: str | int) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _number(token: TokenLogprob) -> str:
+    return f"{token.logprob:.3f}"

@@ -9,8 +9,8 @@ from typing import Literal
 
 import click
 
-from cluster.cli.connection_options import api_key_flag, tls_ca_flag
-from cluster.cli.environment import Environment, Library, Reached, inspect_environment
+from cluster.cli.environment import Environment, Probe, inspect_environment
+from cluster.cli.options import api_key_flag, tls_ca_flag
 from cluster.cli.output import json_flag, show_json
 
 Status = Literal["ok", "warn", "fail"]
@@ -52,7 +52,7 @@ def check_torch(env: Environment) -> Finding:
     if env.torch.error:
         return _not_imported(env.torch)
     threads, cores = env.num_torch_threads, env.num_cores
-    found = f"{env.torch.version}, {threads} threads on {cores} cores"
+    found = f"{env.torch.answer}, {threads} threads on {cores} cores"
     if threads > cores:
         advice = f"set OMP_NUM_THREADS={cores}: more threads than cores slow each other down"
         return Finding("warn", found, advice)
@@ -72,7 +72,7 @@ def check_kernels(env: Environment) -> Finding:
 
 def check_ray(env: Environment) -> Finding:
     """Check that Ray can be imported."""
-    return _not_imported(env.ray) if env.ray.error else Finding("ok", env.ray.version)
+    return _not_imported(env.ray) if env.ray.error else Finding("ok", env.ray.answer)
 
 
 def check_memory(env: Environment) -> Finding:
@@ -184,11 +184,11 @@ def examine(env: Environment) -> dict[str, Finding]:
     return {name: check(env) for name, check in checks.items()}
 
 
-def _not_imported(library: Library) -> Finding:
+def _not_imported(library: Probe) -> Finding:
     return Finding("fail", library.error, "rebuild the environment, such as with make setup")
 
 
-def _reached_text(reached: Reached) -> str:
+def _reached_text(reached: Probe) -> str:
     return f"{reached.name}: {reached.error or reached.answer}"
 
 

@@ -25,16 +25,8 @@ _SERVICE_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
-class Library:
-    """Version of an imported library, or the error of importing it."""
-
-    version: str = ""
-    error: str = ""
-
-
-@dataclass(frozen=True)
-class Reached:
-    """Answer of a remote endpoint, or the error of reaching it."""
+class Probe:
+    """Version of a library or answer of a remote endpoint, or the error instead."""
 
     name: str
     answer: str = ""
@@ -53,22 +45,22 @@ class Environment:
     """
 
     python_version: tuple[int, int, int]
-    torch: Library
+    torch: Probe
     num_torch_threads: int
     kernels_fault: str
     num_cores: int
     available_memory_bytes: int
     gpus: tuple[str, ...]
     num_gpu_devices: int
-    ray: Library
+    ray: Probe
     taken_ports: tuple[int, ...]
     cache_dir: Path
     cache_error: str
     cached_models: tuple[str, ...]
     shm_bytes: int | None
     max_open_files: int
-    network: tuple[Reached, ...]
-    service: Reached | None
+    network: tuple[Probe, ...]
+    service: Probe | None
 
 
 def inspect_environment(
@@ -108,12 +100,12 @@ def inspect_environment(
     )
 
 
-def _imported(name: str) -> Library:
+def _imported(name: str) -> Probe:
     try:
         module = importlib.import_module(name)
     except Exception as error:  # a broken build may raise anything
-        return Library(error=" ".join(f"{type(error).__name__}: {error}".split()))
-    return Library(version=str(module.__version__))
+        return Probe(name, error=" ".join(f"{type(error).__name__}: {error}".split()))
+    return Probe(name, answer=str(module.__version__))
 
 
 def _torch_threads_and_gpus() -> tuple[int, tuple[str, ...]]:
@@ -142,7 +134,7 @@ def _size(path: Path) -> int | None:
     return shutil.disk_usage(path).total if path.is_dir() else None
 
 
-def _package_index() -> Reached:
+def _package_index() -> Probe:
     """Check the package index that pip is configured with."""
     command = [sys.executable, "-m", "pip", "index", "versions", "pip"]
     try:
@@ -150,29 +142,29 @@ def _package_index() -> Reached:
             command, capture_output=True, text=True, timeout=_NETWORK_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return Reached("package index", error=f"no answer within {_NETWORK_TIMEOUT_S:.0f} s")
+        return Probe("package index", error=f"no answer within {_NETWORK_TIMEOUT_S:.0f} s")
     if completed.returncode:
         last_line = (completed.stderr.strip().splitlines() or ["pip failed without output"])[-1]
-        return Reached("package index", error=last_line)
-    return Reached("package index", answer="reachable")
+        return Probe("package index", error=last_line)
+    return Probe("package index", answer="reachable")
 
 
-def _hub() -> Reached:
+def _hub() -> Probe:
     url = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     request = urllib.request.Request(url, method="HEAD")
     try:
         with urllib.request.urlopen(request, timeout=_NETWORK_TIMEOUT_S):
-            return Reached("model hub", answer=url)
+            return Probe("model hub", answer=url)
     except (urllib.error.URLError, OSError) as error:
-        return Reached("model hub", error=f"{url}: {error}")
+        return Probe("model hub", error=f"{url}: {error}")
 
 
-def _service(address: str, tls_ca_file: Path | None, api_key: str | None) -> Reached:
+def _service(address: str, tls_ca_file: Path | None, api_key: str | None) -> Probe:
     try:
         with Client(
             address, timeout_s=_SERVICE_TIMEOUT_S, tls_ca_file=tls_ca_file, api_key=api_key
         ) as client:
             info = client.model_info()
     except ClientError as error:
-        return Reached(address, error=str(error))
-    return Reached(address, answer=f"{info.model}, specdec {info.version}")
+        return Probe(address, error=str(error))
+    return Probe(address, answer=f"{info.model}, specdec {info.version}")

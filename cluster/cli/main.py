@@ -14,23 +14,41 @@ from importlib.metadata import version
 from typing import Any
 
 import click
+from click.shell_completion import get_completion_class
 
 from cluster.cli import admin
 from cluster.cli.bench.cli import bench
 from cluster.cli.chat import chat
-from cluster.cli.completion import completion
-from cluster.cli.completion_result import chunk_as_json, receive
-from cluster.cli.connection_options import client_flags, pop_connection
+from cluster.cli.completion_result import chunk_as_json, receive, result_lines
 from cluster.cli.doctor import doctor
 from cluster.cli.errors import OneLineErrors
-from cluster.cli.help import SectionedCommand
 from cluster.cli.models import models
-from cluster.cli.output import json_flag, print_stderr, result_lines, show_json
-from cluster.cli.sampling_options import output_flags, sampling_flags, sampling_params
+from cluster.cli.options import (
+    client_flags,
+    output_flags,
+    pop_connection,
+    sampling_flags,
+    sampling_params,
+)
+from cluster.cli.output import SectionedCommand, json_flag, print_stderr, show_json
 from cluster.cli.serve import serve
 from specdec.client import Client
 from specdec.types.chat import ChatMessage
 from specdec.types.responses import StreamChunk
+
+_SHELLS = ("bash", "zsh", "fish")
+COMPLETE_VARIABLE = "_SPECDEC_COMPLETE"
+"""The environment variable through which the script asks click for completions."""
+
+_COMPLETION_HELP = """Generate the completion script for SHELL: bash, zsh or fish.
+
+The script completes commands, flags and their values. To load it in every session:
+
+\b
+bash   eval "$(specdec completion bash)"      in ~/.bashrc
+zsh    eval "$(specdec completion zsh)"       in ~/.zshrc
+fish   specdec completion fish | source       in ~/.config/fish/config.fish
+"""
 
 
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
@@ -146,6 +164,17 @@ def tokenize(text: str, as_chat: bool, as_json: bool, **connection: Any) -> None
     print_stderr(f"{len(result.token_ids)} tokens (max_model_len is {result.max_model_len})")
 
 
+@main.command(help=_COMPLETION_HELP, short_help="Generate a shell completion script.")
+@click.argument("shell", type=click.Choice(_SHELLS))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print the completion script of a shell."""
+    kind = get_completion_class(shell)
+    assert kind is not None, "click supports these shells"
+    root = ctx.find_root().command
+    click.echo(kind(root, {}, "specdec", COMPLETE_VARIABLE).source())
+
+
 main.add_command(serve)
 main.add_command(bench)
 main.add_command(chat)
@@ -154,4 +183,3 @@ main.add_command(admin.status)
 main.add_command(admin.speculation)
 main.add_command(admin.profile)
 main.add_command(models)
-main.add_command(completion)

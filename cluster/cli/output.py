@@ -1,17 +1,22 @@
-"""Output of the commands: results as text or JSON on stdout, messages and progress on stderr."""
+"""Output and help of the commands.
+
+Results go to stdout, messages and progress to stderr. The help groups many flags into sections.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
-from cluster.cli.completion_result import CompletionResult
-from specdec.types.responses import Choice, PositionLogprobs, TokenLogprob
+_WIDTH = 100
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+Flag = Callable[[Any], Any]
+"""A decorator that adds a flag to a command."""
 
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
@@ -43,40 +48,48 @@ def progress_bar(total: int | None, unit: str, what: str = "") -> Iterator[Calla
         yield advance
 
 
-def result_lines(result: CompletionResult, *, with_text: bool) -> Iterator[str]:
-    """Yield the lines of a result: texts, with headings if there are several, and logprobs.
+class SectionedOption(click.Option):
+    """An option that belongs to a section of the help."""
 
-    with_text: False if the text was streamed already.
-    """
-    for choice in result.choices:
-        if len(result.choices) > 1:
-            yield _heading(choice)
-        if with_text:
-            yield choice.text
-        if choice.logprobs is not None:
-            yield from _table("output", choice.logprobs)
-    if result.prompt_logprobs is not None:
-        yield from _table("prompt", result.prompt_logprobs)
+    def __init__(self, *arguments: Any, section: str, **attributes: Any) -> None:
+        super().__init__(*arguments, **attributes)
+        self.section = section
 
 
-def _heading(choice: Choice) -> str:
-    at = "" if choice.stop_reason is None else f" at {_quoted(choice.stop_reason)}"
-    return f"--- choice {choice.index}, {choice.finish_reason.value}{at}"
+def section_flag(section: str, *names: str, **attributes: Any) -> Flag:
+    """Return a flag in a section of the help; the arguments are those of `click.option`."""
+    return click.option(*names, cls=SectionedOption, section=section, **attributes)
 
 
-def _table(name: str, positions: Sequence[PositionLogprobs]) -> Iterator[str]:
-    """Yield a line per token: its log probability, its rank and the most likely tokens."""
-    yield f"{name + ' token':<20}{'logprob':>9}{'rank':>7}  best"
-    for position in positions:
-        chosen = position.chosen
-        best = "  ".join(f"{_quoted(each.token)} {_number(each)}" for each in position.best)
-        row = f"{_quoted(chosen.token):<20}{_number(chosen):>9}{position.rank:>7}  {best}"
-        yield row.rstrip()
+def combine_flags(*flags: Flag) -> Callable[[_Command], _Command]:
+    """Return a decorator that adds several flags to a command, in this order."""
+
+    def add(command: _Command) -> _Command:
+        for flag in reversed(flags):
+            command = flag(command)
+        return command
+
+    return add
 
 
-def _quoted(text: str | int) -> str:
-    return json.dumps(text, ensure_ascii=False)
+class SectionedCommand(click.Command):
+    """A command whose help groups the options into sections."""
 
+    def __init__(self, *arguments: Any, **attributes: Any) -> None:
+        super().__init__(*arguments, **attributes)
+        self.context_settings.setdefault("max_content_width", _WIDTH)
 
-def _number(token: TokenLogprob) -> str:
-    return f"{token.logprob:.3f}"
+    def sections(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
+        """Return the help records of the options by section, in the order of the options."""
+        found: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and isinstance(parameter, click.Option):
+                found.setdefault(getattr(parameter, "section", "Options"), []).append(record)
+        return found
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write each section with its options."""
+        for heading, records in self.sections(ctx).items():
+            with formatter.section(heading):
+                formatter.write_dl(records)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from cluster.cli.help import SectionedCommand, SectionedOption
-from cluster.cli.output import print_stderr
-from cluster.config.multi_model import read_models
-from cluster.config.sections import SECTIONS, section_of
+from cluster.cli.output import Flag, SectionedCommand, combine_flags, print_stderr, section_flag
+from cluster.config.config_file import read_models
 from cluster.config.serve_config import ServeConfig
 from cluster.config.vllm_compat import ALWAYS, RENAMED
 from specdec.config.fields import DIRECTORY, FILE, Limit, Setting
@@ -23,7 +23,41 @@ from specdec.config.speculative_keys import SPECULATION_KEYS
 from specdec.config.vllm_compat import Always, value_in_our_words
 from specdec.types.errors import InvalidValueError
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
+OTHER = "Other settings"
+
+SECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "Model": (
+            *("model", "served_model_name", "dtype", "quantization", "device", "kernels"),
+            *("tensor_parallel_size", "generation_config", "tool_call_parser"),
+        ),
+        "Speculation": ("speculative_config",),
+        "Scheduling": (
+            *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_prefill_tokens"),
+            *("max_queue_len", "queue_timeout_s", "stream_interval", "async_scheduling"),
+            "step_timeout_s",
+        ),
+        "Memory": (
+            *("gpu_memory_utilization", "kv_cache_memory_gib", "block_size"),
+            "enable_prefix_caching",
+        ),
+        "Replicas": (
+            *("num_replicas", "min_replicas", "max_replicas", "target_requests_per_replica"),
+            *("upscale_delay_s", "downscale_delay_s", "start_timeout_s", "drain_timeout_s"),
+            *("transport", "ray_address", "target_labels", "draft_labels"),
+        ),
+        "Network": (
+            *("ingress", "host", "http_port", "grpc_port", "http_max_body_mib"),
+            *("grpc_max_message_mib", "request_timeout_s"),
+        ),
+        "Security": ("api_key_file", "admin_token_file", "tls_cert_file", "tls_key_file"),
+        "Observability": (
+            *("log_level", "log_format", "otlp_traces_endpoint", "profile_dir", "profile_max_mib"),
+            "state_dir",
+        ),
+    }
+)
+"""Sections of the settings in the help and in the configuration reference."""
 
 _KEYS: Mapping[str, tuple[type[str | int], str]] = MappingProxyType(
     {
@@ -37,6 +71,10 @@ _KEYS: Mapping[str, tuple[type[str | int], str]] = MappingProxyType(
     }
 )
 """Type and description of the keys of speculative_config that have a flag."""
+
+
+def _section_of(setting: str) -> str:
+    return next((name for name, members in SECTIONS.items() if setting in members), OTHER)
 
 
 def _flag(name: str) -> str:
@@ -69,28 +107,14 @@ class _SettingChoice(click.Choice[str]):
         return super().convert(value_in_our_words(self._setting, value), param, ctx)
 
 
-def _setting_flags(command: _Command) -> _Command:
-    """Add a flag for each field of ServeConfig, with its description and limits."""
-    known = ServeConfig.settings()
-    order = [name for members in SECTIONS.values() for name in members]
-    order += [name for name in known if name not in order]
-    for name in reversed(order):
-        command = _setting_flag(name, known[name])(command)
-    return command
-
-
-def _setting_flag(name: str, setting: Setting) -> Callable[[_Command], _Command]:
+def _setting_flag(name: str, setting: Setting) -> Flag:
+    """Return the flag of a field of ServeConfig, with its description and limits."""
     aliases = [_flag(theirs) for theirs, ours in RENAMED.items() if ours == name]
-    shared: dict[str, Any] = {
-        "cls": SectionedOption,
-        "section": section_of(name),
-        "help": setting.help,
-    }
+    flag = partial(section_flag, _section_of(name), help=setting.help)
     if setting.limit.kind is bool:
-        return click.option(f"{_flag(name)}/--no-{_flag(name)[2:]}", default=None, **shared)
+        return flag(f"{_flag(name)}/--no-{_flag(name)[2:]}", default=None)
     short = ["-tp"] if name == "tensor_parallel_size" else []
-    kind = _kind(name, setting.limit)
-    return click.option(_flag(name), *aliases, *short, name, type=kind, **shared)
+    return flag(_flag(name), *aliases, *short, name, type=_kind(name, setting.limit))
 
 
 def _kind(name: str, limit: Limit) -> Any:
@@ -102,40 +126,38 @@ def _kind(name: str, limit: Limit) -> Any:
     return _SettingChoice(name, limit.options) if limit.options else limit.kind
 
 
-def _speculation_flags(command: _Command) -> _Command:
-    """Add vLLM's flags for single keys of speculative_config."""
-    by_key: dict[str, list[str]] = {}
-    for name, key in SPECULATION_KEYS.items():
-        by_key.setdefault(key, []).append(name)
-    for key, names in reversed(by_key.items()):
-        command = _speculation_flag(key, names)(command)
-    return command
-
-
-def _speculation_flag(key: str, names: list[str]) -> Callable[[_Command], _Command]:
+def _speculation_flag(key: str) -> Flag:
+    """Return vLLM's flags for a single key of speculative_config."""
+    names = [name for name, each in SPECULATION_KEYS.items() if each == key]
     kind, description = _KEYS[key]
-    return click.option(
-        *map(_flag, names),
-        names[0],
-        cls=SectionedOption,
-        section=section_of("speculative_config"),
-        type=kind,
-        help=f"{description}. Same as {key} in --speculative-config.",
-    )
+    text = f"{description}. Same as {key} in --speculative-config."
+    section = _section_of("speculative_config")
+    return section_flag(section, *map(_flag, names), names[0], type=kind, help=text)
 
 
-def _always_flags(command: _Command) -> _Command:
-    """Add vLLM's flags that have a single supported value; the help does not list them."""
-    for name, always in ALWAYS.items():
-        command = _always_flag(name, always)(command)
-    return command
-
-
-def _always_flag(name: str, always: Always) -> Callable[[_Command], _Command]:
+def _always_flag(name: str, always: Always) -> Flag:
+    """Return vLLM's flag with a single supported value; the help does not list it."""
     if isinstance(always.value, bool):
         flag = f"{_flag(name)}/--no-{_flag(name)[2:]}"
         return click.option(flag, name, default=None, hidden=True)
     return click.option(_flag(name), type=type(always.value), hidden=True)
+
+
+_settings = ServeConfig.settings()
+_order = dict.fromkeys([*chain.from_iterable(SECTIONS.values()), *_settings])
+_flags = combine_flags(
+    *(_setting_flag(name, _settings[name]) for name in _order),
+    section_flag(
+        "Security",
+        "--api-key",
+        "api_keys",
+        multiple=True,
+        help="API key that clients must present; may be repeated. It is visible to other users of "
+        "this machine in the process list; prefer --api-key-file or $SPECDEC_API_KEYS.",
+    ),
+    *map(_speculation_flag, dict.fromkeys(SPECULATION_KEYS.values())),
+    *(_always_flag(name, always) for name, always in ALWAYS.items()),
+)
 
 
 def _complete_model(
@@ -157,18 +179,7 @@ def _complete_model(
     help="YAML file with the settings below, by their names with underscores. Flags take "
     "precedence over it.",
 )
-@_setting_flags
-@click.option(
-    "--api-key",
-    "api_keys",
-    multiple=True,
-    cls=SectionedOption,
-    section="Security",
-    help="API key that clients must present; may be repeated. It is visible to other users of this "
-    "machine in the process list; prefer --api-key-file or $SPECDEC_API_KEYS.",
-)
-@_speculation_flags
-@_always_flags
+@_flags
 def serve(
     model_argument: str | None, config_file: Path | None, api_keys: tuple[str, ...], **flags: Any
 ) -> None:

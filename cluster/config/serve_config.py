@@ -9,12 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
-from cluster.config.config_file import read_config_file
 from cluster.config.network import MAX_MODEL_CHARS, is_loopback
-from cluster.config.vllm_settings import in_our_words
+from cluster.config.vllm_compat import in_our_words
 from cluster.observability.logs import LogConfig
 from specdec.config.fields import (
     DIRECTORY,
@@ -186,13 +184,6 @@ class ServeConfig(LLMConfig):
             limit = "cpu or cuda where ray_address is given: the models run on other machines"
             raise InvalidValueError("device", self.device, limit)
         super().__post_init__()
-
-    @classmethod
-    def from_yaml(
-        cls, path: Path, overrides: Mapping[str, Any] = MappingProxyType({})
-    ) -> ServeConfig:
-        """Read a YAML file; `overrides` take precedence over it. Raises InvalidValueError."""
-        return cls.from_sources(read_config_file(path), overrides)
 
     @classmethod
     def from_sources(cls, *sources: Mapping[str, Any]) -> ServeConfig:

@@ -1,15 +1,16 @@
 """vLLM's names for the settings of a service.
 
-Names have underscores; a flag has dashes instead. Those of an engine are in `specdec.config.vllm_compat`.
-Other names are refused as unknown.
+Names have underscores; a flag has dashes instead. Those of an engine are in
+`specdec.config.vllm_compat`. Other names are refused as unknown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
-from specdec.config.vllm_compat import ALWAYS as ENGINES_ALWAYS
+from specdec.config import vllm_compat
 from specdec.config.vllm_compat import Always
 
 SAME = (
@@ -32,7 +33,7 @@ RENAMED: Mapping[str, str] = MappingProxyType(
 
 ALWAYS: Mapping[str, Always] = MappingProxyType(
     {
-        **ENGINES_ALWAYS,
+        **vllm_compat.ALWAYS,
         "disable_log_stats": Always(False, "statistics are kept, for /metrics"),
         "disable_uvicorn_access_log": Always(True, "there is no access log"),
         "distributed_executor_backend": Always("ray", "ranks are actors of Ray"),
@@ -43,3 +44,18 @@ ALWAYS: Mapping[str, Always] = MappingProxyType(
     }
 )
 """Flags of vLLM that are accepted with the one value that applies here."""
+
+
+def in_our_words(
+    *sources: Mapping[Any, Any], model: str = "", device: str = "cpu"
+) -> dict[str, Any]:
+    """Merge settings under our names or vLLM's; see `specdec.config.vllm_compat.in_our_words`."""
+    return vllm_compat.in_our_words(
+        *sources, renamed=RENAMED, always=ALWAYS, model=model, device=device
+    )
+
+
+def our_name(name: Any) -> Any:
+    """Return our name of a setting under vLLM's name, with dashes or underscores."""
+    name = name.replace("-", "_") if isinstance(name, str) else name
+    return RENAMED.get(name, name)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cluster.api.authentication import read_keys, read_token
-from cluster.config.multi_model import application_name, check_prefix
+from cluster.config.config_file import application_name, check_prefix
 from cluster.config.network import address_of, listen_error
 from cluster.config.serve_config import ServeConfig
 from cluster.control.store import ControlStore, state_dir
@@ -50,7 +50,10 @@ def serve_forever(config: ServeConfig, report: Report, others: Sequence[ServeCon
     signals = _Signals()
     with running_service(config, report, signals.abort, others):
         signals.wait()
-        report(_shutdown_message(config))
+        report(
+            f"stopping; running requests have up to {config.drain_timeout_s:g} s to finish, press "
+            "Ctrl-C again to abort them"
+        )
 
 
 @contextmanager
@@ -239,11 +242,4 @@ def _ready_message(
         "reflection)\n"
         f"  HTTP  {url}/health, /ready and /metrics\n"
         f"  try   {example}"
-    )
-
-
-def _shutdown_message(config: ServeConfig) -> str:
-    return (
-        f"stopping; running requests have up to {config.drain_timeout_s:g} s to finish, press "
-        "Ctrl-C again to abort them"
     )

@@ -1,34 +1,41 @@
-"""`specdec bench`: the command group and `specdec bench methods`."""
+"""`specdec bench`: benchmarks of a running service."""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from cluster.cli.bench.load_cli import bench_serve
-from cluster.cli.bench.method_plot import svg
+from cluster.cli.bench.backend import Backend
+from cluster.cli.bench.dataset import Dataset, arrival_times, read_prompts
+from cluster.cli.bench.load import RequestRecord, send_requests, summarize
+from cluster.cli.bench.load_flags import field_flags
+from cluster.cli.bench.load_options import LoadOptions
+from cluster.cli.bench.load_report import Load, LoadReport, LoadRun, lines, plot
 from cluster.cli.bench.methods import MethodReport, MethodResult, compare
-from cluster.cli.bench.prompts import read_prompts
-from cluster.cli.connection_options import client_flags, timeout_flag
-from cluster.cli.output import json_flag, progress_bar, show_json
+from cluster.cli.charts import BarChart, draw_charts, require_matplotlib
+from cluster.cli.errors import EXIT_FAILED
+from cluster.cli.options import client_flags, timeout_flag
+from cluster.cli.output import SectionedCommand, json_flag, progress_bar, show_json
 from specdec.client import Client
 from specdec.types.sampling_params import SamplingParams
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 _SEED = 0
+_WARM_UP = -1  # index of the run that is not measured
 
 
 @click.group()
 def bench() -> None:
     """Benchmark a running service."""
-
-
-bench.add_command(bench_serve)
 
 
 @bench.command(short_help="Compare the loaded speculation methods.")
@@ -53,7 +60,12 @@ bench.add_command(bench_serve)
     help="Sampling temperature, from 0 (greedy) to 100.",
 )
 @click.option("--output", type=_NEW_FILE, help="Write the JSON report to this file.")
-@click.option("--plot", type=_NEW_FILE, help="Write a bar chart to this file, as SVG.")
+@click.option(
+    "--plot",
+    type=_NEW_FILE,
+    callback=require_matplotlib,
+    help="Write a bar chart to this file, as SVG.",
+)
 @timeout_flag
 @json_flag
 @client_flags
@@ -83,7 +95,7 @@ def methods(
     if output is not None:
         output.write_text(json.dumps(asdict(report)) + "\n", encoding="utf-8")
     if plot is not None:
-        plot.write_text(svg(report), encoding="utf-8")
+        plot.write_text(draw_charts([_chart(report)]), encoding="utf-8")
     if as_json:
         show_json(asdict(report))
     else:
@@ -108,5 +120,104 @@ def _line(result: MethodResult) -> str:
     )
 
 
+def _chart(report: MethodReport) -> BarChart:
+    """Return a bar for each method: its tokens per second, with its tokens per draft below."""
+    title = f"{report.model}: tokens per second, median of {report.num_prompts} prompts"
+    groups = {
+        f"{each.name}\n{each.mean_acceptance_length:.2f} tokens per draft"
+        if each.num_drafts
+        else each.name: {"tokens per second": each.tokens_per_s or 0.0}
+        for each in report.results
+    }
+    return BarChart(title, groups)
+
+
 def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
+
+
+@bench.command("serve", cls=SectionedCommand)
+@json_flag
+@client_flags
+@field_flags(LoadOptions)
+@click.pass_context
+def bench_serve(ctx: click.Context, /, as_json: bool, **given: Any) -> None:
+    """Benchmark the throughput and latency of a running service.
+
+    Sends requests in a closed loop (--max-concurrency) or at a rate (--request-rate), with random
+    words or the prompts of a file, over gRPC or the OpenAI API. Exit code 1 if no request
+    succeeded. The metrics are defined in docs/cli.md.
+    """
+    options = LoadOptions(**given)
+    _reject_flags_without_effect(ctx, options)
+    loads, dataset = options.loads, options.dataset
+    with closing(options.connect()) as backend:
+        warmup = dataset.requests(options.num_warmups, _WARM_UP)
+        send_requests(backend, warmup, [None] * len(warmup), 1, lambda: None)
+        records = [_measure(backend, dataset, options, load, run) for run, load in enumerate(loads)]
+        report = _load_report(options, backend.model, loads, records)
+    if as_json:
+        show_json(report.as_json())
+    else:
+        click.echo("\n".join(lines(report, options.percentile_metrics)))
+    if options.output is not None:
+        options.output.write_text(json.dumps(report.as_json()) + "\n", encoding="utf-8")
+    if options.plot is not None:
+        markup = plot(report, records, options.percentile_metrics)
+        options.plot.write_text(markup, encoding="utf-8")
+    if not any(run.summary.completed for run in report.runs):
+        ctx.exit(EXIT_FAILED)
+
+
+def _reject_flags_without_effect(ctx: click.Context, options: LoadOptions) -> None:
+    """Raise UsageError for a flag on the command line that has no effect beside the others."""
+    flags = {param.name: param.opts[0] for param in ctx.command.params}
+    for name, reason in _flags_without_effect(options):
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{flags[name]} has no effect {reason}", ctx)
+
+
+def _flags_without_effect(options: LoadOptions) -> Iterator[tuple[str, str]]:
+    """Yield parameter names, and the condition under which they have no effect."""
+    if options.backend == "grpc":
+        yield "base_url", "with --backend grpc; use --address"
+        yield "model", "with --backend grpc, which measures the first served model"
+    else:
+        yield "address", f"with --backend {options.backend}; use --base-url"
+        if not options.base_url.startswith("https:"):
+            yield "tls_ca_file", "unless --base-url begins with https:"
+    if options.dataset_path is None:
+        yield "output_len", "without --dataset-path; use --random-output-len"
+    else:
+        for name in ("input_len", "output_len", "range_ratio", "prefix_len"):
+            yield f"random_{name}", "with --dataset-path"
+    if all(math.isinf(rate) for rate in options.request_rate or ()):
+        yield "burstiness", "without a finite --request-rate"
+
+
+def _measure(
+    backend: Backend, dataset: Dataset, options: LoadOptions, load: Load, run: int
+) -> list[RequestRecord]:
+    requests = dataset.requests(options.num_prompts, run)
+    due_s = _due_s(len(requests), load, options)
+    with progress_bar(len(requests), "request", load.label) as advance:
+        return send_requests(backend, requests, due_s, load.max_concurrency, advance)
+
+
+def _due_s(count: int, load: Load, options: LoadOptions) -> Sequence[float | None]:
+    if load.request_rate is None:  # all at once, or a closed loop
+        return [0.0 if load.max_concurrency is None else None] * count
+    return arrival_times(count, load.request_rate, options.burstiness, options.seed)
+
+
+def _load_report(
+    options: LoadOptions,
+    model: str,
+    loads: Sequence[Load],
+    records: Sequence[Sequence[RequestRecord]],
+) -> LoadReport:
+    runs = [
+        LoadRun(load, summarize(each, options.metric_percentiles, options.objectives_ms))
+        for load, each in zip(loads, records, strict=True)
+    ]
+    return LoadReport(options.backend, model, options.parameters, runs)

@@ -1,14 +1,17 @@
-"""Datasets of benchmark requests: the prompts of a file, or random words."""
+"""Benchmark requests, from the prompts of a file or of random words, and their arrival times."""
 
 from __future__ import annotations
 
+import json
 import random
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Protocol
 
-from specdec.types.sampling_params import SpeculationOptions
+from specdec.types.errors import InvalidValueError
 
 _WORDS = (
     *("the", "of", "and", "to", "in", "is", "that", "for", "on", "with", "as", "by"),
@@ -24,20 +27,6 @@ class SampleRequest:
     prompt: str
     max_tokens: int
     cache_salt: str = ""
-
-
-@dataclass(frozen=True)
-class RequestOptions:
-    """Parameters that all requests share.
-
-    temperature: None for the default of the service. ignore_eos: whether to generate max_tokens.
-    speculation: None for the default of the service.
-    """
-
-    temperature: float | None = 0.0
-    seed: int | None = 0
-    ignore_eos: bool = False
-    speculation: SpeculationOptions | None = None
 
 
 class Dataset(Protocol):
@@ -99,3 +88,41 @@ class RandomDataset:
 def _new_salt(with_cache_salt: bool) -> str:
     """Return a unique salt for the requests of one run, or ""."""
     return secrets.token_urlsafe() if with_cache_salt else ""
+
+
+def read_prompts(path: Path) -> list[str]:
+    """Read a JSON lines file; each line is a text, or an object with `prompt` or `turns`.
+
+    Only the first turn is used. Raises InvalidValueError for other content and for an empty file.
+    """
+    lines = enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1)
+    prompts = [_prompt(line, f"{path} line {number}") for number, line in lines if line.strip()]
+    if not prompts:
+        raise InvalidValueError(str(path), "", "JSON lines, one prompt each")
+    return prompts
+
+
+def _prompt(line: str, where: str) -> str:
+    try:
+        record: Any = json.loads(line)
+    except json.JSONDecodeError:
+        record = None
+    if isinstance(record, dict):
+        turns = record.get("turns")
+        record = turns[0] if isinstance(turns, list) and turns else record.get("prompt")
+    if not isinstance(record, str) or not record:
+        limit = "a JSON string, or an object with prompt (a string) or turns (a list of strings)"
+        raise InvalidValueError(where, line[:80], limit)
+    return record
+
+
+def arrival_times(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
+    """Return the ascending arrival times of `count` requests, in seconds since the start.
+
+    rate: mean requests per second. burstiness: shape of the gamma distribution of the gaps, whose
+    mean is 1 / rate: 1 makes a Poisson process, less is burstier, more is more uniform. The same
+    seed gives the same times; another rate scales them.
+    """
+    draw = random.Random(seed)
+    gaps = (draw.gammavariate(burstiness, 1 / (rate * burstiness)) for _ in range(count))
+    return list(accumulate(gaps))

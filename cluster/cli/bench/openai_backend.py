@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import socket
 import ssl
+import threading
+import weakref
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -12,9 +16,9 @@ from typing import Any, Literal
 import httpx
 
 from cluster.cli.bench.backend import RequestFailedError, StreamEvent, TokenUsage
-from cluster.cli.bench.dataset import RequestOptions, SampleRequest
-from cluster.cli.bench.open_sockets import OpenSockets
+from cluster.cli.bench.dataset import SampleRequest
 from specdec.types.errors import InvalidValueError, SpecdecError
+from specdec.types.sampling_params import SamplingParams
 from specdec.types.stats import SpeculationStats
 
 Endpoint = Literal["chat", "completions"]
@@ -22,6 +26,7 @@ Endpoint = Literal["chat", "completions"]
 _PATHS: Mapping[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 _NO_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None)
 _MAX_ERROR_CHARS = 300
+_OPENED = ("connection.connect_tcp.complete", "connection.start_tls.complete")
 
 
 class ServiceError(SpecdecError):
@@ -38,7 +43,7 @@ class OpenAIBackend:
         self,
         base_url: str,
         endpoint: Endpoint,
-        options: RequestOptions,
+        options: SamplingParams,
         *,
         timeout_s: float,
         model: str | None = None,
@@ -55,7 +60,7 @@ class OpenAIBackend:
         self._path = _PATHS[endpoint]
         self._is_chat = endpoint == "chat"
         self._options = options
-        self._sockets = OpenSockets()
+        self._sockets = _OpenSockets()
         headers, verify = _authorization(api_key), _trust(tls_ca_file)
         try:
             self._http = httpx.Client(
@@ -115,7 +120,7 @@ class OpenAIBackend:
             "seed": options.seed,
             "ignore_eos": options.ignore_eos or None,
             "cache_salt": request.cache_salt or None,
-            "speculation": _speculation(options),
+            "speculation": _speculation(options) or None,
         }
         if self._is_chat:
             body["messages"] = [{"role": "user", "content": request.prompt}]
@@ -153,9 +158,7 @@ def _trust(tls_ca_file: Path | None) -> ssl.SSLContext | bool:
         raise InvalidValueError("tls_ca_file", str(tls_ca_file), limit) from error
 
 
-def _speculation(options: RequestOptions) -> dict[str, Any] | None:
-    if options.speculation is None:
-        return None
+def _speculation(options: SamplingParams) -> dict[str, Any]:
     return {name: value for name, value in asdict(options.speculation).items() if value is not None}
 
 
@@ -190,3 +193,39 @@ def _usage(usage: Mapping[str, Any]) -> TokenUsage:
             stats["num_drafts"], stats["num_draft_tokens"], stats["num_accepted_tokens"]
         )
     return TokenUsage(usage["prompt_tokens"], usage["completion_tokens"], speculation)
+
+
+class _OpenSockets:
+    """The open sockets of an httpx client.
+
+    Closing the client does not wake a thread that reads from it; shutting down its socket does.
+    """
+
+    def __init__(self) -> None:
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._are_shut_down = False
+        self._lock = threading.Lock()  # of both
+
+    def trace(self, event: str, info: Mapping[str, Any]) -> None:
+        """Record new sockets; the callback of httpx's `trace` extension."""
+        if event in _OPENED:
+            opened: socket.socket = info["return_value"].get_extra_info("socket")
+            with self._lock:
+                self._sockets.add(opened)
+                is_late = self._are_shut_down
+            if is_late:
+                _shut_down(opened)
+
+    def shut_down(self) -> None:
+        """Shut down all sockets, including those that are still connecting; thread-safe."""
+        with self._lock:
+            self._are_shut_down = True
+            found = tuple(self._sockets)
+        for each in found:
+            _shut_down(each)
+
+
+def _shut_down(opened: socket.socket) -> None:
+    """Shut down without the TLS closing handshake, which the reading thread would have to serve."""
+    with suppress(OSError):  # already closed
+        socket.socket.shutdown(opened, socket.SHUT_RDWR)

@@ -10,24 +10,24 @@ from click.testing import CliRunner
 
 from cluster.cli import doctor, environment
 from cluster.cli.doctor import CHECKS, examine
-from cluster.cli.environment import Environment, Library, Reached
+from cluster.cli.environment import Environment, Probe
 from cluster.cli.main import main
 from specdec.models.resolve import packaged_directory
 from specdec.worker import native_library_fault
 from tests.specdec.client.fake_service import FakeService, running
 
 GIB = 2**30
-INDEX, HUB = Reached("package index", answer="has it"), Reached("model hub", answer="https://hub")
+INDEX, HUB = Probe("package index", answer="has it"), Probe("model hub", answer="https://hub")
 FIT = Environment(
     python_version=(3, 11, 7),
-    torch=Library("2.13.0+cpu"),
+    torch=Probe("torch", "2.13.0+cpu"),
     num_torch_threads=2,
     kernels_fault="",
     num_cores=2,
     available_memory_bytes=16 * GIB,
     gpus=(),
     num_gpu_devices=0,
-    ray=Library("2.60.0"),
+    ray=Probe("ray", "2.60.0"),
     taken_ports=(),
     cache_dir=Path("/cache"),
     cache_error="",
@@ -35,8 +35,9 @@ FIT = Environment(
     shm_bytes=GIB,
     max_open_files=65536,
     network=(INDEX, HUB),
-    service=Reached("127.0.0.1:9000", answer="smollm2, specdec 0.1.0"),
+    service=Probe("127.0.0.1:9000", answer="smollm2, specdec 0.1.0"),
 )
+NO_TORCH = Probe("torch", error="OSError: no libc10")
 NO_INDEX, NO_HUB = replace(INDEX, error="timed out"), replace(HUB, error="refused")
 
 
@@ -54,10 +55,15 @@ def test_network_and_service_are_optional_checks():
     ("name", "changes", "status", "words"),
     [
         ("python", {"python_version": (3, 10, 12)}, "fail", "3.10.12 Python 3.11 or newer"),
-        ("torch", {"torch": Library(error="OSError: no libc10")}, "fail", "no libc10 make setup"),
+        (
+            "torch",
+            {"torch": Probe("torch", error="OSError: no libc10")},
+            "fail",
+            "no libc10 make setup",
+        ),
         ("torch", {"num_torch_threads": 8}, "warn", "8 threads on 2 cores OMP_NUM_THREADS=2"),
         ("CPU kernels", {"kernels_fault": "no C++ compiler"}, "warn", "no C++ g++ w8a8"),
-        ("ray", {"ray": Library(error="ImportError: ray")}, "fail", "ImportError make setup"),
+        ("ray", {"ray": Probe("ray", error="ImportError: ray")}, "fail", "ImportError make setup"),
         ("memory", {"available_memory_bytes": GIB}, "fail", "1.0 GiB available needs 2.7 GiB"),
         ("memory", {"available_memory_bytes": 3 * GIB}, "warn", "3.0 GiB enough"),
         ("GPUs", {"num_gpu_devices": 2, "gpus": ("H200",)}, "warn", "2 present 1 usable CUDA"),
@@ -78,7 +84,7 @@ def test_network_and_service_are_optional_checks():
         ),
         (
             "service",
-            {"service": Reached("127.0.0.1:9000", error="refused")},
+            {"service": Probe("127.0.0.1:9000", error="refused")},
             "fail",
             "127.0.0.1:9000 refused specdec serve",
         ),
@@ -95,7 +101,7 @@ def test_a_failed_check_gives_advice(name, changes, status, words):
 
 @pytest.mark.parametrize(("error", "exit_code"), [("", 0), ("ImportError: ray", 1)])
 def test_the_exit_code_is_1_if_a_check_fails(monkeypatch, error, exit_code):
-    seen = replace(FIT, ray=Library("2.60.0", error), taken_ports=(8000,))
+    seen = replace(FIT, ray=Probe("ray", "2.60.0", error), taken_ports=(8000,))
     monkeypatch.setattr(doctor, "inspect_environment", lambda *_, **__: seen)
     result = CliRunner().invoke(main, ["doctor"])
     assert result.exit_code == exit_code
@@ -133,7 +139,7 @@ def test_a_taken_port_and_a_service_that_is_not_there(monkeypatch, tmp_path):
         seen = inspect(monkeypatch, tmp_path, ports=ports, address=f"127.0.0.1:{ports[1]}")
     assert seen.taken_ports == (ports[0],)
     assert seen.service.error
-    assert seen.torch.version
+    assert seen.torch.answer
     assert seen.available_memory_bytes > 0
     assert bool(seen.kernels_fault) == bool(native_library_fault())
 

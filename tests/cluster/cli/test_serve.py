@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from cluster.api.authentication import KEYS_VARIABLE, read_keys
 from cluster.cli import main
-from cluster.config.sections import OTHER, SECTIONS
+from cluster.cli.serve import OTHER, SECTIONS
 from cluster.config.serve_config import ServeConfig
 from cluster.config.vllm_compat import ALWAYS, RENAMED
 from specdec.config.speculative import SpeculativeConfig

@@ -1,8 +1,20 @@
-"""Valid and invalid configuration files."""
+"""Configuration files: valid and invalid ones, and those that list several models."""
+
+import re
+from types import SimpleNamespace
 
 import pytest
 
-from cluster.config.config_file import read_config_file
+from cluster.api.http.app import make_app
+from cluster.config.config_file import (
+    PATHS_OF_THE_SERVICE,
+    application_name,
+    check_prefix,
+    read_config_file,
+    read_models,
+)
+from cluster.config.serve_config import ServeConfig
+from specdec.config.speculative import SpeculativeConfig
 from specdec.types.errors import InvalidValueError
 
 
@@ -37,3 +49,112 @@ def test_an_invalid_file(tmp_path, content, limit):
     assert caught.value.field == "configuration file"
     assert caught.value.limit.startswith(limit)
     assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Return a function that writes a configuration file and reads it."""
+
+    def read(text, **overrides):
+        path = tmp_path / "serve.yaml"
+        path.write_text(text)
+        return read_models(path, overrides)
+
+    return read
+
+
+def test_a_file_without_a_list_is_one_model(read):
+    assert read("model: tiny\nmax_num_seqs: 8\n") == (ServeConfig(model="tiny", max_num_seqs=8),)
+
+
+def test_settings_of_a_model_override_the_common_ones(read):
+    text = """
+ingress: serve
+drain_timeout_s: 30
+block_size: 8
+models:
+  - model: org/big
+    served_model_name: big
+    block_size: 32
+  - model: org/small
+"""
+    big, small = read(text, max_num_seqs=4)
+    assert (big.served_model_name, small.served_model_name) == ("big", "small")
+    assert (big.block_size, small.block_size) == (32, 8)
+    for each in (big, small):
+        assert (each.drain_timeout_s, each.max_num_seqs, each.ingress) == (30, 4, "serve")
+
+
+def test_names_of_vllm_are_accepted_everywhere(read):
+    text = """
+ingress: serve
+port: 8800
+models:
+  - {model: org/big, dtype: half, num_speculative_tokens: 5}
+  - model: org/small
+"""
+    big, small = read(text, speculative_config={"method": "ngram"})
+    assert (big.dtype, small.dtype) == ("float16", "float32")
+    assert big.http_port == small.http_port == 8800
+    assert big.speculative_config == SpeculativeConfig.of("ngram", num_speculative_tokens=5)
+    assert small.speculative_config == SpeculativeConfig.of("ngram")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("models: []", "a list of mappings"),
+        ("models: {model: a}", "a list of mappings"),
+        ("models: [a, b]", "a list of mappings"),
+        ("models: [{models: []}]", "a list of mappings"),
+        ("model: a\nmodels: [{model: b}]", "model is 'a'; it must be left out beside models"),
+        ("served_model_name: a\nmodels: [{model: b}]", "left out beside models"),
+        ("models: [{model: a}, {model: b}]", "serve for several models"),
+        ("ingress: serve\nmodels: [{model: x/a}, {model: y/a}]", "different from 'a' in"),
+        ("ingress: serve\nmodels: [{model: x/a.b}, {model: x/A_B}]", "different from 'a.b' in"),
+        ("ingress: serve\nmodels: [{model: a}, {model: x/V1}]", "/v1 is an API path"),
+        ("models: [{model: a, http_port: 1}]", "left out of models"),
+        ("models: [{model: a, port: 1}]", "port is 1; it must be left out of models"),
+        ("models: [{model: a, max-logprobs: 1}]", "max_logprobs"),
+        ("models: [{model: a, ray_address: auto}]", "left out of models"),
+        ("models: [{modle: a}]", "did you mean model"),
+    ],
+)
+def test_an_invalid_list_of_models(read, text, message):
+    with pytest.raises(InvalidValueError, match=message):
+        read(text)
+
+
+def paths_of(routes):
+    for route in routes:
+        included = getattr(route, "original_router", None)
+        yield from [route.path] if included is None else paths_of(included.routes)
+
+
+def test_no_api_path_can_be_the_prefix_of_a_model():
+    app = make_app(lambda: SimpleNamespace(), lambda: SimpleNamespace())
+    paths = set(paths_of(app.routes))
+    assert {"/v1/models", "/ready", "/openapi.json"} <= paths
+    first_parts = {path.split("/")[1] for path in paths}
+    possible = {part for part in first_parts if re.fullmatch("[a-z0-9-]+", part)}
+    assert possible == PATHS_OF_THE_SERVICE
+
+
+def test_the_first_model_may_have_any_name(read):
+    first, _ = read("ingress: serve\nmodels: [{model: x/v1}, {model: b}]")
+    assert first.served_model_name == "v1"
+    with pytest.raises(InvalidValueError, match="a different name: /v1 is"):
+        check_prefix(first)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("SmolLM2-135M-Instruct", "smollm2-135m-instruct"),
+        ("org/Model_v1.5", "org-model-v1-5"),
+        ("日本", "model"),
+        ("x" * 62 + "-yz", "x" * 62),
+    ],
+)
+def test_application_names_are_dns_labels(name, expected):
+    assert application_name(ServeConfig(served_model_name=name)) == expected

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.config.config_file import read_models
 from cluster.config.serve_config import ServeConfig
 from specdec.config.engine import DTYPE_BYTES, EngineConfig
 from specdec.config.quantization import QUANTIZATION_METHODS
@@ -281,7 +282,7 @@ def test_overrides_take_precedence_over_yaml(tmp_path):
     path.write_text(
         "model: tiny\nmax_num_seqs: 8\nstep_timeout_s: 5\nspeculative_config: {method: ngram}\n"
     )
-    config = ServeConfig.from_yaml(path, {"max_num_seqs": 4})
+    [config] = read_models(path, {"max_num_seqs": 4})
     assert config == ServeConfig(model="tiny", max_num_seqs=4, step_timeout_s=5)
 
 

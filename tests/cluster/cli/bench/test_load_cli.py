@@ -7,12 +7,12 @@ import grpc
 import pytest
 from click.testing import CliRunner
 
-from cluster.cli import main
+from cluster.cli import charts, main
 from cluster.cli.bench import load
 from protos.specdec.v1 import inference_pb2 as pb
 from tests.specdec.client.fake_service import FakeService, running
 
-LINE = "{http://www.w3.org/2000/svg}polyline"
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture
@@ -151,11 +151,20 @@ def test_charts_of_one_run_and_of_several(bench, tmp_path):
     assert "requests per second" in plot.read_text()
     bench("--num-prompts", 3, "--max-concurrency", "4,1,2", "--plot", plot)
     assert "maximum concurrency" in plot.read_text()
-    lines = [each.attrib["points"] for each in ElementTree.parse(plot).getroot().iter(LINE)]
-    measured = [points.split() for points in lines if len(points.split()) == 3]
+    groups = ElementTree.parse(plot).getroot().iter(f"{SVG}g")
+    measured = [each for each in groups if each.get("id", "").startswith("tiny: ")]
     assert len(measured) == 1 + 4 * 5
-    x = [float(point.split(",")[0]) for point in measured[0]]
+    x = [float(at.attrib["x"]) for at in measured[0].iter(f"{SVG}use")]  # the points' markers
+    assert len(x) == 3
     assert x == sorted(x)
+
+
+def test_a_plot_needs_matplotlib(bench, service, monkeypatch, tmp_path):
+    monkeypatch.setattr(charts, "find_spec", lambda name: None)
+    result = bench("--plot", tmp_path / "plot.svg")
+    assert result.exit_code == 1
+    assert result.stderr == "error: --plot needs matplotlib; install specdec[plot]\n"
+    assert not service.requests
 
 
 def test_failures_are_counted_by_kind(bench, service):

@@ -9,12 +9,13 @@ import httpx
 import pytest
 
 from cluster.cli.bench.backend import RequestFailedError, StreamEvent, TokenUsage
-from cluster.cli.bench.dataset import RequestOptions, SampleRequest
+from cluster.cli.bench.dataset import SampleRequest
 from cluster.cli.bench.openai_backend import OpenAIBackend, ServiceError
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import SpeculationOptions
+from specdec.types.sampling_params import SamplingParams, SpeculationOptions
 from specdec.types.stats import SpeculationStats
 
+GREEDY = SamplingParams(temperature=0.0, seed=0)
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
 SPECULATION = {"num_drafts": 2, "num_draft_tokens": 6, "num_accepted_tokens": 3, "verifier": "a"}
 
@@ -50,7 +51,7 @@ def service():
 def connect(service):
     def connect(endpoint="chat", options=None, **flags):
         transport = httpx.MockTransport(service.handle)
-        url, options = "http://127.0.0.1:1", options or RequestOptions()
+        url, options = "http://127.0.0.1:1", options or GREEDY
         return OpenAIBackend(url, endpoint, options, timeout_s=5, transport=transport, **flags)
 
     return connect
@@ -73,7 +74,7 @@ def test_a_chat_request(connect, service):
 
 def test_a_completion_request_with_all_options(connect, service):
     speculation = SpeculationOptions(enabled=False, num_speculative_tokens=0)
-    options = RequestOptions(0.5, 3, True, speculation)
+    options = SamplingParams(temperature=0.5, seed=3, ignore_eos=True, speculation=speculation)
     backend = connect("completions", options, model="mine", api_key="secret")
     list(backend.stream(SampleRequest("Why?", 9)))
     assert service.requests[-1].url.path == "/v1/completions"
@@ -135,10 +136,8 @@ def test_failures_by_kind(connect, service, status, events, kind):
 
 def test_an_unreachable_service():
     with pytest.raises(ServiceError, match="1:1/v1/models failed: "):
-        OpenAIBackend("http://127.0.0.1:1", "chat", RequestOptions(), timeout_s=5)
-    backend = OpenAIBackend(
-        "http://127.0.0.1:1", "chat", RequestOptions(), timeout_s=5, model="tiny"
-    )
+        OpenAIBackend("http://127.0.0.1:1", "chat", GREEDY, timeout_s=5)
+    backend = OpenAIBackend("http://127.0.0.1:1", "chat", GREEDY, timeout_s=5, model="tiny")
     with pytest.raises(RequestFailedError, match="ConnectError"):
         list(backend.stream(SampleRequest("Why?", 9)))
     backend.close()
@@ -147,7 +146,7 @@ def test_an_unreachable_service():
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/v1", "http://127.0.0.1:1/v1/"])
 def test_a_url_may_end_in_v1(service, url):
     transport = httpx.MockTransport(service.handle)
-    OpenAIBackend(url, "chat", RequestOptions(), timeout_s=5, transport=transport)
+    OpenAIBackend(url, "chat", GREEDY, timeout_s=5, transport=transport)
     assert str(service.requests[0].url) == "http://127.0.0.1:1/v1/models"
 
 
@@ -174,7 +173,7 @@ def test_an_invalid_certificate_file(connect, tmp_path):
 @pytest.mark.parametrize("url", ["nonsense", "ftp://host", "http://"])
 def test_an_invalid_url(url):
     with pytest.raises((InvalidValueError, ServiceError)):
-        OpenAIBackend(url, "chat", RequestOptions(), timeout_s=5)
+        OpenAIBackend(url, "chat", GREEDY, timeout_s=5)
 
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
@@ -185,7 +184,7 @@ def test_close_ends_open_streams(sent):
     """Close the backend while the service sends nothing, or nothing more."""
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as pool:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        backend = OpenAIBackend(url, "completions", RequestOptions(), timeout_s=60, model="tiny")
+        backend = OpenAIBackend(url, "completions", GREEDY, timeout_s=60, model="tiny")
         stream = pool.submit(lambda: list(backend.stream(SampleRequest("Why?", 9))))
         connection, _ = server.accept()
         with connection:

@@ -2,9 +2,9 @@
 
 import pytest
 
+from cluster.config.config_file import read_models
 from cluster.config.serve_config import ServeConfig
-from cluster.config.vllm_compat import ALWAYS, RENAMED, SAME
-from cluster.config.vllm_settings import in_our_words
+from cluster.config.vllm_compat import ALWAYS, RENAMED, SAME, in_our_words
 from specdec.config.speculative_keys import SPECULATION_KEYS
 from specdec.types.errors import InvalidValueError
 
@@ -131,7 +131,7 @@ def test_a_whole_configuration_file_of_vllm(tmp_path):
         "model: tiny\nport: 8001\nspeculative-model: '[ngram]'\nnum-speculative-tokens: 4\n"
         "ngram-prompt-lookup-max: 3\nenable-chunked-prefill: true\n"
     )
-    config = ServeConfig.from_yaml(path)
+    [config] = read_models(path)
     assert (config.model, config.http_port) == ("tiny", 8001)
     read = config.speculative_config
     assert (read.method, read.num_speculative_tokens) == ("ngram", 4)

@@ -1,0 +1,261 @@
+"""Flags that several commands share: connection, sampling and output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+import click
+
+from cluster.api.authentication import TOKEN_VARIABLE, read_token
+from cluster.cli.output import Flag, combine_flags, section_flag
+from specdec.client import AdminClient
+from specdec.client.calls import DEFAULT_TIMEOUT_S
+from specdec.config.methods import METHOD_NAMES
+from specdec.types.sampling_params import (
+    VERIFIERS,
+    SamplingParams,
+    SpeculationOptions,
+    StructuredOutput,
+)
+
+DEFAULT_ADDRESS = "127.0.0.1:9000"
+API_KEY_VARIABLE = "SPECDEC_API_KEY"
+ADMIN_FLAG_NAMES = ("address", "tls_ca_file", "token_file", "model")
+
+_CLIENT_ARGUMENTS = ("address", "timeout_s", "tls_ca_file", "api_key")
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+_address = click.option(
+    "--address",
+    default=DEFAULT_ADDRESS,
+    show_default=True,
+    help="host:port of the service's gRPC API.",
+)
+tls_ca_flag = click.option(
+    "--tls-ca-file",
+    type=_FILE,
+    help="CA certificates (PEM) to verify the service with. Default: no TLS.",
+)
+api_key_flag = click.option(
+    "--api-key",
+    envvar=API_KEY_VARIABLE,
+    help=f"API key of the service. Default: ${API_KEY_VARIABLE}, which other users of the machine "
+    "cannot read.",
+)
+timeout_flag = click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=DEFAULT_TIMEOUT_S,
+    show_default=True,
+    help="Timeout of the request in seconds.",
+)
+client_flags = combine_flags(_address, tls_ca_flag, api_key_flag)
+admin_flags = combine_flags(
+    _address,
+    tls_ca_flag,
+    click.option(
+        "--token-file",
+        type=_FILE,
+        help=f"File with the admin token. Default: ${TOKEN_VARIABLE}, or none.",
+    ),
+    click.option(
+        "--model", default="", help="Model to address, if several are served. Default: the first."
+    ),
+)
+
+
+class _TokenBias(click.ParamType[tuple[int, float]]):
+    name = "ID=BIAS"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, float]:
+        token_id, _, bias = str(value).partition("=")
+        try:
+            return int(token_id), float(bias)
+        except ValueError:
+            self.fail(f"{value!r} must be TOKEN_ID=BIAS", param, ctx)
+
+
+class _Threshold(click.ParamType[float | str]):
+    """A number, or the name of a preset, which SpeculationOptions validates."""
+
+    name = "NUMBER|PRESET"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float | str:
+        try:
+            return float(value)
+        except ValueError:
+            return str(value)
+
+
+_HINTS: Mapping[str, Any] = {
+    name: hint
+    for options in (StructuredOutput, SpeculationOptions, SamplingParams)
+    for name, hint in get_type_hints(options).items()
+}
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    "stop_token_ids": ("--stop-token-id",),
+    "include_stop_str_in_output": ("--include-stop",),
+    "bad_words": ("--bad-word",),
+    "allowed_token_ids": ("--allowed-token-id",),
+    "method": ("--speculation-method",),
+    "n": ("-n", "--n"),
+}
+"""Flags that are not named like their field."""
+
+_TYPES: Mapping[str, Any] = {
+    "logit_bias": _TokenBias(),
+    "json_schema": _FILE,
+    "grammar": _FILE,
+    "method": click.Choice(METHOD_NAMES),
+    "verifier": click.Choice(VERIFIERS),
+    "acceptance_threshold": _Threshold(),
+}
+"""Types that do not follow from the type of the field."""
+
+
+def _flags(section: str, texts: Mapping[str, str]) -> Flag:
+    """Return a section of flags. texts: help by the field of SamplingParams or its parts."""
+    return combine_flags(*(_flag(section, name, text) for name, text in texts.items()))
+
+
+def _flag(section: str, name: str, text: str) -> Flag:
+    names = (*_NAMES.get(name, (f"--{name.replace('_', '-')}",)), name)
+    hint = _HINTS.get(name, bool)
+    kinds = [hint, *get_args(hint)]
+    if bool in kinds:
+        return section_flag(section, *names, is_flag=True, help=text)
+    kinds += [inner for each in kinds for inner in get_args(each)]
+    kind = _TYPES.get(name) or next(each for each in (int, float, str) if each in kinds)
+    is_multiple = any(get_origin(each) in (tuple, Mapping) for each in kinds)
+    return section_flag(section, *names, type=kind, multiple=is_multiple, help=text)
+
+
+sampling_flags = combine_flags(
+    timeout_flag,
+    _flags(
+        "Length and stop conditions",
+        {
+            "max_tokens": "Maximum number of tokens to generate. Default: the model's, or up to "
+            "the context length.",
+            "min_tokens": "Minimum number of tokens to generate. Default: 0.",
+            "stop": "Stop string; may be repeated, up to 16 times.",
+            "stop_token_ids": "Token id to stop at; may be repeated, up to 256 times.",
+            "include_stop_str_in_output": "Include the stop string in the output.",
+            "ignore_eos": "Keep generating after an end-of-sequence token.",
+            "show_special_tokens": "Show special tokens in the output.",
+        },
+    ),
+    _flags(
+        "Sampling",
+        {
+            "temperature": "Sampling temperature, from 0 (greedy) to 100. Default: the model's.",
+            "top_p": "Cumulative probability of the tokens to sample from, above 0, at most 1. "
+            "Default: the model's.",
+            "top_k": "Number of most likely tokens to sample from; 0 for all. Default: the "
+            "model's.",
+            "min_p": "Minimum probability of a token relative to the most likely one, from 0 to "
+            "1. Default: the model's.",
+            "repetition_penalty": "Penalty on tokens that occur in the prompt or the output, "
+            "above 0, at most 100. Default: the model's.",
+            "presence_penalty": "Penalty on tokens that occur in the output, from -2 to 2. "
+            "Default: 0.",
+            "frequency_penalty": "Penalty on tokens by their count in the output, from -2 to 2. "
+            "Default: 0.",
+            "logit_bias": "Bias to add to a token's logit, from -100 to 100; may be repeated, up "
+            "to 1024 times.",
+            "bad_words": "Text that must not be generated; may be repeated.",
+            "allowed_token_ids": "Token id to restrict the output to; may be repeated.",
+            "seed": "Random seed. Default: chosen by the service.",
+        },
+    ),
+    _flags(
+        "Structured output (mutually exclusive)",
+        {
+            "json_schema": "Generate JSON that matches the schema in this file.",
+            "json_object": "Generate a JSON object.",
+            "regex": "Generate text that matches this regular expression entirely.",
+            "grammar": "Generate text that follows the EBNF grammar in this file.",
+            "choice": "Generate one of the given texts; repeatable.",
+        },
+    ),
+    _flags(
+        "Speculation",
+        {
+            "no_speculation": "Disable speculative decoding.",
+            "num_speculative_tokens": "Number of draft tokens per step, from 0 to 32. Default: "
+            "the service's.",
+            "method": "Drafting method. Default: the loaded one.",
+            "verifier": "Method that verifies draft tokens; typical and threshold are lossy. "
+            "Default: the service's.",
+            "typical_epsilon": "Epsilon of the typical verifier. Default: 0.09.",
+            "typical_delta": "Delta of the typical verifier. Default: 0.3.",
+            "acceptance_threshold": "Threshold of the threshold verifier: a number from 0 to 1, "
+            "strict, medium, lenient or auto. Default: auto.",
+            "scale_draft_temperature": "Lower the draft temperature where the draft model is "
+            "confident.",
+        },
+    ),
+)
+output_flags = _flags(
+    "Output",
+    {
+        "n": "Number of choices to generate, from 1 to 128. Default: 1.",
+        "logprobs": "Show log probabilities of the output tokens and of this many most likely "
+        "alternatives, from 0 to 20.",
+        "prompt_logprobs": "Show log probabilities of the prompt tokens in the same way.",
+    },
+)
+
+
+def pop_connection(flags: dict[str, Any]) -> dict[str, Any]:
+    """Remove the arguments of `specdec.client.Client` from `flags` and return them."""
+    return {name: flags.pop(name) for name in _CLIENT_ARGUMENTS if name in flags}
+
+
+def admin_client(
+    address: str, tls_ca_file: Path | None, token_file: Path | None, model: str
+) -> AdminClient:
+    """Create an admin client with the token, if there is one. Raises InvalidValueError."""
+    token = read_token("token_file", token_file)
+    return AdminClient(address, tls_ca_file=tls_ca_file, token=token, model=model)
+
+
+def sampling_params(**flags: Any) -> SamplingParams:
+    """Create sampling parameters from the flags; the service decides what is not given."""
+    given = {name: value for name, value in flags.items() if _is_given(value)}
+    speculation = {name: given.pop(name) for name in _names(SpeculationOptions) & given.keys()}
+    if given.pop("no_speculation", False):
+        speculation["enabled"] = False
+    if given.pop("show_special_tokens", False):
+        given["skip_special_tokens"] = False
+    if "logit_bias" in given:
+        given["logit_bias"] = dict(given["logit_bias"])
+    form = {name: _content(given.pop(name)) for name in _names(StructuredOutput) & given.keys()}
+    return SamplingParams(
+        structured_output=StructuredOutput(**form) if form else None,
+        speculation=SpeculationOptions(**speculation),
+        **given,
+    )
+
+
+def _names(options: type[SpeculationOptions | StructuredOutput]) -> set[str]:
+    return {each.name for each in fields(options)}
+
+
+def _is_given(value: object) -> bool:
+    return value is not None and value is not False and value != ()
+
+
+def _content(value: object) -> Any:
+    """Return a file's text, or the value; StructuredOutput rejects bytes that are not UTF-8."""
+    if isinstance(value, Path):
+        return value.read_text(encoding="utf-8", errors="surrogateescape")
+    return value
