@@ -33,8 +33,8 @@ tls_ca_flag = click.option(
 api_key_flag = click.option(
     "--api-key",
     envvar=API_KEY_VARIABLE,
-    help=f"API key of the service. Default: ${API_KEY_VARIABLE}, which other users of the machine "
-    "cannot read.",
+    help=f"API key of the service. Default: ${API_KEY_VARIABLE}, which, unlike a flag, is not "
+    "visible in the process list.",
 )
 timeout_flag = click.option(
     "--timeout",

@@ -31,7 +31,7 @@ class _TokenBias(click.ParamType[tuple[int, float]]):
         try:
             return int(token_id), float(bias)
         except ValueError:
-            self.fail(f"{value!r} must be TOKEN_ID=BIAS", param, ctx)
+            self.fail(f"{value!r} must be ID=BIAS, such as 42=-100", param, ctx)
 
 
 class _Threshold(click.ParamType[float | str]):
@@ -145,7 +145,9 @@ sampling_flags = combine_flags(
     _structured(
         "--grammar", type=_FILE, help="Generate text that follows the EBNF grammar in this file."
     ),
-    _structured("--choice", multiple=True, help="Generate one of the given texts; repeatable."),
+    _structured(
+        "--choice", multiple=True, help="Generate one of the given texts; may be repeated."
+    ),
     _speculation("--no-speculation", is_flag=True, help="Disable speculative decoding."),
     _speculation(
         "--num-speculative-tokens",
@@ -156,7 +158,7 @@ sampling_flags = combine_flags(
         "--speculation-method",
         "method",
         type=click.Choice(METHOD_NAMES),
-        help="Drafting method. Default: the loaded one.",
+        help="Drafting method; the service must have loaded it. Default: the service's.",
     ),
     _speculation(
         "--verifier",
@@ -165,16 +167,20 @@ sampling_flags = combine_flags(
         "service's.",
     ),
     _speculation(
-        "--typical-epsilon", type=float, help="Epsilon of the typical verifier. Default: 0.09."
+        "--typical-epsilon",
+        type=float,
+        help="Epsilon of the typical verifier, from 0 to 1. Default: 0.09.",
     ),
     _speculation(
-        "--typical-delta", type=float, help="Delta of the typical verifier. Default: 0.3."
+        "--typical-delta",
+        type=float,
+        help="Delta of the typical verifier, from 0 to 1. Default: 0.3.",
     ),
     _speculation(
         "--acceptance-threshold",
         type=_Threshold(),
-        help="Threshold of the threshold verifier: a number from 0 to 1, strict, medium, lenient "
-        "or auto. Default: auto.",
+        help="Threshold of the threshold verifier: a number from 0 to 1, or a preset (strict, "
+        "medium, lenient, auto). Default: auto.",
     ),
     _speculation(
         "--scale-draft-temperature",
@@ -196,7 +202,8 @@ output_flags = combine_flags(
     _output(
         "--prompt-logprobs",
         type=int,
-        help="Show log probabilities of the prompt tokens in the same way.",
+        help="Show log probabilities of the prompt tokens and of this many most likely "
+        "alternatives, from 0 to 20.",
     ),
 )
 

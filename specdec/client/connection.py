@@ -61,7 +61,7 @@ class Destination:
 
     def __post_init__(self) -> None:
         if ":" not in self.address:
-            raise InvalidValueError("address", self.address, "of the form host:port")
+            raise InvalidValueError("address", self.address, "host:port, such as 127.0.0.1:9000")
         bearer = self.bearer or ""
         if not (bearer.isascii() and (bearer == "" or bearer.isprintable())):
             limit = "printable ASCII characters"

@@ -86,7 +86,7 @@ def read_arguments(model: str, given: Mapping[str, Any]) -> Arguments:
     """Validate arguments. Raises InvalidValueError; for an unknown name with the nearest one."""
     values = dict(given)
     seed = _taken(values, "seed", 0, _is_seed, "None, or a whole number from 0 to 2^63 - 1")
-    prefix = _taken(values, "metric_prefix", PREFIX, _is_text, "a text")
+    prefix = _taken(values, "metric_prefix", PREFIX, _is_text, "a string")
     is_silent = _taken(values, "disable_log_stats", True, _is_bool, "true or false")
     name = values.pop("served_model_name", None) or model
     backend = _taken(values, "distributed_executor_backend", None, _is_backend, _BACKENDS)
@@ -110,7 +110,7 @@ def _is_backend(value: object) -> bool:
     return value in (None, "ray")
 
 
-_BACKENDS = "ray, or None, which takes ray for several ranks and this process for one"
+_BACKENDS = "ray, or None, which selects ray for several ranks and this process for one"
 
 
 def _taken(

@@ -6,6 +6,8 @@ and HTTP codes. A failed invariant of our own is an `assert`, never one of these
 
 from __future__ import annotations
 
+import pathlib
+
 
 class SpecdecError(Exception):
     """Base of every error that is meant to be read by the person who caused it."""
@@ -23,6 +25,13 @@ class InvalidValueError(SpecdecError, ValueError):
 
     def __str__(self) -> str:
         return f"{self.field} is {_short(self.value)}; it must be {self.limit}"
+
+
+class UnknownNameError(InvalidValueError):
+    """A setting, key or argument has a name that does not exist; `limit` lists what does."""
+
+    def __str__(self) -> str:
+        return f"unknown {self.field} {_short(self.value)}; {self.limit}"
 
 
 class UnsupportedModelError(SpecdecError):
@@ -44,8 +53,7 @@ class UnknownModelError(SpecdecError):
 
     def __str__(self) -> str:
         names = ", ".join(map(repr, self.loaded))
-        those = "the one loaded is" if len(self.loaded) == 1 else "those loaded are"
-        return f"no model {_short(self.requested)} is loaded; {those} {names}"
+        return f"model {_short(self.requested)} is not served; served: {names}"
 
 
 class VersionConflictError(SpecdecError):
@@ -58,7 +66,7 @@ class VersionConflictError(SpecdecError):
         super().__init__(expected, present)
 
     def __str__(self) -> str:
-        return f"expected_version is {self.expected}; it must be {self.present}, the present one"
+        return f"expected_version is {self.expected}; the current version is {self.present}"
 
 
 class ForeignPageError(SpecdecError):
@@ -72,7 +80,7 @@ class UnauthenticatedError(SpecdecError):
     """A call that only operators may make did not present their token."""
 
     def __str__(self) -> str:
-        return "this call needs the operators' token, as authorization: Bearer TOKEN"
+        return "this call needs the admin token, in the header authorization: Bearer TOKEN"
 
 
 class OutOfMemoryError(SpecdecError):
@@ -108,8 +116,8 @@ class BadLogitsError(SpecdecError):
 
     def __str__(self) -> str:
         return (
-            f"no token can follow after {self.num_output_tokens} of output: the model computed "
-            "something that is no number"
+            f"generation stopped after {self.num_output_tokens} output tokens: the model produced "
+            "NaN or Inf logits"
         )
 
 
@@ -123,8 +131,8 @@ class NoTokenLeftError(SpecdecError):
 
     def __str__(self) -> str:
         return (
-            f"no token can follow after {self.num_output_tokens} of output: allowed_token_ids, "
-            "bad_words, min_tokens and structured_output leave none"
+            f"generation stopped after {self.num_output_tokens} output tokens: allowed_token_ids, "
+            "bad_words, min_tokens and structured_output together allow no next token"
         )
 
 
@@ -137,5 +145,5 @@ class DraftFailedError(SpecdecError):
 
 
 def _short(value: object, max_chars: int = 80) -> str:
-    text = repr(value)
+    text = repr(str(value) if isinstance(value, pathlib.PurePath) else value)
     return text if len(text) <= max_chars else f"{text[:max_chars]}... ({len(text)} characters)"

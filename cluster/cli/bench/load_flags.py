@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,17 +46,17 @@ def _concurrency(text: str) -> int:
 
 
 def _rate(text: str) -> float:
-    rate = float(text)
-    if not rate > 0:
-        raise ValueError("each must be a number above 0, or inf")
-    return rate
+    with suppress(ValueError):
+        if (rate := float(text)) > 0:
+            return rate
+    raise ValueError("each must be a number above 0, or inf")
 
 
 def _percent(text: str) -> float:
-    percent = float(text)
-    if not 0 <= percent <= 100:
-        raise ValueError("each must be from 0 to 100")
-    return percent
+    with suppress(ValueError):
+        if 0 <= (percent := float(text)) <= 100:
+            return percent
+    raise ValueError("each must be a number from 0 to 100")
 
 
 def _latency(text: str) -> LatencyName:
@@ -217,7 +218,7 @@ load_flags = combine_flags(
         "--speculation-method",
         "method",
         type=click.Choice(METHOD_NAMES),
-        help="Drafting method. Default: the loaded one.",
+        help="Drafting method; the service must have loaded it. Default: the service's.",
     ),
     _report(
         "--percentile-metrics",

@@ -92,7 +92,7 @@ async def test_an_application_that_comes_later_is_found_and_one_that_goes_forgot
     await mine.elsewhere("b")
     around.models = ("c",)
     assert (await mine.elsewhere("c")).card.model == "c"
-    with pytest.raises(UnknownModelError, match="those loaded are 'a', 'c'"):
+    with pytest.raises(UnknownModelError, match="served: 'a', 'c'"):
         await mine.elsewhere("b")
 
 
@@ -118,7 +118,7 @@ async def test_unknown_names_cannot_make_it_look_all_the_time(monkeypatch):
 
 
 async def test_alone_the_name_that_there_is_is_told():
-    with pytest.raises(UnknownModelError, match="the one loaded is 'a'"):
+    with pytest.raises(UnknownModelError, match="served: 'a'"):
         await Applications("a").elsewhere("b")
 
 

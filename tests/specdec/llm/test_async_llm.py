@@ -110,7 +110,9 @@ async def test_a_request_is_aborted_while_it_is_prepared(llm, monkeypatch):
 @pytest.mark.parametrize("request_id", [3, b"mine"])
 async def test_an_id_that_is_no_text_is_refused(llm, request_id):
     """No abort would ever find it."""
-    with pytest.raises(InvalidValueError, match=f"request_id is {request_id!r}; it must be a text"):
+    with pytest.raises(
+        InvalidValueError, match=f"request_id is {request_id!r}; it must be a string"
+    ):
         await outputs_of(llm, request_id=request_id)
 
 
