@@ -147,7 +147,7 @@ def test_status_as_json(command):
         (["--num-speculative-tokens", "33"], "num_speculative_tokens is 33; it must be a whole"),
         (
             [],
-            "change is {}; it must be at least one of mode, threshold, num_speculative_tokens, method",
+            "change is {}; it must be at least one of mode, threshold, num_speculative_tokens",
         ),
     ],
 )
