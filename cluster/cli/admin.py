@@ -159,8 +159,9 @@ _change_flags = combine_flags(
     "rules",
     multiple=True,
     metavar="RPS:VALUE",
-    help="Mode or number of draft tokens from a request rate (requests/s of the service) on, such "
-    "as 20:off or 5:2; may be repeated, by ascending rate. Replaces all existing rules.",
+    help="Mode, or number of draft tokens, at or above a request rate (requests/s over all "
+    "replicas), such as 20:off or 5:2; may be repeated, by ascending rate. Replaces all existing "
+    "rules.",
 )
 @click.option("--no-rules", is_flag=True, help="Remove all rules.")
 @click.option("--ttl", "ttl_s", type=float, help="Seconds until all overrides expire; 0 for never.")

@@ -42,8 +42,8 @@ tls_ca_flag = click.option(
 api_key_flag = click.option(
     "--api-key",
     envvar=API_KEY_VARIABLE,
-    help=f"API key of the service. Default: ${API_KEY_VARIABLE}, which other users of the machine "
-    "cannot read.",
+    help=f"API key of the service. Default: ${API_KEY_VARIABLE}, which, unlike a flag, is not "
+    "visible in the process list.",
 )
 timeout_flag = click.option(
     "--timeout",
@@ -78,7 +78,7 @@ class _TokenBias(click.ParamType[tuple[int, float]]):
         try:
             return int(token_id), float(bias)
         except ValueError:
-            self.fail(f"{value!r} must be TOKEN_ID=BIAS", param, ctx)
+            self.fail(f"{value!r} must be ID=BIAS, such as 42=-100", param, ctx)
 
 
 class _Threshold(click.ParamType[float | str]):
@@ -183,7 +183,7 @@ sampling_flags = combine_flags(
             "json_object": "Generate a JSON object.",
             "regex": "Generate text that matches this regular expression entirely.",
             "grammar": "Generate text that follows the EBNF grammar in this file.",
-            "choice": "Generate one of the given texts; repeatable.",
+            "choice": "Generate one of the given texts; may be repeated.",
         },
     ),
     _flags(
@@ -192,13 +192,13 @@ sampling_flags = combine_flags(
             "no_speculation": "Disable speculative decoding.",
             "num_speculative_tokens": "Number of draft tokens per step, from 0 to 32. Default: "
             "the service's.",
-            "method": "Drafting method. Default: the loaded one.",
+            "method": "Drafting method; the service must have loaded it. Default: the service's.",
             "verifier": "Method that verifies draft tokens; typical and threshold are lossy. "
             "Default: the service's.",
-            "typical_epsilon": "Epsilon of the typical verifier. Default: 0.09.",
-            "typical_delta": "Delta of the typical verifier. Default: 0.3.",
+            "typical_epsilon": "Epsilon of the typical verifier, from 0 to 1. Default: 0.09.",
+            "typical_delta": "Delta of the typical verifier, from 0 to 1. Default: 0.3.",
             "acceptance_threshold": "Threshold of the threshold verifier: a number from 0 to 1, "
-            "strict, medium, lenient or auto. Default: auto.",
+            "or a preset (strict, medium, lenient, auto). Default: auto.",
             "scale_draft_temperature": "Lower the draft temperature where the draft model is "
             "confident.",
         },
@@ -210,7 +210,8 @@ output_flags = _flags(
         "n": "Number of choices to generate, from 1 to 128. Default: 1.",
         "logprobs": "Show log probabilities of the output tokens and of this many most likely "
         "alternatives, from 0 to 20.",
-        "prompt_logprobs": "Show log probabilities of the prompt tokens in the same way.",
+        "prompt_logprobs": "Show log probabilities of the prompt tokens and of this many most "
+        "likely alternatives, from 0 to 20.",
     },
 )
 

@@ -63,11 +63,15 @@ _KEYS: Mapping[str, tuple[type[str | int], str]] = MappingProxyType(
     {
         "method": (str, f"Drafting method: {', '.join(METHOD_NAMES)}"),
         "model": (str, "Draft model: an alias, a directory, a GGUF file or a Hub id"),
-        "num_speculative_tokens": (int, "Number of draft tokens per step (1 to 32)"),
+        "num_speculative_tokens": (int, "Number of draft tokens per step (1 to 32; default 3)"),
         "draft_tensor_parallel_size": (int, "Number of ranks of the draft model (1 to 1024)"),
-        "speculation_threshold": (int, "Maximum number of decoding requests to draft for"),
-        "prompt_lookup_max": (int, "Maximum n-gram length of ngram (1 to 16)"),
-        "prompt_lookup_min": (int, "Minimum n-gram length of ngram (1 to 16)"),
+        "speculation_threshold": (
+            int,
+            "Maximum number of decoding requests on a replica at which it drafts (0 to 4096; "
+            "default 256)",
+        ),
+        "prompt_lookup_max": (int, "Maximum n-gram length of ngram (1 to 16; default 4)"),
+        "prompt_lookup_min": (int, "Minimum n-gram length of ngram (1 to 16; default 2)"),
     }
 )
 """Type and description of the keys of speculative_config that have a flag."""
@@ -176,8 +180,8 @@ def _complete_model(
     "--config",
     "config_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="YAML file with the settings below, by their names with underscores. Flags take "
-    "precedence over it.",
+    help="YAML file with the settings below; its keys are the flags' names with underscores. "
+    "Flags take precedence over it.",
 )
 @_flags
 def serve(
@@ -226,7 +230,7 @@ def _set_keys(keys: tuple[str, ...], configs: Sequence[ServeConfig]) -> None:
     if configs[0].ray_address is not None:
         raise click.UsageError("--api-key cannot be used with --ray-address; use --api-key-file")
     if any("," in key or not key.strip() for key in keys):
-        limit = "8 printable ASCII characters or more, without spaces and commas"
+        limit = "at least 8 printable ASCII characters, without spaces and commas"
         raise InvalidValueError("api_key", "not shown", limit)
     os.environ[KEYS_VARIABLE] = " ".join(keys)
     if len(read_keys("api_key", None)) != len(keys):

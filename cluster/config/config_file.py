@@ -44,10 +44,12 @@ def read_config_file(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
-        limit = f"a YAML file that can be read ({reason})"
+        limit = f"a readable YAML file ({reason})"
         raise InvalidValueError("configuration file", str(path), limit) from error
     if not isinstance(content, dict | None):
-        raise InvalidValueError("configuration file", str(path), "a mapping of settings")
+        raise InvalidValueError(
+            "configuration file", str(path), "a YAML mapping of settings, such as model: ./my-llama"
+        )
     return content or {}
 
 

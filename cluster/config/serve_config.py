@@ -77,7 +77,8 @@ class ServeConfig(LLMConfig):
     ingress: Literal["embedded", "serve"] = setting(
         "embedded",
         one_of("embedded", "serve"),
-        "Servers that accept requests: embedded ones in the replica, or Ray Serve's proxies",
+        "Servers that accept requests: embedded starts them in the only replica, serve uses Ray "
+        "Serve's proxies and allows several replicas",
     )
     host: str = setting("127.0.0.1", TEXT, "Host or address to listen on")
     grpc_port: int = setting(9000, whole_number(1, 65535), "Port of the gRPC API")
@@ -94,7 +95,7 @@ class ServeConfig(LLMConfig):
     start_timeout_s: float = setting(
         600.0,
         POSITIVE,
-        "Seconds for the ranks of a model to be placed, to load the weights and to warm up",
+        "Maximum time in seconds to place the ranks of a model, load its weights and warm up",
     )
     step_timeout_s: float = setting(
         60.0, POSITIVE, "Seconds after which a forward pass is considered failed"
@@ -115,7 +116,8 @@ class ServeConfig(LLMConfig):
     target_labels: str | None = setting(
         None,
         LABELS,
-        "Labels of the Ray nodes to place the Router and the target model on, such as role=target",
+        "Labels of the Ray nodes to place the Router and the target model on, such as "
+        "role=target,zone=a",
         "any node",
     )
     draft_labels: str | None = setting(
@@ -127,7 +129,7 @@ class ServeConfig(LLMConfig):
     state_dir: Path | None = setting(
         None,
         DIRECTORY,
-        "Directory that persists speculation overrides across restarts",
+        "Directory for speculation overrides and their audit log, which persist across restarts",
         "$XDG_STATE_HOME/specdec, or ~/.local/state/specdec",
     )
     admin_token_file: Path | None = setting(
@@ -224,7 +226,9 @@ class ServeConfig(LLMConfig):
     def _check_together(self) -> None:
         super()._check_together()
         if self.grpc_port == self.http_port:
-            raise InvalidValueError("http_port", self.http_port, "another port than grpc_port")
+            raise InvalidValueError(
+                "http_port", self.http_port, f"different from grpc_port ({self.grpc_port})"
+            )
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             limit = "given together with tls_cert_file, or not at all"
             raise InvalidValueError("tls_key_file", self.tls_key_file, limit)
@@ -251,12 +255,16 @@ class ServeConfig(LLMConfig):
             limit = f"at least min_replicas ({self.min_replicas})"
             raise InvalidValueError("max_replicas", self.max_replicas, limit)
         if self.ingress == "embedded" and (self.max_replicas or self.num_replicas > 1):
-            limit = "serve for several replicas: embedded servers would listen on the same ports"
+            limit = (
+                "serve for several replicas: embedded servers would all listen on the same ports"
+            )
             raise InvalidValueError("ingress", self.ingress, limit)
 
     def _check_cluster(self) -> None:
         if self.ray_address is not None and self.ingress != "serve":
-            limit = "serve where ray_address is given: the node of embedded servers is not known"
+            limit = (
+                "serve where ray_address is given: embedded servers could start on any of its nodes"
+            )
             raise InvalidValueError("ingress", self.ingress, limit)
         if self.draft_labels and self.draft_model is None:
             limit = "left out unless the method of speculative_config is draft_model"

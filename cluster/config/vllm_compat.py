@@ -36,7 +36,7 @@ ALWAYS: Mapping[str, Always] = MappingProxyType(
         **vllm_compat.ALWAYS,
         "disable_log_stats": Always(False, "statistics are kept, for /metrics"),
         "disable_uvicorn_access_log": Always(True, "there is no access log"),
-        "distributed_executor_backend": Always("ray", "ranks are actors of Ray"),
+        "distributed_executor_backend": Always("ray", "ranks are Ray actors"),
         "enable_auto_tool_choice": Always(True, "each request decides, by its tool_choice"),
         "enable_log_requests": Always(False, "requests are logged with --log-level info alone"),
         "enable_prompt_tokens_details": Always(True, "the usage reports cached tokens"),

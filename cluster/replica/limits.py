@@ -20,7 +20,7 @@ def check_request(request: GenerateRequest, *, is_chat: bool) -> GenerateRequest
     """Return the request as it is. is_chat: whether the prompt is a chat, even an empty one."""
     check_model(request.model)
     if request.prompt is None:
-        raise InvalidValueError("prompt", None, "a text, token_ids or a chat")
+        raise InvalidValueError("prompt", None, "a string, token_ids or a chat")
     _check_prompt(request.prompt, is_chat=is_chat, min_chars=1)
     check_request_id(request.request_id)
     require_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
@@ -38,7 +38,7 @@ def check_tokenize(request: TokenizeRequest) -> TokenizeRequest:
     """Return the request as it is. An empty text has no tokens."""
     check_model(request.model)
     if request.prompt is None:
-        raise InvalidValueError("input", None, "a text or a chat")
+        raise InvalidValueError("input", None, "a string or a chat")
     _check_prompt(request.prompt, is_chat=True, min_chars=0)
     return request
 

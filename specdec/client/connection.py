@@ -61,7 +61,7 @@ class Destination:
 
     def __post_init__(self) -> None:
         if ":" not in self.address:
-            raise InvalidValueError("address", self.address, "of the form host:port")
+            raise InvalidValueError("address", self.address, "host:port, such as 127.0.0.1:9000")
         bearer = self.bearer or ""
         if not (bearer.isascii() and (bearer == "" or bearer.isprintable())):
             limit = "printable ASCII characters"
@@ -166,15 +166,15 @@ def client_error(error: grpc.RpcError, address: str, timeout_s: float | None) ->
 def _message(code: StatusCode, details: str, address: str, timeout_s: float | None) -> str:
     if code is StatusCode.DEADLINE_EXCEEDED:
         limit = "the deadline" if timeout_s is None else f"{timeout_s:g} s"
-        return f"{address} did not complete its answer within {limit}"
+        return f"{address} did not complete its response within {limit}"
     if code is StatusCode.UNIMPLEMENTED:
-        return f"what answers at {address} is no specdec service, or one of another version"
+        return f"{address} is not a specdec service, or runs another version of specdec"
     if code is not StatusCode.UNAVAILABLE:
-        return details or f"{address} answered {code.name} without a reason"
+        return details or f"{address} returned {code.name} without a message"
     if not details.startswith(_NOT_CONNECTED):
         return f"the service at {address} is unavailable: {details}"
     if "handshake failed" in details.lower():
-        return f"no TLS connection to {address} came about; check the address and the CA file"
+        return f"the TLS handshake with {address} failed; check the address and the CA file"
     if "hostname verification" in details.lower():
-        return f"the certificate of {address} is for another name, to be given as tls_server_name"
+        return f"the certificate of {address} is for another name; set tls_server_name to that name"
     return f"no service answers at {address}; start one with `specdec serve`"

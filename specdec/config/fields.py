@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from specdec.types.errors import InvalidValueError
+from specdec.types.errors import UnknownNameError
 
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?")
 
@@ -92,22 +92,22 @@ def _is_endpoint(value: object) -> bool:
 
 POSITIVE = Limit("a number above 0", _is_positive, kind=float, brief="above 0")
 NOT_NEGATIVE = Limit(
-    "0 or a number above it",
+    "a number of at least 0",
     lambda value: _is_positive(value) or (value == 0 and value is not False),
     kind=float,
     brief="0 or more",
 )
 SHARE = Limit(
-    "a number above 0, at most 1",
+    "a number above 0 and at most 1",
     lambda value: isinstance(value, float | int) and _is_positive(value) and value <= 1,
     kind=float,
     brief="above 0, at most 1",
 )
-TEXT = Limit("a text that is not empty", lambda value: isinstance(value, str) and value != "")
+TEXT = Limit("a non-empty string", lambda value: isinstance(value, str) and value != "")
 BOOLEAN = Limit("true or false", lambda value: isinstance(value, bool), kind=bool)
 ENDPOINT = optional(Limit("a URL such as http://localhost:4317", _is_endpoint))
 LABELS = optional(Limit("labels such as key=value or key=value,other=value", _is_labels))
-FILE = optional(Limit("the path of a file that exists", _is_file))
+FILE = optional(Limit("the path of an existing file", _is_file))
 DIRECTORY = optional(Limit("the path of a directory", _is_no_file))
 
 
@@ -134,10 +134,10 @@ def setting(default: Any, limit: Limit, meaning: str, default_text: str = "") ->
 
 
 def refuse_unknown(what: str, names: Iterable[object], known: Iterable[str]) -> None:
-    """Raise InvalidValueError for the first unknown name, with the nearest known one."""
+    """Raise UnknownNameError for the first unknown name, with the nearest known one."""
     known = list(known)
     for name in names:
         if name not in known:
             nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-            limit = f"a known one; did you mean {nearest[0]}?" if nearest else one_of(*known).text
-            raise InvalidValueError(what, name, limit)
+            limit = f"did you mean {nearest[0]}?" if nearest else f"known: {', '.join(known)}"
+            raise UnknownNameError(what, name, limit)

@@ -132,8 +132,8 @@ class LLMConfig:
     async_scheduling: bool = setting(
         True,
         BOOLEAN,
-        "Schedule the next step while the current one runs, as long as nothing is drafted; a "
-        "sequence that stops wastes the one step that was scheduled ahead",
+        "Schedule the next step while the current one runs, if neither has drafts; when a "
+        "sequence stops, the step scheduled ahead for it is discarded",
     )
     kv_cache_memory_gib: float | None = setting(
         None,
@@ -145,9 +145,10 @@ class LLMConfig:
         AUTO,  # depends on the model
         SPECULATION,
         'Speculative decoding configuration as JSON, such as {"method": "ngram", '
-        '"num_speculative_tokens": 3}, or none',
-        "auto, which drafts with an int8 copy of an alias's model, and with ngram for other models "
-        "and quantized ones",
+        '"num_speculative_tokens": 3}, or none to disable speculation; '
+        "docs/methods.md lists the keys",
+        "auto: for an alias, draft_model with an int8 copy of the target; ngram for other models, "
+        "and if the target is quantized or on a GPU",
     )
 
     def __post_init__(self) -> None:

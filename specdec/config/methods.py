@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from specdec.config.quantization import QuantizationMethod, require_quantization
+from specdec.types.errors import InvalidValueError
 from specdec.types.validation import require_range
 
 
@@ -76,7 +77,9 @@ class NgramConfig(MethodConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         key, value = "speculative_config.prompt_lookup_max", self.prompt_lookup_max
-        require_range(key, value, self.prompt_lookup_min, 16)
+        if not self.prompt_lookup_min <= value <= 16:
+            limit = f"from prompt_lookup_min ({self.prompt_lookup_min}) to 16"
+            raise InvalidValueError(key, value, limit)
 
 
 @dataclass(frozen=True)

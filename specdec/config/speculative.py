@@ -99,8 +99,8 @@ class SpeculativeConfig:
         lookups = {role: keys.pop(role, None) for role in ("first", "fallback")}
         for role, name in lookups.items():
             if name not in (None, *LOOKUP_NAMES):
-                limit = f"one of {', '.join(LOOKUP_NAMES)}, which need no pass of a model"
-                raise InvalidValueError(f"speculative_config.{role}", name, f"{limit}, or left out")
+                limit = f"one of {', '.join(LOOKUP_NAMES)} (the lookup methods), or left out"
+                raise InvalidValueError(f"speculative_config.{role}", name, limit)
         refuse_unknown("speculative_config key", keys, key_types())
         names = {"drafter": method, **lookups}
         roles = {role: _method(name, keys) for role, name in names.items() if name is not None}
@@ -137,7 +137,7 @@ class SpeculativeConfig:
         name = "speculative_config.num_speculative_tokens_per_batch_size"
         rows = self.num_speculative_tokens_per_batch_size
         if bool(rows) != (self.chosen_policy == "table"):
-            raise InvalidValueError(name, rows, "given where policy is table, and there alone")
+            raise InvalidValueError(name, rows, "given if policy is table, and left out otherwise")
         if rows and LengthSchedule(rows).most > self.num_speculative_tokens:
             limit = f"rows of at most num_speculative_tokens ({self.num_speculative_tokens})"
             raise InvalidValueError(name, rows, limit)
@@ -180,7 +180,7 @@ class SpeculativeConfig:
         if self.first is not None and self.fallback is not None:
             name = self.fallback.name
             if name == self.first.name:
-                limit = "another than first, which drafts before it"
+                limit = "different from first, which drafts before it"
                 raise InvalidValueError("speculative_config.fallback", name, limit)
 
     def _refuse_keys_of_other_methods(self, keys: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 AUTO: Literal["auto"] = "auto"
 
-_TYPE_TEXTS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+_TYPE_TEXTS = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ _FIXED_VALUES: Mapping[str, tuple[bool, str]] = MappingProxyType(
     {
         "parallel_drafting": (
             False,
-            "false or left out: no draft model is run that was trained to draft in parallel",
+            "false or left out: models trained to draft in parallel are not supported",
         ),
         "disable_padded_drafter_batch": (
             True,
@@ -70,7 +70,9 @@ def _is_speculation(value: object) -> bool:
     return value is None or isinstance(value, SpeculativeConfig)
 
 
-SPECULATION = Limit("a mapping, auto, or none to turn speculation off", _is_speculation)
+SPECULATION = Limit(
+    "a JSON object (a mapping), auto, or none to disable speculation", _is_speculation
+)
 
 
 def default_speculation(model: str, device: str, quantization: str) -> SpeculativeConfig:
@@ -195,5 +197,5 @@ def _parse_json(text: str) -> object:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        limit = f"a JSON mapping, or none ({error})"
+        limit = f'a JSON object such as {{"method": "ngram"}}, auto, or none ({error})'
         raise InvalidValueError("speculative_config", text, limit) from error

@@ -35,18 +35,20 @@ class Always(NamedTuple):
 
 ALWAYS: Mapping[str, Always] = MappingProxyType(
     {
-        "cpu_offload_gb": Always(0, "all weights of a model are on its device"),
-        "data_parallel_size": Always(1, "a service has num_replicas instead"),
-        "enable_chunked_prefill": Always(True, "long prompts are computed in chunks"),
+        "cpu_offload_gb": Always(0, "CPU offloading of weights is not supported"),
+        "data_parallel_size": Always(1, "set num_replicas instead"),
+        "enable_chunked_prefill": Always(True, "long prompts are always prefilled in chunks"),
         "enforce_eager": Always(True, "no CUDA graphs are captured"),
-        "kv_cache_dtype": Always("auto", "the KV cache is held in dtype"),
+        "kv_cache_dtype": Always("auto", "the KV cache has the data type of dtype"),
         "load_format": Always("auto", "the format is detected from the files", ("safetensors",)),
-        "pipeline_parallel_size": Always(1, "only tensor_parallel_size divides a model"),
+        "pipeline_parallel_size": Always(
+            1, "pipeline parallelism is not supported; set tensor_parallel_size"
+        ),
         "runner": Always("generate", "models generate text", ("auto",)),
         "scheduling_policy": Always("priority", "requests run by priority, then by arrival"),
         "skip_tokenizer_init": Always(False, "output has text; prompts may be token ids anyway"),
         "tokenizer_mode": Always("auto", "the tokenizer is detected from the files"),
-        "trust_remote_code": Always(False, "no code that comes with a model is run"),
+        "trust_remote_code": Always(False, "remote code of a model is never executed"),
     }
 )
 """Flags of vLLM that are accepted with the one value that applies here."""
@@ -125,7 +127,7 @@ def _check_always(name: str, value: Any, always: Always) -> None:
     if not is_it and value not in synonyms:
         spelled = str(only).lower() if isinstance(only, bool) else only
         raise InvalidValueError(name, value, f"{spelled}, or left out: {reason}")
-    logger.warning("%s has no other value here, and may be left out: %s", name, reason)
+    logger.warning("%s has no effect and may be left out: %s", name, reason)
 
 
 def _speculation(read: list[_Source], served: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -86,7 +86,7 @@ def read_arguments(model: str, given: Mapping[str, Any]) -> Arguments:
     """Validate arguments. Raises InvalidValueError; for an unknown name with the nearest one."""
     values = dict(given)
     seed = _taken(values, "seed", 0, _is_seed, "None, or a whole number from 0 to 2^63 - 1")
-    prefix = _taken(values, "metric_prefix", PREFIX, lambda v: isinstance(v, str), "a text")
+    prefix = _taken(values, "metric_prefix", PREFIX, lambda v: isinstance(v, str), "a string")
     is_silent = _taken(
         values, "disable_log_stats", True, lambda v: type(v) is bool, "true or false"
     )

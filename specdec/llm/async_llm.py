@@ -88,7 +88,7 @@ class AsyncLLM(HostedModel):
             raise InvalidValueError("output_kind", kind, f"one of {kinds}")
         name = str(next(self._ids)) if request_id is None else request_id
         if not isinstance(name, str):
-            raise InvalidValueError("request_id", name, "a text")
+            raise InvalidValueError("request_id", name, "a string")
         params = SamplingParams() if params is None else params
         seed = self._host.seed_for(params)  # here, so that seeds follow the order of requests
         with self._host.preparing(name) as preparation:

@@ -49,7 +49,7 @@ def read_prompts(prompts: Prompt | Sequence[Prompt]) -> list[PromptParts]:
     return [read_prompt(f"prompts[{index}]", each) for index, each in enumerate(prompts)]
 
 
-_LIMIT = 'a text, {"prompt": text}, {"prompt_token_ids": ids}, token ids, or a list of these'
+_LIMIT = 'a string, {"prompt": text}, {"prompt_token_ids": ids}, token ids, or a list of these'
 
 
 def read_prompt(field: str, prompt: object) -> PromptParts:
@@ -151,6 +151,6 @@ def _text_of(field: str, content: object) -> str | None:
     parts = content if _is_list(content) else [content]
     texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
     if not all(isinstance(text, str) for text in texts):
-        limit = 'a text, or a list of {"type": "text", "text": ...}'
+        limit = 'a string, or a list of {"type": "text", "text": ...}'
         raise InvalidValueError(field, content, limit)
     return "\n".join(cast("list[str]", texts))

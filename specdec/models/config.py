@@ -189,7 +189,9 @@ class ModelConfig:
 def _require_supported(architecture: str, raw: Mapping[str, Any]) -> None:
     if architecture not in SUPPORTED_ARCHITECTURES:
         supported = ", ".join(SUPPORTED_ARCHITECTURES)
-        raise UnsupportedModelError(f"{architecture} is not supported; supported: {supported}")
+        raise UnsupportedModelError(
+            f"architecture {architecture} is not supported; supported: {supported}"
+        )
     missing = [name for name in _REQUIRED_KEYS if name not in raw]
     if missing:
         raise UnsupportedModelError(f"config.json has no {', '.join(missing)}")

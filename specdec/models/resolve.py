@@ -70,9 +70,9 @@ def resolve(name: str, cache_dir: Path | None = None, progress: Progress = print
     if hub_id := _HUB_ID.fullmatch(name):
         return _from_hub(hub_id[1], hub_id[2], progress)
     raise ModelNotFoundError(
-        f"no model is named {name!r}{_did_you_mean(name)}. Accepted: an alias "
-        f"({', '.join(ALIASES)}), the path of a Hugging Face model directory or of a GGUF file, "
-        "or a Hugging Face Hub id such as org/name or org/name@revision"
+        f"model {name!r} not found: it must be an alias ({', '.join(ALIASES)}), an "
+        "existing Hugging Face model directory or GGUF file, or a Hugging Face Hub id such as "
+        f"org/name or org/name@revision{_did_you_mean(name)}"
     )
 
 
@@ -89,7 +89,9 @@ def _from_hub(name: str, revision: str | None, progress: Progress) -> Path:
 
 def _checked(directory: Path) -> Path:
     if not (directory / "config.json").is_file():
-        raise ModelNotFoundError(f"{directory} has no config.json, so it is not a model directory")
+        raise ModelNotFoundError(
+            f"{directory} is not a Hugging Face model directory: no config.json"
+        )
     return directory
 
 

@@ -65,7 +65,7 @@ class SpeculationChange:
             raise InvalidValueError("ttl_s", ttl_s, f"a number of seconds from 0 to {MAX_TTL_S:g}")
         if not self.values and self.rules is None and self.ttl_s is None and not self.reset:
             names = (*CONTROL_VALUES, "rules", "ttl_s")
-            limit = f"one of {', '.join(names)} and reset, or several"
+            limit = f"at least one of {', '.join(names)}, reset"
             raise InvalidValueError("change", {}, limit)
         _require_line("updated_by", self.updated_by, MAX_UPDATED_BY_CHARS)
         _require_line("reason", self.reason, MAX_REASON_CHARS)

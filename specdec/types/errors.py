@@ -6,6 +6,7 @@ never one of these.
 
 from __future__ import annotations
 
+import pathlib
 from typing import ClassVar
 
 
@@ -27,6 +28,13 @@ class InvalidValueError(SpecdecError, ValueError):
         return f"{self.field} is {_short(self.value)}; it must be {self.limit}"
 
 
+class UnknownNameError(InvalidValueError):
+    """A setting, key or argument has a name that does not exist; `limit` lists what does."""
+
+    def __str__(self) -> str:
+        return f"unknown {self.field} {_short(self.value)}; {self.limit}"
+
+
 class UnsupportedModelError(SpecdecError):
     """The checkpoint has an architecture or a feature that is not implemented."""
 
@@ -46,8 +54,7 @@ class UnknownModelError(SpecdecError):
 
     def __str__(self) -> str:
         names = ", ".join(map(repr, self.loaded))
-        those = "the one loaded is" if len(self.loaded) == 1 else "those loaded are"
-        return f"no model {_short(self.requested)} is loaded; {those} {names}"
+        return f"model {_short(self.requested)} is not served; served: {names}"
 
 
 class VersionConflictError(SpecdecError):
@@ -60,7 +67,7 @@ class VersionConflictError(SpecdecError):
         super().__init__(expected, present)
 
     def __str__(self) -> str:
-        return f"expected_version is {self.expected}; it must be {self.present}, the present one"
+        return f"expected_version is {self.expected}; the current version is {self.present}"
 
 
 class ForeignPageError(SpecdecError):
@@ -74,7 +81,7 @@ class UnauthenticatedError(SpecdecError):
     """A call for operators only was made without their token."""
 
     def __str__(self) -> str:
-        return "this call needs the operators' token, as authorization: Bearer TOKEN"
+        return "this call needs the admin token, in the header authorization: Bearer TOKEN"
 
 
 class OutOfMemoryError(SpecdecError):
@@ -111,7 +118,7 @@ class NoNextTokenError(SpecdecError):
         super().__init__(num_output_tokens)
 
     def __str__(self) -> str:
-        return f"no token can follow after {self.num_output_tokens} of output: {self.reason}"
+        return f"generation stopped after {self.num_output_tokens} output tokens: {self.reason}"
 
 
 class BadLogitsError(NoNextTokenError):
@@ -123,7 +130,7 @@ class BadLogitsError(NoNextTokenError):
 class NoTokenLeftError(NoNextTokenError):
     """The request's parameters together rule out every token."""
 
-    reason = "allowed_token_ids, bad_words, min_tokens and structured_output leave none"
+    reason = "allowed_token_ids, bad_words, min_tokens and structured_output together allow no next token"
 
 
 class TargetFailedError(SpecdecError):
@@ -135,5 +142,5 @@ class DraftFailedError(SpecdecError):
 
 
 def _short(value: object, max_chars: int = 80) -> str:
-    text = repr(value)
+    text = repr(str(value) if isinstance(value, pathlib.PurePath) else value)
     return text if len(text) <= max_chars else f"{text[:max_chars]}... ({len(text)} characters)"

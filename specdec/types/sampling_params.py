@@ -247,7 +247,7 @@ class SamplingParams:
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise InvalidValueError("top_p", self.top_p, "above 0 and at most 1")
         if self.top_k is not None and not 0 <= self.top_k < _INT32_LIMIT:
-            raise InvalidValueError("top_k", self.top_k, "0 (all tokens) or a positive int32")
+            raise InvalidValueError("top_k", self.top_k, "0 (all tokens), or from 1 to 2147483647")
         require_range("min_p", self.min_p, 0, 1)
         if self.repetition_penalty is not None and not 0 < self.repetition_penalty <= 100:
             value = self.repetition_penalty

@@ -41,7 +41,7 @@ def check_text(name: str, text: str | None, max_chars: int) -> None:
     if not 1 <= len(text) <= max_chars:
         raise InvalidValueError(name, text, f"1 to {max_chars} characters")
     if any("\ud800" <= char <= "\udfff" for char in text):
-        raise InvalidValueError(name, text, "text without halves of surrogate pairs")
+        raise InvalidValueError(name, text, "valid Unicode, without lone surrogates")
 
 
 def check_texts(name: str, texts: tuple[str, ...], most: int, max_chars: int) -> None:

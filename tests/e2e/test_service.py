@@ -207,7 +207,7 @@ def test_an_invalid_request_is_rejected_with_the_reason(client, prompt, changes,
 
 
 def test_an_unknown_model_is_not_found(client):
-    with pytest.raises(ClientError, match="no model 'gpt-9' is loaded") as error:
+    with pytest.raises(ClientError, match="model 'gpt-9' is not served") as error:
         client.generate("x", params(), model="gpt-9")
     assert error.value.code is grpc.StatusCode.NOT_FOUND
 

@@ -85,8 +85,8 @@ def methods(
     one at a time.
 
     The suffix method caches outputs of earlier requests. If it is loaded together with others, its
-    own run and the combined run share this cache; to measure it without, restart the service with
-    suffix alone.
+    own run and the combined run share this cache; to measure it with an empty cache, restart the
+    service with suffix alone.
     """
     prompts = read_prompts(prompts_file)[:num_prompts]
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=_SEED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import field, fields
 from functools import partial
 from typing import Any, TypeVar
@@ -43,18 +44,18 @@ def concurrency(text: str) -> int:
 
 def rate(text: str) -> float:
     """Parse a number above 0, or inf. Raises ValueError."""
-    rate = float(text)
-    if not rate > 0:
-        raise ValueError("each must be a number above 0, or inf")
-    return rate
+    with suppress(ValueError):
+        if (rate := float(text)) > 0:
+            return rate
+    raise ValueError("each must be a number above 0, or inf")
 
 
 def percent(text: str) -> float:
     """Parse a percentage. Raises ValueError."""
-    percent = float(text)
-    if not 0 <= percent <= 100:
-        raise ValueError("each must be from 0 to 100")
-    return percent
+    with suppress(ValueError):
+        if 0 <= (percent := float(text)) <= 100:
+            return percent
+    raise ValueError("each must be a number from 0 to 100")
 
 
 def latency(text: str) -> LatencyName:

@@ -137,7 +137,7 @@ class LoadOptions:
         "Number of draft tokens per step. Default: the service's.", click.IntRange(0, 32)
     )
     method: str | None = sampling_flag(
-        "Drafting method. Default: the loaded one.",
+        "Drafting method; the service must have loaded it. Default: the service's.",
         click.Choice(METHOD_NAMES),
         flag="--speculation-method",
     )

@@ -104,7 +104,9 @@ class OpenAIBackend:
             return str(response.json()["data"][0]["id"])
         except httpx.HTTPError as error:
             reason = " ".join(str(error).split())[:_MAX_ERROR_CHARS]
-            raise ServiceError(f"{self._base_url}/v1/models failed: {reason}") from error
+            raise ServiceError(
+                f"{self._base_url}/v1/models failed: {reason}; check --base-url"
+            ) from error
         except (ValueError, LookupError, TypeError) as error:
             message = f"{self._base_url}/v1/models lists no model in the format of the OpenAI API"
             raise ServiceError(message) from error

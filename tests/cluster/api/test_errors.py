@@ -87,6 +87,7 @@ def test_every_error_of_ours_has_its_own_rule():
     for kind in ours:
         num_fields = {
             InvalidValueError: 3,
+            errors.UnknownNameError: 3,
             errors.UnknownModelError: 2,
             errors.VersionConflictError: 2,
         }.get(kind, 1)

@@ -83,7 +83,7 @@ def test_reset_and_versions(speculation):
     speculation("set", "--num-speculative-tokens", "5")
     result = speculation("set", "--reset", "--expected-version", "0")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == "error: expected_version is 0; it must be 1, the present one\n"
+    assert result.stderr == "error: expected_version is 0; the current version is 1\n"
     result = speculation("set", "--reset", "--expected-version", "1")
     assert result.stdout.count("as configured") == 6
 
@@ -147,7 +147,7 @@ def test_status_as_json(command):
         (["--num-speculative-tokens", "33"], "num_speculative_tokens is 33; it must be a whole"),
         (
             [],
-            "change is {}; it must be one of mode, threshold, num_speculative_tokens, method",
+            "change is {}; it must be at least one of mode, threshold, num_speculative_tokens",
         ),
     ],
 )
@@ -225,7 +225,7 @@ def test_the_token_comes_from_a_file_or_the_environment(handle, tmp_path, monkey
     with running_admin_service(handle, REPORT, token) as address:
         command = ["speculation", "get", "--address", address]
         rejected = CliRunner().invoke(main.main, command)
-        assert rejected.stderr.startswith("error: this call needs the operators' token")
+        assert rejected.stderr.startswith("error: this call needs the admin token")
         assert CliRunner().invoke(main.main, [*command, "--token-file", str(path)]).exit_code == 0
         monkeypatch.setenv("SPECDEC_ADMIN_TOKEN", token)
         assert CliRunner().invoke(main.main, command).exit_code == 0

@@ -300,7 +300,7 @@ def test_an_unreachable_service():
 def test_the_timeout(generate, service):
     service.hangs = True
     result = generate("--timeout", "0.2", "Why?")
-    fails_with(result, f"{service.address} did not complete its answer within 0.2 s")
+    fails_with(result, f"{service.address} did not complete its response within 0.2 s")
 
 
 @pytest.mark.parametrize(

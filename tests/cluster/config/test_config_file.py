@@ -33,11 +33,11 @@ def test_an_empty_file_is_an_empty_mapping(tmp_path):
 @pytest.mark.parametrize(
     ("content", "limit"),
     [
-        (b"- 1\n", "a mapping of settings"),
-        (b"model: [\n", "a YAML file that can be read"),
-        (b"model: \xff\n", "a YAML file that can be read"),
-        (b"model: !!python/name:os.system\n", "a YAML file that can be read"),
-        (None, "a YAML file that can be read"),
+        (b"- 1\n", "a YAML mapping of settings"),
+        (b"model: [\n", "a readable YAML file"),
+        (b"model: \xff\n", "a readable YAML file"),
+        (b"model: !!python/name:os.system\n", "a readable YAML file"),
+        (None, "a readable YAML file"),
     ],
 )
 def test_an_invalid_file(tmp_path, content, limit):

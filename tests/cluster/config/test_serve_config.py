@@ -89,9 +89,9 @@ def test_every_literal_has_the_options_of_its_setting():
 @pytest.mark.parametrize(
     ("field", "value", "limit"),
     [
-        ("model", 5, "a text that is not empty"),
-        ("model", "", "a text that is not empty"),
-        ("served_model_name", ["a"], "a text that is not empty"),
+        ("model", 5, "a non-empty string"),
+        ("model", "", "a non-empty string"),
+        ("served_model_name", ["a"], "a non-empty string"),
         ("served_model_name", "x" * 257, "at most 256 characters long"),
         ("tensor_parallel_size", 0, "a whole number from 1 to 1024"),
         ("tensor_parallel_size", True, "a whole number from 1 to 1024"),
@@ -107,21 +107,29 @@ def test_every_literal_has_the_options_of_its_setting():
         ("kv_cache_memory_gib", float("inf"), "a number above 0"),
         ("step_timeout_s", float("nan"), "a number above 0"),
         ("step_timeout_s", None, "a number above 0"),
-        ("drain_timeout_s", -0.1, "0 or a number above it"),
-        ("upscale_delay_s", False, "0 or a number above it"),
-        ("downscale_delay_s", None, "0 or a number above it"),
+        ("drain_timeout_s", -0.1, "a number of at least 0"),
+        ("upscale_delay_s", False, "a number of at least 0"),
+        ("downscale_delay_s", None, "a number of at least 0"),
         ("num_replicas", 0, "a whole number from 1 to 1024"),
         ("max_replicas", 0, "a whole number from 1 to 1024"),
         ("grpc_port", 65536, "a whole number from 1 to 65535"),
-        ("http_port", 9000, "another port than grpc_port"),
+        ("http_port", 9000, "different from grpc_port (9000)"),
         ("log_level", "INFO", "one of debug, info, warning, error"),
         ("transport", "udp", "one of auto, ipc, tcp"),
-        ("tls_cert_file", "/no/such/file", "the path of a file that exists"),
+        ("tls_cert_file", "/no/such/file", "the path of an existing file"),
         ("state_dir", __file__, "the path of a directory"),
         ("max_num_batched_tokens", 63, "at least max_num_seqs (64)"),
-        ("speculative_config", 3, "a mapping, auto, or none to turn speculation off"),
-        ("speculative_config", "[1]", "a mapping, auto, or none to turn speculation off"),
-        ("speculative_config", "{", "a JSON mapping, or none"),
+        (
+            "speculative_config",
+            3,
+            "a JSON object (a mapping), auto, or none to disable speculation",
+        ),
+        (
+            "speculative_config",
+            "[1]",
+            "a JSON object (a mapping), auto, or none to disable speculation",
+        ),
+        ("speculative_config", "{", 'a JSON object such as {"method": "ngram"}, auto, or none'),
     ],
 )
 def test_an_invalid_value_is_reported_with_its_limit(field, value, limit):
@@ -168,8 +176,8 @@ def test_values_of_speculation_are_read_by_their_type():
     assert read_value("share", 1, float) == 1
     for name, wrong, expected, message in (
         ("names", "a", names, "names is 'a'; it must be a list"),
-        ("names", ["a", 3], names, r"names\[1\] is 3; it must be a text"),
-        ("threshold", True, threshold, "threshold is True; it must be a number or a text"),
+        ("names", ["a", 3], names, r"names\[1\] is 3; it must be a string"),
+        ("threshold", True, threshold, "threshold is True; it must be a number or a string"),
         ("share", "1", float, "share is '1'; it must be a number"),
     ):
         with pytest.raises(InvalidValueError, match=rf"^{message}$"):
@@ -191,14 +199,14 @@ def test_speculation_may_be_json():
 @pytest.mark.parametrize(
     ("mapping", "message"),
     [
-        ({"max_num_seq": 3}, "'max_num_seq'; it must be a known one; did you mean max_num_seqs?"),
+        ({"max_num_seq": 3}, "'max_num_seq'; did you mean max_num_seqs?"),
         (
             {"speculative_config": {"num_draft_tokens": 3}},
-            "speculative_config key is 'num_draft_tokens'; it must be a known one; "
+            "unknown speculative_config key 'num_draft_tokens'; "
             "did you mean num_speculative_tokens?",
         ),
-        ({"zzz": 3}, "configuration key is 'zzz'; it must be one of model, "),
-        ({7: 3}, "configuration key is 7; it must be one of model, "),
+        ({"zzz": 3}, "unknown configuration key 'zzz'; known: model, "),
+        ({7: 3}, "unknown configuration key 7; known: model, "),
     ],
 )
 def test_an_unknown_key_is_rejected_with_the_nearest_one(mapping, message):

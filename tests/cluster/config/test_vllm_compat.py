@@ -99,7 +99,7 @@ def test_details_alone_leave_the_method_to_auto(model, keys, expected):
         ([{"enforce_eager": 1}], "it must be true, or left out: no CUDA graphs"),
         (
             [{"model": ["a"], "spec_tokens": 2}],
-            "model is ['a']; it must be a text that is not empty",
+            "model is ['a']; it must be a non-empty string",
         ),
     ],
 )

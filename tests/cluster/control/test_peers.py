@@ -92,7 +92,7 @@ async def test_a_later_application_is_found_and_a_deleted_one_forgotten():
     await applications.find("b")
     environment.models = ("c",)
     assert (await applications.find("c")).card.model == "c"
-    with pytest.raises(UnknownModelError, match="those loaded are 'a', 'c'"):
+    with pytest.raises(UnknownModelError, match="served: 'a', 'c'"):
         await applications.find("b")
 
 
@@ -118,7 +118,7 @@ async def test_lookups_of_unknown_names_are_limited(monkeypatch):
 
 
 async def test_without_peers_the_error_names_the_own_model():
-    with pytest.raises(UnknownModelError, match="the one loaded is 'a'"):
+    with pytest.raises(UnknownModelError, match="served: 'a'"):
         await Applications("a").find("b")
 
 

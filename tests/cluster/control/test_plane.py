@@ -79,7 +79,9 @@ async def test_a_reset_is_applied_before_the_given_settings(plane):
 
 async def test_a_change_for_another_version_changes_nothing(plane):
     await plane.set_speculation(OFF)
-    with pytest.raises(VersionConflictError, match="expected_version is 0; it must be 1"):
+    with pytest.raises(
+        VersionConflictError, match="expected_version is 0; the current version is 1"
+    ):
         await plane.set_speculation(SpeculationChange(mode="on", expected_version=0))
     assert (await plane.speculation()).in_force.mode == "off"
     changed = await plane.set_speculation(SpeculationChange(mode="on", expected_version=1))

@@ -336,13 +336,13 @@ def test_the_deadline_passes(service):
     with Client(service.address, timeout_s=0.2) as client, pytest.raises(ClientError) as caught:
         list(client.generate_stream("Why?"))
     assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert caught.value.message.endswith("did not complete its answer within 0.2 s")
+    assert caught.value.message.endswith("did not complete its response within 0.2 s")
     assert service.ended.wait(5), "the service is told, so that it can stop"
 
 
 def test_another_service_is_told_apart(client, service):
     service.error = (grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
-    with pytest.raises(ClientError, match="is no specdec service, or one of another version"):
+    with pytest.raises(ClientError, match="is not a specdec service, or runs another version"):
         client.generate("Why?")
 
 
@@ -366,7 +366,7 @@ def test_tls_with_a_certificate_of_another_name(tmp_path, make):
     credentials = grpc.ssl_server_credentials([(key, certificate)])
     with running(FakeService(), credentials) as service:
         with make(service.address, tls_ca_file=ca_file) as client:
-            assert "is for another name, to be given as tls_server_name" in failure_of(client)
+            assert "is for another name; set tls_server_name" in failure_of(client)
         named = {"tls_ca_file": ca_file, "tls_server_name": "llm.example.com"}
         with make(service.address, **named) as client:
             assert "name" not in failure_of(client)
@@ -388,7 +388,7 @@ def test_tls_to_a_service_without_it(service, tmp_path):
     with client, pytest.raises(ClientError) as caught:
         client.model_info()
     assert caught.value.message == (
-        f"no TLS connection to {service.address} came about; check the address and the CA file"
+        f"the TLS handshake with {service.address} failed; check the address and the CA file"
     )
 
 

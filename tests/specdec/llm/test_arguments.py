@@ -61,7 +61,7 @@ def test_accepted_arguments(given, field, value):
     [
         ({"tensor_paralel_size": 2}, "did you mean tensor_parallel_size?"),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0; it must be a whole number"),
-        ({"trust_remote_code": True}, "no code that comes with a model is run"),
+        ({"trust_remote_code": True}, "remote code of a model is never executed"),
         ({"enforce_eager": False}, "no CUDA graphs are captured"),
         ({"speculative_model": "a", "speculative_config": {"model": "b"}}, "beside a speculative_"),
         (
@@ -73,14 +73,17 @@ def test_accepted_arguments(given, field, value):
         ({"kv_cache_memory_bytes": "4G"}, "kv_cache_memory_bytes is '4G'; it must be None, or a"),
         ({"kv_cache_memory_bytes": -1}, "kv_cache_memory_bytes is -1"),
         ({"kv_cache_memory_bytes": 1, "kv_cache_memory_gib": 1}, "left out where kv_cache_memory_"),
-        ({"speculative_config": {"mode": "ngram"}}, "speculative_config key is 'mode'; .* mode"),
+        (
+            {"speculative_config": {"mode": "ngram"}},
+            "unknown speculative_config key 'mode'; .* mode",
+        ),
         ({"tokenizer": "other"}, "it comes with the model"),
         ({"dtype": "int8"}, "dtype is 'int8'; it must be one of auto, float32"),
         ({"seed": -1}, "seed is -1; it must be None, or"),
-        ({"metric_prefix": 3}, "metric_prefix is 3; it must be a text"),
+        ({"metric_prefix": 3}, "metric_prefix is 3; it must be a string"),
         ({"disable_log_stats": 1}, "disable_log_stats is 1; it must be true or false"),
         ({"distributed_executor_backend": "mp"}, "is 'mp'; it must be ray"),
-        ({"pipeline_parallel_size": 2}, "only tensor_parallel_size divides"),
+        ({"pipeline_parallel_size": 2}, "set tensor_parallel_size"),
     ],
 )
 def test_rejected_arguments_and_their_messages(given, message):

@@ -109,7 +109,9 @@ async def test_a_request_is_aborted_while_it_is_prepared(llm, monkeypatch):
 
 @pytest.mark.parametrize("request_id", [3, b"mine"])
 async def test_a_request_id_that_is_no_string_is_rejected(llm, request_id):
-    with pytest.raises(InvalidValueError, match=f"request_id is {request_id!r}; it must be a text"):
+    with pytest.raises(
+        InvalidValueError, match=f"request_id is {request_id!r}; it must be a string"
+    ):
         await outputs_of(llm, request_id=request_id)
 
 

@@ -31,7 +31,7 @@ def test_accepted_prompts(given, parts):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (3, "prompts is 3; it must be a text"),
+        (3, "prompts is 3; it must be a string"),
         (["a", None], r"prompts\[1\] is None"),
         ({"prompt": 3}, "prompts is {'prompt': 3}"),
         ({"prompt_token_ids": "a"}, "prompts is"),
@@ -39,7 +39,10 @@ def test_accepted_prompts(given, parts):
         ({"prompt_token_ids": ["a"]}, "prompts is"),
         ({"cache_salt": "a"}, "prompts is"),
         ({"prompt": "a", "cache_salt": 1}, "prompts is"),
-        ([{"prompt": "a", "multi_modal_data": 1}], r"key of prompts\[0\] is 'multi_modal_data'"),
+        (
+            [{"prompt": "a", "multi_modal_data": 1}],
+            r"unknown key of prompts\[0\] 'multi_modal_data'",
+        ),
         ([["a"]], r"prompts\[0\] is \['a'\]"),
         (np.zeros(2), "prompts is array"),
         (b"ab", "prompts is b'ab'"),
@@ -80,7 +83,7 @@ def test_parts_of_text_are_joined():
         ([[TURN], []], r"messages\[1\] is \[\]"),
         ([{"content": "a"}], r"messages\[0\] is {'content': 'a'}; it must be a mapping with"),
         ([[TURN], ["a"]], r"messages\[1\]\[0\] is 'a'"),
-        ([{"role": "user", "content": 3}], r"messages\[0\].content is 3; it must be a text"),
+        ([{"role": "user", "content": 3}], r"messages\[0\].content is 3; it must be a string"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], r"messages\[0\].content is"),
     ],
 )

@@ -313,7 +313,7 @@ def test_a_file_that_is_not_gguf_is_rejected(tmp_path: Path) -> None:
 
 
 def test_a_missing_gguf_file_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFoundError, match="or of a GGUF file"):
+    with pytest.raises(ModelNotFoundError, match="or GGUF file"):
         resolve(str(tmp_path / "absent.gguf"))
 
 
