@@ -19,7 +19,7 @@ _MODULES = {"LLM": "specdec.llm", "AsyncLLM": "specdec.llm"}
 
 
 def __getattr__(name: str) -> object:
-    """Finds what `__all__` lists in the module that has it."""
+    """Import a name in `__all__` from the module that defines it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_MODULES.get(name, "specdec.types.sampling_params")), name)

@@ -50,7 +50,7 @@ _FLOAT32 = np.dtype("<f4")
 
 
 def encode_step(step: StepInput) -> Frames:
-    """Encode as [header, rows [B, 10], tokens, positions, 3 row arrays, deltas [D, 3], block ids]."""
+    """Encode as [header, rows [B, 10], tokens, positions, 3 arrays, deltas [D, 3], block ids]."""
     header = [step.step_id, step.released, [_encode_admission(each) for each in step.admitted]]
     deltas = (
         (delta.seq_id, delta.start, len(delta.block_ids)) for delta in step.block_table_deltas
@@ -121,8 +121,8 @@ def decode_draft_step(frames: Sequence[bytes]) -> DraftStep:
 def encode_output(output: VerifyOutput) -> Frames:
     """Encode as [header, rows [B, 7], tokens, prompts [P, 4], 3 logprobs arrays].
 
-    A row's tokens are its output, lookahead and next draft tokens, then the draft's parents. Logprobs are those of the rows,
-    then those of the prompts.
+    A row's tokens are its output, lookahead and next draft tokens, then the draft's parents.
+    Logprobs are those of the rows, then those of the prompts.
     """
     rows = (
         (

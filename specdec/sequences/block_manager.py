@@ -16,8 +16,8 @@ import numpy as np
 from specdec.types.messages import BASE_MODEL
 
 BlockKey = bytes
-"""128 bits of BLAKE2b over the previous block's key and the block's own tokens; a hash of the sequence's
-salt and adapter replaces the key before the first block."""
+"""128 bits of BLAKE2b over the previous block's key and the block's own tokens; a hash of the
+sequence's salt and adapter replaces the key before the first block."""
 
 
 class BlockManager:

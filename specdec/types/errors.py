@@ -130,7 +130,7 @@ class BadLogitsError(NoNextTokenError):
 class NoTokenLeftError(NoNextTokenError):
     """The request's parameters together rule out every token."""
 
-    reason = "allowed_token_ids, bad_words, min_tokens and structured_output together allow no next token"
+    reason = "allowed_token_ids, bad_words, min_tokens and structured_output allow no next token"
 
 
 class TargetFailedError(SpecdecError):
