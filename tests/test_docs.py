@@ -1,6 +1,7 @@
-"""Tests of the documentation: numbers of decisions, links, and the commands that it shows."""
+"""Tests of the documentation: numbers of decisions, links, file names, and shown commands."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import click
@@ -21,6 +22,7 @@ COMMANDS = [
     for command in block.commands
 ]
 CITATION = re.compile(r"docs/adr/(\d{4})\b")
+SOURCE_FILE = re.compile(r"`([\w/]+\.(?:py|cpp|h))`")
 
 
 def test_decisions_are_numbered_without_gaps():
@@ -36,6 +38,17 @@ def test_the_heading_of_a_decision_has_its_number(path):
 def test_links_between_files_have_existing_targets(page):
     targets = LINK.findall(page.read_text())
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_source_files_that_the_architecture_names_exist():
+    """Accept a path, or the end of one: tables give paths below the folder of their heading."""
+    listing = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    paths = [f"/{path}" for path in listing.splitlines() if (ROOT / path).exists()]
+    names = SOURCE_FILE.findall((ROOT / "docs" / "architecture.md").read_text())
+    assert len(names) > 200
+    assert [name for name in names if not any(path.endswith(f"/{name}") for path in paths)] == []
 
 
 def test_code_cites_decisions_that_exist():

@@ -1,4 +1,4 @@
-// Philox4x32-10 (Salmon, Moraes, Dror and Shaw 2011), equal to `specdec/sampling/philox.py`.
+// Philox4x32-10 (Salmon, Moraes, Dror and Shaw 2011), equal to `specdec/sampling/gumbel.py`.
 #pragma once
 
 #include <cstdint>
