@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from grpc import StatusCode
 
 from specdec.types.errors import (
-    BadLogitsError,
     DraftFailedError,
     ForeignPageError,
     GrammarError,
     InvalidValueError,
     ModelNotFoundError,
+    NoNextTokenError,
     NoTokenLeftError,
     NotReadyError,
     OutOfMemoryError,
@@ -75,7 +75,7 @@ _RULES: Mapping[type[BaseException], ErrorStatus] = {
     ),
     NotReadyError: ErrorStatus(StatusCode.UNAVAILABLE, 503),
     NoTokenLeftError: _SETUP,
-    BadLogitsError: ErrorStatus(StatusCode.INTERNAL, 500),
+    NoNextTokenError: ErrorStatus(StatusCode.INTERNAL, 500),
     # Its text quotes the exception of a worker.
     TargetFailedError: ErrorStatus(StatusCode.UNAVAILABLE, 503, TARGET_FAILED_MESSAGE),
     DraftFailedError: ErrorStatus(StatusCode.UNAVAILABLE, 503, TARGET_FAILED_MESSAGE),

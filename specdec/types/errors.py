@@ -110,7 +110,7 @@ class NotReadyError(SpecdecError):
 class NoNextTokenError(SpecdecError):
     """Base of the errors of a request that cannot be continued by any token."""
 
-    reason: ClassVar[str]
+    reason: ClassVar[str] = "there is no next token"
 
     def __init__(self, num_output_tokens: int) -> None:
         """Take the number of output tokens so far."""
