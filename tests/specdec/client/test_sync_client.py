@@ -302,7 +302,7 @@ def test_an_address_needs_a_port():
         Client("localhost")
 
 
-def test_a_refusal_carries_code_and_reason(client, service):
+def test_a_rejection_carries_code_and_message(client, service):
     service.error = (grpc.StatusCode.INVALID_ARGUMENT, "top_p is 2.0; it must be at most 1")
     with pytest.raises(ClientError) as caught:
         list(client.generate_stream("Why?"))
@@ -310,7 +310,7 @@ def test_a_refusal_carries_code_and_reason(client, service):
     assert caught.value.message == str(caught.value) == "top_p is 2.0; it must be at most 1"
 
 
-def test_a_stream_that_breaks_off_keeps_what_came(client, service):
+def test_a_broken_stream_yields_the_received_chunks_and_then_raises(client, service):
     service.error = (grpc.StatusCode.UNAVAILABLE, "the model is lost")
     service.num_chunks_before_error = 1
     stream = client.generate_stream("Why?", resume=False)
@@ -322,7 +322,7 @@ def test_a_stream_that_breaks_off_keeps_what_came(client, service):
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "no-such-host.invalid:9000"])
-def test_nobody_there(address):
+def test_an_unreachable_address_raises_unavailable(address):
     with Client(address, timeout_s=10) as client, pytest.raises(ClientError) as caught:
         client.model_info()
     assert caught.value.code is grpc.StatusCode.UNAVAILABLE
@@ -331,16 +331,16 @@ def test_nobody_there(address):
     )
 
 
-def test_the_deadline_passes(service):
+def test_an_expired_deadline_raises_and_cancels_the_call(service):
     service.hangs = True
     with Client(service.address, timeout_s=0.2) as client, pytest.raises(ClientError) as caught:
         list(client.generate_stream("Why?"))
     assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
     assert caught.value.message.endswith("did not complete its response within 0.2 s")
-    assert service.ended.wait(5), "the service is told, so that it can stop"
+    assert service.ended.wait(5), "the service did not observe the cancellation"
 
 
-def test_another_service_is_told_apart(client, service):
+def test_an_unimplemented_method_reports_another_service_or_version(client, service):
     service.error = (grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
     with pytest.raises(ClientError, match="is not a specdec service, or runs another version"):
         client.generate("Why?")

@@ -131,8 +131,8 @@ def test_wrong_drafts_get_shorter(tiny_model_dir, target):
     assert draft_lengths(target)[:4] == [3, 2, 1, 1]
 
 
-def test_each_sequence_has_a_length_of_its_own(tiny_model_dir, target):
-    """One is drafted for rightly, one is not, and one names its number and keeps it."""
+def test_each_sequence_has_its_own_length(tiny_model_dir, target):
+    """One has right drafts, one has wrong drafts, and one requests a fixed number of tokens."""
 
     def drafts(tokens, count):
         return target.continuation(tokens, count) if tokens[0] != 13 else [99] * count

@@ -29,18 +29,18 @@ def test_a_hand_worked_case():
     )
 
 
-def test_who_was_to_draft_less_says_nothing_of_later_positions():
+def test_short_drafts_do_not_change_estimates_of_later_positions():
     window = filled([(1, 1)] * 50)
     one, two = window.expected_tokens(chains(2), 0.0)[1:]
     assert two - one == pytest.approx((one - 1) ** 2)
 
 
-def test_a_pause_is_not_forgetting_at_the_first_position():
+def test_a_pause_keeps_the_estimate_of_the_first_position():
     window = filled([(3, 0)] * 200)
     assert window.expected_tokens(chains(1), 3600.0)[1] < 1.2
 
 
-def test_after_a_pause_a_handful_of_drafts_outweighs_what_was():
+def test_after_a_pause_a_few_drafts_outweigh_old_observations():
     window = filled([(3, 0)] * 10_000)
     for _ in range(32):
         window.record(1, 1, 60.0)

@@ -125,7 +125,7 @@ def test_a_long_prompt_is_read_in_parts(models, translate):
     assert not adapter.view(seq).is_whole
 
 
-def test_tokens_that_only_one_model_has_are_stood_in_for():
+def test_tokens_that_only_one_model_has_are_replaced():
     to_draft = np.array([0, 1, 2, -1, -1], dtype=np.int32)
     to_target = np.array([0, 1, 2, -1], dtype=np.int32)
     adapter = EqualIds(VocabularyMap(to_target, to_draft, has_equal_ids=True))
@@ -137,8 +137,8 @@ def test_tokens_that_only_one_model_has_are_stood_in_for():
     assert adapter.to_target(seq, [1, 2, 3, 1], 4) == (1, 2)
 
 
-def test_a_draft_worker_is_told_of_tokens_by_its_own_ids():
-    """Special ones may have others, with all tokens of text equal."""
+def test_an_admission_maps_token_ids_to_the_draft_vocabulary():
+    """Special tokens may have different IDs even if all text tokens have equal ones."""
     to_draft = np.array([0, 1, 2, 4, 3], dtype=np.int32)
     adapter = EqualIds(VocabularyMap(to_draft, to_draft, has_equal_ids=True))
     seq = sequence([2, 4, 1], repetition_penalty=1.1)
