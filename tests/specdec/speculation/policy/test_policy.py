@@ -31,7 +31,7 @@ def policy(clock):
 
 
 def steps(policy, clock, num_decoding, count=100, step_s=0.05):
-    """What is drafted in each of `count` steps."""
+    """Return the number of draft tokens of each of `count` steps."""
     counts = []
     for _ in range(count):
         clock.now_s += step_s
@@ -39,7 +39,7 @@ def steps(policy, clock, num_decoding, count=100, step_s=0.05):
     return counts
 
 
-def test_on_for_few_and_off_for_many(policy, clock):
+def test_a_low_load_turns_it_on_and_a_high_load_off(policy, clock):
     settled = {load: steps(policy, clock, load)[-1] for load in (1, 4, 8, 16, 4, 1)}
     assert settled == {1: 3, 4: 3, 8: 0, 16: 0}
     assert policy.num_flips == 2
@@ -270,7 +270,7 @@ class RecordingChooser(GoodputChooser):
 
 
 def one_step(policy, clock, rows, has_prefill=False):
-    """`rows`: asked, drafted and accepted tokens of each sequence."""
+    """Run a step; `rows`: requested, drafted and accepted tokens of each sequence."""
     policy.decide(len(rows))
     num_asked, num_drafted = (sum(row[i] > 0 for row in rows) for i in (0, 1))
     policy.begin_step(num_asked, num_drafted, has_prefill=has_prefill)

@@ -26,7 +26,7 @@ def propose(proposer, seq, max_tokens=2, window=4):
 
 
 def step(seq, proposal, target, num_run=None):
-    """Do what the engine does with a proposal; target: returns the token after a token."""
+    """Apply a proposal as the engine does; `target` returns the token that follows a token."""
     drafts, window = proposal.draft_token_ids, proposal.lookahead_token_ids[:num_run]
     base_length, new = seq.num_tokens, [target(seq.token_ids[-1])]
     for draft in drafts:

@@ -67,7 +67,7 @@ def test_earlier_outputs_are_drafted_from_but_not_earlier_prompts():
     assert drafts(made, sequence(3, [99, 5, 6, 7])) == [()]
 
 
-def test_the_better_one_of_both_trees_is_used():
+def test_the_better_match_of_both_trees_is_used():
     made = proposer()
     earlier = sequence(1, [0], [1, 2, 3, 4, 5, 6])
     drafts(made, earlier)
