@@ -1,4 +1,4 @@
-"""A key and a certificate for 127.0.0.1 or a name, made when a test needs them."""
+"""Self-signed TLS certificates for tests."""
 
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 
 def self_signed_certificate(host_name: str = "") -> tuple[bytes, bytes]:
-    """Returns the private key and the certificate, in PEM. Empty: for the address."""
+    """Return a private key and a certificate in PEM, for 127.0.0.1 without a host name."""
     subject: x509.GeneralName = x509.IPAddress(ip_address("127.0.0.1"))
     if host_name:
         subject = x509.DNSName(host_name)

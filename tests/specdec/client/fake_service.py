@@ -1,4 +1,4 @@
-"""An InferenceService in this process, which answers from a script and keeps what it is asked."""
+"""A scripted InferenceService in this process that records its requests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CHUNKS = (
 
 
 def logprobs(*entries: tuple[int, str, float], rank: int = 1) -> pb.Logprobs:
-    """Of one position: its own token, then the best ones."""
+    """Return the log probabilities of one position: its token first, then the most likely ones."""
     token_ids, tokens, values = zip(*entries, strict=True)
     return pb.Logprobs(
         num_listed=len(entries), token_ids=token_ids, tokens=tokens, logprobs=values, ranks=[rank]
@@ -78,7 +78,7 @@ CHUNKS_OF_TWO_CHOICES = (
 
 
 class FakeService(inference_pb2_grpc.InferenceServiceServicer):
-    """Answers with `chunks`, or what follows the first if that is there already.
+    """A service that responds with `chunks`, or those after the first for a resumed request.
 
     `error` (code, details) is raised after `num_chunks_before_error`, `num_errors` times.
     """
@@ -164,7 +164,7 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer):
 
 @contextmanager
 def running(service: FakeService, credentials: Any = None) -> Iterator[FakeService]:
-    """Serves on a free port of the loopback interface; sets `service.address`."""
+    """Run the service on a free port of the loopback interface; set `service.address`."""
     server = grpc.server(ThreadPoolExecutor(2))
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, server)
     if credentials is None:

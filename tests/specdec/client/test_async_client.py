@@ -1,4 +1,4 @@
-"""The client for asyncio, on a service in this process that answers from a script."""
+"""Tests of the asyncio client against a scripted service in this process."""
 
 import asyncio
 from contextlib import aclosing, suppress
@@ -32,7 +32,7 @@ async def chunks_of(stream):
     return [chunk async for chunk in stream]
 
 
-async def test_every_call_asks_and_says_what_the_blocking_client_does(client, service):
+async def test_every_call_matches_the_blocking_client(client, service):
     params = SamplingParams(temperature=0.5, seed=3)
     with Client(service.address, timeout_s=10, api_key=KEY) as blocking:
         expected = [
@@ -42,7 +42,7 @@ async def test_every_call_asks_and_says_what_the_blocking_client_does(client, se
             blocking.detokenize([1, 2]),
             blocking.model_info("tiny"),
         ]
-    asked, service.requests = service.requests, []
+    expected_requests, service.requests = service.requests, []
     assert expected == [
         await client.generate("Why?", params, priority=2, cache_salt="a"),
         await chunks_of(client.generate_stream("Why?", params, stream_interval=4)),
@@ -50,7 +50,7 @@ async def test_every_call_asks_and_says_what_the_blocking_client_does(client, se
         await client.detokenize([1, 2]),
         await client.model_info("tiny"),
     ]
-    assert service.requests == asked
+    assert service.requests == expected_requests
     assert service.metadata["authorization"] == f"Bearer {KEY}"
 
 
@@ -60,7 +60,7 @@ async def test_many_calls_at_once(client):
 
 
 @pytest.mark.parametrize("num_errors", [1, 3])
-async def test_a_broken_stream_goes_on_with_what_follows(client, service, num_errors):
+async def test_a_broken_stream_is_resumed_after_the_received_tokens(client, service, num_errors):
     service.error = (grpc.StatusCode.UNAVAILABLE, "the replica is lost")
     service.num_chunks_before_error, service.num_errors = 1, num_errors
     chunks = await chunks_of(client.generate_stream("Why?"))
@@ -70,7 +70,7 @@ async def test_a_broken_stream_goes_on_with_what_follows(client, service, num_er
 
 
 @pytest.mark.parametrize(("resume", "num_calls"), [(True, 1 + MAX_ATTEMPTS), (False, 1)])
-async def test_the_attempts_are_bounded(client, service, monkeypatch, resume, num_calls):
+async def test_the_number_of_attempts_is_limited(client, service, monkeypatch, resume, num_calls):
     monkeypatch.setattr(resumption, "RESUME_DELAYS_S", (0.0,))
     service.error = (grpc.StatusCode.UNAVAILABLE, "the replica is lost")
     service.num_chunks_before_error = 1
@@ -80,7 +80,7 @@ async def test_the_attempts_are_bounded(client, service, monkeypatch, resume, nu
 
 
 @pytest.mark.parametrize(("code", "num_calls"), [("UNAVAILABLE", 3), ("INTERNAL", 1)])
-async def test_a_call_is_tried_again_where_the_service_is_unavailable(
+async def test_a_call_is_retried_only_when_the_service_is_unavailable(
     client, service, code, num_calls
 ):
     service.error, service.num_errors = (grpc.StatusCode[code], "no"), 2
@@ -89,16 +89,18 @@ async def test_a_call_is_tried_again_where_the_service_is_unavailable(
     assert len(service.requests) == num_calls
 
 
-async def test_the_deadline_passes(service):
+async def test_an_expired_deadline_raises_and_cancels_the_call(service):
     service.hangs = True
     async with AsyncClient(service.address, timeout_s=0.2) as client:
         with pytest.raises(ClientError, match=r"within 0\.2 s") as caught:
             await chunks_of(client.generate_stream("Why?"))
     assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert await asyncio.to_thread(service.ended.wait, 5), "the service is told"
+    assert await asyncio.to_thread(service.ended.wait, 5), (
+        "the service did not observe the cancellation"
+    )
 
 
-async def test_leaving_a_stream_ends_the_call(client, service):
+async def test_closing_a_stream_cancels_the_call(client, service):
     service.hangs, service.num_chunks_before_error = True, 1
     async with aclosing(client.generate_stream("Why?")) as chunks:
         async for chunk in chunks:

@@ -1,4 +1,4 @@
-"""A stream that breaks goes on, from a service that breaks it on purpose."""
+"""Tests of stream resumption against a service that breaks streams on purpose."""
 
 import time
 
@@ -27,7 +27,7 @@ def client(service):
 
 
 @pytest.mark.parametrize("num_errors", [1, 3])
-def test_a_broken_stream_goes_on_with_what_follows(client, service, num_errors):
+def test_a_broken_stream_is_resumed_after_the_received_tokens(client, service, num_errors):
     service.num_errors = num_errors
     chunks = list(client.generate_stream("Why?", SamplingParams(temperature=0.5), priority=3))
     assert [chunk.token_ids for chunk in chunks] == [(5,), (6, 7)]
@@ -40,8 +40,8 @@ def test_a_broken_stream_goes_on_with_what_follows(client, service, num_errors):
         assert again.sampling.temperature == 0.5
 
 
-def test_the_attempts_are_bounded(client, service, monkeypatch):
-    """Each but the first is a call of which nothing comes, and so is tried again by itself."""
+def test_the_number_of_attempts_is_limited(client, service, monkeypatch):
+    """Every attempt after the first fails before its first chunk, so the call itself is retried."""
     monkeypatch.setattr(resumption, "RESUME_DELAYS_S", (0.0,))
     stream = client.generate_stream("Why?")
     assert next(stream).text == "Blue"
@@ -50,7 +50,7 @@ def test_the_attempts_are_bounded(client, service, monkeypatch):
     assert len(service.requests) == 1 + MAX_ATTEMPTS
 
 
-def test_what_the_caller_had_before_is_sent_again_too(client, service):
+def test_resume_token_ids_of_the_caller_are_sent_unchanged(client, service):
     service.num_errors = 0
     given = [1, 2]
     service.num_chunks_before_error = 2
@@ -59,7 +59,7 @@ def test_what_the_caller_had_before_is_sent_again_too(client, service):
     assert given == [1, 2]
 
 
-def test_what_was_told_of_the_prompt_is_not_asked_for_again(client, service):
+def test_a_resumed_stream_does_not_request_prompt_logprobs_again(client, service):
     service.num_errors = 1
     list(client.generate_stream("Why?", SamplingParams(prompt_logprobs=3, logprobs=2)))
     first, again = service.requests
@@ -71,9 +71,9 @@ def test_what_was_told_of_the_prompt_is_not_asked_for_again(client, service):
 @pytest.mark.parametrize(
     ("num_chunks", "code"),
     [(0, grpc.StatusCode.RESOURCE_EXHAUSTED), (1, grpc.StatusCode.INTERNAL)],
-    ids=["nothing has come", "another error"],
+    ids=["before the first chunk", "another error"],
 )
-def test_what_cannot_be_resumed_is_reported_at_once(client, service, num_chunks, code):
+def test_an_error_that_cannot_be_resumed_is_raised_at_once(client, service, num_chunks, code):
     service.num_chunks_before_error, service.error = num_chunks, (code, "no")
     with pytest.raises(ClientError) as caught:
         list(client.generate_stream("Why?"))

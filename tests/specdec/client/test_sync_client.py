@@ -57,7 +57,7 @@ def test_a_stream_yields_each_chunk(client):
     assert last.usage == USAGE
 
 
-def test_generate_returns_the_whole(client):
+def test_generate_returns_the_whole_output(client):
     assert client.generate("Why?") == Completion(
         request_id="r1",
         choices=(Choice(0, "Blue sky", (5, 6, 7), FinishReason.LENGTH),),
@@ -66,7 +66,7 @@ def test_generate_returns_the_whole(client):
     )
 
 
-def test_the_first_choice_is_at_hand(client):
+def test_the_result_exposes_the_fields_of_its_first_choice(client):
     generated = client.generate("Why?")
     assert (generated.text, generated.token_ids) == ("Blue sky", (5, 6, 7))
     assert (generated.finish_reason, generated.stop_reason) == (FinishReason.LENGTH, None)
@@ -87,7 +87,7 @@ def test_chunks_of_several_choices_with_logprobs(client, service):
     assert (other.usage, last.usage) == (None, USAGE)
 
 
-def test_a_stream_interval_is_sent_where_there_is_one(client, service):
+def test_a_stream_interval_is_sent_only_when_given(client, service):
     list(client.generate_stream("Why?", stream_interval=4))
     list(client.generate_stream("Why?"))
     asked, left_open = service.requests
@@ -202,7 +202,7 @@ def test_every_parameter_is_sent(client, service):
     )
 
 
-def test_what_is_at_its_default_is_left_to_the_service(client, service):
+def test_parameters_at_their_defaults_are_not_sent(client, service):
     client.generate("Why?", SamplingParams(n=1, presence_penalty=0, logit_bias={}, stop=()))
     assert service.requests[0].sampling == pb.SamplingParams()
 
@@ -222,7 +222,7 @@ def test_detokenize(client, service):
     assert service.requests == [pb.DetokenizeRequest(token_ids=[1, 2])]
 
 
-def test_an_api_key_goes_with_every_call(service):
+def test_the_api_key_is_sent_with_every_call(service):
     with Client(service.address, api_key="sk-correct-horse") as client:
         calls = [
             lambda: client.generate("Why?"),
@@ -238,7 +238,7 @@ def test_an_api_key_goes_with_every_call(service):
         assert "horse" not in repr(client._destination)
 
 
-def test_an_api_key_that_cannot_be_sent_is_not_shown():
+def test_an_error_about_an_invalid_api_key_does_not_contain_it():
     with pytest.raises(InvalidValueError, match="not shown") as caught:
         Client("127.0.0.1:9000", api_key="sk-secret\n")
     assert "secret" not in str(caught.value)
@@ -254,7 +254,7 @@ def test_an_api_key_that_cannot_be_sent_is_not_shown():
         ("DEADLINE_EXCEEDED", 100, 1),
     ],
 )
-def test_a_call_is_tried_again_where_the_service_is_unavailable(
+def test_a_call_is_retried_only_when_the_service_is_unavailable(
     client, service, code, num_errors, num_calls
 ):
     service.error, service.num_errors = (grpc.StatusCode[code], "no"), num_errors
@@ -290,7 +290,9 @@ def test_model_info(client):
         (("Why?", SamplingParams(allowed_token_ids=(2**31,))), "allowed_token_ids[0]"),
     ],
 )
-def test_what_cannot_be_sent_is_refused_at_once(client, service, arguments, field):
+def test_a_value_that_cannot_be_encoded_is_rejected_before_the_call(
+    client, service, arguments, field
+):
     with pytest.raises(InvalidValueError) as caught:
         client.generate_stream(*arguments)
     assert caught.value.field == field
@@ -302,7 +304,7 @@ def test_an_address_needs_a_port():
         Client("localhost")
 
 
-def test_a_refusal_carries_code_and_reason(client, service):
+def test_a_rejection_carries_code_and_message(client, service):
     service.error = (grpc.StatusCode.INVALID_ARGUMENT, "top_p is 2.0; it must be at most 1")
     with pytest.raises(ClientError) as caught:
         list(client.generate_stream("Why?"))
@@ -310,7 +312,7 @@ def test_a_refusal_carries_code_and_reason(client, service):
     assert caught.value.message == str(caught.value) == "top_p is 2.0; it must be at most 1"
 
 
-def test_a_stream_that_breaks_off_keeps_what_came(client, service):
+def test_a_broken_stream_yields_the_received_chunks_and_then_raises(client, service):
     service.error = (grpc.StatusCode.UNAVAILABLE, "the model is lost")
     service.num_chunks_before_error = 1
     stream = client.generate_stream("Why?", resume=False)
@@ -322,7 +324,7 @@ def test_a_stream_that_breaks_off_keeps_what_came(client, service):
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "no-such-host.invalid:9000"])
-def test_nobody_there(address):
+def test_an_unreachable_address_raises_unavailable(address):
     with Client(address, timeout_s=10) as client, pytest.raises(ClientError) as caught:
         client.model_info()
     assert caught.value.code is grpc.StatusCode.UNAVAILABLE
@@ -331,16 +333,16 @@ def test_nobody_there(address):
     )
 
 
-def test_the_deadline_passes(service):
+def test_an_expired_deadline_raises_and_cancels_the_call(service):
     service.hangs = True
     with Client(service.address, timeout_s=0.2) as client, pytest.raises(ClientError) as caught:
         list(client.generate_stream("Why?"))
     assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
     assert caught.value.message.endswith("did not complete its response within 0.2 s")
-    assert service.ended.wait(5), "the service is told, so that it can stop"
+    assert service.ended.wait(5), "the service did not observe the cancellation"
 
 
-def test_another_service_is_told_apart(client, service):
+def test_an_unimplemented_method_reports_another_service_or_version(client, service):
     service.error = (grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
     with pytest.raises(ClientError, match="is not a specdec service, or runs another version"):
         client.generate("Why?")
@@ -373,7 +375,7 @@ def test_tls_with_a_certificate_of_another_name(tmp_path, make):
 
 
 def failure_of(client):
-    """Of the first call, where it fails; the fake service has no AdminService."""
+    """Return the error of the first call, if any; the fake service has no AdminService."""
     try:
         client.model_info() if isinstance(client, Client) else client.status()
     except ClientError as failed:
@@ -381,7 +383,7 @@ def failure_of(client):
     return ""
 
 
-def test_tls_to_a_service_without_it(service, tmp_path):
+def test_tls_to_a_service_without_tls(service, tmp_path):
     ca_file = tmp_path / "ca.pem"
     ca_file.write_bytes(self_signed_certificate()[1])
     client = Client(service.address, tls_ca_file=ca_file)
@@ -397,7 +399,7 @@ def test_a_missing_ca_file_is_named(tmp_path):
         Client("127.0.0.1:9000", tls_ca_file=tmp_path / "ca.pem")
 
 
-def test_leaving_a_stream_ends_the_call(client, service):
+def test_closing_a_stream_cancels_the_call(client, service):
     service.hangs = True
     service.num_chunks_before_error = 1
     stream = client.generate_stream("Why?")

@@ -1,4 +1,4 @@
-"""Draft lengths that follow acceptance, alone and in the engine on a target without a model."""
+"""Tests of adaptive draft lengths, alone and in the engine with a fake target."""
 
 import pytest
 from hypothesis import given
@@ -49,7 +49,7 @@ def test_the_thresholds_are_configurable():
     assert rule.after(DraftLength(5, 2), 2, 0).num_tokens == 2
 
 
-def test_another_start_begins_again():
+def test_another_start_resets_the_length():
     length = RULE.begin(None, 3)
     assert length == DraftLength(3, 3)
     longer = RULE.after(length, 3, 3)
@@ -64,7 +64,7 @@ def test_another_start_begins_again():
     st.lists(st.tuples(st.integers(0, 32), st.floats(0, 1))),
 )
 def test_the_bounds_hold(low, span, start, drafts):
-    """A start beyond them, as an operator may choose it, never moves further away."""
+    """A start out of the bounds, which an operator may choose, never moves further away."""
     rule = LengthRule(min_tokens=low, max_tokens=low + span)
     length = rule.begin(None, start)
     for num_drafted, share in drafts:
@@ -73,7 +73,7 @@ def test_the_bounds_hold(low, span, start, drafts):
 
 
 @given(st.lists(st.integers(0, 32)), st.integers(0, 200))
-def test_a_budget_is_shared_fairly_and_spent(wanted, budget):
+def test_a_budget_is_shared_fairly_and_used_up(wanted, budget):
     shares = share_budget(wanted, budget)
     assert sum(shares) == min(budget, sum(wanted))
     assert all(0 <= share <= wish for share, wish in zip(shares, wanted, strict=True))
@@ -81,7 +81,7 @@ def test_a_budget_is_shared_fairly_and_spent(wanted, budget):
     assert not unfulfilled or max(shares) <= min(unfulfilled) + 1
 
 
-def test_what_cannot_be_divided_goes_to_the_first():
+def test_the_remainder_goes_to_the_first():
     assert share_budget([5, 1, 5, 5], 12) == [4, 1, 4, 3]
 
 
@@ -98,7 +98,7 @@ def test_what_cannot_be_divided_goes_to_the_first():
         ({"adaptive_length_lower_below": 0.3}, "adaptive_length_lower_below"),
     ],
 )
-def test_bad_configurations_are_refused(values, field):
+def test_invalid_configurations_are_rejected(values, field):
     with pytest.raises(InvalidValueError, match=field):
         SpeculativeConfig.of("ngram", num_speculative_tokens=3, **values)
 
@@ -131,8 +131,8 @@ def test_wrong_drafts_get_shorter(tiny_model_dir, target):
     assert draft_lengths(target)[:4] == [3, 2, 1, 1]
 
 
-def test_each_sequence_has_a_length_of_its_own(tiny_model_dir, target):
-    """One is drafted for rightly, one is not, and one names its number and keeps it."""
+def test_each_sequence_has_its_own_length(tiny_model_dir, target):
+    """One has right drafts, one has wrong drafts, and one requests a fixed number of tokens."""
 
     def drafts(tokens, count):
         return target.continuation(tokens, count) if tokens[0] != 13 else [99] * count

@@ -1,4 +1,4 @@
-"""Decisions counted by reason, and the timeline of their changes."""
+"""Tests of decisions counted by reason, and of the timeline of changes."""
 
 from specdec.types.draft_decision import (
     MAX_KEPT_CHANGES,
@@ -9,7 +9,7 @@ from specdec.types.draft_decision import (
 from tests.clock import Clock
 
 
-def test_every_step_counts_and_changes_alone_are_kept():
+def test_every_step_is_counted_but_only_changes_are_kept():
     clock = Clock(5.0)
     log = DecisionLog(clock)
     for count, reason, load in (

@@ -54,7 +54,7 @@ POSITIONS = st.lists(st.integers(0, 9), min_size=2, max_size=2).map(tuple)
 
 
 @given(st.builds(counted, POSITIONS, COUNTS, st.integers(0, 99)), st.integers(0, 99))
-def test_what_was_added_can_be_taken_off(before, number):
+def test_minus_reverses_plus(before, number):
     new = counted((1, 2, 3), (0, 1, 2, 3), number)
     assert before.plus(new).minus(before) == new
     assert new.minus(Counts()) == new

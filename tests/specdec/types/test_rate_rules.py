@@ -1,4 +1,4 @@
-"""Rules by the rate of requests."""
+"""Tests of speculation rules by request rate."""
 
 import pytest
 from hypothesis import given
@@ -38,12 +38,12 @@ RULES = (
         (0, 7, None),
     ],
 )
-def test_a_rule_is_left_later_than_it_is_entered(rate, active, expected):
+def test_a_rule_is_left_at_a_lower_rate_than_it_is_entered(rate, active, expected):
     assert active_rule(RULES, rate, active) == expected
 
 
 @given(st.lists(st.floats(0, 40), max_size=50))
-def test_a_rule_that_holds_has_a_reason(rates):
+def test_the_active_rule_matches_the_rate(rates):
     active = None
     for rate in rates:
         active = active_rule(RULES, rate, active)
@@ -53,7 +53,7 @@ def test_a_rule_that_holds_has_a_reason(rates):
         assert all(rate < rule.min_requests_per_s for rule in above)
 
 
-def test_what_a_rule_leaves_out_stays():
+def test_a_rule_keeps_the_settings_it_does_not_name():
     control = SpeculationControl("auto", 32, 3, method="ngram")
     applied = RULES[2].applied_to(control)
     assert (applied.mode, applied.num_speculative_tokens, applied.method) == ("off", 3, "ngram")
@@ -72,7 +72,7 @@ def test_what_a_rule_leaves_out_stays():
         (tuple(RateRule(n, "off") for n in range(17)), "rules"),
     ],
 )
-def test_rules_that_cannot_be_are_named(rules, field):
+def test_invalid_rules_are_rejected(rules, field):
     with pytest.raises(InvalidValueError) as caught:
         check_rules(rules)
     assert caught.value.field == field

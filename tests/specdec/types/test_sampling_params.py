@@ -1,4 +1,4 @@
-"""The limits of each parameter, just inside and just outside, and what fills in for silence."""
+"""Tests of the limits of each parameter, just inside and just outside, and of defaults."""
 
 import math
 
@@ -144,14 +144,14 @@ def test_the_limits_themselves_are_allowed(values):
 
 
 @pytest.mark.parametrize(("field", "values"), OUTSIDE)
-def test_beyond_them_field_value_and_limit_are_named(field, values):
+def test_an_error_beyond_a_limit_names_field_value_and_limit(field, values):
     with pytest.raises(InvalidValueError) as caught:
         SamplingParams(**values)
     assert named(caught.value, field)
 
 
 @pytest.mark.parametrize("values", OF_ANOTHER_TYPE, ids=str)
-def test_a_value_of_another_type_is_refused(values):
+def test_a_value_of_another_type_is_rejected(values):
     [(field, value)] = values.items()
     with pytest.raises(InvalidValueError, match="it must be of type ") as caught:
         SamplingParams(**values)
@@ -162,7 +162,7 @@ def test_a_value_of_another_type_is_refused(values):
 @pytest.mark.parametrize(
     "values", [{"json_schema": {"type": "object"}}, {"choice": "abc"}, {"json_object": "yes"}]
 )
-def test_a_structure_of_another_type_is_refused(values):
+def test_a_structure_of_another_type_is_rejected(values):
     with pytest.raises(InvalidValueError, match="it must be of type ") as caught:
         StructuredOutput(**values)
     assert named(caught.value, f"structured_output.{next(iter(values))}")
@@ -171,13 +171,13 @@ def test_a_structure_of_another_type_is_refused(values):
 @pytest.mark.parametrize(
     ("field", "value"), [("enabled", 1), ("acceptance_threshold", [0.5]), ("verifier", 3)]
 )
-def test_an_option_of_another_type_is_refused(field, value):
+def test_an_option_of_another_type_is_rejected(field, value):
     with pytest.raises(InvalidValueError, match="it must be of type ") as caught:
         SpeculationOptions(**{field: value})
     assert named(caught.value, f"speculation.{field}")
 
 
-def test_the_type_is_named():
+def test_a_type_error_names_the_expected_type():
     with pytest.raises(
         InvalidValueError, match=r"^bad_words is 'END'; .* of type tuple\[str, \.\.\.\]$"
     ):
@@ -194,7 +194,7 @@ def test_lists_become_tuples():
     assert params == SamplingParams(stop="END", allowed_token_ids=(5, 6))
 
 
-def test_every_parameter_with_a_limit_is_tried():
+def test_every_parameter_with_a_limit_is_tested():
     flags = {"include_stop_str_in_output", "ignore_eos", "skip_special_tokens"}
     nested = {"speculation", "structured_output"}
     names = set(vars(SamplingParams())) - flags - nested
@@ -209,13 +209,13 @@ def test_the_limits_of_speculation_are_allowed(values):
 
 
 @pytest.mark.parametrize(("field", "value"), OPTIONS_OUTSIDE)
-def test_beyond_the_limits_of_speculation_the_field_is_named(field, value):
+def test_an_error_beyond_a_speculation_limit_names_the_field(field, value):
     with pytest.raises(InvalidValueError) as caught:
         SpeculationOptions(**{field: value})
     assert named(caught.value, f"speculation.{field}")
 
 
-def test_what_is_not_asked_for_is_the_models_affair():
+def test_unset_parameters_get_the_models_defaults():
     defaults = SamplingDefaults(0.6, 0.9, 20, 0.1, 1.1, 99)
     assert SamplingParams().resolved(defaults) == defaults
     neutral = SamplingParams(

@@ -25,7 +25,7 @@ def test_uneven_kv_groups_of_smollm2_are_divided() -> None:
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "size", "num_query_heads"),
     [
-        (32, 8, 4, [8, 8, 8, 8]),  # nothing to gain
+        (32, 8, 4, [8, 8, 8, 8]),  # already even
         (32, 8, 3, [8, 12, 12]),  # even division would need a fourth KV head on one rank
     ],
 )

@@ -1,4 +1,4 @@
-"""Codecs by themselves: no field is forgotten, and what is encoded is decoded again."""
+"""Tests of message codecs: every field is mapped, and decoding reverses encoding."""
 
 import typing
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ PLAIN = {
 
 
 def values(hint):
-    """Values of a type, nested dataclasses included."""
+    """Return a strategy for values of a type, nested dataclasses included."""
     arguments = typing.get_args(hint)
     if is_dataclass(hint):
         return records(hint)
@@ -104,7 +104,7 @@ class Numbers:
     token_ids: tuple[int, ...] = ()
 
 
-def test_a_number_that_a_field_cannot_carry_is_named():
+def test_a_number_out_of_range_for_its_field_is_reported():
     codec = MessageCodec(inference_pb2.Logprobs, Numbers)
     with pytest.raises(InvalidValueError, match=r"^num_listed is 2147483648; it must be a number"):
         codec.encode(Numbers(2**31))
@@ -112,7 +112,7 @@ def test_a_number_that_a_field_cannot_carry_is_named():
         codec.encode(Numbers(1, (5, -(2**31) - 1)))
 
 
-def test_zero_stands_for_the_default_only_where_it_is_meant_to():
+def test_zero_decodes_to_the_default_only_with_zero_is_default():
     zero = inference_pb2.Logprobs()
     assert MessageCodec(inference_pb2.Logprobs, Numbers).decode(zero) == Numbers(0)
     options = Options(zero_is_default=True)

@@ -1,4 +1,4 @@
-"""Acceptance by position over a fading window."""
+"""Tests of acceptance by position over a window with exponential decay."""
 
 import pytest
 
@@ -13,13 +13,13 @@ def filled(rows, now_s=0.0):
     return window
 
 
-def test_what_is_not_known_is_guessed_as_the_position_before():
+def test_an_unobserved_position_has_the_estimate_of_the_previous_one():
     window = AcceptanceEstimator()
     assert window.expected_tokens(chains(2), 0.0) == pytest.approx([1, 1.7, 1.7 + 0.7**2])
 
 
 def test_a_hand_worked_case():
-    """Eight drafts of three: four reach position 2, two of them position 3, where none is right."""
+    """Eight drafts of three: four reach position 2, two position 3, where none is right."""
     window = filled([(3, 0)] * 4 + [(3, 1)] * 2 + [(3, 2)] * 2)
     first = (4 + 4 * 0.7) / (8 + 4)
     second = (2 + 4 * first) / (4 + 4)
@@ -29,18 +29,18 @@ def test_a_hand_worked_case():
     )
 
 
-def test_who_was_to_draft_less_says_nothing_of_later_positions():
+def test_short_drafts_do_not_change_estimates_of_later_positions():
     window = filled([(1, 1)] * 50)
     one, two = window.expected_tokens(chains(2), 0.0)[1:]
     assert two - one == pytest.approx((one - 1) ** 2)
 
 
-def test_a_pause_is_not_forgetting_at_the_first_position():
+def test_a_pause_keeps_the_estimate_of_the_first_position():
     window = filled([(3, 0)] * 200)
     assert window.expected_tokens(chains(1), 3600.0)[1] < 1.2
 
 
-def test_after_a_pause_a_handful_of_drafts_outweighs_what_was():
+def test_after_a_pause_a_few_drafts_outweigh_old_observations():
     window = filled([(3, 0)] * 10_000)
     for _ in range(32):
         window.record(1, 1, 60.0)
@@ -56,7 +56,7 @@ def test_later_positions_become_unknown_within_two_minutes():
     assert two - one > 0.75
 
 
-def test_the_past_fades():
+def test_old_observations_decay():
     window = filled([(1, 1)] * 256)
     for _ in range(64):
         window.record(1, 0, 20.0)

@@ -1,4 +1,4 @@
-"""The cost table and what running steps make of it."""
+"""Tests of the cost table and its correction by measured steps."""
 
 import math
 
@@ -17,7 +17,7 @@ TABLE = CostTable.of_chains((1, 4, 16), (0, 2), ((0.01, 0.02), (0.02, 0.03), (0.
     ("num_decoding", "num_draft_tokens", "expected_s"),
     [(1, 0, 0.01), (4, 2, 0.03), (1, 1, 0.015), (10, 0, 0.05), (28, 2, 0.2625), (16, 4, 0.25)],
 )
-def test_on_lines_between_what_was_measured_and_by_rows_beyond(
+def test_costs_are_interpolated_and_beyond_the_table_proportional_to_rows(
     num_decoding, num_draft_tokens, expected_s
 ):
     assert TABLE.step_s(num_decoding, chain(num_draft_tokens)) == pytest.approx(expected_s)
@@ -49,7 +49,7 @@ def test_a_larger_step_is_never_cheaper(seconds):
         (((1, 2), (0,), ((0.1,),)), "seconds"),
     ],
 )
-def test_a_table_that_cannot_be_is_named(values, field):
+def test_an_invalid_table_is_rejected(values, field):
     with pytest.raises(InvalidValueError) as caught:
         CostTable.of_chains(*values)
     assert caught.value.field == field
@@ -60,10 +60,12 @@ def test_measured_steps_correct_the_table():
     for _ in range(25):
         costs.observe(4, chain(2), 0.06, 0.0)
     assert costs.step_s(4, chain(2), 0.0) == pytest.approx(0.06)
-    assert costs.step_s(16, chain(2), 0.0) == pytest.approx(0.30), "the nearest range that was run"
+    assert costs.step_s(16, chain(2), 0.0) == pytest.approx(0.30), (
+        "the correction of the nearest measured range applies"
+    )
 
 
-def test_one_slow_step_does_not_matter_and_a_few_matter_little():
+def test_outliers_hardly_change_the_estimate():
     costs = CostModel(TABLE)
     for slow in (1, 5, 9, 14):  # one in each median
         for index in range(slow - 4, slow + 1):
@@ -74,14 +76,14 @@ def test_one_slow_step_does_not_matter_and_a_few_matter_little():
     assert costs.step_s(1, chain(0), 0.0) < 0.01 * 4
 
 
-def test_a_slower_machine_is_slower_for_what_did_not_run():
+def test_a_correction_also_applies_to_shapes_without_measurements():
     costs = CostModel(TABLE)
     for _ in range(5):
         costs.observe(4, chain(2), 0.06, 0.0)
     assert costs.step_s(4, chain(0), 0.0) == pytest.approx(0.04)
 
 
-def test_corrections_fade():
+def test_corrections_decay():
     costs = CostModel(TABLE)
     for _ in range(5):
         costs.observe(4, chain(2), 0.12, 0.0)

@@ -1,4 +1,4 @@
-"""Steps measured on real runners of the tiny model, and on stand-ins whose time a test knows."""
+"""Tests of the cost profiler on runners of the tiny model and on fakes with known times."""
 
 import time
 
@@ -20,7 +20,7 @@ from tests.specdec.engines import engine_config, make_engine, request, run
 
 
 class TimedTarget:
-    """A step takes a hundredth of a second and a thousandth for each row."""
+    """A target whose step takes 10 ms, and 1 ms for each row."""
 
     def __init__(self, clock):
         self.clock = clock
@@ -38,7 +38,7 @@ class TimedTarget:
         return VerifyOutput(0, ())
 
 
-def test_the_table_is_what_steps_took():
+def test_the_table_holds_the_measured_times():
     clock = Clock()
     target = TimedTarget(clock)
     config = engine_config(max_num_seqs=8, max_num_batched_tokens=64)
@@ -51,7 +51,7 @@ def test_the_table_is_what_steps_took():
     assert target.known == set(), "sequences were left behind"
 
 
-def test_it_keeps_to_its_time_and_guesses_the_rest_by_rows():
+def test_profiling_respects_its_budget_and_extrapolates_the_rest_by_rows():
     clock = Clock()
     target = TimedTarget(clock)
     config = engine_config(max_num_seqs=8, max_num_batched_tokens=64)
@@ -61,20 +61,20 @@ def test_it_keeps_to_its_time_and_guesses_the_rest_by_rows():
     assert table.step_s(8, chain(4)) > table.step_s(1, chain(0))
 
 
-def test_shapes_that_no_step_has_room_for_are_not_run():
+def test_shapes_over_max_num_batched_tokens_are_not_run():
     clock = Clock()
     target = TimedTarget(clock)
     profile_verification(target, engine_config(max_num_batched_tokens=16), 4, clock, 100)
     assert max(target.rows) <= 16
 
 
-def test_drafting_is_added_where_something_is_drafted():
+def test_drafting_costs_are_added_to_shapes_with_drafts():
     verification = CostTable.of_chains((1, 2), (0, 1), ((1.0, 2.0), (3.0, 4.0)))
     drafting = CostTable.of_chains((1, 2), (1,), ((0.5,), (0.75,)))
     assert with_drafting(verification, drafting).seconds == ((1.0, 2.5), (3.0, 4.75))
 
 
-def test_real_models_are_as_new_after_it(tiny_model_dir):
+def test_profiling_leaves_no_state_in_a_real_model(tiny_model_dir):
     config, group = engine_config(3), TensorParallelGroup()
     target = LocalTarget(load_runner(tiny_model_dir, "float32", config, group))
     profile_verification(target, config, 3, time.perf_counter, 0.2)

@@ -1,4 +1,4 @@
-"""The policy that a configuration asks for, measured on the tiny model."""
+"""Tests of the policy that a configuration selects, with costs of the tiny model."""
 
 import pytest
 

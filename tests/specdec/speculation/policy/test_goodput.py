@@ -1,4 +1,4 @@
-"""The goodput policy on a synthetic target, by a clock that the target winds."""
+"""Tests of the goodput policy on a synthetic target that advances the clock."""
 
 import random
 import time
@@ -27,7 +27,7 @@ def clock():
 
 
 def fixed_goodputs(curve, acceptance, num_decoding, seconds=20):
-    """Tokens a second with each fixed number of draft tokens, 0 first."""
+    """Return the tokens per second with each fixed number of draft tokens, from 0."""
 
     def run(count):
         clock = Clock()
@@ -38,25 +38,25 @@ def fixed_goodputs(curve, acceptance, num_decoding, seconds=20):
 
 
 def test_a_hand_worked_choice():
-    """One draft token: yields 1.7 for 1.5 times the time. Two: 2.19 for twice."""
+    """One draft token yields 1.7 tokens in 1.5 times the time; two yield 2.19 in twice the time."""
     table = CostTable.of_chains((1,), (0, 1, 2), ((0.10, 0.15, 0.20),))
     chooser = GoodputChooser(CostModel(table))
     assert chooser.goodputs(0.0, 1, chains(2)) == pytest.approx([10, 1.7 / 0.15, 2.19 / 0.20])
     assert chooser.choose(0.0, 1, chains(2)).shape.num_draft_tokens == 1
     assert chooser.choose(0.0, 1, chains(0)).shape.num_draft_tokens == 0, (
-        "no more than there is room for"
+        "no more than the shapes allow"
     )
 
 
 def test_a_hand_worked_estimate_of_a_batch():
-    """Three sequences, of which each is to yield 1.7 tokens in 0.15 s."""
+    """Three sequences are expected to yield 1.7 tokens each in 0.15 s."""
     chooser = GoodputChooser(CostModel(CostTable.of_chains((3,), (0, 1), ((0.10, 0.15),))))
     estimate = chooser.estimate(0.0, 3, chain(1))
     assert estimate.tokens_per_s == pytest.approx(3 * 1.7 / 0.15)
     assert estimate.speedup == pytest.approx(1.7 * 0.10 / 0.15)
 
 
-def test_a_hand_worked_speedup_which_holds_for_half_a_second():
+def test_a_hand_worked_speedup_is_cached_for_half_a_second():
     chooser = GoodputChooser(CostModel(CostTable.of_chains((1,), (0, 1), ((0.10, 0.15),))))
     assert chooser.estimate(0.0, 1, chain(1)).speedup == pytest.approx(1.7 * 0.10 / 0.15)
     for _ in range(5):
@@ -64,11 +64,11 @@ def test_a_hand_worked_speedup_which_holds_for_half_a_second():
         chooser.observe_step(1, chain(1), seconds=0.01, now_s=0.4)
     assert chooser.estimate(0.4, 1, chain(1)).speedup == pytest.approx(1.7 * 0.10 / 0.15)
     assert chooser.estimate(0.5, 1, chain(1)).speedup == pytest.approx(1.7), (
-        "cheaper than no drafts: noise"
+        "a step with drafts is never cheaper than one without"
     )
 
 
-def test_an_estimate_is_of_the_steps_that_are_asked_about():
+def test_an_estimate_depends_on_the_batch_size_and_the_shape():
     table = CostTable.of_chains((1, 3), (0, 1), ((0.10, 0.15), (0.12, 0.20)))
     chooser = GoodputChooser(CostModel(table))
     assert chooser.estimate(0.0, 1, chain(1)).speedup == pytest.approx(1.7 * 0.10 / 0.15)
@@ -83,15 +83,17 @@ def test_an_estimate_is_of_the_steps_that_are_asked_about():
 @pytest.mark.parametrize("acceptance", [GOOD, BAD], ids=["good", "bad"])
 @pytest.mark.parametrize("num_decoding", [1, 8, 64])
 @pytest.mark.parametrize("wrong_by", [0.5, 1.0, 2.0])
-def test_it_regrets_little(clock, curve, acceptance, num_decoding, wrong_by):
+def test_goodput_is_close_to_the_best_fixed_length(
+    clock, curve, acceptance, num_decoding, wrong_by
+):
     policy = auto_policy(clock, curve.table(MOST, wrong_by), MOST)
     service = SyntheticService(curve, acceptance, clock)
-    service.run(policy, num_decoding, 15)  # what it learns in is not counted
+    service.run(policy, num_decoding, 15)  # the learning phase is not counted
     best = max(fixed_goodputs(curve, acceptance, num_decoding))
     assert service.run(policy, num_decoding, 60) >= 0.95 * best
 
 
-def test_off_is_plain_decoding_but_for_probes(clock):
+def test_while_off_only_probes_draft(clock):
     policy = auto_policy(clock, SMALL.table(MOST), MOST)
     service = SyntheticService(SMALL, BAD, clock)
     service.run(policy, 8, 120)
@@ -100,21 +102,21 @@ def test_off_is_plain_decoding_but_for_probes(clock):
     assert not policy.is_on
 
 
-def test_it_notices_that_acceptance_came_back(clock):
-    came_back_at_s = clock.now_s + 300
+def test_it_turns_on_when_acceptance_recovers(clock):
+    recovered_at_s = clock.now_s + 300
     policy = auto_policy(clock, SMALL.table(MOST), MOST)
-    service = SyntheticService(SMALL, lambda now_s: GOOD if now_s > came_back_at_s else BAD, clock)
+    service = SyntheticService(SMALL, lambda now_s: GOOD if now_s > recovered_at_s else BAD, clock)
     service.run(policy, 16, 299)
     assert not policy.is_on
     while not policy.is_on:
         service.step(policy, 16)
-    assert clock.now_s - came_back_at_s < 65, "the longest wait for a probe, and the probe"
+    assert clock.now_s - recovered_at_s < 65, "the longest interval between probes, plus the probe"
 
 
-def test_it_notices_that_acceptance_went(clock):
-    gone_at_s = clock.now_s + 30
+def test_it_turns_off_when_acceptance_drops(clock):
+    dropped_at_s = clock.now_s + 30
     policy = auto_policy(clock, SMALL.table(MOST), MOST)
-    service = SyntheticService(SMALL, lambda now_s: BAD if now_s > gone_at_s else GOOD, clock)
+    service = SyntheticService(SMALL, lambda now_s: BAD if now_s > dropped_at_s else GOOD, clock)
     service.run(policy, 16, 29)
     assert policy.is_on
     service.run(policy, 16, 15)
@@ -150,9 +152,9 @@ def most_in_a_minute(times):
 def test_decisions_a_minute_are_bounded_while_the_load_swings_across_the_threshold(
     clock, loads, period_s
 ):
-    """In every minute of five. None: it swings at random times.
+    """Count the changes in every minute of five; period None: the load changes at random times.
 
-    Off by the threshold and back takes two dwells, so there are thirty times of that in a minute,
+    Turning off by the threshold and on again takes two dwells, so it occurs 30 times a minute,
     each with goodput's first choice, its second, and the beginning or the end of a probe.
     """
     policy = auto_policy(clock, SMALL.table(MOST), MOST, threshold=32)
@@ -171,7 +173,7 @@ def test_decisions_a_minute_are_bounded_while_the_load_swings_across_the_thresho
     assert most_in_a_minute([each.at_s for each in timeline]) <= 4 * 30
 
 
-def test_the_same_times_decide_the_same():
+def test_equal_step_times_give_equal_decisions():
     def run():
         clock = Clock()
         policy = auto_policy(clock, SMALL.table(MOST), MOST)
@@ -182,7 +184,7 @@ def test_the_same_times_decide_the_same():
 
 
 def test_a_decision_takes_microseconds():
-    """On the real clock; a step takes milliseconds. Twenty times what was measured."""
+    """Use the real clock; the limit is 20 times the measured time. A step takes milliseconds."""
     policy = auto_policy(time.monotonic, SMALL.table(8), 8)
     policy.decide(8)
     started_at = time.perf_counter()
@@ -192,7 +194,7 @@ def test_a_decision_takes_microseconds():
 
 
 @pytest.mark.parametrize("name", ["margin", "dwell_s", "review_s"])
-def test_a_negative_setting_is_named(name):
+def test_a_negative_setting_is_rejected(name):
     table = CostTable.of_chains((1,), (0,), ((0.1,),))
     with pytest.raises(InvalidValueError) as caught:
         GoodputChooser(CostModel(table), **{name: -0.1})

@@ -1,4 +1,4 @@
-"""The threshold policy, by a clock that tests wind."""
+"""Tests of the threshold policy with a manually advanced clock."""
 
 import dataclasses
 
@@ -31,7 +31,7 @@ def policy(clock):
 
 
 def steps(policy, clock, num_decoding, count=100, step_s=0.05):
-    """What is drafted in each of `count` steps."""
+    """Return the number of draft tokens of each of `count` steps."""
     counts = []
     for _ in range(count):
         clock.now_s += step_s
@@ -39,7 +39,7 @@ def steps(policy, clock, num_decoding, count=100, step_s=0.05):
     return counts
 
 
-def test_on_for_few_and_off_for_many(policy, clock):
+def test_a_low_load_turns_it_on_and_a_high_load_off(policy, clock):
     settled = {load: steps(policy, clock, load)[-1] for load in (1, 4, 8, 16, 4, 1)}
     assert settled == {1: 3, 4: 3, 8: 0, 16: 0}
     assert policy.num_flips == 2
@@ -59,20 +59,20 @@ def test_no_flapping_around_the_threshold(policy, clock):
     assert not policy.is_on
 
 
-def test_it_comes_back_at_the_margin(policy, clock):
+def test_it_turns_on_again_below_the_hysteresis_margin(policy, clock):
     steps(policy, clock, 8)
     assert steps(policy, clock, 5)[-1] == 0
     assert steps(policy, clock, 4)[-1] == 3
 
 
-def test_it_comes_back_after_a_quiet_time(policy, clock):
+def test_it_turns_on_again_after_low_load_for_the_dwell_time(policy, clock):
     assert policy.decide(20).num_draft_tokens == 0
     assert steps(policy, clock, 1, count=20) == [0] * 20
     assert steps(policy, clock, 1, count=2)[-1] == 3
 
 
-def test_a_short_dip_is_no_quiet_time(policy, clock):
-    """As when requests of equal length end together, and are followed by as many."""
+def test_a_short_dip_of_the_load_does_not_turn_it_on(policy, clock):
+    """Requests of equal length that end together, followed by as many, cause such a dip."""
     for _ in range(50):
         assert steps(policy, clock, 8, count=30) == [0] * 30
         assert steps(policy, clock, 1, count=10) == [0] * 10
@@ -87,21 +87,21 @@ def test_it_stays_on_for_the_dwell(policy, clock):
     assert steps(policy, clock, 8, count=4)[-1] == 0
 
 
-def test_steps_without_decoding_say_nothing(policy, clock):
+def test_steps_without_decoding_keep_the_state(policy, clock):
     steps(policy, clock, 8)
     assert steps(policy, clock, 0) == [0] * 100
     assert policy.num_flips == 1
 
 
-@pytest.mark.parametrize(("threshold", "comes_back"), [(0, False), (1, True), (2, True)])
-def test_a_low_threshold_still_comes_back(clock, threshold, comes_back):
+@pytest.mark.parametrize(("threshold", "turns_on"), [(0, False), (1, True), (2, True)])
+def test_a_low_threshold_still_turns_on_again(clock, threshold, turns_on):
     control = SpeculationControl("auto", threshold, num_speculative_tokens=3)
     policy = SpeculationPolicy(control, clock, hysteresis=5, dwell_s=1.0)
     assert steps(policy, clock, threshold + 1)[-1] == 0
-    assert (steps(policy, clock, 1)[-1] > 0) == comes_back
+    assert (steps(policy, clock, 1)[-1] > 0) == turns_on
 
 
-def test_an_operator_is_obeyed_at_the_next_step_whatever_the_dwell(policy):
+def test_an_operators_control_applies_at_the_next_step_despite_the_dwell(policy):
     assert policy.decide(7).num_draft_tokens == 0
     for control, expected in ((ON, 3), (OFF, 0), (ON, 3), (AUTO, 0)):
         policy.update(control)
@@ -115,7 +115,7 @@ def test_an_operator_is_obeyed_at_the_next_step_whatever_the_dwell(policy):
     assert policy.decide(6).num_draft_tokens == 5
 
 
-def test_a_step_after_a_change_is_judged_anew_by_its_own_load(policy):
+def test_the_first_step_after_a_change_depends_only_on_its_own_load(policy):
     policy.decide(1)
     policy.update(ON)
     policy.update(AUTO)
@@ -142,8 +142,8 @@ def test_no_draft_tokens_is_off(clock):
 @pytest.mark.parametrize("mode", ["on", "off"])
 def test_a_fixed_mode_ignores_the_load(clock, mode):
     policy = SpeculationPolicy(dataclasses.replace(AUTO, mode=mode), clock)
-    said = {policy.decide(load).num_draft_tokens for load in (1, 100, 1, 7)}
-    assert said == ({3} if mode == "on" else {0})
+    num_draft_tokens = {policy.decide(load).num_draft_tokens for load in (1, 100, 1, 7)}
+    assert num_draft_tokens == ({3} if mode == "on" else {0})
     assert policy.num_flips == 0
 
 
@@ -151,24 +151,24 @@ LOADS = st.lists(st.tuples(st.floats(0, 3), st.integers(0, 20)), max_size=60)
 
 
 @given(loads=LOADS, threshold=st.integers(0, 15), hysteresis=st.integers(0, 8))
-def test_whatever_the_load_turns_are_apart_and_for_a_reason(loads, threshold, hysteresis):
+def test_flips_are_a_dwell_apart_and_follow_the_threshold_at_any_load(loads, threshold, hysteresis):
     clock, dwell_s = Clock(), 1.0
     control = SpeculationControl("auto", threshold, num_speculative_tokens=3)
     policy = SpeculationPolicy(control, clock, hysteresis=hysteresis, dwell_s=dwell_s)
-    turned_at_s, was_on, num_flips = None, True, 0
+    flipped_at_s, was_on, num_flips = None, True, 0
     for elapsed_s, num_decoding in loads:
         clock.now_s += elapsed_s
         count = policy.decide(num_decoding).num_draft_tokens
         assert count == (3 if policy.is_on else 0)
         if policy.is_on != was_on:
-            assert turned_at_s is None or clock.now_s - turned_at_s >= dwell_s
+            assert flipped_at_s is None or clock.now_s - flipped_at_s >= dwell_s
             assert num_decoding <= threshold if policy.is_on else num_decoding > threshold
-            turned_at_s, was_on, num_flips = clock.now_s, policy.is_on, num_flips + 1
+            flipped_at_s, was_on, num_flips = clock.now_s, policy.is_on, num_flips + 1
     assert policy.num_flips == num_flips
 
 
 @given(loads=LOADS, load=st.integers(1, 20), threshold=st.integers(0, 15))
-def test_a_load_that_lasts_is_answered_by_the_threshold(loads, load, threshold):
+def test_a_constant_load_settles_by_the_threshold(loads, load, threshold):
     clock = Clock()
     control = SpeculationControl("auto", threshold, num_speculative_tokens=3)
     policy = SpeculationPolicy(control, clock, hysteresis=2, dwell_s=1.0)
@@ -191,7 +191,7 @@ def test_a_load_that_lasts_is_answered_by_the_threshold(loads, load, threshold):
         ("num_speculative_tokens", 33, "a whole number from 0 to 32"),
     ],
 )
-def test_what_is_out_of_its_limits_is_named(field, value, limit):
+def test_an_error_names_the_field_that_is_out_of_range(field, value, limit):
     with pytest.raises(InvalidValueError) as caught:
         dataclasses.replace(AUTO, **{field: value})
     assert (caught.value.field, caught.value.value, caught.value.limit) == (field, value, limit)
@@ -209,7 +209,7 @@ def test_a_policy_checks_its_settings(clock, changes):
 ROWS = LengthSchedule(((1, 2, 5), (3, 4, 1), (5, 9, 0)))
 
 
-def test_a_table_decides_below_the_threshold_and_within_the_operators_number(clock):
+def test_a_table_applies_below_the_threshold_and_up_to_the_operators_number(clock):
     policy = SpeculationPolicy(AUTO, clock, schedule=ROWS)
     decided = [policy.decide(load) for load in (2, 3, 5, 7)]
     assert [each.num_draft_tokens for each in decided] == [3, 1, 0, 0]
@@ -227,11 +227,11 @@ def test_a_table_decides_below_the_threshold_and_within_the_operators_number(clo
         (AUTO, DecisionReason.THRESHOLD),
     ],
 )
-def test_a_decision_says_why(clock, control, reason):
+def test_a_decision_reports_its_reason(clock, control, reason):
     assert SpeculationPolicy(control, clock).decide(2).reason is reason
 
 
-def test_nothing_is_drafted_where_nobody_wants_it_or_nothing_can(clock):
+def test_nothing_is_drafted_without_an_eligible_request_or_a_drafter(clock):
     is_available = True
     policy = SpeculationPolicy(AUTO, clock, is_drafter_available=lambda: is_available)
     assert policy.decide(2, num_eligible=0) == Decision(chain(0), DecisionReason.REQUEST)
@@ -243,7 +243,7 @@ def test_nothing_is_drafted_where_nobody_wants_it_or_nothing_can(clock):
     assert policy.decide(2).num_draft_tokens == 3
 
 
-def test_steps_are_counted_by_reason_and_catching_up_is_told(clock):
+def test_steps_are_counted_by_reason_including_catch_up(clock):
     policy = SpeculationPolicy(AUTO, clock, catches_up=True)
     for num_drafted in (0, 0, 2):
         policy.decide(2)
@@ -252,7 +252,7 @@ def test_steps_are_counted_by_reason_and_catching_up_is_told(clock):
 
 
 class RecordingChooser(GoodputChooser):
-    """Chooses two tokens, and keeps what it is told."""
+    """A chooser of two draft tokens that records its observations."""
 
     def __init__(self):
         super().__init__(CostModel(CostTable.of_chains((1,), (0,), ((1.0,),))))
@@ -270,7 +270,7 @@ class RecordingChooser(GoodputChooser):
 
 
 def one_step(policy, clock, rows, has_prefill=False):
-    """`rows`: asked, drafted and accepted tokens of each sequence."""
+    """Run a step; `rows`: requested, drafted and accepted tokens of each sequence."""
     policy.decide(len(rows))
     num_asked, num_drafted = (sum(row[i] > 0 for row in rows) for i in (0, 1))
     policy.begin_step(num_asked, num_drafted, has_prefill=has_prefill)
@@ -280,7 +280,7 @@ def one_step(policy, clock, rows, has_prefill=False):
     policy.end_step()
 
 
-def test_goodput_is_told_what_came_of_drafts_and_of_steps_without_prefill(clock):
+def test_the_chooser_observes_all_drafts_but_only_steps_without_prefill(clock):
     chooser = RecordingChooser()
     policy = SpeculationPolicy(AUTO, clock, choosers={None: chooser})
     one_step(policy, clock, [(3, 3, 1), (3, 0, 0), (0, 0, 0)])
@@ -289,7 +289,7 @@ def test_goodput_is_told_what_came_of_drafts_and_of_steps_without_prefill(clock)
     assert chooser.steps == [(3, 2, 0.1)]
 
 
-def test_a_draft_model_that_catches_up_is_not_held_to_be_wrong(clock):
+def test_missing_drafts_during_catch_up_are_not_counted_as_rejected(clock):
     chooser = RecordingChooser()
     policy = SpeculationPolicy(AUTO, clock, choosers={None: chooser}, catches_up=True)
     one_step(policy, clock, [(3, 0, 0), (3, 3, 2)])
@@ -298,7 +298,7 @@ def test_a_draft_model_that_catches_up_is_not_held_to_be_wrong(clock):
     assert chooser.drafts == [(3, 2), (3, 0)]
 
 
-def test_a_step_that_was_lost_is_not_timed(clock):
+def test_a_lost_step_is_not_timed(clock):
     chooser = RecordingChooser()
     policy = SpeculationPolicy(AUTO, clock, choosers={None: chooser})
     policy.decide(1)
@@ -318,16 +318,16 @@ def test_goodput_is_bounded_by_threshold_number_and_budget(clock):
     assert policy.decision.reason is DecisionReason.THRESHOLD
 
 
-def test_a_speedup_is_told_where_costs_are_known_and_something_decodes(clock):
+def test_a_speedup_is_estimated_when_costs_are_known_and_a_sequence_decodes(clock):
     assert SpeculationPolicy(AUTO, clock).estimate is None
     chooser = GoodputChooser(CostModel(CostTable.of_chains((1,), (0, 2), ((0.1, 0.1),))))
     policy = SpeculationPolicy(AUTO, clock, choosers={None: chooser})
     assert policy.estimate is None
     policy.decide(1)
-    assert policy.estimate.speedup > 1.5, "two drafts for nothing"
+    assert policy.estimate.speedup > 1.5, "two drafts at no cost"
 
 
-def test_each_method_has_estimates_of_its_own(clock):
+def test_each_method_has_separate_estimates(clock):
     choosers = {None: RecordingChooser(), "ngram": RecordingChooser()}
     policy = SpeculationPolicy(AUTO, clock, choosers=choosers)
     policy.update(dataclasses.replace(AUTO, method="ngram"))

@@ -1,4 +1,4 @@
-"""Sequences for proposers that look at nothing but their tokens."""
+"""Sequences for proposers that read only their tokens."""
 
 from specdec.sequences.sequence import EngineRequest, Sequence, SequenceStatus
 from specdec.speculation.proposers import DraftRequest
@@ -17,7 +17,7 @@ def sequence(seq_id, prompt, output=(), *, cache_salt="", method=None):
 
 
 def drafts(proposer, *seqs, count=7):
-    """What is drafted for each sequence, in order."""
+    """Return the draft tokens of each sequence, in order."""
     proposer.begin([DraftRequest(seq, count, method=seq.params.speculation.method) for seq in seqs])
     made = {proposal.seq_id: proposal for proposal in proposer.collect()}
     for seq in seqs:

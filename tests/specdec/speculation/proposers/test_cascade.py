@@ -1,4 +1,4 @@
-"""Who is asked when several proposers are loaded, and that a draft model in between keeps up."""
+"""Tests of the order of proposers in a cascade, and of a draft model that keeps up in it."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.specdec.speculation.proposers.sequences import drafts, sequence
 
 
 class Scripted:
-    """Drafts its own token for the sequences that it is told to know; keeps what it was asked."""
+    """A proposer that drafts a fixed token for the sequences in `knows` and records requests."""
 
     def __init__(self, token, knows, most=100) -> None:
         self.token = token
@@ -61,7 +61,7 @@ def combined(first, model, fallback):
     )
 
 
-def test_each_is_asked_about_what_is_left(combined, first, model, fallback):
+def test_each_proposer_gets_the_sequences_without_a_draft(combined, first, model, fallback):
     seqs = [sequence(seq_id, [5, 6]) for seq_id in (10, 20, 30, 40)]
     assert drafts(combined, *seqs) == [(1,) * 7, (2,) * 7, (3,) * 7, ()]
     assert first.asked == {10: 7, 20: 7, 30: 7, 40: 7}
@@ -69,7 +69,7 @@ def test_each_is_asked_about_what_is_left(combined, first, model, fallback):
     assert fallback.asked == {10: 0, 20: 0, 30: 7, 40: 7}
 
 
-def test_a_draft_says_which_method_made_it(combined):
+def test_a_draft_reports_its_method(combined):
     seqs = [sequence(seq_id, [5, 6]) for seq_id in (10, 20, 30)]
     combined.begin([DraftRequest(seq, 7) for seq in seqs])
     assert {each.seq_id: each.method for each in combined.collect()} == {
@@ -79,7 +79,7 @@ def test_a_draft_says_which_method_made_it(combined):
     }
 
 
-def test_a_short_draft_of_the_first_counts_where_the_model_has_none(combined, first, model):
+def test_a_short_lookup_draft_is_used_if_the_model_has_none(combined, first, model):
     first.most, first.knows = 3, {10, 40}
     seqs = [sequence(seq_id, [5, 6]) for seq_id in (10, 40)]
     assert drafts(combined, *seqs) == [(2,) * 7, (1,) * 3]
@@ -92,7 +92,7 @@ def test_a_short_draft_of_the_model_is_enough(combined, model, fallback):
     assert fallback.asked == {20: 0}
 
 
-def test_without_a_lookup_the_draft_model_is_alone(model):
+def test_a_cascade_may_hold_only_a_draft_model(model):
     seqs = [sequence(seq_id, [5, 6]) for seq_id in (10, 20, 30)]
     assert drafts(CascadeProposer([Stage("draft_model", model, waits=True)]), *seqs, count=1) == [
         (2,),
@@ -101,7 +101,7 @@ def test_without_a_lookup_the_draft_model_is_alone(model):
     ]
 
 
-def test_a_request_that_names_a_method_gets_that_one_alone(combined, first, model, fallback):
+def test_a_request_that_names_a_method_gets_only_that_one(combined, first, model, fallback):
     methods = {10: "suffix", 20: "ngram", 21: "draft_model", 30: "draft_model"}
     model.knows = {21}
     seqs = [sequence(seq_id, [5, 6], method=method) for seq_id, method in methods.items()]
@@ -111,12 +111,12 @@ def test_a_request_that_names_a_method_gets_that_one_alone(combined, first, mode
     assert set(fallback.asked) == {10}
 
 
-def test_all_forget_a_sequence(combined, first, model, fallback):
+def test_release_reaches_every_proposer(combined, first, model, fallback):
     combined.release(10)
     assert first.released == model.released == fallback.released == [10]
 
 
-def test_a_draft_of_one_step_is_not_taken_for_the_next(combined, first):
+def test_a_draft_is_not_reused_in_the_next_step(combined, first):
     seq = sequence(10, [5, 6])
     assert drafts(combined, seq, count=1) == [(1,)]
     first.knows = {}
@@ -124,7 +124,7 @@ def test_a_draft_of_one_step_is_not_taken_for_the_next(combined, first):
 
 
 def test_a_draft_model_keeps_up_with_what_lookups_draft(tiny_model_dir):
-    """So it can take over at once where the lookup has nothing any more."""
+    """It can draft at once when the lookup no longer finds a match."""
     model = draft_model(tiny_model_dir, max_model_len=400, max_catch_up_tokens=64)
     combined = make_proposer(SpeculativeConfig.of("draft_model", first="ngram"), model)
     seq = sequence(1, [7, 8, 9, 10] * 20)
@@ -137,5 +137,5 @@ def test_a_draft_model_keeps_up_with_what_lookups_draft(tiny_model_dir):
     model.check_integrity()
 
 
-def test_no_configuration_no_proposer():
+def test_no_configuration_makes_no_proposer():
     assert make_proposer(None) is None

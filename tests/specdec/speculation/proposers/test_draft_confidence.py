@@ -1,4 +1,4 @@
-"""Drafts that end where the draft model is no longer sure, through the real engine."""
+"""Tests of the confidence threshold of draft models, through the real engine."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from tests.specdec.engines import draft_model, engine_config, local_engine, requ
 from tests.specdec.fakes import run_ranks
 from tests.specdec.tiny import tiny_llama_dir
 
-HALF_SURE = 0.3  # about half of the tokens that the tiny model drafts are less likely
+HALF_CONFIDENT = 0.3  # about half of the tiny model's draft tokens have a lower probability
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +30,12 @@ def adaptive(k=3):
     return engine_config(speculation=speculation)
 
 
-def said_by(engine, **params):
+def generated_by(engine, **params):
     return {name: each.token_ids for name, each in run(engine, requests(**params)).items()}
 
 
 def recorded_lengths(engine):
-    """The numbers of draft tokens of each step's rows, filled while the engine runs."""
+    """Return a list to which each step appends its rows' numbers of draft tokens."""
     steps, begin = [], engine._steps.target.begin
 
     def recording_begin(step):
@@ -48,7 +48,7 @@ def recorded_lengths(engine):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("is_other", [False, True], ids=["itself", "other"])
-def test_changing_lengths_change_nothing_that_is_said(
+def test_adaptive_lengths_do_not_change_the_output(
     tiny_model_dir, other_model_dir, temperature, is_other
 ):
     directory = other_model_dir if is_other else tiny_model_dir
@@ -56,40 +56,42 @@ def test_changing_lengths_change_nothing_that_is_said(
     engine = local_engine(tiny_model_dir, adaptive(), proposer=proposer)
     steps = recorded_lengths(engine)
     plain = local_engine(tiny_model_dir, engine_config(0))
-    assert said_by(engine, temperature=temperature) == said_by(plain, temperature=temperature)
+    assert generated_by(engine, temperature=temperature) == generated_by(
+        plain, temperature=temperature
+    )
     longest = max(max(lengths, default=0) for lengths in steps)
     assert longest == 3 if is_other else longest > 3
     proposer.check_integrity()
 
 
-def test_a_draft_ends_before_a_token_that_is_unsure(tiny_model_dir):
-    """The target drafts for itself: all that is left of a draft is right, and rows are ragged."""
-    proposer = draft_model(tiny_model_dir, confidence_threshold=HALF_SURE)
+def test_a_draft_ends_before_a_token_below_the_threshold(tiny_model_dir):
+    """The target drafts for itself, so the drafted tokens are right; row lengths differ."""
+    proposer = draft_model(tiny_model_dir, confidence_threshold=HALF_CONFIDENT)
     engine = local_engine(tiny_model_dir, engine_config(5), proposer=proposer)
     steps = recorded_lengths(engine)
-    said_by(engine)
+    generated_by(engine)
     assert engine.stats().counts.speculation.acceptance_rate >= 0.98
     lengths = {length for step in steps for length in step}
     assert lengths == {0, 1, 2, 3, 4, 5}
     assert any(len(set(step)) > 2 for step in steps)
 
 
-def test_who_is_never_sure_drafts_nothing_and_falls_not_behind(tiny_model_dir):
+def test_a_threshold_of_one_drafts_nothing_and_needs_no_catch_up(tiny_model_dir):
     proposer = draft_model(tiny_model_dir, confidence_threshold=1.0)
     engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)
-    said_by(engine)
+    generated_by(engine)
     assert engine.stats().counts.speculation.num_draft_tokens == 0
     in_prompts = sum(len(each.prompt_token_ids) for each in requests())
     assert proposer.num_catch_up_tokens <= in_prompts, "output was run again"
 
 
-def test_ranks_decide_alike(tiny_model_dir):
-    def said(group):
-        proposer = draft_model(tiny_model_dir, group, confidence_threshold=HALF_SURE)
+def test_all_ranks_decide_the_same(tiny_model_dir):
+    def generate_on(group):
+        proposer = draft_model(tiny_model_dir, group, confidence_threshold=HALF_CONFIDENT)
         engine = local_engine(tiny_model_dir, adaptive(), group, proposer)
-        return said_by(engine, temperature=0.8), engine.stats().counts.speculation
+        return generated_by(engine, temperature=0.8), engine.stats().counts.speculation
 
-    [alone] = run_ranks(1, said)
-    first, second = run_ranks(2, said)
+    [alone] = run_ranks(1, generate_on)
+    first, second = run_ranks(2, generate_on)
     assert first == second
     assert first[0] == alone[0]

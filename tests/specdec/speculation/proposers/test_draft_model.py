@@ -1,7 +1,7 @@
-"""A draft model in this process: it changes no token, loses no block, and is right when it can be.
+"""Tests of a draft model in this process: output, block accounting and acceptance rate.
 
-The draft is the target itself, which should nearly always be right, or another random model, which
-nearly never is.
+The draft model is the target itself, whose drafts are nearly always accepted, or another random
+model, whose drafts are nearly always rejected.
 """
 
 from unittest.mock import Mock
@@ -24,7 +24,7 @@ def other_model_dir(tmp_path_factory):
 
 
 def requests(count=6, **params):
-    """Some longer than a chunk of the target, all longer than what a draft may begin with."""
+    """Return requests longer than `MAX_PENDING_TOKENS`, some longer than a chunk of the target."""
     generator = torch.Generator().manual_seed(9)
     lengths = [MAX_PENDING_TOKENS + 2 + 13 * i for i in range(count)]
     prompts = [torch.randint(3, 383, (n,), generator=generator).tolist() for n in lengths]
@@ -35,22 +35,22 @@ def requests(count=6, **params):
 
 
 def run_checked(engine, proposer, asked):
-    """The tokens of each request; the books of target and draft are checked after each step."""
-    said = {each.request_id: [] for each in asked}
+    """Return the tokens of each request; check target and draft block accounting at each step."""
+    generated = {each.request_id: [] for each in asked}
     for each in asked:
         engine.add(each)
     while engine.has_work:
         for output in engine.step():
-            said[output.request_id].extend(output.token_ids)
+            generated[output.request_id].extend(output.token_ids)
         engine.check_integrity()
         proposer.check_integrity()
     assert proposer._blocks.num_free_blocks == proposer._blocks.num_blocks, "blocks leaked"
-    return said
+    return generated
 
 
 @pytest.fixture(scope="module")
 def reference(tiny_model_dir):
-    def said(**params):
+    def generate(**params):
         engine = local_engine(tiny_model_dir, engine_config(0))
         asked = requests(**params)
         tokens = {each.request_id: [] for each in asked}
@@ -61,7 +61,7 @@ def reference(tiny_model_dir):
                 tokens[output.request_id].extend(output.token_ids)
         return tokens
 
-    return said
+    return generate
 
 
 @pytest.mark.parametrize("k", [1, 3, 5])
@@ -89,13 +89,13 @@ def test_a_draft_that_is_mostly_wrong_changes_nothing(
 
 @pytest.mark.parametrize("draft_size", [1, 2, 3])
 def test_draft_ranks_agree(tiny_model_dir, reference, draft_size):
-    def said(group):
+    def generate_on(group):
         proposer = draft_model(tiny_model_dir, group)
         engine = local_engine(tiny_model_dir, engine_config(3), group, proposer)
         tokens = run_checked(engine, proposer, requests(**SAMPLED))
         return tokens, engine.stats().counts.speculation
 
-    ranks = run_ranks(draft_size, said)
+    ranks = run_ranks(draft_size, generate_on)
     assert all(rank == ranks[0] for rank in ranks)
     assert ranks[0][0] == reference(**SAMPLED)
 
@@ -117,7 +117,7 @@ def test_a_draft_pool_that_is_too_small_means_fewer_drafts(tiny_model_dir, refer
 
 
 def test_a_pool_for_one_long_sequence_serves_the_first_to_its_end(tiny_model_dir):
-    """Else both would hold half of it, and wait for the other half."""
+    """Otherwise each sequence would hold half of the pool and wait for the other half."""
     proposer = draft_model(tiny_model_dir, num_blocks=30)
     engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)
     generator = torch.Generator().manual_seed(2)
@@ -137,7 +137,7 @@ def test_a_pool_for_one_long_sequence_serves_the_first_to_its_end(tiny_model_dir
     assert engine.stats().counts.speculation.acceptance_rate >= 0.98
 
 
-def test_no_text_beyond_its_context_is_run_or_keeps_blocks(tiny_model_dir):
+def test_a_sequence_beyond_the_context_runs_no_tokens_and_frees_its_blocks(tiny_model_dir):
     proposer = draft_model(tiny_model_dir, max_model_len=40)
     engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)
     run_checked(engine, proposer, [request("long", range(5, 50), max_tokens=20)])
@@ -151,7 +151,9 @@ def test_no_text_beyond_its_context_is_run_or_keeps_blocks(tiny_model_dir):
     assert held[-10:] == [0] * 10
 
 
-def test_a_sequence_longer_than_the_draft_models_context_goes_on_without(tiny_model_dir, reference):
+def test_a_sequence_beyond_the_draft_models_context_decodes_without_drafts(
+    tiny_model_dir, reference
+):
     proposer = draft_model(tiny_model_dir, max_model_len=40)
     engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)
     assert run_checked(engine, proposer, requests(**GREEDY)) == reference(**GREEDY)
@@ -181,7 +183,7 @@ def test_a_request_that_opts_out_is_never_sent_to_the_draft_model(tiny_model_dir
 def test_a_draft_worker_is_not_asked_for_log_probabilities(
     tiny_model_dir, monkeypatch, rules, num_tokens
 ):
-    """They would take the whole prompt to it, and bring nothing back."""
+    """Log probabilities would send the whole prompt to the worker without any effect."""
     proposer = draft_model(tiny_model_dir)
     begin = Mock(wraps=proposer._worker.begin)
     monkeypatch.setattr(proposer._worker, "begin", begin)

@@ -1,4 +1,4 @@
-"""The window and its trails, against a target whose answers can be worked out by hand."""
+"""Tests of the lookahead window and its n-grams against a target with known answers."""
 
 from itertools import pairwise
 
@@ -26,7 +26,7 @@ def propose(proposer, seq, max_tokens=2, window=4):
 
 
 def step(seq, proposal, target, num_run=None):
-    """Do what the engine does with a proposal; target: returns the token after a token."""
+    """Apply a proposal as the engine does; `target` returns the token that follows a token."""
     drafts, window = proposal.draft_token_ids, proposal.lookahead_token_ids[:num_run]
     base_length, new = seq.num_tokens, [target(seq.token_ids[-1])]
     for draft in drafts:
@@ -43,7 +43,7 @@ def successor(token):
     return (token + 1) % 60
 
 
-def test_guesses_begin_with_the_text_and_go_on_with_what_the_target_said():
+def test_guesses_start_from_the_text_and_continue_with_the_targets_tokens():
     seq, proposer = sequence(1, PROMPT), make_proposer(ngram_size=3, pool_size=100)
     first = propose(proposer, seq)
     assert first.draft_token_ids == ()
@@ -52,14 +52,14 @@ def test_guesses_begin_with_the_text_and_go_on_with_what_the_target_said():
     second = propose(proposer, seq, max_tokens=1)
     expected = tuple(map(successor, first.lookahead_token_ids))
     num_drafts = len(second.draft_token_ids)
-    # One token came, so what was said after the first guess is about the token that comes now.
+    # One token was accepted, so the answer to the first guess predicts the next token.
     kept = expected[num_drafts:]
     assert second.lookahead_token_ids[: len(kept)] == kept
 
 
 @pytest.mark.parametrize("num_run", [0, 2, 4])
 def test_a_text_that_never_repeats_is_drafted(num_run):
-    """No token comes twice, but the target was seen to write it before its turn."""
+    """No token occurs twice, but the target predicted it in an earlier window."""
     seq, proposer = sequence(1, PROMPT), make_proposer(ngram_size=4, pool_size=500)
     num_steps = 0
     while 49 not in seq.token_ids:
@@ -69,21 +69,21 @@ def test_a_text_that_never_repeats_is_drafted(num_run):
     assert (num_steps < 50) == (num_run > 0)
 
 
-def test_trails_are_what_the_target_said_step_after_step():
-    """Every n-gram beyond the text is a run of the target's own answers, as long as was asked."""
+def test_ngrams_are_the_targets_answers_of_successive_steps():
+    """Every n-gram beyond the text is a run of target answers with the configured length."""
     seq, proposer = sequence(1, PROMPT), make_proposer(ngram_size=4, pool_size=500)
     for _ in range(6):
-        # Answers differ by tens, so that no draft fits and the window alone speaks.
+        # Answers differ by seven, so no draft is accepted and only the window yields n-grams.
         step(seq, propose(proposer, seq, max_tokens=1), lambda token: token + 7)
     pool = proposer._windows[1].pool
     ahead = {key: token for key, token in pool._followers.items() if token not in seq.token_ids}
     assert max(map(len, ahead)) == 3
     for context, token in ahead.items():
-        told = [*context, token]
-        assert all(after == before + 7 for before, after in pairwise(told))
+        ngram = [*context, token]
+        assert all(after == before + 7 for before, after in pairwise(ngram))
 
 
-def test_a_step_without_a_lookahead_starts_the_window_anew():
+def test_a_step_without_a_lookahead_restarts_the_window():
     seq, proposer = sequence(1, PROMPT), make_proposer(ngram_size=3, pool_size=100)
     step(seq, propose(proposer, seq), successor)
     seq.token_ids.append(99)
@@ -95,7 +95,7 @@ def test_a_step_without_a_lookahead_starts_the_window_anew():
     assert propose(proposer, seq) == propose(fresh, seq)
 
 
-def test_who_may_not_draft_is_not_looked_at():
+def test_a_request_for_no_draft_tokens_creates_no_window():
     proposer = make_proposer(ngram_size=3, pool_size=100)
     proposer.begin([DraftRequest(sequence(1, PROMPT), 0)])
     assert proposer.collect() == []

@@ -1,4 +1,4 @@
-"""What is planned for proposers is what they take, and little more."""
+"""Tests that the planned memory of proposers covers their use without much excess."""
 
 import random
 import tracemalloc
@@ -38,7 +38,7 @@ def treed(text, config):
         (treed, SpeculativeConfig.of("suffix")),
     ],
 )
-def test_no_text_takes_more_than_is_left_free_for_it(make, config, num_tokens, num_kinds):
+def test_no_text_takes_more_memory_than_planned(make, config, num_tokens, num_kinds):
     generator = random.Random(0)
     text = [300 + generator.randrange(num_kinds) for _ in range(num_tokens)]
     tracemalloc.start()
@@ -51,10 +51,10 @@ def test_no_text_takes_more_than_is_left_free_for_it(make, config, num_tokens, n
     del kept
     planned = num_tokens * proposer_memory(config).bytes_per_token
     assert after - before <= planned
-    assert num_kinds < 1000 or after - before > 0.4 * planned, "far too much is left free"
+    assert num_kinds < 1000 or after - before > 0.4 * planned, "far too much memory is planned"
 
 
-def test_what_is_loaded_adds_up():
+def test_the_memory_of_loaded_proposers_adds_up():
     first = SpeculativeConfig.of("draft_model", first="ngram")
     both = SpeculativeConfig.of("draft_model", first="ngram", fallback="suffix")
     ngram, suffix = (proposer_memory(SpeculativeConfig.of(name)) for name in ("ngram", "suffix"))

@@ -15,7 +15,7 @@ TOKENS = st.lists(st.integers(0, 3), max_size=40)
 
 
 def scanned_follower(tokens: list[int], min_n: int, max_n: int) -> int | None:
-    """The slow reference: longest n-gram first, then the latest earlier occurrence."""
+    """Scan as the slow reference: longest n-gram first, then its latest earlier occurrence."""
     for size in range(max_n, min_n - 1, -1):
         for position in range(len(tokens) - 1, size - 1, -1):
             if tokens[position - size : position] == tokens[-size:]:
@@ -33,13 +33,13 @@ def test_index_finds_what_a_scan_finds(
     assert index.follower(tokens) == scanned_follower(tokens, min_n, min_n + extra)
 
 
-def test_copy_goes_on_with_itself() -> None:
+def test_copy_continues_with_its_own_tokens() -> None:
     assert copy_from([9, 1, 2, 3], 1, 7) == (1, 2, 3, 1, 2, 3, 1)
     assert copy_from([5, 6, 7], 2, 3) == (7, 7, 7)
     assert copy_from([5, 6, 7, 8], 0, 2) == (5, 6)
 
 
-def test_a_long_prompt_is_read_in_parts_and_holds_up_nobody() -> None:
+def test_a_long_prompt_is_indexed_in_parts_without_delaying_others() -> None:
     made, short = NgramProposer(NgramConfig(2, 5)), sequence(1, [1, 2, 3, 4, 1, 2])
     prompt = [(7 * i) % 9973 + 20 for i in range(2 * _MAX_NEW_ENTRIES // 4)]
     long = sequence(2, [*prompt, 1, 2, 3, 4, 1, 2])

@@ -14,7 +14,7 @@ def pool_of(text: list[int], ngram_size: int, max_ngrams: int = 10_000) -> Ngram
 
 
 def scanned(text: list[int], context: list[int], ngram_size: int) -> int | None:
-    """The slow reference: what followed the longest end of `context` where it last stood."""
+    """Scan as the slow reference: return what last followed the longest suffix of `context`."""
     for size in range(min(ngram_size - 1, len(context)), 0, -1):
         for position in range(len(text) - 1, size - 1, -1):
             if text[position - size : position] == context[-size:]:
@@ -23,7 +23,7 @@ def scanned(text: list[int], context: list[int], ngram_size: int) -> int | None:
 
 
 @given(TOKENS, TOKENS, st.integers(2, 5), st.integers(0, 6))
-def test_a_draft_follows_the_longest_ngram_that_fits(
+def test_a_draft_follows_the_longest_matching_ngram(
     text: list[int], context: list[int], ngram_size: int, count: int
 ) -> None:
     drafted = list(pool_of(text, ngram_size).draft(context, count))
@@ -36,8 +36,10 @@ def test_a_draft_follows_the_longest_ngram_that_fits(
     assert drafted == expected
 
 
-def test_the_oldest_go_first() -> None:
-    pool = pool_of(list(range(20)), 3, max_ngrams=6)  # two n-grams a token, so of the last three
+def test_the_oldest_ngrams_are_evicted_first() -> None:
+    pool = pool_of(
+        list(range(20)), 3, max_ngrams=6
+    )  # two n-grams per token: the last three tokens fit
     assert len(pool) == 6
     assert pool.draft([17], 9) == (18, 19)
     assert pool.draft([15], 9) == ()
@@ -46,7 +48,7 @@ def test_the_oldest_go_first() -> None:
     assert pool.draft([16], 1) == (40,)
 
 
-def test_an_ngram_that_comes_again_is_as_new() -> None:
+def test_a_repeated_ngram_counts_as_new_for_eviction() -> None:
     pool = NgramPool(2, 2)
     for context, token in ([1], 2), ([3], 4), ([1], 2), ([5], 6):
         pool.add(context, token)

@@ -1,4 +1,4 @@
-"""Earlier outputs: whose they are, how many are kept, and that a dropped one leaves no trace."""
+"""Tests of the cache of earlier outputs: tenants, limits and complete eviction."""
 
 from array import array
 
@@ -16,7 +16,7 @@ OUTPUTS = st.lists(
 
 
 @given(OUTPUTS, st.integers(0, 4), st.sampled_from([12, 40, 10_000]), st.integers(0, 9))
-def test_it_is_as_if_the_dropped_ones_had_never_been(outputs, max_outputs, max_nodes, at_once):
+def test_evicted_outputs_leave_no_trace(outputs, max_outputs, max_nodes, at_once):
     cache, kept = OutputCache(5, max_outputs, max_nodes), []
     for tenant, output in outputs:
         cache.add(tenant, output)
@@ -41,7 +41,7 @@ def test_it_is_as_if_the_dropped_ones_had_never_been(outputs, max_outputs, max_n
         assert mine is None or pieces(mine) == pieces(new)
 
 
-def test_the_oldest_goes_first_whosever_it_is():
+def test_the_oldest_output_of_any_tenant_is_evicted_first():
     cache = OutputCache(4, max_outputs=2)
     for tenant, token in (("a", 1), ("b", 2), ("b", 3)):
         cache.add(tenant, [token, token])
@@ -50,7 +50,7 @@ def test_the_oldest_goes_first_whosever_it_is():
     assert cache.tree("b").find(array("i", [2, 2])) is not None
 
 
-def test_an_output_that_could_not_stay_costs_no_other_its_place():
+def test_an_output_over_the_limit_evicts_no_other():
     cache = OutputCache(4, max_outputs=9, max_nodes=20)
     cache.add("a", [1, 2, 3])
     cache.add("a", list(range(11)))
@@ -58,7 +58,7 @@ def test_an_output_that_could_not_stay_costs_no_other_its_place():
     assert cache.num_outputs == 1
 
 
-def test_no_text_is_kept_in_memory_after_it_was_dropped():
+def test_the_text_of_an_evicted_output_is_freed():
     cache = OutputCache(4, max_outputs=1)
     for _ in range(3):
         cache.add("a", [1, 2, 3, 4, 5])
@@ -67,7 +67,7 @@ def test_no_text_is_kept_in_memory_after_it_was_dropped():
         assert texts == {id(output.token_ids) for output in cache._outputs}
 
 
-def test_a_step_takes_in_no_more_than_it_is_told():
+def test_maintain_adds_and_evicts_at_most_its_number_of_tokens():
     cache = OutputCache(4, max_outputs=1)
     cache.add("a", list(range(10)))
     cache.maintain(4)
@@ -77,7 +77,7 @@ def test_a_step_takes_in_no_more_than_it_is_told():
     cache.maintain(6)
     assert cache.num_outputs == 1
     cache.add("b", [20])
-    cache.maintain(5)  # one in, then four of the ten out
+    cache.maintain(5)  # adds one token, then evicts four of the ten
     assert cache.tree("b") is not None
     assert cache.num_nodes == 7
     cache.maintain(6)

@@ -21,7 +21,7 @@ def test_each_method_has_a_name_in_the_protos(name):
     assert f"SPECULATION_METHOD_{name.upper()}" in pb.SpeculationMethod.keys()  # noqa: SIM118
 
 
-def test_flat_keys_are_read_again_as_they_were_written():
+def test_flat_keys_round_trip():
     for name in METHOD_NAMES:
         config = SpeculativeConfig.of(name, 5, adaptive_length=True)
         assert SpeculativeConfig.of(**config.to_mapping()) == config

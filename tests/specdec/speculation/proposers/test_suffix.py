@@ -1,4 +1,4 @@
-"""What suffix decoding drafts, from where, and from whom it never does."""
+"""Tests of suffix decoding: draft lengths, sources and the isolation of tenants."""
 
 import pytest
 from hypothesis import given
@@ -48,7 +48,7 @@ def test_a_sequence_is_followed_as_it_grows():
     assert drafts(made, seq) == [(14, *STORY[:6])]
 
 
-def test_a_long_prompt_is_read_in_parts_and_holds_up_nobody():
+def test_a_long_prompt_is_indexed_in_parts_without_delaying_others():
     made, short = proposer(), sequence(1, [*STORY, *STORY[:2]])
     long = sequence(
         2, [(7 * i) % 1999 + 20 for i in range(3 * _MAX_NEW_TOKENS)] + STORY + STORY[:2]
@@ -58,7 +58,7 @@ def test_a_long_prompt_is_read_in_parts_and_holds_up_nobody():
     assert drafts(made, long, short) == [tuple(STORY[2:4])] * 2
 
 
-def test_earlier_outputs_are_drafted_from_but_no_prompts():
+def test_earlier_outputs_are_drafted_from_but_not_earlier_prompts():
     made = proposer()
     earlier = sequence(1, STORY, [21, 22, 23, 24, 25, 26])
     drafts(made, earlier)
@@ -67,7 +67,7 @@ def test_earlier_outputs_are_drafted_from_but_no_prompts():
     assert drafts(made, sequence(3, [99, 5, 6, 7])) == [()]
 
 
-def test_the_better_one_of_both_trees_is_used():
+def test_the_better_match_of_both_trees_is_used():
     made = proposer()
     earlier = sequence(1, [0], [1, 2, 3, 4, 5, 6])
     drafts(made, earlier)
@@ -100,7 +100,7 @@ def test_a_preempted_sequence_is_kept_once():
     assert made.cache.num_outputs == 1
 
 
-def test_a_sequence_that_nobody_asked_about_leaves_nothing():
+def test_a_sequence_without_draft_requests_is_not_cached():
     made = proposer()
     made.release(7)
     drafts(made, sequence(1, STORY), count=0)
@@ -115,8 +115,8 @@ def test_a_sequence_that_nobody_asked_about_leaves_nothing():
         max_size=8,
     )
 )
-def test_no_tenant_can_tell_what_others_have_asked(asked):
-    """A tenant's drafts are the same, whether the others are there or not."""
+def test_requests_of_other_tenants_do_not_affect_drafts(asked):
+    """A tenant gets the same drafts with and without requests of other tenants."""
 
     def drafted_for(tenant, others_too):
         made, all_drafts = proposer(depth=8, prob=0.0, factor=3), []

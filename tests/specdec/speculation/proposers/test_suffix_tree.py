@@ -1,4 +1,4 @@
-"""The suffix tree against counting by hand, after any mix of additions and removals."""
+"""Tests of the suffix tree against plain counting, after any additions and removals."""
 
 from array import array
 from collections import Counter
@@ -36,7 +36,7 @@ def pieces(tree):
 
 
 def counted(texts, depth):
-    """How often each piece of up to `depth` tokens occurs in the texts."""
+    """Return how often each piece of up to `depth` tokens occurs in the texts."""
     counts = Counter()
     for text in texts:
         for start in range(len(text)):
@@ -46,7 +46,7 @@ def counted(texts, depth):
 
 
 def check_equal(tree, texts):
-    """All pieces are there, with their counts, in as few nodes as a new tree would have."""
+    """Check that the tree has the pieces, counts and number of nodes of a new one."""
     tree.check_integrity()
     expected = counted(texts, tree.max_depth)
     for piece, count in pieces(tree).items():
@@ -121,13 +121,13 @@ def test_a_continuation_is_the_most_frequent_one(depth, texts, context, min_prob
         assert best == 0 or prob * best / counts[prefix] < min_prob + 1e-9
 
 
-def test_of_equally_frequent_followers_the_latest_is_taken():
+def test_the_latest_of_equally_frequent_followers_is_used():
     tree = SuffixTree(4)
     add(tree, array("i", [1, 2, 9, 1, 3]))
     assert list(tree.continuation(tree.find(array("i", [1])), 1, 0.0).token_ids) == [3]
 
 
-def test_memory_is_at_most_two_nodes_a_token():
+def test_memory_is_at_most_two_nodes_per_token():
     text = OnlineSuffixTree(24)
     for token in [7] * 300 + [5, 6] * 200 + list(range(300)):
         text.append(token)

@@ -1,4 +1,4 @@
-"""A draft with a tokenizer of its own, trained here on what SmolLM2 writes, drafts for SmolLM2."""
+"""Tests of a draft model with another tokenizer, trained on the output of its target SmolLM2."""
 
 import pytest
 
@@ -18,7 +18,9 @@ LIMITS = {"max_model_len": 256, "num_blocks": 400, "max_num_batched_tokens": 128
 def requests(directory, things, **params):
     tokenizer = Tokenizer(directory)
     prompts = [
-        tokenizer.encode_chat([ChatMessage("user", f"Say in two sentences why {thing} is useful.")])
+        tokenizer.encode_chat(
+            [ChatMessage("user", f"Explain in two sentences why {thing} is useful.")]
+        )
         for thing in things
     ]
     return [
@@ -37,7 +39,7 @@ def draft_dir(smollm2_dir, tmp_path_factory):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_it_is_right_sometimes_and_changes_nothing(smollm2_dir, draft_dir, temperature):
+def test_some_drafts_are_accepted_and_the_output_is_unchanged(smollm2_dir, draft_dir, temperature):
     asked = requests(smollm2_dir, ASKED, temperature=temperature)
     plain = run(local_engine(smollm2_dir, engine_config(0, **LIMITS)), asked)
     vocabulary = DraftVocabulary.between(draft_dir, smollm2_dir)

@@ -1,4 +1,4 @@
-"""A draft model with the target's tokens of text, other padding and other ids of special tokens."""
+"""Tests of draft models that differ only in vocabulary padding and IDs of special tokens."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ NUM_TOKENS = 3
 
 @pytest.fixture
 def vocabulary():
-    """Some tokens that only one of the two has, and some that have each other's ids."""
+    """Return a map with tokens that only one model has, and tokens with swapped IDs."""
     ids = np.arange(VOCAB_SIZE, dtype=np.int32)
     ids[MISSING.start : MISSING.stop] = -1
     for one, other in SWAPPED.items():
@@ -27,7 +27,7 @@ def vocabulary():
 
 
 def sequences(count, verifier):
-    """Each asks for tokens that the two call by other names, and for missing ones."""
+    """Return requests that make tokens with different IDs and missing tokens likely."""
     likely = tuple((token, 12.0) for token in (*SWAPPED, 160, 170))
     for index in range(count):
         rules = SamplingRules(1.0, seed=index, verifier=Verifier(verifier), logit_bias=likely)
@@ -41,14 +41,16 @@ def drafted(proposer, verifier):
 
 @pytest.mark.parametrize("verifier", ["rejection", "block"])
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_chances_are_of_the_targets_tokens(tiny_model_dir, vocabulary, verifier, num_ranks):
-    """A token that is drafted without a chance would be accepted whatever the target thinks."""
+def test_draft_probabilities_cover_the_targets_vocabulary(
+    tiny_model_dir, vocabulary, verifier, num_ranks
+):
+    """A token with draft probability 0 would be accepted at any target probability."""
     ranks = run_ranks(
         num_ranks,
         lambda group: drafted(draft_model(tiny_model_dir, group, vocabulary=vocabulary), verifier),
     )
     for proposal in ranks[0]:
-        assert len(proposal.draft_token_ids) == NUM_TOKENS, "dropped for what it was"
+        assert len(proposal.draft_token_ids) == NUM_TOKENS, "a draft token was dropped"
         for place, token in enumerate(proposal.draft_token_ids):
             listed = proposal.draft_probs.token_ids[place]
             probs = proposal.draft_probs.probs[place]
@@ -58,6 +60,8 @@ def test_chances_are_of_the_targets_tokens(tiny_model_dir, vocabulary, verifier,
     assert {token for each in ranks[0] for token in each.draft_token_ids} >= set(SWAPPED)
 
 
-def test_drafts_of_the_same_noise_never_end_in_what_the_target_lacks(tiny_model_dir, vocabulary):
+def test_drafts_by_shared_noise_never_contain_a_token_that_the_target_lacks(
+    tiny_model_dir, vocabulary
+):
     proposals = drafted(draft_model(tiny_model_dir, vocabulary=vocabulary), "coupled")
     assert {len(each.draft_token_ids) for each in proposals} == {NUM_TOKENS}

@@ -1,4 +1,4 @@
-"""Draft models with tokenizers of their own: right often enough, and never heard of otherwise."""
+"""Tests of draft models with another tokenizer: they are often right and change no output."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def draft_dirs(tmp_path_factory):
 
 
 def requests(directory, **params):
-    """Some longer than what a draft may begin with, and one that ends within a character."""
+    """Return requests longer than `MAX_PENDING_TOKENS` and one that ends within a character."""
     tokenizer = Tokenizer(directory)
     prompts = [tokenizer.encode(LEARNT[start : start + 90]) for start in (1, 150, 300, 450)]
     assert max(map(len, prompts)) > MAX_PENDING_TOKENS
@@ -47,12 +47,13 @@ def requests(directory, **params):
 @pytest.fixture(scope="module")
 def reference(target_dir):
     return {
-        temperature: said(local_engine(target_dir, engine_config(0)), target_dir, temperature)
+        temperature: generate(local_engine(target_dir, engine_config(0)), target_dir, temperature)
         for temperature in (GREEDY, SAMPLED)
     }
 
 
-def said(engine, directory, temperature):
+def generate(engine, directory, temperature):
+    """Return the generated token IDs by request ID."""
     transcripts = run(engine, requests(directory, temperature=temperature))
     return {name: transcript.token_ids for name, transcript in transcripts.items()}
 
@@ -68,7 +69,7 @@ def test_drafts_are_often_right_and_change_nothing(
     vocabulary = DraftVocabulary.between(draft_dirs[kind], target_dir)
     proposer = draft_model(draft_dirs[kind], vocabulary=vocabulary)
     engine = local_engine(target_dir, engine_config(k), proposer=proposer)
-    assert said(engine, target_dir, temperature) == reference[temperature]
+    assert generate(engine, target_dir, temperature) == reference[temperature]
     proposer.check_integrity()
     speculation = engine.stats().counts.speculation
     assert speculation.num_draft_tokens > 50
@@ -79,12 +80,12 @@ def test_drafts_are_often_right_and_change_nothing(
 def test_the_target_with_its_ids_shuffled_draws_the_same(
     target_dir, reference, tmp_path, temperature
 ):
-    """The noise is of the target's ids and positions, and the tokens' texts are all that counts."""
+    """Sampling noise depends on the target's IDs and positions; only token texts are compared."""
     directory = shuffled_llama_dir(target_dir, tmp_path)
     vocabulary = DraftVocabulary.between(directory, target_dir)
     proposer = draft_model(directory, vocabulary=vocabulary)
     engine = local_engine(target_dir, engine_config(4), proposer=proposer)
-    assert said(engine, target_dir, temperature) == reference[temperature]
+    assert generate(engine, target_dir, temperature) == reference[temperature]
     assert engine.stats().counts.speculation.acceptance_rate >= 0.9
 
 
@@ -92,15 +93,15 @@ def test_draft_ranks_agree_with_one(target_dir, draft_dirs, reference):
     directory = draft_dirs["sentencepiece"]
     vocabulary = DraftVocabulary.between(directory, target_dir)
 
-    def drafted(group):
+    def generate_on(group):
         proposer = draft_model(directory, group, vocabulary=vocabulary)
         engine = local_engine(target_dir, engine_config(3), group, proposer)
-        return said(engine, target_dir, SAMPLED), engine.stats().counts.speculation
+        return generate(engine, target_dir, SAMPLED), engine.stats().counts.speculation
 
-    ranks = run_ranks(3, drafted)
+    ranks = run_ranks(3, generate_on)
     assert all(rank == ranks[0] for rank in ranks)
     assert ranks[0][0] == reference[SAMPLED]
-    assert ranks[0][1] == run_ranks(1, drafted)[0][1]
+    assert ranks[0][1] == run_ranks(1, generate_on)[0][1]
 
 
 def test_preempted_sequences_and_a_small_pool_change_nothing(target_dir, draft_dirs, reference):
@@ -108,7 +109,7 @@ def test_preempted_sequences_and_a_small_pool_change_nothing(target_dir, draft_d
     proposer = draft_model(draft_dirs["byte-level"], vocabulary=vocabulary, num_blocks=50)
     config = engine_config(3, num_blocks=50)
     engine = local_engine(target_dir, config, proposer=proposer)
-    assert said(engine, target_dir, GREEDY) == reference[GREEDY]
+    assert generate(engine, target_dir, GREEDY) == reference[GREEDY]
     assert engine.stats().counts.num_preemptions > 0
     assert engine.stats().counts.speculation.num_accepted_tokens > 0
     proposer.check_integrity()
@@ -125,26 +126,26 @@ def test_a_repeated_prompt_is_not_run_again(target_dir, draft_dirs):
     assert proposer.num_catch_up_tokens == caught_up > 100
 
 
-def test_broken_text_is_drafted_for_too(tiny_model_dir, draft_dirs):
-    """The random target writes bytes that are no text, among others."""
+def test_invalid_utf8_is_drafted_for_too(tiny_model_dir, draft_dirs):
+    """The random target generates bytes that are not valid UTF-8, among others."""
     vocabulary = DraftVocabulary.between(draft_dirs["sentencepiece"], tiny_model_dir)
     proposer = draft_model(draft_dirs["sentencepiece"], vocabulary=vocabulary)
     engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)
     plain = local_engine(tiny_model_dir, engine_config(0))
-    assert said(engine, tiny_model_dir, SAMPLED) == said(plain, tiny_model_dir, SAMPLED)
+    assert generate(engine, tiny_model_dir, SAMPLED) == generate(plain, tiny_model_dir, SAMPLED)
     proposer.check_integrity()
     assert engine.stats().counts.speculation.num_draft_tokens > 50
 
 
 def test_the_same_model_with_other_padding_drafts_as_itself(tmp_path, tiny_model_dir):
-    """As Qwen's models: one tokenizer, vocabularies padded to sizes of their own."""
+    """Qwen models do this: they share a tokenizer but pad the vocabulary to different sizes."""
     padded = tiny_llama_dir(tmp_path)
     pad_vocabulary(padded, 390)
     vocabulary = DraftVocabulary.between(padded, tiny_model_dir)
     proposer = draft_model(padded, vocabulary=vocabulary)
     engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)
     plain = local_engine(tiny_model_dir, engine_config(0))
-    assert said(engine, tiny_model_dir, SAMPLED) == said(plain, tiny_model_dir, SAMPLED)
+    assert generate(engine, tiny_model_dir, SAMPLED) == generate(plain, tiny_model_dir, SAMPLED)
     assert engine.stats().counts.speculation.acceptance_rate >= 0.98
 
 

@@ -1,4 +1,4 @@
-"""A draft's view of a text that grows in pieces: always the same text, in the usual tokens."""
+"""Tests of incremental re-encoding: text that grows in pieces encodes as the whole text does."""
 
 import pytest
 from hypothesis import example, given, settings
@@ -24,14 +24,14 @@ def spellings(tmp_path_factory):
 
 
 def written(spelling, text):
-    """The text as bytes, without what the tokenizer puts first."""
+    """Return the text as bytes, without the prefix that the tokenizer adds."""
     tokens = text.token_ids[len(spelling.prefix) :]
     joined = spelling.text(tokens)
     return joined.removeprefix(b" ") if spelling.adds_space else joined
 
 
 def extended(spelling, pieces):
-    """The text after all pieces; what is said of settled and kept tokens is checked at each."""
+    """Return the text after all pieces; check the settled and kept tokens after each."""
     text = Retokenizer(spelling)
     for piece in pieces:
         old, num_settled = list(text.token_ids), text.num_settled
@@ -43,7 +43,7 @@ def extended(spelling, pieces):
 
 
 def cut(data, sizes):
-    """data in pieces of these sizes, again and again."""
+    """Cut data into pieces, cycling through the sizes."""
     pieces, index = [], 0
     while data:
         size = sizes[index % len(sizes)]
@@ -58,7 +58,7 @@ def cut(data, sizes):
     ends=st.sampled_from([" ", "\n", "  ", ", ", " \N{SNOWMAN} ", "日本"]),
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5),
 )
-def test_it_is_what_the_whole_text_is_encoded_to(spellings, words, ends, sizes):
+def test_pieces_encode_as_the_whole_text_does(spellings, words, ends, sizes):
     whole = ends.join(words)
     for spelling in spellings:
         text = extended(spelling, cut(whole.encode(), sizes))
@@ -70,18 +70,18 @@ def test_it_is_what_the_whole_text_is_encoded_to(spellings, words, ends, sizes):
 @given(pieces=st.lists(st.one_of(st.binary(max_size=6), st.text(max_size=20).map(str.encode))))
 @example(pieces=["\u2581".encode()])
 @example(pieces=[b"\xe2", b"\x96\x81a"])
-def test_any_bytes_in_any_pieces_are_the_same_bytes(spellings, pieces):
+def test_any_bytes_in_any_pieces_decode_to_the_same_bytes(spellings, pieces):
     for spelling in spellings:
         text = extended(spelling, pieces)
-        told = [written(spelling, text), b"".join(pieces)]
-        if spelling.adds_space:  # it writes U+2581 for a space, and knows no other one
-            told = [each.replace("\u2581".encode(), b" ") for each in told]
-        # A space that the tokenizer puts first looks like one of the text's.
-        found, whole = (each.lstrip(b" ") for each in told)
+        both = [written(spelling, text), b"".join(pieces)]
+        if spelling.adds_space:  # encodes a space as U+2581, so both decode to a space
+            both = [each.replace("\u2581".encode(), b" ") for each in both]
+        # A leading space that the tokenizer adds cannot be distinguished from one of the text.
+        found, whole = (each.lstrip(b" ") for each in both)
         assert found == whole
 
 
-def test_half_a_character_is_there_at_once_and_whole_later(spellings):
+def test_a_partial_character_is_encoded_at_once_and_completed_later(spellings):
     for spelling in spellings:
         text = Retokenizer(spelling)
         snowman = "\N{SNOWMAN}".encode()
@@ -91,7 +91,7 @@ def test_half_a_character_is_there_at_once_and_whole_later(spellings):
         assert text.token_ids == [*spelling.prefix, *spelling.encode_first("the \N{SNOWMAN} melts")]
 
 
-def test_what_is_encoded_again_stays_short(spellings):
+def test_the_part_that_is_encoded_again_stays_short(spellings):
     for spelling in spellings:
         text = Retokenizer(spelling)
         for word in WORDS * 4:
@@ -99,7 +99,7 @@ def test_what_is_encoded_again_stays_short(spellings):
             assert len(text.token_ids) - text.num_settled <= 40
 
 
-def test_a_word_that_goes_on_takes_its_tokens_back(spellings):
+def test_a_word_that_continues_replaces_its_tokens(spellings):
     byte = spellings[0]
     text = Retokenizer(byte)
     text.extend(b"the wat")

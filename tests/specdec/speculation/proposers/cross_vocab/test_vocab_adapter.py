@@ -1,4 +1,4 @@
-"""What a draft model reads of a sequence, and what becomes of what it writes."""
+"""Tests of the translation of tokens between the draft and target vocabularies."""
 
 import numpy as np
 import pytest
@@ -62,8 +62,8 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("draft", "target"), PAIRS)
-def test_the_draft_reads_the_text_as_its_own_tokenizer_writes_it(models, translate, draft, target):
-    """What the target puts before a text is not text; the draft puts its own."""
+def test_the_draft_gets_the_text_as_its_own_tokenizer_encodes_it(models, translate, draft, target):
+    """The target's prefix tokens are not part of the text; the draft adds its own prefix."""
     text = TEXT[1:600]
     seq = sequence(models[target].tokenizer.encode(text))
     view = translate(draft, target).view(seq)
@@ -72,7 +72,7 @@ def test_the_draft_reads_the_text_as_its_own_tokenizer_writes_it(models, transla
 
 
 @pytest.mark.parametrize(("draft", "target"), PAIRS)
-def test_greedy_drafts_are_read_by_the_targets_tokenizer(models, translate, draft, target):
+def test_greedy_drafts_are_encoded_by_the_targets_tokenizer(models, translate, draft, target):
     adapter, context, text = translate(draft, target), "The river", " begins as a thread"
     seq = sequence(models[target].tokenizer.encode(context))
     adapter.view(seq)
@@ -104,7 +104,7 @@ def test_a_draft_that_ends_the_text_ends_it_for_the_target_too(models, translate
     assert adapter.to_target(seq, drafted, 9) == expected
 
 
-def test_a_chat_is_read_as_the_template_wrote_it(models, translate):
+def test_a_chat_prompt_keeps_the_text_of_its_template(models, translate):
     assert "<|im_start|>" in CHAT_TEMPLATE
     text = "<|im_start|>user\nAsk the baker<|im_end|>\n<|im_start|>assistant\n"
     seq = sequence(models["chat"].tokenizer.encode(text))
@@ -112,7 +112,7 @@ def test_a_chat_is_read_as_the_template_wrote_it(models, translate):
     assert models["byte-level"].spelling.text(view.token_ids) == text.encode()
 
 
-def test_a_long_prompt_is_read_in_parts(models, translate):
+def test_a_long_prompt_is_translated_in_parts(models, translate):
     adapter = translate("byte-level", "chat")
     token_ids = models["chat"].tokenizer.encode(TEXT * 12)
     seq = sequence(token_ids)
@@ -125,7 +125,7 @@ def test_a_long_prompt_is_read_in_parts(models, translate):
     assert not adapter.view(seq).is_whole
 
 
-def test_tokens_that_only_one_model_has_are_stood_in_for():
+def test_tokens_that_only_one_model_has_are_replaced():
     to_draft = np.array([0, 1, 2, -1, -1], dtype=np.int32)
     to_target = np.array([0, 1, 2, -1], dtype=np.int32)
     adapter = EqualIds(VocabularyMap(to_target, to_draft, has_equal_ids=True))
@@ -137,8 +137,8 @@ def test_tokens_that_only_one_model_has_are_stood_in_for():
     assert adapter.to_target(seq, [1, 2, 3, 1], 4) == (1, 2)
 
 
-def test_a_draft_worker_is_told_of_tokens_by_its_own_ids():
-    """Special ones may have others, with all tokens of text equal."""
+def test_an_admission_maps_token_ids_to_the_draft_vocabulary():
+    """Special tokens may have different IDs even if all text tokens have equal ones."""
     to_draft = np.array([0, 1, 2, 4, 3], dtype=np.int32)
     adapter = EqualIds(VocabularyMap(to_draft, to_draft, has_equal_ids=True))
     seq = sequence([2, 4, 1], repetition_penalty=1.1)
@@ -146,7 +146,7 @@ def test_a_draft_worker_is_told_of_tokens_by_its_own_ids():
     assert adapter.admission(sequence([2, 4, 1])).token_ids == ()
 
 
-def test_the_least_that_is_needed_lies_between(tmp_path):
+def test_the_simplest_sufficient_adapter_is_selected(tmp_path):
     directories = {}
     for name, vocab in (("same", 383), ("twin", 383), ("other", 420)):
         directories[name] = tmp_path / name
