@@ -79,6 +79,12 @@ class DraftModelProposer:
         self._num_steps = 0
         self.num_catch_up_tokens = 0
 
+    @staticmethod
+    def memory(config: DraftModelConfig) -> ProposerMemory:
+        """Return the memory of the texts in the draft model's vocabulary, without its KV."""
+        bytes_per_token = 0 if config.model is None else _ADAPTED_BYTES_PER_TOKEN
+        return ProposerMemory(bytes_per_token=bytes_per_token)
+
     def begin(self, requests: collections.abc.Sequence[DraftRequest]) -> None:
         """Send the worker the drafts to make, and text to catch up on while the target works."""
         self._views = {request.seq.seq_id: self._settle(request.seq) for request in requests}
@@ -217,8 +223,3 @@ class DraftModelProposer:
             self._blocks.release(seq.seq_id)
             self._worker_view.release(seq.seq_id)
             self._progress[seq.seq_id] = _Progress(0)
-
-
-def memory(config: DraftModelConfig) -> ProposerMemory:
-    """Return the memory of the texts in the draft model's vocabulary; its KV is planned apart."""
-    return ProposerMemory(bytes_per_token=0 if config.model is None else _ADAPTED_BYTES_PER_TOKEN)

@@ -57,6 +57,12 @@ class SuffixProposer(SynchronousProposer):
         self._budget = IngestBudget(0)
         self.cache = OutputCache(self._max_depth, config.suffix_decoding_max_cached_requests)
 
+    @staticmethod
+    def memory(config: SuffixConfig) -> ProposerMemory:
+        """Return the memory of the cache of outputs and of the sequences' trees."""
+        fixed_bytes = MAX_CACHE_BYTES if config.suffix_decoding_max_cached_requests else 0
+        return ProposerMemory(fixed_bytes=fixed_bytes, bytes_per_token=BYTES_PER_TOKEN)
+
     def begin(self, requests: collections.abc.Sequence[DraftRequest]) -> None:
         """Look the drafts up; text beyond the budget is ingested in later steps."""
         self.cache.maintain(_MAX_NEW_TOKENS)
@@ -110,12 +116,6 @@ class SuffixProposer(SynchronousProposer):
             if draft.score > best.score:
                 best = draft
         return best
-
-
-def memory(config: SuffixConfig) -> ProposerMemory:
-    """Return the memory of the cache of outputs and of the sequences' trees."""
-    fixed_bytes = MAX_CACHE_BYTES if config.suffix_decoding_max_cached_requests else 0
-    return ProposerMemory(fixed_bytes=fixed_bytes, bytes_per_token=BYTES_PER_TOKEN)
 
 
 def _num_matched(tree: SuffixTree, context: Tokens) -> int:
