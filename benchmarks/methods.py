@@ -14,7 +14,7 @@ from specdec.speculation.policy.cost_model import CostModel
 from specdec.speculation.policy.cost_profiler import profile_verification
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
-from specdec.types.worker import Target
+from specdec.types.messages import Target
 
 NUM_SPECULATIVE_TOKENS = 7
 

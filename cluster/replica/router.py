@@ -30,7 +30,7 @@ from specdec.engine.core import EngineCore
 from specdec.engine.engine_thread import EngineThread
 from specdec.engine.model_resolution import ModelDirectories
 from specdec.sequences.sequence import EngineRequest
-from specdec.types.control_changes import SpeculationState
+from specdec.types.control import SpeculationState
 from specdec.types.errors import NotReadyError, TargetFailedError, UnknownModelError
 from specdec.types.fleet import ReplicaReport
 from specdec.types.outputs import EngineOutput

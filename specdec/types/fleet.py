@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from specdec.types.control_changes import SpeculationState
+from specdec.types.control import SpeculationState
 from specdec.types.stats import Counts
 
 

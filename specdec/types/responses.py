@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from specdec.types.chat import ChatMessage
+from specdec.types.request import ChatMessage
 from specdec.types.sampling_params import SamplingDefaults, VerifierName
 from specdec.types.stats import SpeculationStats
 

@@ -13,12 +13,13 @@ from specdec.types.messages import (
     BlockTableDelta,
     DraftRow,
     DraftStep,
+    DraftWorker,
     SequenceAdmission,
     StepInput,
     StepRow,
+    Target,
 )
 from specdec.types.sampling_spec import SamplingRules
-from specdec.types.worker import DraftWorker, Target
 
 _CONTEXT_TOKENS = 64
 _TOKEN = 1

@@ -19,7 +19,7 @@ from specdec.speculation.policy.cost_profiler import (
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
-from specdec.types.worker import DraftWorker, Target
+from specdec.types.messages import DraftWorker, Target
 
 logger = logging.getLogger(__name__)
 

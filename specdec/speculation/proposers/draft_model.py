@@ -19,8 +19,7 @@ from specdec.sequences.worker_view import WorkerView
 from specdec.speculation.proposers.base import DraftRequest, Proposal, ProposerMemory
 from specdec.speculation.proposers.cross_vocab.retokenizer import num_equal
 from specdec.speculation.proposers.cross_vocab.vocab_adapter import DraftView, VocabAdapter
-from specdec.types.messages import DraftedRow, DraftRow, DraftStep, StepRow
-from specdec.types.worker import DraftWorker
+from specdec.types.messages import DraftedRow, DraftRow, DraftStep, DraftWorker, StepRow
 
 MAX_PENDING_TOKENS = 16
 """Most tokens without KV that a draft may begin with; more are caught up on in chunks."""

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.config.length_schedule import LengthSchedule
 from specdec.speculation.policy.cost_model import CostModel, CostTable
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.types.draft_decision import Decision, DecisionReason, chain
+from specdec.types.draft_length import LengthSchedule
 from specdec.types.errors import InvalidValueError
 from tests.clock import Clock
 
