@@ -255,7 +255,7 @@ class RecordingChooser(GoodputChooser):
     """Chooses two tokens, and keeps what it is told."""
 
     def __init__(self):
-        super().__init__(CostModel(CostTable.of_chains((1,), (0,), ((1.0,),))))
+        super().__init__(CostModel(CostTable((1,), (0,), ((1.0,),))))
         self.drafts, self.steps, self.asked_most = [], [], []
 
     def choose(self, now_s, num_decoding, shapes):
@@ -320,7 +320,7 @@ def test_goodput_is_bounded_by_threshold_number_and_budget(clock):
 
 def test_a_speedup_is_told_where_costs_are_known_and_something_decodes(clock):
     assert SpeculationPolicy(AUTO, clock).estimate is None
-    chooser = GoodputChooser(CostModel(CostTable.of_chains((1,), (0, 2), ((0.1, 0.1),))))
+    chooser = GoodputChooser(CostModel(CostTable((1,), (0, 2), ((0.1, 0.1),))))
     policy = SpeculationPolicy(AUTO, clock, choosers={None: chooser})
     assert policy.estimate is None
     policy.decide(1)
