@@ -34,7 +34,7 @@ from specdec.types.errors import (
     SpecdecError,
 )
 from specdec.types.messages import StepRow, Target, VerifiedRow, VerifyOutput
-from specdec.types.outputs import EngineOutput
+from specdec.types.responses import EngineOutput
 from specdec.types.stats import Counts, DraftCounter, EngineStats
 
 

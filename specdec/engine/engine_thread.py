@@ -21,7 +21,7 @@ from specdec.sequences.sequence import EngineRequest
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import NotReadyError, TargetFailedError
 from specdec.types.messages import Target
-from specdec.types.outputs import EngineOutput
+from specdec.types.responses import EngineOutput
 from specdec.types.stats import EngineStats
 
 logger = logging.getLogger(__name__)

@@ -33,8 +33,7 @@ from specdec.types.messages import (
     VerifiedRow,
     VerifyOutput,
 )
-from specdec.types.outputs import EngineOutput
-from specdec.types.responses import FinishReason
+from specdec.types.responses import EngineOutput, FinishReason
 from specdec.types.sampling_params import SamplingParams
 from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
 

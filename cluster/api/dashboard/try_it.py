@@ -17,8 +17,8 @@ from cluster.replica.router import Generation, Router
 from specdec.config.fields import refuse_unknown
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.types.errors import InvalidValueError
-from specdec.types.outputs import EngineOutput
 from specdec.types.request import ChatMessage, GenerateRequest, Prompt
+from specdec.types.responses import EngineOutput
 from specdec.types.sampling_params import LOSSY_VERIFIERS, SamplingParams, SpeculationOptions
 
 MAX_PROMPT_CHARS = 100_000
