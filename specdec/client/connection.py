@@ -93,7 +93,9 @@ class Destination:
         try:
             yield
         except grpc.RpcError as error:
-            raise client_error(error, self.address, self.timeout_s) from error
+            code, details = error.code(), " ".join((error.details() or "").split())
+            message = _message(code, details, self.address, self.timeout_s)
+            raise ClientError(code, message) from error
 
 
 class Connection:
@@ -147,13 +149,6 @@ class ClientError(Exception):
         super().__init__(message)
         self.code = code
         self.message = message
-
-
-def client_error(error: grpc.RpcError, address: str, timeout_s: float | None) -> ClientError:
-    """Return the error for a call to `address` that had `timeout_s` seconds."""
-    code: StatusCode = error.code()
-    details = " ".join((error.details() or "").split())
-    return ClientError(code, _message(code, details, address, timeout_s))
 
 
 def _message(code: StatusCode, details: str, address: str, timeout_s: float | None) -> str:
