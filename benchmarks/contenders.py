@@ -21,7 +21,7 @@ from specdec.models.config import ModelConfig
 from specdec.sequences.sequence import EngineRequest
 from specdec.speculation.proposers import DraftModelProposer, Proposer, make_proposer
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.outputs import EngineOutput
+from specdec.types.responses import EngineOutput
 from specdec.types.sampling_params import SamplingParams, SpeculationOptions
 from specdec.worker import (
     LocalDraftWorker,

@@ -11,10 +11,10 @@ from benchmarks.workloads import NO_METHOD
 from specdec.config.engine import EngineConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.speculation.policy.cost_model import CostModel
-from specdec.speculation.policy.cost_profiler import profile_verification
+from specdec.speculation.policy.cost_profiler import CostProfiler
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
-from specdec.types.worker import Target
+from specdec.types.messages import Target
 
 NUM_SPECULATIVE_TOKENS = 7
 
@@ -37,7 +37,9 @@ class Method:
             return None
         rule, most = self.config.length_rule, self.config.num_speculative_tokens
         most = max(most, rule.max_tokens if rule else 0)
-        table = profile_verification(target, config, most, time.perf_counter, _MEASURING_BUDGET_S)
+        table = CostProfiler(config, most, time.perf_counter).verification(
+            target, _MEASURING_BUDGET_S
+        )
         return SpeculationPolicy(
             self.config.control,
             time.monotonic,

@@ -33,7 +33,7 @@ from benchmarks.workloads import MODEL, NO_METHOD, Contender, Measurement, Workl
 from specdec.client import AdminClient
 from specdec.models.resolve import print_progress, resolve
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.control_changes import SpeculationChange
+from specdec.types.control import SpeculationChange
 
 _PAIRS_PER_ROUND = {1: 4, 8: 2, 32: 1}  # by the number of streams
 _MOST_PROMPTS = 48

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.chat import ChatMessage
 from specdec.types.errors import InvalidValueError
+from specdec.types.request import ChatMessage
 
 DEFAULT_PATH = Path(__file__).with_name("prompts.jsonl")
 SUITES = ("edit", "humaneval", "gsm8k", "mt_bench")

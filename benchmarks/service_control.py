@@ -36,7 +36,7 @@ from specdec.client import AdminClient
 from specdec.config.speculative import SpeculativeConfig
 from specdec.models.resolve import print_progress, resolve
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.control_changes import SpeculationChange
+from specdec.types.control import SpeculationChange
 
 _NUM_STREAMS = (1, 2, 4, 8, 16, 32, 64)
 _FIXED = (1, 3, 5, 7)

@@ -7,7 +7,7 @@ import time
 from benchmarks.contenders import ServiceContender
 from benchmarks.workloads import Measurement, Workload
 from specdec.client import AdminClient
-from specdec.types.control_changes import SpeculationChange
+from specdec.types.control import SpeculationChange
 
 STEERED = "as steered"
 """Method of a workload whose requests leave the decision to the service."""

@@ -34,7 +34,7 @@ from specdec.sequences.sequence import EngineRequest
 from specdec.speculation.proposers import DraftModelProposer
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.chat import ChatMessage
+from specdec.types.request import ChatMessage
 from specdec.types.responses import FinishReason
 from specdec.types.sampling_params import SamplingParams, StructuredOutput
 from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner

@@ -54,7 +54,7 @@ class CostCurve:
             tuple(base + wrong_by * (self.step_s(size, count) - base) for count in lengths)
             for size, base in zip(sizes, plain, strict=True)
         )
-        return CostTable.of_chains(sizes, lengths, seconds)
+        return CostTable(sizes, lengths, seconds)
 
 
 class SyntheticService:

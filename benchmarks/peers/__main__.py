@@ -43,7 +43,7 @@ from benchmarks.step_bench import PRECISIONS
 from benchmarks.summary import compare_all, print_ratios, print_rows, summarize
 from benchmarks.worker import Worker
 from benchmarks.workloads import MODEL, NO_METHOD, Contender, Workload, all_at_once, one_by_one
-from specdec.config.paths import default_cache_dir
+from specdec.config.hardware import default_cache_dir
 from specdec.models.resolve import print_progress, resolve
 from specdec.text.tokenizer import Tokenizer
 

@@ -22,10 +22,11 @@ from cluster.cli.tables import (
 )
 from specdec.client import AdminClient
 from specdec.config.methods import METHOD_NAMES
-from specdec.types.control import SPECULATION_MODES, RateRule
-from specdec.types.control_changes import (
+from specdec.types.control import (
     MAX_AUDIT_PAGE,
+    SPECULATION_MODES,
     AuditPage,
+    RateRule,
     SpeculationChange,
     SpeculationState,
 )

@@ -17,7 +17,7 @@ from cluster.cli.completion_result import CompletionResult, receive
 from cluster.cli.options import client_flags, pop_connection, sampling_flags, sampling_params
 from cluster.cli.output import SectionedCommand
 from specdec.client import Client, ClientError
-from specdec.types.chat import ChatMessage
+from specdec.types.request import ChatMessage
 from specdec.types.responses import StreamChunk
 from specdec.types.sampling_params import SamplingParams
 from specdec.types.stats import SpeculationStats

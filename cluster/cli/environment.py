@@ -17,8 +17,7 @@ from pathlib import Path
 
 from cluster.config.network import listen_error
 from specdec.client import Client, ClientError
-from specdec.config.hardware import available_cpus, available_memory_bytes
-from specdec.config.paths import default_cache_dir
+from specdec.config.hardware import available_cpus, available_memory_bytes, default_cache_dir
 
 _NETWORK_TIMEOUT_S = 10.0
 _SERVICE_TIMEOUT_S = 5.0

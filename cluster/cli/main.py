@@ -33,7 +33,7 @@ from cluster.cli.options import (
 from cluster.cli.output import SectionedCommand, json_flag, print_stderr, show_json
 from cluster.cli.serve import serve
 from specdec.client import Client
-from specdec.types.chat import ChatMessage
+from specdec.types.request import ChatMessage
 from specdec.types.responses import StreamChunk
 
 _SHELLS = ("bash", "zsh", "fish")

@@ -30,8 +30,8 @@ def fetch_model(name: str, as_json: bool) -> None:
 @json_flag
 def list_models(as_json: bool) -> None:
     """List the model aliases and whether they are in the cache."""
+    from specdec.config.hardware import default_cache_dir
     from specdec.config.model_aliases import ALIASES
-    from specdec.config.paths import default_cache_dir
     from specdec.models.resolve import packaged_directory
 
     found = []

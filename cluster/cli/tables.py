@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from specdec.types.control_changes import CONTROL_VALUES, AuditPage, SpeculationState
+from specdec.types.control import CONTROL_VALUES, AuditPage, SpeculationState
 from specdec.types.fleet import FleetStatistics, ReplicaStatus, ServiceStatus
 from specdec.types.profile import ProfileReport, WorkerProfile
 from specdec.types.sampling_params import VERIFIERS

@@ -18,7 +18,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
 from cluster.control.timeseries import Figures
-from specdec.types.control_changes import (
+from specdec.types.control import (
     AuditPage,
     SpeculationChange,
     SpeculationPreview,

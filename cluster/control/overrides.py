@@ -8,8 +8,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cluster.control.store import StoredSpeculation
-from specdec.types.control import NO_SPECULATION, RateRule, SpeculationControl
-from specdec.types.control_changes import CONTROL_VALUES, SpeculationChange, SpeculationState
+from specdec.types.control import (
+    CONTROL_VALUES,
+    NO_SPECULATION,
+    RateRule,
+    SpeculationChange,
+    SpeculationControl,
+    SpeculationState,
+)
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import VerifierName
 

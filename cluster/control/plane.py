@@ -18,15 +18,16 @@ from cluster.control.overrides import OverrideLimits, after_change, plain_change
 from cluster.control.peers import ServiceCard
 from cluster.control.store import ControlStore, StoredSpeculation, state_dir
 from cluster.control.timeseries import Figures, FleetHistory, RequestRate
-from specdec.types.control import SpeculationControl, active_rule
-from specdec.types.control_changes import (
+from specdec.types.control import (
     DEFAULT_AUDIT_PAGE,
     MAX_AUDIT_PAGE,
     AuditPage,
     SpeculationChange,
+    SpeculationControl,
     SpeculationPreview,
     SpeculationState,
     StateStamp,
+    active_rule,
 )
 from specdec.types.errors import InvalidValueError, VersionConflictError
 from specdec.types.fleet import FleetStatistics, ReplicaReport, ReplicaStatus, ServiceStatus

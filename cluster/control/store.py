@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from specdec.types.control_changes import AuditEntry
+from specdec.types.control import AuditEntry
 from specdec.types.errors import InvalidValueError
 
 _FILE_NAME = "control.sqlite3"

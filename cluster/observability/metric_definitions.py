@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from specdec.engine.metric_definitions import (
     ENGINE_METRICS,
-    EngineReport,
     MetricSpec,
     Reading,
     counter,
@@ -18,6 +17,7 @@ from specdec.engine.metric_definitions import (
     gauge,
 )
 from specdec.types.fleet import FleetStatistics, ReplicaStatus
+from specdec.types.stats import EngineReport
 
 REPLICA_LABEL = "replica"
 

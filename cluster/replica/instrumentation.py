@@ -10,8 +10,8 @@ from cluster.config.serve_config import ServeConfig
 from specdec.engine.metrics import Metrics
 from specdec.engine.request_metrics import LEFT, RequestMetrics, reason_of
 from specdec.sequences.sequence import EngineRequest
-from specdec.types.outputs import EngineOutput
 from specdec.types.request import GenerateRequest
+from specdec.types.responses import EngineOutput
 
 if TYPE_CHECKING:  # the packages that make traces are optional
     from cluster.replica.tracing import RequestTrace, Tracing

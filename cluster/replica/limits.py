@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from cluster.config.network import MAX_MODEL_CHARS
-from specdec.types.chat import ChatMessage
 from specdec.types.errors import InvalidValueError
-from specdec.types.request import DetokenizeRequest, GenerateRequest, Prompt, TokenizeRequest
+from specdec.types.request import (
+    ChatMessage,
+    DetokenizeRequest,
+    GenerateRequest,
+    Prompt,
+    TokenizeRequest,
+)
 from specdec.types.validation import require_count, require_range
 
 MAX_TEXT_CHARS = 1_000_000

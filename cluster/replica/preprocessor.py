@@ -17,9 +17,8 @@ from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.grammar import BUSY, COMPILE_TIMEOUT_S, Grammar, GrammarCompiler
 from specdec.text.tokenizer import Tokenizer, check_token_ids
 from specdec.text.vocab_bytes import TokenBytes
-from specdec.types.chat import ChatMessage, Conversation
 from specdec.types.errors import OverloadedError
-from specdec.types.request import Prompt
+from specdec.types.request import ChatMessage, Conversation, Prompt
 from specdec.types.sampling_params import StructuredOutput
 
 T = TypeVar("T")

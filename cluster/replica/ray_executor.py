@@ -24,8 +24,8 @@ from specdec.speculation.policy.factory import make_policy
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import DraftVocabulary, Proposer, make_proposer
 from specdec.types.control import SpeculationControl
+from specdec.types.messages import Target
 from specdec.types.stats import Counts
-from specdec.types.worker import Target
 
 if TYPE_CHECKING:  # they import Ray, which reads the environment when it is imported
     from ray.util.placement_group import PlacementGroup

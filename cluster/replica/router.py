@@ -30,13 +30,12 @@ from specdec.engine.core import EngineCore
 from specdec.engine.engine_thread import EngineThread
 from specdec.engine.model_resolution import ModelDirectories
 from specdec.sequences.sequence import EngineRequest
-from specdec.types.control_changes import SpeculationState
+from specdec.types.control import SpeculationState
 from specdec.types.errors import NotReadyError, TargetFailedError, UnknownModelError
 from specdec.types.fleet import ReplicaReport
-from specdec.types.outputs import EngineOutput
 from specdec.types.profile import ProfileOrder, ProfileReport
 from specdec.types.request import DetokenizeRequest, GenerateRequest, TokenizeRequest
-from specdec.types.responses import ModelInfo
+from specdec.types.responses import EngineOutput, ModelInfo
 from specdec.types.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)

@@ -23,9 +23,8 @@ from specdec.speculation.proposers import (
     Proposal,
 )
 from specdec.types.errors import DraftFailedError, TargetFailedError
-from specdec.types.messages import DraftOutput, DraftStep, StepInput, VerifyOutput
+from specdec.types.messages import DraftOutput, DraftStep, DraftWorker, StepInput, VerifyOutput
 from specdec.types.profile import WorkerProfile
-from specdec.types.worker import DraftWorker
 
 logger = logging.getLogger(__name__)
 

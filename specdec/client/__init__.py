@@ -8,7 +8,7 @@ from specdec.client.admin_client import AdminClient
 from specdec.client.async_client import AsyncClient
 from specdec.client.connection import ClientError
 from specdec.client.sync_client import Client
-from specdec.types.control_changes import (
+from specdec.types.control import (
     CONTROL_VALUES,
     DEFAULT_AUDIT_PAGE,
     MAX_AUDIT_PAGE,

@@ -9,8 +9,8 @@ from typing import Any
 from protos.specdec.v1 import admin_pb2 as pb
 from protos.specdec.v1.admin_pb2_grpc import AdminServiceStub
 from specdec.client.codec import admin as codec
-from specdec.client.connection import Connection, Destination
-from specdec.types.control_changes import (
+from specdec.client.connection import BlockingConnection, Destination
+from specdec.types.control import (
     DEFAULT_AUDIT_PAGE,
     AuditPage,
     SpeculationChange,
@@ -24,7 +24,7 @@ _PROFILE_WRITING_S = 90.0
 """A replica waits up to a minute for its models to write their traces."""
 
 
-class AdminClient(Connection):
+class AdminClient(BlockingConnection):
     """Blocking client of AdminService: the state of a service, and changes of it.
 
     Every call raises ClientError when it fails. A context manager; thread-safe.
@@ -98,7 +98,4 @@ class AdminClient(Connection):
 
     def _call(self, method: Any, request: Any, timeout_s: float | None = None) -> Any:
         request.model = self._model
-        with self._destination.reported():
-            return method(
-                request, timeout=timeout_s or self.timeout_s, metadata=self._destination.metadata
-            )
+        return super()._call(method, request, timeout_s)

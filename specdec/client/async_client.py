@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
+
+import grpc.aio
 
 from protos.specdec.v1 import inference_pb2 as pb
-from protos.specdec.v1.inference_pb2_grpc import InferenceServiceStub
 from specdec.client.calls import (
-    DEFAULT_TIMEOUT_S,
     GenerateOptions,
+    InferenceConnection,
     StreamOptions,
     detokenize_message,
     generate_message,
@@ -20,32 +20,31 @@ from specdec.client.calls import (
 )
 from specdec.client.codec.inference import MODEL_INFO, TOKENS
 from specdec.client.codec.outputs import decode_chunk, decode_completion
-from specdec.client.connection import AsyncConnection, ClientError, Destination
+from specdec.client.connection import ClientError
 from specdec.client.resumption import Resumption
-from specdec.types.chat import ChatMessage
+from specdec.types.request import ChatMessage
 from specdec.types.responses import Completion, ModelInfo, Prompt, StreamChunk, TokenizedInput
 from specdec.types.sampling_params import SamplingParams
 
 
-class AsyncClient(AsyncConnection):
+class AsyncClient(InferenceConnection):
     """`Client` for asyncio: the same calls, arguments and errors.
 
     An asynchronous context manager, for one event loop. Cancelling a task that waits for a call
     cancels the call, and so its generation.
     """
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        timeout_s: float | None = DEFAULT_TIMEOUT_S,
-        tls_ca_file: Path | None = None,
-        tls_server_name: str | None = None,
-        api_key: str | None = None,
-    ) -> None:
-        """Arguments and errors are those of `Client`."""
-        super().__init__(Destination(address, timeout_s, tls_ca_file, api_key, tls_server_name))
-        self._stub = InferenceServiceStub(self._channel)
+    _library = grpc.aio
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection; running calls are cancelled."""
+        await self._channel.close()
 
     async def generate(
         self,
@@ -73,7 +72,7 @@ class AsyncClient(AsyncConnection):
         request = generate_message(prompt, params, options)
         if resume and (params is None or params.n == 1):
             return self._resumed(request)
-        return self._stream(request, self._destination.timeout_s)
+        return self._stream(request, self.timeout_s)
 
     async def tokenize(
         self,
@@ -100,12 +99,12 @@ class AsyncClient(AsyncConnection):
     async def _call(self, method: Any, request: Any) -> Any:
         with self._destination.reported():
             return await method(
-                request, timeout=self._destination.timeout_s, metadata=self._destination.metadata
+                request, timeout=self.timeout_s, metadata=self._destination.metadata
             )
 
     async def _resumed(self, request: pb.GenerateRequest) -> AsyncGenerator[StreamChunk, None]:
         now_s = asyncio.get_running_loop().time
-        resumption = Resumption(request, self._destination.timeout_s, now_s)
+        resumption = Resumption(request, self.timeout_s, now_s)
         while True:
             try:
                 async with aclosing(self._stream(request, resumption.timeout_s)) as chunks:

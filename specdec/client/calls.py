@@ -1,18 +1,37 @@
-"""Requests of the blocking and the asynchronous client, from the arguments of their methods."""
+"""What the blocking and the asynchronous client share: connection and requests."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypedDict
 
 from protos.specdec.v1 import inference_pb2 as pb
+from protos.specdec.v1.inference_pb2_grpc import InferenceServiceStub
 from specdec.client.codec.inference import DETOKENIZE, TOKENIZE, encode_request
-from specdec.types.chat import ChatMessage
-from specdec.types.request import DetokenizeRequest, GenerateRequest, TokenizeRequest
+from specdec.client.connection import Connection, Destination
+from specdec.types.request import ChatMessage, DetokenizeRequest, GenerateRequest, TokenizeRequest
 from specdec.types.responses import Prompt
 from specdec.types.sampling_params import SamplingParams
 
 DEFAULT_TIMEOUT_S = 300.0
+
+
+class InferenceConnection(Connection):
+    """Connection to InferenceService, of the blocking or the asynchronous client."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
+        tls_ca_file: Path | None = None,
+        tls_server_name: str | None = None,
+        api_key: str | None = None,
+    ) -> None:
+        """Arguments and errors are those of `Destination`, whose bearer is the API key."""
+        super().__init__(Destination(address, timeout_s, tls_ca_file, api_key, tls_server_name))
+        self._stub = InferenceServiceStub(self._channel)
 
 
 class GenerateOptions(TypedDict, total=False):

@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import grpc
-import grpc.aio
 from grpc import StatusCode
 
 from specdec.types.errors import InvalidValueError
@@ -94,15 +93,19 @@ class Destination:
         try:
             yield
         except grpc.RpcError as error:
-            raise client_error(error, self.address, self.timeout_s) from error
+            code, details = error.code(), " ".join((error.details() or "").split())
+            message = _message(code, details, self.address, self.timeout_s)
+            raise ClientError(code, message) from error
 
 
 class Connection:
-    """Connection that is opened at the first call. A context manager; thread-safe."""
+    """Connection that is opened at the first call."""
+
+    _library: ClassVar[ModuleType] = grpc
 
     def __init__(self, destination: Destination) -> None:
         self._destination = destination
-        self._channel: grpc.Channel = destination.open(grpc)
+        self._channel = destination.open(self._library)
 
     @property
     def address(self) -> str:
@@ -114,6 +117,10 @@ class Connection:
         """Seconds that each call may take, retries included; None: no limit."""
         return self._destination.timeout_s
 
+
+class BlockingConnection(Connection):
+    """Connection of a client that blocks. A context manager; thread-safe."""
+
     def __enter__(self) -> Self:
         return self
 
@@ -124,23 +131,11 @@ class Connection:
         """Close the connection; running calls are cancelled."""
         self._channel.close()
 
-
-class AsyncConnection:
-    """Connection for asyncio, made and used within one event loop."""
-
-    def __init__(self, destination: Destination) -> None:
-        self._destination = destination
-        self._channel: grpc.aio.Channel = destination.open(grpc.aio)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the connection; running calls are cancelled."""
-        await self._channel.close()
+    def _call(self, method: Any, request: Any, timeout_s: float | None = None) -> Any:
+        """Return the response. timeout_s: in place of the connection's."""
+        timeout_s = timeout_s or self.timeout_s
+        with self._destination.reported():
+            return method(request, timeout=timeout_s, metadata=self._destination.metadata)
 
 
 # Prefixes of gRPC's messages without a connection; the service's messages never have them.
@@ -154,13 +149,6 @@ class ClientError(Exception):
         super().__init__(message)
         self.code = code
         self.message = message
-
-
-def client_error(error: grpc.RpcError, address: str, timeout_s: float | None) -> ClientError:
-    """Return the error for a call to `address` that had `timeout_s` seconds."""
-    code: StatusCode = error.code()
-    details = " ".join((error.details() or "").split())
-    return ClientError(code, _message(code, details, address, timeout_s))
 
 
 def _message(code: StatusCode, details: str, address: str, timeout_s: float | None) -> str:

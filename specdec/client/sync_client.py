@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 from protos.specdec.v1 import inference_pb2 as pb
-from protos.specdec.v1.inference_pb2_grpc import InferenceServiceStub
 from specdec.client.calls import (
-    DEFAULT_TIMEOUT_S,
     GenerateOptions,
+    InferenceConnection,
     StreamOptions,
     detokenize_message,
     generate_message,
@@ -20,32 +18,19 @@ from specdec.client.calls import (
 )
 from specdec.client.codec.inference import MODEL_INFO, TOKENS
 from specdec.client.codec.outputs import decode_chunk, decode_completion
-from specdec.client.connection import ClientError, Connection, Destination
+from specdec.client.connection import BlockingConnection, ClientError
 from specdec.client.resumption import Resumption
-from specdec.types.chat import ChatMessage
+from specdec.types.request import ChatMessage
 from specdec.types.responses import Completion, ModelInfo, Prompt, StreamChunk, TokenizedInput
 from specdec.types.sampling_params import SamplingParams
 
 
-class Client(Connection):
+class Client(InferenceConnection, BlockingConnection):
     """Blocking client of InferenceService. A context manager; thread-safe.
 
     Every call raises ClientError when it fails, and InvalidValueError for arguments that cannot
     be sent. A call that finds the service unavailable is retried a few times within its timeout.
     """
-
-    def __init__(
-        self,
-        address: str,
-        *,
-        timeout_s: float | None = DEFAULT_TIMEOUT_S,
-        tls_ca_file: Path | None = None,
-        tls_server_name: str | None = None,
-        api_key: str | None = None,
-    ) -> None:
-        """Arguments and errors are those of `Destination`, whose bearer is the API key."""
-        super().__init__(Destination(address, timeout_s, tls_ca_file, api_key, tls_server_name))
-        self._stub = InferenceServiceStub(self._channel)
 
     def generate(
         self,
@@ -98,10 +83,6 @@ class Client(Connection):
         """Return the description of the model that is loaded."""
         request = pb.GetModelInfoRequest(model=model)
         return MODEL_INFO.decode(self._call(self._stub.GetModelInfo, request))
-
-    def _call(self, method: Any, request: Any) -> Any:
-        with self._destination.reported():
-            return method(request, timeout=self.timeout_s, metadata=self._destination.metadata)
 
     def _resumed(self, request: pb.GenerateRequest) -> Iterator[StreamChunk]:
         resumption = Resumption(request, self.timeout_s, time.monotonic)

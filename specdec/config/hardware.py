@@ -1,4 +1,4 @@
-"""Available hardware: memory, CPU cores, GPUs."""
+"""This machine: memory, CPU cores, GPUs, and the directory of the cache."""
 
 from __future__ import annotations
 
@@ -59,6 +59,17 @@ def smallest_gpu_bytes() -> int:
     if count == 0:
         raise InvalidValueError("device", "cuda", "cpu or auto, as torch finds no GPU")
     return min(torch.cuda.mem_get_info(index)[0] for index in range(count))
+
+
+def default_cache_dir() -> Path:
+    """Return the directory of downloaded models and compiled kernels.
+
+    It is $SPECDEC_CACHE_DIR, $XDG_CACHE_HOME/specdec or ~/.cache/specdec, by precedence.
+    """
+    if own := os.environ.get("SPECDEC_CACHE_DIR"):
+        return Path(own).expanduser()
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path.home() / ".cache") / "specdec"
 
 
 def _reclaimable_bytes() -> int:

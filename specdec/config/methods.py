@@ -1,7 +1,7 @@
-"""Configuration of each drafting method: one frozen dataclass a method, with its own keys.
+"""Registry of the drafting methods: one frozen dataclass a method, with its keys and its proposer.
 
-A new method is a subclass of `MethodConfig` that is listed in `METHODS`, a proposer that is listed
-in `specdec.speculation.proposers.registry`, and a page of documentation.
+A new method is a subclass of `MethodConfig` that is listed in `METHODS`, and the module that it
+names. Importing this registry imports no proposer.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -38,6 +39,9 @@ class MethodConfig:
     """Base of the configurations of drafting methods; each field is a key of speculative_config.
 
     name: the method in configurations, requests, metrics and protos.
+    proposer: the class of the proposer, as "module:class". Its static method `memory` returns the
+        memory that a configuration needs. Unless a worker drafts, the configuration is the only
+        argument of the class.
     place: the process that drafts.
     is_lookup: whether the method may be `first` or `fallback` beside another one, since it needs no
         forward pass.
@@ -45,6 +49,7 @@ class MethodConfig:
     """
 
     name: ClassVar[str]
+    proposer: ClassVar[str]
     place: ClassVar[DraftPlace] = DraftPlace.ENGINE
     is_lookup: ClassVar[bool] = False
     takes_lookups: ClassVar[bool] = False
@@ -54,6 +59,11 @@ class MethodConfig:
             if "range" in each.metadata:
                 key, bounds = f"speculative_config.{each.name}", each.metadata["range"]
                 require_range(key, getattr(self, each.name), *bounds)
+
+    @classmethod
+    def proposer_class(cls) -> Any:
+        """Import the class of the proposer."""
+        return resolve_name(cls.proposer)
 
     @property
     def num_lookahead_tokens(self) -> int:
@@ -69,6 +79,7 @@ class NgramConfig(MethodConfig):
     """
 
     name = "ngram"
+    proposer = "specdec.speculation.proposers.ngram:NgramProposer"
     is_lookup = True
 
     prompt_lookup_min: int = _within(2, 1, 16)
@@ -96,6 +107,7 @@ class DraftModelConfig(MethodConfig):
     """
 
     name = "draft_model"
+    proposer = "specdec.speculation.proposers.draft_model:DraftModelProposer"
     place = DraftPlace.DRAFT_WORKER
     takes_lookups = True
 
@@ -123,6 +135,7 @@ class SuffixConfig(MethodConfig):
     """
 
     name = "suffix"
+    proposer = "specdec.speculation.proposers.suffix:SuffixProposer"
     is_lookup = True
 
     suffix_decoding_max_tree_depth: int = _within(24, 2, 256)
@@ -141,6 +154,7 @@ class LookaheadConfig(MethodConfig):
     """
 
     name = "lookahead"
+    proposer = "specdec.speculation.proposers.lookahead:LookaheadProposer"
 
     lookahead_window_size: int = _within(3, 1, 64)
     lookahead_ngram_size: int = _within(4, 2, 16)

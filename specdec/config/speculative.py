@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args, get_type_hints
 
 from specdec.config.fields import refuse_unknown
-from specdec.config.length_schedule import LengthSchedule
 from specdec.config.methods import (
     LOOKUP_NAMES,
     METHOD_NAMES,
@@ -17,8 +16,8 @@ from specdec.config.methods import (
     NgramConfig,
     keys_of,
 )
-from specdec.types.adaptive_length import LengthRule
 from specdec.types.control import MAX_SPECULATION_THRESHOLD, SpeculationControl
+from specdec.types.draft_length import LengthRule, LengthSchedule
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import (
     DEFAULT_TYPICAL_DELTA,

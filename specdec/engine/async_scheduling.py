@@ -18,8 +18,7 @@ from specdec.engine.metrics import StepRecorder
 from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.sequence import Sequence, SequenceStatus
 from specdec.sequences.worker_view import WorkerView
-from specdec.types.messages import PENDING_TOKEN, StepInput, StepRow, VerifyOutput
-from specdec.types.worker import Target
+from specdec.types.messages import PENDING_TOKEN, StepInput, StepRow, Target, VerifyOutput
 
 Rows = list[tuple[Sequence, StepRow]]
 

@@ -16,9 +16,9 @@ from specdec.speculation.proposers import Proposer
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import NotReadyError
+from specdec.types.messages import Target
 from specdec.types.sampling_params import SamplingDefaults
 from specdec.types.stats import Counts, EngineStats
-from specdec.types.worker import Target
 
 Config = TypeVar("Config", bound=LLMConfig)
 

@@ -33,10 +33,9 @@ from specdec.types.errors import (
     NoTokenLeftError,
     SpecdecError,
 )
-from specdec.types.messages import StepRow, VerifiedRow, VerifyOutput
-from specdec.types.outputs import EngineOutput
+from specdec.types.messages import StepRow, Target, VerifiedRow, VerifyOutput
+from specdec.types.responses import EngineOutput
 from specdec.types.stats import Counts, DraftCounter, EngineStats
-from specdec.types.worker import Target
 
 
 class Engine:

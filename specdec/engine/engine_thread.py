@@ -20,9 +20,9 @@ from specdec.engine.scheduler import require_room
 from specdec.sequences.sequence import EngineRequest
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import NotReadyError, TargetFailedError
-from specdec.types.outputs import EngineOutput
+from specdec.types.messages import Target
+from specdec.types.responses import EngineOutput
 from specdec.types.stats import EngineStats
-from specdec.types.worker import Target
 
 logger = logging.getLogger(__name__)
 

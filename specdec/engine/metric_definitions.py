@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from specdec.engine.metrics import HISTOGRAMS
 from specdec.types.control import SPECULATION_MODES
 from specdec.types.draft_decision import DecisionReason
-from specdec.types.stats import Counts, HistogramCounts
+from specdec.types.stats import Counts, EngineReport, HistogramCounts
 
 PREFIX = "specdec:"
 MODEL_LABEL = "model_name"
@@ -53,15 +53,6 @@ class MetricSpec(Generic[Source]):
     def exposed_name(self) -> str:
         """The name in queries; a histogram's series add _bucket, _sum and _count."""
         return PREFIX + self.name + ("_total" if self.type == "counter" else "")
-
-
-class EngineReport(Protocol):
-    """Source of an engine's metrics: EngineStats, or a service's ReplicaReport."""
-
-    @property
-    def mode(self) -> str: ...
-    @property
-    def counts(self) -> Counts: ...
 
 
 def gauge(name: str, meaning: str, read: Read) -> MetricSpec[Any]:

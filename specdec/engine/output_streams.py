@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from specdec.engine.request_metrics import AbortedError, RequestMetrics
 from specdec.types.errors import OverloadedError
-from specdec.types.outputs import EngineOutput
+from specdec.types.responses import EngineOutput
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from specdec.engine.stop_checker import Stop
 from specdec.sequences.output_buffer import BufferedTokens
 from specdec.sequences.sequence import Choices, Sequence
-from specdec.types.outputs import EngineOutput
+from specdec.types.responses import EngineOutput
 
 
 def output_of(

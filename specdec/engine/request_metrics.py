@@ -20,7 +20,7 @@ from specdec.engine.metrics import (
     Metrics,
 )
 from specdec.sequences.sequence import EngineRequest
-from specdec.types.outputs import EngineOutput
+from specdec.types.responses import EngineOutput
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from specdec.config.engine import EngineConfig
 from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.sequence import Sequence, SequenceStatus
 from specdec.speculation.proposers import Proposal
-from specdec.types.adaptive_length import draft_budget, share_budget
 from specdec.types.control import NO_SPECULATION, SpeculationControl
 from specdec.types.draft_decision import Decision, DecisionReason, chain
+from specdec.types.draft_length import draft_budget, share_budget
 from specdec.types.errors import InvalidValueError, OverloadedError
 from specdec.types.messages import StepRow
 from specdec.types.stats import Counts

@@ -13,8 +13,8 @@ from specdec.llm.host import EngineHost
 from specdec.llm.hosted import HostedModel
 from specdec.llm.outputs import OutputKind, RequestOutput
 from specdec.llm.prompts import Message, Prompt, PromptParts, read_conversation, read_prompt
-from specdec.types.chat import Conversation
 from specdec.types.errors import InvalidValueError
+from specdec.types.request import Conversation
 from specdec.types.sampling_params import SamplingParams
 
 

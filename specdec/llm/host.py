@@ -27,8 +27,8 @@ from specdec.models.resolve import print_progress
 from specdec.sequences.sequence import EngineRequest
 from specdec.text.grammar import Grammar, GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.chat import Conversation
 from specdec.types.errors import InvalidValueError, NotReadyError, SpecdecError
+from specdec.types.request import Conversation
 from specdec.types.sampling_params import SEED_LIMIT, SamplingParams, StructuredOutput
 
 EXECUTORS = "specdec.executors"

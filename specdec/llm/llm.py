@@ -18,8 +18,8 @@ from specdec.llm.host import Call, EngineHost
 from specdec.llm.hosted import HostedModel
 from specdec.llm.outputs import RequestOutput
 from specdec.llm.prompts import Message, Prompt, PromptParts, read_conversations, read_prompts
-from specdec.types.chat import Conversation
 from specdec.types.errors import InvalidValueError
+from specdec.types.request import Conversation
 from specdec.types.sampling_params import SamplingParams
 
 T = TypeVar("T")

@@ -11,11 +11,10 @@ from math import inf
 from specdec.engine.metric_definitions import (
     ENGINE_METRICS,
     MODEL_LABEL,
-    EngineReport,
     MetricSpec,
     Reading,
 )
-from specdec.types.stats import Counts, EngineStats, HistogramCounts
+from specdec.types.stats import Counts, EngineReport, EngineStats, HistogramCounts
 
 logger = logging.getLogger(__name__)
 

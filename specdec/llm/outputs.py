@@ -11,7 +11,7 @@ from specdec.engine.request_metrics import RequestMetrics
 from specdec.sequences.sequence import EngineRequest
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.messages import Logprobs
-from specdec.types.outputs import EngineOutput
+from specdec.types.responses import EngineOutput
 from specdec.types.sampling_params import VerifierName
 from specdec.types.stats import SpeculationStats
 

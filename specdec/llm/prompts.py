@@ -8,8 +8,8 @@ from typing import Any, TypedDict, TypeGuard, cast
 
 from specdec.config.fields import refuse_unknown
 from specdec.text.chat_template import decoded_arguments
-from specdec.types.chat import Conversation
 from specdec.types.errors import InvalidValueError
+from specdec.types.request import Conversation
 
 
 class TextPrompt(TypedDict, total=False):

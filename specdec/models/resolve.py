@@ -30,8 +30,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from specdec.config.engine import DTypeName
+from specdec.config.hardware import default_cache_dir
 from specdec.config.model_aliases import ALIASES, PackagedModel
-from specdec.config.paths import default_cache_dir
 from specdec.models.hub import Progress
 from specdec.types.errors import ModelNotFoundError
 

@@ -10,8 +10,8 @@ from typing import Any
 from specdec.sequences.output_buffer import OutputBuffer
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.grammar import Grammar, OutputConstraint
-from specdec.types.adaptive_length import DraftLength
 from specdec.types.control import SpeculationControl
+from specdec.types.draft_length import DraftLength
 from specdec.types.messages import BASE_MODEL, Logprobs, PromptLogprobs, SequenceAdmission
 from specdec.types.request import GenerateRequest
 from specdec.types.sampling_params import SamplingParams

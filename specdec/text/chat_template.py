@@ -10,8 +10,8 @@ import re
 from functools import cached_property, lru_cache
 from typing import Any
 
-from specdec.types.chat import Conversation
 from specdec.types.errors import InvalidValueError
+from specdec.types.request import Conversation
 
 _CONVERSATION_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 """Template variables that are set from the conversation."""

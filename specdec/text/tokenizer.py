@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec.text.chat_template import ChatTemplate
-from specdec.types.chat import CHAT_ROLES, ChatMessage, Conversation
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
+from specdec.types.request import CHAT_ROLES, ChatMessage, Conversation
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend

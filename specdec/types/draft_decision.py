@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 MAX_KEPT_CHANGES = 256
 """Length of the timeline of changes; the oldest are dropped."""
@@ -39,10 +39,6 @@ class DecisionReason(StrEnum):
     CATCHING_UP = "catching_up"
 
 
-ShapeKind = Literal["chain"]
-"""Topology of a draft. chain: each token follows the one before it."""
-
-
 class DraftShape(NamedTuple):
     """Shape of one sequence's draft, among which a policy chooses.
 
@@ -52,7 +48,6 @@ class DraftShape(NamedTuple):
 
     num_draft_tokens: int
     depth: int
-    kind: ShapeKind = "chain"
 
 
 @cache

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 
-from specdec.types.control_changes import SpeculationState
-from specdec.types.stats import Counts
+from specdec.types.control import SpeculationState
+from specdec.types.stats import Counts, EngineReport
 
 
 @dataclass(frozen=True)
@@ -20,32 +20,24 @@ class DecisionNews:
 
 
 @dataclass(frozen=True)
-class ReplicaReport:
+class ReplicaReport(EngineReport):
     """The state of a replica, as it reports it.
 
     Fields with the names of EngineStats have the same meaning.
 
     reason: why it is not ready; empty if it is. speculation_version: of the settings in force; None
-    before the first. decision_reason: empty before the first decision. mode: with the active rule.
+    before the first. decision_reason: empty before the first decision.
     is_draft_worker_up: None without a draft model.
     """
 
     replica_id: str
     is_ready: bool
     reason: str = ""
-    num_running: int = 0
-    num_waiting: int = 0
-    num_decoding: int = 0
     kv_cache_usage: float = 0.0
-    is_speculation_on: bool = False
     speculation_version: int | None = None
     num_chosen_tokens: int = 0
     decision_reason: str = ""
     decision_changes: tuple[DecisionNews, ...] = ()
-    counts: Counts = field(default_factory=Counts)
-    estimated_speedup: float | None = None
-    estimated_tokens_per_s: float | None = None
-    mode: str = ""
     is_draft_worker_up: bool | None = None
 
 

@@ -1,14 +1,19 @@
-"""Arguments and results of calls."""
+"""Results of calls, and the output of the engine that they are made of."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
 
-from specdec.types.chat import ChatMessage
+from specdec.types.errors import SpecdecError
+from specdec.types.request import ChatMessage
 from specdec.types.sampling_params import SamplingDefaults, VerifierName
 from specdec.types.stats import SpeculationStats
+
+if TYPE_CHECKING:  # numpy comes with them, and the client does without it
+    from specdec.types.messages import Logprobs
 
 Prompt = str | Sequence[int] | Sequence[ChatMessage]
 """A text, token ids that are used as they are, or the turns of a conversation."""
@@ -19,6 +24,42 @@ class FinishReason(Enum):
 
     STOP = "stop"  # an end-of-sequence token, a stop token or a stop string
     LENGTH = "length"  # max_tokens or the context length
+
+
+class EngineOutput(NamedTuple):
+    """Output that one step, or several (`stream_interval`), added to one choice of a request.
+
+    text: whole characters only; may be empty while a character or a stop string is incomplete.
+    is_drafted: for each of token_ids, whether it was drafted and accepted.
+    finish_reason: None while the choice continues. stop_reason: the stop string or stop token that
+        ended it; None for an end-of-sequence token and for a limit of length.
+    num_cached_tokens: those of the prompt whose KV this choice found in the prefix cache.
+    num_output_tokens, speculation: of all choices of the request so far.
+    num_steps: number of steps that produced token_ids.
+    is_last: whether all choices have ended.
+    verifier: decides which draft tokens are accepted.
+    logprobs: of token_ids, if requested. prompt_logprobs: of the prompt's tokens from the second
+        on, complete and only with the first output of the request.
+    error: why the request failed; the other fields have no meaning then.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason | None
+    num_prompt_tokens: int
+    num_output_tokens: int
+    speculation: SpeculationStats
+    num_steps: int = 1
+    num_cached_tokens: int = 0
+    choice: int = 0
+    is_drafted: tuple[bool, ...] = ()
+    is_last: bool = False
+    stop_reason: str | int | None = None
+    verifier: VerifierName = "coupled"
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
+    error: SpecdecError | None = None
 
 
 @dataclass(frozen=True)

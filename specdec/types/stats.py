@@ -220,36 +220,45 @@ def _totals(by_method: Mapping[str, list[int]]) -> tuple[int, ...]:
     return tuple(map(sum, zip_longest(*by_method.values(), fillvalue=0)))
 
 
+@dataclass(frozen=True, kw_only=True)
+class EngineReport:
+    """What both an engine and its replica report: the source of an engine's metrics.
+
+    is_speculation_on: whether a request without speculation options gets drafts.
+    mode: of speculation, with the active rule; empty where nothing can draft.
+    estimated_speedup: over no speculation, for the decision and batch of the last step; None where
+        no costs are known. estimated_tokens_per_s: of that batch; None likewise.
+    counts: since the start.
+    """
+
+    num_running: int = 0
+    num_decoding: int = 0
+    num_waiting: int = 0
+    is_speculation_on: bool = False
+    mode: str = ""
+    estimated_speedup: float | None = None
+    estimated_tokens_per_s: float | None = None
+    counts: Counts = field(default_factory=Counts)
+
+
 @dataclass(frozen=True)
-class EngineStats:
+class EngineStats(EngineReport):
     """Gauges of an engine at one moment, and its counters since the start.
 
     last_batch_size: sequences for which the last step produced tokens.
-    is_speculation_on: whether a request without speculation options gets drafts.
-    num_speculation_flips: how often that has changed.
-    mode: of speculation, filled in by EngineCore; empty where nothing can draft.
+    num_speculation_flips: how often `is_speculation_on` has changed.
     decision: of the last step that decoded something; None without a policy.
     decision_changes: the latest changes of the decision, oldest first.
-    estimated_speedup: over no speculation, for the decision and batch of the last step; None where
-        no costs are known. estimated_tokens_per_s: of that batch; None likewise.
     capacity_tokens_per_s: expected throughput of a full batch; None if not measured.
     """
 
-    num_running: int
-    num_decoding: int
-    num_waiting: int
     num_blocks: int
     num_free_blocks: int
     last_batch_size: int = 0
-    is_speculation_on: bool = False
     num_speculation_flips: int = 0
-    mode: str = ""
     decision: Decision | None = None
     decision_changes: tuple[DecisionChange, ...] = ()
-    estimated_speedup: float | None = None
-    estimated_tokens_per_s: float | None = None
     capacity_tokens_per_s: float | None = None
-    counts: Counts = field(default_factory=Counts)
 
     @property
     def kv_cache_usage(self) -> float:

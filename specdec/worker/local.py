@@ -1,4 +1,4 @@
-"""Models in this process, on one rank each, as the protocols of `specdec.types.worker`."""
+"""Models in this process, on one rank each, as the protocols of `specdec.types.messages`."""
 
 from __future__ import annotations
 

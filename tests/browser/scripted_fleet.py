@@ -32,8 +32,7 @@ from specdec.engine.metrics import FIRST_TOKEN, INTER_TOKEN
 from specdec.models.config import ModelConfig
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import InvalidValueError
-from specdec.types.outputs import EngineOutput
-from specdec.types.responses import FinishReason
+from specdec.types.responses import EngineOutput, FinishReason
 from specdec.types.stats import SpeculationStats
 from tests.cluster.admin_service import LocalHandle, take_profile
 

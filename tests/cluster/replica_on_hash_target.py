@@ -25,8 +25,8 @@ from specdec.engine.engine_thread import EngineThread
 from specdec.engine.model_resolution import ModelDirectories
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
-from specdec.types.outputs import EngineOutput
 from specdec.types.request import GenerateRequest
+from specdec.types.responses import EngineOutput
 from specdec.types.sampling_params import SamplingParams
 from tests.cluster.admin_service import LocalHandle
 from tests.specdec.engines import HashTarget, ScriptedProposer, engine_config, make_engine

@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from transformers import LlamaForCausalLM
 
 from specdec.client import Client, ClientError
-from specdec.types.chat import ChatMessage
+from specdec.types.request import ChatMessage
 from specdec.types.responses import FinishReason
 from specdec.types.sampling_params import SamplingParams, SpeculationOptions
 

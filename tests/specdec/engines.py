@@ -29,13 +29,12 @@ from specdec.types.messages import (
     Logprobs,
     StepInput,
     StepRow,
+    Target,
     VerifiedRow,
     VerifyOutput,
 )
-from specdec.types.outputs import EngineOutput
-from specdec.types.responses import FinishReason
+from specdec.types.responses import EngineOutput, FinishReason
 from specdec.types.sampling_params import SamplingParams
-from specdec.types.worker import Target
 from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
 
 

@@ -16,10 +16,9 @@ from cluster.api.sse import json_event
 from cluster.replica.router import Generation, Router
 from specdec.config.fields import refuse_unknown
 from specdec.text.detokenizer import IncrementalDetokenizer
-from specdec.types.chat import ChatMessage
 from specdec.types.errors import InvalidValueError
-from specdec.types.outputs import EngineOutput
-from specdec.types.request import GenerateRequest, Prompt
+from specdec.types.request import ChatMessage, GenerateRequest, Prompt
+from specdec.types.responses import EngineOutput
 from specdec.types.sampling_params import LOSSY_VERIFIERS, SamplingParams, SpeculationOptions
 
 MAX_PROMPT_CHARS = 100_000

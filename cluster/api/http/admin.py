@@ -17,7 +17,7 @@ from cluster.api.http.csrf import require_same_origin
 from cluster.api.http.forwarding import ForwardedRequest, forward, is_forwarded
 from cluster.api.sse import event, event_response, json_event
 from cluster.replica.limits import check_model
-from specdec.types.control_changes import SpeculationState
+from specdec.types.control import SpeculationState
 from specdec.types.errors import InvalidValueError, NotReadyError, VersionConflictError
 from specdec.types.fleet import FleetStatistics
 

@@ -9,8 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from specdec.config.fields import refuse_unknown
-from specdec.types.control import RateRule
-from specdec.types.control_changes import SpeculationChange
+from specdec.types.control import RateRule, SpeculationChange
 from specdec.types.errors import InvalidValueError
 from specdec.types.profile import ProfileOrder
 

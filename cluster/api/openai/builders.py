@@ -27,9 +27,8 @@ from cluster.api.sse import event
 from cluster.replica.router import Router
 from specdec.config.engine import MAX_STREAM_INTERVAL
 from specdec.engine.input_processor import check_answer_in_one_message
-from specdec.types.chat import Conversation
-from specdec.types.outputs import EngineOutput
-from specdec.types.request import GenerateRequest, TokenizeRequest
+from specdec.types.request import Conversation, GenerateRequest, TokenizeRequest
+from specdec.types.responses import EngineOutput
 from specdec.types.sampling_params import LOSSY_VERIFIERS, SamplingParams, VerifierName
 from specdec.types.stats import SpeculationStats
 

@@ -47,8 +47,8 @@ from cluster.api.openai.streams import PromptOutput
 from cluster.api.openai.tool_parser import CallStart, Content, Piece
 from cluster.replica.router import Router
 from specdec.types import responses
-from specdec.types.outputs import EngineOutput
 from specdec.types.request import GenerateRequest
+from specdec.types.responses import EngineOutput
 from specdec.types.sampling_params import SamplingParams
 
 

@@ -38,9 +38,8 @@ from cluster.replica.router import Router
 from specdec.engine.input_processor import MAX_ANSWER_LOGPROBS
 from specdec.types.errors import InvalidValueError
 from specdec.types.messages import Logprobs
-from specdec.types.outputs import EngineOutput
 from specdec.types.request import DetokenizeRequest, GenerateRequest
-from specdec.types.responses import FinishReason
+from specdec.types.responses import EngineOutput, FinishReason
 from specdec.types.sampling_params import SamplingParams
 from specdec.types.validation import require_count
 

@@ -20,8 +20,8 @@ from cluster.api.openai.tool_parser import ToolCallParser
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.limits import MAX_TEXT_CHARS
 from specdec.text.chat_template import ChatTemplate, decoded_arguments
-from specdec.types.chat import Conversation
 from specdec.types.errors import InvalidValueError
+from specdec.types.request import Conversation
 from specdec.types.sampling_params import StructuredOutput
 from specdec.types.validation import require_count
 

@@ -29,8 +29,7 @@ from cluster.api.openai.streams import PromptOutput
 from cluster.api.sse import event
 from cluster.replica.router import Router
 from specdec.types.errors import InvalidValueError
-from specdec.types.outputs import EngineOutput
-from specdec.types.responses import FinishReason
+from specdec.types.responses import EngineOutput, FinishReason
 
 
 async def prepare_response(

@@ -43,8 +43,8 @@ from cluster.control.peers import Applications
 from cluster.replica.limits import check_model
 from cluster.replica.router import Router
 from specdec.types import request as service_requests
-from specdec.types.chat import Conversation
 from specdec.types.errors import InvalidValueError
+from specdec.types.request import Conversation
 from specdec.types.responses import ModelInfo
 
 Body = TypeVar("Body", ChatRequest, CompletionRequest, ResponsesRequest)

@@ -18,8 +18,8 @@ from cluster.api.authentication import Lease
 from cluster.api.openai.errors import ApiError
 from cluster.api.sse import STREAM_HEADERS
 from cluster.replica.router import Router
-from specdec.types.outputs import EngineOutput
 from specdec.types.request import GenerateRequest
+from specdec.types.responses import EngineOutput
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from cluster.cli.completion_result import CompletionResult, receive
 from specdec.client import Client
-from specdec.types.chat import ChatMessage
+from specdec.types.request import ChatMessage
 from specdec.types.responses import ModelInfo
 from specdec.types.sampling_params import SamplingParams, SpeculationOptions
 from specdec.types.stats import SpeculationStats

@@ -8,8 +8,14 @@ from typing import Any
 
 from protos.specdec.v1 import admin_pb2 as pb
 from specdec.client.codec.message import Converter, MessageCodec, Options
-from specdec.types.control import RateRule, SpeculationControl
-from specdec.types.control_changes import AuditEntry, AuditPage, SpeculationChange, SpeculationState
+from specdec.types.control import (
+    AuditEntry,
+    AuditPage,
+    RateRule,
+    SpeculationChange,
+    SpeculationControl,
+    SpeculationState,
+)
 from specdec.types.fleet import (
     DecisionNews,
     FleetStatistics,

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.client.codec.message import Converter, MessageCodec, Oneof, Options, enum_converter
-from specdec.types.chat import ChatMessage
-from specdec.types.request import DetokenizeRequest, GenerateRequest, Prompt, TokenizeRequest
+from specdec.types.request import (
+    ChatMessage,
+    DetokenizeRequest,
+    GenerateRequest,
+    Prompt,
+    TokenizeRequest,
+)
 from specdec.types.responses import ModelInfo, TokenizedInput
 from specdec.types.sampling_params import (
     AcceptanceThreshold,

@@ -13,6 +13,7 @@ from specdec.client.codec.message import MessageCodec, enum_converter
 from specdec.types.responses import (
     Choice,
     Completion,
+    EngineOutput,
     FinishReason,
     PositionLogprobs,
     StreamChunk,
@@ -24,7 +25,6 @@ from specdec.types.stats import SpeculationStats
 
 if TYPE_CHECKING:  # numpy comes with them, and the client does without it
     from specdec.types.messages import Logprobs
-    from specdec.types.outputs import EngineOutput
 
 Spell = Callable[[Sequence[int]], list[str]]
 """Returns the spelling of each token in the vocabulary."""

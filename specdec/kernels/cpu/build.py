@@ -20,7 +20,7 @@ from typing import Any
 import torch  # noqa: F401 (loads the OpenMP library that the kernels share)
 from filelock import FileLock
 
-from specdec.config.paths import default_cache_dir
+from specdec.config.hardware import default_cache_dir
 from specdec.types.errors import SpecdecError
 
 logger = logging.getLogger(__name__)

@@ -10,11 +10,10 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import pairwise
 from statistics import median
 
-from specdec.types.draft_decision import DraftShape, chain
+from specdec.types.draft_decision import DraftShape
 from specdec.types.errors import InvalidValueError
 
 _SAMPLES_PER_MEDIAN = 5
@@ -27,20 +26,20 @@ _HALF_LIFE_S = 120.0
 
 @dataclass(frozen=True)
 class CostTable:
-    """Seconds of a step, by number of decoding sequences and by draft shape.
+    """Seconds of a step, by number of decoding sequences and by draft tokens of each.
 
-    batch_sizes: of the rows, ascending. shapes: of the columns, by ascending number of tokens.
-    seconds: [num_batch_sizes, num_shapes]. Measurements are made monotone, since a larger step is
-    never cheaper.
+    batch_sizes: of the rows, ascending. draft_tokens: of the columns, ascending; they determine the
+    rows that a target runs. seconds: [num_batch_sizes, num_columns]. Measurements are made
+    monotone, since a larger step is never cheaper.
     """
 
     batch_sizes: tuple[int, ...]
-    shapes: tuple[DraftShape, ...]
+    draft_tokens: tuple[int, ...]
     seconds: tuple[tuple[float, ...], ...]
 
     def __post_init__(self) -> None:
         shape_is_right = len(self.seconds) == len(self.batch_sizes) >= 1 and all(
-            len(row) == len(self.shapes) >= 1 for row in self.seconds
+            len(row) == len(self.draft_tokens) >= 1 for row in self.seconds
         )
         if not shape_is_right:
             raise InvalidValueError("seconds", self.seconds, "one number for each shape")
@@ -52,24 +51,11 @@ class CostTable:
                 raise InvalidValueError(name, values, "ascending")
         object.__setattr__(self, "seconds", _monotone(self.seconds))
 
-    @classmethod
-    def of_chains(
-        cls,
-        batch_sizes: tuple[int, ...],
-        lengths: Sequence[int],
-        seconds: tuple[tuple[float, ...], ...],
-    ) -> CostTable:
-        """Return a table whose columns are chains of `lengths` tokens."""
-        return cls(batch_sizes, tuple(map(chain, lengths)), seconds)
+    def step_s(self, num_decoding: int, count: int) -> float:
+        """Return the seconds of a step, linear between measured ones, beyond them by its rows.
 
-    @cached_property
-    def draft_tokens(self) -> tuple[int, ...]:
-        """Numbers of draft tokens of the columns, which determine the rows that a target runs."""
-        return tuple(shape.num_draft_tokens for shape in self.shapes)
-
-    def step_s(self, num_decoding: int, shape: DraftShape) -> float:
-        """Return the seconds of a step, linear between measured ones, beyond them by its rows."""
-        count = shape.num_draft_tokens
+        count: draft tokens of each sequence.
+        """
         last_size, last_count = self.batch_sizes[-1], self.draft_tokens[-1]
         rows = [_interpolate(self.draft_tokens, row, count) for row in self.seconds]
         beyond = max(1.0, num_decoding / last_size)
@@ -150,12 +136,12 @@ class CostModel:
             return
         by_range = self._cells.setdefault(shape, {})
         cell = by_range.setdefault(_range_of(num_decoding), _Cell())
-        cell.add(seconds / self._table.step_s(num_decoding, shape), now_s)
+        cell.add(seconds / self._table.step_s(num_decoding, shape.num_draft_tokens), now_s)
 
     def step_s(self, num_decoding: int, shape: DraftShape, now_s: float) -> float:
         """Return the expected seconds of a step."""
         factor = self._log_factor(_range_of(num_decoding), shape, now_s)
-        return self._table.step_s(num_decoding, shape) * math.exp(factor)
+        return self._table.step_s(num_decoding, shape.num_draft_tokens) * math.exp(factor)
 
     def _log_factor(self, wanted: int, shape: DraftShape, now_s: float) -> float:
         known = [

@@ -5,21 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 
 from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.config.methods import DraftPlace
 from specdec.config.speculative import SpeculativeConfig
 from specdec.speculation.policy.cost_model import CostModel, CostTable
-from specdec.speculation.policy.cost_profiler import (
-    profile_drafting,
-    profile_verification,
-    with_drafting,
-)
+from specdec.speculation.policy.cost_profiler import CostProfiler, with_drafting
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
-from specdec.types.worker import DraftWorker, Target
+from specdec.types.messages import DraftWorker, Target
 
 logger = logging.getLogger(__name__)
 
@@ -75,19 +70,14 @@ def _choosers(
     """Return a chooser for each method, and one for all together (None): their costs differ."""
     rule = speculation.length_rule
     most = max(speculation.num_speculative_tokens, rule.max_tokens if rule else 0)
-    clock = time.perf_counter
-    verification = profile_verification(target, config, most, clock, _VERIFICATION_BUDGET_S)
+    profiler = CostProfiler(config, most, time.perf_counter)
+    verification = profiler.verification(target, _VERIFICATION_BUDGET_S)
     whole = verification
     if measure_draft is not None and draft_limits is not None:
-        measure = partial(
-            profile_drafting,
-            config=config,
-            num_blocks=draft_limits.num_blocks,
-            most=most,
-            clock=clock,
-            budget_s=_DRAFTING_BUDGET_S,
+        num_blocks = draft_limits.num_blocks
+        drafting = measure_draft(
+            lambda worker: profiler.drafting(worker, num_blocks, _DRAFTING_BUDGET_S)
         )
-        drafting = measure_draft(measure)
         whole = verification if drafting is None else with_drafting(verification, drafting)
     logger.info("seconds of a step: %s", whole)
     by_method: dict[str | None, CostTable] = {None: whole}

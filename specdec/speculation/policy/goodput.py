@@ -70,14 +70,13 @@ class _Probe:
         self.ends_at_s = now_s + _PROBE_S
         self.num_drafts_left, self.num_steps_left = _PROBE_DRAFTS, _PROBE_STEPS
 
-    def end(self, now_s: float) -> None:
-        self.shape = None
-        self.due_at_s = now_s + self.wait_s
-        self.wait_s = min(2 * self.wait_s, _LAST_PROBE_AFTER_S)
-
     def cancel(self, now_s: float) -> None:
         self.shape = None
         self.due_at_s = now_s + self.wait_s
+
+    def end(self, now_s: float) -> None:
+        self.cancel(now_s)
+        self.wait_s = min(2 * self.wait_s, _LAST_PROBE_AFTER_S)
 
     def is_over(self, now_s: float) -> bool:
         is_known = self.num_steps_left <= 0 and (
@@ -171,21 +170,19 @@ class GoodputChooser:
         A step with drafts counts as at least as long as one without, whatever the noise.
         """
         known = self._estimate
-        if known is None or not known.is_valid_for(now_s, num_decoding, shape):
-            known = self._estimate = self._new_estimate(now_s, num_decoding, shape)
-        return known
-
-    def _new_estimate(self, now_s: float, num_decoding: int, shape: DraftShape) -> GoodputEstimate:
+        if known is not None and known.is_valid_for(now_s, num_decoding, shape):
+            return known
         plain_s = self._costs.step_s(num_decoding, chain(0), now_s)
         step_s = max(plain_s, self._costs.step_s(num_decoding, shape, now_s))
         [tokens] = self._acceptance.expected_tokens([shape], now_s)
-        return GoodputEstimate(
+        self._estimate = GoodputEstimate(
             now_s,
             num_decoding,
             shape,
             tokens_per_s=num_decoding * tokens / step_s,
             speedup=tokens * plain_s / step_s,
         )
+        return self._estimate
 
     def _best(self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]) -> DraftShape:
         """Return the best shape; the present one unless another is better by the margin."""

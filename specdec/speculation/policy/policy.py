@@ -12,10 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from specdec.config.length_schedule import LengthSchedule
 from specdec.speculation.policy.goodput import GoodputChooser, GoodputEstimate
 from specdec.speculation.policy.hysteresis import LoadHysteresis
-from specdec.types.adaptive_length import draft_budget
 from specdec.types.control import (
     MAX_SPECULATION_THRESHOLD,
     SpeculationControl,
@@ -29,6 +27,7 @@ from specdec.types.draft_decision import (
     chain,
     chains,
 )
+from specdec.types.draft_length import LengthSchedule, draft_budget
 from specdec.types.errors import InvalidValueError
 
 DEFAULT_HYSTERESIS = 2

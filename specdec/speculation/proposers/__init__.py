@@ -1,13 +1,14 @@
 """Proposers guess the next tokens of a sequence.
 
-One module a method, and the registry of methods. Running a draft model belongs in `worker`.
+One module a method; `specdec.config.methods` registers them. Running a draft model belongs in
+`worker`.
 """
 
 from specdec.speculation.proposers.base import DraftRequest, Proposal, Proposer, ProposerMemory
+from specdec.speculation.proposers.cascade import make_proposer, proposer_memory
 from specdec.speculation.proposers.cross_vocab.draft_vocabulary import DraftVocabulary
 from specdec.speculation.proposers.cross_vocab.vocab_adapter import VocabAdapter
 from specdec.speculation.proposers.draft_model import DraftModelProposer
-from specdec.speculation.proposers.registry import make_proposer, proposer_memory
 
 __all__ = [
     "DraftModelProposer",

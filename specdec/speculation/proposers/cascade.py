@@ -1,4 +1,4 @@
-"""Cascade of proposers: lookups before a model that drafts, and behind it.
+"""Proposer of a configuration: one method, or a cascade with lookups before and behind a model.
 
 A lookup costs microseconds and is right where a text repeats; a draft model costs a forward pass a
 token and is right more evenly. Both cost the target one pass, so a short draft of a lookup does not
@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from specdec.speculation.proposers.base import DraftRequest, Proposal, Proposer
+from specdec.config.methods import DraftPlace, MethodConfig
+from specdec.config.speculative import SpeculativeConfig
+from specdec.speculation.proposers.base import (
+    DraftRequest,
+    Proposal,
+    Proposer,
+    ProposerMemory,
+)
 
 
 @dataclass(frozen=True)
@@ -86,3 +93,29 @@ class CascadeProposer:
         proposals: Iterable[Proposal] = stage.proposer.collect()
         drafts = (replace(each, method=stage.method) for each in proposals if each.draft_token_ids)
         self._drafted |= {each.seq_id: each for each in drafts}
+
+
+def make_proposer(
+    config: SpeculativeConfig | None, draft_model: Proposer | None = None
+) -> Proposer | None:
+    """Return the proposer of a configuration; None if nothing drafts.
+
+    draft_model: the proposer of the method that drafts on a worker, where one is configured.
+    """
+    if config is None:
+        return None
+    stages = [_make_stage(each, draft_model) for each in config.drafters]
+    return stages[0].proposer if len(stages) == 1 else CascadeProposer(stages)
+
+
+def _make_stage(config: MethodConfig, of_worker: Proposer | None) -> Stage:
+    waits = config.place is not DraftPlace.ENGINE
+    proposer = of_worker if waits else config.proposer_class()(config)
+    assert proposer is not None, f"method {config.name} needs the proposer of its worker"
+    return Stage(config.name, proposer, waits)
+
+
+def proposer_memory(config: SpeculativeConfig | None) -> ProposerMemory:
+    """Return the memory of all proposers that `config` loads."""
+    drafters = () if config is None else config.drafters
+    return ProposerMemory.sum(each.proposer_class().memory(each) for each in drafters)

@@ -19,8 +19,7 @@ from specdec.sequences.worker_view import WorkerView
 from specdec.speculation.proposers.base import DraftRequest, Proposal, ProposerMemory
 from specdec.speculation.proposers.cross_vocab.retokenizer import num_equal
 from specdec.speculation.proposers.cross_vocab.vocab_adapter import DraftView, VocabAdapter
-from specdec.types.messages import DraftedRow, DraftRow, DraftStep, StepRow
-from specdec.types.worker import DraftWorker
+from specdec.types.messages import DraftedRow, DraftRow, DraftStep, DraftWorker, StepRow
 
 MAX_PENDING_TOKENS = 16
 """Most tokens without KV that a draft may begin with; more are caught up on in chunks."""
@@ -78,6 +77,12 @@ class DraftModelProposer:
         self._drafting: list[DraftRequest] = []
         self._num_steps = 0
         self.num_catch_up_tokens = 0
+
+    @staticmethod
+    def memory(config: DraftModelConfig) -> ProposerMemory:
+        """Return the memory of the texts in the draft model's vocabulary, without its KV."""
+        bytes_per_token = 0 if config.model is None else _ADAPTED_BYTES_PER_TOKEN
+        return ProposerMemory(bytes_per_token=bytes_per_token)
 
     def begin(self, requests: collections.abc.Sequence[DraftRequest]) -> None:
         """Send the worker the drafts to make, and text to catch up on while the target works."""
@@ -217,8 +222,3 @@ class DraftModelProposer:
             self._blocks.release(seq.seq_id)
             self._worker_view.release(seq.seq_id)
             self._progress[seq.seq_id] = _Progress(0)
-
-
-def memory(config: DraftModelConfig) -> ProposerMemory:
-    """Return the memory of the texts in the draft model's vocabulary; its KV is planned apart."""
-    return ProposerMemory(bytes_per_token=0 if config.model is None else _ADAPTED_BYTES_PER_TOKEN)

@@ -46,6 +46,11 @@ class LookaheadProposer(SynchronousProposer):
         self._pool_size = config.lookahead_pool_size
         self._windows: dict[int, _Window] = {}
 
+    @staticmethod
+    def memory(config: LookaheadConfig) -> ProposerMemory:
+        """Return the memory of the pools of n-grams."""
+        return ProposerMemory(bytes_per_sequence=config.lookahead_pool_size * NGRAM_BYTES)
+
     def begin(self, requests: collections.abc.Sequence[DraftRequest]) -> None:
         """Pool the results of the last step, and look the drafts up where some are wanted."""
         super().begin([request for request in requests if request.max_tokens])
@@ -70,11 +75,6 @@ class LookaheadProposer(SynchronousProposer):
             drafts,
             lookahead_token_ids=guesses,
         )
-
-
-def memory(config: LookaheadConfig) -> ProposerMemory:
-    """Return the memory of the pools of n-grams."""
-    return ProposerMemory(bytes_per_sequence=config.lookahead_pool_size * NGRAM_BYTES)
 
 
 class NgramPool:

@@ -58,6 +58,12 @@ class NgramProposer(SynchronousProposer):
         self._indices: dict[int, NgramIndex] = {}
         self._budget = IngestBudget(0)
 
+    @staticmethod
+    def memory(config: NgramConfig) -> ProposerMemory:
+        """Return the memory of the indices."""
+        lengths = config.prompt_lookup_min, config.prompt_lookup_max
+        return ProposerMemory(bytes_per_token=index_bytes_per_token(*lengths))
+
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         """Look the drafts up; text beyond the budget is indexed in later steps."""
         self._budget = IngestBudget(_MAX_NEW_ENTRIES // (self._max_n - self._min_n + 1))
@@ -74,12 +80,6 @@ class NgramProposer(SynchronousProposer):
         follower = index.follower(seq.token_ids) if is_whole else None
         drafts = () if follower is None else copy_from(seq.token_ids, follower, request.max_tokens)
         return Proposal(seq.seq_id, seq.num_tokens, seq.token_ids[-1], drafts)
-
-
-def memory(config: NgramConfig) -> ProposerMemory:
-    """Return the memory of the indices."""
-    lengths = config.prompt_lookup_min, config.prompt_lookup_max
-    return ProposerMemory(bytes_per_token=index_bytes_per_token(*lengths))
 
 
 def index_bytes_per_token(min_n: int, max_n: int) -> int:

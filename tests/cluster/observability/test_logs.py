@@ -16,8 +16,7 @@ from cluster.observability.logs import (
 )
 from specdec.engine.metrics import Metrics
 from specdec.engine.request_metrics import RequestMetrics
-from specdec.types.outputs import EngineOutput
-from specdec.types.responses import FinishReason
+from specdec.types.responses import EngineOutput, FinishReason
 from specdec.types.stats import SpeculationStats
 
 

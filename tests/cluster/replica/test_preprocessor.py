@@ -8,8 +8,8 @@ import pytest
 
 from cluster.replica.preprocessor import EncodeLimiter, Preprocessor
 from specdec.models.config import ModelConfig
-from specdec.types.chat import ChatMessage, Conversation
 from specdec.types.errors import InvalidValueError, OverloadedError
+from specdec.types.request import ChatMessage, Conversation
 from specdec.types.sampling_params import StructuredOutput
 
 TEXT = "Ask the baker for a café"

@@ -50,7 +50,7 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
 
 
 def stats(**changes):
-    return EngineStats(0, 0, 0, 0, 0, is_speculation_on=True, **changes)
+    return EngineStats(0, 0, is_speculation_on=True, **changes)
 
 
 def test_decisions_are_reported_by_the_wall_clock():

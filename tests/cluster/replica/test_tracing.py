@@ -25,11 +25,9 @@ from cluster.replica.tracing import PHASES, Tracing, tracing_to
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.engine.engine_thread import EngineThread
 from specdec.engine.metrics import ABORTED, Metrics
-from specdec.types.chat import ChatMessage
 from specdec.types.errors import NotReadyError, OverloadedError
-from specdec.types.outputs import EngineOutput
-from specdec.types.request import GenerateRequest
-from specdec.types.responses import FinishReason
+from specdec.types.request import ChatMessage, GenerateRequest
+from specdec.types.responses import EngineOutput, FinishReason
 from specdec.types.sampling_params import SamplingParams
 from specdec.types.stats import SpeculationStats
 from tests.clock import Clock

@@ -19,8 +19,8 @@ from specdec.client import (
     Usage,
 )
 from specdec.client.connection import MAX_ATTEMPTS
-from specdec.types.chat import ChatMessage
 from specdec.types.errors import InvalidValueError
+from specdec.types.request import ChatMessage
 from specdec.types.responses import FinishReason
 from specdec.types.sampling_params import (
     SamplingDefaults,

@@ -26,7 +26,7 @@ class SpiedChooser(GoodputChooser):
     """Keeps the seconds of the steps that it observes."""
 
     def __init__(self):
-        super().__init__(CostModel(CostTable.of_chains((1,), (0, 3), ((1.0, 2.0),))))
+        super().__init__(CostModel(CostTable((1,), (0, 3), ((1.0, 2.0),))))
         self.seconds = []
 
     def observe_step(self, num_decoding, shape, seconds, now_s):

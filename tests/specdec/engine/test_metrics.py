@@ -9,8 +9,7 @@ from specdec.client import HistogramCounts
 from specdec.engine import metrics as names
 from specdec.engine.metrics import Histogram, Metrics
 from specdec.engine.request_metrics import RequestMetrics
-from specdec.types.outputs import EngineOutput
-from specdec.types.responses import FinishReason
+from specdec.types.responses import EngineOutput, FinishReason
 from specdec.types.stats import SpeculationStats
 
 

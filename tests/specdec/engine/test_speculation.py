@@ -206,9 +206,7 @@ def test_stats_contain_decisions_and_their_changes(make):
 
 def test_goodput_bounds_adaptive_draft_lengths(tiny_model_dir, target, proposer):
     """With these costs one draft token pays and two do not, at any acceptance rate."""
-    table = CostTable.of_chains(
-        (1, 8), (0, 1, 2, 8), ((1.0, 1.1, 9.0, 99.0), (1.0, 1.1, 9.0, 99.0))
-    )
+    table = CostTable((1, 8), (0, 1, 2, 8), ((1.0, 1.1, 9.0, 99.0), (1.0, 1.1, 9.0, 99.0)))
     chooser = GoodputChooser(CostModel(table))
     speculation = SpeculativeConfig.of(num_speculative_tokens=3, adaptive_length=True)
     config = engine_config(speculation=speculation)
@@ -224,7 +222,7 @@ def test_goodput_bounds_adaptive_draft_lengths(tiny_model_dir, target, proposer)
 
 def test_two_hundred_toggles_under_load_change_no_token(tiny_model_dir, target, proposer):
     """An operator in turn with mode, number, threshold and goodput's probes."""
-    table = CostTable.of_chains((1, 8), (0, 1, 3), ((1.0, 1.1, 1.3), (1.0, 1.9, 3.3)))
+    table = CostTable((1, 8), (0, 1, 3), ((1.0, 1.1, 1.3), (1.0, 1.9, 3.3)))
     clock = Clock()
     chooser = GoodputChooser(CostModel(table))
     config = engine_config(3, max_num_seqs=8)

@@ -14,8 +14,8 @@ from specdec.sequences.sequence import Sequence
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import DraftRequest
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.chat import ChatMessage
 from specdec.types.control import SpeculationControl
+from specdec.types.request import ChatMessage
 from tests.specdec.engines import draft_model, engine_config, local_engine, request
 from tests.specdec.tiny import tiny_llama_dir
 

@@ -14,8 +14,8 @@ from specdec.config.model_aliases import PackagedModel
 from specdec.models import resolve as models_resolve
 from specdec.models.resolve import resolve
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.chat import ChatMessage
 from specdec.types.errors import ModelNotFoundError
+from specdec.types.request import ChatMessage
 from tests.specdec.models.tiny_gguf import MEMBER, Wheel, write_gguf, write_wheel
 from tests.specdec.tiny import tiny_llama_dir
 

@@ -4,8 +4,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from specdec.text.chat_template import ChatTemplate
-from specdec.types.chat import Conversation
 from specdec.types.errors import InvalidValueError
+from specdec.types.request import Conversation
 from tests.specdec.tiny import train_tokenizer
 
 PLAIN = (

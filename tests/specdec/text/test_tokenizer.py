@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from specdec.text.tokenizer import MAX_RENDERED_CHARS, Tokenizer, check_token_ids
-from specdec.types.chat import ChatMessage, Conversation
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
+from specdec.types.request import ChatMessage, Conversation
 from tests.specdec.tiny import TURN_END, TURN_START, tiny_llama_dir
 
 

@@ -10,8 +10,7 @@ from cluster.replica.router import Generation
 from specdec.models.config import ModelConfig
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import InvalidValueError, TargetFailedError
-from specdec.types.outputs import EngineOutput
-from specdec.types.responses import FinishReason
+from specdec.types.responses import EngineOutput, FinishReason
 from specdec.types.stats import SpeculationStats
 
 TEXT = "the river, the bridge and a café"

@@ -14,12 +14,10 @@ from specdec.client.codec.outputs import (
     encode_chunk,
     encode_completion,
 )
-from specdec.types.chat import ChatMessage
 from specdec.types.errors import InvalidValueError
 from specdec.types.messages import Logprobs
-from specdec.types.outputs import EngineOutput
-from specdec.types.request import DetokenizeRequest, GenerateRequest, TokenizeRequest
-from specdec.types.responses import FinishReason
+from specdec.types.request import ChatMessage, DetokenizeRequest, GenerateRequest, TokenizeRequest
+from specdec.types.responses import EngineOutput, FinishReason
 from specdec.types.sampling_params import (
     VERIFIERS,
     SamplingDefaults,

@@ -14,7 +14,7 @@ from cluster.api.openai.conversation import configured_tool_format
 from cluster.api.openai.request_handler import RequestHandler
 from cluster.api.openai.sampling_fields import COPIED, SamplingFields, sampling_params
 from cluster.api.openai.tool_format import HERMES, LLAMA
-from specdec.types.outputs import EngineOutput
+from specdec.types.responses import EngineOutput
 from specdec.types.sampling_params import SamplingParams, SpeculationOptions
 from specdec.types.stats import SpeculationStats
 

@@ -10,7 +10,7 @@ from specdec.speculation.policy.cost_model import CostModel, CostTable
 from specdec.types.draft_decision import chain
 from specdec.types.errors import InvalidValueError
 
-TABLE = CostTable.of_chains((1, 4, 16), (0, 2), ((0.01, 0.02), (0.02, 0.03), (0.08, 0.15)))
+TABLE = CostTable((1, 4, 16), (0, 2), ((0.01, 0.02), (0.02, 0.03), (0.08, 0.15)))
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ TABLE = CostTable.of_chains((1, 4, 16), (0, 2), ((0.01, 0.02), (0.02, 0.03), (0.
 def test_costs_are_interpolated_and_beyond_the_table_proportional_to_rows(
     num_decoding, num_draft_tokens, expected_s
 ):
-    assert TABLE.step_s(num_decoding, chain(num_draft_tokens)) == pytest.approx(expected_s)
+    assert TABLE.step_s(num_decoding, num_draft_tokens) == pytest.approx(expected_s)
 
 
 SECONDS = st.floats(1e-4, 1.0)
@@ -28,15 +28,11 @@ SECONDS = st.floats(1e-4, 1.0)
 
 @given(st.lists(st.lists(SECONDS, min_size=3, max_size=3), min_size=3, max_size=3))
 def test_a_larger_step_is_never_cheaper(seconds):
-    table = CostTable.of_chains((1, 3, 9), (0, 1, 4), tuple(map(tuple, seconds)))
+    table = CostTable((1, 3, 9), (0, 1, 4), tuple(map(tuple, seconds)))
     for size in range(1, 13):
         for count in range(6):
-            assert table.step_s(size + 1, chain(count)) >= table.step_s(size, chain(count)) * (
-                1 - 1e-9
-            )
-            assert table.step_s(size, chain(count + 1)) >= table.step_s(size, chain(count)) * (
-                1 - 1e-9
-            )
+            assert table.step_s(size + 1, count) >= table.step_s(size, count) * (1 - 1e-9)
+            assert table.step_s(size, count + 1) >= table.step_s(size, count) * (1 - 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +47,7 @@ def test_a_larger_step_is_never_cheaper(seconds):
 )
 def test_an_invalid_table_is_rejected(values, field):
     with pytest.raises(InvalidValueError) as caught:
-        CostTable.of_chains(*values)
+        CostTable(*values)
     assert caught.value.field == field
 
 

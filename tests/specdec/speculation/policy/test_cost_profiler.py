@@ -7,12 +7,7 @@ import pytest
 from specdec.config.engine import DraftLimits
 from specdec.distributed.group import TensorParallelGroup
 from specdec.speculation.policy.cost_model import CostTable
-from specdec.speculation.policy.cost_profiler import (
-    profile_drafting,
-    profile_verification,
-    with_drafting,
-)
-from specdec.types.draft_decision import chain
+from specdec.speculation.policy.cost_profiler import CostProfiler, with_drafting
 from specdec.types.messages import VerifyOutput
 from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
 from tests.clock import Clock
@@ -42,12 +37,12 @@ def test_the_table_holds_the_measured_times():
     clock = Clock()
     target = TimedTarget(clock)
     config = engine_config(max_num_seqs=8, max_num_batched_tokens=64)
-    table = profile_verification(target, config, 4, clock, budget_s=100)
+    table = CostProfiler(config, 4, clock).verification(target, budget_s=100)
     assert (table.batch_sizes, table.draft_tokens) == ((1, 4, 8), (0, 1, 2, 4))
     for size in table.batch_sizes:
         for count in table.draft_tokens:
             expected_s = 0.01 + 0.001 * size * (1 + count)
-            assert table.step_s(size, chain(count)) == pytest.approx(expected_s)
+            assert table.step_s(size, count) == pytest.approx(expected_s)
     assert target.known == set(), "sequences were left behind"
 
 
@@ -56,28 +51,29 @@ def test_profiling_respects_its_budget_and_extrapolates_the_rest_by_rows():
     target = TimedTarget(clock)
     config = engine_config(max_num_seqs=8, max_num_batched_tokens=64)
     start_s = clock.now_s
-    table = profile_verification(target, config, 4, clock, budget_s=0.03)
+    table = CostProfiler(config, 4, clock).verification(target, budget_s=0.03)
     assert clock.now_s - start_s < 0.1
-    assert table.step_s(8, chain(4)) > table.step_s(1, chain(0))
+    assert table.step_s(8, 4) > table.step_s(1, 0)
 
 
 def test_shapes_over_max_num_batched_tokens_are_not_run():
     clock = Clock()
     target = TimedTarget(clock)
-    profile_verification(target, engine_config(max_num_batched_tokens=16), 4, clock, 100)
+    config = engine_config(max_num_batched_tokens=16)
+    CostProfiler(config, 4, clock).verification(target, 100)
     assert max(target.rows) <= 16
 
 
 def test_drafting_costs_are_added_to_shapes_with_drafts():
-    verification = CostTable.of_chains((1, 2), (0, 1), ((1.0, 2.0), (3.0, 4.0)))
-    drafting = CostTable.of_chains((1, 2), (1,), ((0.5,), (0.75,)))
+    verification = CostTable((1, 2), (0, 1), ((1.0, 2.0), (3.0, 4.0)))
+    drafting = CostTable((1, 2), (1,), ((0.5,), (0.75,)))
     assert with_drafting(verification, drafting).seconds == ((1.0, 2.5), (3.0, 4.75))
 
 
 def test_profiling_leaves_no_state_in_a_real_model(tiny_model_dir):
     config, group = engine_config(3), TensorParallelGroup()
     target = LocalTarget(load_runner(tiny_model_dir, "float32", config, group))
-    profile_verification(target, config, 3, time.perf_counter, 0.2)
+    CostProfiler(config, 3, time.perf_counter).verification(target, 0.2)
     fresh = LocalTarget(load_runner(tiny_model_dir, "float32", config, group))
     requests = [request(f"r{i}", [11, 12, 13 + i, 11, 12], seed=i) for i in range(3)]
     generated = run(make_engine(tiny_model_dir, config, target), requests)
@@ -91,6 +87,6 @@ def test_a_real_draft_model_is_measured(tiny_model_dir):
     limits = DraftLimits(num_blocks=40, block_size=4, max_model_len=160, max_catch_up_tokens=16)
     runner = load_draft_runner(tiny_model_dir, "float32", limits, TensorParallelGroup())
     worker = LocalDraftWorker(runner)
-    table = profile_drafting(worker, engine_config(3), 40, 3, time.perf_counter, 0.2)
+    table = CostProfiler(engine_config(3), 3, time.perf_counter).drafting(worker, 40, 0.2)
     assert table.draft_tokens == (1, 3)
-    assert table.step_s(1, chain(3)) > 0
+    assert table.step_s(1, 3) > 0

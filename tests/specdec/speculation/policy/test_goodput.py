@@ -39,7 +39,7 @@ def fixed_goodputs(curve, acceptance, num_decoding, seconds=20):
 
 def test_a_hand_worked_choice():
     """One draft token yields 1.7 tokens in 1.5 times the time; two yield 2.19 in twice the time."""
-    table = CostTable.of_chains((1,), (0, 1, 2), ((0.10, 0.15, 0.20),))
+    table = CostTable((1,), (0, 1, 2), ((0.10, 0.15, 0.20),))
     chooser = GoodputChooser(CostModel(table))
     assert chooser.goodputs(0.0, 1, chains(2)) == pytest.approx([10, 1.7 / 0.15, 2.19 / 0.20])
     assert chooser.choose(0.0, 1, chains(2)).shape.num_draft_tokens == 1
@@ -50,14 +50,14 @@ def test_a_hand_worked_choice():
 
 def test_a_hand_worked_estimate_of_a_batch():
     """Three sequences are expected to yield 1.7 tokens each in 0.15 s."""
-    chooser = GoodputChooser(CostModel(CostTable.of_chains((3,), (0, 1), ((0.10, 0.15),))))
+    chooser = GoodputChooser(CostModel(CostTable((3,), (0, 1), ((0.10, 0.15),))))
     estimate = chooser.estimate(0.0, 3, chain(1))
     assert estimate.tokens_per_s == pytest.approx(3 * 1.7 / 0.15)
     assert estimate.speedup == pytest.approx(1.7 * 0.10 / 0.15)
 
 
 def test_a_hand_worked_speedup_is_cached_for_half_a_second():
-    chooser = GoodputChooser(CostModel(CostTable.of_chains((1,), (0, 1), ((0.10, 0.15),))))
+    chooser = GoodputChooser(CostModel(CostTable((1,), (0, 1), ((0.10, 0.15),))))
     assert chooser.estimate(0.0, 1, chain(1)).speedup == pytest.approx(1.7 * 0.10 / 0.15)
     for _ in range(5):
         chooser.observe_step(1, chain(0), seconds=0.10, now_s=0.4)
@@ -69,7 +69,7 @@ def test_a_hand_worked_speedup_is_cached_for_half_a_second():
 
 
 def test_an_estimate_depends_on_the_batch_size_and_the_shape():
-    table = CostTable.of_chains((1, 3), (0, 1), ((0.10, 0.15), (0.12, 0.20)))
+    table = CostTable((1, 3), (0, 1), ((0.10, 0.15), (0.12, 0.20)))
     chooser = GoodputChooser(CostModel(table))
     assert chooser.estimate(0.0, 1, chain(1)).speedup == pytest.approx(1.7 * 0.10 / 0.15)
     assert chooser.estimate(0.1, 1, chain(0)).speedup == 1.0, (
@@ -195,7 +195,7 @@ def test_a_decision_takes_microseconds():
 
 @pytest.mark.parametrize("name", ["margin", "dwell_s", "review_s"])
 def test_a_negative_setting_is_rejected(name):
-    table = CostTable.of_chains((1,), (0,), ((0.1,),))
+    table = CostTable((1,), (0,), ((0.1,),))
     with pytest.raises(InvalidValueError) as caught:
         GoodputChooser(CostModel(table), **{name: -0.1})
     assert caught.value.field == name

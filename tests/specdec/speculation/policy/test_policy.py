@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.config.length_schedule import LengthSchedule
 from specdec.speculation.policy.cost_model import CostModel, CostTable
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.types.draft_decision import Decision, DecisionReason, chain
+from specdec.types.draft_length import LengthSchedule
 from specdec.types.errors import InvalidValueError
 from tests.clock import Clock
 
@@ -255,7 +255,7 @@ class RecordingChooser(GoodputChooser):
     """A chooser of two draft tokens that records its observations."""
 
     def __init__(self):
-        super().__init__(CostModel(CostTable.of_chains((1,), (0,), ((1.0,),))))
+        super().__init__(CostModel(CostTable((1,), (0,), ((1.0,),))))
         self.drafts, self.steps, self.asked_most = [], [], []
 
     def choose(self, now_s, num_decoding, shapes):
@@ -320,7 +320,7 @@ def test_goodput_is_bounded_by_threshold_number_and_budget(clock):
 
 def test_a_speedup_is_estimated_when_costs_are_known_and_a_sequence_decodes(clock):
     assert SpeculationPolicy(AUTO, clock).estimate is None
-    chooser = GoodputChooser(CostModel(CostTable.of_chains((1,), (0, 2), ((0.1, 0.1),))))
+    chooser = GoodputChooser(CostModel(CostTable((1,), (0, 2), ((0.1, 0.1),))))
     policy = SpeculationPolicy(AUTO, clock, choosers={None: chooser})
     assert policy.estimate is None
     policy.decide(1)

@@ -10,7 +10,7 @@ from specdec.speculation.proposers import ProposerMemory, proposer_memory
 from specdec.speculation.proposers.base import IngestBudget
 from specdec.speculation.proposers.lookahead import NGRAM_BYTES
 from specdec.speculation.proposers.ngram import NgramIndex
-from specdec.speculation.proposers.output_cache import MAX_CACHE_BYTES
+from specdec.speculation.proposers.suffix import MAX_CACHE_BYTES
 from specdec.speculation.proposers.suffix_tree import OnlineSuffixTree
 
 

@@ -5,7 +5,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.speculation.proposers.output_cache import OutputCache
+from specdec.speculation.proposers.suffix import OutputCache
 from tests.specdec.speculation.proposers.test_suffix_tree import pieces
 
 ALL = 1000

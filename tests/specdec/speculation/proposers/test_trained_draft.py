@@ -4,7 +4,7 @@ import pytest
 
 from specdec.speculation.proposers import DraftVocabulary
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.chat import ChatMessage
+from specdec.types.request import ChatMessage
 from tests.specdec.engines import draft_model, engine_config, local_engine, request, run
 from tests.specdec.trained import byte_level, trained_llama_dir
 

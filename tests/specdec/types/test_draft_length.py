@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.config.speculative import SpeculativeConfig
-from specdec.types.adaptive_length import DraftLength, LengthRule, share_budget
+from specdec.types.draft_length import DraftLength, LengthRule, share_budget
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import SpeculationOptions
 from tests.specdec.engines import (
