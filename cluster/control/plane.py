@@ -265,7 +265,7 @@ class ControlPlane:
 
     def _announce(self) -> None:
         self._state = self._present_state()
-        self._changed.set()  # wakes present watchers; later ones compare the version
+        self._changed.set()  # wakes present watchers; later ones compare the stamp
         self._changed = asyncio.Event()
         logger.info("speculation: %s", self._state)
 
