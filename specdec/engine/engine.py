@@ -82,7 +82,10 @@ class Engine:
         self._batch_size = 0  # sequences for which the last step produced tokens
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a request. Raises InvalidValueError or OverloadedError and then keeps nothing."""
+        """Queue a request. Raises InvalidValueError and then keeps nothing.
+
+        There must be room for it: `EngineThread.generate` checks that, the scheduler asserts it.
+        """
         if request.request_id in self._choices:
             raise InvalidValueError("request_id", request.request_id, "unused by a running request")
         sequences = self._inputs.sequences(request, self._next_seq_id, self.control)
@@ -112,7 +115,7 @@ class Engine:
         Raises InvalidValueError, and changes nothing, where `control` does not allow the verifier
         of requests that choose none.
         """
-        if self.config.speculation is not None:
+        if self.config.speculation is not None:  # its own validation knows the default verifier
             replace(self.config.speculation, allowed_verifiers=control.allowed_verifiers)
         self._speculator.set_control(control)
         self._may_run_ahead = False  # the next step is scheduled under the new settings
