@@ -13,6 +13,7 @@ from specdec.config.engine import DraftLimits
 from specdec.speculation.proposers.draft_model import MAX_PENDING_TOKENS, DraftModelProposer
 from specdec.types.messages import DraftedRow, DraftOutput
 from specdec.types.sampling_params import SpeculationOptions
+from specdec.types.sampling_spec import SamplingRules, Verifier
 from tests.specdec.engines import draft_model, engine_config, local_engine, request
 from tests.specdec.fakes import run_ranks
 from tests.specdec.speculation.proposers.sequences import drafts, end, sequence
@@ -252,3 +253,22 @@ def test_a_dropped_sequence_finds_its_own_cache():
     proposer, worker = proposer_that_has_dropped(seq)
     drafts(proposer, seq, count=1)
     assert worker.first_computed(seq.seq_id) >= 20
+
+
+def sampled_sequence(seq_id, verifier):
+    seq = sequence(seq_id, range(20 + seq_id, 30 + seq_id))
+    seq.rules = SamplingRules(temperature=0.8, seed=11 + seq_id, verifier=Verifier(verifier))
+    return seq
+
+
+@pytest.mark.parametrize("verifier", ["rejection", "block"])
+def test_a_draft_does_not_depend_on_the_verifiers_of_other_requests(tiny_model_dir, verifier):
+    """A shifted noise stream would be used for two rounds of the same position."""
+
+    def drafts_of_last(*seqs):
+        return drafts(draft_model(tiny_model_dir), *seqs, count=4)[-1]
+
+    alone = drafts_of_last(sampled_sequence(1, verifier))
+    assert len(alone) == 4
+    beside = drafts_of_last(sampled_sequence(0, "coupled"), sampled_sequence(1, verifier))
+    assert beside == alone
