@@ -60,8 +60,9 @@ class UnixSocket:
 
     def send_last(self, frames: Sequence[bytes]) -> None:
         """Send the last message, or drop it if it cannot be sent immediately."""
+        self._socket.setblocking(False)  # a timeout would wait for room before the first byte
         with suppress(OSError):
-            self._socket.send(_encode(frames), socket.MSG_DONTWAIT)
+            self._socket.send(_encode(frames))
 
     def receive(self) -> list[bytes]:
         """Return the next message. Raises PeerGoneError, and TimeoutError if it stops midway."""

@@ -14,7 +14,7 @@ from specdec.config.engine import EngineConfig
 from specdec.engine.async_scheduling import Rows, StepsInFlight, next_rows
 from specdec.engine.input_processor import InputProcessor, has_allowed_token
 from specdec.engine.metrics import Metrics, StepRecorder
-from specdec.engine.outputs import output_of
+from specdec.engine.outputs import TargetLostError, output_of
 from specdec.engine.scheduler import ScheduledRow, Scheduler
 from specdec.engine.speculator import Speculator
 from specdec.engine.stop_checker import Stop, check_stop
@@ -33,6 +33,7 @@ from specdec.types.errors import (
     InvalidValueError,
     NoTokenLeftError,
     SpecdecError,
+    TargetFailedError,
 )
 from specdec.types.messages import StepRow, Target, VerifiedRow, VerifyOutput
 from specdec.types.responses import EngineOutput
@@ -155,16 +156,30 @@ class Engine:
 
         The caller delivers the outputs while the next forward pass runs. With asynchronous
         scheduling the next step begins even before the one in flight is collected.
+
+        Raises TargetLostError, with the outputs that were committed before the target was lost.
         """
+        outputs: list[EngineOutput] = []
+        self._scheduler.keep_batch()  # `newly_scheduled` is of this step, also if it is lost
+        try:
+            self._advance(outputs)
+        except TargetFailedError as error:
+            raise TargetLostError(str(error), outputs) from error
+        return outputs
+
+    def _advance(self, outputs: list[EngineOutput]) -> None:
+        """Run a step, and add its outputs as they are committed."""
         is_ahead = self._begin_ahead()
-        outputs = self._collect()
+        outputs += self._collect()
         decision = self._decide()
         if is_ahead:
             self._keep_batch()
-            return outputs
+            return
         rows = self._schedule(decision)
         drafts = self._propose(rows, decision)
-        return outputs + self._begin(rows, drafts)
+        started = self._step_rows(rows, drafts, outputs)
+        if started:
+            self._begin(started)
 
     def stats(self) -> EngineStats:
         """Return the present load and a snapshot of the counters."""
@@ -245,28 +260,30 @@ class Engine:
 
     def _keep_batch(self) -> None:
         """Go on with the step that was begun ahead."""
-        self._scheduler.keep_batch()
         # Otherwise it differs from the decision just made, or its results are discarded.
         if self._may_run_ahead and self._scheduler.num_decoding:
             self._speculator.begin_step([row for _, row in self._steps.rows])
 
-    def _begin(self, rows: list[ScheduledRow], drafts: dict[int, Proposal]) -> list[EngineOutput]:
-        """Have the target run `rows`; return an error for each request whose grammar got stuck."""
+    def _step_rows(
+        self,
+        rows: list[ScheduledRow],
+        drafts: dict[int, Proposal],
+        outputs: list[EngineOutput],
+    ) -> Rows:
+        """Return what the target runs; add an error for each request whose grammar got stuck."""
         started: Rows = []
-        failed: list[EngineOutput] = []
         for row in rows:
             if row.seq.status is not SequenceStatus.RUNNING:
                 continue  # another choice of its request has just failed
             try:
                 started.append((row.seq, row.step_row(drafts.get(row.seq.seq_id))))
             except GrammarError as error:
-                failed.append(self._fail(row.seq, error))
-        if failed:
-            started = [(seq, row) for seq, row in started if seq.status is SequenceStatus.RUNNING]
-        if started:
-            self._send(started)
-            self._speculator.begin_step([row for _, row in started])
-        return failed
+                outputs.append(self._fail(row.seq, error))
+        return [(seq, row) for seq, row in started if seq.status is SequenceStatus.RUNNING]
+
+    def _begin(self, rows: Rows) -> None:
+        self._send(rows)
+        self._speculator.begin_step([row for _, row in rows])
 
     def _send(self, rows: Rows) -> None:
         step_id = self._counts.num_steps

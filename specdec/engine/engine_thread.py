@@ -8,13 +8,14 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from specdec.engine.engine import Engine
 from specdec.engine.output_streams import OutputStreams
+from specdec.engine.outputs import TargetLostError
 from specdec.engine.request_metrics import RequestMetrics
 from specdec.engine.scheduler import require_room
 from specdec.sequences.sequence import EngineRequest
@@ -197,10 +198,7 @@ class EngineThread:
     def _run(self) -> None:
         try:
             while self._run_commands():
-                if self._can_step:
-                    self._step()
-                elif self.is_recovering:
-                    self._expire()
+                self._advance()
         finally:
             self._has_ended = True  # before the queue is emptied, so that no command is left in it
             self._refuse_commands()
@@ -223,21 +221,33 @@ class EngineThread:
     def _can_step(self) -> bool:
         return self.failure is None and not self.is_recovering and self._engine.has_work
 
-    def _step(self) -> None:
+    def _advance(self) -> None:
+        """Expire requests and run a step; after an error of ours the thread refuses all work."""
         try:
-            self._expire()
-            outputs = self._engine.step()
-            has_end = any(output.finish_reason or output.error for output in outputs)
-            self._update_stats(now=has_end or not self._engine.has_work)
-        except TargetFailedError as error:
-            self._recover(error)
+            if self._can_step or self.is_recovering:
+                self._expire()
+            if self._can_step:
+                self._step()
         except Exception:
             logger.exception("the engine stopped")
             self._give_up(TargetFailedError("engine error"))
+
+    def _step(self) -> None:
+        try:
+            outputs = self._engine.step()
+        except TargetLostError as error:
+            self._deliver(error.outputs)
+            self._recover(error)
         else:
-            newly_scheduled = self._engine.newly_scheduled
-            if outputs or newly_scheduled:
-                self._notify(self._streams.deliver, outputs, newly_scheduled)
+            self._deliver(outputs)
+
+    def _deliver(self, outputs: Sequence[EngineOutput]) -> None:
+        """Send the outputs of a step to their streams, after the stats that include them."""
+        has_end = any(output.finish_reason or output.error for output in outputs)
+        self._update_stats(now=has_end or not self._engine.has_work)
+        newly_scheduled = self._engine.newly_scheduled
+        if outputs or newly_scheduled:
+            self._notify(self._streams.deliver, outputs, newly_scheduled)
 
     def _expire(self) -> None:
         expired = self._engine.expire(time.monotonic())
@@ -265,6 +275,8 @@ class EngineThread:
             if command.result is None and error is not self.failure:
                 logger.exception("a command without a caller failed")
             self._notify(_settle, command.result, None, error)
+            if isinstance(error, TargetFailedError):  # a message of another kind than a step
+                self._recover(error)
         else:
             self._notify(_settle, command.result, value, None)
 
@@ -285,8 +297,11 @@ class EngineThread:
             return
         logger.warning("streams pause: %s", error)
         self.is_recovering = True
-        if self._on_target_lost is not None:
-            self._on_target_lost()
+        try:
+            if self._on_target_lost is not None:
+                self._on_target_lost()
+        except Exception:  # the restart shows whether another target can start nevertheless
+            logger.exception("the lost target could not be ended")
         # On another thread, so that requests can be added and aborted meanwhile.
         threading.Thread(target=self._restart, name="recovery", daemon=True).start()
 
@@ -312,10 +327,12 @@ class EngineThread:
 
     def _give_up(self, failure: TargetFailedError) -> None:
         logger.error("the engine ends: %s", failure)
-        self._update_stats(now=True)
-        self.failure = failure
-        self.is_recovering = False
-        self._notify(self._streams.fail, failure)
+        try:
+            self._update_stats(now=True)
+        finally:
+            self.failure = failure
+            self.is_recovering = False
+            self._notify(self._streams.fail, failure)
 
 
 def _settle(result: asyncio.Future[Any] | None, value: Any, error: Exception | None) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specdec.engine.request_metrics import AbortedError, RequestMetrics
@@ -73,7 +74,7 @@ class OutputStreams:
             return False
         return True
 
-    def deliver(self, outputs: list[EngineOutput], newly_scheduled: tuple[str, ...]) -> None:
+    def deliver(self, outputs: Sequence[EngineOutput], newly_scheduled: tuple[str, ...]) -> None:
         """Put the outputs of a step into their streams and record them."""
         now_s = time.perf_counter()
         for unique_id in newly_scheduled:

@@ -1,11 +1,22 @@
-"""Makes the outputs of the engine from sequences."""
+"""Makes the outputs of the engine from sequences, and keeps those of a step that fails."""
 
 from __future__ import annotations
+
+import collections.abc
 
 from specdec.engine.stop_checker import Stop
 from specdec.sequences.output_buffer import BufferedTokens
 from specdec.sequences.sequence import Choices, Sequence
+from specdec.types.errors import TargetFailedError
 from specdec.types.responses import EngineOutput
+
+
+class TargetLostError(TargetFailedError):
+    """The target was lost in a step. outputs: those that the step had committed before."""
+
+    def __init__(self, reason: str, outputs: collections.abc.Sequence[EngineOutput]) -> None:
+        super().__init__(reason)
+        self.outputs = tuple(outputs)
 
 
 def output_of(

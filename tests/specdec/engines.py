@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from specdec.speculation.proposers import (
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import SpecdecError
 from specdec.types.messages import (
+    PENDING_TOKEN,
     Logprobs,
     StepInput,
     StepRow,
@@ -153,29 +155,31 @@ class HashTarget:
     """Target without a model: the next token is a hash of the tokens before it.
 
     It stores every sequence's tokens by KV slot, like a cache, so that it detects a wrong block
-    table, a stale slot, or a row with a wrong start.
+    table, a stale slot, or a row with a wrong start. Steps may be begun while another is in flight;
+    they run in `collect`.
+
+    steps: all that were begun. num_ahead: those of them that were begun behind another.
     """
 
     def __init__(self, block_size: int, vocab_size: int) -> None:
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.steps: list[StepInput] = []
+        self.num_ahead = 0
+        self._in_flight: deque[StepInput] = deque()
         self._slots: dict[int, int] = {}
         self._tables: dict[int, list[int]] = {}
+        self._last_tokens: dict[int, int] = {}  # by sequence
 
     def begin(self, step: StepInput) -> None:
-        for seq_id in step.released:
-            del self._tables[seq_id]
-        for admission in step.admitted:
-            assert admission.seq_id not in self._tables
-            self._tables[admission.seq_id] = []
-        for delta in step.block_table_deltas:
-            self._tables[delta.seq_id][delta.start :] = delta.block_ids
+        self.num_ahead += bool(self._in_flight)
         self.steps.append(step)
+        self._in_flight.append(step)
 
     def collect(self) -> VerifyOutput:
-        step, verified = self.steps[-1], []
-        for row in step.rows:
+        step, verified = self._in_flight.popleft(), []
+        self._update(step)
+        for row in map(self._resolved, step.rows):
             table = self._tables[row.seq_id]
             for offset, token in enumerate(row.token_ids):
                 self._slots[self._slot(table, row.num_computed_tokens + offset)] = token
@@ -183,6 +187,7 @@ class HashTarget:
                 written = [self._slots[self._slot(table, i)] for i in range(row.end)]
                 tokens = self._verify(written[: row.known_end], row.drafts)
                 ahead = self._look_ahead(written, row) if row.num_lookahead_tokens else ()
+                self._last_tokens[row.seq_id] = tokens[-1]
                 verified.append(VerifiedRow(row.seq_id, tokens, lookahead_token_ids=ahead))
         return VerifyOutput(step.step_id, tuple(verified))
 
@@ -197,6 +202,20 @@ class HashTarget:
         # Depends on the last three tokens, of five values: prompt lookup finds repetitions.
         digest = hashlib.sha256(repr(list(context[-3:])).encode()).digest()
         return digest[0] % 5 + 10
+
+    def _update(self, step: StepInput) -> None:
+        for seq_id in step.released:
+            del self._tables[seq_id]
+        for admission in step.admitted:
+            assert admission.seq_id not in self._tables
+            self._tables[admission.seq_id] = []
+        for delta in step.block_table_deltas:
+            self._tables[delta.seq_id][delta.start :] = delta.block_ids
+
+    def _resolved(self, row: StepRow) -> StepRow:
+        if row.token_ids != (PENDING_TOKEN,):
+            return row
+        return row._replace(token_ids=(self._last_tokens[row.seq_id],))
 
     def _verify(self, context: list[int], drafts: Sequence[int]) -> tuple[int, ...]:
         new = [self.next_token(context)]

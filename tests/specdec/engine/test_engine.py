@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from specdec.engine.engine import Engine
+from specdec.engine.outputs import TargetLostError
 from specdec.engine.scheduler import require_room
 from specdec.speculation.proposers.cascade import CascadeProposer, Stage
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.errors import InvalidValueError, OverloadedError
+from specdec.types.errors import InvalidValueError, OverloadedError, TargetFailedError
 from specdec.types.responses import FinishReason
 from specdec.types.sampling_params import SpeculationOptions
 from specdec.types.stats import SpeculationStats
@@ -396,6 +397,51 @@ def test_replacing_the_target_loses_no_token(tiny_model_dir, target):
         engine.check_integrity()
     for name, prompt in prompts.items():
         assert generated[name].token_ids == target.continuation(prompt, 24)
+
+
+class LostInBegin(HashTarget):
+    """Is lost when its step number `num_begun` is sent, as where a rank does not read a message."""
+
+    def __init__(self, num_begun: int) -> None:
+        super().__init__(block_size=4, vocab_size=VOCAB_SIZE)
+        self._num_left = num_begun
+
+    def begin(self, step):
+        if self._num_left == 0:
+            raise TargetFailedError("rank 0 of the target does not read its messages")
+        self._num_left -= 1
+        super().begin(step)
+
+
+@pytest.mark.parametrize("num_begun", range(6))
+@pytest.mark.parametrize("num_draft_tokens", [0, 3])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_no_output_is_lost_with_a_target_that_fails_in_begin(
+    tiny_model_dir, num_begun, num_draft_tokens, is_async
+):
+    """Sequences end in most steps, also in the one before the lost one."""
+    lost = LostInBegin(num_begun)
+    config = engine_config(num_draft_tokens, max_num_seqs=2, async_scheduling=is_async)
+    engine = make_engine(tiny_model_dir, config, lost)
+    lengths = range(1, 8)
+    generated = {f"r{length}": Transcript() for length in lengths}
+    for length in lengths:
+        engine.add(request(f"r{length}", PROMPT, max_tokens=length))
+    num_lost = 0
+    while engine.has_work:
+        try:
+            outputs = engine.step()
+        except TargetLostError as error:
+            num_lost, outputs = num_lost + 1, error.outputs
+            engine.replace_target(HashTarget(block_size=4, vocab_size=VOCAB_SIZE))
+        for output in outputs:
+            generated[output.request_id].add(output)
+        engine.check_integrity()
+    assert num_lost == 1
+    for length in lengths:
+        transcript = generated[f"r{length}"]
+        assert transcript.token_ids == lost.continuation(PROMPT, length)
+        assert transcript.finish_reason is FinishReason.LENGTH
 
 
 class EngineMachine(RuleBasedStateMachine):

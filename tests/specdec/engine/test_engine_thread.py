@@ -6,10 +6,13 @@ import threading
 import time
 from contextlib import aclosing
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
 from specdec.engine.engine_thread import EngineThread
+from specdec.engine.metrics import QUEUE_TIME, Metrics
+from specdec.engine.request_metrics import RequestMetrics
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import (
@@ -212,8 +215,10 @@ async def test_close_ends_open_streams_and_rejects_new_ones(tiny_model_dir, targ
     target.gate = threading.Semaphore(2)
     stream = asyncio.create_task(tokens_of(loop, request("r", PROMPT)))
     await asyncio.sleep(0.05)
-    target.gate.release(1)
-    await loop.close()
+    closing = asyncio.create_task(loop.close())
+    await asyncio.sleep(0.05)
+    target.gate.release(10_000)  # only now, so that the request is still open
+    await closing
     with pytest.raises(NotReadyError, match="shutting down"):
         await stream
     with pytest.raises(NotReadyError, match="shutting down"):
@@ -302,6 +307,112 @@ async def test_streams_pause_while_the_target_restarts(tiny_model_dir, target):
     made.set()
     assert await running == successor.continuation(PROMPT, 60)
     assert await waiting == successor.continuation(PROMPT, 24)
+    await loop.close()
+
+
+class StuckTarget(HashTarget):
+    """Fails when it is sent its step number `num_begun`, after it has returned the one before."""
+
+    def __init__(self, num_begun):
+        super().__init__(block_size=4, vocab_size=383)
+        self.num_begun = num_begun
+
+    def begin(self, step):
+        if len(self.steps) == self.num_begun:
+            raise TargetFailedError("rank 0 of the target does not read its messages")
+        super().begin(step)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_stream_that_ended_before_the_loss_of_the_target_gets_its_end(
+    tiny_model_dir, is_async
+):
+    """Its last token is delivered before the restart, which lasts until it has arrived.
+
+    The lost step is the first one of the next request.
+    """
+    has_ended = threading.Event()
+
+    def restart():
+        assert has_ended.wait(10)
+        return HashTarget(block_size=4, vocab_size=383)
+
+    config = engine_config(max_num_seqs=1, async_scheduling=is_async)
+    engine = make_engine(tiny_model_dir, config, StuckTarget(3))
+    loop, metrics = EngineThread(engine, restart), Metrics()
+
+    async def timed(each):
+        stream = loop.generate(each, RequestMetrics(each.request_id, metrics))
+        return [token async for output in stream for token in output.token_ids]
+
+    short = asyncio.create_task(timed(request("short", PROMPT, max_tokens=3)))
+    next_one = asyncio.create_task(timed(request("next", PROMPT, max_tokens=20)))
+    expected = HashTarget(block_size=4, vocab_size=383).continuation(PROMPT, 20)
+    assert await asyncio.wait_for(short, 10) == expected[:3]
+    has_ended.set()
+    assert await asyncio.wait_for(next_one, 10) == expected
+    assert sum(metrics[QUEUE_TIME].read().counts) == 2
+    await loop.close()
+
+
+async def test_a_request_that_is_lost_in_its_first_step_is_timed_once(tiny_model_dir):
+    engine = make_engine(tiny_model_dir, engine_config(), StuckTarget(0))
+    loop = EngineThread(engine, lambda: HashTarget(block_size=4, vocab_size=383))
+    metrics = Metrics()
+    stream = loop.generate(request("r", PROMPT), RequestMetrics("r", metrics))
+    assert len([output async for output in stream]) == 24
+    assert sum(metrics[QUEUE_TIME].read().counts) == 1
+    await loop.close()
+
+
+async def test_a_command_that_loses_the_target_restarts_it(tiny_model_dir, target):
+    """As the order for a profile, which a rank does not read."""
+    restarted = threading.Event()
+
+    def restart():
+        restarted.set()
+        return HashTarget(block_size=4, vocab_size=383)
+
+    def order():
+        raise TargetFailedError("rank 0 of the target does not read its messages")
+
+    loop = EngineThread(make_engine(tiny_model_dir, engine_config(3), target), restart)
+    with pytest.raises(TargetFailedError, match="does not read"):
+        await loop.call(order)
+    assert await asyncio.to_thread(restarted.wait, 10)
+    assert await tokens_of(loop, request("r", PROMPT)) == target.continuation(PROMPT, 24)
+    await loop.close()
+
+
+async def test_streams_continue_where_the_lost_target_cannot_be_ended(tiny_model_dir, target):
+    def end():
+        raise RuntimeError("Ray cannot kill an actor")
+
+    engine = make_engine(tiny_model_dir, engine_config(3), target)
+    loop = EngineThread(engine, lambda: HashTarget(block_size=4, vocab_size=383), end)
+    target.error = TargetFailedError("lost")
+    generated = await asyncio.wait_for(tokens_of(loop, request("r", PROMPT)), 10)
+    assert generated == target.continuation(PROMPT, 24)
+    await loop.close()
+
+
+async def test_streams_fail_if_the_engine_thread_ends_by_an_error(
+    tiny_model_dir, target, monkeypatch
+):
+    """Such as one of `expire`, which also runs while the target restarts."""
+    restarted = threading.Event()
+    engine = make_engine(tiny_model_dir, engine_config(3), target)
+    loop = EngineThread(engine, lambda: restarted.wait(10))
+    target.error = TargetFailedError("lost")
+    stream = asyncio.create_task(tokens_of(loop, request("r", PROMPT)))
+    while not loop.is_recovering:
+        await asyncio.sleep(0.01)
+    monkeypatch.setattr(engine, "expire", Mock(side_effect=KeyError("a bug of ours")))
+    with pytest.raises(TargetFailedError, match="engine error"):
+        await asyncio.wait_for(stream, 10)
+    restarted.set()
+    with pytest.raises((TargetFailedError, NotReadyError)):
+        await asyncio.wait_for(loop.stats(), 10)
     await loop.close()
 
 

@@ -2,15 +2,17 @@
 
 import re
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
 from benchmarks.json_schemas import CASES
+from specdec.engine.outputs import TargetLostError
 from specdec.models.config import ModelConfig
 from specdec.speculation.proposers import DraftVocabulary
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.errors import GrammarError, InvalidValueError
+from specdec.types.errors import GrammarError, InvalidValueError, TargetFailedError
 from specdec.types.responses import FinishReason
 from specdec.types.sampling_params import SpeculationOptions, StructuredOutput
 from tests.specdec.engines import (
@@ -208,6 +210,27 @@ def test_a_stuck_grammar_ends_only_its_request(tiny_model_dir, ask):
     assert [(type(each.error), each.request_id) for each in errors] == [(GrammarError, "stuck")]
     assert FinishReason.STOP in [output.finish_reason for output in outputs]
     assert engine.stats().num_free_blocks == engine.stats().num_blocks
+
+
+def test_the_error_of_a_stuck_grammar_survives_the_loss_of_the_target(tiny_model_dir, ask):
+    """Both happen as the same step begins."""
+
+    class Target(HashTarget):
+        def begin(self, step):
+            if len(step.rows) == 1:
+                raise TargetFailedError("lost")
+            super().begin(step)
+
+    engine = make_engine(tiny_model_dir, engine_config(), Target(4, 383))
+    engine.add(ask("stuck", AMBIGUOUS))
+    engine.add(request("r", PROMPT))
+    engine.step()
+    [stuck, _] = [seq for seq, _ in engine._steps.rows]
+    stuck.constraint.follow = Mock(side_effect=GrammarError("stuck"))
+    with pytest.raises(TargetLostError) as lost:
+        engine.step()
+    failed = [each.request_id for each in lost.value.outputs if each.error is not None]
+    assert failed == ["stuck"]
 
 
 @pytest.mark.parametrize("method", ["off", "ngram", "draft_model"])
