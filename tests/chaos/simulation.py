@@ -16,7 +16,7 @@ from specdec.sequences.sequence import EngineRequest
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationControl
-from specdec.types.errors import TargetFailedError
+from specdec.types.errors import SpecdecError, TargetFailedError
 from specdec.types.messages import StepInput, VerifyOutput
 from specdec.types.responses import EngineOutput
 from specdec.types.sampling_params import SamplingParams
@@ -74,7 +74,7 @@ class Client:
 
 
 class Simulation:
-    """An engine and its clients. `run` does random events, lets all calls end, and judges."""
+    """An engine and its clients. `run` does random events, lets all calls end, and checks the history."""
 
     def __init__(
         self,
@@ -100,6 +100,10 @@ class Simulation:
             self._event()
             self.engine.check_integrity()
         return self._end() + violations(self._calls, {EXPIRED})
+
+    def committed(self, error: TargetLostError) -> Sequence[EngineOutput]:
+        """Return the outputs to deliver although the step failed; a test drops them."""
+        return error.outputs
 
     def _end(self) -> list[str]:
         """Let all calls end without further events; return what keeps them from it."""
@@ -186,8 +190,12 @@ class Simulation:
         self._send(Client(call, request))
 
     def _send(self, client: Client) -> None:
-        self.engine.add(client.request)
-        self._clients[client.request.request_id] = client
+        try:
+            self.engine.add(client.request)
+        except SpecdecError as error:
+            client.call.end(type(error).__name__)
+        else:
+            self._clients[client.request.request_id] = client
 
     def _expected(self, prompt: Tokens, params: SamplingParams) -> Tokens:
         assert params.max_tokens is not None
@@ -246,7 +254,7 @@ class Simulation:
         try:
             outputs: Sequence[EngineOutput] = self.engine.step()
         except TargetLostError as error:
-            outputs = error.outputs
+            outputs = self.committed(error)
             self._is_lost = True
             self.num_losses += 1
         for output in self._deliver(outputs):
