@@ -74,7 +74,7 @@ class Client:
 
 
 class Simulation:
-    """An engine and its clients. `run` does random events, lets all calls end, and checks the history."""
+    """An engine and its clients. `run` does random events and checks the history of all calls."""
 
     def __init__(
         self,
