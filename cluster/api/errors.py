@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from grpc import StatusCode
 
 from specdec.types.errors import (
+    CrashingRequestError,
     DraftFailedError,
     ForeignPageError,
     GrammarError,
@@ -40,12 +41,14 @@ class ErrorStatus:
     """How an error is reported to a client. `retry_after_s` is None if retrying does not help.
 
     message: in the table of rules, replaces a text that was not written for clients.
+    is_final: stops OpenAI's clients from retrying, which they do by default after a 5xx.
     """
 
     grpc_code: StatusCode
     http_code: int
     message: str = ""
     retry_after_s: int | None = None
+    is_final: bool = False
 
     @property
     def trailing_metadata(self) -> tuple[tuple[str, str], ...]:
@@ -54,8 +57,10 @@ class ErrorStatus:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The HTTP headers: the retry hint, and the scheme of a call that is not authenticated."""
+        """The HTTP headers: hints on retries, and the scheme of an unauthenticated call."""
         headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+        if self.is_final:
+            headers["x-should-retry"] = "false"
         return headers if self.http_code != 401 else {**headers, "WWW-Authenticate": "Bearer"}
 
 
@@ -76,6 +81,7 @@ _RULES: Mapping[type[BaseException], ErrorStatus] = {
     NotReadyError: ErrorStatus(StatusCode.UNAVAILABLE, 503),
     NoTokenLeftError: _SETUP,
     NoNextTokenError: ErrorStatus(StatusCode.INTERNAL, 500),
+    CrashingRequestError: ErrorStatus(StatusCode.INTERNAL, 500, is_final=True),
     # Its text quotes the exception of a worker.
     TargetFailedError: ErrorStatus(StatusCode.UNAVAILABLE, 503, TARGET_FAILED_MESSAGE),
     DraftFailedError: ErrorStatus(StatusCode.UNAVAILABLE, 503, TARGET_FAILED_MESSAGE),

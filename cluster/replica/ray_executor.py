@@ -102,6 +102,10 @@ class RayExecutor:
         """See Executor."""
         self._started.mark_lost()
 
+    def forgive_losses(self) -> None:
+        """See Executor."""
+        self._started.forgive_losses()
+
     def restart_target(self) -> Target:
         """See Executor."""
         return self._started.restart()

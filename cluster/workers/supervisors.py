@@ -53,6 +53,10 @@ class Backoff:
         """Record a successful start."""
         self._started_s = self.clock()
 
+    def forgive(self) -> None:
+        """Forget the failures so far."""
+        self.num_failures = 0
+
     def delay_s(self) -> float:
         """Record a failure, and return the delay before the next start."""
         if self._started_s is not None and self.clock() - self._started_s > self.forget_after_s:
@@ -171,6 +175,10 @@ class TargetSupervisor(Supervisor[StepInput, VerifyOutput]):
         if group is None:
             raise TargetFailedError("the service is shutting down")
         return group
+
+    def forgive_losses(self) -> None:
+        """Begin the count of a crash loop again: a request caused the losses, and has ended."""
+        self._backoff.forgive()
 
     def check(self, report: Callable[[TargetFailedError], None]) -> None:
         """Report a rank that died while no step ran. Blocking; from any thread."""

@@ -57,6 +57,13 @@ class StepsInFlight:
         """The rows of the oldest step."""
         return self._steps[0].rows
 
+    @property
+    def sequences(self) -> list[Sequence]:
+        """The running sequences of all steps, each once."""
+        rows = (row for step in self._steps for row in step.rows)
+        running = {seq.seq_id: seq for seq, _ in rows if seq.status is SequenceStatus.RUNNING}
+        return list(running.values())
+
     def replace_target(self, target: Target) -> None:
         """Continue with a target that has no state; the steps in flight are dropped."""
         self.target = target

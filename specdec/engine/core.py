@@ -46,6 +46,9 @@ class Executor(Protocol):
     def mark_target_lost(self) -> None:
         """Prepare for `restart_target`; called on the engine's thread."""
 
+    def forgive_losses(self) -> None:
+        """Do not count the losses so far as failures of the target: a request caused them."""
+
     def restart_target(self) -> Target:
         """Replace a lost target; called on a recovery thread. Raises TargetFailedError."""
 
@@ -119,7 +122,9 @@ class EngineCore(Generic[Config]):
         assert executor is not None, "the models are not loaded"
         if self.control is not None:  # it may have changed while the models were measured
             engine.set_speculation(self.control)
-        self.thread = EngineThread(engine, executor.restart_target, executor.mark_target_lost)
+        self.thread = EngineThread(
+            engine, executor.restart_target, executor.mark_target_lost, executor.forgive_losses
+        )
         return self.thread
 
     @property

@@ -18,6 +18,7 @@ from specdec.engine.outputs import TargetLostError, output_of
 from specdec.engine.scheduler import ScheduledRow, Scheduler
 from specdec.engine.speculator import Speculator
 from specdec.engine.stop_checker import Stop, check_stop
+from specdec.engine.suspects import Suspects
 from specdec.models.config import ModelConfig
 from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.output_buffer import BufferedTokens
@@ -29,6 +30,7 @@ from specdec.types.control import SpeculationControl
 from specdec.types.draft_decision import Decision
 from specdec.types.errors import (
     BadLogitsError,
+    CrashingRequestError,
     GrammarError,
     InvalidValueError,
     NoTokenLeftError,
@@ -78,6 +80,7 @@ class Engine:
         self._speculator = Speculator(
             config.speculation, proposer or make_proposer(config.speculation), policy
         )
+        self._suspects = Suspects()
         self._choices: dict[str, Choices] = {}  # by request id
         self._next_seq_id = 0
         self._may_run_ahead = False
@@ -129,6 +132,16 @@ class Engine:
             self.abort(request_id)
         return expired
 
+    def record_loss(self) -> list[EngineOutput]:
+        """Record that the target is lost, once and before `replace_target`.
+
+        Returns an error for the request that caused it, if that is known; see `Suspects`.
+        """
+        cause = self._suspects.record_loss(self._steps.sequences)
+        if cause is None:
+            return []
+        return [self._fail(cause, CrashingRequestError(cause.num_output_tokens))]
+
     def replace_target(self, target: Target) -> None:
         """Continue with a target that has no state, as after the loss of the previous one.
 
@@ -136,9 +149,12 @@ class Engine:
         """
         self._steps.replace_target(target)
         self._speculator.forget_step()
+        self._preempt_all()
+        self._blocks.clear()
+
+    def _preempt_all(self) -> None:
         for seq in self._scheduler.preempt_all():
             self._release(seq)
-        self._blocks.clear()
 
     @property
     def has_work(self) -> bool:
@@ -219,10 +235,12 @@ class Engine:
     def _decide(self) -> Decision:
         scheduler, control = self._scheduler, self.control
         decision = self._speculator.decide(scheduler.num_decoding, scheduler.num_eligible(control))
-        self._may_run_ahead = self.config.async_scheduling and not decision.num_draft_tokens
+        may_overlap = self.config.async_scheduling and self._suspects.current is None
+        self._may_run_ahead = may_overlap and not decision.num_draft_tokens
         return decision
 
     def _schedule(self, decision: Decision) -> list[ScheduledRow]:
+        self._scheduler.admit_only(self._suspects.current)
         rows = self._scheduler.schedule(decision, self.control)
         for seq in self._scheduler.preempted:
             self._release(seq)
@@ -295,7 +313,10 @@ class Engine:
         self._batch_size = 0
         if not self._steps:
             return []
-        outputs = self._commit(*self._steps.collect())
+        rows, verified = self._steps.collect()
+        outputs = self._commit(rows, verified)
+        if self._suspects.complete(rows):
+            self._preempt_all()  # the next suspect gets the whole KV pool
         if self._batch_size:
             self._recorder.record_batch(self._batch_size)
         return outputs

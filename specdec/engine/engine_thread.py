@@ -65,6 +65,7 @@ class EngineThread:
         engine: Engine,
         restart_target: Callable[[], Target] | None = None,
         on_target_lost: Callable[[], None] | None = None,
+        on_loss_explained: Callable[[], None] | None = None,
     ) -> None:
         """Start the thread. Call it on the event loop that reads the streams.
 
@@ -74,10 +75,12 @@ class EngineThread:
             the engine ends with its target.
         on_target_lost: runs on the engine's thread before `restart_target`, so that this thread
             uses the lost target no longer.
+        on_loss_explained: runs before that where a request caused the loss, and has been ended.
         """
         self._engine = engine
         self._restart_target = restart_target
         self._on_target_lost = on_target_lost
+        self._on_loss_explained = on_loss_explained
         self.event_loop = asyncio.get_running_loop()
         self._streams = OutputStreams()
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
@@ -236,16 +239,17 @@ class EngineThread:
         try:
             outputs = self._engine.step()
         except TargetLostError as error:
-            self._deliver(error.outputs)
+            self._deliver(error.outputs, self._engine.newly_scheduled)
             self._recover(error)
         else:
-            self._deliver(outputs)
+            self._deliver(outputs, self._engine.newly_scheduled)
 
-    def _deliver(self, outputs: Sequence[EngineOutput]) -> None:
+    def _deliver(
+        self, outputs: Sequence[EngineOutput], newly_scheduled: tuple[str, ...] = ()
+    ) -> None:
         """Send the outputs of a step to their streams, after the stats that include them."""
         has_end = any(output.finish_reason or output.error for output in outputs)
         self._update_stats(now=has_end or not self._engine.has_work)
-        newly_scheduled = self._engine.newly_scheduled
         if outputs or newly_scheduled:
             self._notify(self._streams.deliver, outputs, newly_scheduled)
 
@@ -297,6 +301,7 @@ class EngineThread:
             return
         logger.warning("streams pause: %s", error)
         self.is_recovering = True
+        self._end_cause()
         try:
             if self._on_target_lost is not None:
                 self._on_target_lost()
@@ -304,6 +309,13 @@ class EngineThread:
             logger.exception("the lost target could not be ended")
         # On another thread, so that requests can be added and aborted meanwhile.
         threading.Thread(target=self._restart, name="recovery", daemon=True).start()
+
+    def _end_cause(self) -> None:
+        """End the request that caused the loss of the target, if that is known."""
+        outputs = self._engine.record_loss()
+        self._deliver(outputs)
+        if outputs and self._on_loss_explained is not None:
+            self._on_loss_explained()
 
     def _restart(self) -> None:
         assert self._restart_target is not None

@@ -111,6 +111,7 @@ class Scheduler:
         self._lookahead_window = (
             config.speculation.num_lookahead_tokens if config.speculation else 0
         )
+        self._alone: Sequence | None = None
         self.preempted: list[Sequence] = []  # lost their blocks in the last `schedule`
         self.newly_scheduled: list[Sequence] = []  # left the queue for the first time in it
 
@@ -191,6 +192,10 @@ class Scheduler:
         """Whether no waiting sequence can join the batch before a running one leaves it."""
         return not self._waiting or len(self._running) >= self._config.max_num_seqs
 
+    def admit_only(self, seq: Sequence | None) -> None:
+        """Let no other waiting sequence join the batch; None admits all again."""
+        self._alone = seq
+
     def keep_batch(self) -> None:
         """Record a step without preempted or new sequences, in place of `schedule`."""
         self.preempted = []
@@ -254,13 +259,16 @@ class Scheduler:
     def _admit_waiting(self, budget: int) -> None:
         # After a preemption blocks are short: a newly admitted sequence would be preempted next.
         while budget > 0 and not self.preempted:
-            seq = next((seq for seq in self._waiting if not seq.waits_for_leader), None)
+            seq = next((seq for seq in self._waiting if self._may_join(seq)), None)
             if seq is None or len(self._running) >= self._config.max_num_seqs:
                 break
             chunk = self._admit(seq, budget)
             if chunk == 0:
                 break
             budget -= chunk
+
+    def _may_join(self, seq: Sequence) -> bool:
+        return not seq.waits_for_leader and self._alone in (None, seq)
 
     def _admit(self, seq: Sequence, budget: int) -> int:
         """Move a waiting sequence into the batch; return its tokens in this step, 0 if it waits."""

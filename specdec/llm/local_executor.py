@@ -100,6 +100,9 @@ class LocalExecutor:
     def mark_target_lost(self) -> None:
         """See Executor."""
 
+    def forgive_losses(self) -> None:
+        """See Executor."""
+
     def restart_target(self) -> LocalTarget:
         """See Executor."""
         raise TargetFailedError("the target runs in this process and cannot be restarted")

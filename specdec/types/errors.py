@@ -107,6 +107,10 @@ class NotReadyError(SpecdecError):
     """The service is loading its model, or draining; the request did not start."""
 
 
+GENERATION_STOPPED = "generation stopped after"
+"""The beginning of the text of every NoNextTokenError."""
+
+
 class NoNextTokenError(SpecdecError):
     """Base of the errors of a request that cannot be continued by any token."""
 
@@ -118,7 +122,7 @@ class NoNextTokenError(SpecdecError):
         super().__init__(num_output_tokens)
 
     def __str__(self) -> str:
-        return f"generation stopped after {self.num_output_tokens} output tokens: {self.reason}"
+        return f"{GENERATION_STOPPED} {self.num_output_tokens} output tokens: {self.reason}"
 
 
 class BadLogitsError(NoNextTokenError):
@@ -131,6 +135,15 @@ class NoTokenLeftError(NoNextTokenError):
     """The request's parameters together rule out every token."""
 
     reason = "allowed_token_ids, bad_words, min_tokens and structured_output allow no next token"
+
+
+class CrashingRequestError(NoNextTokenError):
+    """The forward pass of the request ends the target, which restarted for the others."""
+
+    reason = (
+        "the model process was lost repeatedly while it ran this request, the last time with no "
+        "other request; it is not run again"
+    )
 
 
 class TargetFailedError(SpecdecError):

@@ -107,6 +107,26 @@ def test_an_actor_killed_during_eight_streams_restarts(service, undisturbed, nam
     print(f"{name} {index}: {elapsed_s:.1f} s after the streams had ended there was another")
 
 
+def test_a_target_killed_twice_in_a_row_ends_no_stream(service, undisturbed):
+    """After the second loss the streams run alone, one after the other."""
+    log_start = len(service.log.read_text())
+
+    def num_logged(text):
+        return service.log.read_text()[log_start:].count(text)
+
+    has_started = threading.Semaphore(0)
+    with ThreadPoolExecutor(NUM_STREAMS) as pool:
+        streams = [pool.submit(stream, service, i, has_started) for i in range(NUM_STREAMS)]
+        for _ in range(NUM_STREAMS):
+            assert has_started.acquire(timeout=120), "a stream did not begin"
+        for num_killed in range(2):
+            wait_for(lambda n=num_killed: num_logged("streams continue") == n, "a start", service)
+            processes(service, "TargetWorker")[0].kill()
+        assert [each.result() for each in streams] == undisturbed
+    assert num_logged("sequences run alone") == 1
+    assert num_logged("streams continue") == 2
+
+
 @pytest.mark.parametrize("name", ["TargetWorker", "DraftWorker"])
 def test_an_actor_killed_while_idle_restarts(service, undisturbed, name):
     [*old] = processes(service, name)

@@ -18,6 +18,7 @@ from cluster.api.errors import INTERNAL_MESSAGE
 from cluster.api.grpc.status import Handler, refuse_malformed
 from cluster.control.peers import LOST_MESSAGE, ROUTER
 from cluster.workers.ray_internals import HandlerFactory, ListRoutes, wrap_proxy_handlers
+from specdec.types.errors import GENERATION_STOPPED
 
 NOT_STARTED_MESSAGE = "the service is starting or stopping"
 
@@ -75,7 +76,7 @@ def _restate(grpc_context: Any) -> None:
     elif code is StatusCode.INTERNAL:
         if _ACTOR_IS_LOST in details:
             _set_status(grpc_context, StatusCode.UNAVAILABLE, LOST_MESSAGE)
-        else:
+        elif not details.startswith(GENERATION_STOPPED):
             _set_status(grpc_context, StatusCode.INTERNAL, INTERNAL_MESSAGE)
 
 

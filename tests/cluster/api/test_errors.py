@@ -7,6 +7,7 @@ from cluster.api.errors import INTERNAL_MESSAGE, ErrorStatus, status_of
 from specdec.types import errors
 from specdec.types.errors import (
     BadLogitsError,
+    CrashingRequestError,
     InvalidValueError,
     ModelNotFoundError,
     NoTokenLeftError,
@@ -53,6 +54,14 @@ def test_no_retry_hint_for_other_errors():
     assert status.retry_after_s is None
     assert status.trailing_metadata == ()
     assert status.headers == {}
+
+
+def test_a_request_that_ends_the_model_is_not_to_be_sent_again():
+    status = status_of(CrashingRequestError(num_output_tokens=7))
+    assert (status.grpc_code, status.http_code) == (StatusCode.INTERNAL, 500)
+    assert "after 7 output tokens: the model process was lost" in status.message
+    assert status.retry_after_s is None
+    assert status.headers == {"x-should-retry": "false"}
 
 
 @pytest.mark.parametrize(

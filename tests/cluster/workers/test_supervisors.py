@@ -170,6 +170,20 @@ def test_a_target_is_replaced_and_a_crash_loop_is_ended(workers):
     supervisor.close()
 
 
+def test_forgiven_losses_do_not_make_a_crash_loop(start, workers):
+    supervisor = TargetSupervisor(start)
+    supervisor._backoff.base_s = 0.001
+    for _ in range(2 * MAX_FAILURES):
+        supervisor.restart()
+        supervisor.restart()
+        supervisor.forgive_losses()
+    for _ in range(MAX_FAILURES):
+        supervisor.restart()
+    with pytest.raises(TargetFailedError, match="in a row"):
+        supervisor.restart()
+    supervisor.close()
+
+
 def test_no_profile_touches_a_lost_target(workers):
     """The sockets of a lost target are closed."""
 

@@ -17,6 +17,7 @@ from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import (
     BadLogitsError,
+    CrashingRequestError,
     InvalidValueError,
     NotReadyError,
     OverloadedError,
@@ -362,6 +363,43 @@ async def test_a_request_that_is_lost_in_its_first_step_is_timed_once(tiny_model
     stream = loop.generate(request("r", PROMPT), RequestMetrics("r", metrics))
     assert len([output async for output in stream]) == 24
     assert sum(metrics[QUEUE_TIME].read().counts) == 1
+    await loop.close()
+
+
+class KilledBySecond(HashTarget):
+    """Is lost in each step of the second request."""
+
+    def __init__(self):
+        super().__init__(block_size=4, vocab_size=383)
+
+    def collect(self):
+        if any(row.seq_id == 1 for row in self._in_flight[0].rows):
+            raise TargetFailedError("the process was killed")
+        return super().collect()
+
+
+async def test_the_stream_of_a_request_that_ends_the_target_fails_before_the_restart(
+    tiny_model_dir,
+):
+    """Otherwise it would get the error of a target that cannot start, and be sent again."""
+    has_failed = threading.Event()
+    losses, explained = [], []
+
+    def restart():
+        losses.append(len(losses))
+        if len(losses) == 3:
+            assert has_failed.wait(10)
+        return KilledBySecond()
+
+    engine = make_engine(tiny_model_dir, engine_config(), KilledBySecond())
+    loop = EngineThread(engine, restart, on_loss_explained=lambda: explained.append(len(losses)))
+    streams = [asyncio.create_task(tokens_of(loop, request(f"r{i}", PROMPT))) for i in range(4)]
+    with pytest.raises(CrashingRequestError):
+        await asyncio.wait_for(streams[1], 10)
+    has_failed.set()
+    for index in (0, 2, 3):
+        assert await streams[index] == KilledBySecond().continuation(PROMPT, 24)
+    assert (len(losses), explained) == (3, [2]), "before the third restart"
     await loop.close()
 
 

@@ -17,10 +17,13 @@ from protos.specdec.v1.inference_pb2_grpc import (
     InferenceServiceStub,
     add_InferenceServiceServicer_to_server,
 )
+from specdec.types.errors import BadLogitsError
 
 DEAD = "The actor died unexpectedly before finishing this task.\n\tclass_name: ServeReplica"
+OWN = str(BadLogitsError(num_output_tokens=7))
 CASES = [
     (grpc.StatusCode.INTERNAL, DEAD, grpc.StatusCode.UNAVAILABLE, LOST_MESSAGE),
+    (grpc.StatusCode.INTERNAL, OWN, grpc.StatusCode.INTERNAL, OWN),
     (grpc.StatusCode.INTERNAL, "KeyError: 'x'", grpc.StatusCode.INTERNAL, INTERNAL_MESSAGE),
     (
         grpc.StatusCode.NOT_FOUND,
@@ -88,7 +91,7 @@ async def start():
 @pytest.mark.parametrize(
     ("code", "details", "expected", "message"),
     CASES,
-    ids=["lost", "bug", "none yet", "model", "value"],
+    ids=["lost", "ours", "bug", "none yet", "model", "value"],
 )
 async def test_statuses_of_serve_are_replaced(start, code, details, expected, message):
     async with grpc.aio.insecure_channel(await start(FailingProxy(code, details))) as channel:

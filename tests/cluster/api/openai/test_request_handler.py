@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import httpx
+import openai
 import pytest
 
 from cluster.api.authentication import ApiKey, ApiKeys
@@ -11,6 +12,7 @@ from cluster.api.http import forwarding
 from cluster.api.http.app import make_app
 from cluster.api.openai.request_handler import MAX_JSON_DEPTH
 from specdec.types.errors import (
+    CrashingRequestError,
     NotReadyError,
     OverloadedError,
     TargetFailedError,
@@ -83,6 +85,17 @@ async def test_the_request_id_is_returned_or_generated():
     assert made[0] != made[1]
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "request_id")
     assert (failed.status_code, failed.headers["x-request-id"]) == (400, "my-id")
+
+
+async def test_openais_client_does_not_repeat_a_request_that_ends_the_model():
+    router = Failing(CrashingRequestError(num_output_tokens=7))
+    async with client(router) as http:
+        ours = openai.AsyncOpenAI(
+            base_url="http://test", api_key="unused", max_retries=3, http_client=http
+        )
+        with pytest.raises(openai.InternalServerError, match="the model process was lost"):
+            await ours.post(URL, cast_to=object, body=BODY)
+    assert len(router.codes) == 1
 
 
 @pytest.mark.parametrize(
