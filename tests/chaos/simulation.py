@@ -24,6 +24,8 @@ from tests.chaos.history import CANCELLED, FINISHED, Call, Tokens, violations
 from tests.specdec.engines import HashTarget, ScriptedProposer, engine_config
 
 EXPIRED = "expired"
+SUSPECTED = "CrashingRequestError"
+"""Of a sequence that ran alone after two losses, at a third one."""
 BLOCK_SIZE = 4
 VOCAB_SIZE = 383
 MAX_MODEL_LEN = 48
@@ -99,7 +101,7 @@ class Simulation:
         for _ in range(NUM_EVENTS):
             self._event()
             self.engine.check_integrity()
-        return self._end() + violations(self._calls, {EXPIRED})
+        return self._end() + violations(self._calls, {EXPIRED, SUSPECTED})
 
     def committed(self, error: TargetLostError) -> Sequence[EngineOutput]:
         """Return the outputs to deliver although the step failed; a test drops them."""
