@@ -98,7 +98,9 @@ class ServeConfig(LLMConfig):
         "Maximum time in seconds to place the ranks of a model, load its weights and warm up",
     )
     step_timeout_s: float = setting(
-        60.0, POSITIVE, "Seconds after which a forward pass is considered failed"
+        60.0,
+        POSITIVE,
+        "Most seconds of a forward pass; passes of a size measured before fail sooner",
     )
     transport: Literal["auto", "ipc", "tcp"] = setting(
         "auto",

@@ -152,6 +152,7 @@ class RayExecutor:
             num_target_restarts=target.num_restarts if target else 0,
             num_draft_restarts=draft.num_restarts if draft else 0,
             num_catch_up_tokens=draft.num_catch_up_tokens if draft else 0,
+            num_late_drafts=draft.num_late_drafts if draft else 0,
         )
 
     @property

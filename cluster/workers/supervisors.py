@@ -219,24 +219,30 @@ class DraftSupervisor(Supervisor[DraftStep, DraftOutput]):
         self._proposer: DraftModelProposer | None = None
         self._drafting: WorkerGroup[DraftStep, DraftOutput] | None = None  # the proposer's
         self.num_catch_up_tokens = 0  # by all groups; see DraftModelProposer
+        self.num_late_drafts = 0  # steps that went on without drafts
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
-        """Start drafting, if there is a group."""
+        """Start drafting, if there is a group that has answered all earlier steps."""
         self._follow_group()
-        if self._proposer is not None:
+        if self._proposer is not None and self._drafting is not None:
             num_before = self._proposer.num_catch_up_tokens
             try:
+                if self._drafting.is_late:
+                    return
                 self._proposer.begin(requests)
                 self.num_catch_up_tokens += self._proposer.num_catch_up_tokens - num_before
             except Exception as error:
                 self._recover(error)
 
     def collect(self) -> list[Proposal]:
-        """Return the drafts; none without a group, or if it was lost since `begin`."""
+        """Return the drafts; none without a group, or if it was lost since `begin` or is late."""
         if self._proposer is None:
             return []
         try:
             return self._proposer.collect()
+        except TimeoutError:
+            self.num_late_drafts += 1
+            return []
         except Exception as error:
             self._recover(error)
             return []
@@ -274,7 +280,7 @@ class DraftSupervisor(Supervisor[DraftStep, DraftOutput]):
             return
         if self.num_restarts:
             logger.warning("drafting again, with a new worker")
-        self._drafting = group
+        self._drafting, group.gives_up = group, True
         self._proposer = DraftModelProposer(group, self._limits, self._vocabulary.new_adapter())
 
     def _recover(self, error: Exception) -> None:

@@ -29,6 +29,7 @@ from cluster.workers.profile_messages import (
     is_report,
 )
 from cluster.workers.resources import CPUS_PER_WORKER
+from cluster.workers.step_deadline import StepDeadline
 from cluster.workers.transport import CurveKeys, StepSocket, connect
 from cluster.workers.unix_socket import PeerGoneError
 from specdec.types.errors import DraftFailedError, TargetFailedError
@@ -36,6 +37,12 @@ from specdec.types.messages import DraftOutput, DraftStep, StepInput, VerifyOutp
 from specdec.types.profile import WorkerProfile
 
 _LIVENESS_CHECK_PERIOD_MS = 500
+_MIN_STEP_TIMEOUT_S = 5.0
+_STEP_TIMEOUT_FACTOR = 20.0
+"""A pause of the machine, or of a process for its garbage, is shorter than these limits."""
+_MIN_PATIENCE_S = 0.1
+_PATIENCE_FACTOR = 5.0
+"""A draft that takes longer than others is no longer worth waiting for."""
 _STOP_TIMEOUT_S = 5.0
 
 # By default an idle OpenMP thread spins for some 16 ms in case more work arrives. Other ranks, the
@@ -85,12 +92,33 @@ DRAFT = Role(
 )
 
 
+@dataclass(frozen=True)
+class _PendingStep:
+    """A step that was sent, and whose output was not received."""
+
+    step_id: int
+    num_tokens: int
+    sent_s: float
+
+
+def _num_tokens(step: StepInput | DraftStep) -> int:
+    """Return the size of a step: tokens that its ranks run, one after the other for drafts."""
+    num_tokens = sum(len(row.token_ids) for row in step.rows)
+    if isinstance(step, DraftStep):
+        drafted = (len(row.token_ids) + row.num_draft_tokens for row in step.drafts)
+        num_tokens += sum(drafted)
+    return num_tokens
+
+
 class WorkerGroup(Generic[StepT, OutputT]):
     """The ranks of one model: every step goes to all of them, and rank 0 answers.
 
     A rank that reports an error, dies, or misses a deadline loses the group: every later call
     raises the error of its role, and `close` kills the remaining ranks. Not thread-safe, except for
     `check_alive`.
+
+    gives_up: whether `collect` stops waiting for an output that takes much longer than earlier ones
+    of its size; False for the first ones, which are measured.
     """
 
     def __init__(
@@ -108,7 +136,14 @@ class WorkerGroup(Generic[StepT, OutputT]):
         self._runs: list[Any] = []
         self._deadline_s = math.inf
         self._received: deque[tuple[int, serialization.Frames]] = deque()  # by rank, unprocessed
-        self._pending_step_ids: deque[int] = deque()  # whose outputs are not collected
+        self._pending: deque[_PendingStep] = deque()  # whose outputs are not collected
+        self._num_late = 0  # the first ones of these, which `collect` has given up
+        self.gives_up = False
+        self._answered_s = self._previous_answer_s = 0.0  # when the last two answers arrived
+        self._deadlines = StepDeadline(
+            _MIN_STEP_TIMEOUT_S, spec.step_timeout_s, _STEP_TIMEOUT_FACTOR
+        )
+        self._patience = StepDeadline(_MIN_PATIENCE_S, spec.step_timeout_s, _PATIENCE_FACTOR)
         self._num_catching_up = 0
         self._profile: ProfileInbox | None = None
         try:
@@ -121,17 +156,43 @@ class WorkerGroup(Generic[StepT, OutputT]):
     def begin(self, step: StepT) -> None:
         """Send a step to every rank. Its deadline runs from now, or from the previous answer."""
         if self._role.has_output(step):
-            self._pending_step_ids.append(step.step_id)
+            pending = _PendingStep(step.step_id, _num_tokens(step), time.monotonic())
+            self._pending.append(pending)
         self._num_catching_up += self._role.catches_up(step)
         self._set_deadline()
         self._send_to_all(self._role.encode(step))
 
     def collect(self) -> OutputT:
-        """Wait for rank 0's output of the first step that has one and was not collected."""
-        while (frames := self._receive()) == serialization.CAUGHT_UP:
+        """Wait for rank 0's output of the first step that has one and was not collected.
+
+        Raises TimeoutError where it gives up. The output is discarded when it arrives; until then
+        `is_late` holds, and no step may begin.
+        """
+        size = self._pending[0].num_tokens
+        patience_s = self._patience.limit_s(size) if self.gives_up else math.inf
+        while (frames := self._receive(patience_s)) == serialization.CAUGHT_UP:
             self._num_catching_up -= 1
-        output = self._role.decode(frames)
-        assert output.step_id == self._pending_step_ids.popleft(), "the output of another step"
+        return self._output(frames)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether an output that `collect` gave up is still to come."""
+        while self._num_late and self._has_answer():
+            frames = self._receive()
+            if frames == serialization.CAUGHT_UP:
+                self._num_catching_up -= 1
+            else:
+                self._output(frames)
+                self._num_late -= 1
+        return self._num_late > 0
+
+    def _output(self, frames: serialization.Frames) -> OutputT:
+        output, pending = self._role.decode(frames), self._pending.popleft()
+        assert output.step_id == pending.step_id, "the output of another step"
+        seconds = self._answered_s - max(pending.sent_s, self._previous_answer_s)
+        self._deadlines.record(pending.num_tokens, seconds)
+        self._patience.record(pending.num_tokens, seconds)
+        self._set_deadline()  # of the next answer, if its step was sent already
         return output
 
     @property
@@ -243,7 +304,10 @@ class WorkerGroup(Generic[StepT, OutputT]):
             self._rank_of[socket.pollable] = rank
 
     def _set_deadline(self) -> None:
-        self._deadline_s = time.monotonic() + self._spec.step_timeout_s
+        limit_s = self._spec.step_timeout_s
+        if self._pending and not self._num_catching_up:
+            limit_s = self._deadlines.limit_s(self._pending[0].num_tokens)
+        self._deadline_s = time.monotonic() + limit_s
         if self._profile is not None and self._profile.reports is None:
             self._deadline_s += WRITING_S  # traces are written between steps
 
@@ -256,16 +320,25 @@ class WorkerGroup(Generic[StepT, OutputT]):
             except TimeoutError as error:
                 self._fail(rank, "does not read its messages", error)
 
-    def _receive(self) -> serialization.Frames:
-        """Wait for the next answer of rank 0. Raises the role's error when the group is lost."""
+    def _receive(self, patience_s: float = math.inf) -> serialization.Frames:
+        """Wait for the next answer of rank 0. Raises the role's error when the group is lost.
+
+        Raises TimeoutError after `patience_s`.
+        """
+        gives_up_s = time.monotonic() + patience_s
         while not self._received:
-            if self._read(_LIVENESS_CHECK_PERIOD_MS):
+            left_ms = max(0.0, gives_up_s - time.monotonic()) * 1000
+            if self._read(math.ceil(min(_LIVENESS_CHECK_PERIOD_MS, left_ms))):
                 continue
             self.check_alive()
             if time.monotonic() > self._deadline_s:
                 raise self._role.error(f"the {self._spec.name} did not answer in time")
+            if time.monotonic() > gives_up_s:
+                self._num_late += 1
+                raise TimeoutError(f"the {self._spec.name} is late")
         rank, frames = self._received.popleft()
-        self._set_deadline()  # of the next answer, if its step was sent already
+        self._previous_answer_s, self._answered_s = self._answered_s, time.monotonic()
+        self._set_deadline()
         if (reason := serialization.error_in(frames)) is not None:
             self._fail(rank, f"failed: {reason}")
         return frames

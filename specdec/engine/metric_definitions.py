@@ -169,6 +169,11 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
         "Catch-up tokens of the draft model.",
         "num_catch_up_tokens",
     ),
+    counter(
+        "spec_decode_num_late_drafts",
+        "Steps that did not wait for a slow draft worker.",
+        "num_late_drafts",
+    ),
     # Control of speculation.
     MetricSpec("speculation_mode", "gauge", "1 for the mode in force, else 0.", _modes, ("mode",)),
     gauge("speculation_in_force", "1 while requests draft by default.", "is_speculation_on"),

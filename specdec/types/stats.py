@@ -145,7 +145,8 @@ class Counts(Additive):
     num_cached_tokens: prompt tokens found in the prefix cache.
     num_prefill_chunks: rows that left a part of the prompt uncomputed.
     num_lookahead_tokens: guesses run behind the drafts by lookahead decoding.
-    num_catch_up_tokens: tokens that the draft model computed to catch up.
+    num_catch_up_tokens: tokens that the draft model computed to catch up. num_late_drafts: steps
+        that went on without the drafts of a slow draft worker.
     num_target_restarts, num_draft_restarts: restarts of each model's workers.
 
     Fields from decided_lengths on are exported over HTTP only.
@@ -170,6 +171,7 @@ class Counts(Additive):
     num_preemptions: int = 0
     num_lookahead_tokens: int = 0
     num_catch_up_tokens: int = 0
+    num_late_drafts: int = 0
     num_target_restarts: int = 0
     num_draft_restarts: int = 0
 

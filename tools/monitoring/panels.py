@@ -245,6 +245,12 @@ SPECULATION = Row(
             "tokens/s",
         ),
         Panel(
+            "Late drafts",
+            "Steps that went on without drafts because the draft worker was slow.",
+            (Query(rate("spec_decode_num_late_drafts_total"), "late"),),
+            "steps/s",
+        ),
+        Panel(
             "Control version",
             "Latest version of the operator settings, and the version each replica applies.",
             (

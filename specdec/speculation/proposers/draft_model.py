@@ -109,12 +109,11 @@ class DraftModelProposer:
 
     def collect(self) -> list[Proposal]:
         """Wait for the drafts; sequences that have not caught up have none."""
-        if not self._drafting:
+        drafting, self._drafting = self._drafting, []
+        if not drafting:
             return []
         drafted = {row.seq_id: row for row in self._worker.collect().rows}
-        proposals = [self._proposal(each, drafted[each.seq.seq_id]) for each in self._drafting]
-        self._drafting = []
-        return proposals
+        return [self._proposal(each, drafted[each.seq.seq_id]) for each in drafting]
 
     def release(self, seq_id: int) -> None:
         """Release a sequence's blocks; cached ones may serve other sequences."""

@@ -1,0 +1,41 @@
+"""Limit of the time for a step's answer, from the times that steps have taken.
+
+A process that is stopped, or swaps, answers no step but does not end either. A limit for the
+slowest possible step would let streams wait for a minute; steps of the same size that took
+milliseconds before show the fault within seconds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+MIN_SAMPLES = 8
+"""The first steps of a size may compile, allocate or read from disk: they have the full limit."""
+
+_WINDOW = 64
+
+
+class StepDeadline:
+    """Time limits of a group's steps, for each size: the power of two of its number of tokens.
+
+    A limit is `factor` times the longest of the last steps of that size, within bounds.
+    """
+
+    def __init__(self, min_s: float, max_s: float, factor: float) -> None:
+        """max_s: before a size has MIN_SAMPLES steps, and never exceeded. min_s: the least."""
+        self._min_s = min(min_s, max_s)
+        self._max_s = max_s
+        self._factor = factor
+        self._seconds: dict[int, deque[float]] = {}  # by size
+
+    def record(self, num_tokens: int, seconds: float) -> None:
+        """Record how long a step of `num_tokens` took to be answered."""
+        size = num_tokens.bit_length()
+        self._seconds.setdefault(size, deque(maxlen=_WINDOW)).append(seconds)
+
+    def limit_s(self, num_tokens: int) -> float:
+        """Return the limit of a step of `num_tokens`, in seconds."""
+        seconds = self._seconds.get(num_tokens.bit_length(), ())
+        if len(seconds) < MIN_SAMPLES:
+            return self._max_s
+        return min(self._max_s, max(self._min_s, self._factor * max(seconds)))

@@ -1,0 +1,182 @@
+"""A group's deadlines, with ranks that are threads on real sockets, without Ray."""
+
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+from cluster.observability.logs import LogConfig
+from cluster.workers import serialization, worker_group
+from cluster.workers.group_spec import GroupSpec, ModelSource
+from cluster.workers.step_deadline import MIN_SAMPLES
+from cluster.workers.supervisors import DraftSupervisor
+from cluster.workers.unix_socket import PeerGoneError, UnixListener, UnixSocket
+from cluster.workers.worker_group import DRAFT, TARGET, WorkerGroup
+from specdec.config.engine import DraftLimits, EngineConfig
+from specdec.sequences.sequence import Sequence
+from specdec.speculation.proposers import DraftRequest, DraftVocabulary
+from specdec.types.errors import TargetFailedError
+from specdec.types.messages import (
+    DraftedRow,
+    DraftOutput,
+    StepInput,
+    StepRow,
+    VerifyOutput,
+)
+from specdec.types.sampling_spec import SamplingRules
+from tests.specdec.engines import request
+
+LIMITS = DraftLimits(num_blocks=20, block_size=4, max_model_len=80, max_catch_up_tokens=16)
+
+
+def answer_to_target(frames):
+    return serialization.encode_output(VerifyOutput(serialization.decode_step(frames).step_id, ()))
+
+
+def answer_to_draft(frames):
+    step = serialization.decode_draft_step(frames)
+    rows = tuple(DraftedRow(row.seq_id, (7,) * row.num_draft_tokens) for row in step.drafts)
+    return serialization.encode_draft_output(DraftOutput(step.step_id, rows))
+
+
+class ThreadGroup(WorkerGroup):
+    """A group with one rank, a thread that answers while `is_running`, `delay_s` late."""
+
+    def _start_workers(self, placement):
+        listener = UnixListener(self._directory / "rank")
+        socket = UnixSocket.connect(self._directory / "rank", 60.0)
+        self._peer = listener.accept()
+        self.is_running = threading.Event()
+        self.is_running.set()
+        self.delay_s = 0.0
+        self._sockets.append(socket)
+        self._poller.register(socket.pollable, worker_group.zmq.POLLIN)
+        self._rank_of[socket.pollable] = 0
+        self._answer = answer_to_draft if self._role is DRAFT else answer_to_target
+        threading.Thread(target=self._rank, daemon=True).start()
+
+    def _wait_until_warm(self):
+        """The thread is warm."""
+
+    def check_alive(self):
+        """The thread lives."""
+
+    def _rank(self):
+        try:
+            while (frames := self._peer.receive()) != serialization.STOP:
+                self.is_running.wait(30)
+                time.sleep(self.delay_s)
+                self._peer.send(self._answer(frames))
+        except (PeerGoneError, OSError):
+            return
+
+
+def group_of(role, directory, limits):
+    spec = GroupSpec(
+        "model", ModelSource("m", directory), "float32", "cpu", None, "auto", 1, limits, 1, 1,
+        None, 60.0, 60.0, LogConfig(),
+    )  # fmt: skip
+    return ThreadGroup(role, spec, None)
+
+
+@pytest.fixture
+def target(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker_group, "_MIN_STEP_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(worker_group, "_LIVENESS_CHECK_PERIOD_MS", 50)
+    group = group_of(TARGET, tmp_path, EngineConfig(max_model_len=16, num_blocks=1))
+    yield group
+    group.is_running.set()
+    group.close()
+
+
+def run_step(group, step_id, num_tokens=1):
+    rows = (StepRow(0, 0, (1,) * num_tokens, 0, True),)
+    group.begin(StepInput(step_id, (), (), (), rows))
+    return group.collect()
+
+
+def test_a_rank_that_stops_is_noticed_by_the_times_of_earlier_steps(target):
+    for step_id in range(MIN_SAMPLES):
+        run_step(target, step_id)
+    target.is_running.clear()
+    began_s = time.monotonic()
+    with pytest.raises(TargetFailedError, match="did not answer in time"):
+        run_step(target, MIN_SAMPLES)
+    assert 0.2 <= time.monotonic() - began_s < 20, "the full limit is 60 s"
+
+
+def test_the_first_prefill_after_decode_steps_has_the_full_limit(target):
+    for step_id in range(MIN_SAMPLES):
+        run_step(target, step_id)
+    target.delay_s = 0.5
+    assert run_step(target, MIN_SAMPLES, num_tokens=300).step_id == MIN_SAMPLES
+
+
+@pytest.fixture
+def drafting(tmp_path, monkeypatch):
+    """A supervisor of a draft model, and its groups."""
+    monkeypatch.setattr(worker_group, "_LIVENESS_CHECK_PERIOD_MS", 50)
+    groups = []
+
+    def start():
+        groups.append(group_of(DRAFT, tmp_path, LIMITS))
+        return groups[-1]
+
+    supervisor = DraftSupervisor(start, LIMITS, DraftVocabulary())
+    yield supervisor, groups
+    for group in groups:
+        group.is_running.set()
+    supervisor.close()
+
+
+def drafts(supervisor, seq):
+    supervisor.begin([DraftRequest(seq, 3)])
+    return [proposal.draft_token_ids for proposal in supervisor.collect()]
+
+
+def sequence():
+    return Sequence(0, request("r", [1, 2, 3]), SamplingRules(), detokenizer=None)
+
+
+def test_a_late_draft_is_not_waited_for(drafting):
+    supervisor, groups = drafting
+    seq, made = sequence(), Counter()
+    for _ in range(MIN_SAMPLES):
+        assert drafts(supervisor, seq) == [(7, 7, 7)]
+    groups[0].is_running.clear()
+    began_s = time.monotonic()
+    for _ in range(20):
+        made[len(drafts(supervisor, seq))] += 1
+    assert time.monotonic() - began_s < 3, "only the first step waits, and not for long"
+    assert made == {0: 20}
+    assert supervisor.num_late_drafts == 1
+    supervisor._proposer.check_integrity()
+
+
+def test_drafting_goes_on_when_a_late_draft_has_arrived(drafting):
+    supervisor, groups = drafting
+    seq = sequence()
+    for _ in range(MIN_SAMPLES):
+        drafts(supervisor, seq)
+    groups[0].is_running.clear()
+    assert drafts(supervisor, seq) == []
+    groups[0].is_running.set()
+    ends_at_s = time.monotonic() + 10
+    while (made := drafts(supervisor, seq)) == []:
+        assert time.monotonic() < ends_at_s
+    assert made == [(7, 7, 7)]
+    assert len(groups) == 1, "the worker was not restarted"
+
+
+def test_a_draft_worker_that_stays_late_is_restarted(drafting, monkeypatch):
+    supervisor, groups = drafting
+    monkeypatch.setattr(groups[0]._deadlines, "_min_s", 0.3)
+    seq = sequence()
+    for _ in range(MIN_SAMPLES):
+        drafts(supervisor, seq)
+    groups[0].is_running.clear()
+    ends_at_s = time.monotonic() + 10
+    while drafts(supervisor, seq) == []:
+        assert time.monotonic() < ends_at_s
+    assert len(groups) == 2
