@@ -9,7 +9,7 @@ PROTOS := $(shell find protos -name '*.proto')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup protos serve test test-slow test-interleavings test-openapi check docs breaking format lossless bench bench-acceptance bench-precision bench-sampling bench-drafting bench-structured-output bench-collectives bench-tensor-parallel bench-forward bench-kernels bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control bench-off bench-service-control test-browser test-prometheus test-chart monitoring cli-reference chart third-party gpu-check clean
+.PHONY: help setup protos serve test test-slow test-interleavings test-openapi chaos soak check docs breaking format lossless bench bench-acceptance bench-precision bench-sampling bench-drafting bench-structured-output bench-collectives bench-tensor-parallel bench-forward bench-kernels bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control bench-off bench-service-control test-browser test-prometheus test-chart monitoring cli-reference chart third-party gpu-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,12 @@ test-slow: .make/setup ## run the slow tests: recovery, load, replicas of the re
 
 test-interleavings: .make/setup ## run 20,000 random histories of an engine whose target is lost again and again
 	$(BIN)/python -m pytest -m 'slow or not slow' tests/chaos/test_interleavings.py $(ARGS)
+
+chaos: .make/setup ## put random faults into the real service; ARGS='--minutes 30 --seed 1'
+	$(BIN)/python -m tests.chaos $(ARGS)
+
+soak: .make/setup ## run the real service under steady load for an hour; ARGS='--minutes 60'
+	$(BIN)/python -m tests.chaos.soak $(ARGS)
 
 test-openapi: .make/setup ## test the HTTP API with schemathesis, from its OpenAPI document
 	$(BIN)/python -m pytest -m slow tests/e2e/test_openapi.py $(ARGS)

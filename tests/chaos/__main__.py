@@ -1,7 +1,7 @@
 """Runs the chaos suite: the real service under random faults, and the check of its history.
 
-Prints a table of faults with the times of recovery, and a JSON line. Exits with 1 after a
-violation. The faults and their order are a function of the seed.
+Prints for each service a table of faults with the times of recovery, and a JSON line. Exits with
+1 after a violation. The faults and their order are a function of the seed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.chaos.suite import Report, run
+from tests.chaos.suite import SERVICES, Report, run
 from tests.specdec.tiny import tiny_llama_dir
 
 
@@ -20,14 +20,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--service", choices=SERVICES, help="one service only; default: each")
     parser.add_argument("--only", default="", help="names of faults to choose from, by commas")
     arguments = parser.parse_args()
     only = tuple(filter(None, arguments.only.split(",")))
+    names = [arguments.service] if arguments.service else list(SERVICES)
+    seconds, num_violations = arguments.minutes * 60 / len(names), 0
     with tempfile.TemporaryDirectory(prefix="specdec-chaos-") as directory:
         model = tiny_llama_dir(Path(directory) / "model")
-        report = run(model, Path(directory), arguments.minutes * 60, arguments.seed, only)
-    _print(report)
-    return 1 if report.violations else 0
+        for name in names:
+            report = run(name, model, Path(directory), seconds, arguments.seed, only)
+            _print(report)
+            num_violations += len(report.violations)
+    return 1 if num_violations else 0
 
 
 def _print(report: Report) -> None:

@@ -37,6 +37,10 @@ class Fault(ABC):
 
     name: str
 
+    def applies(self, root: psutil.Process) -> bool:
+        """Return whether the service below `root` has what the fault is about."""
+        return True
+
     @abstractmethod
     def inject(self, site: Site, generator: random.Random) -> str:
         """Put it in; return details for the report."""
@@ -51,6 +55,9 @@ class Kill(Fault):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", f"kill -9 {self.actor}")
+
+    def applies(self, root: psutil.Process) -> bool:
+        return bool(processes(root, self.actor))
 
     def inject(self, site: Site, generator: random.Random) -> str:
         found = processes(site.root, self.actor)
@@ -71,6 +78,9 @@ class Stop(Fault):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", f"SIGSTOP {self.actor}")
+
+    def applies(self, root: psutil.Process) -> bool:
+        return bool(processes(root, self.actor))
 
     def inject(self, site: Site, generator: random.Random) -> str:
         seconds = generator.uniform(MIN_STOP_S, MAX_STOP_S)

@@ -1,4 +1,4 @@
-"""The chaos suite: traffic and faults on a service with two replicas of two ranks each."""
+"""The chaos suite: traffic and faults on real services."""
 
 from __future__ import annotations
 
@@ -27,10 +27,18 @@ from tests.e2e.conftest import RunningService, running_service
 NUM_CLIENTS = 6
 MIN_PAUSE_S, MAX_PAUSE_S = 2.0, 8.0
 RECOVERY_LIMIT_S = 180.0
+IDLE_LIMIT_S = 60.0
 SMALL_DISK_BYTES = 4 << 20
 DRAFT = '{"method": "draft_model", "num_speculative_tokens": 3, "policy": "threshold"}'
-FLAGS = ["--ingress", "serve", "--num-replicas", "2", "--tensor-parallel-size", "2"]
-FLAGS += ["--max-model-len", "512", "--max-queue-len", "16", "--speculative-config", DRAFT]
+LOOKUP = '{"method": "ngram", "num_speculative_tokens": 3, "policy": "threshold"}'
+_COMMON = ["--ingress", "serve", "--tensor-parallel-size", "2", "--max-model-len", "512"]
+_COMMON += ["--max-queue-len", "16", "--speculative-config"]
+SERVICES = {
+    "draft": [*_COMMON, DRAFT],
+    "replicas": [*_COMMON, LOOKUP, "--num-replicas", "2"],
+}
+"""Flags by service: a target with a draft model, and two replicas that look drafts up. Both have
+two ranks a replica; together they would not fit on two cores."""
 _PROBE = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
 
 
@@ -48,6 +56,7 @@ class Injected:
 class Report:
     """What happened, and what was wrong."""
 
+    service: str
     seed: int
     injected: list[Injected] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
@@ -67,6 +76,7 @@ class Report:
         ends = Counter(each.call.ends[0].status for each in self.outcomes if each.call.ends)
         return {
             "benchmark": "chaos",
+            "service": self.service,
             "seed": self.seed,
             "num_faults": len(self.injected),
             "num_calls": len(self.outcomes),
@@ -76,18 +86,20 @@ class Report:
 
 
 def run(
-    model: Path, directory: Path, seconds: float, seed: int, only: Sequence[str] = ()
+    name: str, model: Path, directory: Path, seconds: float, seed: int, only: Sequence[str] = ()
 ) -> Report:
-    """Start the service, and put faults into it for this long."""
-    generator, report = random.Random(seed), Report(seed)
+    """Start one of SERVICES, and put faults into it for this long."""
+    generator, report = random.Random(f"{name} {seed}"), Report(name, seed)
+    directory = directory / name
+    directory.mkdir()
     with (
         _small_disk(directory / "state") as has_small_disk,
-        running_service(model, directory / "log", *FLAGS) as service,
+        running_service(model, directory / "log", *SERVICES[name]) as service,
     ):
         faults = [
             each
             for each in all_faults(has_small_disk=has_small_disk)
-            if not only or each.name in only
+            if (not only or each.name in only) and each.applies(service.process)
         ]
         traffic = Traffic(service.grpc_address, service.http_url, seed)
         traffic.learn()
@@ -104,7 +116,8 @@ def run(
                 report.violations.append(f"no recovery from {report.injected[-1]}")
                 break
         traffic.stop()
-        report.violations += traffic.overdue + _leaks(service, expected)
+        report.violations += traffic.overdue + _population_faults(service, expected)
+        report.violations += idle_faults(service)
     report.outcomes = list(traffic.outcomes)
     calls = [each.call for each in report.outcomes]
     report.violations += violations(calls, REFUSALS | {BROKEN})
@@ -150,34 +163,41 @@ def _is_whole(service: RunningService, expected: Counter[str]) -> bool:
     return True
 
 
-def _leaks(service: RunningService, expected: Counter[str]) -> list[str]:
-    """Return what an idle service still holds."""
-    ends_at_s = time.monotonic() + 60
+def _population_faults(service: RunningService, expected: Counter[str]) -> list[str]:
+    population = _population(service.process)
+    if population == expected:
+        return []
+    return [f"processes are {dict(population)}, not {dict(expected)}"]
+
+
+def idle_faults(service: RunningService) -> list[str]:
+    """Return what a service without requests still holds after a minute."""
+    ends_at_s = time.monotonic() + IDLE_LIMIT_S
     while True:
-        faults = _held(service, expected)
+        faults = _held(service)
         if not faults or time.monotonic() > ends_at_s:
             return faults
         time.sleep(1)
 
 
-def _held(service: RunningService, expected: Counter[str]) -> list[str]:
-    faults = []
-    population = _population(service.process)
-    if population != expected:
-        faults.append(f"processes are {dict(population)}, not {dict(expected)}")
+def _held(service: RunningService) -> list[str]:
     try:
         metrics = httpx.get(service.http_url + "/metrics", timeout=10).text
     except httpx.HTTPError as error:
-        return [*faults, f"/metrics: {error!r}"]
-    for name in ("kv_cache_usage_perc", "num_requests_running", "num_requests_waiting"):
-        values = [
+        return [f"/metrics: {error!r}"]
+    values = {
+        name: [
             float(line.rsplit(" ", 1)[1])
             for line in metrics.splitlines()
             if f"{name}{{" in line and not line.startswith("#")
         ]
-        if not values or any(values):
-            faults.append(f"{name} of the idle service is {values}")
-    return faults
+        for name in ("kv_cache_usage_perc", "num_requests_running", "num_requests_waiting")
+    }
+    return [
+        f"{name} of the idle service is {found}"
+        for name, found in values.items()
+        if not found or any(found)
+    ]
 
 
 @contextmanager
