@@ -9,7 +9,7 @@ PROTOS := $(shell find protos -name '*.proto')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup protos serve test test-slow test-openapi check docs breaking format lossless bench bench-acceptance bench-precision bench-sampling bench-drafting bench-structured-output bench-collectives bench-tensor-parallel bench-forward bench-kernels bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control bench-off bench-service-control test-browser test-prometheus test-chart monitoring cli-reference chart third-party gpu-check clean
+.PHONY: help setup protos serve test test-slow test-interleavings test-openapi check docs breaking format lossless bench bench-acceptance bench-precision bench-sampling bench-drafting bench-structured-output bench-collectives bench-tensor-parallel bench-forward bench-kernels bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control bench-off bench-service-control test-browser test-prometheus test-chart monitoring cli-reference chart third-party gpu-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ test: .make/setup ## run the tests that are not slow; ARGS go to pytest
 
 test-slow: .make/setup ## run the slow tests: recovery, load, replicas of the real service
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-interleavings: .make/setup ## run 20,000 random histories of an engine whose target is lost again and again
+	$(BIN)/python -m pytest -m 'slow or not slow' tests/chaos/test_interleavings.py $(ARGS)
 
 test-openapi: .make/setup ## test the HTTP API with schemathesis, from its OpenAPI document
 	$(BIN)/python -m pytest -m slow tests/e2e/test_openapi.py $(ARGS)

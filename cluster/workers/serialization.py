@@ -1,4 +1,7 @@
-"""Serialization of step messages: a msgpack header and raw little-endian 32-bit arrays, by frame.
+"""Serialization of step messages: a msgpack header and raw little-endian arrays, by frame.
+
+Tables with a column of sequence ids have 64-bit integers, since ids are never reused; all other
+arrays have 32 bits.
 
 Only numbers and short strings are decoded, so a message cannot carry code.
 
@@ -12,7 +15,7 @@ import math
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import msgpack
@@ -45,6 +48,7 @@ CAUGHT_UP: Frames = [b"caught up"]
 """A draft model's second answer to a step, once it has run the step's prefill chunks too."""
 
 _ERROR = b"error"
+_INT64_BYTES = 8
 _INT32 = np.dtype("<i4")
 _FLOAT32 = np.dtype("<f4")
 
@@ -57,12 +61,12 @@ def encode_step(step: StepInput) -> Frames:
     )
     return [
         msgpack.packb(header),
-        _pack(value for row in step.rows for value in _step_row(row)),
+        _pack_table(_step_row(row) for row in step.rows),
         _pack(token for row in step.rows for token in row.token_ids),
         _pack(position for row in step.rows for position in row.positions or ()),
         *_pack_draft_probs(row.draft_probs for row in step.rows),
         _pack_arrays((row.grammar_mask for row in step.rows), _INT32),
-        _pack(value for delta in deltas for value in delta),
+        _pack_table(deltas),
         _pack(block for delta in step.block_table_deltas for block in delta.block_ids),
     ]
 
@@ -99,7 +103,7 @@ def encode_draft_step(step: DraftStep) -> Frames:
     )
     return [
         *encode_step(step),
-        _pack(value for draft in drafts for value in draft),
+        _pack_table(drafts),
         _pack(token for row in step.drafts for token in row.token_ids),
     ]
 
@@ -144,9 +148,9 @@ def encode_output(output: VerifyOutput) -> Frames:
     logprobs.extend(each.logprobs for each in output.prompt_logprobs)
     return [
         msgpack.packb(output.step_id),
-        _pack(value for row in rows for value in row),
+        _pack_table(rows),
         _pack(number for row in output.rows for number in _verified_numbers(row)),
-        _pack(value for prompt in prompts for value in prompt),
+        _pack_table(prompts),
         _pack_arrays((each.token_ids for each in logprobs), _INT32),
         _pack_arrays((each.logprobs for each in logprobs), _FLOAT32),
         _pack_arrays((each.ranks for each in logprobs), _INT32),
@@ -200,7 +204,7 @@ def encode_draft_output(output: DraftOutput) -> Frames:
     rows = ((row.seq_id, len(row.token_ids), _width(row.draft_probs)) for row in output.rows)
     return [
         msgpack.packb(output.step_id),
-        _pack(value for row in rows for value in row),
+        _pack_table(rows),
         _pack(token for row in output.rows for token in row.token_ids),
         *_pack_draft_probs(row.draft_probs for row in output.rows),
     ]
@@ -341,8 +345,13 @@ def _reader(frame: bytes, dtype: np.dtype[Any]) -> Callable[..., NDArray[Any]]:
     return take
 
 
+def _pack_table(rows: Iterable[Numbers]) -> bytes:
+    values = tuple(chain.from_iterable(rows))
+    return struct.pack(f"<{len(values)}q", *values)
+
+
 def _table(frame: bytes, num_columns: int) -> list[Numbers]:
-    values = _unpack(frame)
+    values = struct.unpack(f"<{len(frame) // _INT64_BYTES}q", frame)
     return [values[start : start + num_columns] for start in range(0, len(values), num_columns)]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import takewhile
 
 from specdec.config.engine import EngineConfig
 from specdec.engine.async_scheduling import Rows, StepsInFlight, next_rows
@@ -93,7 +94,7 @@ class Engine:
         if request.request_id in self._choices:
             raise InvalidValueError("request_id", request.request_id, "unused by a running request")
         sequences = self._inputs.sequences(request, self._next_seq_id, self.control)
-        self._scheduler.add(sequences)
+        self._scheduler.add(sequences, self._clock())
         self._choices[request.request_id] = Choices(sequences, len(request.resume_token_ids))
         self._next_seq_id += len(sequences)
         self._counts.num_prompt_tokens += sum(seq.num_prompt_tokens for seq in sequences)
@@ -358,9 +359,10 @@ class Engine:
         """Add verified tokens to a sequence; return None if its output is buffered for later."""
         token_ids, choices = verified.token_ids, self._choices[seq.request.request_id]
         num_kept, stop = self._append(seq, token_ids)
-        num_accepted = min(num_kept, len(token_ids) - 1)
+        num_verified = _num_accepted(row, token_ids)
+        num_accepted = min(num_kept, num_verified)
         self._count(choices, row, num_kept, num_accepted)
-        self._speculator.observe(seq, row.num_draft_tokens, len(token_ids) - 1)
+        self._speculator.observe(seq, row.num_draft_tokens, num_verified)
         if stop is None:
             seq.lookahead = _lookahead(row, verified)
             self._drop_rejected(seq)
@@ -440,6 +442,15 @@ class Engine:
         seq.lookahead = None
         self._steps.release(seq.seq_id)
         self._speculator.release(seq.seq_id)
+
+
+def _num_accepted(row: StepRow, token_ids: tuple[int, ...]) -> int:
+    """Return how many draft tokens were verified.
+
+    The last token is the target's own, unless NaN logits after an accepted draft cut the row.
+    """
+    pairs = zip(row.drafts, token_ids, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _lookahead(row: StepRow, verified: VerifiedRow) -> Lookahead | None:

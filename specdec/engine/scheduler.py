@@ -28,6 +28,11 @@ class ScheduledRow(NamedTuple):
     num_lookahead_tokens: int = 0
 
     @property
+    def num_guesses(self) -> int:
+        """Draft and lookahead tokens."""
+        return self.num_draft_tokens + self.num_lookahead_tokens
+
+    @property
     def samples(self) -> bool:
         """Whether the row reaches the last known token, so that a new token is sampled."""
         return self.num_tokens == self.seq.num_uncomputed_tokens
@@ -86,7 +91,8 @@ class Scheduler:
     recomputed later. The first in rank can therefore always continue.
 
     Drafts have a token budget over the whole batch. Slots are reserved for each sequence's own
-    number of drafts; no row is padded to the longest.
+    number of drafts, once every running sequence has the blocks of its next tokens; no row is
+    padded to the longest.
     """
 
     def __init__(
@@ -117,12 +123,16 @@ class Scheduler:
     def num_running(self) -> int:
         return len(self._running)
 
-    def add(self, sequences: collections.abc.Sequence[Sequence]) -> None:
-        """Queue the choices of a request, for which admission has checked that there is room."""
+    def add(self, sequences: collections.abc.Sequence[Sequence], now_s: float = 0.0) -> None:
+        """Queue the choices of a request, for which admission has checked that there is room.
+
+        now_s: when they arrive; their age counts from then.
+        """
         num_present = len(self._running) + len(self._waiting)
         most = self._config.max_num_seqs + self._config.max_queue_len
         assert num_present + len(sequences) <= most, "a request was added that has no room"
         for seq in sequences:
+            seq.arrival_s = now_s
             insort(self._waiting, seq, key=_by_rank)
 
     def expired(self, now_s: float) -> list[Sequence]:
@@ -170,11 +180,11 @@ class Scheduler:
         self._rows = {}
         self.keep_batch()
         self._decision, self._control = decision, control
-        budget = self._schedule_decodes(self._config.max_num_batched_tokens)
-        if self._rows and self._config.max_prefill_tokens is not None:
-            budget = min(budget, self._config.max_prefill_tokens)
-        budget = self._schedule_prefills(budget)
+        self._schedule_decodes()
+        self._plan_guesses()
+        budget = self._schedule_prefills(self._prefill_budget())
         self._admit_waiting(budget)
+        self._reserve_guesses()
         return list(self._rows.values())
 
     @property
@@ -191,24 +201,33 @@ class Scheduler:
         self.preempted = []
         self.newly_scheduled = []
 
-    def _schedule_decodes(self, budget: int) -> int:
-        decoding = [seq for seq in self._running if seq.is_decoding]
-        num_guesses_left = draft_budget(budget, len(decoding))
-        wanted = [self._max_draft_tokens(seq) for seq in decoding]
+    def _schedule_decodes(self) -> None:
+        """Schedule the next token of each decoding sequence, before any guess takes a block."""
+        for seq in [seq for seq in self._running if seq.is_decoding]:
+            if seq.status is SequenceStatus.RUNNING:  # not preempted for one that ranks before it
+                self._add_row(ScheduledRow(seq, 1))
+
+    def _plan_guesses(self) -> None:
+        """Divide the token budget of guesses among the decoding sequences; blocks come later."""
+        rows = list(self._rows.values())
+        num_guesses_left = draft_budget(self._config.max_num_batched_tokens, len(rows))
+        wanted = [self._max_draft_tokens(row.seq) for row in rows]
         shares = share_budget(wanted, num_guesses_left)
         num_left = num_guesses_left - sum(shares)
-        for index, (seq, share) in enumerate(zip(decoding, shares, strict=True)):
-            if seq.status is not SequenceStatus.RUNNING:
-                continue  # just preempted for one that ranks before it
-            row = self._decode_row(seq, share, num_left // (len(decoding) - index))
-            num_guesses = row.num_draft_tokens + row.num_lookahead_tokens
-            # Guesses are optional: no sequence is preempted for their slots.
-            if num_guesses and not self._blocks.reserve(seq.seq_id, seq.num_tokens + num_guesses):
-                row, num_guesses = ScheduledRow(seq, 1), 0
-            if self._add_row(row):
-                num_left -= row.num_lookahead_tokens
-                budget -= 1 + num_guesses
-        return budget
+        for index, (row, share) in enumerate(zip(rows, shares, strict=True)):
+            planned = self._decode_row(row.seq, share, num_left // (len(rows) - index))
+            num_left -= planned.num_lookahead_tokens
+            self._rows[row.seq.seq_id] = planned
+
+    def _reserve_guesses(self) -> None:
+        """Reserve blocks for the guesses of each row; one that gets none runs without guesses.
+
+        Guesses are optional: no sequence is preempted or kept waiting for their slots.
+        """
+        for seq_id, row in self._rows.items():
+            num_tokens = row.seq.num_tokens + row.num_guesses
+            if row.num_guesses and not self._blocks.reserve(seq_id, num_tokens):
+                self._rows[seq_id] = ScheduledRow(row.seq, 1)
 
     def _decode_row(self, seq: Sequence, num_drafts: int, num_left: int) -> ScheduledRow:
         """Return a row whose lookahead fits into `num_left` guesses; without drafts it has none.
@@ -218,6 +237,14 @@ class Scheduler:
         num_useful = min(num_left, self._num_useful_guesses(seq) - num_drafts)
         num_lookahead = max(0, min(self._lookahead_window, num_useful)) if num_drafts else 0
         return ScheduledRow(seq, 1, num_drafts, num_lookahead)
+
+    def _prefill_budget(self) -> int:
+        """Return how many prompt tokens the step may have beside its decoding sequences."""
+        rows = self._rows.values()
+        num_taken = sum(row.num_tokens + row.num_guesses for row in rows)
+        num_left = self._config.max_num_batched_tokens - num_taken
+        limit = self._config.max_prefill_tokens
+        return num_left if limit is None or not rows else min(num_left, limit)
 
     def _schedule_prefills(self, budget: int) -> int:
         for seq in [seq for seq in self._running if not seq.is_decoding]:
@@ -246,13 +273,9 @@ class Scheduler:
     def _admit(self, seq: Sequence, budget: int) -> int:
         """Move a waiting sequence into the batch; return its tokens in this step, 0 if it waits."""
         # Log-probabilities of the prompt are not cached: they need its forward pass.
-        known = [] if seq.prompt_report.is_due else seq.token_ids
-        cached = self._blocks.attach(
-            seq.seq_id, known, seq.request.cache_salt, seq.request.adapter_id
-        )
-        chunk = min(seq.num_tokens - cached, budget)
-        if not self._blocks.reserve(seq.seq_id, cached + chunk):
-            self._blocks.release(seq.seq_id)
+        reuse = not seq.prompt_report.is_due
+        cached = self._blocks.admit(seq.seq_id, seq.token_ids, budget, seq.block_keys, reuse=reuse)
+        if cached is None:
             return 0
         self._waiting.remove(seq)
         insort(self._running, seq, key=_by_rank)
@@ -263,14 +286,14 @@ class Scheduler:
             self._counts.num_cached_tokens += seq.num_cached_tokens
             self.newly_scheduled.append(seq)
         seq.has_run = True
+        chunk = min(seq.num_uncomputed_tokens, budget)
         self._rows[seq.seq_id] = ScheduledRow(seq, chunk)
         return chunk
 
     def _add_row(self, row: ScheduledRow) -> bool:
         """Reserve a row's blocks, preempting later sequences; return False if that fails."""
         seq = row.seq
-        num_guesses = row.num_draft_tokens + row.num_lookahead_tokens
-        needed = seq.num_computed_tokens + row.num_tokens + num_guesses
+        needed = seq.num_computed_tokens + row.num_tokens
         while not self._blocks.reserve(seq.seq_id, needed):
             last = self._running[-1]
             if last is seq:

@@ -20,6 +20,15 @@ BlockKey = bytes
 sequence's salt and adapter replaces the key before the first block."""
 
 
+def root_key(salt: str = "", adapter_id: int = BASE_MODEL) -> BlockKey:
+    """Return the key before a sequence's first block.
+
+    Blocks are shared only among sequences with the same salt and adapter.
+    """
+    adapter = b"" if adapter_id == BASE_MODEL else b"\0%d" % adapter_id
+    return blake2b(salt.encode() + adapter, digest_size=16).digest()
+
+
 class BlockManager:
     """Allocates fixed-size KV blocks. Only published blocks are shared between sequences."""
 
@@ -35,8 +44,8 @@ class BlockManager:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._num_holders = [0] * num_blocks
         self._tables: dict[int, list[int]] = {}
-        self._chains: dict[int, list[BlockKey]] = {}  # by sequence, the keys of its first blocks
-        self._roots: dict[int, BlockKey] = {}  # by sequence, what stands for its salt
+        # By sequence with blocks: its root key, then the keys of its published blocks.
+        self._chains: dict[int, list[BlockKey]] = {}
         self._published: dict[BlockKey, int] = {}
         self._keys: dict[int, BlockKey] = {}  # the inverse of _published
 
@@ -54,42 +63,55 @@ class BlockManager:
         """Return the blocks of a sequence in order; empty if it holds none."""
         return self._tables.get(seq_id, [])
 
-    def attach(
-        self, seq_id: int, token_ids: Sequence[int], salt: str = "", adapter_id: int = BASE_MODEL
-    ) -> int:
+    def attach(self, seq_id: int, token_ids: Sequence[int], keys: list[BlockKey]) -> int:
         """Give a sequence without blocks the published ones of its longest cached prefix.
 
-        Blocks are shared only among sequences with the same salt and adapter.
+        keys: its root key, which `root_key` returns, then the keys of its first blocks as far as
+            they are known. Keys computed here are appended for the next call.
+
         Returns the number of cached tokens: whole blocks, and never all of `token_ids`, since the
         last token must be computed to sample the next.
         """
-        assert not self.block_table(seq_id), "attach to a sequence that holds blocks"
-        self._roots[seq_id] = _root(salt, adapter_id)
-        chain: list[BlockKey] = []
-        table: list[int] = []
-        while self._is_caching and (len(table) + 1) * self.block_size < len(token_ids):
-            key = self._next_key(seq_id, chain, token_ids)
-            if key not in self._published:
-                break
-            chain.append(key)
-            table.append(self._published[key])
-        for block in table:
-            self._hold(block)
-        self._tables[seq_id], self._chains[seq_id] = table, chain
-        return len(table) * self.block_size
+        return self._hold_prefix(seq_id, self._cached_prefix(token_ids, keys), keys)
+
+    def admit(
+        self,
+        seq_id: int,
+        token_ids: Sequence[int],
+        budget: int,
+        keys: list[BlockKey],
+        *,
+        reuse: bool = True,
+    ) -> int | None:
+        """Attach a sequence, and reserve blocks for up to `budget` tokens behind the cached ones.
+
+        reuse: False computes the whole of `token_ids`, cached or not. Returns the number of cached
+        tokens; None, with nothing held, where too few blocks are free.
+        """
+        if not self._free:
+            return None  # at least one block is new: the last token is never cached
+        prefix = self._cached_prefix(token_ids, keys) if reuse else []
+        num_cached = len(prefix) * self.block_size
+        end = min(len(token_ids), num_cached + budget)
+        num_taken = sum(self._num_holders[block] == 0 for block in prefix)
+        if self._blocks_for(end) - len(prefix) + num_taken > len(self._free):
+            return None
+        self._hold_prefix(seq_id, prefix, keys)
+        has_room = self.reserve(seq_id, end)
+        assert has_room, "free blocks were counted wrongly"
+        return num_cached
 
     def publish(self, seq_id: int, token_ids: Sequence[int], num_tokens: int) -> None:
         """Add the full blocks of a sequence's first `num_tokens` tokens to the prefix cache.
 
-        Their KV must be computed and the tokens verified. A block whose contents another block has
-        already published is not added.
+        The sequence must be attached, their KV computed and the tokens verified. A block whose
+        contents another block has already published is not added.
         """
         if not self._is_caching:
             return
-        chain = self._chains.setdefault(seq_id, [])
-        table = self.block_table(seq_id)
-        while (len(chain) + 1) * self.block_size <= num_tokens:
-            block, key = table[len(chain)], self._next_key(seq_id, chain, token_ids)
+        chain, table = self._chains[seq_id], self.block_table(seq_id)
+        while len(chain) * self.block_size <= num_tokens:
+            block, key = table[len(chain) - 1], self._next_key(chain, token_ids)
             chain.append(key)
             if key not in self._published:
                 self._published[key] = block
@@ -109,7 +131,7 @@ class BlockManager:
 
         Published blocks are verified and stay. Returns whether any block was freed.
         """
-        num_published = len(self._chains.get(seq_id, []))
+        num_published = len(self._chains.get(seq_id, ())) - 1
         assert num_tokens >= num_published * self.block_size, "truncated into verified tokens"
         num_kept = self._blocks_for(num_tokens)
         if len(self.block_table(seq_id)) <= num_kept:
@@ -122,7 +144,6 @@ class BlockManager:
         self._keep(seq_id, 0)
         self._tables.pop(seq_id, None)
         self._chains.pop(seq_id, None)
-        self._roots.pop(seq_id, None)
 
     def clear(self) -> None:
         """Empty the prefix cache, as when the KV is lost. No sequence may hold a block."""
@@ -139,11 +160,29 @@ class BlockManager:
         assert all(count == held[block] for block, count in enumerate(self._num_holders))
         assert self._keys == {block: key for key, block in self._published.items()}
 
-    def _next_key(self, seq_id: int, chain: list[BlockKey], token_ids: Sequence[int]) -> BlockKey:
-        before = chain[-1] if chain else self._roots.get(seq_id, _root("", BASE_MODEL))
-        start = len(chain) * self.block_size
+    def _cached_prefix(self, token_ids: Sequence[int], keys: list[BlockKey]) -> list[int]:
+        """Return the published blocks of the longest cached prefix."""
+        blocks: list[int] = []
+        while self._is_caching and (len(blocks) + 1) * self.block_size < len(token_ids):
+            if len(keys) == len(blocks) + 1:
+                keys.append(self._next_key(keys, token_ids))
+            block = self._published.get(keys[len(blocks) + 1])
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def _hold_prefix(self, seq_id: int, prefix: list[int], keys: list[BlockKey]) -> int:
+        assert not self.block_table(seq_id), "a sequence that holds blocks is attached"
+        for block in prefix:
+            self._hold(block)
+        self._tables[seq_id], self._chains[seq_id] = prefix, keys[: len(prefix) + 1]
+        return len(prefix) * self.block_size
+
+    def _next_key(self, chain: list[BlockKey], token_ids: Sequence[int]) -> BlockKey:
+        start = (len(chain) - 1) * self.block_size
         tokens = np.asarray(token_ids[start : start + self.block_size], dtype="<i4").tobytes()
-        return blake2b(before + tokens, digest_size=16).digest()
+        return blake2b(chain[-1] + tokens, digest_size=16).digest()
 
     def _take(self) -> int:
         """Return a free block, evicted from the prefix cache."""
@@ -172,8 +211,3 @@ class BlockManager:
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
-
-
-def _root(salt: str, adapter_id: int) -> BlockKey:
-    adapter = b"" if adapter_id == BASE_MODEL else b"\0%d" % adapter_id
-    return blake2b(salt.encode() + adapter, digest_size=16).digest()

@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from specdec.sequences.block_manager import BlockKey, root_key
 from specdec.sequences.output_buffer import OutputBuffer
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.grammar import Grammar, OutputConstraint
@@ -20,6 +21,10 @@ from specdec.types.stats import SpeculationStats
 
 MAX_DRAFT_COMPILE_S = 0.05
 """A grammar that took longer to compile is not sent to draft workers, which would stall."""
+
+
+AGEING_S = 10.0
+"""A request that waits this long gains one level of priority."""
 
 
 class SequenceStatus(Enum):
@@ -119,6 +124,8 @@ class Sequence:
     in a batch before, as a preempted sequence was. may_draft: False once its logits were NaN beside
     drafts. draft_length: adapts to acceptance; None before the first draft. lookahead: of the last
     step, if it had any. output_buffer: tokens not sent yet. constraint: its structured output.
+    block_keys: of its prefix, as `BlockManager.attach` extends them. arrival_s: when its request
+    was added, by the engine's clock.
     """
 
     seq_id: int
@@ -127,6 +134,7 @@ class Sequence:
     detokenizer: IncrementalDetokenizer
     max_tokens: int | None = None
     leader: Sequence | None = None
+    arrival_s: float = 0.0
     token_ids: list[int] = field(init=False)
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
@@ -139,8 +147,10 @@ class Sequence:
     constraint: OutputConstraint | None = field(init=False, default=None)
 
     prompt_report: PromptReport = field(init=False)
+    block_keys: list[BlockKey] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.block_keys = [root_key(self.request.cache_salt, self.request.adapter_id)]
         self.prompt_report = PromptReport(self.rules.prompt_logprobs)
         self.token_ids = [*self.request.prompt_token_ids, *self.request.resume_token_ids]
         grammar = self.request.grammar
@@ -187,9 +197,13 @@ class Sequence:
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
-    def rank(self) -> tuple[int, int]:
-        """Order in queue, batch and preemption: the lowest rank goes first."""
-        return self.request.priority, self.seq_id
+    def rank(self) -> tuple[float, int]:
+        """Order in queue, batch and preemption: the lowest rank goes first.
+
+        Waiting counts as much as priority does, so that no request is starved: as all requests
+        age alike, their order never changes while they wait.
+        """
+        return self.arrival_s + AGEING_S * self.request.priority, self.seq_id
 
     @property
     def admission(self) -> SequenceAdmission:

@@ -193,7 +193,8 @@ class DraftModelRunner(ModelRunner):
         for sampler, members in members_of.items():
             own = logits if len(members) == len(rows) else logits[members]
             batch = self._sampling_batch(own, [spans[member] for member in members])
-            token_ids, probs = sampler(own, batch, len(drafts[0].token_ids))
+            num_drafted = len(drafts[members[0]].token_ids)
+            token_ids, probs = sampler(own, batch, num_drafted)
             for index, member in enumerate(members):
                 candidates = None if probs is None else probs[index : index + 1]
                 drafts[member].append(token_ids[index], candidates)

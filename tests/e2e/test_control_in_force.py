@@ -133,7 +133,7 @@ def test_a_profile_is_taken_on_the_named_replica(service):
             assert report.replica_id == replica_id
             [target] = report.workers
             assert (target.worker, target.num_steps, target.fault) == ("target", 0, "")
-        with pytest.raises(ClientError, match="replica_id is 'unknown'; it must be that of a"):
+        with pytest.raises(ClientError, match="replica_id is 'unknown'; it must be"):
             admin.profile(ProfileOrder(1, replica_id="unknown"))
 
 

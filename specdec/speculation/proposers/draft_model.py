@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from specdec.config.engine import DraftLimits
 from specdec.config.methods import DraftModelConfig
-from specdec.sequences.block_manager import BlockManager
+from specdec.sequences.block_manager import BlockManager, root_key
 from specdec.sequences.sequence import Sequence
 from specdec.sequences.worker_view import WorkerView
 from specdec.speculation.proposers.base import DraftRequest, Proposal, ProposerMemory
@@ -119,9 +119,7 @@ class DraftModelProposer:
     def release(self, seq_id: int) -> None:
         """Release a sequence's blocks; cached ones may serve other sequences."""
         self._adapter.release(seq_id)
-        if self._progress.pop(seq_id, None) is not None:
-            self._blocks.release(seq_id)
-            self._worker_view.release(seq_id)
+        self._drop(seq_id)
 
     def check_integrity(self) -> None:
         """Assert that no block of the draft model's pool is lost."""
@@ -138,10 +136,11 @@ class DraftModelProposer:
             self._blocks.publish(seq.seq_id, text.token_ids, num_settled)
             if self._blocks.truncate(seq.seq_id, progress.num_computed_tokens):
                 self._worker_view.truncate(seq.seq_id)
-        elif text.is_whole:
+        elif text.is_whole and len(text.token_ids) <= self._limits.max_model_len:
             # Never the whole text: the token behind the settled ones is a stand-in for the rest.
             known = text.token_ids[: text.num_settled + 1]
-            num_cached = self._blocks.attach(seq.seq_id, known, seq.request.cache_salt)
+            keys = [root_key(seq.request.cache_salt)]
+            num_cached = self._blocks.attach(seq.seq_id, known, keys)
             self._progress[seq.seq_id] = _Progress(num_cached)
         return text
 
@@ -158,9 +157,10 @@ class DraftModelProposer:
     ) -> Iterator[tuple[DraftRequest, DraftRow]]:
         for place, request in enumerate(requests):
             seq, text = request.seq, self._views[request.seq.seq_id]
-            if not text.is_whole or request.max_tokens <= 0:
+            progress = self._progress.get(seq.seq_id)
+            if progress is None or not text.is_whole or request.max_tokens <= 0:
                 continue
-            start, end = self._progress[seq.seq_id].num_computed_tokens, len(text.token_ids)
+            start, end = progress.num_computed_tokens, len(text.token_ids)
             # The last draft token needs no slot: nothing is computed from it.
             room = self._limits.max_model_len - end + 1
             count = min(self._adapter.num_draft_tokens(seq, request.max_tokens), room)
@@ -181,10 +181,10 @@ class DraftModelProposer:
         idle = [request for request in requests if request.seq.seq_id not in drafting]
         budget = self._limits.max_catch_up_tokens
         for place, seq in enumerate(request.seq for request in idle):
-            text = self._views[seq.seq_id]
-            if not text.is_whole or budget == 0:
+            text, progress = self._views[seq.seq_id], self._progress.get(seq.seq_id)
+            if progress is None or not text.is_whole or budget == 0:
                 continue
-            progress, num_tokens = self._progress[seq.seq_id], len(text.token_ids)
+            num_tokens = len(text.token_ids)
             start = progress.num_computed_tokens
             if not MAX_PENDING_TOKENS < num_tokens - start <= self._limits.max_model_len - start:
                 continue
@@ -207,18 +207,17 @@ class DraftModelProposer:
         for request in reversed(later):
             if self._blocks.reserve(seq.seq_id, num_tokens):
                 return True
-            self._drop(request.seq)
+            self._drop(request.seq.seq_id)
         return self._blocks.reserve(seq.seq_id, num_tokens)
 
     def _drop_beyond_context(self, requests: collections.abc.Sequence[DraftRequest]) -> None:
         """Release the blocks of sequences that have exceeded the draft model's context."""
         for seq in (request.seq for request in requests):
             if len(self._views[seq.seq_id].token_ids) > self._limits.max_model_len:
-                self._drop(seq)
+                self._drop(seq.seq_id)
 
-    def _drop(self, seq: Sequence) -> None:
-        """Drop the draft model's KV of a sequence."""
-        if self._blocks.block_table(seq.seq_id):
-            self._blocks.release(seq.seq_id)
-            self._worker_view.release(seq.seq_id)
-            self._progress[seq.seq_id] = _Progress(0)
+    def _drop(self, seq_id: int) -> None:
+        """Drop the draft model's KV of a sequence; `begin` attaches it again if necessary."""
+        if self._progress.pop(seq_id, None) is not None:
+            self._blocks.release(seq_id)
+            self._worker_view.release(seq_id)

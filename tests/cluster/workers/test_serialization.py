@@ -24,6 +24,7 @@ from specdec.types.sampling_params import StructuredOutput
 from specdec.types.sampling_spec import SamplingRules, Verifier
 
 INT32 = st.integers(0, 2**31 - 1)
+SEQ_IDS = st.integers(0, 2**62)
 COUNTS = st.integers(0, 3)
 TOKENS = st.lists(INT32, max_size=8).map(tuple)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
@@ -46,7 +47,7 @@ def logprobs(count, width):
 def step_rows(draw):
     count, width, words = draw(COUNTS), draw(COUNTS), draw(COUNTS)
     return StepRow(
-        draw(INT32),
+        draw(SEQ_IDS),
         draw(INT32),
         draw(TOKENS),
         count,
@@ -71,7 +72,7 @@ def drafts_of_ranks(draw):
 def verified_rows(draw):
     tokens, width = draw(TOKENS), draw(COUNTS)
     return VerifiedRow(
-        draw(INT32),
+        draw(SEQ_IDS),
         tokens,
         logprobs(len(tokens), width) if width else None,
         draw(st.booleans()),
@@ -83,7 +84,7 @@ def verified_rows(draw):
 @st.composite
 def drafted_rows(draw):
     tokens, width = draw(TOKENS), draw(COUNTS)
-    return DraftedRow(draw(INT32), tokens, draft_probs(len(tokens), width) if width else None)
+    return DraftedRow(draw(SEQ_IDS), tokens, draft_probs(len(tokens), width) if width else None)
 
 
 RULES = st.builds(
@@ -101,18 +102,18 @@ GRAMMARS = st.none() | st.sampled_from(
 STEPS = st.builds(
     StepInput,
     step_id=st.integers(0, 2**60),
-    released=TOKENS,
+    released=st.lists(SEQ_IDS, max_size=8).map(tuple),
     admitted=st.lists(
-        st.builds(SequenceAdmission, INT32, INT32, RULES, TOKENS, GRAMMARS), max_size=4
+        st.builds(SequenceAdmission, SEQ_IDS, INT32, RULES, TOKENS, GRAMMARS), max_size=4
     ).map(tuple),
-    block_table_deltas=st.lists(st.builds(BlockTableDelta, INT32, INT32, TOKENS), max_size=4).map(
+    block_table_deltas=st.lists(st.builds(BlockTableDelta, SEQ_IDS, INT32, TOKENS), max_size=4).map(
         tuple
     ),
     rows=st.lists(step_rows(), max_size=4).map(tuple),
 )
 PROMPT_LOGPROBS = st.builds(
     lambda seq_id, start, count, width: PromptLogprobs(seq_id, start, logprobs(count, width)),
-    INT32,
+    SEQ_IDS,
     INT32,
     COUNTS,
     st.integers(1, 3),
@@ -127,7 +128,7 @@ OUTPUTS = st.builds(
 DRAFT_STEPS = st.builds(
     lambda step, drafts: DraftStep(**vars(step), drafts=drafts),
     STEPS,
-    st.lists(st.builds(DraftRow, INT32, INT32, TOKENS, INT32, INT32), max_size=4).map(tuple),
+    st.lists(st.builds(DraftRow, SEQ_IDS, INT32, TOKENS, INT32, INT32), max_size=4).map(tuple),
 )
 DRAFT_OUTPUTS = st.builds(
     DraftOutput,

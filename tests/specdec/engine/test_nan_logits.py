@@ -160,6 +160,23 @@ def test_tokens_before_the_nan_are_returned(untied_dir):
             assert engine.stats().num_free_blocks == engine.stats().num_blocks
 
 
+def test_a_draft_before_the_nan_counts_as_accepted(untied_dir):
+    """A row that NaN logits cut ends in an accepted draft, not in a token of the target."""
+    params = {"temperature": 1.0, "logit_bias": {POISON: 7.0}, "max_tokens": 60}
+    asked = request("r", text(2), seed=2, **params)
+    plain = run(engine_for(untied_dir, None, drafts=0), [asked])["r"]
+    expected = plain.token_ids[: plain.token_ids.index(POISON) + 1]
+
+    def right(tokens, count):
+        return expected[len(tokens) - 30 :][:count]
+
+    engine = engine_for(untied_dir, torch.nan, proposer=ScriptedProposer(right))
+    generated = run(engine, [asked])["r"]
+    assert generated.token_ids == expected
+    speculation = engine.stats().counts.speculation
+    assert 0 < speculation.num_draft_tokens == speculation.num_accepted_tokens
+
+
 def test_a_draft_cannot_end_a_request(untied_dir, undisturbed):
     proposer = ScriptedProposer(lambda tokens, count: [POISON] * count)
     engine = engine_for(untied_dir, torch.nan, proposer=proposer)

@@ -1,9 +1,12 @@
+from unittest.mock import Mock
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from specdec.sequences.block_manager import BlockManager
+from specdec.sequences import block_manager
+from specdec.sequences.block_manager import BlockManager, root_key
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 12
@@ -80,7 +83,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     def begin(self, seq_id: int, prompt: list[int]) -> None:
         if seq_id in self.tokens:
             return
-        num_cached = self.blocks.attach(seq_id, prompt)
+        num_cached = self.blocks.attach(seq_id, prompt, [root_key()])
         assert num_cached < len(prompt)
         assert num_cached % BLOCK_SIZE == 0
         table = self.blocks.block_table(seq_id)
@@ -130,7 +133,7 @@ TestPrefixCacheMachine.settings = settings(max_examples=80, stateful_step_count=
 
 
 def _run_through(blocks: BlockManager, seq_id: int, tokens: list[int]) -> int:
-    num_cached = blocks.attach(seq_id, tokens)
+    num_cached = blocks.attach(seq_id, tokens, [root_key()])
     assert blocks.reserve(seq_id, len(tokens))
     blocks.publish(seq_id, tokens, len(tokens))
     return num_cached
@@ -151,7 +154,7 @@ def test_a_prefix_is_reused_while_held_and_after_release() -> None:
 def test_the_last_token_is_never_cached() -> None:
     blocks = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
     _run_through(blocks, 1, list(range(8)))
-    assert blocks.attach(2, list(range(8))) == 4
+    assert blocks.attach(2, list(range(8)), [root_key()]) == 4
 
 
 def test_a_prefix_is_evicted_from_its_end_and_least_recently_used_first() -> None:
@@ -162,21 +165,21 @@ def test_a_prefix_is_evicted_from_its_end_and_least_recently_used_first() -> Non
     blocks.release(2)
     assert blocks.reserve(3, BLOCK_SIZE)
     blocks.release(3)
-    assert blocks.attach(4, [1] * 9) == 4
+    assert blocks.attach(4, [1] * 9, [root_key()]) == 4
     blocks.release(4)
-    assert blocks.attach(5, [2] * 9) == 8
+    assert blocks.attach(5, [2] * 9, [root_key()]) == 8
 
 
 def test_nothing_is_cached_when_turned_off_or_cleared() -> None:
     off = BlockManager(NUM_BLOCKS, BLOCK_SIZE, enable_prefix_caching=False)
     _run_through(off, 1, [1] * 9)
-    assert off.attach(2, [1] * 9) == 0
+    assert off.attach(2, [1] * 9, [root_key()]) == 0
     cleared = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
     _run_through(cleared, 1, [1] * 9)
     cleared.release(1)
     cleared.clear()
     cleared.check_integrity()
-    assert cleared.attach(2, [1] * 9) == 0
+    assert cleared.attach(2, [1] * 9, [root_key()]) == 0
 
 
 @given(num_tokens=st.integers(0, NUM_BLOCKS * BLOCK_SIZE))
@@ -197,20 +200,71 @@ def test_integrity_check_finds_a_shared_block() -> None:
 def test_only_sequences_with_the_same_salt_share_blocks():
     blocks = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
     for seq_id, salt in enumerate(("", "a")):
-        assert blocks.attach(seq_id, [1] * 9, salt) == 0
+        assert blocks.attach(seq_id, [1] * 9, [root_key(salt)]) == 0
         assert blocks.reserve(seq_id, 9)
         blocks.publish(seq_id, [1] * 9, 9)
-    assert blocks.attach(2, [1] * 9, "a") == blocks.attach(3, [1] * 9) == 8
+    assert (
+        blocks.attach(2, [1] * 9, [root_key("a")]) == blocks.attach(3, [1] * 9, [root_key()]) == 8
+    )
     assert blocks.block_table(2) == blocks.block_table(1)[:2]
     assert blocks.block_table(3) == blocks.block_table(0)[:2]
-    assert blocks.attach(4, [1] * 9, "b") == 0
+    assert blocks.attach(4, [1] * 9, [root_key("b")]) == 0
     blocks.check_integrity()
 
 
 def test_only_sequences_with_the_same_adapter_share_blocks():
     blocks = BlockManager(16, 4)
     for seq_id, adapter_id in enumerate((0, 1, 2)):
-        assert blocks.attach(seq_id, [1] * 9, "", adapter_id) == 0
+        assert blocks.attach(seq_id, [1] * 9, [root_key("", adapter_id)]) == 0
         assert blocks.reserve(seq_id, 9)
         blocks.publish(seq_id, [1] * 9, 8)
-    assert [blocks.attach(3 + each, [1] * 9, "", each) for each in (0, 1, 2, 3)] == [8, 8, 8, 0]
+    cached = [blocks.attach(3 + each, [1] * 9, [root_key("", each)]) for each in (0, 1, 2, 3)]
+    assert cached == [8, 8, 8, 0]
+
+
+def test_keys_are_computed_once_for_a_sequence_that_waits(monkeypatch):
+    blocks = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
+    tokens = list(range(40))
+    _run_through(blocks, 1, tokens)
+    keys = [root_key()]
+    hashing = Mock(wraps=block_manager.blake2b)
+    monkeypatch.setattr(block_manager, "blake2b", hashing)
+    for seq_id in range(5):
+        assert blocks.attach(10 + seq_id, tokens, keys) == 36
+    assert hashing.call_count == 9 == len(keys) - 1
+
+
+def test_admission_holds_nothing_where_blocks_are_short():
+    blocks = BlockManager(4, BLOCK_SIZE)
+    assert blocks.admit(1, [1] * 9, 9, [root_key()]) == 0
+    assert len(blocks.block_table(1)) == 3
+    assert blocks.admit(2, [2] * 9, 9, [root_key()]) is None
+    assert blocks.holders == {1}
+    assert blocks.admit(2, [2] * 9, 4, [root_key()]) == 0
+    assert blocks.admit(3, [3], 1, [root_key()]) is None
+    blocks.check_integrity()
+
+
+def test_admission_counts_a_cached_block_without_holder_once():
+    """Of four free blocks two are cached: they are no room for the tokens behind them."""
+    blocks = BlockManager(4, BLOCK_SIZE)
+    _run_through(blocks, 1, [1] * 8)
+    blocks.release(1)
+    assert blocks.admit(2, [1] * 20, 20, [root_key()]) is None
+    assert blocks.admit(2, [1] * 16, 16, [root_key()]) == 8
+    assert blocks.num_free_blocks == 0
+    blocks.check_integrity()
+
+
+def test_admission_without_reuse_computes_all_tokens():
+    blocks = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
+    _run_through(blocks, 1, [1] * 9)
+    assert blocks.admit(2, [1] * 9, 9, [root_key()], reuse=False) == 0
+    assert not set(blocks.block_table(1)) & set(blocks.block_table(2))
+
+
+def test_a_sequence_without_root_key_cannot_publish():
+    blocks = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
+    assert blocks.reserve(1, 8)
+    with pytest.raises(KeyError):
+        blocks.publish(1, [1] * 8, 8)

@@ -9,10 +9,14 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from specdec.speculation.proposers.draft_model import MAX_PENDING_TOKENS
+from specdec.config.engine import DraftLimits
+from specdec.speculation.proposers.draft_model import MAX_PENDING_TOKENS, DraftModelProposer
+from specdec.types.messages import DraftedRow, DraftOutput
 from specdec.types.sampling_params import SpeculationOptions
+from specdec.types.sampling_spec import SamplingRules, Verifier
 from tests.specdec.engines import draft_model, engine_config, local_engine, request
 from tests.specdec.fakes import run_ranks
+from tests.specdec.speculation.proposers.sequences import drafts, end, sequence
 from tests.specdec.tiny import tiny_llama_dir
 
 GREEDY, SAMPLED = {"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.95}
@@ -193,3 +197,78 @@ def test_a_draft_worker_is_not_asked_for_log_probabilities(
     [admission] = [each for call in begin.call_args_list for each in call.args[0].admitted]
     assert (admission.rules.prompt_logprobs, admission.rules.logprobs) == (None, None)
     assert len(admission.token_ids) == num_tokens
+
+
+class RecordingWorker:
+    """A draft worker without a model, which records its steps."""
+
+    is_busy = False
+
+    def __init__(self):
+        self.steps = []
+
+    def begin(self, step):
+        self.steps.append(step)
+
+    def collect(self):
+        step = self.steps[-1]
+        rows = tuple(DraftedRow(row.seq_id, (9,) * row.num_draft_tokens) for row in step.drafts)
+        return DraftOutput(step.step_id, rows)
+
+    def first_computed(self, seq_id):
+        """Return where the last step begins to compute a sequence."""
+        step = self.steps[-1]
+        return next(
+            row.num_computed_tokens for row in step.rows + step.drafts if row.seq_id == seq_id
+        )
+
+
+def proposer_that_has_dropped(seq):
+    """Return a proposer that has run `seq`, and dropped it for a sequence that ranks before it."""
+    worker = RecordingWorker()
+    limits = DraftLimits(num_blocks=12, block_size=4, max_model_len=48, max_catch_up_tokens=48)
+    proposer = DraftModelProposer(worker, limits)
+    for _ in range(2):  # the first runs the prompt, the second publishes it
+        drafts(proposer, seq, count=1)
+    earlier = sequence(99, range(200, 212))
+    drafts(proposer, earlier, seq, count=1)
+    end(proposer, earlier)
+    proposer.check_integrity()
+    return proposer, worker
+
+
+def test_a_dropped_sequence_keeps_its_salt():
+    seq = sequence(1, range(40), cache_salt="tenant")
+    proposer, worker = proposer_that_has_dropped(seq)
+    for _ in range(2):
+        drafts(proposer, seq, count=1)
+    end(proposer, seq)
+    stranger = sequence(2, range(40))
+    drafts(proposer, stranger, count=1)
+    assert worker.first_computed(stranger.seq_id) == 0
+
+
+def test_a_dropped_sequence_finds_its_own_cache():
+    seq = sequence(1, range(40), cache_salt="tenant")
+    proposer, worker = proposer_that_has_dropped(seq)
+    drafts(proposer, seq, count=1)
+    assert worker.first_computed(seq.seq_id) >= 20
+
+
+def sampled_sequence(seq_id, verifier):
+    seq = sequence(seq_id, range(20 + seq_id, 30 + seq_id))
+    seq.rules = SamplingRules(temperature=0.8, seed=11 + seq_id, verifier=Verifier(verifier))
+    return seq
+
+
+@pytest.mark.parametrize("verifier", ["rejection", "block"])
+def test_a_draft_does_not_depend_on_the_verifiers_of_other_requests(tiny_model_dir, verifier):
+    """A shifted noise stream would be used for two rounds of the same position."""
+
+    def drafts_of_last(*seqs):
+        return drafts(draft_model(tiny_model_dir), *seqs, count=4)[-1]
+
+    alone = drafts_of_last(sampled_sequence(1, verifier))
+    assert len(alone) == 4
+    beside = drafts_of_last(sampled_sequence(0, "coupled"), sampled_sequence(1, verifier))
+    assert beside == alone

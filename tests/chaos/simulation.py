@@ -1,0 +1,273 @@
+"""A random history of an engine: requests, losses, changes and clients, one after the other.
+
+A run is a function of its seed. The target has no model (`HashTarget`), so it takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from specdec.engine.engine import Engine
+from specdec.engine.outputs import TargetLostError
+from specdec.models.config import ModelConfig
+from specdec.sequences.sequence import EngineRequest
+from specdec.speculation.policy.policy import SpeculationPolicy
+from specdec.text.tokenizer import Tokenizer
+from specdec.types.control import SpeculationControl
+from specdec.types.errors import SpecdecError, TargetFailedError
+from specdec.types.messages import StepInput, VerifyOutput
+from specdec.types.responses import EngineOutput
+from specdec.types.sampling_params import SamplingParams
+from tests.chaos.history import CANCELLED, FINISHED, Call, Tokens, violations
+from tests.specdec.engines import HashTarget, ScriptedProposer, engine_config
+
+EXPIRED = "expired"
+BLOCK_SIZE = 4
+VOCAB_SIZE = 383
+MAX_MODEL_LEN = 48
+NUM_EVENTS = 60
+MAX_STEPS_TO_END = 3_000
+
+Deliver = Callable[[Sequence[EngineOutput]], Sequence[EngineOutput]]
+"""Passes on the outputs of a step; a test puts a fault in its place."""
+
+
+class LossyTarget(HashTarget):
+    """A target that is lost in its next `begin` or `collect`, as the simulation decides."""
+
+    def __init__(self) -> None:
+        super().__init__(BLOCK_SIZE, VOCAB_SIZE)
+        self.loses_in: str | None = None
+
+    def begin(self, step: StepInput) -> None:
+        if self.loses_in == "begin":
+            raise TargetFailedError("lost in begin")
+        super().begin(step)
+        if self.loses_in == "after begin":
+            raise TargetFailedError("lost after the message was sent")
+
+    def collect(self) -> VerifyOutput:
+        if self.loses_in == "collect":
+            raise TargetFailedError("lost in collect")
+        return self.verified(self.steps.pop(0))
+
+    def verified(self, step: StepInput) -> VerifyOutput:
+        """Return the output of one of up to two steps in flight."""
+        later, self.steps = self.steps, [step]
+        output = super().collect()
+        self.steps = later
+        return output
+
+
+@dataclass
+class Client:
+    """A client of one call, which it may resume under another request id."""
+
+    call: Call
+    request: EngineRequest
+
+    @property
+    def expected(self) -> Tokens:
+        return self.call.expected[0]
+
+
+class Simulation:
+    """An engine and its clients. `run` does random events and checks the history of all calls."""
+
+    def __init__(
+        self,
+        seed: int,
+        model: ModelConfig,
+        tokenizer: Tokenizer,
+        deliver: Deliver = lambda outputs: outputs,
+    ) -> None:
+        self.random = random.Random(seed)
+        self._deliver = deliver
+        self._now_s = 0.0
+        self._clients: dict[str, Client] = {}  # of open requests, by request id
+        self._calls: list[Call] = []
+        self._reference = HashTarget(BLOCK_SIZE, VOCAB_SIZE)
+        self._target = LossyTarget()
+        self._is_lost = False
+        self.num_losses = 0
+        self.engine = self._make_engine(model, tokenizer)
+
+    def run(self) -> list[str]:
+        """Return the violations of this history."""
+        for _ in range(NUM_EVENTS):
+            self._event()
+            self.engine.check_integrity()
+        return self._end() + violations(self._calls, {EXPIRED})
+
+    def committed(self, error: TargetLostError) -> Sequence[EngineOutput]:
+        """Return the outputs to deliver although the step failed; a test drops them."""
+        return error.outputs
+
+    def _end(self) -> list[str]:
+        """Let all calls end without further events; return what keeps them from it."""
+        if self._is_lost:
+            self._recover()
+        self._target.loses_in = None
+        for _ in range(MAX_STEPS_TO_END):
+            if not self.engine.has_work:
+                break
+            self._step()
+        stats = self.engine.stats()
+        faults = ["the engine still has work"] if self.engine.has_work else []
+        if stats.num_free_blocks != stats.num_blocks:
+            faults.append(f"{stats.num_blocks - stats.num_free_blocks} KV blocks leaked")
+        return faults
+
+    def _make_engine(self, model: ModelConfig, tokenizer: Tokenizer) -> Engine:
+        choose = self.random.choice
+        config = engine_config(
+            choose((1, 3, 5)),
+            max_model_len=MAX_MODEL_LEN,
+            num_blocks=choose((12, 16, 30, 100)),
+            max_num_seqs=choose((1, 2, 4, 8)),
+            max_num_batched_tokens=choose((8, 16, 64)),
+            max_prefill_tokens=choose((None, 4)),
+            enable_prefix_caching=choose((True, True, False)),
+            stream_interval=choose((1, 1, 3)),
+            async_scheduling=choose((True, False)),
+        )
+        proposer = ScriptedProposer(self._draft) if choose((True, False)) else None
+        policy = SpeculationPolicy(SpeculationControl("on", 32, 3), lambda: self._now_s)
+        return Engine(
+            config, model, self._target, tokenizer, proposer, policy, clock=lambda: self._now_s
+        )
+
+    def _draft(self, tokens: list[int], count: int) -> list[int]:
+        """Return drafts that are right up to a random place."""
+        drafts = self._reference.continuation(tokens, self.random.randint(0, count))
+        if drafts and self.random.random() < 0.4:
+            drafts[self.random.randrange(len(drafts))] += 1
+        return drafts
+
+    def _event(self) -> None:
+        self._now_s += self.random.random()
+        events = {
+            self._step: 10,
+            self._add: 4,
+            self._cancel: 1,
+            self._reconnect: 1,
+            self._toggle: 1,
+            self._expire: 1,
+            self._lose: 1,
+        }
+        if self._is_lost:
+            del events[self._step]
+            events[self._recover] = 4
+        [event] = self.random.choices(list(events), list(events.values()))
+        event()
+
+    def _add(self) -> None:
+        if len(self._clients) >= 12:
+            return
+        choose, name = self.random.choice, f"call {len(self._calls)}"
+        length = self.random.randint(1, 24)
+        prompt = tuple(10 + place // 3 % 4 for place in range(length))
+        params = SamplingParams(
+            temperature=0.0,
+            n=choose((1, 1, 1, 3)),
+            max_tokens=self.random.randint(1, 20),
+            stop_token_ids=choose(((), (), (12,))),
+            ignore_eos=True,
+        )
+        call = Call(name, (self._expected(prompt, params),) * params.n)
+        self._calls.append(call)
+        request = EngineRequest(
+            prompt,
+            params,
+            request_id=name,
+            seed=7,
+            priority=choose((0, 0, -2, 2)),
+            cache_salt=choose(("", "salt")),
+            queue_deadline_s=self._now_s + choose((3.0, 1e9)),
+        )
+        self._send(Client(call, request))
+
+    def _send(self, client: Client) -> None:
+        try:
+            self.engine.add(client.request)
+        except SpecdecError as error:
+            client.call.end(type(error).__name__)
+        else:
+            self._clients[client.request.request_id] = client
+
+    def _expected(self, prompt: Tokens, params: SamplingParams) -> Tokens:
+        assert params.max_tokens is not None
+        room = min(params.max_tokens, MAX_MODEL_LEN - len(prompt))
+        tokens = self._reference.continuation(prompt, room)
+        ends = [i for i, token in enumerate(tokens) if token in params.stop_token_ids]
+        return tuple(tokens[: ends[0] + 1] if ends else tokens)
+
+    def _some_client(self) -> Client | None:
+        return self.random.choice([*self._clients.values()]) if self._clients else None
+
+    def _cancel(self) -> None:
+        client = self._some_client()
+        if client is not None:
+            self._abort(client)
+            client.call.end(CANCELLED)
+
+    def _abort(self, client: Client) -> None:
+        self.engine.abort(client.request.request_id)
+        del self._clients[client.request.request_id]
+
+    def _reconnect(self) -> None:
+        """Break a client's stream off, and have it go on with the tokens that it received."""
+        client = self._some_client()
+        if client is None or client.request.params.n > 1:
+            return
+        self._abort(client)
+        request = replace(
+            client.request,
+            request_id=f"{client.request.request_id}+",
+            resume_token_ids=client.call.tokens(),
+        )
+        self._send(Client(client.call, request))
+
+    def _toggle(self) -> None:
+        mode, count = self.random.choice((("on", 3), ("on", 1), ("off", 3), ("auto", 3)))
+        self.engine.set_speculation(SpeculationControl(mode, self.random.randint(0, 4), count))
+
+    def _expire(self) -> None:
+        for request_id in self.engine.expire(self._now_s):
+            self._clients.pop(request_id).call.end(EXPIRED)
+
+    def _lose(self) -> None:
+        """Have the target fail soon, or mark it as lost between two steps."""
+        self._target.loses_in = self.random.choice(("begin", "after begin", "collect"))
+        if self.random.random() < 0.2:
+            self._is_lost = True
+
+    def _recover(self) -> None:
+        self._target, self._is_lost = LossyTarget(), False
+        self.engine.replace_target(self._target)
+
+    def _step(self) -> None:
+        if not self.engine.has_work:
+            return
+        try:
+            outputs: Sequence[EngineOutput] = self.engine.step()
+        except TargetLostError as error:
+            outputs = self.committed(error)
+            self._is_lost = True
+            self.num_losses += 1
+        for output in self._deliver(outputs):
+            self._receive(output)
+
+    def _receive(self, output: EngineOutput) -> None:
+        call = self._clients[output.request_id].call
+        if output.error is not None:
+            call.end(type(output.error).__name__)
+        else:
+            is_end = output.finish_reason is not None
+            call.receive(output.choice, output.token_ids, ends_choice=is_end)
+            if output.is_last:
+                call.end(FINISHED, output.num_output_tokens)
+        if call.has_ended:
+            del self._clients[output.request_id]

@@ -1,0 +1,80 @@
+"""Random interleavings of all that can happen to an engine lose, double and change no token.
+
+`make test-interleavings` runs 20,000 of them. A failure names the seed, of which a history is a
+function.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+
+from specdec.models.config import ModelConfig
+from specdec.text.tokenizer import Tokenizer
+from specdec.types.stats import Counts
+from tests.chaos.simulation import Simulation
+
+NUM_SEEDS, BLOCK = 20_000, 500
+
+
+@dataclass
+class Models:
+    model: ModelConfig
+    tokenizer: Tokenizer
+
+    def faults(self, seeds, **more):
+        """Return the violations of each seed that has some."""
+        found = {seed: Simulation(seed, self.model, self.tokenizer, **more).run() for seed in seeds}
+        return {seed: faults for seed, faults in found.items() if faults}
+
+
+@pytest.fixture(scope="module")
+def models(tiny_model_dir):
+    return Models(ModelConfig.from_directory(tiny_model_dir), Tokenizer(tiny_model_dir))
+
+
+def test_some_interleavings_violate_nothing(models):
+    assert models.faults(range(300)) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, NUM_SEEDS, BLOCK))
+def test_many_interleavings_violate_nothing(models, first):
+    assert models.faults(range(first, first + BLOCK)) == {}
+
+
+def test_a_lost_token_is_found(models):
+    """The fault is put between the engine and its clients."""
+
+    def lose(outputs):
+        return [each._replace(token_ids=each.token_ids[:-1]) for each in outputs]
+
+    assert set(models.faults(range(20), deliver=lose)) == set(range(20))
+
+
+def test_a_doubled_token_is_found(models):
+    def double(outputs):
+        return [each._replace(token_ids=each.token_ids + each.token_ids[-1:]) for each in outputs]
+
+    assert set(models.faults(range(20), deliver=double)) == set(range(20))
+
+
+def test_a_lost_end_is_found(models):
+    def lose_ends(outputs):
+        return [each for each in outputs if not each.is_last]
+
+    assert set(models.faults(range(20), deliver=lose_ends)) == set(range(20))
+
+
+def test_outputs_that_are_lost_with_the_target_are_found(models, monkeypatch):
+    monkeypatch.setattr(Simulation, "committed", lambda simulation, error: ())
+    assert len(models.faults(range(50))) > 5
+
+
+def test_these_interleavings_lose_targets_preempt_and_draft(models):
+    simulations = [Simulation(seed, models.model, models.tokenizer) for seed in range(50)]
+    for each in simulations:
+        each.run()
+    counts = Counts.sum(each.engine.stats().counts for each in simulations)
+    assert sum(each.num_losses for each in simulations) > 25
+    assert counts.num_preemptions > 25
+    assert counts.speculation.num_accepted_tokens > 100

@@ -1,0 +1,103 @@
+"""The scheduler alone: drafts take what is left, whatever the load."""
+
+import random
+
+import pytest
+
+from specdec.engine.scheduler import Scheduler
+from specdec.sequences.block_manager import BlockManager
+from specdec.sequences.sequence import AGEING_S, EngineRequest, Sequence
+from specdec.types.control import SpeculationControl
+from specdec.types.draft_decision import Decision, DecisionReason, chain
+from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling_spec import SamplingRules
+from tests.specdec.engines import engine_config
+
+BLOCK_SIZE = 4
+CONTROL = SpeculationControl("auto", threshold=64, num_speculative_tokens=4)
+
+
+def sequence(seq_id, num_tokens, *, priority=0, max_tokens=None):
+    prompt = tuple(range(100 * seq_id, 100 * seq_id + num_tokens))
+    request = EngineRequest(
+        prompt, SamplingParams(), request_id=str(seq_id), seed=0, priority=priority
+    )
+    return Sequence(seq_id, request, SamplingRules(), detokenizer=None, max_tokens=max_tokens)
+
+
+def scheduler_with(num_blocks, sequences):
+    blocks = BlockManager(num_blocks, BLOCK_SIZE)
+    config = engine_config(
+        4, num_blocks=num_blocks, max_model_len=num_blocks * BLOCK_SIZE, max_num_batched_tokens=96
+    )
+    scheduler = Scheduler(config, blocks)
+    for seq in sequences:
+        scheduler.add([seq])
+    return scheduler, blocks
+
+
+def steps(scheduler, blocks, num_drafts):
+    """Yield the rows of each step; those that sample then commit a token and reject all drafts."""
+    decision = Decision(chain(num_drafts), DecisionReason.OPERATOR)
+    while rows := scheduler.schedule(decision, CONTROL):
+        blocks.check_integrity()
+        yield rows
+        for row in rows:
+            seq = row.seq
+            new_tokens = [7] if row.samples else []
+            seq.num_computed_tokens += row.num_tokens
+            seq.token_ids += new_tokens
+            blocks.publish(seq.seq_id, seq.token_ids, seq.num_computed_tokens)
+            blocks.truncate(seq.seq_id, seq.num_computed_tokens)
+            if seq.max_tokens is not None and seq.num_output_tokens >= seq.max_tokens:
+                scheduler.finish(seq)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_drafts_cause_no_preemption(seed):
+    """Where no draft is accepted, a load runs in the same steps as without drafts."""
+
+    def history(num_drafts):
+        generator = random.Random(seed)
+        sequences = [sequence(i, generator.randint(4, 24), max_tokens=20) for i in range(6)]
+        scheduler, blocks = scheduler_with(generator.randint(12, 24), sequences)
+        return [
+            ([row.seq.seq_id for row in rows], [seq.seq_id for seq in scheduler.preempted])
+            for rows in steps(scheduler, blocks, num_drafts)
+        ]
+
+    assert history(4) == history(0)
+
+
+def test_a_later_sequence_gets_its_next_token_before_earlier_ones_get_drafts():
+    """Each of two sequences needs a block for its next token; two are free."""
+    sequences = [sequence(0, 4), sequence(1, 4)]
+    scheduler, blocks = scheduler_with(4, sequences)
+    all_steps = steps(scheduler, blocks, 4)
+    next(all_steps)
+    rows = next(all_steps)
+    assert [(row.seq.seq_id, row.num_tokens) for row in rows] == [(0, 1), (1, 1)]
+    assert scheduler.preempted == []
+
+
+def test_a_preempted_row_leaves_its_share_of_the_draft_budget_to_others():
+    """Sequence 1 is preempted for the next token of sequence 0, which then drafts all it can."""
+    sequences = [sequence(0, 12), sequence(1, 12)]
+    scheduler, blocks = scheduler_with(6, sequences)
+    all_steps = steps(scheduler, blocks, 4)
+    next(all_steps)
+    rows = next(all_steps)
+    assert scheduler.preempted == [sequences[1]]
+    assert [(row.seq.seq_id, row.num_draft_tokens) for row in rows] == [(0, 4)]
+
+
+def test_waiting_outweighs_priority_in_the_end():
+    """A flood of urgent requests delays an ordinary one by a bounded time."""
+    scheduler, _ = scheduler_with(100, [])
+    ordinary = sequence(0, 8)
+    scheduler.add([ordinary], now_s=0.0)
+    urgent = [sequence(i, 8, priority=-3) for i in (1, 2)]
+    scheduler.add(urgent[:1], now_s=3 * AGEING_S - 1)
+    scheduler.add(urgent[1:], now_s=3 * AGEING_S + 1)
+    rows = scheduler.schedule(Decision(chain(0), DecisionReason.OPERATOR), CONTROL)
+    assert [row.seq.seq_id for row in rows] == [1, 0, 2]
