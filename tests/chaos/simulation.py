@@ -16,7 +16,7 @@ from specdec.sequences.sequence import EngineRequest
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationControl
-from specdec.types.errors import SpecdecError, TargetFailedError
+from specdec.types.errors import CrashingRequestError, SpecdecError, TargetFailedError
 from specdec.types.messages import StepInput, VerifyOutput
 from specdec.types.responses import EngineOutput
 from specdec.types.sampling_params import SamplingParams
@@ -99,7 +99,7 @@ class Simulation:
         for _ in range(NUM_EVENTS):
             self._event()
             self.engine.check_integrity()
-        return self._end() + violations(self._calls, {EXPIRED})
+        return self._end() + violations(self._calls, {EXPIRED, CrashingRequestError.__name__})
 
     def committed(self, error: TargetLostError) -> Sequence[EngineOutput]:
         """Return the outputs to deliver although the step failed; a test drops them."""
@@ -245,6 +245,9 @@ class Simulation:
             self._is_lost = True
 
     def _recover(self) -> None:
+        """Replace the target. A call whose lone pass was lost at random ends with an error."""
+        for output in self.engine.record_loss():
+            self._receive(output)
         self._target, self._is_lost = LossyTarget(), False
         self.engine.replace_target(self._target)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from specdec.engine.engine_thread import EngineThread
-from specdec.types.errors import NotReadyError, TargetFailedError
+from specdec.types.errors import CrashingRequestError, NotReadyError, TargetFailedError
 from tests.chaos.history import CANCELLED, FINISHED, Call, violations
 from tests.chaos.simulation import BLOCK_SIZE, VOCAB_SIZE, LossyTarget
 from tests.specdec.engines import HashTarget, engine_config, make_engine, request
@@ -56,7 +56,7 @@ class Clients:
                     call.end(CANCELLED)
                     return
                 asked = replace(asked, resume_token_ids=call.tokens())
-        except (NotReadyError, TargetFailedError) as error:
+        except (NotReadyError, TargetFailedError, CrashingRequestError) as error:
             call.end(type(error).__name__)
 
     async def _read(self, call, asked):
@@ -89,6 +89,7 @@ async def test_random_histories_of_streams(tiny_model_dir, seed):
         stats = await thread.stats()
     finally:
         await thread.close()
-    assert violations(clients.calls) == []
+    # A request whose lone pass is lost at random is taken for the cause.
+    assert violations(clients.calls, {CrashingRequestError.__name__}) == []
     assert stats.num_free_blocks == stats.num_blocks
     assert thread.num_streams == 0
