@@ -306,6 +306,7 @@ class Engine:
     def _send(self, rows: Rows) -> None:
         step_id = self._counts.num_steps
         self._counts.num_steps += 1
+        self._counts.num_steps_ahead += bool(self._steps)
         self._steps.begin(step_id, rows)
 
     def _collect(self) -> list[EngineOutput]:

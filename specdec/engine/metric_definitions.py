@@ -129,6 +129,9 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
     counter("requests_received", "Received requests; each choice counts as one.", "num_requests"),
     counters("request_success", "Ended requests.", "finished_reason", "ended"),
     counter("engine_steps", "Forward passes of the target.", "num_steps"),
+    counter(
+        "engine_steps_ahead", "Steps begun before the previous one had ended.", "num_steps_ahead"
+    ),
     counter("prompt_tokens", "Prompt tokens, counted for each choice.", "num_prompt_tokens"),
     counter("prompt_tokens_cached", "Prompt tokens with cached KV.", "num_cached_tokens"),
     counter("generation_tokens", "Generated tokens.", "num_generated_tokens"),

@@ -148,6 +148,7 @@ class Counts(Additive):
     num_catch_up_tokens: tokens that the draft model computed to catch up. num_late_drafts: steps
         that went on without the drafts of a slow draft worker.
     num_target_restarts, num_draft_restarts: restarts of each model's workers.
+    num_steps_ahead: steps begun before the result of the previous one was collected.
 
     Fields from decided_lengths on are exported over HTTP only.
     """
@@ -174,6 +175,7 @@ class Counts(Additive):
     num_late_drafts: int = 0
     num_target_restarts: int = 0
     num_draft_restarts: int = 0
+    num_steps_ahead: int = 0
 
 
 class DraftCounter:

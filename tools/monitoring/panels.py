@@ -306,9 +306,11 @@ STEPS = Row(
         ),
         Panel(
             "Steps",
-            "Forward passes of the target, and prompt chunks other than the last of a prompt.",
+            "Forward passes of the target, those sent before the previous one had ended, and "
+            "prompt chunks other than the last of a prompt.",
             (
                 Query(rate("engine_steps_total"), "steps"),
+                Query(rate("engine_steps_ahead_total"), "begun ahead"),
                 Query(rate("prefill_chunks_total"), "prefill chunks"),
             ),
             "steps/s",

@@ -116,6 +116,7 @@ def test_tokens_are_those_of_synchronous_scheduling(tiny_model_dir, changes):
         engine, target = engine_on(tiny_model_dir, config)
         outcomes[is_async] = answers(engine, varied_requests())
         assert (target.num_ahead > 0) == is_async
+        assert engine.stats().counts.num_steps_ahead == target.num_ahead
         if "num_blocks" in changes:
             assert engine.stats().counts.num_preemptions > 0
     assert outcomes[True] == outcomes[False]

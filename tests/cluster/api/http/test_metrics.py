@@ -37,6 +37,7 @@ async def test_counts_of_a_hand_worked_run(replica, path):
         ("prompt_tokens_cached_total",): 0,
         ("generation_tokens_total",): 10,
         ("engine_steps_total",): 4,
+        ("engine_steps_ahead_total",): 0,
         ("prefill_chunks_total",): 0,
         ("num_preemptions_total",): 0,
         ("spec_decode_num_drafts_total",): 3,
