@@ -182,6 +182,11 @@ class ApiKeys:
     def __repr__(self) -> str:
         return f"ApiKeys({[key.name for _, key, _ in self._known]})"
 
+    @property
+    def is_open(self) -> bool:
+        """Whether calls need no key."""
+        return not self._known
+
     def admit(self, authorization: str | None) -> Lease:
         """Take a slot for a request with this `authorization` header or metadata.
 

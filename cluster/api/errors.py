@@ -21,6 +21,7 @@ from specdec.types.errors import (
     OverloadedError,
     TargetFailedError,
     UnauthenticatedError,
+    UnknownHostError,
     UnknownModelError,
     UnsupportedModelError,
     VersionConflictError,
@@ -66,6 +67,7 @@ _SETUP = ErrorStatus(StatusCode.FAILED_PRECONDITION, 400)
 _RULES: Mapping[type[BaseException], ErrorStatus] = {
     InvalidValueError: ErrorStatus(StatusCode.INVALID_ARGUMENT, 400),
     ForeignPageError: ErrorStatus(StatusCode.PERMISSION_DENIED, 403),
+    UnknownHostError: ErrorStatus(StatusCode.PERMISSION_DENIED, 421),
     UnauthenticatedError: ErrorStatus(StatusCode.UNAUTHENTICATED, 401),
     UnknownModelError: ErrorStatus(StatusCode.NOT_FOUND, 404),
     VersionConflictError: ErrorStatus(StatusCode.ABORTED, 409),

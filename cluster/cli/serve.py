@@ -50,7 +50,10 @@ SECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             *("ingress", "host", "http_port", "grpc_port", "http_max_body_mib"),
             *("grpc_max_message_mib", "request_timeout_s"),
         ),
-        "Security": ("api_key_file", "admin_token_file", "tls_cert_file", "tls_key_file"),
+        "Security": (
+            *("api_key_file", "admin_token_file", "allowed_hosts", "tls_cert_file"),
+            "tls_key_file",
+        ),
         "Observability": (
             *("log_level", "log_format", "otlp_traces_endpoint", "profile_dir", "profile_max_mib"),
             "state_dir",

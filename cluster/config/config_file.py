@@ -17,6 +17,7 @@ from specdec.types.errors import InvalidValueError
 _OF_THE_SERVICE = (
     "ingress",
     "host",
+    "allowed_hosts",
     "grpc_port",
     "http_port",
     "grpc_max_message_mib",

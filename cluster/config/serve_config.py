@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from cluster.config.network import MAX_MODEL_CHARS, is_loopback
+from cluster.config.network import HOSTS, MAX_MODEL_CHARS, is_loopback
 from cluster.config.vllm_compat import in_our_words
 from cluster.observability.logs import LogConfig
 from specdec.config.fields import (
@@ -81,6 +81,14 @@ class ServeConfig(LLMConfig):
         "Serve's proxies and allows several replicas",
     )
     host: str = setting("127.0.0.1", TEXT, "Host or address to listen on")
+    allowed_hosts: str | None = setting(
+        None,
+        HOSTS,
+        "Host names that HTTP requests may be addressed to, separated by commas; *.example.com "
+        "allows all names below a domain, * allows every name. Addresses, names of loopback, the "
+        "name of this machine and host are always allowed",
+        "every name if there are API keys, otherwise none besides these",
+    )
     grpc_port: int = setting(9000, whole_number(1, 65535), "Port of the gRPC API")
     http_port: int = setting(8000, whole_number(1, 65535), "Port of the HTTP API")
     grpc_max_message_mib: int = setting(
@@ -193,7 +201,11 @@ class ServeConfig(LLMConfig):
 
         Raises InvalidValueError.
         """
-        return cls.from_mapping(in_our_words(*sources, model=cls.model, device=cls.device))
+        given = in_our_words(*sources, model=cls.model, device=cls.device)
+        hosts = given.get("allowed_hosts")
+        if isinstance(hosts, list) and all(isinstance(each, str) for each in hosts):
+            given["allowed_hosts"] = ",".join(hosts)  # YAML has lists, a flag has commas
+        return cls.from_mapping(given)
 
     @property
     def logs(self) -> LogConfig:

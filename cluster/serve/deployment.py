@@ -23,6 +23,7 @@ from cluster.api.grpc.servicers import AdminServicer, InferenceServicer
 from cluster.api.http import forwarding as http_forwarding
 from cluster.api.http.app import make_app
 from cluster.api.http.forwarding import ForwardedRequest, ResponseHead
+from cluster.api.http.hosts import AllowedHosts
 from cluster.config.serve_config import ServeConfig
 from cluster.control.client import ControlClient, StatsStreams
 from cluster.control.overrides import OverrideLimits
@@ -70,7 +71,12 @@ def _serve_app() -> FastAPI:
         replica: RouterReplica = serve.get_replica_context().servable_object
         return replica
 
-    return make_app(lambda: get_replica().router, get_replica, lambda: get_replica().keys)
+    return make_app(
+        lambda: get_replica().router,
+        get_replica,
+        lambda: get_replica().keys,
+        lambda: get_replica().hosts,
+    )
 
 
 class RouterReplica(InferenceServicer, AdminServicer):
@@ -93,13 +99,14 @@ class RouterReplica(InferenceServicer, AdminServicer):
         )
         control = ControlClient(control_plane, router.apply_speculation, router.report)
         keys = ApiKeys(read_keys("api_key_file", serve_config.api_key_file))
+        self.hosts = AllowedHosts.of(serve_config, has_keys=not keys.is_open)
         applications = self._applications(serve_config)
         InferenceServicer.__init__(self, router, keys, applications)
         access = AdminAccess(read_token("admin_token_file", serve_config.admin_token_file))
         streams = StatsStreams(control.fleet)
         AdminServicer.__init__(self, control, access, streams, self._profile, applications)
         self._ingress = (
-            EmbeddedIngress(router, self, keys, serve_config)
+            EmbeddedIngress(router, self, keys, serve_config, self.hosts)
             if serve_config.ingress == "embedded"
             else None
         )
@@ -136,7 +143,7 @@ class RouterReplica(InferenceServicer, AdminServicer):
 
     @cached_property
     def _own_app(self) -> FastAPI:
-        return make_app(lambda: self.router, lambda: self, lambda: self.keys)
+        return make_app(lambda: self.router, lambda: self, lambda: self.keys, lambda: self.hosts)
 
     async def check_health(self) -> None:
         """Raise once the target has failed permanently, so that Serve replaces the replica."""

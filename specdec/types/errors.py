@@ -77,6 +77,21 @@ class ForeignPageError(SpecdecError):
         return "the request comes from another site's page; only this service's own may send it"
 
 
+class UnknownHostError(SpecdecError):
+    """A request is addressed to a host name that the service does not have (DNS rebinding)."""
+
+    def __init__(self, host: str) -> None:
+        """Take the name in the request."""
+        self.host = host
+        super().__init__(host)
+
+    def __str__(self) -> str:
+        return (
+            f"host {_short(self.host)} is not a name of this service; add it to allowed_hosts "
+            "(--allowed-hosts) if clients use it"
+        )
+
+
 class UnauthenticatedError(SpecdecError):
     """A call for operators only was made without their token."""
 

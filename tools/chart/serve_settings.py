@@ -25,6 +25,7 @@ CHART_SETTINGS = {
     "state_dir": "storage.state",
     "admin_token_file": "auth.adminToken",
     "api_key_file": "auth.apiKeys",
+    "allowed_hosts": "auth.allowedHosts",
 }
 """Settings that the chart derives from other values: setting to value."""
 

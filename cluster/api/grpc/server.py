@@ -26,6 +26,7 @@ from cluster.api.grpc.servicers import (
     add_inference_service,
 )
 from cluster.api.http.app import make_app
+from cluster.api.http.hosts import AllowedHosts
 from cluster.config.network import address_of
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.router import Router
@@ -50,7 +51,12 @@ class EmbeddedIngress:
     """Both servers. They listen while the model loads: alive, but not ready."""
 
     def __init__(
-        self, router: Router, admin: AdminServicer, keys: ApiKeys, config: ServeConfig
+        self,
+        router: Router,
+        admin: AdminServicer,
+        keys: ApiKeys,
+        config: ServeConfig,
+        hosts: AllowedHosts,
     ) -> None:
         self._router = router
         self._admin = admin
@@ -68,7 +74,9 @@ class EmbeddedIngress:
         )
         self._http = _HttpServer(
             uvicorn.Config(
-                make_app(lambda: router, lambda: admin, lambda: keys, has_peers=False),
+                make_app(
+                    lambda: router, lambda: admin, lambda: keys, lambda: hosts, has_peers=False
+                ),
                 host=config.host,
                 port=config.http_port,
                 log_config=None,  # otherwise its loggers get separate handlers

@@ -27,6 +27,7 @@ _TYPES_AND_CODES: Mapping[int, tuple[str, str | None]] = {
     401: ("authentication_error", "invalid_api_key"),
     403: ("permission_error", None),
     404: (INVALID_REQUEST, "model_not_found"),
+    421: (INVALID_REQUEST, "host_not_allowed"),
     429: ("rate_limit_error", "rate_limit_exceeded"),
     500: ("server_error", None),
     503: ("service_unavailable_error", "service_unavailable"),
