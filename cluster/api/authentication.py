@@ -29,24 +29,6 @@ _BURST_S = 1.0
 """Seconds of a key's rate that may arrive as one burst."""
 
 
-class AdminAccess:
-    """Check of the operators' token in constant time."""
-
-    def __init__(self, token: str | None = None) -> None:
-        """Keep the token; None accepts every call."""
-        self._token = None if token is None else token.encode()
-
-    def __repr__(self) -> str:
-        return f"AdminAccess({'open' if self._token is None else 'by token'})"
-
-    def check(self, authorization: str | None) -> None:
-        """Raise UnauthenticatedError unless the header `authorization` holds the token."""
-        if self._token is None:
-            return
-        if not hmac.compare_digest(bearer_credentials(authorization).encode(), self._token):
-            raise UnauthenticatedError
-
-
 def bearer_credentials(authorization: str | None) -> str:
     """Return the credentials of a header `Authorization: Bearer ...`; empty if there are none."""
     given = authorization or ""
@@ -207,6 +189,57 @@ class ApiKeys:
         if found is None:
             raise NoApiKeyError
         return found
+
+
+class AdminAccess:
+    """Access to administration: by the operators' token, else by API key, else open.
+
+    Where calls need an API key, nothing changes or generates without a credential: without a token
+    of the operators, every API key is one.
+    """
+
+    def __init__(self, token: str | None = None, keys: ApiKeys | None = None) -> None:
+        """Keep the token and the keys; without both, every call is accepted."""
+        self._token = None if token is None else token.encode()
+        self._keys = keys or ApiKeys()
+
+    def __repr__(self) -> str:
+        return f"AdminAccess({access_summary(self._token is not None, not self._keys.is_open)!r})"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls need no credential."""
+        return self._token is None and self._keys.is_open
+
+    def check(self, authorization: str | None) -> None:
+        """Raise UnauthenticatedError unless the header `authorization` holds the credential.
+
+        Compares in constant time.
+        """
+        if self._token is None:
+            self._keys.check(authorization)
+        elif not hmac.compare_digest(bearer_credentials(authorization).encode(), self._token):
+            raise UnauthenticatedError
+
+    def admit(self, authorization: str | None) -> Lease:
+        """Check a call that runs the model; an API key has its limits here too."""
+        if self._token is None:
+            return self._keys.admit(authorization)
+        self.check(authorization)
+        return Lease()
+
+
+def access_summary(has_token: bool, has_keys: bool) -> str:
+    """Return in one line what is open to which clients."""
+    match has_keys, has_token:
+        case False, False:
+            return "every client may generate and change settings"
+        case False, True:
+            return "every client may generate; dashboard and changes need the admin token"
+        case True, False:
+            return "generation, dashboard and changes need an API key"
+        case _:
+            return "generation needs an API key; dashboard and changes need the admin token"
 
 
 def read_keys(setting: str, path: Path | None) -> tuple[ApiKey, ...]:

@@ -205,21 +205,11 @@ def serve(
     else:
         config, *others = read_models(config_file, given)
     _set_keys(api_keys, (config, *others))
-    _print_warnings((config, *others))
+    for warning in config.warnings:  # about settings of the whole service
+        print_stderr(f"warning: {warning}")
     from cluster.serve.startup import serve_forever
 
     serve_forever(config, print_stderr, others)
-
-
-def _print_warnings(configs: Sequence[ServeConfig]) -> None:
-    """Print each warning once, with the names of the affected models unless all are."""
-    affected: dict[str, list[str]] = {}
-    for config in configs:
-        for warning in config.warnings:
-            affected.setdefault(warning, []).append(config.served_model_name)
-    for warning, names in affected.items():
-        models = f"{', '.join(names)}: " if len(names) < len(configs) else ""
-        print_stderr(f"warning: {models}{warning}")
 
 
 def _set_keys(keys: tuple[str, ...], configs: Sequence[ServeConfig]) -> None:

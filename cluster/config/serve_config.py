@@ -144,7 +144,8 @@ class ServeConfig(LLMConfig):
         None,
         FILE,
         "File with the token required by AdminService and /v1/admin",
-        "$SPECDEC_ADMIN_TOKEN, or none: every client may use the admin API",
+        "$SPECDEC_ADMIN_TOKEN, or none: an API key suffices, and without keys every client may use "
+        "the admin API",
     )
     profile_dir: Path | None = setting(
         None,
@@ -226,10 +227,9 @@ class ServeConfig(LLMConfig):
     def warnings(self) -> tuple[str, ...]:
         """Insecure settings that the operator should know of, one line each."""
         if self.ingress == "serve":
-            admin = "" if self.admin_token_file else ", and every client may use the admin API"
             return (
                 "Ray Serve's gRPC ingress listens on all interfaces without TLS and accepts "
-                f"messages of up to 2 GiB{admin}",
+                "messages of up to 2 GiB",
             )
         if self.tls_cert_file is None and not is_loopback(self.host):
             return (f"{self.host} is reachable from other machines, and TLS is off",)

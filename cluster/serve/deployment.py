@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from functools import cached_property
@@ -15,7 +16,13 @@ from ray.exceptions import RayTaskError
 from ray.serve.config import gRPCOptions
 from ray.util.placement_group import PlacementGroup
 
-from cluster.api.authentication import AdminAccess, ApiKeys, read_keys, read_token
+from cluster.api.authentication import (
+    AdminAccess,
+    ApiKeys,
+    access_summary,
+    read_keys,
+    read_token,
+)
 from cluster.api.grpc import forwarding
 from cluster.api.grpc.forwarding import ForwardedCall
 from cluster.api.grpc.server import EmbeddedIngress
@@ -47,6 +54,8 @@ from specdec.engine.model_resolution import resolve_models
 from specdec.types.errors import InvalidValueError, TargetFailedError
 from specdec.types.profile import ProfileOrder, ProfileReport
 from specdec.types.responses import ModelInfo
+
+logger = logging.getLogger(__name__)
 
 GRPC_SERVICER_FUNCTIONS = (
     "cluster.api.grpc.serve_proxy.restate_answers",
@@ -102,7 +111,11 @@ class RouterReplica(InferenceServicer, AdminServicer):
         self.hosts = AllowedHosts.of(serve_config, has_keys=not keys.is_open)
         applications = self._applications(serve_config)
         InferenceServicer.__init__(self, router, keys, applications)
-        access = AdminAccess(read_token("admin_token_file", serve_config.admin_token_file))
+        token = read_token("admin_token_file", serve_config.admin_token_file)
+        access = AdminAccess(token, keys)
+        if found is None:  # otherwise the command reports it
+            level = logging.WARNING if access.is_open or keys.is_open else logging.INFO
+            logger.log(level, "access: %s", access_summary(token is not None, not keys.is_open))
         streams = StatsStreams(control.fleet)
         AdminServicer.__init__(self, control, access, streams, self._profile, applications)
         self._ingress = (

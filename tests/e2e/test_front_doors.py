@@ -1,10 +1,15 @@
 """The front doors of the running service: what strangers can reach, take and hold."""
 
+import grpc
 import httpx
 import pytest
 
+from specdec.client import AdminClient, ClientError, SpeculationChange
+from tests.e2e.conftest import running_service
+
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
+KEY = "sk-battery-staple"
 REBOUND = {"host": "rebound.example:8000", "sec-fetch-site": "same-origin"}
 
 
@@ -22,3 +27,35 @@ def test_a_page_with_a_rebound_name_reaches_nothing(service, method, path, body)
         before = http.get("/v1/admin/speculation").json()["version"]
         assert http.request(method, path, json=body, headers=REBOUND).status_code == 421
         assert http.get("/v1/admin/speculation").json()["version"] == before
+
+
+@pytest.fixture(scope="module")
+def with_key(tiny_model_dir, tmp_path_factory):
+    """A service with an API key and no admin token."""
+    log = tmp_path_factory.mktemp("with_key") / "log"
+    with running_service(tiny_model_dir, log, "--api-key", KEY) as service:
+        yield service
+
+
+def test_with_an_api_key_nothing_generates_or_changes_without_it(with_key):
+    asked = {"prompt": "a", "max_tokens": 1}
+    calls = [
+        ("POST", "/v1/completions", asked),
+        ("POST", "/dashboard/generate", asked),
+        ("GET", "/dashboard/events", None),
+        ("PUT", "/v1/admin/speculation", {"mode": "off"}),
+        ("POST", "/v1/admin/profile", {}),
+        ("GET", "/v1/admin/status", None),
+    ]
+    with httpx.Client(base_url=with_key.http_url, timeout=30) as http:
+        for method, path, body in calls:
+            assert http.request(method, path, json=body).status_code == 401, path
+        http.headers["authorization"] = f"Bearer {KEY}"
+        assert http.post("/dashboard/generate", json=asked).status_code == 200
+        assert http.put("/v1/admin/speculation", json={"mode": "off"}).status_code == 200
+    with AdminClient(with_key.grpc_address) as admin, pytest.raises(ClientError) as caught:
+        admin.set_speculation(SpeculationChange(mode="on"))
+    assert caught.value.code is grpc.StatusCode.UNAUTHENTICATED
+    with AdminClient(with_key.grpc_address, token=KEY) as admin:
+        assert admin.set_speculation(SpeculationChange(mode="on")).in_force.mode == "on"
+    assert "access: generation, dashboard and changes need an API key" in with_key.log.read_text()

@@ -9,6 +9,7 @@ from cluster.api.authentication import (
     ApiKey,
     ApiKeys,
     NoApiKeyError,
+    access_summary,
     read_keys,
     read_token,
 )
@@ -173,6 +174,45 @@ def test_a_call_without_the_token_is_rejected(header):
     with pytest.raises(UnauthenticatedError) as caught:
         AdminAccess(TOKEN).check(header)
     assert TOKEN not in str(caught.value) + repr(caught.value)
+
+
+def test_without_a_token_an_api_key_is_the_credential():
+    access = AdminAccess(None, ApiKeys([ApiKey("ann", KEY)]))
+    access.check(bearer(KEY))
+    for header in (None, bearer(OTHER), bearer("")):
+        with pytest.raises(NoApiKeyError):
+            access.check(header)
+        with pytest.raises(NoApiKeyError):
+            access.admit(header)
+
+
+def test_with_a_token_an_api_key_is_none():
+    access = AdminAccess(TOKEN, ApiKeys([ApiKey("ann", KEY)]))
+    access.check(bearer(TOKEN))
+    with pytest.raises(UnauthenticatedError):
+        access.check(bearer(KEY))
+
+
+def test_a_key_that_generates_has_its_limits():
+    keys = ApiKeys([ApiKey("ann", KEY, max_concurrent_requests=1)])
+    access = AdminAccess(None, keys)
+    lease = access.admit(bearer(KEY))
+    with pytest.raises(OverloadedError):
+        access.admit(bearer(KEY))
+    access.check(bearer(KEY))
+    lease.release()
+    access.admit(bearer(KEY)).release()
+
+
+@pytest.mark.parametrize("has_token", [False, True])
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_the_summary_of_access_matches_what_is_checked(has_token, has_keys):
+    keys = ApiKeys([ApiKey("ann", KEY)] if has_keys else [])
+    access = AdminAccess(TOKEN if has_token else None, keys)
+    summary = access_summary(has_token, has_keys)
+    assert ("every client may generate" in summary) is keys.is_open
+    assert ("and change settings" in summary) is access.is_open
+    assert ("admin token" in summary) is has_token
 
 
 def test_repr_does_not_contain_the_token():
