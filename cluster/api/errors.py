@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from grpc import StatusCode
 
 from specdec.types.errors import (
+    BodyTooLargeError,
     DraftFailedError,
     ForeignPageError,
     GrammarError,
+    HeadersTooLargeError,
     InvalidValueError,
     ModelNotFoundError,
     NoNextTokenError,
@@ -36,6 +38,14 @@ INTERNAL_MESSAGE = "internal error; the service's log has the details"
 TARGET_FAILED_MESSAGE = "the model stopped responding and this request is lost; retry later"
 
 
+_HEADERS_OF: Mapping[int, dict[str, str]] = {
+    401: {"WWW-Authenticate": "Bearer"},
+    # Otherwise the server reads the rest of the request to keep the connection open.
+    413: {"Connection": "close"},
+    431: {"Connection": "close"},
+}
+
+
 @dataclass(frozen=True)
 class ErrorStatus:
     """How an error is reported to a client. `retry_after_s` is None if retrying does not help.
@@ -55,9 +65,9 @@ class ErrorStatus:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The HTTP headers: the retry hint, and the scheme of a call that is not authenticated."""
+        """The HTTP headers: the retry hint, and what the status code requires."""
         headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
-        return headers if self.http_code != 401 else {**headers, "WWW-Authenticate": "Bearer"}
+        return headers | _HEADERS_OF.get(self.http_code, {})
 
 
 # An error that comes from the configuration of the service, or from a combination of fields, is in
@@ -66,6 +76,8 @@ _SETUP = ErrorStatus(StatusCode.FAILED_PRECONDITION, 400)
 
 _RULES: Mapping[type[BaseException], ErrorStatus] = {
     InvalidValueError: ErrorStatus(StatusCode.INVALID_ARGUMENT, 400),
+    BodyTooLargeError: ErrorStatus(StatusCode.INVALID_ARGUMENT, 413),
+    HeadersTooLargeError: ErrorStatus(StatusCode.INVALID_ARGUMENT, 431),
     ForeignPageError: ErrorStatus(StatusCode.PERMISSION_DENIED, 403),
     UnknownHostError: ErrorStatus(StatusCode.PERMISSION_DENIED, 421),
     UnauthenticatedError: ErrorStatus(StatusCode.UNAUTHENTICATED, 401),

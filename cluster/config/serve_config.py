@@ -171,7 +171,7 @@ class ServeConfig(LLMConfig):
         "$SPECDEC_API_KEYS, or none: every client is accepted",
     )
     http_max_body_mib: int = setting(
-        16, whole_number(1, 1024), "Maximum size of an OpenAI API request body, in MiB"
+        16, whole_number(1, 1024), "Maximum size of the body of an HTTP request, in MiB"
     )
     request_timeout_s: float = setting(
         3600.0, POSITIVE, "Timeout in seconds of an OpenAI API request, including its stream"

@@ -30,7 +30,7 @@ from cluster.api.grpc.servicers import AdminServicer, InferenceServicer
 from cluster.api.http import forwarding as http_forwarding
 from cluster.api.http.app import make_app
 from cluster.api.http.forwarding import ForwardedRequest, ResponseHead
-from cluster.api.http.hosts import AllowedHosts
+from cluster.api.http.limits import HttpLimits
 from cluster.config.serve_config import ServeConfig
 from cluster.control.client import ControlClient, StatsStreams
 from cluster.control.overrides import OverrideLimits
@@ -84,7 +84,7 @@ def _serve_app() -> FastAPI:
         lambda: get_replica().router,
         get_replica,
         lambda: get_replica().keys,
-        lambda: get_replica().hosts,
+        lambda: get_replica().http_limits,
     )
 
 
@@ -108,7 +108,7 @@ class RouterReplica(InferenceServicer, AdminServicer):
         )
         control = ControlClient(control_plane, router.apply_speculation, router.report)
         keys = ApiKeys(read_keys("api_key_file", serve_config.api_key_file))
-        self.hosts = AllowedHosts.of(serve_config, has_keys=not keys.is_open)
+        self.http_limits = HttpLimits.of(serve_config, has_keys=not keys.is_open)
         applications = self._applications(serve_config)
         InferenceServicer.__init__(self, router, keys, applications)
         token = read_token("admin_token_file", serve_config.admin_token_file)
@@ -119,7 +119,7 @@ class RouterReplica(InferenceServicer, AdminServicer):
         streams = StatsStreams(control.fleet)
         AdminServicer.__init__(self, control, access, streams, self._profile, applications)
         self._ingress = (
-            EmbeddedIngress(router, self, keys, serve_config, self.hosts)
+            EmbeddedIngress(router, self, keys, serve_config, self.http_limits)
             if serve_config.ingress == "embedded"
             else None
         )
@@ -156,7 +156,9 @@ class RouterReplica(InferenceServicer, AdminServicer):
 
     @cached_property
     def _own_app(self) -> FastAPI:
-        return make_app(lambda: self.router, lambda: self, lambda: self.keys, lambda: self.hosts)
+        return make_app(
+            lambda: self.router, lambda: self, lambda: self.keys, lambda: self.http_limits
+        )
 
     async def check_health(self) -> None:
         """Raise once the target has failed permanently, so that Serve replaces the replica."""

@@ -69,7 +69,7 @@ def running_service(
     the end of the context, running requests have drain_timeout_s to finish, unless `abort` is set.
     """
     started_at = time.monotonic()
-    configs, session = (config, *others), RaySession(config)
+    configs, session = (config, *others), RaySession(config, others)
     access = _access(configs)  # raises for an invalid file
     served = (
         [ServedModel(each) for each in configs]

@@ -92,6 +92,24 @@ class UnknownHostError(SpecdecError):
         )
 
 
+class BodyTooLargeError(SpecdecError):
+    """The body of an HTTP request exceeds the limit."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        super().__init__(limit_bytes)
+
+    def __str__(self) -> str:
+        return f"the body is too large (limit {self.limit_bytes} bytes)"
+
+
+class HeadersTooLargeError(BodyTooLargeError):
+    """The target and the headers of an HTTP request exceed the limit together."""
+
+    def __str__(self) -> str:
+        return f"the headers are too large (limit {self.limit_bytes} bytes)"
+
+
 class UnauthenticatedError(SpecdecError):
     """A call for operators only was made without their token."""
 

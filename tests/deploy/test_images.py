@@ -16,6 +16,7 @@ from threading import Thread
 import pytest
 from click.testing import CliRunner
 
+from cluster.api.http.serve_proxy import CALLBACK, CALLBACK_VARIABLE
 from cluster.cli import main
 from cluster.workers.ray_runtime import RAY_ENVIRONMENT
 from tests.deploy.dockerfile import copies, environment, of_word, stages
@@ -80,6 +81,7 @@ def test_ray_has_the_environment_that_specdec_serve_sets(dockerfile):
     """`ray start` in the image must behave like the Ray that `specdec serve` starts."""
     given = environment(stages(dockerfile)[-1])
     assert {name: given.get(name) for name in RAY_ENVIRONMENT} == RAY_ENVIRONMENT
+    assert given[CALLBACK_VARIABLE] == CALLBACK
 
 
 def test_no_variable_is_a_secret(dockerfile):

@@ -5,10 +5,13 @@ import httpx
 import pytest
 
 from specdec.client import AdminClient, ClientError, SpeculationChange
+from tests.cluster.http_server import connected
 from tests.e2e.conftest import running_service
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
+MIB = b" " * 2**20
+CHUNK = b"100000\r\n" + MIB + b"\r\n"
 KEY = "sk-battery-staple"
 REBOUND = {"host": "rebound.example:8000", "sec-fetch-site": "same-origin"}
 
@@ -59,3 +62,24 @@ def test_with_an_api_key_nothing_generates_or_changes_without_it(with_key):
     with AdminClient(with_key.grpc_address, token=KEY) as admin:
         assert admin.set_speculation(SpeculationChange(mode="on")).in_force.mode == "on"
     assert "access: generation, dashboard and changes need an API key" in with_key.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("start", "part", "status"),
+    [
+        (b"POST /dashboard/generate HTTP/1.1\r\ncontent-length: 419430400\r\n\r\n", MIB, 413),
+        (b"POST /dashboard/generate HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n", CHUNK, 413),
+        (b"GET /ready HTTP/1.1\r\na: ", MIB, 431),
+    ],
+)
+async def test_bodies_and_headers_of_400_mib_are_not_read(service, start, part, status):
+    port = int(service.http_url.rpartition(":")[2])
+    async with connected(port) as client:
+        head, _, rest = start.partition(b"\r\n")
+        headers = b"\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        await client.send(head + headers + rest)
+        await client.send(part, count=400)
+        answer = await client.answer()
+    assert client.num_sent < 48 * 2**20
+    assert answer == b"" or int(answer.split(b" ")[1]) == status  # the reset may overtake it
+    assert httpx.get(f"{service.http_url}/ready").status_code == 200

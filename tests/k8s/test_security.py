@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from cluster.api.http.hosts import AllowedHosts
+from cluster.api.http.serve_proxy import MAX_BODY_VARIABLE
 from cluster.app import application_settings
 from cluster.config.serve_config import ServeConfig
 from specdec.types.errors import UnknownHostError
@@ -305,3 +306,18 @@ def test_without_api_keys_the_names_of_the_release_are_allowed(values, names):
 def test_a_gateway_without_host_names_allows_every_name():
     gateway = {**VALUE_SETS["gateway"]["gatewayApi"], "hostnames": []}
     assert "*" in hosts_of({**NO_KEYS, "gatewayApi": gateway}).split(",")
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"), [((), None), ((None, 64), "64"), ((8, None), "16"), ((8, 4), "8")]
+)
+def test_the_proxies_accept_the_largest_body_of_a_model(limits, expected):
+    models = [
+        {"name": f"m{index}", "model": "org/m", "settings": {"http_max_body_mib": limit}}
+        if limit
+        else {"name": f"m{index}", "model": "org/m"}
+        for index, limit in enumerate(limits or (None,))
+    ]
+    for template in ray_templates(render({"models": models})).values():
+        env = {each["name"]: each.get("value") for each in template["spec"]["containers"][0]["env"]}
+        assert env.get(MAX_BODY_VARIABLE) == expected

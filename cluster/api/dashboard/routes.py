@@ -18,6 +18,7 @@ from cluster.api.dashboard import try_it
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.admin import error_response
 from cluster.api.http.csrf import require_same_origin
+from cluster.api.openai.request_handler import JsonRequest
 from cluster.api.openai.streams import Deadline, EventStream
 from cluster.api.sse import event_response, json_event
 from cluster.control.timeseries import Figures
@@ -139,8 +140,8 @@ async def _generate(router: Router, request: Request, lease: Lease) -> EventStre
 
 async def _json(request: Request) -> Any:
     try:
-        return await request.json()
-    except (JSONDecodeError, UnicodeDecodeError) as error:
+        return await JsonRequest(request.scope, request.receive).json()
+    except JSONDecodeError as error:
         raise InvalidValueError("body", "malformed", "JSON") from error
 
 

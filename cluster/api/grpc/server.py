@@ -26,7 +26,8 @@ from cluster.api.grpc.servicers import (
     add_inference_service,
 )
 from cluster.api.http.app import make_app
-from cluster.api.http.hosts import AllowedHosts
+from cluster.api.http.connection import BoundedConnection
+from cluster.api.http.limits import HttpLimits
 from cluster.config.network import address_of
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.router import Router
@@ -56,7 +57,7 @@ class EmbeddedIngress:
         admin: AdminServicer,
         keys: ApiKeys,
         config: ServeConfig,
-        hosts: AllowedHosts,
+        limits: HttpLimits,
     ) -> None:
         self._router = router
         self._admin = admin
@@ -75,10 +76,11 @@ class EmbeddedIngress:
         self._http = _HttpServer(
             uvicorn.Config(
                 make_app(
-                    lambda: router, lambda: admin, lambda: keys, lambda: hosts, has_peers=False
+                    lambda: router, lambda: admin, lambda: keys, lambda: limits, has_peers=False
                 ),
                 host=config.host,
                 port=config.http_port,
+                http=BoundedConnection,
                 log_config=None,  # otherwise its loggers get separate handlers
                 log_level=config.log_level,
                 limit_concurrency=_MAX_CONCURRENT_CONNECTIONS,

@@ -9,6 +9,7 @@ from fastapi.testclient import TestClient
 from cluster.api.http.app import make_app
 from cluster.api.http.forwarding import ForwardedRequest, answer
 from cluster.api.http.hosts import AllowedHosts
+from cluster.api.http.limits import HttpLimits
 from cluster.config.serve_config import ServeConfig
 from specdec.types.errors import UnknownHostError
 
@@ -16,7 +17,7 @@ READY = SimpleNamespace(is_ready=True, failure=None)
 
 
 def application(hosts):
-    return make_app(lambda: READY, lambda: None, get_hosts=lambda: hosts)
+    return make_app(lambda: READY, lambda: None, get_limits=lambda: HttpLimits(hosts))
 
 
 def hosts_of(*, has_keys=False, **settings):
@@ -42,7 +43,7 @@ def test_a_change_by_such_a_page_has_no_effect():
         def __getattr__(self, name):
             raise AssertionError(f"{name} was read")
 
-    app = make_app(lambda: READY, Admin, get_hosts=hosts_of)
+    app = make_app(lambda: READY, Admin, get_limits=lambda: HttpLimits(hosts_of()))
     headers = {"host": "rebound.example:8000", "sec-fetch-site": "same-origin"}
     client = TestClient(app)
     changed = client.put("/v1/admin/speculation", json={"mode": "off"}, headers=headers)
