@@ -15,6 +15,8 @@ from typing import Any
 
 import yaml
 
+from cluster.config.serve_config import ServeConfig
+from cluster.replica.limits import MAX_PRIORITY
 from specdec.types.control import is_number
 from specdec.types.errors import InvalidValueError, OverloadedError, UnauthenticatedError
 
@@ -60,13 +62,15 @@ def read_token(field: str, path: Path | None) -> str | None:
 class ApiKey:
     """An API key with its limits for each replica; None is no limit.
 
-    name: identifies the key in logs and errors. key: never shown.
+    name: identifies the key in logs and errors. key: never shown. min_priority: the most urgent
+    priority that requests with this key may have.
     """
 
     name: str
     key: str = field(repr=False)
     requests_per_s: float | None = None
     max_concurrent_requests: int | None = None
+    min_priority: int = 0
 
     def __post_init__(self) -> None:
         _require_plain(f"key of {self.name}", "not shown", self.key, _MIN_KEY_CHARS)
@@ -76,6 +80,9 @@ class ApiKey:
         if max_concurrent is not None and not (type(max_concurrent) is int and max_concurrent > 0):
             name = f"max_concurrent_requests of {self.name}"
             raise InvalidValueError(name, max_concurrent, "a whole number above 0")
+        if not (type(self.min_priority) is int and abs(self.min_priority) <= MAX_PRIORITY):
+            limit = f"a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}"
+            raise InvalidValueError(f"min_priority of {self.name}", self.min_priority, limit)
 
 
 class NoApiKeyError(UnauthenticatedError):
@@ -119,6 +126,10 @@ class _KeyLimiter:
         self._filled_at_s = clock()
         self._num_running = 0
 
+    @property
+    def min_priority(self) -> int:
+        return self._key.min_priority
+
     def take(self) -> Lease:
         limit = self._key.max_concurrent_requests
         if limit is not None and self._num_running >= limit:
@@ -156,9 +167,17 @@ class ApiKeys:
     """
 
     def __init__(
-        self, keys: Sequence[ApiKey] = (), clock: Callable[[], float] = time.monotonic
+        self,
+        keys: Sequence[ApiKey] = (),
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        min_priority: int = ServeConfig.min_priority,
     ) -> None:
-        """Keep the keys; without any, every call is accepted, without limits."""
+        """Keep the keys; without any, every call is accepted.
+
+        min_priority: the most urgent priority of requests where there are no keys.
+        """
+        self._min_priority = min_priority
         self._known = [(_digest(key.key), key, _KeyLimiter(key, clock)) for key in keys]
 
     def __repr__(self) -> str:
@@ -180,6 +199,20 @@ class ApiKeys:
         """Raise NoApiKeyError without a known key; for requests that are not limited."""
         if self._known:
             self._find(authorization)
+
+    def check_priority(self, authorization: str | None, priority: int) -> None:
+        """Raise InvalidValueError for a priority that the caller may not use.
+
+        Scheduling is by priority before age: a client that may choose any priority can delay all
+        others. Raise NoApiKeyError without a known key.
+        """
+        if self._known:
+            low, source = self._find(authorization).min_priority, "with this API key"
+        else:
+            low, source = self._min_priority, "without an API key"
+        if not low <= priority <= MAX_PRIORITY:
+            limit = f"from {low} to {MAX_PRIORITY} {source} (min_priority)"
+            raise InvalidValueError("priority", priority, limit)
 
     def _find(self, authorization: str | None) -> _KeyLimiter:
         digest, found = _digest(bearer_credentials(authorization)), None

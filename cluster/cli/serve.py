@@ -34,7 +34,13 @@ SECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "Speculation": ("speculative_config",),
         "Scheduling": (
             *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_prefill_tokens"),
-            *("max_queue_len", "queue_timeout_s", "stream_interval", "async_scheduling"),
+            *(
+                "max_queue_len",
+                "queue_timeout_s",
+                "min_priority",
+                "stream_interval",
+                "async_scheduling",
+            ),
             "step_timeout_s",
         ),
         "Memory": (

@@ -44,6 +44,12 @@ class ServeConfig(LLMConfig):
     queue_timeout_s: float = setting(
         60.0, POSITIVE, "Seconds that a request may wait in the queue before it is rejected"
     )
+    min_priority: int = setting(
+        -10,
+        whole_number(-1000, 0),
+        "Most urgent priority that a request may have on a service without API keys; with keys, "
+        "each has its own min_priority, by default 0",
+    )
     num_replicas: int = setting(
         1, whole_number(1, 1024), "Number of replicas; more than one needs --ingress serve"
     )

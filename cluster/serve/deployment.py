@@ -107,7 +107,10 @@ class RouterReplica(InferenceServicer, AdminServicer):
             _make_router, serve_config, placement, self._application, self._replica_id, found
         )
         control = ControlClient(control_plane, router.apply_speculation, router.report)
-        keys = ApiKeys(read_keys("api_key_file", serve_config.api_key_file))
+        keys = ApiKeys(
+            read_keys("api_key_file", serve_config.api_key_file),
+            min_priority=serve_config.min_priority,
+        )
         self.http_limits = HttpLimits.of(serve_config, has_keys=not keys.is_open)
         applications = self._applications(serve_config)
         InferenceServicer.__init__(self, router, keys, applications)

@@ -42,7 +42,7 @@ STANDALONE_SETTINGS = (
 """Settings of `specdec serve` that have no effect if KubeRay runs Ray Serve."""
 
 _TYPES = {int: "integer", float: "number", bool: "boolean", str: "string"}
-_BOUNDS = re.compile(r"a whole number from (\d+) to (\d+)")
+_BOUNDS = re.compile(r"a whole number from (-?\d+) to (-?\d+)")
 
 
 def settings_schema() -> dict[str, Any]:

@@ -143,7 +143,7 @@ class InferenceServicer:
         _keep_metadata(grpc_context)
         count = self.router.metrics.count_failure
         with reporting_to(grpc_context, count), _admit(self, grpc_context):
-            generation = await self.router.generate(decode_generate(request))
+            generation = await self.router.generate(self._decode(request, grpc_context))
             encode = partial(encode_chunk, generation.seed, spell=self.router.text.spell)
             is_first = True
             async with aclosing(generation.outputs) as outputs:
@@ -159,7 +159,7 @@ class InferenceServicer:
     async def Generate(self, request: pb.GenerateRequest, grpc_context: Any) -> pb.GenerateResponse:
         """Return the whole completion. Cancelling the call aborts the request."""
         # Nothing of a single message is needed before its end.
-        call = replace(decode_generate(request), stream_interval=MAX_STREAM_INTERVAL)
+        call = replace(self._decode(request, grpc_context), stream_interval=MAX_STREAM_INTERVAL)
         check_answer_in_one_message(call.params, self.router.max_tokens(call.params))
         generation = await self.router.generate(call)
         async with aclosing(generation.outputs) as outputs:
@@ -191,6 +191,11 @@ class InferenceServicer:
     ) -> pb.GetModelInfoResponse:
         """Return the description of the model."""
         return MODEL_INFO.encode(self.router.model_info(check_model(request.model)))
+
+    def _decode(self, request: pb.GenerateRequest, grpc_context: Any) -> GenerateRequest:
+        call = decode_generate(request)
+        self.keys.check_priority(_authorization(grpc_context), call.priority)
+        return call
 
     async def Check(
         self, request: health_pb2.HealthCheckRequest, grpc_context: Any

@@ -128,6 +128,7 @@ async def _generate(
     router = handler.get_router()
 
     async def answer() -> Response:
+        handler.get_keys().check_priority(request.headers.get("authorization"), body.priority)
         async with context.deadline.enforce():
             builder = await prepare(router, body, context)
         outputs = generate_outputs(router, builder.calls, context.deadline)

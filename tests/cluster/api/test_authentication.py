@@ -121,6 +121,8 @@ def test_keys_from_the_environment(monkeypatch):
         f"- {{name: ann, key: {KEY}, requests_per_s: 0}}",
         f"- {{name: ann, key: {KEY}, requests_per_s: .nan}}",
         f"- {{name: ann, key: {KEY}, max_concurrent_requests: 1.5}}",
+        f"- {{name: ann, key: {KEY}, min_priority: -1001}}",
+        f"- {{name: ann, key: {KEY}, min_priority: true}}",
         f"- {{name: ann, key: {KEY}}}\n- {{name: bob, key: {KEY}}}",
         f"- {{name: ann, key: {KEY}}}\n- {{name: ann, key: {OTHER}}}",
         "- {name: ann, key: short}",
@@ -174,6 +176,28 @@ def test_a_call_without_the_token_is_rejected(header):
     with pytest.raises(UnauthenticatedError) as caught:
         AdminAccess(TOKEN).check(header)
     assert TOKEN not in str(caught.value) + repr(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "low"), [(ApiKey("ann", KEY), 0), (ApiKey("ann", KEY, min_priority=-100), -100)]
+)
+def test_the_priority_is_limited_by_key(key, low):
+    keys = ApiKeys([key], min_priority=-1000)
+    for priority in (low, 0, 1000):
+        keys.check_priority(bearer(KEY), priority)
+    for priority in (low - 1, 1001):
+        limit = f"priority is {priority}; it must be from {low} to 1000 with this API key"
+        with pytest.raises(InvalidValueError, match=limit):
+            keys.check_priority(bearer(KEY), priority)
+    with pytest.raises(NoApiKeyError):
+        keys.check_priority(None, 0)
+
+
+def test_without_keys_the_priority_is_limited_by_the_service():
+    ApiKeys().check_priority(None, -10)
+    with pytest.raises(InvalidValueError, match="from -10 to 1000 without an API key"):
+        ApiKeys().check_priority(None, -11)
+    ApiKeys(min_priority=-50).check_priority(None, -50)
 
 
 def test_without_a_token_an_api_key_is_the_credential():
