@@ -21,6 +21,7 @@ _OF_THE_SERVICE = (
     "grpc_port",
     "http_port",
     "grpc_max_message_mib",
+    "max_inflight_mib",
     "tls_cert_file",
     "tls_key_file",
     "ray_address",

@@ -100,6 +100,12 @@ class ServeConfig(LLMConfig):
     grpc_max_message_mib: int = setting(
         16, whole_number(1, 1024), "Maximum size of a gRPC message, in MiB"
     )
+    max_inflight_mib: int = setting(
+        128,
+        whole_number(1, 2**20),
+        "Maximum size of all gRPC messages and HTTP bodies together that a replica, or a proxy of "
+        "Serve, holds at a time, in MiB; more are rejected, except those of up to 64 KiB",
+    )
     tls_cert_file: Path | None = setting(
         None, FILE, "TLS certificate chain, as a PEM file", "no TLS"
     )
@@ -233,10 +239,7 @@ class ServeConfig(LLMConfig):
     def warnings(self) -> tuple[str, ...]:
         """Insecure settings that the operator should know of, one line each."""
         if self.ingress == "serve":
-            return (
-                "Ray Serve's gRPC ingress listens on all interfaces without TLS and accepts "
-                "messages of up to 2 GiB",
-            )
+            return ("Ray Serve's gRPC ingress listens on all interfaces without TLS",)
         if self.tls_cert_file is None and not is_loopback(self.host):
             return (f"{self.host} is reachable from other machines, and TLS is off",)
         return ()

@@ -23,6 +23,7 @@ from cluster.api.authentication import (
     read_keys,
     read_token,
 )
+from cluster.api.byte_budget import ByteBudget
 from cluster.api.grpc import forwarding
 from cluster.api.grpc.forwarding import ForwardedCall
 from cluster.api.grpc.server import EmbeddedIngress
@@ -111,16 +112,17 @@ class RouterReplica(InferenceServicer, AdminServicer):
             read_keys("api_key_file", serve_config.api_key_file),
             min_priority=serve_config.min_priority,
         )
-        self.http_limits = HttpLimits.of(serve_config, has_keys=not keys.is_open)
+        budget = ByteBudget(serve_config.max_inflight_mib * 2**20)
+        self.http_limits = HttpLimits.of(serve_config, has_keys=not keys.is_open, budget=budget)
         applications = self._applications(serve_config)
-        InferenceServicer.__init__(self, router, keys, applications)
+        InferenceServicer.__init__(self, router, keys, applications, budget)
         token = read_token("admin_token_file", serve_config.admin_token_file)
         access = AdminAccess(token, keys)
         if found is None:  # otherwise the command reports it
             level = logging.WARNING if access.is_open or keys.is_open else logging.INFO
             logger.log(level, "access: %s", access_summary(token is not None, not keys.is_open))
         streams = StatsStreams(control.fleet)
-        AdminServicer.__init__(self, control, access, streams, self._profile, applications)
+        AdminServicer.__init__(self, control, access, streams, self._profile, applications, budget)
         self._ingress = (
             EmbeddedIngress(router, self, keys, serve_config, self.http_limits)
             if serve_config.ingress == "embedded"

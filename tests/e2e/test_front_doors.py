@@ -1,10 +1,14 @@
 """The front doors of the running service: what strangers can reach, take and hold."""
 
+import subprocess
+import sys
+import time
+
 import grpc
 import httpx
 import pytest
 
-from specdec.client import AdminClient, ClientError, SpeculationChange
+from specdec.client import AdminClient, Client, ClientError, SpeculationChange
 from tests.cluster.http_server import connected
 from tests.e2e.conftest import running_service
 
@@ -83,3 +87,25 @@ async def test_bodies_and_headers_of_400_mib_are_not_read(service, start, part, 
     assert client.num_sent < 48 * 2**20
     assert answer == b"" or int(answer.split(b" ")[1]) == status  # the reset may overtake it
     assert httpx.get(f"{service.http_url}/ready").status_code == 200
+
+
+def test_a_message_above_the_limit_does_not_reach_the_service(service):
+    with Client(service.grpc_address) as client, pytest.raises(ClientError) as caught:
+        client.generate("x" * 17 * 2**20)
+    assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_a_hundred_large_messages_take_the_memory_of_few(embedded):
+    def memory():
+        return sum(each.memory_info().rss for each in embedded.descendants())
+
+    before = memory()
+    command = [sys.executable, "-m", "tests.cluster.large_messages", embedded.grpc_address]
+    client = subprocess.Popen([*command, "100", str(15 * 2**20)], stdout=subprocess.PIPE, text=True)
+    peak = before
+    while client.poll() is None:
+        peak = max(peak, memory())
+        time.sleep(0.02)
+    counts = dict(line.split() for line in client.stdout.read().splitlines())
+    assert set(counts) <= {"INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"}, "a prompt is too long"
+    assert peak - before < 700 * 2**20

@@ -45,7 +45,7 @@ def make_app(
         separate_input_output_schemas=False,
     )
     app.add_middleware(KeepHeaders)
-    app.add_middleware(LimitBodies, lambda: get_limits().max_body_bytes)
+    app.add_middleware(LimitBodies, get_limits)
     app.add_middleware(CheckHost, lambda: get_limits().hosts)  # the one added last runs first
     get_applications = (lambda: get_admin().applications) if has_peers else None
     app.include_router(openai_routes(get_router, get_keys, get_applications))

@@ -1,12 +1,15 @@
 """Limits of request bodies on every path, declared or chunked, and what is read of them."""
 
+import asyncio
 import json
+from contextlib import AsyncExitStack
 from types import SimpleNamespace
 
 import httpx
 import pytest
 
 from cluster.api.authentication import AdminAccess
+from cluster.api.byte_budget import ByteBudget
 from cluster.api.http.app import make_app
 from cluster.api.http.limits import HttpLimits
 from cluster.api.http.serve_proxy import ReadBodies
@@ -27,10 +30,10 @@ class Router:
     metrics = SimpleNamespace(count_failure=lambda code: None)
 
 
-def application():
+def application(limits=None):
+    limits = limits or HttpLimits(max_body_bytes=LIMIT)
     router = Router()
     admin = SimpleNamespace(access=AdminAccess(), applications=None)
-    limits = HttpLimits(max_body_bytes=LIMIT)
     return make_app(lambda: router, lambda: admin, get_limits=lambda: limits)
 
 
@@ -88,7 +91,7 @@ async def echo(scope, receive, send):
 
 
 async def test_serves_proxy_gets_whole_bodies_within_the_limit():
-    app = ReadBodies(echo, lambda: LIMIT)
+    app = ReadBodies(echo, HttpLimits(max_body_bytes=LIMIT))
     async with running_server(app) as port:
         url = f"http://127.0.0.1:{port}"
         async with httpx.AsyncClient() as http:
@@ -101,3 +104,30 @@ async def test_serves_proxy_gets_whole_bodies_within_the_limit():
             await client.send(b"100000\r\n" + MIB + b"\r\n", count=400)
             await client.answer()
         assert client.num_sent < MAX_READ
+
+
+@pytest.mark.parametrize("path", ["/dashboard/generate", "/v1/completions", "proxy"])
+async def test_all_bodies_together_are_limited(path):
+    """Two connections hold most of the budget with unfinished bodies; a third gets no more."""
+    limits = HttpLimits(max_body_bytes=4 * LIMIT, budget=ByteBudget(6 * LIMIT))
+    app = ReadBodies(echo, limits) if path == "proxy" else application(limits)
+    url = "/" if path == "proxy" else path
+    head = (
+        f"POST {url} HTTP/1.1\r\ncontent-length: {3 * LIMIT + 1}\r\n".encode() + HEADERS + b"\r\n"
+    )
+    async with running_server(app) as port, AsyncExitStack() as stack:
+        for _ in range(2):
+            held = await stack.enter_async_context(connected(port))
+            await held.send(head + MIB * 3)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+            while limits.budget.num_bytes < 5 * LIMIT:
+                await asyncio.sleep(0.01)
+            headers = {"content-type": "application/json"}
+            refused = await http.post(url, content=MIB * 2, headers=headers)
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+            assert "max_inflight_mib" in refused.json()["error"]["message"]
+            small = await http.post(url, content=b"[]", headers=headers)
+            assert small.status_code != 429
+        await stack.aclose()
+        while limits.budget.num_bytes:
+            await asyncio.sleep(0.01)
