@@ -21,6 +21,7 @@ from specdec.types.errors import (
     NotReadyError,
     OutOfMemoryError,
     OverloadedError,
+    StorageError,
     TargetFailedError,
     UnauthenticatedError,
     UnknownHostError,
@@ -83,6 +84,7 @@ _RULES: Mapping[type[BaseException], ErrorStatus] = {
     UnauthenticatedError: ErrorStatus(StatusCode.UNAUTHENTICATED, 401),
     UnknownModelError: ErrorStatus(StatusCode.NOT_FOUND, 404),
     VersionConflictError: ErrorStatus(StatusCode.ABORTED, 409),
+    StorageError: ErrorStatus(StatusCode.FAILED_PRECONDITION, 507),
     GrammarError: _SETUP,
     OverloadedError: ErrorStatus(
         StatusCode.RESOURCE_EXHAUSTED, 429, retry_after_s=OVERLOAD_RETRY_AFTER_S

@@ -92,6 +92,19 @@ class UnknownHostError(SpecdecError):
         )
 
 
+class StorageError(SpecdecError):
+    """A setting could not be stored, so it is not in force; such as on a full disk."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        """Take the file, and the error of the database."""
+        self.path = path
+        self.reason = reason
+        super().__init__(path, reason)
+
+    def __str__(self) -> str:
+        return f"the settings cannot be stored in {self.path}: {self.reason}"
+
+
 class BodyTooLargeError(SpecdecError):
     """The body of an HTTP request exceeds the limit."""
 
