@@ -17,13 +17,15 @@ from cluster.config.vllm_compat import our_name
 from cluster.serve.deployment import make_application
 from specdec.types.errors import InvalidValueError
 
-_OF_SERVE = ("host", "http_port", "grpc_port", "grpc_max_message_mib")
+_OF_SERVE = ("host", "http_port", "grpc_port")
 _OF_OUR_SERVERS = ("tls_cert_file", "tls_key_file")
 _REFUSED = {
     **dict.fromkeys(
         _OF_SERVE, "left out; set http_options and grpc_options of the Serve config instead"
     ),
     **dict.fromkeys(_OF_OUR_SERVERS, "left out; terminate TLS in a proxy before Serve's ingress"),
+    "grpc_max_message_mib": "left out; set RAY_SERVE_GRPC_MAX_MESSAGE_SIZE, in bytes, in the "
+    "environment of ray start instead",
     "ray_address": "left out; the application runs on the cluster of Serve",
 }
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import yaml
 
+from cluster.config.serve_config import ServeConfig
+from cluster.replica.limits import MAX_PRIORITY
 from specdec.types.control import is_number
 from specdec.types.errors import InvalidValueError, OverloadedError, UnauthenticatedError
 
@@ -27,24 +29,6 @@ _MIN_KEY_CHARS = 8
 _MIN_TOKEN_CHARS = 16
 _BURST_S = 1.0
 """Seconds of a key's rate that may arrive as one burst."""
-
-
-class AdminAccess:
-    """Check of the operators' token in constant time."""
-
-    def __init__(self, token: str | None = None) -> None:
-        """Keep the token; None accepts every call."""
-        self._token = None if token is None else token.encode()
-
-    def __repr__(self) -> str:
-        return f"AdminAccess({'open' if self._token is None else 'by token'})"
-
-    def check(self, authorization: str | None) -> None:
-        """Raise UnauthenticatedError unless the header `authorization` holds the token."""
-        if self._token is None:
-            return
-        if not hmac.compare_digest(bearer_credentials(authorization).encode(), self._token):
-            raise UnauthenticatedError
 
 
 def bearer_credentials(authorization: str | None) -> str:
@@ -78,13 +62,15 @@ def read_token(field: str, path: Path | None) -> str | None:
 class ApiKey:
     """An API key with its limits for each replica; None is no limit.
 
-    name: identifies the key in logs and errors. key: never shown.
+    name: identifies the key in logs and errors. key: never shown. min_priority: the most urgent
+    priority that requests with this key may have.
     """
 
     name: str
     key: str = field(repr=False)
     requests_per_s: float | None = None
     max_concurrent_requests: int | None = None
+    min_priority: int = 0
 
     def __post_init__(self) -> None:
         _require_plain(f"key of {self.name}", "not shown", self.key, _MIN_KEY_CHARS)
@@ -94,6 +80,9 @@ class ApiKey:
         if max_concurrent is not None and not (type(max_concurrent) is int and max_concurrent > 0):
             name = f"max_concurrent_requests of {self.name}"
             raise InvalidValueError(name, max_concurrent, "a whole number above 0")
+        if not (type(self.min_priority) is int and abs(self.min_priority) <= MAX_PRIORITY):
+            limit = f"a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}"
+            raise InvalidValueError(f"min_priority of {self.name}", self.min_priority, limit)
 
 
 class NoApiKeyError(UnauthenticatedError):
@@ -137,6 +126,10 @@ class _KeyLimiter:
         self._filled_at_s = clock()
         self._num_running = 0
 
+    @property
+    def min_priority(self) -> int:
+        return self._key.min_priority
+
     def take(self) -> Lease:
         limit = self._key.max_concurrent_requests
         if limit is not None and self._num_running >= limit:
@@ -174,13 +167,26 @@ class ApiKeys:
     """
 
     def __init__(
-        self, keys: Sequence[ApiKey] = (), clock: Callable[[], float] = time.monotonic
+        self,
+        keys: Sequence[ApiKey] = (),
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        min_priority: int = ServeConfig.min_priority,
     ) -> None:
-        """Keep the keys; without any, every call is accepted, without limits."""
+        """Keep the keys; without any, every call is accepted.
+
+        min_priority: the most urgent priority of requests where there are no keys.
+        """
+        self._min_priority = min_priority
         self._known = [(_digest(key.key), key, _KeyLimiter(key, clock)) for key in keys]
 
     def __repr__(self) -> str:
         return f"ApiKeys({[key.name for _, key, _ in self._known]})"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls need no key."""
+        return not self._known
 
     def admit(self, authorization: str | None) -> Lease:
         """Take a slot for a request with this `authorization` header or metadata.
@@ -194,6 +200,20 @@ class ApiKeys:
         if self._known:
             self._find(authorization)
 
+    def check_priority(self, authorization: str | None, priority: int) -> None:
+        """Raise InvalidValueError for a priority that the caller may not use.
+
+        Scheduling is by priority before age: a client that may choose any priority can delay all
+        others. Raise NoApiKeyError without a known key.
+        """
+        if self._known:
+            low, source = self._find(authorization).min_priority, "with this API key"
+        else:
+            low, source = self._min_priority, "without an API key"
+        if not low <= priority <= MAX_PRIORITY:
+            limit = f"from {low} to {MAX_PRIORITY} {source} (min_priority)"
+            raise InvalidValueError("priority", priority, limit)
+
     def _find(self, authorization: str | None) -> _KeyLimiter:
         digest, found = _digest(bearer_credentials(authorization)), None
         for known, _, limiter in self._known:  # no early exit: constant time
@@ -202,6 +222,57 @@ class ApiKeys:
         if found is None:
             raise NoApiKeyError
         return found
+
+
+class AdminAccess:
+    """Access to administration: by the operators' token, else by API key, else open.
+
+    Where calls need an API key, nothing changes or generates without a credential: without a token
+    of the operators, every API key is one.
+    """
+
+    def __init__(self, token: str | None = None, keys: ApiKeys | None = None) -> None:
+        """Keep the token and the keys; without both, every call is accepted."""
+        self._token = None if token is None else token.encode()
+        self._keys = keys or ApiKeys()
+
+    def __repr__(self) -> str:
+        return f"AdminAccess({access_summary(self._token is not None, not self._keys.is_open)!r})"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls need no credential."""
+        return self._token is None and self._keys.is_open
+
+    def check(self, authorization: str | None) -> None:
+        """Raise UnauthenticatedError unless the header `authorization` holds the credential.
+
+        Compares in constant time.
+        """
+        if self._token is None:
+            self._keys.check(authorization)
+        elif not hmac.compare_digest(bearer_credentials(authorization).encode(), self._token):
+            raise UnauthenticatedError
+
+    def admit(self, authorization: str | None) -> Lease:
+        """Check a call that runs the model; an API key has its limits here too."""
+        if self._token is None:
+            return self._keys.admit(authorization)
+        self.check(authorization)
+        return Lease()
+
+
+def access_summary(has_token: bool, has_keys: bool) -> str:
+    """Return in one line what is open to which clients."""
+    match has_keys, has_token:
+        case False, False:
+            return "every client may generate and change settings"
+        case False, True:
+            return "every client may generate; dashboard and changes need the admin token"
+        case True, False:
+            return "generation, dashboard and changes need an API key"
+        case _:
+            return "generation needs an API key; dashboard and changes need the admin token"
 
 
 def read_keys(setting: str, path: Path | None) -> tuple[ApiKey, ...]:

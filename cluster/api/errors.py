@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from grpc import StatusCode
 
 from specdec.types.errors import (
+    BodyTooLargeError,
     CrashingRequestError,
     DraftFailedError,
     ForeignPageError,
     GrammarError,
+    HeadersTooLargeError,
     InvalidValueError,
     ModelNotFoundError,
     NoNextTokenError,
@@ -20,8 +22,10 @@ from specdec.types.errors import (
     NotReadyError,
     OutOfMemoryError,
     OverloadedError,
+    StorageError,
     TargetFailedError,
     UnauthenticatedError,
+    UnknownHostError,
     UnknownModelError,
     UnsupportedModelError,
     VersionConflictError,
@@ -34,6 +38,14 @@ OVERLOAD_RETRY_AFTER_S = 1
 
 INTERNAL_MESSAGE = "internal error; the service's log has the details"
 TARGET_FAILED_MESSAGE = "the model stopped responding and this request is lost; retry later"
+
+
+_HEADERS_OF: Mapping[int, dict[str, str]] = {
+    401: {"WWW-Authenticate": "Bearer"},
+    # Otherwise the server reads the rest of the request to keep the connection open.
+    413: {"Connection": "close"},
+    431: {"Connection": "close"},
+}
 
 
 @dataclass(frozen=True)
@@ -57,11 +69,11 @@ class ErrorStatus:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The HTTP headers: hints on retries, and the scheme of an unauthenticated call."""
+        """The HTTP headers: hints on retries, and what the status code requires."""
         headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
         if self.is_final:
             headers["x-should-retry"] = "false"
-        return headers if self.http_code != 401 else {**headers, "WWW-Authenticate": "Bearer"}
+        return headers | _HEADERS_OF.get(self.http_code, {})
 
 
 # An error that comes from the configuration of the service, or from a combination of fields, is in
@@ -70,10 +82,14 @@ _SETUP = ErrorStatus(StatusCode.FAILED_PRECONDITION, 400)
 
 _RULES: Mapping[type[BaseException], ErrorStatus] = {
     InvalidValueError: ErrorStatus(StatusCode.INVALID_ARGUMENT, 400),
+    BodyTooLargeError: ErrorStatus(StatusCode.INVALID_ARGUMENT, 413),
+    HeadersTooLargeError: ErrorStatus(StatusCode.INVALID_ARGUMENT, 431),
     ForeignPageError: ErrorStatus(StatusCode.PERMISSION_DENIED, 403),
+    UnknownHostError: ErrorStatus(StatusCode.PERMISSION_DENIED, 421),
     UnauthenticatedError: ErrorStatus(StatusCode.UNAUTHENTICATED, 401),
     UnknownModelError: ErrorStatus(StatusCode.NOT_FOUND, 404),
     VersionConflictError: ErrorStatus(StatusCode.ABORTED, 409),
+    StorageError: ErrorStatus(StatusCode.FAILED_PRECONDITION, 507),
     GrammarError: _SETUP,
     OverloadedError: ErrorStatus(
         StatusCode.RESOURCE_EXHAUSTED, 429, retry_after_s=OVERLOAD_RETRY_AFTER_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -60,7 +61,8 @@ admin_flags = combine_flags(
     click.option(
         "--token-file",
         type=_FILE,
-        help=f"File with the admin token. Default: ${TOKEN_VARIABLE}, or none.",
+        help=f"File with the admin token. Default: ${TOKEN_VARIABLE}, or ${API_KEY_VARIABLE}, "
+        "which suffices for a service without an admin token, or none.",
     ),
     click.option(
         "--model", default="", help="Model to address, if several are served. Default: the first."
@@ -224,8 +226,8 @@ def pop_connection(flags: dict[str, Any]) -> dict[str, Any]:
 def admin_client(
     address: str, tls_ca_file: Path | None, token_file: Path | None, model: str
 ) -> AdminClient:
-    """Create an admin client with the token, if there is one. Raises InvalidValueError."""
-    token = read_token("token_file", token_file)
+    """Create an admin client with the token, or else the API key. Raises InvalidValueError."""
+    token = read_token("token_file", token_file) or os.environ.get(API_KEY_VARIABLE)
     return AdminClient(address, tls_ca_file=tls_ca_file, token=token, model=model)
 
 

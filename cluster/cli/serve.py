@@ -34,7 +34,13 @@ SECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "Speculation": ("speculative_config",),
         "Scheduling": (
             *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_prefill_tokens"),
-            *("max_queue_len", "queue_timeout_s", "stream_interval", "async_scheduling"),
+            *(
+                "max_queue_len",
+                "queue_timeout_s",
+                "min_priority",
+                "stream_interval",
+                "async_scheduling",
+            ),
             "step_timeout_s",
         ),
         "Memory": (
@@ -48,9 +54,12 @@ SECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
         "Network": (
             *("ingress", "host", "http_port", "grpc_port", "http_max_body_mib"),
-            *("grpc_max_message_mib", "request_timeout_s"),
+            *("grpc_max_message_mib", "max_inflight_mib", "request_timeout_s"),
         ),
-        "Security": ("api_key_file", "admin_token_file", "tls_cert_file", "tls_key_file"),
+        "Security": (
+            *("api_key_file", "admin_token_file", "allowed_hosts", "tls_cert_file"),
+            "tls_key_file",
+        ),
         "Observability": (
             *("log_level", "log_format", "otlp_traces_endpoint", "profile_dir", "profile_max_mib"),
             "state_dir",
@@ -202,21 +211,11 @@ def serve(
     else:
         config, *others = read_models(config_file, given)
     _set_keys(api_keys, (config, *others))
-    _print_warnings((config, *others))
+    for warning in config.warnings:  # about settings of the whole service
+        print_stderr(f"warning: {warning}")
     from cluster.serve.startup import serve_forever
 
     serve_forever(config, print_stderr, others)
-
-
-def _print_warnings(configs: Sequence[ServeConfig]) -> None:
-    """Print each warning once, with the names of the affected models unless all are."""
-    affected: dict[str, list[str]] = {}
-    for config in configs:
-        for warning in config.warnings:
-            affected.setdefault(warning, []).append(config.served_model_name)
-    for warning, names in affected.items():
-        models = f"{', '.join(names)}: " if len(names) < len(configs) else ""
-        print_stderr(f"warning: {models}{warning}")
 
 
 def _set_keys(keys: tuple[str, ...], configs: Sequence[ServeConfig]) -> None:

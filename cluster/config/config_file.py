@@ -17,9 +17,11 @@ from specdec.types.errors import InvalidValueError
 _OF_THE_SERVICE = (
     "ingress",
     "host",
+    "allowed_hosts",
     "grpc_port",
     "http_port",
     "grpc_max_message_mib",
+    "max_inflight_mib",
     "tls_cert_file",
     "tls_key_file",
     "ray_address",

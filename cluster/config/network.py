@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 
+from specdec.config.fields import Limit, optional
+
 MAX_MODEL_CHARS = 256
+ANY_HOST = "*"
+
+_HOST = re.compile(r"(\*\.)?([a-z0-9_]([a-z0-9_-]*[a-z0-9_])?\.)*[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?")
 
 
 def listen_error(host: str, port: int) -> OSError | None:
@@ -23,6 +29,35 @@ def listen_error(host: str, port: int) -> OSError | None:
 def address_of(host: str, port: int) -> str:
     """Return host:port, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def host_names(text: str) -> tuple[str, ...]:
+    """Parse names such as "llm.example.com,*.internal", or "*". Raises ValueError."""
+    names = tuple(each.strip().lower() for each in text.split(","))
+    if not all(each == ANY_HOST or is_ip_address(each) or _HOST.fullmatch(each) for each in names):
+        raise ValueError(text)
+    return names
+
+
+def is_ip_address(host: str) -> bool:
+    """Return whether a host is an address instead of a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _are_host_names(value: object) -> bool:
+    try:
+        return isinstance(value, str) and bool(host_names(value))
+    except ValueError:
+        return False
+
+
+HOSTS = optional(
+    Limit("host names without ports, such as llm.example.com,*.internal, or *", _are_host_names)
+)
 
 
 def is_loopback(host: str) -> bool:

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from cluster.config.network import MAX_MODEL_CHARS, is_loopback
+from cluster.config.network import HOSTS, MAX_MODEL_CHARS, is_loopback
 from cluster.config.vllm_compat import in_our_words
 from cluster.observability.logs import LogConfig
 from specdec.config.fields import (
@@ -43,6 +43,12 @@ class ServeConfig(LLMConfig):
     )
     queue_timeout_s: float = setting(
         60.0, POSITIVE, "Seconds that a request may wait in the queue before it is rejected"
+    )
+    min_priority: int = setting(
+        -10,
+        whole_number(-1000, 0),
+        "Most urgent priority that a request may have on a service without API keys; with keys, "
+        "each has its own min_priority, by default 0",
     )
     num_replicas: int = setting(
         1, whole_number(1, 1024), "Number of replicas; more than one needs --ingress serve"
@@ -81,10 +87,24 @@ class ServeConfig(LLMConfig):
         "Serve's proxies and allows several replicas",
     )
     host: str = setting("127.0.0.1", TEXT, "Host or address to listen on")
+    allowed_hosts: str | None = setting(
+        None,
+        HOSTS,
+        "Host names that HTTP requests may be addressed to, separated by commas; *.example.com "
+        "allows all names below a domain, * allows every name. Addresses, names of loopback, the "
+        "name of this machine and host are always allowed",
+        "every name if there are API keys, otherwise none besides these",
+    )
     grpc_port: int = setting(9000, whole_number(1, 65535), "Port of the gRPC API")
     http_port: int = setting(8000, whole_number(1, 65535), "Port of the HTTP API")
     grpc_max_message_mib: int = setting(
         16, whole_number(1, 1024), "Maximum size of a gRPC message, in MiB"
+    )
+    max_inflight_mib: int = setting(
+        128,
+        whole_number(1, 2**20),
+        "Maximum size of all gRPC messages and HTTP bodies together that a replica, or a proxy of "
+        "Serve, holds at a time, in MiB; more are rejected, except those of up to 64 KiB",
     )
     tls_cert_file: Path | None = setting(
         None, FILE, "TLS certificate chain, as a PEM file", "no TLS"
@@ -138,7 +158,8 @@ class ServeConfig(LLMConfig):
         None,
         FILE,
         "File with the token required by AdminService and /v1/admin",
-        "$SPECDEC_ADMIN_TOKEN, or none: every client may use the admin API",
+        "$SPECDEC_ADMIN_TOKEN, or none: an API key suffices, and without keys every client may use "
+        "the admin API",
     )
     profile_dir: Path | None = setting(
         None,
@@ -164,7 +185,7 @@ class ServeConfig(LLMConfig):
         "$SPECDEC_API_KEYS, or none: every client is accepted",
     )
     http_max_body_mib: int = setting(
-        16, whole_number(1, 1024), "Maximum size of an OpenAI API request body, in MiB"
+        16, whole_number(1, 1024), "Maximum size of the body of an HTTP request, in MiB"
     )
     request_timeout_s: float = setting(
         3600.0, POSITIVE, "Timeout in seconds of an OpenAI API request, including its stream"
@@ -195,7 +216,11 @@ class ServeConfig(LLMConfig):
 
         Raises InvalidValueError.
         """
-        return cls.from_mapping(in_our_words(*sources, model=cls.model, device=cls.device))
+        given = in_our_words(*sources, model=cls.model, device=cls.device)
+        hosts = given.get("allowed_hosts")
+        if isinstance(hosts, list) and all(isinstance(each, str) for each in hosts):
+            given["allowed_hosts"] = ",".join(hosts)  # YAML has lists, a flag has commas
+        return cls.from_mapping(given)
 
     @property
     def logs(self) -> LogConfig:
@@ -216,11 +241,7 @@ class ServeConfig(LLMConfig):
     def warnings(self) -> tuple[str, ...]:
         """Insecure settings that the operator should know of, one line each."""
         if self.ingress == "serve":
-            admin = "" if self.admin_token_file else ", and every client may use the admin API"
-            return (
-                "Ray Serve's gRPC ingress listens on all interfaces without TLS and accepts "
-                f"messages of up to 2 GiB{admin}",
-            )
+            return ("Ray Serve's gRPC ingress listens on all interfaces without TLS",)
         if self.tls_cert_file is None and not is_loopback(self.host):
             return (f"{self.host} is reachable from other machines, and TLS is off",)
         return ()

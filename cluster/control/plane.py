@@ -29,7 +29,7 @@ from specdec.types.control import (
     StateStamp,
     active_rule,
 )
-from specdec.types.errors import InvalidValueError, VersionConflictError
+from specdec.types.errors import InvalidValueError, StorageError, VersionConflictError
 from specdec.types.fleet import FleetStatistics, ReplicaReport, ReplicaStatus, ServiceStatus
 from specdec.types.stats import Counts
 
@@ -97,6 +97,7 @@ class ControlPlane:
         self._wall_clock = wall_clock
         self._request_rate = RequestRate(clock)
         self._stored = store.read()
+        self._unstored: StoredSpeculation | None = None  # an expiry
         self._active_rule: int | None = None
         self._state = self._present_state()
         self._changed = asyncio.Event()
@@ -115,11 +116,13 @@ class ControlPlane:
     async def set_speculation(self, change: SpeculationChange) -> SpeculationState:
         """Store a change, wake the watchers, and return the settings then in force.
 
-        Raises VersionConflictError when the state is not of the expected version, and
-        InvalidValueError when the service has no speculation, or lacks the method or verifier.
+        Raises VersionConflictError when the state is not of the expected version,
+        InvalidValueError when the service has no speculation, or lacks the method or verifier, and
+        StorageError when the change cannot be stored.
         """
         self._require_speculation(change)
         self.tick()
+        self._store_expiry()
         before = self._store.read()
         expected = change.expected_version
         if expected is not None and expected != before.version:
@@ -252,10 +255,23 @@ class ControlPlane:
                 await self._changed.wait()
 
     def _expire(self, expires_at_s: float) -> None:
-        """Write a version without overrides, unless another process was first."""
+        """Write a version without overrides, unless another process was first.
+
+        The overrides end in any case; what cannot be stored now is stored before the next change.
+        """
         after = StoredSpeculation(self._stored.version + 1, {}, expires_at_s, "", EXPIRED)
-        written = self._store.replace(after, {"reset": True})
-        self._adopt(after if written else self._store.read())
+        self._unstored = after
+        try:
+            self._store_expiry()
+            after = self._store.read()
+        except StorageError as error:
+            logger.warning("expired settings end, but are stored still: %s", error)
+        self._adopt(after)
+
+    def _store_expiry(self) -> None:
+        if self._unstored is not None:
+            self._store.replace(self._unstored, {"reset": True})
+            self._unstored = None
 
     def _adopt(self, stored: StoredSpeculation) -> None:
         self._stored, self._active_rule = stored, None

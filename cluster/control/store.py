@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec.types.control import AuditEntry
-from specdec.types.errors import InvalidValueError
+from specdec.types.errors import InvalidValueError, StorageError
 
 _FILE_NAME = "control.sqlite3"
 _BUSY_TIMEOUT_S = 2.0
@@ -105,8 +105,9 @@ class ControlStore:
                 connection.execute("PRAGMA journal_mode = WAL")
             with self._connection() as connection:
                 self._migrate(connection)
-        except (OSError, sqlite3.Error) as error:
-            limit = f"a directory that can be written to ({error})"
+        except (OSError, StorageError) as error:
+            reason = error.reason if isinstance(error, StorageError) else error
+            limit = f"a directory that can be written to ({reason})"
             raise InvalidValueError("state_dir", str(directory), limit) from error
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
@@ -134,7 +135,8 @@ class ControlStore:
     def replace(self, stored: StoredSpeculation, change: Mapping[str, Any]) -> bool:
         """Write the next version; return False if its predecessor is not the stored one.
 
-        change: the settings for the audit log, which keeps the latest thousand changes.
+        change: the settings for the audit log, which keeps the latest thousand changes. Raises
+        StorageError, for example if the disk is full; then nothing is written.
         """
         values = {
             **vars(stored),
@@ -164,12 +166,15 @@ class ControlStore:
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
         """Open a connection and commit at the end, unless an error is raised."""
-        with (
-            closing(sqlite3.connect(self._path, timeout=_BUSY_TIMEOUT_S)) as connection,
-            connection,
-        ):
-            connection.execute("PRAGMA synchronous = FULL")
-            yield connection
+        try:
+            with (
+                closing(sqlite3.connect(self._path, timeout=_BUSY_TIMEOUT_S)) as connection,
+                connection,
+            ):
+                connection.execute("PRAGMA synchronous = FULL")
+                yield connection
+        except sqlite3.Error as error:
+            raise StorageError(str(self._path), str(error)) from error
 
 
 def state_dir(configured: Path | None) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from functools import cached_property
@@ -15,7 +16,14 @@ from ray.exceptions import RayTaskError
 from ray.serve.config import gRPCOptions
 from ray.util.placement_group import PlacementGroup
 
-from cluster.api.authentication import AdminAccess, ApiKeys, read_keys, read_token
+from cluster.api.authentication import (
+    AdminAccess,
+    ApiKeys,
+    access_summary,
+    read_keys,
+    read_token,
+)
+from cluster.api.byte_budget import ByteBudget
 from cluster.api.grpc import forwarding
 from cluster.api.grpc.forwarding import ForwardedCall
 from cluster.api.grpc.server import EmbeddedIngress
@@ -23,6 +31,7 @@ from cluster.api.grpc.servicers import AdminServicer, InferenceServicer
 from cluster.api.http import forwarding as http_forwarding
 from cluster.api.http.app import make_app
 from cluster.api.http.forwarding import ForwardedRequest, ResponseHead
+from cluster.api.http.limits import HttpLimits
 from cluster.config.serve_config import ServeConfig
 from cluster.control.client import ControlClient, StatsStreams
 from cluster.control.overrides import OverrideLimits
@@ -47,6 +56,8 @@ from specdec.types.errors import InvalidValueError, TargetFailedError
 from specdec.types.profile import ProfileOrder, ProfileReport
 from specdec.types.responses import ModelInfo
 
+logger = logging.getLogger(__name__)
+
 GRPC_SERVICER_FUNCTIONS = (
     "cluster.api.grpc.serve_proxy.restate_answers",
     "cluster.api.grpc.servicers.add_inference_service",
@@ -70,7 +81,12 @@ def _serve_app() -> FastAPI:
         replica: RouterReplica = serve.get_replica_context().servable_object
         return replica
 
-    return make_app(lambda: get_replica().router, get_replica, lambda: get_replica().keys)
+    return make_app(
+        lambda: get_replica().router,
+        get_replica,
+        lambda: get_replica().keys,
+        lambda: get_replica().http_limits,
+    )
 
 
 class RouterReplica(InferenceServicer, AdminServicer):
@@ -92,14 +108,23 @@ class RouterReplica(InferenceServicer, AdminServicer):
             _make_router, serve_config, placement, self._application, self._replica_id, found
         )
         control = ControlClient(control_plane, router.apply_speculation, router.report)
-        keys = ApiKeys(read_keys("api_key_file", serve_config.api_key_file))
+        keys = ApiKeys(
+            read_keys("api_key_file", serve_config.api_key_file),
+            min_priority=serve_config.min_priority,
+        )
+        budget = ByteBudget(serve_config.max_inflight_mib * 2**20)
+        self.http_limits = HttpLimits.of(serve_config, has_keys=not keys.is_open, budget=budget)
         applications = self._applications(serve_config)
-        InferenceServicer.__init__(self, router, keys, applications)
-        access = AdminAccess(read_token("admin_token_file", serve_config.admin_token_file))
+        InferenceServicer.__init__(self, router, keys, applications, budget)
+        token = read_token("admin_token_file", serve_config.admin_token_file)
+        access = AdminAccess(token, keys)
+        if found is None:  # otherwise the command reports it
+            level = logging.WARNING if access.is_open or keys.is_open else logging.INFO
+            logger.log(level, "access: %s", access_summary(token is not None, not keys.is_open))
         streams = StatsStreams(control.fleet)
-        AdminServicer.__init__(self, control, access, streams, self._profile, applications)
+        AdminServicer.__init__(self, control, access, streams, self._profile, applications, budget)
         self._ingress = (
-            EmbeddedIngress(router, self, keys, serve_config)
+            EmbeddedIngress(router, self, keys, serve_config, self.http_limits)
             if serve_config.ingress == "embedded"
             else None
         )
@@ -136,7 +161,9 @@ class RouterReplica(InferenceServicer, AdminServicer):
 
     @cached_property
     def _own_app(self) -> FastAPI:
-        return make_app(lambda: self.router, lambda: self, lambda: self.keys)
+        return make_app(
+            lambda: self.router, lambda: self, lambda: self.keys, lambda: self.http_limits
+        )
 
     async def check_health(self) -> None:
         """Raise once the target has failed permanently, so that Serve replaces the replica."""

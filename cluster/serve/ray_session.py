@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 
+from cluster.api.grpc.serve_proxy import MAX_MESSAGE_VARIABLE
+from cluster.api.http.serve_proxy import (
+    CALLBACK,
+    CALLBACK_VARIABLE,
+    MAX_BODY_VARIABLE,
+    MAX_INFLIGHT_VARIABLE,
+)
 from cluster.config.serve_config import ServeConfig
 from cluster.workers.cpu_scheduling import starting_batch_work
 from cluster.workers.ray_internals import ServeListeners, delete_application, serve_listeners
@@ -41,8 +49,10 @@ class Listening:
 class RaySession:
     """Ray and Serve for the lifetime of a service. Ends only what it has started."""
 
-    def __init__(self, config: ServeConfig) -> None:
+    def __init__(self, config: ServeConfig, others: Sequence[ServeConfig] = ()) -> None:
+        """others: configurations of further models."""
         self._config = config
+        self._max_body_mib = max(each.http_max_body_mib for each in (config, *others))
         self._starts_serve = True
         self._listening = Listening(config.host, config.grpc_port, config.http_port)
         self._own_ray: LocalRay | None = None
@@ -62,11 +72,20 @@ class RaySession:
         if self.is_joined:
             self._join()
         else:
+            self._set_limits_of_proxies()
             with starting_batch_work():
                 self._own_ray = start_ray()
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         if self._starts_serve:
             self._start_serve()
+
+    def _set_limits_of_proxies(self) -> None:
+        """Set the environment variables that Serve's proxies will inherit."""
+        config = self._config
+        os.environ.setdefault(CALLBACK_VARIABLE, CALLBACK)
+        os.environ[MAX_BODY_VARIABLE] = str(self._max_body_mib)
+        os.environ[MAX_INFLIGHT_VARIABLE] = str(config.max_inflight_mib)
+        os.environ[MAX_MESSAGE_VARIABLE] = str(config.grpc_max_message_mib * 2**20)
 
     def _join(self) -> None:
         prepare_environment()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from cluster.api.authentication import read_keys, read_token
+from cluster.api.authentication import access_summary, read_keys, read_token
 from cluster.config.config_file import application_name, check_prefix
 from cluster.config.network import address_of, listen_error
 from cluster.config.serve_config import ServeConfig
@@ -69,10 +69,8 @@ def running_service(
     the end of the context, running requests have drain_timeout_s to finish, unless `abort` is set.
     """
     started_at = time.monotonic()
-    configs, session = (config, *others), RaySession(config)
-    for each in configs:
-        read_token("admin_token_file", each.admin_token_file)  # raises for an invalid file
-        read_keys("api_key_file", each.api_key_file)
+    configs, session = (config, *others), RaySession(config, others)
+    access = _access(configs)  # raises for an invalid file
     served = (
         [ServedModel(each) for each in configs]
         if session.is_joined
@@ -90,10 +88,30 @@ def running_service(
         routes = deploy(served)
         elapsed_s = time.monotonic() - started_at
         report(_ready_message(configs, session.listening, routes[served[0].application], elapsed_s))
+        if not session.is_joined:  # otherwise the nodes' environment counts, and replicas log it
+            report(f"  {access}")
         yield
     finally:
         drain_timeout_s = max(each.drain_timeout_s for each in configs)
         session.stop(started, drain_timeout_s, abort or threading.Event())
+
+
+def _access(configs: Sequence[ServeConfig]) -> str:
+    """Return one line about what is open to which clients, by model where that differs.
+
+    Raises InvalidValueError for an unusable file of keys or a token.
+    """
+    summaries: dict[str, list[str]] = {}
+    for each in configs:
+        has_token = read_token("admin_token_file", each.admin_token_file) is not None
+        has_keys = bool(read_keys("api_key_file", each.api_key_file))
+        summary = access_summary(has_token, has_keys)
+        summaries.setdefault(summary, []).append(each.served_model_name)
+    if len(summaries) == 1:
+        [text] = summaries
+    else:
+        text = "; ".join(f"{', '.join(names)}: {each}" for each, names in summaries.items())
+    return f"access: {text}; health and metrics are open"
 
 
 class _Signals:

@@ -77,6 +77,52 @@ class ForeignPageError(SpecdecError):
         return "the request comes from another site's page; only this service's own may send it"
 
 
+class UnknownHostError(SpecdecError):
+    """A request is addressed to a host name that the service does not have (DNS rebinding)."""
+
+    def __init__(self, host: str) -> None:
+        """Take the name in the request."""
+        self.host = host
+        super().__init__(host)
+
+    def __str__(self) -> str:
+        return (
+            f"host {_short(self.host)} is not a name of this service; add it to allowed_hosts "
+            "(--allowed-hosts) if clients use it"
+        )
+
+
+class StorageError(SpecdecError):
+    """A setting could not be stored, so it is not in force; such as on a full disk."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        """Take the file, and the error of the database."""
+        self.path = path
+        self.reason = reason
+        super().__init__(path, reason)
+
+    def __str__(self) -> str:
+        return f"the settings cannot be stored in {self.path}: {self.reason}"
+
+
+class BodyTooLargeError(SpecdecError):
+    """The body of an HTTP request exceeds the limit."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        super().__init__(limit_bytes)
+
+    def __str__(self) -> str:
+        return f"the body is too large (limit {self.limit_bytes} bytes)"
+
+
+class HeadersTooLargeError(BodyTooLargeError):
+    """The target and the headers of an HTTP request exceed the limit together."""
+
+    def __str__(self) -> str:
+        return f"the headers are too large (limit {self.limit_bytes} bytes)"
+
+
 class UnauthenticatedError(SpecdecError):
     """A call for operators only was made without their token."""
 

@@ -142,7 +142,7 @@ class ScriptedRouter:
     failure = None
 
     def __init__(self, model: Path) -> None:
-        self.config = SimpleNamespace(served_model_name="tiny-llama")
+        self.config = SimpleNamespace(served_model_name="tiny-llama", request_timeout_s=3600.0)
         self.text = Preprocessor(model, ModelConfig.from_directory(model))
         self.calls: list[Any] = []
         self.num_aborted = 0

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from cluster.api.authentication import AdminAccess
+from cluster.api.authentication import AdminAccess, ApiKeys
 from cluster.api.grpc.servicers import AdminServicer, add_admin_service
 from cluster.control.client import ControlClient, StatsStreams
 from cluster.control.plane import ControlPlane
@@ -67,7 +67,10 @@ async def _ignore(state: SpeculationState) -> None:
 
 @contextmanager
 def running_admin_service(
-    handle: LocalHandle, report: ReplicaReport, token: str | None = None
+    handle: LocalHandle,
+    report: ReplicaReport,
+    token: str | None = None,
+    keys: ApiKeys | None = None,
 ) -> Iterator[str]:
     """Serve on an event loop in a thread; yield the address."""
     loop = asyncio.new_event_loop()
@@ -77,7 +80,7 @@ def running_admin_service(
     def run(coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result(10)
 
-    server, port = run(_start(handle, report, token))
+    server, port = run(_start(handle, report, AdminAccess(token, keys)))
     try:
         yield f"127.0.0.1:{port}"
     finally:
@@ -87,10 +90,12 @@ def running_admin_service(
         loop.close()
 
 
-async def _start(handle: LocalHandle, report: ReplicaReport, token: str | None) -> tuple[Any, int]:
+async def _start(
+    handle: LocalHandle, report: ReplicaReport, access: AdminAccess
+) -> tuple[Any, int]:
     server = grpc.aio.server()
     link = ControlClient(handle, _ignore, lambda: report, call_timeout_s=0.3)
-    servicer = AdminServicer(link, AdminAccess(token), StatsStreams(link.fleet), take_profile)
+    servicer = AdminServicer(link, access, StatsStreams(link.fleet), take_profile)
     add_admin_service(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -16,7 +16,10 @@ from threading import Thread
 import pytest
 from click.testing import CliRunner
 
+from cluster.api.grpc.serve_proxy import MAX_MESSAGE_VARIABLE
+from cluster.api.http.serve_proxy import CALLBACK, CALLBACK_VARIABLE
 from cluster.cli import main
+from cluster.config.serve_config import ServeConfig
 from cluster.workers.ray_runtime import RAY_ENVIRONMENT
 from tests.deploy.dockerfile import copies, environment, of_word, stages
 from tests.specdec.client.certificate import self_signed_certificate
@@ -80,6 +83,8 @@ def test_ray_has_the_environment_that_specdec_serve_sets(dockerfile):
     """`ray start` in the image must behave like the Ray that `specdec serve` starts."""
     given = environment(stages(dockerfile)[-1])
     assert {name: given.get(name) for name in RAY_ENVIRONMENT} == RAY_ENVIRONMENT
+    assert given[CALLBACK_VARIABLE] == CALLBACK
+    assert int(given[MAX_MESSAGE_VARIABLE]) == ServeConfig.grpc_max_message_mib * 2**20
 
 
 def test_no_variable_is_a_secret(dockerfile):

@@ -32,7 +32,9 @@ class State(BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(json.dumps({"path": self.path}).encode())
+        self.wfile.write(
+            json.dumps({"path": self.path, "authorization": self.headers["authorization"]}).encode()
+        )
 
 
 @contextmanager
@@ -54,13 +56,20 @@ def plan_of(values, folder, url):
     """Return the rendered plan with the address of the test's server and the folder of its CA."""
     plan = json.loads(only(render(values), "ConfigMap", "-test")["data"]["plan.json"])
     ca_file = plan["ca_file"].replace("/etc/specdec/tls", str(folder))
-    return plan | {"http_url": url, "ca_file": ca_file, "admin_token_file": "", "timeout_s": 10}
+    return plan | {
+        "http_url": url,
+        "ca_file": ca_file,
+        "admin_token_file": "",
+        "api_keys_file": "",
+        "timeout_s": 10,
+    }
 
 
 def test_a_certificate_for_the_address_is_verified_with_the_secrets_ca(tmp_path):
     with https_server(tmp_path, "") as url:
         plan = plan_of(VALUE_SETS["sidecar"], tmp_path, url)
-        assert script().Service(plan).speculation("/a") == {"path": "/a/v1/admin/speculation"}
+        state = script().Service(plan).speculation("/a")
+        assert state["path"] == "/a/v1/admin/speculation"
 
 
 def test_a_certificate_for_another_name_needs_server_name(tmp_path):
@@ -70,6 +79,18 @@ def test_a_certificate_for_another_name_needs_server_name(tmp_path):
             script().Service(plan).speculation("/")
         named = plan_of(VALUE_SETS["sidecar with a public name"], tmp_path, url)
         assert script().Service(named).speculation("/")
+
+
+def test_without_an_admin_token_the_api_key_is_sent(tmp_path):
+    keys, token = tmp_path / "keys.yaml", tmp_path / "token"
+    keys.write_text("- {name: ann, key: sk-battery-staple}\n")
+    token.write_text("correct-horse-battery\n")
+    with https_server(tmp_path, "") as url:
+        plan = plan_of(VALUE_SETS["sidecar"], tmp_path, url) | {"api_keys_file": str(keys)}
+        sent = script().Service(plan).speculation("/")["authorization"]
+        assert sent == "Bearer sk-battery-staple"
+        plan |= {"admin_token_file": str(token)}
+        assert script().Service(plan).speculation("/")["authorization"].endswith("horse-battery")
 
 
 @pytest.mark.parametrize("content", [None, b""])

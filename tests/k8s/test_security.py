@@ -6,7 +6,21 @@ import json
 import pytest
 import yaml
 
-from tests.k8s.rendering import EXAMPLES, cluster, of_kind, only, pod_specs, ray_templates, render
+from cluster.api.http.hosts import AllowedHosts
+from cluster.api.http.serve_proxy import MAX_BODY_VARIABLE
+from cluster.app import application_settings
+from cluster.config.serve_config import ServeConfig
+from specdec.types.errors import UnknownHostError
+from tests.k8s.rendering import (
+    EXAMPLES,
+    cluster,
+    of_kind,
+    only,
+    pod_specs,
+    ray_templates,
+    render,
+    serve_config,
+)
 from tests.k8s.value_sets import VALUE_SETS
 
 CASES = {
@@ -247,3 +261,63 @@ def test_every_default_can_be_overridden():
         assert spec["securityContext"]["runAsUser"] == 2000
         for container in containers(spec):
             assert container["securityContext"]["readOnlyRootFilesystem"] is False
+
+
+NO_KEYS = VALUE_SETS["no keys"]
+SERVICE_NAMES = [
+    "demo-specdec-serve-svc",
+    "demo-specdec-serve-svc.llm",
+    "demo-specdec-serve-svc.llm.svc",
+    "demo-specdec-serve-svc.llm.svc.cluster.local",
+]
+
+
+def hosts_of(values):
+    """Return the hosts that the first application allows; None: the default."""
+    [first, *_] = serve_config(render(values))["applications"]
+    return first["args"].get("allowed_hosts")
+
+
+def test_with_api_keys_every_host_name_is_allowed():
+    assert hosts_of({}) is None
+    assert hosts_of(VALUE_SETS["ingress"]) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ({}, []),
+        (VALUE_SETS["ingress"], ["llm.example.com"]),
+        (VALUE_SETS["gateway"], ["llm.example.com"]),
+        (VALUE_SETS["sidecar by cert-manager"], ["llm.internal"]),
+        ({"auth": {**NO_KEYS["auth"], "allowedHosts": ["*.example.org"]}}, ["a.example.org"]),
+    ],
+)
+def test_without_api_keys_the_names_of_the_release_are_allowed(values, names):
+    allowed = hosts_of({**NO_KEYS, **values})
+    config = ServeConfig.from_sources(application_settings({"allowed_hosts": allowed}))
+    hosts = AllowedHosts.of(config, has_keys=False)
+    for name in (*SERVICE_NAMES, *names, "10.0.3.7"):  # a kubelet probes by address
+        hosts.check(name)
+    with pytest.raises(UnknownHostError):
+        hosts.check("rebound.example")
+
+
+def test_a_gateway_without_host_names_allows_every_name():
+    gateway = {**VALUE_SETS["gateway"]["gatewayApi"], "hostnames": []}
+    assert "*" in hosts_of({**NO_KEYS, "gatewayApi": gateway}).split(",")
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"), [((), None), ((None, 64), "64"), ((8, None), "16"), ((8, 4), "8")]
+)
+def test_the_proxies_accept_the_largest_body_of_a_model(limits, expected):
+    models = [
+        {"name": f"m{index}", "model": "org/m", "settings": {"http_max_body_mib": limit}}
+        if limit
+        else {"name": f"m{index}", "model": "org/m"}
+        for index, limit in enumerate(limits or (None,))
+    ]
+    for template in ray_templates(render({"models": models})).values():
+        env = {each["name"]: each.get("value") for each in template["spec"]["containers"][0]["env"]}
+        assert env.get(MAX_BODY_VARIABLE) == expected

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from tools.chart.kinds import Duration, KubernetesObject, Labels, Resources, Values
+from tools.chart.kinds import Duration, HostName, KubernetesObject, Labels, Resources, Values
 
 _NAMESPACE_NAME = "kubernetes.io/metadata.name"
 """The label that Kubernetes sets on every namespace."""
@@ -76,6 +76,12 @@ class Auth(Values):
 
     api_keys: ApiKeys = Field(default_factory=ApiKeys, description="API keys of clients")
     admin_token: AdminToken = Field(default_factory=AdminToken, description="Admin token")
+    allowed_hosts: list[HostName] = Field(
+        default_factory=list,
+        description="Host names of the HTTP API besides those of the Service, the Ingress and the "
+        'Gateway, such as llm.example.com or *.example.com; "*" allows every name. Checked against '
+        "DNS rebinding if this is not empty, or without apiKeys",
+    )
 
 
 class CertManager(Values):

@@ -25,6 +25,7 @@ CHART_SETTINGS = {
     "state_dir": "storage.state",
     "admin_token_file": "auth.adminToken",
     "api_key_file": "auth.apiKeys",
+    "allowed_hosts": "auth.allowedHosts",
 }
 """Settings that the chart derives from other values: setting to value."""
 
@@ -41,7 +42,7 @@ STANDALONE_SETTINGS = (
 """Settings of `specdec serve` that have no effect if KubeRay runs Ray Serve."""
 
 _TYPES = {int: "integer", float: "number", bool: "boolean", str: "string"}
-_BOUNDS = re.compile(r"a whole number from (\d+) to (\d+)")
+_BOUNDS = re.compile(r"a whole number from (-?\d+) to (-?\d+)")
 
 
 def settings_schema() -> dict[str, Any]:

@@ -13,10 +13,13 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
+from cluster.api.authentication import Lease
 from cluster.api.dashboard import try_it
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.admin import error_response
 from cluster.api.http.csrf import require_same_origin
+from cluster.api.openai.request_handler import JsonRequest
+from cluster.api.openai.streams import Deadline, EventStream
 from cluster.api.sse import event_response, json_event
 from cluster.control.timeseries import Figures
 from cluster.replica.router import Router
@@ -82,8 +85,8 @@ def make_dashboard(
 ) -> APIRouter:
     """Return everything below /dashboard; the arguments are called for each request.
 
-    Static files are public; the event stream and the try-it box require the operators' token, if
-    one is configured. Paths in the page are relative: it works behind a proxy that adds a prefix.
+    Static files are public; the event stream and the try-it box require what administration does.
+    Paths in the page are relative: it works behind a proxy that adds a prefix.
     """
     routes = APIRouter()
     assets = load_assets()
@@ -106,11 +109,15 @@ def make_dashboard(
     async def generate(request: Request) -> Response:
         """Stream an answer as server-sent events. Closing the stream aborts the request."""
         try:
-            get_admin().access.check(request.headers.get("authorization"))
-            require_same_origin(request)
-            call = try_it.decode_try_it(await _json(request))
-            return event_response(await try_it.begin(get_router(), call))
+            lease = get_admin().access.admit(request.headers.get("authorization"))
         except Exception as error:
+            return error_response(error)
+        try:
+            return await _generate(get_router(), request, lease)
+        except BaseException as error:
+            lease.release()
+            if not isinstance(error, Exception):
+                raise
             return error_response(error)
 
     @routes.get("/dashboard/{path:path}")
@@ -122,10 +129,19 @@ def make_dashboard(
     return routes
 
 
+async def _generate(router: Router, request: Request, lease: Lease) -> EventStream:
+    """Return the answer, which releases the lease at its end."""
+    require_same_origin(request)
+    events = await try_it.begin(router, try_it.decode_try_it(await _json(request)))
+    stream = EventStream(events, events, Deadline.after(router.config.request_timeout_s))
+    stream.lease = lease
+    return stream
+
+
 async def _json(request: Request) -> Any:
     try:
-        return await request.json()
-    except (JSONDecodeError, UnicodeDecodeError) as error:
+        return await JsonRequest(request.scope, request.receive).json()
+    except JSONDecodeError as error:
         raise InvalidValueError("body", "malformed", "JSON") from error
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from grpc import StatusCode
 
+from cluster.api.byte_budget import ByteBudget
 from cluster.api.grpc.status import empty_response, raise_on_serve, reporting_to
 from cluster.control.peers import Applications, PeerApplication
 from cluster.replica.limits import check_model
@@ -74,12 +75,14 @@ class Forwarding:
     """Forwards the calls of a servicer whose `model` is served by another application.
 
     check: raises for a caller who may not have other applications looked up. count: counts the
-    status of a call that failed before it reached a servicer.
+    status of a call that failed before it reached a servicer. budget: for the requests that are
+    forwarded; a servicer counts its own.
     """
 
     applications: Applications
     check: Callable[[Any], object]  # of the context of a call
     count: Callable[[StatusCode], None]
+    budget: ByteBudget
 
     def mount(self, servicer: Any, methods: Iterable[str]) -> None:
         """Wrap these RPCs of a servicer."""
@@ -95,7 +98,7 @@ class Forwarding:
                 peer = await self._find_peer(request.model, grpc_context)
                 if peer is None:
                     return await method(request, grpc_context)
-                asked = _ask(peer, method.__name__, request, grpc_context)
+                asked = self._ask(peer, method.__name__, request, grpc_context)
                 async with aclosing(asked) as messages:
                     return [message async for message in messages][-1]
             return empty_response(method)
@@ -112,7 +115,7 @@ class Forwarding:
                 if peer is None:
                     messages = method(request, grpc_context)
                 else:
-                    messages = _ask(peer, method.__name__, request, grpc_context)
+                    messages = self._ask(peer, method.__name__, request, grpc_context)
                 async with aclosing(messages):
                     async for message in messages:
                         yield message
@@ -131,18 +134,18 @@ class Forwarding:
         self.check(grpc_context)
         return await self.applications.find(check_model(model))
 
-
-async def _ask(
-    peer: PeerApplication, method: str, request: Any, grpc_context: Any
-) -> AsyncGenerator[Any, None]:
-    """Yield the messages of another application; its status goes to `grpc_context`."""
-    metadata = tuple(grpc_context.invocation_metadata() or ())
-    call = ForwardedCall(method, request, metadata)
-    async with aclosing(peer.stream("answer_call", call)) as messages:
-        async for message in messages:
-            if not isinstance(message, _Context):
-                yield message
-            elif message.code is not None:
-                grpc_context.set_code(message.code)
-                grpc_context.set_details(message.details)
-                grpc_context.set_trailing_metadata(list(message.trailing_metadata))
+    async def _ask(
+        self, peer: PeerApplication, method: str, request: Any, grpc_context: Any
+    ) -> AsyncGenerator[Any, None]:
+        """Yield the messages of another application; its status goes to `grpc_context`."""
+        metadata = tuple(grpc_context.invocation_metadata() or ())
+        call = ForwardedCall(method, request, metadata)
+        with self.budget.hold(request.ByteSize()):
+            async with aclosing(peer.stream("answer_call", call)) as messages:
+                async for message in messages:
+                    if not isinstance(message, _Context):
+                        yield message
+                    elif message.code is not None:
+                        grpc_context.set_code(message.code)
+                        grpc_context.set_details(message.details)
+                        grpc_context.set_trailing_metadata(list(message.trailing_metadata))

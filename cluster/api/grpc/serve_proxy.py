@@ -10,15 +10,23 @@ applications.
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from inspect import isasyncgenfunction
 from typing import Any
 
 from grpc import StatusCode
 
+from cluster.api.byte_budget import ByteBudget, HeldBytes
 from cluster.api.errors import INTERNAL_MESSAGE
-from cluster.api.grpc.status import Handler, refuse_malformed
+from cluster.api.grpc.status import Handler, refuse_malformed, reporting_to
+from cluster.api.http.serve_proxy import proxy_budget
 from cluster.control.peers import LOST_MESSAGE, ROUTER
 from cluster.workers.ray_internals import HandlerFactory, ListRoutes, wrap_proxy_handlers
 from specdec.types.errors import GENERATION_STOPPED
+
+MAX_MESSAGE_VARIABLE = "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"
+"""Serve's limit on a message of its gRPC proxies, in bytes; 2 GiB if it is not set."""
 
 NOT_STARTED_MESSAGE = "the service is starting or stopping"
 
@@ -37,10 +45,37 @@ def restate_answers(_servicer: Any, server: Any) -> None:
 
 def _restating(factory: HandlerFactory, routes: ListRoutes) -> HandlerFactory:
     def make(**method: Any) -> Handler:
-        handler = factory(**method)
+        handler = _holding(factory(**method), proxy_budget())
         return refuse_malformed(handler, lambda context: _Context(context, routes), _restate)
 
     return make
+
+
+def _holding(handler: Handler, budget: ByteBudget) -> Handler:
+    """Return a handler that refuses requests beyond the budget for all of them."""
+
+    def hold(request: Any, grpc_context: Any) -> HeldBytes | None:
+        with reporting_to(grpc_context):
+            return budget.hold(request.ByteSize())
+        return None
+
+    async def call(request: Any, grpc_context: Any) -> Any:
+        held = hold(request, grpc_context)
+        if held is None:
+            return b""
+        with held:
+            return await handler(request, grpc_context)
+
+    async def stream(request: Any, grpc_context: Any) -> AsyncGenerator[Any, None]:
+        held = hold(request, grpc_context)
+        if held is None:
+            return
+        with held:
+            async with aclosing(handler(request, grpc_context)) as messages:
+                async for message in messages:
+                    yield message
+
+    return stream if isasyncgenfunction(handler) else call
 
 
 class _Context:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TypeVar
 
 import grpc
@@ -18,14 +19,18 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from cluster.api.authentication import ApiKeys
+from cluster.api.grpc.intake import CHANNEL_OPTIONS, Intake
 from cluster.api.grpc.servicers import (
     SERVICE_NAMES,
     AdminServicer,
     InferenceServicer,
     add_admin_service,
     add_inference_service,
+    has_access,
 )
 from cluster.api.http.app import make_app
+from cluster.api.http.connection import BoundedConnection
+from cluster.api.http.limits import HttpLimits
 from cluster.config.network import address_of
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.router import Router
@@ -50,7 +55,12 @@ class EmbeddedIngress:
     """Both servers. They listen while the model loads: alive, but not ready."""
 
     def __init__(
-        self, router: Router, admin: AdminServicer, keys: ApiKeys, config: ServeConfig
+        self,
+        router: Router,
+        admin: AdminServicer,
+        keys: ApiKeys,
+        config: ServeConfig,
+        limits: HttpLimits,
     ) -> None:
         self._router = router
         self._admin = admin
@@ -62,15 +72,20 @@ class EmbeddedIngress:
                 ("grpc.max_receive_message_length", config.grpc_max_message_mib * 2**20),
                 ("grpc.max_send_message_length", config.grpc_max_message_mib * 2**20),
                 ("grpc.so_reuseport", 0),  # a port in use is an error, not a second listener
+                *CHANNEL_OPTIONS,
             ],
+            interceptors=[Intake(partial(has_access, keys, admin.access))],
             # More than the engine runs and queues, so that the engine refuses first, with a reason.
             maximum_concurrent_rpcs=2 * (config.max_num_seqs + config.max_queue_len) + 100,
         )
         self._http = _HttpServer(
             uvicorn.Config(
-                make_app(lambda: router, lambda: admin, lambda: keys, has_peers=False),
+                make_app(
+                    lambda: router, lambda: admin, lambda: keys, lambda: limits, has_peers=False
+                ),
                 host=config.host,
                 port=config.http_port,
+                http=BoundedConnection,
                 log_config=None,  # otherwise its loggers get separate handlers
                 log_level=config.log_level,
                 limit_concurrency=_MAX_CONCURRENT_CONNECTIONS,
@@ -82,7 +97,8 @@ class EmbeddedIngress:
 
     async def start(self) -> None:
         """Open both ports. Raises RuntimeError or OSError if one is not available."""
-        add_inference_service(InferenceServicer(self._router, self._keys), self._grpc)
+        servicer = InferenceServicer(self._router, self._keys, budget=self._admin.budget)
+        add_inference_service(servicer, self._grpc)
         add_admin_service(self._admin, self._grpc)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
         reflection.enable_server_reflection(

@@ -16,6 +16,7 @@ from grpc import StatusCode
 from grpc_health.v1 import health_pb2
 
 from cluster.api.authentication import AdminAccess, ApiKeys, Lease
+from cluster.api.byte_budget import ByteBudget
 from cluster.api.grpc.forwarding import Forwarding
 from cluster.api.grpc.status import DecodingServer, empty_response, raise_on_serve, reporting_to
 from cluster.control.client import ControlClient, StatsStreams
@@ -30,15 +31,14 @@ from specdec.client.codec.inference import DETOKENIZE, MODEL_INFO, TOKENIZE, TOK
 from specdec.client.codec.outputs import encode_chunk, encode_completion
 from specdec.config.engine import MAX_STREAM_INTERVAL
 from specdec.engine.input_processor import check_answer_in_one_message
+from specdec.types.errors import UnauthenticatedError
 from specdec.types.profile import ProfileOrder, ProfileReport
 from specdec.types.request import GenerateRequest
 from specdec.types.responses import TokenizedInput
 
-SERVICE_NAMES = tuple(
-    service.full_name
-    for file in (pb.DESCRIPTOR, admin_pb2.DESCRIPTOR)
-    for service in file.services_by_name.values()
-)
+_INFERENCE = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
+_ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
+SERVICE_NAMES = (_INFERENCE, _ADMIN)
 
 
 def add_inference_service(servicer: Any, server: Any) -> None:
@@ -85,6 +85,21 @@ def _check_token(servicer: AdminServicer, grpc_context: Any) -> AbstractContextM
     return nullcontext()
 
 
+def has_access(keys: ApiKeys, admin: AdminAccess, method: str, metadata: Any) -> bool:
+    """Return whether a call of a method, by its full name, has the credential that it needs.
+
+    The servicers check it again: for what a call occupies, and the status that it gets.
+    """
+    check = {_INFERENCE: keys.check, _ADMIN: admin.check}.get(method.split("/")[1])
+    authorization = dict(metadata or ()).get("authorization")
+    try:
+        if check is not None:
+            check(authorization)
+    except UnauthenticatedError:
+        return False
+    return True
+
+
 def _count_failure(servicer: InferenceServicer, code: StatusCode) -> None:
     servicer.router.metrics.count_failure(code)
 
@@ -104,6 +119,7 @@ def _unary(access: _Access) -> Callable[[Callable[..., Awaitable[Any]]], Any]:
             with (
                 reporting_to(grpc_context, partial(access.count_failure, servicer)),
                 access.enter(servicer, grpc_context),
+                servicer.budget.hold(request.ByteSize()),
             ):
                 return await method(servicer, request, grpc_context)
             return empty_response(method)
@@ -118,7 +134,10 @@ def _forward(servicer: Any, applications: Applications | None, access: _Access, 
     if applications is None:
         return
     forwarding = Forwarding(
-        applications, partial(access.enter, servicer), partial(access.count_failure, servicer)
+        applications,
+        partial(access.enter, servicer),
+        partial(access.count_failure, servicer),
+        servicer.budget,
     )
     for service in file.services_by_name.values():
         forwarding.mount(servicer, [method.name for method in service.methods])
@@ -128,9 +147,17 @@ class InferenceServicer:
     """InferenceService over a Router."""
 
     def __init__(
-        self, router: Router, keys: ApiKeys, applications: Applications | None = None
+        self,
+        router: Router,
+        keys: ApiKeys,
+        applications: Applications | None = None,
+        budget: ByteBudget | None = None,
     ) -> None:
-        """applications: those that serve other models; None where there can be none."""
+        """applications: those that serve other models; None where there can be none.
+
+        budget: shared with the other interfaces of the process.
+        """
+        self.budget = budget or ByteBudget()
         self.router = router
         self.keys = keys
         self.applications = applications
@@ -142,8 +169,12 @@ class InferenceServicer:
         """Yield one message per step and choice. Cancelling the call aborts the request."""
         _keep_metadata(grpc_context)
         count = self.router.metrics.count_failure
-        with reporting_to(grpc_context, count), _admit(self, grpc_context):
-            generation = await self.router.generate(decode_generate(request))
+        with (
+            reporting_to(grpc_context, count),
+            _admit(self, grpc_context),
+            self.budget.hold(request.ByteSize()),
+        ):
+            generation = await self.router.generate(self._decode(request, grpc_context))
             encode = partial(encode_chunk, generation.seed, spell=self.router.text.spell)
             is_first = True
             async with aclosing(generation.outputs) as outputs:
@@ -159,7 +190,7 @@ class InferenceServicer:
     async def Generate(self, request: pb.GenerateRequest, grpc_context: Any) -> pb.GenerateResponse:
         """Return the whole completion. Cancelling the call aborts the request."""
         # Nothing of a single message is needed before its end.
-        call = replace(decode_generate(request), stream_interval=MAX_STREAM_INTERVAL)
+        call = replace(self._decode(request, grpc_context), stream_interval=MAX_STREAM_INTERVAL)
         check_answer_in_one_message(call.params, self.router.max_tokens(call.params))
         generation = await self.router.generate(call)
         async with aclosing(generation.outputs) as outputs:
@@ -192,6 +223,11 @@ class InferenceServicer:
         """Return the description of the model."""
         return MODEL_INFO.encode(self.router.model_info(check_model(request.model)))
 
+    def _decode(self, request: pb.GenerateRequest, grpc_context: Any) -> GenerateRequest:
+        call = decode_generate(request)
+        self.keys.check_priority(_authorization(grpc_context), call.priority)
+        return call
+
     async def Check(
         self, request: health_pb2.HealthCheckRequest, grpc_context: Any
     ) -> health_pb2.HealthCheckResponse:
@@ -213,11 +249,14 @@ class AdminServicer:
         stats_streams: StatsStreams,
         profile: TakeProfile,
         applications: Applications | None = None,
+        budget: ByteBudget | None = None,
     ) -> None:
         """profile: profiles this replica, or the one that is named.
 
-        applications: those that serve other models; None where there can be none.
+        applications: those that serve other models; None where there can be none. budget: shared
+        with the other interfaces of the process.
         """
+        self.budget = budget or ByteBudget()
         self.applications = applications
         self.control = control
         self.access = access

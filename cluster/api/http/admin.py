@@ -18,7 +18,12 @@ from cluster.api.http.forwarding import ForwardedRequest, forward, is_forwarded
 from cluster.api.sse import event, event_response, json_event
 from cluster.replica.limits import check_model
 from specdec.types.control import SpeculationState
-from specdec.types.errors import InvalidValueError, NotReadyError, VersionConflictError
+from specdec.types.errors import (
+    BodyTooLargeError,
+    InvalidValueError,
+    NotReadyError,
+    VersionConflictError,
+)
 from specdec.types.fleet import FleetStatistics
 
 MAX_BODY_BYTES = 64 * 1024
@@ -166,7 +171,7 @@ async def _body(request: Request) -> bytes:
     async for part in request.stream():
         body += part
         if len(body) > MAX_BODY_BYTES:
-            raise InvalidValueError("body", "too large", f"at most {MAX_BODY_BYTES} bytes")
+            raise BodyTooLargeError(MAX_BODY_BYTES)
     return body
 
 

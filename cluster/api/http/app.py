@@ -13,6 +13,9 @@ from cluster.api.authentication import ApiKeys
 from cluster.api.dashboard import make_dashboard
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.admin import admin_routes
+from cluster.api.http.bodies import LimitBodies
+from cluster.api.http.hosts import CheckHost
+from cluster.api.http.limits import HttpLimits
 from cluster.api.http.metrics import metric_routes
 from cluster.api.openai.errors import failure_of
 from cluster.api.openai.routes import openai_routes
@@ -24,6 +27,7 @@ def make_app(
     get_router: Callable[[], Router],
     get_admin: Callable[[], AdminServicer],
     get_keys: Callable[[], ApiKeys] = ApiKeys,
+    get_limits: Callable[[], HttpLimits] = HttpLimits,
     *,
     has_peers: bool = True,
 ) -> FastAPI:
@@ -41,6 +45,8 @@ def make_app(
         separate_input_output_schemas=False,
     )
     app.add_middleware(KeepHeaders)
+    app.add_middleware(LimitBodies, get_limits)
+    app.add_middleware(CheckHost, lambda: get_limits().hosts)  # the one added last runs first
     get_applications = (lambda: get_admin().applications) if has_peers else None
     app.include_router(openai_routes(get_router, get_keys, get_applications))
     app.include_router(admin_routes(get_admin), include_in_schema=False)

@@ -64,7 +64,12 @@ class ForwardedRequest:
 
 def is_forwarded(request: Request) -> bool:
     """Return whether another Router forwarded it, so that it is not forwarded in a loop."""
-    return _MARK in request.scope
+    return is_forwarded_scope(request.scope)
+
+
+def is_forwarded_scope(scope: Scope) -> bool:
+    """Return `is_forwarded` of the request with this scope."""
+    return _MARK in scope
 
 
 @dataclass(frozen=True)

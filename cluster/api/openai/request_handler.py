@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from cluster.api.authentication import ApiKeys, Lease
 from cluster.api.http.csrf import require_same_origin
 from cluster.api.http.forwarding import ForwardedRequest, forward, is_forwarded
 from cluster.api.openai.builders import RequestContext
-from cluster.api.openai.errors import ApiError, Failure, failure_of
+from cluster.api.openai.errors import Failure, failure_of
 from cluster.api.openai.schema import RequestModel
 from cluster.api.openai.streams import (
     ClientDisconnectedError,
@@ -76,14 +76,13 @@ class RequestHandler:
         """Run `handle`; return its response or an error in OpenAI's format, with the request id."""
         request.state.request_id = f"req-{secrets.token_hex(12)}"
         lease = Lease()
-        limited = LimitedRequest(request, self.get_router().config.http_max_body_mib * 2**20)
         try:
             self._identify(request)
             lease = self._admit(request)
             if request.method == "POST":
                 require_same_origin(request)
             request.state.lease = lease
-            response = await handle(limited)
+            response = await handle(JsonRequest(request.scope, request.receive))
         except ClientDisconnectedError:
             response = Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception as error:
@@ -153,22 +152,8 @@ def _forwarding(
     return handle_or_forward
 
 
-class LimitedRequest(Request):
-    """A request with limits for the size of the body and the depth of its JSON."""
-
-    def __init__(self, request: Request, max_bytes: int) -> None:
-        super().__init__(request.scope, request.receive)
-        self._max_bytes = max_bytes
-
-    async def stream(self) -> AsyncGenerator[bytes, None]:
-        """Yield the body in chunks. Raise ApiError 413 as soon as it is too large."""
-        declared = self.headers.get("content-length", "0")
-        self._check_size(int(declared) if declared.isdecimal() else 0)
-        num_bytes = 0
-        async for chunk in super().stream():
-            num_bytes += len(chunk)
-            self._check_size(num_bytes)
-            yield chunk
+class JsonRequest(Request):
+    """A request whose JSON has a limited depth. `LimitBodies` limits its size."""
 
     async def json(self) -> Any:
         """Parse the body. Raise JSONDecodeError, or InvalidValueError for too deep a nesting."""
@@ -189,11 +174,6 @@ class LimitedRequest(Request):
                 limit = "JSON without lone surrogates"
                 raise InvalidValueError("body", "malformed", limit) from error
         return content
-
-    def _check_size(self, num_bytes: int) -> None:
-        if num_bytes > self._max_bytes:
-            message = f"the body is too large (limit {self._max_bytes} bytes)"
-            raise ApiError(413, message, "request_too_large")
 
 
 def _is_deeper(content: Any, depth: int) -> bool:

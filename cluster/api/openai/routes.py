@@ -55,6 +55,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     403: {"model": ErrorBody, "description": "a cross-site request of a browser"},
     404: {"model": ErrorBody, "description": "no such model"},
     413: {"model": ErrorBody, "description": "the body is too large"},
+    421: {"model": ErrorBody, "description": "the host name is not one of the service's"},
     429: {"model": ErrorBody, "description": "too many requests; Retry-After has a hint"},
     500: {"model": ErrorBody, "description": "an internal error; the log has the details"},
     503: {"model": ErrorBody, "description": "the model is starting, stopping or lost"},
@@ -127,6 +128,7 @@ async def _generate(
     router = handler.get_router()
 
     async def answer() -> Response:
+        handler.get_keys().check_priority(request.headers.get("authorization"), body.priority)
         async with context.deadline.enforce():
             builder = await prepare(router, body, context)
         outputs = generate_outputs(router, builder.calls, context.deadline)

@@ -209,7 +209,11 @@ class SamplingFields(RequestModel):
     return_tokens_as_token_ids: bool = option(
         "names tokens in logprobs by id, as `token_id:7`, instead of by text", False
     )
-    priority: int = option("scheduling priority from -1000 to 1000; lower is served first", 0)
+    priority: int = option(
+        "scheduling priority, at most 1000; lower is served first. The least is that of the API "
+        "key, or of the service without keys",
+        0,
+    )
     cache_salt: str | None = option(
         "isolates cached prompts and drafts from requests with another salt; at most 128 characters"
     )

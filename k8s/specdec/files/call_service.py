@@ -94,7 +94,7 @@ class Service:
 
     def speculation(self, route_prefix: str) -> dict[str, Any]:
         """Fetch the state of speculation from a model's ControlPlane. Raises OSError."""
-        token = _first_line(self._plan["admin_token_file"])
+        token = _first_line(self._plan["admin_token_file"]) or self._key()
         path = f"{route_prefix.rstrip('/')}/v1/admin/speculation"
         with self._open(path, token) as response:
             state: dict[str, Any] = json.load(response)

@@ -50,6 +50,10 @@ volumeMounts:
 - {name: RAY_USAGE_STATS_ENABLED, value: "0"}
 # Replicas report several times within the look-back period of Serve's autoscaler.
 - {name: RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S, value: "2.0"}
+{{- with include "specdec.maxBodyMib" .root }}
+# For Serve's proxies; the images make them apply it.
+- {name: SPECDEC_HTTP_MAX_BODY_MIB, value: {{ . | quote }}}
+{{- end }}
 {{- if include "specdec.runsModels" . }}
 - {name: SPECDEC_CACHE_DIR, value: {{ $storage.cache.mountPath }}/specdec}
 - {name: TRITON_CACHE_DIR, value: {{ $storage.cache.mountPath }}/triton}
@@ -70,6 +74,17 @@ volumeMounts:
 {{- with $values.extraEnv }}
 {{ toYaml . }}
 {{- end }}
+{{- end -}}
+
+{{/* The largest http_max_body_mib of the models; empty if none sets it. */}}
+{{- define "specdec.maxBodyMib" -}}
+{{- $largest := 0 -}}
+{{- $is_set := false -}}
+{{- range (include "specdec.models" . | fromJson).models -}}
+{{- $is_set = or $is_set (hasKey .settings "http_max_body_mib") -}}
+{{- $largest = max $largest (int (default 16 .settings.http_max_body_mib)) -}}
+{{- end -}}
+{{- if $is_set }}{{ $largest }}{{ end -}}
 {{- end -}}
 
 {{- define "specdec.volumeMounts" -}}

@@ -56,7 +56,34 @@ applications:
 {{- if $values.auth.adminToken.enabled -}}
 {{- $_ := set $args "admin_token_file" (printf "/etc/specdec/admin-token/%s" $values.auth.adminToken.key) -}}
 {{- end -}}
+{{- with include "specdec.allowedHosts" .root -}}
+{{- $_ := set $args "allowed_hosts" . -}}
+{{- end -}}
 {{- merge $args .model.settings (include "specdec.placement" . | fromJson) | toJson -}}
+{{- end -}}
+
+{{/*
+Host names that requests may be addressed to: those of the Service, the Ingress and the Gateway, and
+auth.allowedHosts. Empty where API keys make the check needless. Probes, KubeRay and Prometheus use
+IP addresses, which are always allowed. A Gateway without hostnames accepts every name.
+*/}}
+{{- define "specdec.allowedHosts" -}}
+{{- $values := .Values -}}
+{{- if or $values.auth.allowedHosts (not $values.auth.apiKeys.enabled) -}}
+{{- $service := include "specdec.serveService" . -}}
+{{- $inNamespace := printf "%s.%s" $service .Release.Namespace -}}
+{{- $hosts := list $service $inNamespace (printf "%s.svc" $inNamespace) (printf "%s.svc.cluster.local" $inNamespace) -}}
+{{- if $values.ingress.enabled -}}
+{{- $hosts = append $hosts $values.ingress.host -}}
+{{- end -}}
+{{- if $values.gatewayApi.enabled -}}
+{{- $hosts = concat $hosts (default (list "*") $values.gatewayApi.hostnames) -}}
+{{- end -}}
+{{- if $values.tls.certManager.enabled -}}
+{{- $hosts = concat $hosts $values.tls.certManager.dnsNames -}}
+{{- end -}}
+{{- join "," (concat $hosts $values.auth.allowedHosts | uniq) -}}
+{{- end -}}
 {{- end -}}
 
 {{/*

@@ -9,6 +9,7 @@ from cluster.api.authentication import (
     ApiKey,
     ApiKeys,
     NoApiKeyError,
+    access_summary,
     read_keys,
     read_token,
 )
@@ -120,6 +121,8 @@ def test_keys_from_the_environment(monkeypatch):
         f"- {{name: ann, key: {KEY}, requests_per_s: 0}}",
         f"- {{name: ann, key: {KEY}, requests_per_s: .nan}}",
         f"- {{name: ann, key: {KEY}, max_concurrent_requests: 1.5}}",
+        f"- {{name: ann, key: {KEY}, min_priority: -1001}}",
+        f"- {{name: ann, key: {KEY}, min_priority: true}}",
         f"- {{name: ann, key: {KEY}}}\n- {{name: bob, key: {KEY}}}",
         f"- {{name: ann, key: {KEY}}}\n- {{name: ann, key: {OTHER}}}",
         "- {name: ann, key: short}",
@@ -173,6 +176,67 @@ def test_a_call_without_the_token_is_rejected(header):
     with pytest.raises(UnauthenticatedError) as caught:
         AdminAccess(TOKEN).check(header)
     assert TOKEN not in str(caught.value) + repr(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "low"), [(ApiKey("ann", KEY), 0), (ApiKey("ann", KEY, min_priority=-100), -100)]
+)
+def test_the_priority_is_limited_by_key(key, low):
+    keys = ApiKeys([key], min_priority=-1000)
+    for priority in (low, 0, 1000):
+        keys.check_priority(bearer(KEY), priority)
+    for priority in (low - 1, 1001):
+        limit = f"priority is {priority}; it must be from {low} to 1000 with this API key"
+        with pytest.raises(InvalidValueError, match=limit):
+            keys.check_priority(bearer(KEY), priority)
+    with pytest.raises(NoApiKeyError):
+        keys.check_priority(None, 0)
+
+
+def test_without_keys_the_priority_is_limited_by_the_service():
+    ApiKeys().check_priority(None, -10)
+    with pytest.raises(InvalidValueError, match="from -10 to 1000 without an API key"):
+        ApiKeys().check_priority(None, -11)
+    ApiKeys(min_priority=-50).check_priority(None, -50)
+
+
+def test_without_a_token_an_api_key_is_the_credential():
+    access = AdminAccess(None, ApiKeys([ApiKey("ann", KEY)]))
+    access.check(bearer(KEY))
+    for header in (None, bearer(OTHER), bearer("")):
+        with pytest.raises(NoApiKeyError):
+            access.check(header)
+        with pytest.raises(NoApiKeyError):
+            access.admit(header)
+
+
+def test_with_a_token_an_api_key_is_none():
+    access = AdminAccess(TOKEN, ApiKeys([ApiKey("ann", KEY)]))
+    access.check(bearer(TOKEN))
+    with pytest.raises(UnauthenticatedError):
+        access.check(bearer(KEY))
+
+
+def test_a_key_that_generates_has_its_limits():
+    keys = ApiKeys([ApiKey("ann", KEY, max_concurrent_requests=1)])
+    access = AdminAccess(None, keys)
+    lease = access.admit(bearer(KEY))
+    with pytest.raises(OverloadedError):
+        access.admit(bearer(KEY))
+    access.check(bearer(KEY))
+    lease.release()
+    access.admit(bearer(KEY)).release()
+
+
+@pytest.mark.parametrize("has_token", [False, True])
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_the_summary_of_access_matches_what_is_checked(has_token, has_keys):
+    keys = ApiKeys([ApiKey("ann", KEY)] if has_keys else [])
+    access = AdminAccess(TOKEN if has_token else None, keys)
+    summary = access_summary(has_token, has_keys)
+    assert ("every client may generate" in summary) is keys.is_open
+    assert ("and change settings" in summary) is access.is_open
+    assert ("admin token" in summary) is has_token
 
 
 def test_repr_does_not_contain_the_token():

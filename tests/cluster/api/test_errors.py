@@ -15,6 +15,7 @@ from specdec.types.errors import (
     OutOfMemoryError,
     OverloadedError,
     SpecdecError,
+    StorageError,
     TargetFailedError,
     UnknownModelError,
     UnsupportedModelError,
@@ -29,6 +30,7 @@ from specdec.types.errors import (
         (UnknownModelError("gpt", "tiny"), StatusCode.NOT_FOUND, 404),
         (VersionConflictError(expected=3, present=4), StatusCode.ABORTED, 409),
         (NotReadyError("the model is loading"), StatusCode.UNAVAILABLE, 503),
+        (StorageError("control.sqlite3", "disk full"), StatusCode.FAILED_PRECONDITION, 507),
         (OutOfMemoryError("2 GiB needed"), StatusCode.FAILED_PRECONDITION, 400),
         (ModelNotFoundError("no such model"), StatusCode.FAILED_PRECONDITION, 400),
         (UnsupportedModelError("no such layer"), StatusCode.FAILED_PRECONDITION, 400),
@@ -99,6 +101,7 @@ def test_every_error_of_ours_has_its_own_rule():
             errors.UnknownNameError: 3,
             errors.UnknownModelError: 2,
             errors.VersionConflictError: 2,
+            errors.StorageError: 2,
         }.get(kind, 1)
         status = status_of(kind(*["x"] * num_fields))
         assert status.message != INTERNAL_MESSAGE, kind

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
+from cluster.api.authentication import ApiKey, ApiKeys
 from cluster.cli import main
 from cluster.cli.admin import status as status_command
 from cluster.control.plane import ControlPlane
@@ -228,6 +229,18 @@ def test_the_token_comes_from_a_file_or_the_environment(handle, tmp_path, monkey
         assert rejected.stderr.startswith("error: this call needs the admin token")
         assert CliRunner().invoke(main.main, [*command, "--token-file", str(path)]).exit_code == 0
         monkeypatch.setenv("SPECDEC_ADMIN_TOKEN", token)
+        assert CliRunner().invoke(main.main, command).exit_code == 0
+
+
+def test_without_a_token_the_api_key_is_sent(handle, monkeypatch):
+    keys = ApiKeys([ApiKey("ann", "sk-battery-staple")])
+    monkeypatch.delenv("SPECDEC_ADMIN_TOKEN", raising=False)
+    monkeypatch.delenv("SPECDEC_API_KEY", raising=False)
+    with running_admin_service(handle, REPORT, keys=keys) as address:
+        command = ["speculation", "set", "--mode", "off", "--address", address]
+        rejected = CliRunner().invoke(main.main, command)
+        assert rejected.stderr.startswith("error: the API key is missing or unknown")
+        monkeypatch.setenv("SPECDEC_API_KEY", "sk-battery-staple")
         assert CliRunner().invoke(main.main, command).exit_code == 0
 
 

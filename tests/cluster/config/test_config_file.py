@@ -67,6 +67,17 @@ def test_a_file_without_a_list_is_one_model(read):
     assert read("model: tiny\nmax_num_seqs: 8\n") == (ServeConfig(model="tiny", max_num_seqs=8),)
 
 
+def test_hosts_are_a_list_or_a_text_for_the_whole_service(read):
+    for text in (
+        "allowed_hosts: [llm.example.com, '*.lan']",
+        "allowed_hosts: llm.example.com,*.lan",
+    ):
+        [config] = read(f"model: tiny\n{text}\n")
+        assert config.allowed_hosts == "llm.example.com,*.lan"
+    with pytest.raises(InvalidValueError, match="applies to the whole service"):
+        read("models: [{model: a, allowed_hosts: '*'}]\n")
+
+
 def test_settings_of_a_model_override_the_common_ones(read):
     text = """
 ingress: serve

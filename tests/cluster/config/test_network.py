@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.config.network import address_of, is_loopback
+from cluster.config.network import HOSTS, address_of, host_names, is_loopback
 
 
 @pytest.mark.parametrize(
@@ -22,3 +22,20 @@ def test_an_ipv6_address_has_brackets(host, address):
 )
 def test_loopback_addresses(host, is_local):
     assert is_loopback(host) is is_local
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("*", ("*",)),
+        ("Llm.Example.com, *.internal", ("llm.example.com", "*.internal")),
+        ("10.0.0.1,::1,my_service", ("10.0.0.1", "::1", "my_service")),
+    ],
+)
+def test_host_names_are_parsed(text, names):
+    assert host_names(text) == names
+
+
+@pytest.mark.parametrize("text", ["", "a,,b", "llm.example.com:80", "http://a", "a b", "a.*", "*a"])
+def test_what_is_no_host_name_is_rejected(text):
+    assert not HOSTS.accepts(text)

@@ -114,6 +114,16 @@ def test_every_literal_has_the_options_of_its_setting():
         ("max_replicas", 0, "a whole number from 1 to 1024"),
         ("grpc_port", 65536, "a whole number from 1 to 65535"),
         ("http_port", 9000, "different from grpc_port (9000)"),
+        (
+            "allowed_hosts",
+            "a:80",
+            "host names without ports, such as llm.example.com,*.internal, or *",
+        ),
+        (
+            "allowed_hosts",
+            [5],
+            "host names without ports, such as llm.example.com,*.internal, or *",
+        ),
         ("log_level", "INFO", "one of debug, info, warning, error"),
         ("transport", "udp", "one of auto, ipc, tcp"),
         ("tls_cert_file", "/no/such/file", "the path of an existing file"),

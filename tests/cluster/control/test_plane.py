@@ -13,7 +13,7 @@ from cluster.control.plane import OVERDUE_S, SILENCE_LIMIT_S, ControlPlane
 from cluster.control.store import ControlStore
 from specdec.client import Counts, ReplicaReport, SpeculationChange
 from specdec.types.control import RateRule, SpeculationControl
-from specdec.types.errors import InvalidValueError, VersionConflictError
+from specdec.types.errors import InvalidValueError, StorageError, VersionConflictError
 from tests.clock import Clock
 
 CONFIGURED = SpeculationControl("auto", threshold=32, num_speculative_tokens=3)
@@ -268,6 +268,26 @@ async def test_overrides_expire_while_no_process_runs(plane, make, clock):
     await plane.set_speculation(SpeculationChange(mode="off", ttl_s=60))
     clock.now_s += 61
     assert (await make().speculation()).in_force == CONFIGURED
+
+
+async def test_overrides_expire_on_a_full_disk(plane, make, clock, monkeypatch, caplog):
+    await plane.set_speculation(SpeculationChange(mode="off", ttl_s=60))
+
+    def refuse(store, stored, change):
+        raise StorageError("control.sqlite3", "database or disk is full")
+
+    monkeypatch.setattr(ControlStore, "replace", refuse)
+    clock.now_s += 61
+    for _ in range(3):
+        assert (await plane.speculation()).in_force == CONFIGURED
+    assert caplog.text.count("database or disk is full") == 1
+    with pytest.raises(StorageError):
+        await plane.set_speculation(SpeculationChange(threshold=5))
+    monkeypatch.undo()
+    state = await plane.set_speculation(SpeculationChange(threshold=5, expected_version=2))
+    assert (state.in_force.mode, state.in_force.threshold, state.version) == ("auto", 5, 3)
+    assert [each.reason for each in (await plane.audit_log(0, "")).entries] == ["", "expired", ""]
+    assert await make().speculation() == state
 
 
 async def test_an_expiry_can_be_removed(plane, clock):

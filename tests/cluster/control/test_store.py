@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import pickle
 import signal
 import sqlite3
 import stat
@@ -13,7 +14,8 @@ import pytest
 
 from cluster.control import store as control_store
 from cluster.control.store import ControlStore, StoredSpeculation, state_dir
-from specdec.types.errors import InvalidValueError
+from specdec.types.errors import InvalidValueError, StorageError
+from tests.cluster.full_disk import fill_disk
 
 FIRST = StoredSpeculation(1, {"mode": "off", "threshold": 4}, 1000.5, "ann@host", "a test")
 
@@ -112,6 +114,19 @@ def test_the_log_is_bounded(store, monkeypatch):
     for version in range(1, 8):
         store.replace(replace(FIRST, version=version), {})
     assert [each.version for each in store.changes(None, 99)] == [7, 6, 5]
+
+
+def test_a_full_disk_is_reported_and_changes_nothing(store, tmp_path, monkeypatch):
+    assert store.replace(FIRST, {})
+    fill_disk(monkeypatch)
+    second = replace(FIRST, version=2, reason="x" * 100_000)
+    with pytest.raises(StorageError, match="database or disk is full") as caught:
+        store.replace(second, {})
+    assert str(tmp_path / "state" / "control.sqlite3") in str(caught.value)
+    assert pickle.loads(pickle.dumps(caught.value)).reason == caught.value.reason
+    assert store.read() == FIRST
+    monkeypatch.undo()
+    assert store.replace(second, {})
 
 
 def earlier_file(directory):

@@ -1,5 +1,6 @@
 """Joining and leaving an existing Ray cluster, with fakes of Ray and Serve."""
 
+import os
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,6 +10,13 @@ import ray
 from ray import serve
 from ray.serve.config import HTTPOptions, gRPCOptions
 
+from cluster.api.grpc.serve_proxy import MAX_MESSAGE_VARIABLE
+from cluster.api.http.serve_proxy import (
+    CALLBACK,
+    CALLBACK_VARIABLE,
+    MAX_BODY_VARIABLE,
+    MAX_INFLIGHT_VARIABLE,
+)
 from cluster.config.serve_config import ServeConfig
 from cluster.control.peers import ROUTER
 from cluster.serve import ray_session
@@ -155,3 +163,23 @@ def test_a_serve_without_our_services_is_an_error(join, functions):
 def test_a_serve_may_have_other_services(join):
     functions = ["theirs.add_one", *OURS[:2], "theirs.add_two", *OURS[2:]]
     assert join(CONFIG, functions=functions) == Listening("127.0.0.1", 9000, 8000)
+
+
+def test_the_proxies_of_a_private_ray_inherit_the_limits(monkeypatch):
+    for name in (CALLBACK_VARIABLE, MAX_BODY_VARIABLE, MAX_INFLIGHT_VARIABLE, MAX_MESSAGE_VARIABLE):
+        monkeypatch.setenv(name, "0")  # restored at the end
+        monkeypatch.delenv(name)
+    seen = []
+
+    def start_ray():
+        seen.append(dict(os.environ))
+
+    monkeypatch.setattr(ray_session, "start_ray", start_ray)
+    monkeypatch.setattr(RaySession, "_start_serve", lambda session: None)
+    config = ServeConfig(device="cpu", ingress="serve", grpc_max_message_mib=4, max_inflight_mib=64)
+    RaySession(config, [replace(config, http_max_body_mib=32)]).start()
+    [environment] = seen
+    assert environment[CALLBACK_VARIABLE] == CALLBACK
+    assert environment[MAX_BODY_VARIABLE] == "32"
+    assert environment[MAX_INFLIGHT_VARIABLE] == "64"
+    assert environment[MAX_MESSAGE_VARIABLE] == str(4 * 2**20)

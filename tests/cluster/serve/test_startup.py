@@ -9,7 +9,7 @@ from ray import serve
 from cluster.config.serve_config import ServeConfig
 from cluster.control.store import ControlStore, StoredSpeculation
 from cluster.serve.ray_session import Listening, RaySession, StartupError
-from cluster.serve.startup import ServedModel, _ready_message, deploy, running_service
+from cluster.serve.startup import ServedModel, _access, _ready_message, deploy, running_service
 from specdec.types.errors import InvalidValueError, ModelNotFoundError, OutOfMemoryError
 from tests.e2e.conftest import free_ports
 from tests.specdec.tiny import renamed_dtype_dir
@@ -92,6 +92,28 @@ def test_speculation_overrides_are_reported(start, lines, monkeypatch, tiny_mode
         start(**served)
     line = "speculation overrides by ann@host: mode off, threshold 4; "
     assert line + "reset with `specdec speculation reset`" in lines
+
+
+def test_the_access_to_each_model_is_summarized(tmp_path, monkeypatch):
+    for name in ("SPECDEC_API_KEYS", "SPECDEC_ADMIN_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("- {name: ann, key: sk-battery-staple}\n")
+    free, closed = (
+        ServeConfig(served_model_name="a"),
+        ServeConfig(served_model_name="b", api_key_file=keys),
+    )
+    assert _access([free, free]) == (
+        "access: every client may generate and change settings; health and metrics are open"
+    )
+    assert _access([closed]) == (
+        "access: generation, dashboard and changes need an API key; health and metrics are open"
+    )
+    both = _access([free, closed])
+    assert "a: every client may generate" in both
+    assert "b: generation, dashboard and changes need an API key" in both
+    monkeypatch.setenv("SPECDEC_ADMIN_TOKEN", "correct-horse-battery")
+    assert "dashboard and changes need the admin token" in _access([closed])
 
 
 def test_an_invalid_state_directory(start, tiny_model_dir, tmp_path):

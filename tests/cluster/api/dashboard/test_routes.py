@@ -7,7 +7,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from cluster.api.authentication import AdminAccess
+from cluster.api.authentication import AdminAccess, ApiKey, ApiKeys
 from cluster.api.dashboard import make_dashboard
 from cluster.api.dashboard.routes import load_assets
 from specdec.types.errors import OverloadedError
@@ -21,9 +21,9 @@ class RefusingRouter:
         raise OverloadedError("too many waiting requests (limit 256)")
 
 
-def application(token=None):
+def application(token=None, keys=None):
     app = FastAPI()
-    admin = SimpleNamespace(access=AdminAccess(token))
+    admin = SimpleNamespace(access=AdminAccess(token, keys))
     app.include_router(make_dashboard(RefusingRouter, lambda: admin))
     return TestClient(app, base_url="http://service:8000")
 
@@ -110,6 +110,18 @@ def test_files_are_public_and_the_rest_needs_the_token():
         answer = client.post("/dashboard/generate", json=QUESTION, headers=headers)
         assert answer.status_code == status
         assert TOKEN not in answer.text
+
+
+def test_with_api_keys_and_no_token_every_call_needs_a_key():
+    keys = ApiKeys([ApiKey("ann", TOKEN, max_concurrent_requests=1)])
+    client = application(keys=keys)
+    assert client.get("/dashboard/").status_code == 200
+    assert client.get("/dashboard/events").status_code == 401
+    assert client.post("/dashboard/generate", json=QUESTION).status_code == 401
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    for _ in range(2):  # a failed request leaves no slot of the key taken
+        answer = client.post("/dashboard/generate", json=QUESTION, headers=headers)
+        assert answer.json()["error"]["message"] == "too many waiting requests (limit 256)"
 
 
 def test_a_rejection_has_a_message_and_a_retry_hint(client):

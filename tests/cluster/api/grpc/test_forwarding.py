@@ -7,6 +7,7 @@ import pytest
 from ray.serve.grpc_util import RayServegRPCContext
 
 from cluster.api.authentication import NoApiKeyError
+from cluster.api.byte_budget import ByteBudget
 from cluster.api.grpc import forwarding as grpc_forwarding
 from cluster.api.grpc.forwarding import ForwardedCall, Forwarding
 from cluster.api.grpc.status import StreamFailedError
@@ -42,7 +43,7 @@ class Servicer:
         self.metadata = None
         self.is_closed, self.num_checked, self.num_lookups = False, 0, 0
         self.counted = []
-        forwarding = Forwarding(self, self._check, self.counted.append)
+        forwarding = Forwarding(self, self._check, self.counted.append, ByteBudget())
         forwarding.mount(self, ("Detokenize", "GenerateStream"))
 
     def _check(self, grpc_context):

@@ -10,6 +10,8 @@ from ray.serve._private.proxy_request_response import gRPCStreamingType
 
 from cluster.api.errors import INTERNAL_MESSAGE
 from cluster.api.grpc.serve_proxy import NOT_STARTED_MESSAGE, restate_answers
+from cluster.api.http.serve_proxy import proxy_budget
+from cluster.config.serve_config import ServeConfig
 from cluster.control.peers import LOST_MESSAGE, ROUTER
 from protos.specdec.v1 import inference_pb2 as pb
 from protos.specdec.v1.inference_pb2_grpc import (
@@ -125,6 +127,27 @@ async def test_a_call_without_an_application_goes_to_one(start, routes, given, e
         with pytest.raises(grpc.RpcError):
             [_ async for _ in stub.GenerateStream(pb.GenerateRequest(), metadata=given)]
     assert proxy.applications == [expected, expected]
+
+
+async def test_large_requests_beyond_the_budget_are_refused(start):
+    proxy = FailingProxy(grpc.StatusCode.INVALID_ARGUMENT, "reached")
+    address = await start(proxy)
+    request = pb.GenerateRequest(text="x" * 2**20)
+    held = proxy_budget().hold(ServeConfig.max_inflight_mib * 2**20)
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = InferenceServiceStub(channel)
+        with held:
+            for call in (stub.Generate(request), stub.GenerateStream(request).read()):
+                with pytest.raises(grpc.aio.AioRpcError, match="max_inflight_mib") as caught:
+                    await call
+                assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+                assert dict(caught.value.trailing_metadata())["retry-after-s"] == "1"
+            assert proxy.applications == []
+            with pytest.raises(grpc.aio.AioRpcError, match="reached"):
+                await stub.Generate(pb.GenerateRequest(text="x"))
+        with pytest.raises(grpc.aio.AioRpcError, match="reached"):
+            await stub.Generate(request)
+    assert proxy_budget().num_bytes == 0
 
 
 async def test_a_call_without_an_application_does_not_go_to_foreign_ones(start):

@@ -9,7 +9,7 @@ from cluster.api.authentication import ApiKey, ApiKeys
 from protos.specdec.v1 import inference_pb2 as pb
 from tests.cluster.replica_on_hash_target import running_replica
 
-KEY = "sk-correct-horse"
+KEY, OTHER = "sk-correct-horse", "sk-battery-staple"
 SAMPLING = pb.SamplingParams(max_tokens=2, ignore_eos=True, temperature=0)
 REQUESTS = {
     "Generate": pb.GenerateRequest(text="Ask", sampling=SAMPLING),
@@ -26,7 +26,7 @@ async def replica(tiny_model_dir, tmp_path):
         yield replica
 
 
-async def call(replica, method, key=None):
+async def call(replica, method, key=None, **fields):
     """Call a method; return the status code and the trailing metadata."""
     status = SimpleNamespace(code=StatusCode.OK, trailing=[])
     metadata = () if key is None else (("authorization", f"Bearer {key}"),)
@@ -36,7 +36,9 @@ async def call(replica, method, key=None):
         set_details=lambda details: None,
         set_trailing_metadata=status.trailing.extend,
     )
-    answer = getattr(replica.servicer, method)(REQUESTS[method], context)
+    request = type(REQUESTS[method])(**fields)
+    request.MergeFrom(REQUESTS[method])
+    answer = getattr(replica.servicer, method)(request, context)
     if method == "GenerateStream":
         [each async for each in answer]
     else:
@@ -66,3 +68,13 @@ async def test_a_key_over_its_rate_gets_a_retry_delay(replica):
     refused = StatusCode.RESOURCE_EXHAUSTED, {"retry-after-s": "10"}
     assert await call(replica, "Generate", KEY) == refused
     assert await call(replica, "GetModelInfo", KEY) == (StatusCode.OK, {}), "takes no slot"
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+async def test_the_priority_is_limited(replica, method):
+    refused = StatusCode.INVALID_ARGUMENT, {}
+    assert await call(replica, method, priority=-10) == (StatusCode.OK, {})
+    assert await call(replica, method, priority=-1000) == refused
+    replica.servicer.keys = ApiKeys([ApiKey("ann", KEY, min_priority=-1000), ApiKey("bob", OTHER)])
+    assert await call(replica, method, KEY, priority=-1000) == (StatusCode.OK, {})
+    assert await call(replica, method, OTHER, priority=-1) == refused

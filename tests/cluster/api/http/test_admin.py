@@ -18,6 +18,7 @@ from cluster.control.store import ControlStore
 from specdec.client import Counts, ReplicaReport
 from specdec.types.control import SpeculationControl
 from tests.cluster.admin_service import LocalHandle, take_profile
+from tests.cluster.full_disk import fill_disk
 
 CONFIGURED = SpeculationControl("auto", threshold=32, num_speculative_tokens=3)
 REPORT = ReplicaReport("r1", is_ready=True, counts=Counts(num_requests=4))
@@ -104,10 +105,29 @@ async def test_a_wrong_change_names_field_value_and_limit(http, body, field):
     assert (await http.get(URL)).json()["version"] == 0
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 5000, b" " * (MAX_BODY_BYTES + 1)])
+async def test_a_change_on_a_full_disk_is_507_and_has_no_effect(http, monkeypatch):
+    await http.put(URL, json={"mode": "on"})
+    fill_disk(monkeypatch)
+    version, status = 1, 200
+    while status == 200:  # until the file would grow
+        assert version < 100
+        response = await http.put(URL, json={"mode": "off", "reason": "x" * 256})
+        status, version = response.status_code, version + 1
+    assert status == 507
+    assert response.json()["error"]["message"].endswith("database or disk is full")
+    assert (await http.get(URL)).json()["version"] == version - 1
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 5000])
 async def test_a_body_that_is_not_json(http, body):
     response = await http.put(URL, content=body, headers=JSON)
     assert (response.status_code, response.json()["error"]["field"]) == (400, "body")
+
+
+async def test_a_too_large_body(http):
+    response = await http.put(URL, content=b" " * (MAX_BODY_BYTES + 1), headers=JSON)
+    message = f"the body is too large (limit {MAX_BODY_BYTES} bytes)"
+    assert (response.status_code, response.json()["error"]["message"]) == (413, message)
 
 
 @pytest.mark.parametrize("method", ["PUT", "POST"])

@@ -342,6 +342,7 @@ async def test_a_prompt_is_truncated_on_request(http):
         ({"speculation": {"method": "lookahead"}}, "speculation.method", "loaded"),
         ({"speculation": {"k": 1}}, "speculation.k", "the field is unknown"),
         ({"priority": 1001}, "priority", "1000"),
+        ({"priority": -11}, "priority", "from -10 to 1000"),
         ({"cache_salt": "x" * 129}, "cache_salt", "128"),
         ({"model": "x" * 257}, "model", "256"),
         (

@@ -10,6 +10,7 @@ from cluster.api.authentication import ApiKey, ApiKeys
 from cluster.api.errors import INTERNAL_MESSAGE
 from cluster.api.http import forwarding
 from cluster.api.http.app import make_app
+from cluster.api.http.limits import HttpLimits
 from cluster.api.openai.request_handler import MAX_JSON_DEPTH
 from specdec.types.errors import (
     CrashingRequestError,
@@ -32,9 +33,7 @@ class Failing:
     """A router whose calls raise an error, if one is given."""
 
     failure = None
-    config = SimpleNamespace(
-        http_max_body_mib=1, request_timeout_s=5, served_model_name="tiny", ingress="embedded"
-    )
+    config = SimpleNamespace(request_timeout_s=5, served_model_name="tiny", ingress="embedded")
 
     def __init__(self, error=None):
         self.error = error
@@ -53,7 +52,8 @@ class Failing:
 def application(router, keys, admin=ALONE):
     """Make an application that keeps its keys, and their limits, between requests."""
     router, keys = router or Failing(), ApiKeys(keys)
-    return make_app(lambda: router, lambda: admin, lambda: keys)
+    limits = HttpLimits(max_body_bytes=2**20)
+    return make_app(lambda: router, lambda: admin, lambda: keys, lambda: limits)
 
 
 def client(router=None, keys=(), admin=ALONE):

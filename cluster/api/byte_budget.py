@@ -1,0 +1,57 @@
+"""Limit on the bytes of requests that a process holds at the same time."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from cluster.config.serve_config import ServeConfig
+from specdec.types.errors import OverloadedError
+
+SMALL_BYTES = 64 * 1024
+"""Requests up to this size are not counted: many clients must not wait for the large ones of few.
+Their number is limited elsewhere."""
+
+
+class ByteBudget:
+    """Budget of bytes for all calls of a process. For one event loop."""
+
+    def __init__(self, max_bytes: int = ServeConfig.max_inflight_mib * 2**20) -> None:
+        self._max_bytes = max_bytes
+        self.num_bytes = 0
+
+    def hold(self, num_bytes: int = 0) -> HeldBytes:
+        """Take bytes for a call, to be released at its end. Raises OverloadedError."""
+        held = HeldBytes(self)
+        held.grow_to(num_bytes)
+        return held
+
+    def take(self, num_bytes: int) -> None:
+        """Take bytes, or raise OverloadedError. Without other requests any size is accepted."""
+        if self.num_bytes and self.num_bytes + num_bytes > self._max_bytes:
+            limit = f"{self._max_bytes // 2**20} MiB, max_inflight_mib"
+            raise OverloadedError(
+                f"the requests in progress are too large together (limit {limit})"
+            )
+        self.num_bytes += num_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        """Return bytes that were taken."""
+        self.num_bytes -= num_bytes
+
+
+class HeldBytes(AbstractContextManager["HeldBytes"]):
+    """The bytes of one request; a context manager that releases them."""
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget = budget
+        self._num_bytes = 0
+
+    def grow_to(self, num_bytes: int) -> None:
+        """Take what a request has grown by. Raises OverloadedError."""
+        if num_bytes > SMALL_BYTES:
+            self._budget.take(num_bytes - self._num_bytes)
+            self._num_bytes = num_bytes
+
+    def __exit__(self, *error: object) -> None:
+        self._budget.give_back(self._num_bytes)
+        self._num_bytes = 0

@@ -1,0 +1,93 @@
+"""Limits of request bodies, in an ASGI middleware for all paths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cluster.api.byte_budget import HeldBytes
+from cluster.api.http.limits import HttpLimits
+from cluster.api.openai.errors import failure_of
+from specdec.types.errors import BodyTooLargeError
+
+_MAX_DISCARDED_BYTES = 64 * 1024
+"""The remainder of a body that is read and discarded to keep a connection open."""
+
+
+class BoundedBody:
+    """The body of one request, of which at most a number of bytes is read."""
+
+    def __init__(self, scope: Scope, receive: Receive, max_bytes: int, held: HeldBytes) -> None:
+        """Raise BodyTooLargeError if the declared length exceeds `max_bytes`.
+
+        held: grows with what is read.
+        """
+        self._receive = receive
+        self._max_bytes = max_bytes
+        self._held = held
+        self._num_bytes = 0
+        headers = dict(scope["headers"])
+        declared = headers.get(b"content-length", b"0")
+        self._declared_bytes = int(declared) if declared.isdigit() else 0
+        self._is_chunked = b"transfer-encoding" in headers
+        self._is_complete = not (self._is_chunked or self._declared_bytes)
+        self._check(self._declared_bytes)
+
+    @property
+    def has_large_remainder(self) -> bool:
+        """Whether much of the body, or an unknown part, has not been read."""
+        if self._is_complete:
+            return False
+        return self._is_chunked or self._declared_bytes - self._num_bytes > _MAX_DISCARDED_BYTES
+
+    async def receive(self) -> Message:
+        """Receive the next message.
+
+        Raise BodyTooLargeError once the body is too large, and OverloadedError if all requests
+        together are.
+        """
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self._num_bytes += len(message.get("body", b""))
+            self._is_complete = not message.get("more_body", False)
+            self._check(self._num_bytes)
+            self._held.grow_to(self._num_bytes)
+        return message
+
+    def _check(self, num_bytes: int) -> None:
+        if num_bytes > self._max_bytes:
+            raise BodyTooLargeError(self._max_bytes)
+
+
+class LimitBodies:
+    """ASGI middleware that refuses bodies above a limit with 413, before it reads the rest.
+
+    Beyond the budget for all requests the status is 429. A connection whose request has a large
+    remainder is closed after the response: the server would read it to keep the connection open.
+    """
+
+    def __init__(self, app: ASGIApp, get_limits: Callable[[], HttpLimits]) -> None:
+        """get_limits: called for each request."""
+        self._app = app
+        self._get_limits = get_limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        limits = self._get_limits()
+        with limits.budget.hold() as held:
+            try:
+                body = BoundedBody(scope, receive, limits.max_body_bytes, held)
+            except BodyTooLargeError as error:
+                await failure_of(error).respond()(scope, receive, send)
+                return
+
+            async def send_and_close(message: Message) -> None:
+                if message["type"] == "http.response.start" and body.has_large_remainder:
+                    message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+                await send(message)
+
+            await self._app(scope, body.receive, send_and_close)

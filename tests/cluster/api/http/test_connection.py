@@ -1,0 +1,92 @@
+"""Connections of the HTTP server: header blocks of any size, and how they are sent."""
+
+import json
+
+import pytest
+
+from cluster.api.http.connection import MAX_HEADER_BYTES
+from tests.cluster.http_server import connected, running_server
+
+MIB = b"x" * 2**20
+START = b"GET / HTTP/1.1\r\nhost: localhost\r\n"
+CHUNKED = b"POST / HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+MAX_READ = 16 * 2**20
+"""What the buffers of both sockets hold, beyond the limit itself."""
+
+
+async def hello(scope, receive, send):
+    while (await receive()).get("more_body"):
+        pass
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"hello"})
+
+
+def status_of(answer):
+    return int(answer.split(b" ", 2)[1])
+
+
+@pytest.mark.parametrize(
+    ("start", "part"),
+    [
+        (START + b"a: ", MIB),  # one value that does not end
+        (START, b"a: b\r\n" * 2**15),  # headers that do not end
+        (START + b"a", MIB),  # a name that does not end
+        (b"GET /", MIB),  # a target that does not end
+    ],
+)
+async def test_a_header_block_without_an_end_is_refused(start, part):
+    async with running_server(hello) as port, connected(port) as client:
+        await client.send(start)
+        await client.send(part, count=400)
+        answer = await client.answer()
+    assert client.num_sent < MAX_READ
+    if answer:  # the reset may overtake it
+        assert status_of(answer) == 431
+
+
+@pytest.mark.parametrize("num_more", [1, 300_000])
+async def test_a_complete_header_block_above_the_limit_is_refused(num_more):
+    async with running_server(hello) as port, connected(port) as client:
+        value = b"x" * (MAX_HEADER_BYTES + num_more)
+        await client.send(START + b"a: " + value + b"\r\n\r\n")
+        answer = await client.answer()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert (status_of(head), b"connection: close" in head.lower()) == (431, True)
+    error = json.loads(body)["error"]
+    assert error["message"] == f"the headers are too large (limit {MAX_HEADER_BYTES} bytes)"
+    assert error["code"] == "headers_too_large"
+
+
+@pytest.mark.parametrize(
+    ("start", "part"),
+    [
+        (b"5\r\nhello\r\n0\r\na: ", MIB),  # a trailer
+        (b"5\r\nhello\r\n0\r\n", b"a: b\r\n" * 2**15),  # trailers
+        (b"5;a=", MIB),  # a chunk extension
+    ],
+)
+async def test_the_parts_of_a_chunked_body_that_are_no_body_are_limited(start, part):
+    async with running_server(hello) as port, connected(port) as client:
+        await client.send(CHUNKED + start)
+        await client.send(part, count=400)
+        await client.answer()
+    assert client.num_sent < MAX_READ
+
+
+async def test_headers_within_the_limit_and_large_bodies_are_served():
+    async with running_server(hello) as port, connected(port) as client:
+        value = b"x" * (MAX_HEADER_BYTES - 100)
+        request = START + b"a: " + value + b"\r\ncontent-length: 4194304\r\n\r\n" + MIB * 4
+        for _ in range(3):  # the limit holds for each request, not for a connection
+            await client.send(request)
+        await client.send(START + b"connection: close\r\n\r\n")
+        answer = await client.answer()
+    assert answer.count(b"200 OK") == 4
+
+
+async def test_small_chunks_are_not_counted_together():
+    async with running_server(hello) as port, connected(port) as client:
+        await client.send(CHUNKED.replace(b"chunked", b"chunked\r\nconnection: close"))
+        await client.send(b"1\r\nx\r\n" * 1000, count=200)
+        await client.send(b"0\r\n\r\n")
+        assert status_of(await client.answer()) == 200

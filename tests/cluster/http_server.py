@@ -1,0 +1,68 @@
+"""An ASGI application on a real server, and a client that controls every byte it sends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import uvicorn
+
+from cluster.api.http.connection import BoundedConnection
+
+
+@asynccontextmanager
+async def running_server(app: Any, **options: Any) -> AsyncIterator[int]:
+    """Serve on the embedded ingress's kind of connection; yield the port."""
+    options = {"http": BoundedConnection, "timeout_graceful_shutdown": 1} | options
+    config = uvicorn.Config(app, port=0, log_config=None, lifespan="off", **options)
+    server = uvicorn.Server(config)
+    server.capture_signals = suppress  # type: ignore[method-assign,assignment]
+    running = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        await running
+
+
+class RawClient:
+    """One connection, over which a request is sent in parts."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self.num_sent = 0
+
+    async def send(self, data: bytes, count: int = 1) -> None:
+        """Send data a number of times, until the server closes the connection."""
+        with suppress(ConnectionError):
+            for _ in range(count):
+                self._writer.write(data)
+                await self._writer.drain()
+                self.num_sent += len(data)
+
+    async def answer(self, timeout_s: float = 10.0) -> bytes:
+        """Return all that the server sends until it closes the connection."""
+        parts = []
+        with suppress(ConnectionError):
+            while part := await asyncio.wait_for(self._reader.read(2**16), timeout_s):
+                parts.append(part)
+        return b"".join(parts)
+
+    async def close(self) -> None:
+        self._writer.close()
+        with suppress(ConnectionError):
+            await self._writer.wait_closed()
+
+
+@asynccontextmanager
+async def connected(port: int) -> AsyncIterator[RawClient]:
+    client = RawClient(*await asyncio.open_connection("127.0.0.1", port))
+    try:
+        yield client
+    finally:
+        await client.close()

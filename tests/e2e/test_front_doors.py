@@ -1,0 +1,111 @@
+"""The front doors of the running service: what strangers can reach, take and hold."""
+
+import subprocess
+import sys
+import time
+
+import grpc
+import httpx
+import pytest
+
+from specdec.client import AdminClient, Client, ClientError, SpeculationChange
+from tests.cluster.http_server import connected
+from tests.e2e.conftest import running_service
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+MIB = b" " * 2**20
+CHUNK = b"100000\r\n" + MIB + b"\r\n"
+KEY = "sk-battery-staple"
+REBOUND = {"host": "rebound.example:8000", "sec-fetch-site": "same-origin"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PUT", "/v1/admin/speculation", {"mode": "off"}),
+        ("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1}),
+        ("POST", "/dashboard/generate", {"prompt": "a", "max_tokens": 1}),
+        ("GET", "/metrics", None),
+    ],
+)
+def test_a_page_with_a_rebound_name_reaches_nothing(service, method, path, body):
+    with httpx.Client(base_url=service.http_url, timeout=30) as http:
+        before = http.get("/v1/admin/speculation").json()["version"]
+        assert http.request(method, path, json=body, headers=REBOUND).status_code == 421
+        assert http.get("/v1/admin/speculation").json()["version"] == before
+
+
+@pytest.fixture(scope="module")
+def with_key(tiny_model_dir, tmp_path_factory):
+    """A service with an API key and no admin token."""
+    log = tmp_path_factory.mktemp("with_key") / "log"
+    with running_service(tiny_model_dir, log, "--api-key", KEY) as service:
+        yield service
+
+
+def test_with_an_api_key_nothing_generates_or_changes_without_it(with_key):
+    asked = {"prompt": "a", "max_tokens": 1}
+    calls = [
+        ("POST", "/v1/completions", asked),
+        ("POST", "/dashboard/generate", asked),
+        ("GET", "/dashboard/events", None),
+        ("PUT", "/v1/admin/speculation", {"mode": "off"}),
+        ("POST", "/v1/admin/profile", {}),
+        ("GET", "/v1/admin/status", None),
+    ]
+    with httpx.Client(base_url=with_key.http_url, timeout=30) as http:
+        for method, path, body in calls:
+            assert http.request(method, path, json=body).status_code == 401, path
+        http.headers["authorization"] = f"Bearer {KEY}"
+        assert http.post("/dashboard/generate", json=asked).status_code == 200
+        assert http.put("/v1/admin/speculation", json={"mode": "off"}).status_code == 200
+    with AdminClient(with_key.grpc_address) as admin, pytest.raises(ClientError) as caught:
+        admin.set_speculation(SpeculationChange(mode="on"))
+    assert caught.value.code is grpc.StatusCode.UNAUTHENTICATED
+    with AdminClient(with_key.grpc_address, token=KEY) as admin:
+        assert admin.set_speculation(SpeculationChange(mode="on")).in_force.mode == "on"
+    assert "access: generation, dashboard and changes need an API key" in with_key.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("start", "part", "status"),
+    [
+        (b"POST /dashboard/generate HTTP/1.1\r\ncontent-length: 419430400\r\n\r\n", MIB, 413),
+        (b"POST /dashboard/generate HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n", CHUNK, 413),
+        (b"GET /ready HTTP/1.1\r\na: ", MIB, 431),
+    ],
+)
+async def test_bodies_and_headers_of_400_mib_are_not_read(service, start, part, status):
+    port = int(service.http_url.rpartition(":")[2])
+    async with connected(port) as client:
+        head, _, rest = start.partition(b"\r\n")
+        headers = b"\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        await client.send(head + headers + rest)
+        await client.send(part, count=400)
+        answer = await client.answer()
+    assert client.num_sent < 48 * 2**20
+    assert answer == b"" or int(answer.split(b" ")[1]) == status  # the reset may overtake it
+    assert httpx.get(f"{service.http_url}/ready").status_code == 200
+
+
+def test_a_message_above_the_limit_does_not_reach_the_service(service):
+    with Client(service.grpc_address) as client, pytest.raises(ClientError) as caught:
+        client.generate("x" * 17 * 2**20)
+    assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_a_hundred_large_messages_take_the_memory_of_few(embedded):
+    def memory():
+        return sum(each.memory_info().rss for each in embedded.descendants())
+
+    before = memory()
+    command = [sys.executable, "-m", "tests.cluster.large_messages", embedded.grpc_address]
+    client = subprocess.Popen([*command, "100", str(15 * 2**20)], stdout=subprocess.PIPE, text=True)
+    peak = before
+    while client.poll() is None:
+        peak = max(peak, memory())
+        time.sleep(0.02)
+    counts = dict(line.split() for line in client.stdout.read().splitlines())
+    assert set(counts) <= {"INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"}, "a prompt is too long"
+    assert peak - before < 700 * 2**20
