@@ -1,5 +1,6 @@
 """API keys of InferenceService, on a replica whose target needs no model."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +8,8 @@ from grpc import StatusCode
 
 from cluster.api.authentication import ApiKey, ApiKeys
 from protos.specdec.v1 import inference_pb2 as pb
+from specdec.types.errors import OverloadedError
+from specdec.types.request import ANONYMOUS
 from tests.cluster.replica_on_hash_target import running_replica
 
 KEY = "sk-correct-horse"
@@ -26,7 +29,7 @@ async def replica(tiny_model_dir, tmp_path):
         yield replica
 
 
-async def call(replica, method, key=None):
+async def call(replica, method, key=None, request=None):
     """Call a method; return the status code and the trailing metadata."""
     status = SimpleNamespace(code=StatusCode.OK, trailing=[])
     metadata = () if key is None else (("authorization", f"Bearer {key}"),)
@@ -36,7 +39,7 @@ async def call(replica, method, key=None):
         set_details=lambda details: None,
         set_trailing_metadata=status.trailing.extend,
     )
-    answer = getattr(replica.servicer, method)(REQUESTS[method], context)
+    answer = getattr(replica.servicer, method)(request or REQUESTS[method], context)
     if method == "GenerateStream":
         [each async for each in answer]
     else:
@@ -66,3 +69,25 @@ async def test_a_key_over_its_rate_gets_a_retry_delay(replica):
     refused = StatusCode.RESOURCE_EXHAUSTED, {"retry-after-s": "10"}
     assert await call(replica, "Generate", KEY) == refused
     assert await call(replica, "GetModelInfo", KEY) == (StatusCode.OK, {}), "takes no slot"
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+async def test_grammars_are_compiled_in_the_name_of_the_key(replica, method, monkeypatch):
+    callers = []
+
+    async def compile(spec, caller):
+        callers.append(caller)
+        raise OverloadedError("enough")
+
+    monkeypatch.setattr(replica.router.text, "compile", compile)
+    structured = pb.StructuredOutput(regex="a+")
+    sampling = pb.SamplingParams(max_tokens=2, structured_output=structured)
+    request = pb.GenerateRequest(text="Ask", sampling=sampling)
+    refused = StatusCode.RESOURCE_EXHAUSTED
+    assert (await asyncio.create_task(call(replica, method, None, request)))[0] == refused
+    replica.servicer.keys = ApiKeys([ApiKey("ann", KEY), ApiKey("bob", KEY + "2")])
+    for key in (KEY + "2", KEY):
+        assert (await asyncio.create_task(call(replica, method, key, request)))[0] == refused
+    unknown = await asyncio.create_task(call(replica, method, None, request))
+    assert unknown[0] == StatusCode.UNAUTHENTICATED
+    assert callers == [ANONYMOUS, "bob", "ann"], "nothing is compiled without a key"
