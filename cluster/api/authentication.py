@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from cluster.config.serve_config import ServeConfig
+from cluster.observability.request_context import current_caller
 from cluster.replica.limits import MAX_PRIORITY
 from specdec.types.control import is_number
 from specdec.types.errors import InvalidValueError, OverloadedError, UnauthenticatedError
@@ -130,6 +131,10 @@ class _KeyLimiter:
     def min_priority(self) -> int:
         return self._key.min_priority
 
+    @property
+    def name(self) -> str:
+        return self._key.name
+
     def take(self) -> Lease:
         limit = self._key.max_concurrent_requests
         if limit is not None and self._num_running >= limit:
@@ -191,9 +196,14 @@ class ApiKeys:
     def admit(self, authorization: str | None) -> Lease:
         """Take a slot for a request with this `authorization` header or metadata.
 
+        The key's name is the `current_caller` of what the request runs.
         Raise NoApiKeyError, or OverloadedError if the key is over one of its limits.
         """
-        return self._find(authorization).take() if self._known else Lease()
+        if not self._known:
+            return Lease()
+        limiter = self._find(authorization)
+        current_caller.set(limiter.name)
+        return limiter.take()
 
     def check(self, authorization: str | None) -> None:
         """Raise NoApiKeyError without a known key; for requests that are not limited."""

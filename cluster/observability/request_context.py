@@ -1,4 +1,4 @@
-"""Headers of the current request, in a context variable; tracing reads them."""
+"""Headers and caller of the current request, in context variables."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from specdec.types.request import ANONYMOUS
 
 Headers = Iterable[tuple[str | bytes, str | bytes]]
 
@@ -19,6 +21,9 @@ current_headers: ContextVar[Callable[[], Headers]] = ContextVar("headers", defau
 
 Set where a call arrives; evaluated only when the headers are needed.
 """
+
+current_caller: ContextVar[str] = ContextVar("caller", default=ANONYMOUS)
+"""The name of the API key of that call, by which grammars are compiled in turn."""
 
 
 class KeepHeaders:

@@ -14,11 +14,16 @@ from typing import Any, TypeVar
 from specdec.models.config import ModelConfig
 from specdec.text.chat_template import ChatTemplate
 from specdec.text.detokenizer import IncrementalDetokenizer
-from specdec.text.grammar import BUSY, COMPILE_TIMEOUT_S, Grammar, GrammarCompiler
+from specdec.text.grammar import (
+    BUSY,
+    COMPILE_TIMEOUT_S,
+    Grammar,
+    GrammarCompiler,
+)
 from specdec.text.tokenizer import Tokenizer, check_token_ids
 from specdec.text.vocab_bytes import TokenBytes
 from specdec.types.errors import OverloadedError
-from specdec.types.request import ChatMessage, Conversation, Prompt
+from specdec.types.request import ANONYMOUS, ChatMessage, Conversation, Prompt
 from specdec.types.sampling_params import StructuredOutput
 
 T = TypeVar("T")
@@ -141,15 +146,18 @@ class Preprocessor:
     async def _in_turn(self, work: Callable[[], T], num_chars: int) -> T:
         return await self._limiter.run(lambda: asyncio.to_thread(work), num_chars)
 
-    async def compile(self, spec: StructuredOutput | None) -> Grammar | None:
+    async def compile(
+        self, spec: StructuredOutput | None, caller: str = ANONYMOUS
+    ) -> Grammar | None:
         """Return the compiled grammar of a request; None where it has none.
 
+        caller: the name of its API key; the grammars of different callers are compiled in turn.
         Compiles in another process, which may take more than a second. Raises InvalidValueError for
         what cannot be compiled, and OverloadedError when it takes too long.
         """
         if spec is None:
             return None
-        compiled = asyncio.wrap_future(self._grammars.submit(spec))
+        compiled = asyncio.wrap_future(self._grammars.submit(spec, caller))
         compiled.add_done_callback(lambda done: done.exception())  # the caller may have left
         done, _ = await asyncio.wait([compiled], timeout=COMPILE_TIMEOUT_S)
         if not done:

@@ -20,6 +20,7 @@ from ray.util.placement_group import PlacementGroup
 
 from cluster.config.serve_config import ServeConfig
 from cluster.observability.logs import current_request_id
+from cluster.observability.request_context import current_caller
 from cluster.replica.instrumentation import Instrumentation
 from cluster.replica.preprocessor import Preprocessor
 from cluster.replica.ray_executor import RayExecutor
@@ -221,7 +222,7 @@ class Router:
             call,
             await self.text.encode(call.prompt),
             secrets.randbits(63) if call.params.seed is None else call.params.seed,
-            await self.text.compile(call.params.structured_output),
+            await self.text.compile(call.params.structured_output, current_caller.get()),
             request_id=request_id,
             queue_deadline_s=time.monotonic() + self.config.queue_timeout_s,
         )

@@ -100,8 +100,11 @@ class Engine:
         self._counts.num_prompt_tokens += sum(seq.num_prompt_tokens for seq in sequences)
 
     def check(self, request: EngineRequest) -> None:
-        """Raise InvalidValueError where `add` would for the request's values. Thread-safe."""
-        self._inputs.sequences(request, self._next_seq_id, self.control)
+        """Raise InvalidValueError where `add` would for the request's values. Thread-safe.
+
+        Only `add` compares resume_token_ids with the grammar.
+        """
+        self._inputs.check(request, self.control)
 
     def abort(self, request_id: str) -> None:
         """End all choices of a request and free their blocks; ignore unknown and ended requests."""

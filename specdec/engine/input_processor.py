@@ -14,6 +14,7 @@ from specdec.models.config import ModelConfig
 from specdec.sequences.output_buffer import OutputBuffer
 from specdec.sequences.sequence import EngineRequest, Sequence
 from specdec.text.detokenizer import IncrementalDetokenizer
+from specdec.text.grammar import OutputConstraint
 from specdec.text.tokenizer import Tokenizer, check_token_ids
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import GrammarError, InvalidValueError
@@ -123,14 +124,35 @@ class InputProcessor:
         self._model = model
         self._tokenizer = tokenizer
 
+    def check(self, request: EngineRequest, control: SpeculationControl) -> None:
+        """Raise InvalidValueError where `sequences` would, up to the grammar. Thread-safe.
+
+        It makes no matcher: those share the lexer of the grammar and are counted on the engine's
+        thread. So `sequences` alone rejects resume_token_ids that the grammar forbids.
+        """
+        self._leader(request, 0, control)
+
     def sequences(
         self, request: EngineRequest, first_seq_id: int, control: SpeculationControl
     ) -> list[Sequence]:
-        """Return a sequence for each choice, numbered from `first_seq_id`.
+        """Return a sequence for each choice, numbered from `first_seq_id`; on the engine's thread.
 
         control: its allowed_verifiers are those that the request may choose. With a prefix cache
         the first choice computes the prompt for all. Raises InvalidValueError.
         """
+        leader = self._leader(request, first_seq_id, control)
+        shared = leader if self._config.enable_prefix_caching else None
+        others = (
+            self._sequence(request, first_seq_id + choice, leader.rules.of_choice(choice), shared)
+            for choice in range(1, request.params.n)
+        )
+        sequences = [leader, *others]
+        for seq in sequences:
+            seq.constraint = _constraint(seq)
+        return sequences
+
+    def _leader(self, request: EngineRequest, seq_id: int, control: SpeculationControl) -> Sequence:
+        """Return choice 0 of a valid request, without its constraint."""
         check_request(request, self._config, self._model.vocab_size)
         service = self._config.speculation
         rules = resolve(
@@ -142,14 +164,9 @@ class InputProcessor:
             request.prompt_token_ids,
             None if service is None else control.allowed_verifiers,
         )
-        leader = self._sequence(request, first_seq_id, rules, None)
-        self._replay(leader)
-        shared = leader if self._config.enable_prefix_caching else None
-        others = (
-            self._sequence(request, first_seq_id + choice, rules.of_choice(choice), shared)
-            for choice in range(1, request.params.n)
-        )
-        return [leader, *others]
+        leader = self._sequence(request, seq_id, rules, None)
+        self._replay_text(leader)
+        return leader
 
     def _sequence(
         self, request: EngineRequest, seq_id: int, rules: SamplingRules, leader: Sequence | None
@@ -169,18 +186,29 @@ class InputProcessor:
             seq_id, request, rules, detokenizer, max_tokens, leader, output_buffer=buffer
         )
 
-    def _replay(self, seq: Sequence) -> None:
-        """Advance text and grammar past the output tokens that the caller already has."""
+    def _replay_text(self, seq: Sequence) -> None:
+        """Advance the text past the output tokens that the caller already has."""
         resumed = seq.request.resume_token_ids
         for index, token in enumerate(resumed):
             if check_token(seq, token, self._model.eos_token_ids) is not None:
                 limit = f"unfinished; number {index} ends the text"
                 raise InvalidValueError("resume_token_ids", f"... {token}", limit)
-        if seq.constraint is not None:
-            try:
-                seq.constraint.follow(seq.token_ids)
-            except GrammarError as error:
-                limit = f"output that structured_output allows: {error}"
-                raise InvalidValueError("resume_token_ids", resumed, limit) from error
         if resumed:
             seq.detokenizer.take()
+
+
+def _constraint(seq: Sequence) -> OutputConstraint | None:
+    """Make the constraint of a sequence, advanced past the output that the caller has."""
+    grammar, params = seq.request.grammar, seq.params
+    assert (grammar is None) == (params.structured_output is None), "grammar not compiled"
+    if grammar is None:
+        return None
+    constraint = OutputConstraint(
+        grammar, seq.num_prompt_tokens, params.min_tokens, seq.rules.end_token_ids
+    )
+    try:
+        constraint.follow(seq.token_ids)
+    except GrammarError as error:
+        limit = f"output that structured_output allows: {error}"
+        raise InvalidValueError("resume_token_ids", seq.request.resume_token_ids, limit) from error
+    return constraint

@@ -144,8 +144,7 @@ class Sequence:
     lookahead: Lookahead | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     output_buffer: OutputBuffer = field(default_factory=lambda: OutputBuffer(interval=1))
-    constraint: OutputConstraint | None = field(init=False, default=None)
-
+    constraint: OutputConstraint | None = None
     prompt_report: PromptReport = field(init=False)
     block_keys: list[BlockKey] = field(init=False)
 
@@ -153,15 +152,6 @@ class Sequence:
         self.block_keys = [root_key(self.request.cache_salt, self.request.adapter_id)]
         self.prompt_report = PromptReport(self.rules.prompt_logprobs)
         self.token_ids = [*self.request.prompt_token_ids, *self.request.resume_token_ids]
-        grammar = self.request.grammar
-        assert (grammar is None) == (self.params.structured_output is None), "grammar not compiled"
-        if grammar is not None:
-            self.constraint = OutputConstraint(
-                grammar,
-                self.num_prompt_tokens,
-                self.params.min_tokens,
-                self.rules.end_token_ids,
-            )
 
     @property
     def params(self) -> SamplingParams:

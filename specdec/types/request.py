@@ -10,6 +10,9 @@ from specdec.types.sampling_params import SamplingParams
 
 CHAT_ROLES = ("system", "user", "assistant")
 
+ANONYMOUS = ""
+"""The caller of requests without an API key; the name of the key is that of the others."""
+
 
 @dataclass(frozen=True)
 class ChatMessage:

@@ -1,4 +1,4 @@
-"""Grammar compiler: compiles in background threads, with an LRU cache."""
+"""Grammar compiler: compiles in background threads, by turns of the callers, with an LRU cache."""
 
 from __future__ import annotations
 
@@ -6,31 +6,61 @@ import time
 from collections import OrderedDict
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Lock
 
 from llguidance import LLTokenizer
 
+from specdec.text.grammar.fair_queue import BUSY, FairQueue
 from specdec.text.grammar.matcher import Grammar, mask_words
 from specdec.text.grammar.translation import refusal
 from specdec.text.grammar.trial import TrialProcess, first_matcher
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import InvalidValueError, OverloadedError, UnsupportedModelError
+from specdec.types.request import ANONYMOUS
 from specdec.types.sampling_params import StructuredOutput
 
 COMPILE_TIMEOUT_S = 1.9
 NUM_THREADS = 2
+NUM_TRIAL_PROCESSES = NUM_THREADS + 1
+"""One more than there are threads, so that a grammar does not wait for a process to restart."""
+
 MAX_WAITING = 16
+"""Limit of the compilations of one caller that wait or run."""
+
 MAX_CACHED_GRAMMARS = 64
 MAX_CACHED_BYTES = 512 * 2**20
 
-BUSY = "too many grammars are waiting to be compiled"
 _BYTES_PER_SECOND = 150e6
 """Upper bound of the allocation rate while compiling (docs/adr/0008), to estimate sizes from."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Compilation:
+    """A compilation that waits, runs or has ended."""
+
+    spec: StructuredOutput
+    result: Future[Grammar] = field(default_factory=Future)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has succeeded."""
+        done = self.result.done() and not self.result.cancelled()
+        return done and self.result.exception() is None
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether it has to be compiled again for further sequences."""
+        return self.is_ready and self.result.result().is_used_up
+
+
 class GrammarCompiler:
-    """Grammar compiler of one vocabulary. Thread-safe."""
+    """Grammar compiler of one vocabulary. Thread-safe.
+
+    Callers take turns (`FairQueue`): however many grammars one of them has queued, a grammar of
+    another one waits for at most one compilation.
+    """
 
     def __init__(
         self,
@@ -59,14 +89,15 @@ class GrammarCompiler:
         self._prepared: list[Future[None]] = []
         self._trials = SimpleQueue[TrialProcess]()
         if tries_first:
-            for _ in range(NUM_THREADS):
+            for _ in range(NUM_TRIAL_PROCESSES):
                 trial = TrialProcess(tokenizer.to_json(), vocab_size, eos_token_ids)
                 self._prepared.append(self._pool.submit(trial.prepare))
                 self._trials.put(trial)
-        self._lock = Lock()
-        self._cache: OrderedDict[StructuredOutput, Future[Grammar]] = OrderedDict()
+        self._lock = Lock()  # guards the two below
+        self._cache: OrderedDict[StructuredOutput, _Compilation] = OrderedDict()
+        self._queue = FairQueue[_Compilation](MAX_WAITING)
 
-    def compile(self, spec: StructuredOutput) -> Grammar:
+    def compile(self, spec: StructuredOutput, caller: str = ANONYMOUS) -> Grammar:
         """Compile `spec`, or return it from the cache; blocks for up to 2 s.
 
         Waits for the vocabulary first. Raises InvalidValueError for a grammar that cannot be
@@ -75,7 +106,7 @@ class GrammarCompiler:
         """
         self.wait_until_ready()
         try:
-            return self.submit(spec).result(self._timeout_s)
+            return self.submit(spec, caller).result(self._timeout_s)
         except TimeoutError as error:
             raise OverloadedError(BUSY) from error
 
@@ -87,39 +118,57 @@ class GrammarCompiler:
     def close(self) -> None:
         """Stop the trial processes after the current compilations."""
         self._pool.shutdown(cancel_futures=True)
+        with self._lock:
+            while self._queue:
+                self._queue.take().result.cancel()
         while not self._trials.empty():
             self._trials.get().close()
 
-    def submit(self, spec: StructuredOutput) -> Future[Grammar]:
+    def submit(self, spec: StructuredOutput, caller: str = ANONYMOUS) -> Future[Grammar]:
         """Compile `spec` in the background.
 
-        The future may be shared with other callers and must not be cancelled. Raises
-        OverloadedError.
+        caller: the name of an API key. The future may be shared with other callers and must not be
+        cancelled. Raises OverloadedError.
         """
         with self._lock:
-            compiled = self._cache.get(spec)
-            if compiled and not (_is_ready(compiled) and compiled.result().is_used_up):
-                self._cache.move_to_end(spec)
-                return compiled
-            if sum(not each.done() for each in self._cache.values()) >= MAX_WAITING:
-                raise OverloadedError(BUSY)
-            compiled = self._cache[spec] = self._pool.submit(self._compile, spec)
-        # Outside the lock, which the callback takes: it runs at once if the future is done.
-        compiled.add_done_callback(lambda done: self._update_cache(spec, done))
-        return compiled
+            compilation = self._cache.get(spec)
+            if compilation is None or compilation.is_used_up:
+                compilation = _Compilation(spec)
+            if not compilation.result.done() and self._queue.put(compilation, caller):
+                self._pool.submit(self._run_next)
+            self._cache[spec] = compilation
+            self._cache.move_to_end(spec)
+        return compilation.result
 
-    def _update_cache(self, spec: StructuredOutput, done: Future[Grammar]) -> None:
-        """Remove a failed compilation from the cache, and apply the limits of the cache."""
+    def _run_next(self) -> None:
+        """Run the next compilation in the queue. A failure is not cached."""
         with self._lock:
-            if not _is_ready(done) and self._cache.get(spec) is done:
-                del self._cache[spec]
-            ready = [each.result() for each in self._cache.values() if _is_ready(each)]
-            num_bytes = sum(map(_num_bytes, ready)) if self._tries_first else 0.0
-            for index, grammar in enumerate(ready):  # least recently used first
-                if len(ready) - index <= MAX_CACHED_GRAMMARS and num_bytes <= MAX_CACHED_BYTES:
-                    break
-                num_bytes -= _num_bytes(grammar)
-                del self._cache[grammar.spec]
+            compilation = self._queue.take()
+        outcome = self._outcome(compilation.spec)
+        with self._lock:
+            self._queue.finish(compilation)
+            if isinstance(outcome, Grammar):
+                compilation.result.set_result(outcome)
+                self._evict()
+            else:
+                compilation.result.set_exception(outcome)
+                del self._cache[compilation.spec]
+
+    def _outcome(self, spec: StructuredOutput) -> Grammar | BaseException:
+        try:
+            return self._compile(spec)
+        except BaseException as error:
+            return error
+
+    def _evict(self) -> None:
+        """Apply the limits of the cache."""
+        ready = [each.result.result() for each in self._cache.values() if each.is_ready]
+        num_bytes = sum(map(_num_bytes, ready)) if self._tries_first else 0.0
+        for index, grammar in enumerate(ready):  # least recently used first
+            if len(ready) - index <= MAX_CACHED_GRAMMARS and num_bytes <= MAX_CACHED_BYTES:
+                break
+            num_bytes -= _num_bytes(grammar)
+            del self._cache[grammar.spec]
 
     def _compile(self, spec: StructuredOutput) -> Grammar:
         try:
@@ -136,17 +185,13 @@ class GrammarCompiler:
         return Grammar(spec, matcher, self._text_mask, self._eos_token_ids, compile_s)
 
     def _try(self, spec: StructuredOutput) -> None:
-        trial = self._trials.get()  # never blocks: one process for each thread
+        trial = self._trials.get()  # never blocks: more processes than threads
         try:
             reason = trial.fault(spec)
         finally:
             self._trials.put(trial)
         if reason is not None:
             raise refusal(spec.kind, getattr(spec, spec.kind), reason)
-
-
-def _is_ready(compiled: Future[Grammar]) -> bool:
-    return compiled.done() and not compiled.cancelled() and compiled.exception() is None
 
 
 def _num_bytes(grammar: Grammar) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from threading import Lock
 
 import numpy as np
 from llguidance import LLMatcher
@@ -33,10 +34,11 @@ def mask_words(token_ids: Iterable[int], vocab_size: int) -> NDArray[np.int32]:
 
 @dataclass
 class _Use:
-    """Use of a grammar since it was compiled."""
+    """Use of a grammar since it was compiled. lock: guards the count."""
 
     num_matchers: int = 0
     is_exhausted: bool = False
+    lock: Lock = field(default_factory=Lock)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +69,8 @@ class Grammar:
 
     def matcher(self) -> GrammarMatcher:
         """Make a matcher for one sequence, before its first token."""
-        self._use.num_matchers += 1
+        with self._use.lock:
+            self._use.num_matchers += 1
         return GrammarMatcher(self)
 
     def exhaust(self) -> None:

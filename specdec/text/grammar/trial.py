@@ -14,10 +14,10 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict
-from threading import Lock
 from typing import IO
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -44,29 +44,33 @@ LIMITS = LLParserLimits(
 
 
 class TrialProcess:
-    """A process that compiles grammars one by one; it is restarted after a crash or time-out."""
+    """A process that compiles grammars one by one; it is restarted after a crash or time-out.
+
+    Thread-safe: calls run one after the other. A restart continues in the background.
+    """
 
     def __init__(
         self, tokenizer_json: str, vocab_size: int, eos_token_ids: Collection[int]
     ) -> None:
         """Start the process, without waiting for it."""
         self._setup = json.dumps([tokenizer_json, vocab_size, sorted(eos_token_ids)])
-        self._lock = Lock()
+        self._lock = threading.Lock()
         self._process = self._start()
         self._is_ready = False
+        self._is_closed = False
 
     def prepare(self) -> None:
         """Wait until the process has read the vocabulary, so that the first grammar need not."""
         with self._lock, suppress(BrokenPipeError):
-            self._wait_until_ready()
+            if not self._is_closed:
+                self._wait_until_ready()
 
     def fault(self, spec: StructuredOutput) -> str | None:
         """Return why `spec` cannot be compiled within the limits; None if it can."""
         with self._lock:
             answer = self._ask(spec)
             if answer is None:
-                self.close()
-                self._process, self._is_ready = self._start(), False
+                self._restart()
                 limits = f"{CPU_LIMIT_S:g} s and {_MEMORY_LIMIT_BYTES >> 30} GiB"
                 return f"its compilation exceeds {limits}, or it is nested too deeply"
         reason: str | None = json.loads(answer)
@@ -74,8 +78,16 @@ class TrialProcess:
 
     def close(self) -> None:
         """Kill the process."""
+        self._is_closed = True
+        self._process.kill()
+        with self._lock:  # waits for its end
+            self._process.communicate()
+
+    def _restart(self) -> None:
         self._process.kill()
         self._process.communicate()
+        self._process, self._is_ready = self._start(), False
+        threading.Thread(target=self.prepare, name="grammar trial", daemon=True).start()
 
     def _start(self) -> subprocess.Popen[str]:
         process = subprocess.Popen(

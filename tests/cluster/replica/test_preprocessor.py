@@ -9,7 +9,7 @@ import pytest
 from cluster.replica.preprocessor import EncodeLimiter, Preprocessor
 from specdec.models.config import ModelConfig
 from specdec.types.errors import InvalidValueError, OverloadedError
-from specdec.types.request import ChatMessage, Conversation
+from specdec.types.request import ANONYMOUS, ChatMessage, Conversation
 from specdec.types.sampling_params import StructuredOutput
 
 TEXT = "Ask the baker for a café"
@@ -110,10 +110,26 @@ async def test_a_grammar_is_compiled_on_request(text):
     assert await text.compile(StructuredOutput(choice=("yes", "no"))) is not None
 
 
+async def test_a_grammar_is_queued_for_its_caller(text):
+    submitted = []
+
+    def submit(self, spec, caller):
+        submitted.append((spec, caller))
+        compiled = Future()
+        compiled.set_result(None)
+        return compiled
+
+    text._grammars = type("Queue", (), {"submit": submit})()
+    spec = StructuredOutput(regex="a*")
+    await text.compile(spec, "ann")
+    await text.compile(spec)
+    assert submitted == [(spec, "ann"), (spec, ANONYMOUS)]
+
+
 async def test_a_slow_compilation_is_refused_and_not_cancelled(text, monkeypatch):
     """Another request may wait for the same grammar."""
     unfinished = Future()
-    text._grammars = type("Slow", (), {"submit": lambda self, spec: unfinished})()
+    text._grammars = type("Slow", (), {"submit": lambda self, spec, caller: unfinished})()
     monkeypatch.setattr("cluster.replica.preprocessor.COMPILE_TIMEOUT_S", 0.01)
     with pytest.raises(OverloadedError):
         await text.compile(StructuredOutput(regex="a*"))

@@ -24,7 +24,7 @@ def test_a_limit_is_a_multiple_of_the_longest_step_within_bounds(deadline, secon
     assert after(deadline, 4, seconds) == limit_s
 
 
-def test_prefill_has_a_limit_of_its_own(deadline):
+def test_prefill_has_a_separate_limit(deadline):
     assert after(deadline, 4, 0.01) == 5.0
     assert deadline.limit_s(256) == 60.0
     assert after(deadline, 256, 1.0) == 20.0

@@ -1,5 +1,6 @@
 """API keys of InferenceService, on a replica whose target needs no model."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +8,8 @@ from grpc import StatusCode
 
 from cluster.api.authentication import ApiKey, ApiKeys
 from protos.specdec.v1 import inference_pb2 as pb
+from specdec.types.errors import OverloadedError
+from specdec.types.request import ANONYMOUS
 from tests.cluster.replica_on_hash_target import running_replica
 
 KEY, OTHER = "sk-correct-horse", "sk-battery-staple"
@@ -78,3 +81,26 @@ async def test_the_priority_is_limited(replica, method):
     replica.servicer.keys = ApiKeys([ApiKey("ann", KEY, min_priority=-1000), ApiKey("bob", OTHER)])
     assert await call(replica, method, KEY, priority=-1000) == (StatusCode.OK, {})
     assert await call(replica, method, OTHER, priority=-1) == refused
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+async def test_grammars_are_compiled_in_the_name_of_the_key(replica, method, monkeypatch):
+    callers = []
+
+    async def compile(spec, caller):
+        callers.append(caller)
+        raise OverloadedError("enough")
+
+    monkeypatch.setattr(replica.router.text, "compile", compile)
+    structured = pb.StructuredOutput(regex="a+")
+    sampling = pb.SamplingParams(max_tokens=2, structured_output=structured)
+    refused = StatusCode.RESOURCE_EXHAUSTED
+    assert (await asyncio.create_task(call(replica, method, sampling=sampling)))[0] == refused
+    replica.servicer.keys = ApiKeys([ApiKey("ann", KEY), ApiKey("bob", KEY + "2")])
+    for key in (KEY + "2", KEY):
+        assert (await asyncio.create_task(call(replica, method, key, sampling=sampling)))[
+            0
+        ] == refused
+    unknown = await asyncio.create_task(call(replica, method, sampling=sampling))
+    assert unknown[0] == StatusCode.UNAUTHENTICATED
+    assert callers == [ANONYMOUS, "bob", "ann"], "nothing is compiled without a key"

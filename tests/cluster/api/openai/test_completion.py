@@ -2,9 +2,13 @@
 
 from itertools import pairwise
 
+import httpx
 import pytest
 
-from tests.cluster.api.openai.conftest import events
+from cluster.api.authentication import ApiKey, ApiKeys
+from cluster.api.http.app import make_app
+from specdec.types.errors import OverloadedError
+from tests.cluster.api.openai.conftest import ALONE, events
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -165,3 +169,29 @@ async def test_special_tokens_are_added_by_default(http):
 async def test_the_error_names_the_invalid_field(http, changes, param):
     response = await http.post(URL, json={**ASKED, **changes})
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompt", [TEXT, [TEXT, "The baker"]], ids=["one", "two"])
+async def test_grammars_are_compiled_in_the_name_of_the_key(router, monkeypatch, prompt, stream):
+    callers = []
+
+    async def compile(spec, caller):
+        callers.append(caller)
+        raise OverloadedError("enough")
+
+    monkeypatch.setattr(router.text, "compile", compile)
+    keys = ApiKeys([ApiKey("ann", "sk-correct-horse"), ApiKey("bob", "sk-battery-staple")])
+    app = make_app(lambda: router, lambda: ALONE, lambda: keys)
+    body = {**ASKED, "prompt": prompt, "stream": stream, "guided_regex": "a+"}
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://test"
+    ) as client:
+        for headers, status in (
+            ({"authorization": "Bearer sk-battery-staple"}, 429),
+            ({}, 401),
+            ({"authorization": "Bearer sk-correct-horse"}, 429),
+        ):
+            response = await client.post(URL, json=body, headers=headers)
+            assert response.status_code == status, response.text
+    assert list(dict.fromkeys(callers)) == ["bob", "ann"], "nothing is compiled without a key"

@@ -11,6 +11,8 @@ import pytest
 import specdec.text.grammar.compiler as compiler_module
 import specdec.text.grammar.trial as trial_module
 from specdec.text.grammar import GrammarCompiler
+from specdec.text.grammar.compiler import NUM_THREADS
+from specdec.text.grammar.fair_queue import FairQueue
 from specdec.text.grammar.matcher import MAX_SHARING
 from specdec.text.grammar.translation import refusal, to_llguidance
 from specdec.types.errors import GrammarError, InvalidValueError, OverloadedError
@@ -192,12 +194,50 @@ def test_the_cache_is_bounded_in_bytes(counted, monkeypatch):
 def test_a_full_queue_or_timeout_is_an_overload_error(counted, monkeypatch):
     compiler, _, _ = counted
     monkeypatch.setattr(compiler, "_timeout_s", 0.05)
-    monkeypatch.setattr(compiler_module, "MAX_WAITING", 2)
+    monkeypatch.setattr(compiler, "_queue", FairQueue(2))
     for regex in ("a", "b", "c"):  # two wait; the queue is full for the third
         with pytest.raises(OverloadedError):
             compiler.compile(StructuredOutput(regex=regex))
     with pytest.raises(OverloadedError):
         compiler.submit(StructuredOutput(regex="d"))
+    assert compiler.submit(StructuredOutput(regex="d"), "another caller")
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_grammars_of_another_caller_are_compiled_next(counted, is_shared):
+    compiler, gate, calls = counted
+    compiler.wait_until_ready()
+    bombs = [StructuredOutput(regex=f"a{{{number}}}") for number in range(9)]
+    for each in bombs:
+        compiler.submit(each, "bomber")
+    while len(calls) < NUM_THREADS:
+        time.sleep(0.001)
+    spec = bombs[-1] if is_shared else StructuredOutput(regex="b")
+    compiled = compiler.submit(spec, "user")
+    gate.set()
+    assert compiled.result(10).spec == spec
+    for each in bombs:
+        compiler.compile(each)
+    assert calls.index(spec) in (NUM_THREADS, NUM_THREADS + 1)
+    assert len(calls) == len({*bombs, spec}), "a grammar was compiled twice"
+
+
+def test_real_bombs_delay_another_caller_by_one_compilation(tokenizer):
+    compiler = GrammarCompiler(tokenizer, VOCAB_SIZE, EOS)
+    compiler.wait_until_ready()
+    bombs = [
+        compiler.submit(StructuredOutput(json_schema=_slow_number(number)), "bomber")
+        for number in range(10)
+    ]
+    time.sleep(0.2)
+    assert compiler.submit(StructuredOutput(regex="[a-z]+"), "user").result(60).matcher()
+    assert sum(each.done() for each in bombs) <= NUM_THREADS
+    compiler.close()
+
+
+def _slow_number(number):
+    """Return a schema whose compilation exceeds the limits."""
+    return json.dumps({"type": "integer", "multipleOf": 99_999_999 - number})
 
 
 def _chain(length):

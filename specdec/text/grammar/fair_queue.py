@@ -1,0 +1,99 @@
+"""Queue of work that is fair among callers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Generic, TypeVar
+
+from specdec.types.errors import OverloadedError
+
+Item = TypeVar("Item", bound=Hashable)
+
+BUSY = "too many grammars are waiting to be compiled"
+
+
+@dataclass(eq=False)
+class _Caller(Generic[Item]):
+    """The items of one caller.
+
+    turn: how often it was served, in rounds of the queue; lower ones are served first. since: of
+    equal turns the caller that waits for its turn since the lowest number is served first.
+    """
+
+    turn: int = 0
+    since: int = 0
+    waiting: deque[Item] = field(default_factory=deque)
+    num_running: int = 0
+
+    @property
+    def num_open(self) -> int:
+        return len(self.waiting) + self.num_running
+
+
+class FairQueue(Generic[Item]):
+    """Waiting and running items by caller. Not thread-safe.
+
+    The caller with the fewest running items is next, and of those the one that was served least,
+    by start-time fair queueing (Goyal et al. 1996) with equal costs. So an item of a caller that
+    has no other one waits until one running item ends, however many another caller has queued, and
+    a caller with many items is not starved by others that add one at a time.
+    """
+
+    def __init__(self, max_open: int) -> None:
+        """max_open: limit of the items of each caller that wait or run."""
+        self._max_open = max_open
+        self._turn = 0  # of the caller that was served last
+        self._numbers = count()
+        self._callers: dict[str, _Caller[Item]] = {}
+        self._sharers: dict[Item, list[_Caller[Item]]] = {}  # of each waiting item
+        self._runs_for: dict[Item, _Caller[Item]] = {}
+
+    def __len__(self) -> int:
+        """Return the number of waiting items."""
+        return len(self._sharers)
+
+    def put(self, item: Item, caller: str) -> bool:
+        """Queue an item for a caller; return whether it is new.
+
+        One that already waits, for another caller, runs as soon as it is the turn of either; one
+        that runs is left alone. Raises OverloadedError if the caller has too many.
+        """
+        if item in self._runs_for:
+            return False
+        known = self._callers.get(caller) or _Caller()
+        if item in known.waiting:
+            return False
+        if known.num_open >= self._max_open:
+            raise OverloadedError(BUSY)
+        if not known.num_open:
+            known.turn, known.since = max(known.turn, self._turn), next(self._numbers)
+        self._callers[caller] = known
+        known.waiting.append(item)
+        sharers = self._sharers.setdefault(item, [])
+        sharers.append(known)
+        return len(sharers) == 1
+
+    def take(self) -> Item:
+        """Remove and return the next item, which runs until `finish`. There must be one."""
+        waiting = (each for each in self._callers.values() if each.waiting)
+        caller = min(waiting, key=lambda each: (each.num_running, each.turn, each.since))
+        item = caller.waiting[0]
+        for sharer in self._sharers.pop(item):
+            sharer.waiting.remove(item)
+        caller.num_running += 1
+        self._turn = max(self._turn, caller.turn)
+        caller.turn, caller.since = caller.turn + 1, next(self._numbers)
+        self._runs_for[item] = caller
+        return item
+
+    def finish(self, item: Item) -> None:
+        """Record the end of a running item."""
+        self._runs_for.pop(item).num_running -= 1
+        self._callers = {
+            name: each
+            for name, each in self._callers.items()
+            if each.num_open or each.turn > self._turn
+        }

@@ -1,0 +1,112 @@
+"""Validation of requests on the callers' threads, while the engine's thread uses the grammar."""
+
+import threading
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from specdec.engine.engine_thread import EngineThread
+from specdec.models.config import ModelConfig
+from specdec.text.grammar import Grammar, GrammarCompiler
+from specdec.text.grammar.matcher import MAX_SHARING
+from specdec.text.tokenizer import Tokenizer
+from specdec.types.errors import InvalidValueError
+from specdec.types.sampling_params import StructuredOutput
+from tests.specdec.engines import engine_config, local_engine, request, run
+
+PROMPT = list(range(40, 52))
+SPEC = StructuredOutput(regex="[a-z ]{60}")
+NUM_CALLERS = 4
+CAPITAL_P = 50
+
+
+@pytest.fixture
+def grammar(tiny_model_dir):
+    model = ModelConfig.from_directory(tiny_model_dir)
+    compiler = GrammarCompiler(Tokenizer(tiny_model_dir), model.vocab_size, model.eos_token_ids)
+    yield compiler.compile(SPEC)
+    compiler.close()
+
+
+@pytest.fixture
+def engine(tiny_model_dir):
+    return local_engine(tiny_model_dir, engine_config(4))
+
+
+def ask(grammar, name="r", resume=(), **params):
+    params = {"structured_output": SPEC, "max_tokens": 100, "temperature": 1.0, **params}
+    made = request(name, PROMPT, **params)
+    return replace(made, grammar=grammar, resume_token_ids=tuple(resume))
+
+
+async def tokens_of(thread, asked):
+    return [token async for output in thread.generate(asked) for token in output.token_ids]
+
+
+@contextmanager
+def checked_on_other_threads(engine, asked):
+    """Check the requests in a loop on several threads inside the context; yield the counts."""
+    is_over, counts = threading.Event(), [0] * NUM_CALLERS
+
+    def check(caller):
+        while not is_over.is_set():
+            engine.check(asked[counts[caller] % len(asked)])
+            counts[caller] += 1
+
+    callers = [threading.Thread(target=check, args=(each,)) for each in range(NUM_CALLERS)]
+    for each in callers:
+        each.start()
+    try:
+        yield counts
+    finally:
+        is_over.set()
+        for each in callers:
+            each.join()
+
+
+async def test_checks_beside_a_running_grammar_touch_no_matcher(
+    tiny_model_dir, engine, grammar, monkeypatch
+):
+    asked = [ask(grammar, f"r{seed}", seed=seed) for seed in range(3)]
+    plain = local_engine(tiny_model_dir, engine_config(0))
+    alone = {name: each.token_ids for name, each in run(plain, asked).items()}
+    resumed = [replace(each, resume_token_ids=tuple(alone[each.request_id][:9])) for each in asked]
+    made_on, matcher = [], Grammar.matcher
+
+    def recorded(self):
+        made_on.append(threading.current_thread().name)
+        return matcher(self)
+
+    monkeypatch.setattr(Grammar, "matcher", recorded)
+    thread = EngineThread(engine)
+    with checked_on_other_threads(engine, resumed) as counts:
+        generated = {each.request_id: await tokens_of(thread, each) for each in asked}
+    await thread.close()
+    assert generated == alone
+    assert min(counts) > 0
+    assert made_on == ["engine"] * len(asked)
+
+
+def test_checks_do_not_use_up_a_grammar(engine, grammar):
+    for _ in range(2 * MAX_SHARING):
+        engine.check(ask(grammar, n=2))
+    assert not grammar.is_used_up
+    for index in range(MAX_SHARING):
+        assert not grammar.is_used_up
+        engine.add(ask(grammar, f"r{index}"))
+        engine.abort(f"r{index}")
+    assert grammar.is_used_up
+
+
+def test_a_check_rejects_resume_tokens_that_end_the_text(engine, grammar):
+    with pytest.raises(InvalidValueError, match="number 1 ends the text"):
+        engine.check(ask(grammar, resume=[70, 2]))
+
+
+async def test_resume_tokens_that_the_grammar_forbids_are_reported_to_their_caller(engine, grammar):
+    thread = EngineThread(engine)
+    with pytest.raises(InvalidValueError, match="output that structured_output allows"):
+        await tokens_of(thread, ask(grammar, resume=[CAPITAL_P]))
+    assert len(await tokens_of(thread, ask(grammar))) > 0
+    await thread.close()

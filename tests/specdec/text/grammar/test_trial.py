@@ -1,0 +1,46 @@
+"""The helper process of trial compilations, its restart and its end."""
+
+import json
+import threading
+
+import pytest
+
+from specdec.text.grammar.trial import TrialProcess
+from specdec.types.sampling_params import StructuredOutput
+from tests.specdec.text.grammar.vocabulary import EOS, VOCAB_SIZE
+
+BOMB = StructuredOutput(json_schema=json.dumps({"type": "integer", "multipleOf": 99_999_999}))
+ORDINARY = StructuredOutput(regex="[a-z]+")
+
+
+@pytest.fixture
+def trial(tokenizer):
+    trial = TrialProcess(tokenizer.to_json(), VOCAB_SIZE, EOS)
+    yield trial
+    trial.close()
+
+
+def _wait_for_the_restart():
+    for thread in threading.enumerate():
+        if thread.name == "grammar trial":
+            thread.join(30)
+
+
+def test_a_killed_process_restarts_before_the_next_grammar(trial):
+    trial.prepare()
+    assert "its compilation exceeds 1 s" in trial.fault(BOMB)
+    _wait_for_the_restart()
+    assert trial._is_ready
+    assert trial.fault(ORDINARY) is None
+
+
+def test_grammars_are_compiled_during_a_restart(trial):
+    trial.fault(BOMB)
+    assert trial.fault(ORDINARY) is None
+
+
+def test_a_process_is_closed_during_its_restart(trial):
+    trial.fault(BOMB)
+    trial.close()
+    _wait_for_the_restart()
+    assert trial._process.returncode is not None
