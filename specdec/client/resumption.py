@@ -16,8 +16,9 @@ from protos.specdec.v1 import inference_pb2 as pb
 from specdec.client.connection import ClientError
 from specdec.types.responses import StreamChunk
 
-RESUME_DELAYS_S = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
-"""Seconds before each further attempt: half a minute in all, as a replica may take to start."""
+RESUME_DELAYS_S = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0, 15.0)
+"""Seconds before each further attempt: a minute in all, as a replica or a proxy of Ray Serve may
+take to start on a busy machine."""
 
 _TRANSIENT = (StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED)
 """A replica is lost, or the remaining ones are full for the moment."""
@@ -36,7 +37,7 @@ class Resumption:
         self.request = request
         self.is_complete = False
         self._has_begun = False
-        self._delays_s = iter(RESUME_DELAYS_S)
+        self._delays_s = iter(RESUME_DELAYS_S)  # since the last chunk
         self._now_s = now_s
         self._ends_at_s = None if timeout_s is None else now_s() + timeout_s
 
@@ -46,8 +47,9 @@ class Resumption:
         return None if self._ends_at_s is None else max(0.0, self._ends_at_s - self._now_s())
 
     def record(self, chunk: StreamChunk) -> None:
-        """Change the request to one for what follows a chunk."""
+        """Change the request to one for what follows a chunk; the attempts begin again."""
         request, self._has_begun = self.request, True
+        self._delays_s = iter(RESUME_DELAYS_S)
         request.request_id = chunk.request_id
         request.resume_token_ids.extend(chunk.token_ids)
         request.sampling.ClearField("prompt_logprobs")  # they came with the first chunk

@@ -5,8 +5,11 @@ import time
 import grpc
 import pytest
 
+from protos.specdec.v1 import inference_pb2 as pb
 from specdec.client import Client, ClientError, resumption
 from specdec.client.connection import MAX_ATTEMPTS
+from specdec.client.resumption import Resumption
+from specdec.types.responses import StreamChunk
 from specdec.types.sampling_params import SamplingParams
 from tests.specdec.client.fake_service import FakeService, running
 
@@ -48,6 +51,17 @@ def test_the_number_of_attempts_is_limited(client, service, monkeypatch):
     with pytest.raises(ClientError, match="the replica is lost"):
         next(stream)
     assert len(service.requests) == 1 + MAX_ATTEMPTS
+
+
+def test_each_chunk_renews_the_attempts(monkeypatch):
+    monkeypatch.setattr(resumption, "RESUME_DELAYS_S", (0.0,))
+    resumed = Resumption(pb.GenerateRequest(), None, time.monotonic)
+    lost = ClientError(grpc.StatusCode.UNAVAILABLE, "the replica is lost")
+    for _ in range(3):
+        resumed.record(StreamChunk("r1", "Blue", (5,), None, 42, None))
+        assert resumed.delay_s(lost) == 0.0
+    with pytest.raises(ClientError, match="the replica is lost"):
+        resumed.delay_s(lost)
 
 
 def test_resume_token_ids_of_the_caller_are_sent_unchanged(client, service):

@@ -304,8 +304,8 @@ def test_invalid_fallback_bytes_lose_no_text(
     llama2_like: Tokenizer, token_ids: list[int], rng: random.Random
 ) -> None:
     text, _ = detokenize(llama2_like, token_ids, (), rng)
-    # Each time invalid bytes fill the window, one extra U+FFFD may be returned.
-    assert len(text) <= len(llama2_like.decode(token_ids)) + len(token_ids) // 8
+    # Each time invalid bytes fill the window, up to two extra U+FFFD may be returned.
+    assert len(text) <= len(llama2_like.decode(token_ids)) + 2 * (len(token_ids) // 8)
     shown = iter(text)
     at_once = llama2_like.decode(token_ids).replace("\ufffd", "")
     assert all(char in shown for char in at_once)  # in this order, with others between
