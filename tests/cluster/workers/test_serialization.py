@@ -1,6 +1,10 @@
+import pickle
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 
+import msgpack
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -188,3 +192,35 @@ def test_a_rank_can_report_an_error_instead():
     )
     assert serialization.error_in(serialization.CAUGHT_UP) is None
     assert serialization.error_in(serialization.encode_output(VerifyOutput(7, ()))) is None
+
+
+class WritesAFile:
+    """Object that creates a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+@pytest.mark.parametrize("extension", [None, 0, 127])
+@pytest.mark.parametrize(
+    "decode",
+    [
+        serialization.decode_step,
+        serialization.decode_draft_step,
+        serialization.decode_output,
+        serialization.decode_draft_output,
+    ],
+)
+def test_no_frame_is_unpickled(decode, extension, tmp_path):
+    code = pickle.dumps(WritesAFile(tmp_path / "ran"))
+    header = code if extension is None else msgpack.packb(msgpack.ExtType(extension, code))
+    for count in range(1, 13):
+        for rest in (b"", code):
+            with suppress(Exception):
+                decode([header] + [rest] * (count - 1))
+    assert not (tmp_path / "ran").exists()
+    pickle.loads(code).close()
+    assert (tmp_path / "ran").exists(), "the object would have created it"

@@ -77,8 +77,70 @@ def test_messages_of_another_client_are_dropped_over_tcp(context, listen, who):
     router, stranger = CurveKeys.generate(), CurveKeys.generate()
     listener = listen("tcp", router.public)
     endpoint = listener.endpoint if who == "another key" else Endpoint(listener.endpoint.address)
-    connect(context, endpoint, stranger, TIMEOUT_S).send([b"stop"])
+    theirs = connect(context, endpoint, stranger, TIMEOUT_S)
+    theirs.send([b"stop"])  # a socket that is not referenced any more drops its messages
     assert not is_ready(listener.accept(), 1000)
+    theirs.close()
+
+
+def send_raw(endpoint, data):
+    """Send bytes to a TCP endpoint without a handshake, and return the open connection."""
+    host, _, port = endpoint.address.removeprefix("tcp://").rpartition(":")
+    stranger = socket.create_connection((host, int(port)))
+    stranger.sendall(data)
+    return stranger
+
+
+@pytest.mark.parametrize("connects_first", [True, False])
+def test_the_router_is_served_whatever_a_stranger_sends_over_tcp(context, listen, connects_first):
+    router, other = CurveKeys.generate(), CurveKeys.generate()
+    listener = listen("tcp", router.public)
+    mine = None if connects_first else connect(context, listener.endpoint, router, TIMEOUT_S)
+    with send_raw(listener.endpoint, b"\xff" * 4096), send_raw(listener.endpoint, bytes(4096)):
+        theirs = connect(context, listener.endpoint, other, TIMEOUT_S)
+        theirs.send([b"stop"])
+        time.sleep(0.3)
+        mine = mine or connect(context, listener.endpoint, router, TIMEOUT_S)
+        mine.send([b"a step"])
+        worker = listener.accept()
+        assert received(worker) == [b"a step"]
+        worker.send([b"an answer"])
+        assert received(mine) == [b"an answer"]
+        assert not is_ready(worker, 300), "nothing of the stranger arrives"
+        theirs.close()
+
+
+def test_an_impostor_at_the_address_of_a_worker_receives_no_step(context, listen):
+    router, worker = CurveKeys.generate(), CurveKeys.generate()
+    with_another_key = listen("tcp", router.public)
+    without_keys = context.socket(zmq.PAIR)
+    port = without_keys.bind_to_random_port("tcp://127.0.0.1")
+    for address in (with_another_key.endpoint.address, f"tcp://127.0.0.1:{port}"):
+        mine = connect(context, Endpoint(address, worker.public), router, TIMEOUT_S)
+        mine.send([b"a step"])
+        assert not is_ready(with_another_key.accept(), 500)
+        assert not without_keys.poll(500)
+        mine.close()
+
+
+def test_a_step_is_encrypted_between_nodes(context, listen):
+    keys = CurveKeys.generate()
+    listener = listen("tcp", keys.public)
+    relay = Relay(listener.endpoint.address)
+    step = b"the quick brown fox jumps over the lazy dog"
+    seen = Endpoint(relay.address, listener.endpoint.public_key)
+    router = connect(context, seen, keys, TIMEOUT_S)
+    router.send([step])
+    assert received(listener.accept()) == [step]
+    assert relay.copied
+    assert step not in relay.copied
+    router.close()
+    relay.close()
+
+
+def test_the_secret_key_is_not_in_the_representation():
+    keys = CurveKeys.generate()
+    assert keys.secret.decode() not in repr(keys)
 
 
 def test_the_ipc_socket_is_at_the_given_path(listen, tmp_path):
@@ -143,6 +205,7 @@ class Relay:
         self._target = (host, int(port))
         self._server = socket.create_server(("127.0.0.1", 0))
         self.address = f"tcp://127.0.0.1:{self._server.getsockname()[1]}"
+        self.copied = bytearray()
         self._works = threading.Event()
         self._works.set()
         self._open = [self._server]
@@ -166,6 +229,7 @@ class Relay:
     def _carry(self, source, sink):
         with suppress(OSError):
             while data := source.recv(65536):
+                self.copied += data
                 if self._works.is_set():
                     sink.sendall(data)
 

@@ -96,6 +96,10 @@ def run_step(group, step_id, num_tokens=1):
     return group.collect()
 
 
+def test_only_the_owner_can_open_the_directory_of_the_sockets(target):
+    assert target._directory.stat().st_mode & 0o777 == 0o700
+
+
 def test_a_rank_that_stops_is_noticed_by_the_times_of_earlier_steps(target):
     for step_id in range(MIN_SAMPLES):
         run_step(target, step_id)

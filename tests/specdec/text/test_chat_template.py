@@ -119,3 +119,35 @@ def test_a_fault_of_the_template_is_not_quoted(backend, text):
     with pytest.raises(InvalidValueError) as caught:
         template(backend, text).render(Conversation(MESSAGES))
     assert caught.value.limit == "acceptable to the model's chat template, which failed on them"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ raise_exception.__globals__['__builtins__'] }}",
+        "{{ messages.append.__self__.__class__.__init__.__globals__ }}",
+        "{{ '{0.__class__.__mro__}'.format('') }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update({'content': 'replaced'}) }}",
+        "{% include '/etc/passwd' %}",
+        "{% import 'os' as os %}",
+        "{{ range(10 ** 9) | list }}",
+    ],
+)
+def test_a_template_runs_in_a_sandbox(backend, text):
+    messages = ({"role": "user", "content": "Hi"},)
+    with pytest.raises(InvalidValueError, match="failed on them"):
+        template(backend, text).render(Conversation(messages))
+    assert messages == ({"role": "user", "content": "Hi"},)
+
+
+def test_a_filter_does_not_read_private_attributes(backend):
+    text = "[{{ ''|attr('__class__') }}]"
+    assert template(backend, text).render(Conversation(MESSAGES)) == "[]"
+
+
+def test_a_template_inserted_by_a_client_is_text(backend):
+    given = "{{ 7 * 7 }}{% for x in messages %}{% endfor %}"
+    messages = ({"role": "user", "content": given},)
+    assert template(backend, PLAIN).render(Conversation(messages)) == f"[user]{given}[assistant]"

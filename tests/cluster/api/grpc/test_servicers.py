@@ -1,12 +1,14 @@
 """API keys of InferenceService, on a replica whose target needs no model."""
 
 import asyncio
+import logging
 from types import SimpleNamespace
 
 import pytest
 from grpc import StatusCode
 
 from cluster.api.authentication import ApiKey, ApiKeys
+from cluster.observability.logs import JsonFormatter
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.types.errors import OverloadedError
 from specdec.types.request import ANONYMOUS
@@ -56,6 +58,23 @@ async def test_every_method_requires_a_key_if_keys_are_configured(replica, metho
     assert await call(replica, method) == (StatusCode.UNAUTHENTICATED, {})
     assert await call(replica, method, "sk-wrong-key") == (StatusCode.UNAUTHENTICATED, {})
     assert await call(replica, method, KEY) == (StatusCode.OK, {})
+
+
+@pytest.mark.parametrize("method", REQUESTS)
+async def test_no_log_line_has_a_prompt_an_output_or_a_key(replica, method, caplog, monkeypatch):
+    caplog.set_level(logging.DEBUG)
+    replica.servicer.keys = ApiKeys([ApiKey("ann", KEY)])
+    prompt, wrong = "Wombats dig at dusk", "sk-wrong-wombat"
+    fields = {"text": prompt} if "text" in REQUESTS[method].DESCRIPTOR.fields_by_name else {}
+    changes = {"Generate": {"priority": -9999}, "Detokenize": {"token_ids": [10**6]}}
+    assert await call(replica, method, KEY, **fields) == (StatusCode.OK, {})
+    await call(replica, method, wrong, **fields)
+    await call(replica, method, KEY, **{**fields, **changes.get(method, {})})
+    output = "".join(each.text for each in await replica.generate())
+    assert output
+    logged = "\n".join(JsonFormatter().format(each) for each in caplog.records)
+    assert method != "Generate" or "request ended" in logged, "something is logged"
+    assert not [each for each in (prompt, output, KEY, wrong) if each in logged]
 
 
 @pytest.mark.parametrize("method", REQUESTS)
