@@ -1,5 +1,6 @@
 """Tests of the documentation: numbers of decisions, links, file names, and shown commands."""
 
+import ast
 import re
 import subprocess
 from pathlib import Path
@@ -91,3 +92,30 @@ def test_targets_of_make_exist():
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     shown = {word for _, words in COMMANDS if words[:1] == ["make"] for word in words[1:]}
     assert {word for word in shown if re.fullmatch(r"[a-z][a-z-]*", word)} <= targets
+
+
+TEST_ID = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+SECURITY = (ROOT / "docs" / "security.md").read_text()
+"""The threat model, whose tables name the tests of their statements."""
+
+
+def functions_of(path):
+    nodes = ast.walk(ast.parse((ROOT / path).read_text()))
+    return {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def test_tests_that_the_threat_model_names_exist():
+    named = TEST_ID.findall(SECURITY)
+    assert len(named) > 90
+    assert SECURITY.count("::") == len(named), "a name that is not a test's"
+    assert all(name.startswith("test_") for _, name in named)
+    functions = {path: functions_of(path) for path, _ in named}
+    assert [each for each in named if each[1] not in functions[each[0]]] == []
+
+
+def test_each_statement_of_the_threat_model_names_a_test():
+    tables = re.findall(r"((?:^\|.*\n)+)", SECURITY, re.MULTILINE)
+    tested = [each.splitlines() for each in tables if each.splitlines()[0].endswith("tested by |")]
+    assert len(tested) >= 9
+    statements = [row for _, _, *rows in tested for row in rows]
+    assert [row for row in statements if not TEST_ID.search(row.rsplit(" | ", 1)[-1])] == []

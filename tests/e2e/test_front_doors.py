@@ -44,7 +44,7 @@ def test_a_page_with_a_rebound_name_reaches_nothing(service, method, path, body)
 def with_key(tiny_model_dir, tmp_path_factory):
     """A service with an API key and no admin token."""
     log = tmp_path_factory.mktemp("with_key") / "log"
-    with running_service(tiny_model_dir, log, "--api-key", KEY) as service:
+    with running_service(tiny_model_dir, log, "--api-key", KEY, "--log-level", "debug") as service:
         yield service
 
 
@@ -70,6 +70,79 @@ def test_with_an_api_key_nothing_generates_or_changes_without_it(with_key):
     with AdminClient(with_key.grpc_address, token=KEY) as admin:
         assert admin.set_speculation(SpeculationChange(mode="on")).in_force.mode == "on"
     assert "access: generation, dashboard and changes need an API key" in with_key.log.read_text()
+
+
+def test_metrics_and_probes_are_open_and_show_no_key(with_key):
+    prompt = "Wombats dig at noon"
+    with httpx.Client(base_url=with_key.http_url, timeout=30) as http:
+        body = {"prompt": prompt, "max_tokens": 2}
+        bearer = {"authorization": f"Bearer {KEY}"}
+        assert http.post("/v1/completions", json=body, headers=bearer).status_code == 200
+        for path in ("/metrics", "/health", "/ready"):
+            answer = http.get(path)
+            assert answer.status_code == 200
+            assert KEY not in answer.text
+            assert prompt not in answer.text
+
+
+def test_the_log_has_neither_keys_nor_prompts_nor_answers(with_key):
+    prompt, wrong = "Wombats dig at dusk", "sk-wrong-wombat"
+    asked = {"prompt": prompt, "max_tokens": 20, "ignore_eos": True}
+    with httpx.Client(base_url=with_key.http_url, timeout=30) as http:
+        for key, body, status in (
+            (KEY, asked, 200),
+            (wrong, asked, 401),
+            (KEY, {**asked, "temperature": -1}, 400),
+            (KEY, {**asked, "prompt": prompt * 1000}, 400),
+        ):
+            bearer = {"authorization": f"Bearer {key}"}
+            answer = http.post("/v1/completions", json=body, headers=bearer)
+            assert answer.status_code == status
+            if status == 200:
+                text = answer.json()["choices"][0]["text"].strip()
+    with Client(with_key.grpc_address, api_key=KEY) as client:
+        client.generate(prompt)
+    log = log_with(with_key, "request ended", count=2)
+    assert not [each for each in (prompt, text, KEY, wrong) if each in log]
+
+
+def log_with(service, line, count):
+    """Return the log once it has these lines, which Ray forwards within seconds."""
+    deadline = time.monotonic() + 20
+    while (log := service.log.read_text()).count(line) < count:
+        assert time.monotonic() < deadline, log
+        time.sleep(0.2)
+    return log
+
+
+def ports_of_ray(service):
+    """Return the addresses on which the processes of a service's Ray listen, ranks included."""
+    own = {int(url.rpartition(":")[2]) for url in (service.grpc_address, service.http_url)}
+    return {
+        connection.laddr
+        for process in service.descendants()
+        for connection in process.net_connections("tcp")
+        if connection.status == "LISTEN" and connection.laddr.port not in own
+    }
+
+
+@pytest.mark.parametrize("token", [None, "0" * 64])
+def test_a_private_ray_refuses_calls_without_its_token(embedded, token):
+    answers = {port: answer_of_ray(port, token) for _, port in ports_of_ray(embedded)}
+    assert "UNAUTHENTICATED" in answers.values(), answers
+    assert "OK" not in answers.values(), answers
+
+
+def answer_of_ray(port, token):
+    """Call the API of Ray's GCS server, which places actors, and return the status code."""
+    metadata = () if token is None else (("authorization", f"Bearer {token}"),)
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_unary("/ray.rpc.NodeInfoGcsService/GetAllNodeInfo")
+        try:
+            call(b"", timeout=2, metadata=metadata)
+        except grpc.RpcError as error:
+            return error.code().name
+        return "OK"
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,8 @@ class Machine:
         )
         self._patch = monkeypatch
 
-    def init(self, **_):
+    def init(self, **settings):
+        self.settings = settings
         token = AuthenticationTokenLoader.instance().get_raw_token()
         self.seen.append((get_authentication_mode(), token))
         if self.error is not None:
@@ -64,6 +65,11 @@ def test_each_has_a_separate_token_even_if_ray_was_imported_before(machine):
     assert len({first, second, ""}) == 3
     assert variables() == (None, None)
     assert get_authentication_mode() != AuthenticationMode.TOKEN
+
+
+def test_its_dashboard_which_runs_jobs_is_not_started(machine):
+    start_ray().stop()
+    assert machine.settings["include_dashboard"] is False
 
 
 @pytest.mark.parametrize("fails", [False, True])
