@@ -1,11 +1,14 @@
 """Tests of the Dockerfiles: their content, and the steps that run without a container engine."""
 
+import json
 import os
 import re
+import shlex
 import shutil
 import ssl
 import subprocess
 import sys
+import tomllib
 import types
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -15,6 +18,8 @@ from threading import Thread
 
 import pytest
 from click.testing import CliRunner
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from cluster.api.grpc.serve_proxy import MAX_MESSAGE_VARIABLE
 from cluster.api.http.serve_proxy import CALLBACK, CALLBACK_VARIABLE
@@ -70,6 +75,60 @@ def test_build_tools_are_not_in_the_final_stage(dockerfile):
     build, last = stages(dockerfile)
     assert any("grpcio-tools" in each.text for each in of_word(build, "RUN"))
     assert not any("pip" in each.text for each in of_word(last, "RUN"))
+
+
+def sbom_step(stage):
+    """Return the index in a stage and the words of the command that writes the SBOM."""
+    [(index, text)] = [
+        (index, each.text) for index, each in enumerate(stage) if "cyclonedx-py" in each.text
+    ]
+    return index, shlex.split(text.rpartition("&&")[2])
+
+
+def missing_in(sbom, *extras):
+    """Return the requirements of pyproject.toml that no component of the SBOM satisfies."""
+    components = json.loads(sbom.read_text())["components"]
+    versions = {canonicalize_name(each["name"]): each["version"] for each in components}
+    project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+    listed = project["dependencies"] + [
+        each for extra in extras for each in project["optional-dependencies"][extra]
+    ]
+    required = [Requirement(each) for each in listed]
+    assert len(required) >= 20
+    found = [versions.get(canonicalize_name(each.name)) for each in required]
+    return [
+        str(each)
+        for each, version in zip(required, found, strict=True)
+        if version is None or not each.specifier.contains(version, prereleases=True)
+    ]
+
+
+def test_the_sbom_is_written_last_and_into_the_copied_environment(dockerfile):
+    build, last = stages(dockerfile)
+    index, command = sbom_step(build)
+    assert index == len(build) - 1, "what is installed later is not listed"
+    assert command[-1] == "/opt/specdec/bin/python"
+    output = Path(command[command.index("--output-file") + 1])
+    assert output.is_relative_to("/opt/specdec")
+    assert "--from=build /opt/specdec /opt/specdec" in [each.text for each in of_word(last, "COPY")]
+
+
+def test_the_sbom_lists_every_dependency(dockerfile, tmp_path):
+    """Run the command of the image on the environment of the tests."""
+    _, command = sbom_step(stages(dockerfile)[0])
+    sbom = tmp_path / "sbom.json"
+    command = [str(sbom) if each.endswith(".json") else each for each in command[1:-1]]
+    subprocess.run([sys.executable, "-m", "cyclonedx_py", *command, sys.executable], check=True)
+    content = json.loads(sbom.read_text())
+    assert (content["bomFormat"], content["metadata"]["component"]["name"]) == (
+        "CycloneDX",
+        "specdec",
+    )
+    assert all(each["purl"].startswith("pkg:pypi/") for each in content["components"])
+    assert missing_in(sbom, "tracing", "dev") == []
+    rest = [each for each in content["components"] if each["name"] not in ("torch", "ruff")]
+    sbom.write_text(json.dumps({"components": rest}))
+    assert missing_in(sbom, "dev") == ["torch<3,>=2.13", "ruff"], "a missing one is noticed"
 
 
 def test_apt_lists_are_removed(dockerfile):
@@ -184,6 +243,9 @@ def test_the_environment_can_be_built(tmp_path):
             [prefix / "bin/python", "-c", f"import {absent}"], capture_output=True
         )
         assert found.returncode != 0, f"{absent} is in the image"
+    sbom = prefix / "share/sbom/specdec.cdx.json"
+    assert missing_in(sbom, "tracing") == []
+    assert components_of(sbom) == installed_in(prefix) - {"specdec"}
     built = subprocess.run(
         [prefix / "bin/python", "-c", "from cluster.app import build; build({})"],
         env={**os.environ, "PYTHONPATH": "", "XDG_STATE_HOME": str(tmp_path)},
@@ -192,6 +254,17 @@ def test_the_environment_can_be_built(tmp_path):
         text=True,
     )
     assert built.returncode == 0, built.stderr
+
+
+def components_of(sbom):
+    components = json.loads(sbom.read_text())["components"]
+    return {canonicalize_name(each["name"]) for each in components}
+
+
+def installed_in(prefix):
+    command = [prefix / "bin/pip", "list", "--format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return {canonicalize_name(each["name"]) for each in json.loads(done.stdout)}
 
 
 def copy_source(source, destination):
