@@ -110,7 +110,9 @@ def test_an_own_ray_ends_before_the_guard_would_kill_it(fake_serve, monkeypatch)
     fake.aborted.set()
     reports = Mock()
     started_at = time.monotonic()
-    RaySession(replace(CONFIG, ray_address=None), to_guard=reports).stop(["a"], 0.1, threading.Event())
+    RaySession(replace(CONFIG, ray_address=None), to_guard=reports).stop(
+        ["a"], 0.1, threading.Event()
+    )
     assert time.monotonic() - started_at < 5
     assert fake.deleted == ["a"]
     assert reports.mock_calls == [call.ending()]
