@@ -8,8 +8,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 
@@ -35,7 +36,10 @@ class Site:
 class Fault(ABC):
     """A fault. `inject` returns when it is undone, if it is one that is undone."""
 
-    name: str
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Name in the report, and for `--only`."""
 
     def applies(self, root: psutil.Process) -> bool:
         """Return whether the service below `root` has what the fault is about."""
@@ -47,14 +51,15 @@ class Fault(ABC):
 
 
 @dataclass(frozen=True)
-class Kill(Fault):
-    """SIGKILL of one process of an actor."""
+class ActorFault(Fault):
+    """A fault of one process of an actor."""
 
     actor: str
-    name: str = field(init=False)
+    verb: ClassVar[str]
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", f"kill -9 {self.actor}")
+    @property
+    def name(self) -> str:
+        return f"{self.verb} {self.actor}"
 
     def applies(self, root: psutil.Process) -> bool:
         return bool(processes(root, self.actor))
@@ -63,35 +68,35 @@ class Kill(Fault):
         found = processes(site.root, self.actor)
         if not found:
             return "no such process"
-        victim = generator.choice(found)
         with suppress(psutil.NoSuchProcess):
-            victim.kill()
-        return f"1 of {len(found)}"
+            return self.harm(generator.choice(found), generator)
+        return "it had just ended"
+
+    @abstractmethod
+    def harm(self, victim: psutil.Process, generator: random.Random) -> str:
+        """Do it; return details for the report."""
 
 
-@dataclass(frozen=True)
-class Stop(Fault):
-    """SIGSTOP of one process of an actor for some seconds: a grey failure."""
+class Kill(ActorFault):
+    """SIGKILL."""
 
-    actor: str
-    name: str = field(init=False)
+    verb = "kill -9"
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", f"SIGSTOP {self.actor}")
+    def harm(self, victim: psutil.Process, generator: random.Random) -> str:
+        victim.kill()
+        return f"pid {victim.pid}"
 
-    def applies(self, root: psutil.Process) -> bool:
-        return bool(processes(root, self.actor))
 
-    def inject(self, site: Site, generator: random.Random) -> str:
+class Stop(ActorFault):
+    """SIGSTOP for some seconds: a grey failure."""
+
+    verb = "SIGSTOP"
+
+    def harm(self, victim: psutil.Process, generator: random.Random) -> str:
         seconds = generator.uniform(MIN_STOP_S, MAX_STOP_S)
-        found = processes(site.root, self.actor)
-        if not found:
-            return "no such process"
-        victim = generator.choice(found)
-        with suppress(psutil.NoSuchProcess):
-            victim.suspend()
-            time.sleep(seconds)
-            victim.resume()
+        victim.suspend()
+        time.sleep(seconds)
+        victim.resume()
         return f"{seconds:.1f} s"
 
 
