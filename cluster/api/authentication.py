@@ -81,8 +81,8 @@ class ApiKey:
         if max_concurrent is not None and not (type(max_concurrent) is int and max_concurrent > 0):
             name = f"max_concurrent_requests of {self.name}"
             raise InvalidValueError(name, max_concurrent, "a whole number above 0")
-        if not (type(self.min_priority) is int and abs(self.min_priority) <= MAX_PRIORITY):
-            limit = f"a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}"
+        if not (type(self.min_priority) is int and -MAX_PRIORITY <= self.min_priority <= 0):
+            limit = f"a whole number from {-MAX_PRIORITY} to 0, the priority of most requests"
             raise InvalidValueError(f"min_priority of {self.name}", self.min_priority, limit)
 
 

@@ -25,9 +25,13 @@ class ByteBudget:
         held.grow_to(num_bytes)
         return held
 
-    def take(self, num_bytes: int) -> None:
-        """Take bytes, or raise OverloadedError. Without other requests any size is accepted."""
-        if self.num_bytes and self.num_bytes + num_bytes > self._max_bytes:
+    def take(self, num_bytes: int, num_held: int = 0) -> None:
+        """Take bytes, or raise OverloadedError. Without other requests any size is accepted.
+
+        num_held: bytes that the same request holds already.
+        """
+        has_others = self.num_bytes > num_held
+        if has_others and self.num_bytes + num_bytes > self._max_bytes:
             limit = f"{self._max_bytes // 2**20} MiB, max_inflight_mib"
             raise OverloadedError(
                 f"the requests in progress are too large together (limit {limit})"
@@ -49,7 +53,7 @@ class HeldBytes(AbstractContextManager["HeldBytes"]):
     def grow_to(self, num_bytes: int) -> None:
         """Take what a request has grown by. Raises OverloadedError."""
         if num_bytes > SMALL_BYTES:
-            self._budget.take(num_bytes - self._num_bytes)
+            self._budget.take(num_bytes - self._num_bytes, self._num_bytes)
             self._num_bytes = num_bytes
 
     def __exit__(self, *error: object) -> None:

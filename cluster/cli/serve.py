@@ -17,6 +17,7 @@ from cluster.cli.output import Flag, SectionedCommand, combine_flags, print_stde
 from cluster.config.config_file import read_models
 from cluster.config.serve_config import ServeConfig
 from cluster.config.vllm_compat import ALWAYS, RENAMED
+from cluster.serve.processes import guarded
 from specdec.config.fields import DIRECTORY, FILE, Limit, Setting
 from specdec.config.methods import METHOD_NAMES
 from specdec.config.speculative_keys import SPECULATION_KEYS
@@ -213,9 +214,11 @@ def serve(
     _set_keys(api_keys, (config, *others))
     for warning in config.warnings:  # about settings of the whole service
         print_stderr(f"warning: {warning}")
-    from cluster.serve.startup import serve_forever
+    drain_timeout_s = max(each.drain_timeout_s for each in (config, *others))
+    with guarded(drain_timeout_s, is_joined=config.ray_address is not None) as to_guard:
+        from cluster.serve.startup import serve_forever  # slow to import, and starts threads
 
-    serve_forever(config, print_stderr, others)
+        serve_forever(config, print_stderr, others, to_guard)
 
 
 def _set_keys(keys: tuple[str, ...], configs: Sequence[ServeConfig]) -> None:

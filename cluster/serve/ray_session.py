@@ -18,6 +18,7 @@ from cluster.api.http.serve_proxy import (
     MAX_INFLIGHT_VARIABLE,
 )
 from cluster.config.serve_config import ServeConfig
+from cluster.serve.processes import ToGuard
 from cluster.workers.cpu_scheduling import starting_batch_work
 from cluster.workers.ray_internals import ServeListeners, delete_application, serve_listeners
 from cluster.workers.ray_runtime import LocalRay, prepare_environment, start_ray, stop_ray
@@ -49,10 +50,16 @@ class Listening:
 class RaySession:
     """Ray and Serve for the lifetime of a service. Ends only what it has started."""
 
-    def __init__(self, config: ServeConfig, others: Sequence[ServeConfig] = ()) -> None:
-        """others: configurations of further models."""
+    def __init__(
+        self,
+        config: ServeConfig,
+        others: Sequence[ServeConfig] = (),
+        to_guard: ToGuard | None = None,
+    ) -> None:
+        """others: configurations of further models. to_guard: None where there is no guard."""
         self._config = config
         self._max_body_mib = max(each.http_max_body_mib for each in (config, *others))
+        self._to_guard = to_guard or ToGuard()
         self._starts_serve = True
         self._listening = Listening(config.host, config.grpc_port, config.http_port)
         self._own_ray: LocalRay | None = None
@@ -75,6 +82,7 @@ class RaySession:
             self._set_limits_of_proxies()
             with starting_batch_work():
                 self._own_ray = start_ray()
+            self._to_guard.require(self._own_ray.vital_processes())
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         if self._starts_serve:
             self._start_serve()
@@ -145,6 +153,7 @@ class RaySession:
         hurry.wait(drain_timeout_s + _DRAIN_ANSWER_TIMEOUT_S + _STOP_TIMEOUT_S)
         if self.is_joined and not deleted.is_set():
             self._abort(applications)  # the cluster goes on, and they with it
+        self._to_guard.ending()
         stop_ray(processes)
         if own_ray is not None:
             own_ray.restore_environment()

@@ -14,6 +14,8 @@ from cluster.config.config_file import application_name, check_prefix
 from cluster.config.network import address_of, listen_error
 from cluster.config.serve_config import ServeConfig
 from cluster.control.store import ControlStore, state_dir
+from cluster.serve.guard import ABORT, STOP_SIGNALS
+from cluster.serve.processes import ToGuard
 from cluster.serve.ray_session import Listening, RaySession, StartupError
 from cluster.workers.resources import (
     FoundByDriver,
@@ -42,13 +44,19 @@ class ServedModel:
         return application_name(self.config)
 
 
-def serve_forever(config: ServeConfig, report: Report, others: Sequence[ServeConfig] = ()) -> None:
-    """Run the service until SIGINT or SIGTERM, and report each stage.
+def serve_forever(
+    config: ServeConfig,
+    report: Report,
+    others: Sequence[ServeConfig] = (),
+    to_guard: ToGuard | None = None,
+) -> None:
+    """Run the service until SIGINT, SIGTERM or SIGHUP, and report each stage.
 
     Everything that was started is stopped on return. Raises SpecdecError if start-up fails.
     """
-    signals = _Signals()
-    with running_service(config, report, signals.abort, others):
+    to_guard = to_guard or ToGuard()
+    signals = _Signals(to_guard)
+    with running_service(config, report, signals.abort, others, to_guard):
         signals.wait()
         report(
             f"stopping; running requests have up to {config.drain_timeout_s:g} s to finish, press "
@@ -62,6 +70,7 @@ def running_service(
     report: Report,
     abort: threading.Event | None = None,
     others: Sequence[ServeConfig] = (),
+    to_guard: ToGuard | None = None,
 ) -> Iterator[None]:
     """Run the service on a local Ray instance or an existing cluster, within the context.
 
@@ -69,7 +78,7 @@ def running_service(
     the end of the context, running requests have drain_timeout_s to finish, unless `abort` is set.
     """
     started_at = time.monotonic()
-    configs, session = (config, *others), RaySession(config, others)
+    configs, session = (config, *others), RaySession(config, others, to_guard)
     access = _access(configs)  # raises for an invalid file
     served = (
         [ServedModel(each) for each in configs]
@@ -115,20 +124,30 @@ def _access(configs: Sequence[ServeConfig]) -> str:
 
 
 class _Signals:
-    """Handler of SIGINT and SIGTERM: the first one stops, the second one aborts requests."""
+    """Handler of signals: the first one stops, ABORT or without a guard a second one aborts.
 
-    def __init__(self) -> None:
+    With a guard, which counts, further signals change nothing: a process manager may have sent the
+    same one to every process.
+    """
+
+    def __init__(self, to_guard: ToGuard) -> None:
         self.abort = threading.Event()
         self._stop = threading.Event()
+        self._to_guard = to_guard
 
     def wait(self) -> None:
         """Wait for the first signal. Call it after Ray has started, which handles SIGTERM."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._receive)
+        for number in (*STOP_SIGNALS, ABORT):
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                signal.signal(number, self._receive)
+        self._to_guard.ready()
         self._stop.wait()
 
-    def _receive(self, *_: object) -> None:
-        (self.abort if self._stop.is_set() else self._stop).set()
+    def _receive(self, number: int, _: object) -> None:
+        is_second = self._stop.is_set() and not self._to_guard.is_guarded
+        self._stop.set()
+        if is_second or number == ABORT:
+            self.abort.set()
 
 
 def _require_free_port(host: str, port: int) -> None:

@@ -54,6 +54,12 @@ def node_processes(node: Any) -> list[Popen[bytes]]:
     return [each.process for each in chain(*node.all_processes.values())]
 
 
+def vital_processes(node: Any) -> dict[str, Popen[bytes]]:
+    """Return the processes of a node without which it does not go on, by name."""
+    vital = ("gcs_server", "raylet")
+    return {name: each.process for name in vital for each in node.all_processes.get(name, ())}
+
+
 def reload_authentication() -> None:
     """Apply Ray's authentication variables, which it caches when it is imported or first asked."""
     from ray._raylet import (  # type: ignore[attr-defined]  # missing in the stubs

@@ -13,7 +13,12 @@ from typing import Any
 
 import psutil
 
-from cluster.workers.ray_internals import local_node, node_processes, reload_authentication
+from cluster.workers.ray_internals import (
+    local_node,
+    node_processes,
+    reload_authentication,
+    vital_processes,
+)
 from specdec.config.hardware import available_cpus
 
 _OBJECT_STORE_BYTES = 100 * 2**20  # steps do not use it
@@ -70,6 +75,10 @@ class LocalRay:
                     process = psutil.Process(popen.pid)
                     found += [process, *process.children(recursive=True)]
         return found
+
+    def vital_processes(self) -> dict[str, int]:
+        """Return the pids of the processes without which Ray does not go on."""
+        return {name: found.pid for name, found in vital_processes(self.node).items()}
 
     def stop(self) -> None:
         """End it, unless the program has already, and restore the variables."""

@@ -21,8 +21,14 @@ class StepDeadline:
     A limit is `factor` times the longest of the last steps of that size, within bounds.
     """
 
-    def __init__(self, min_s: float, max_s: float, factor: float) -> None:
-        """max_s: before a size has MIN_SAMPLES steps, and never exceeded. min_s: the least."""
+    def __init__(
+        self, min_s: float, max_s: float, factor: float, *, shares_sizes: bool = False
+    ) -> None:
+        """max_s: before a size has MIN_SAMPLES steps, and never exceeded. min_s: the least.
+
+        shares_sizes: whether such a size has the limit of the slowest other size, if there is one.
+        """
+        self._shares_sizes = shares_sizes
         self._min_s = min(min_s, max_s)
         self._max_s = max_s
         self._factor = factor
@@ -35,7 +41,17 @@ class StepDeadline:
 
     def limit_s(self, num_tokens: int) -> float:
         """Return the limit of a step of `num_tokens`, in seconds."""
-        seconds = self._seconds.get(num_tokens.bit_length(), ())
-        if len(seconds) < MIN_SAMPLES:
+        longest_s = self._longest_s(num_tokens.bit_length())
+        if longest_s is None:
             return self._max_s
-        return min(self._max_s, max(self._min_s, self._factor * max(seconds)))
+        return min(self._max_s, max(self._min_s, self._factor * longest_s))
+
+    def _longest_s(self, size: int) -> float | None:
+        longest = {
+            each: max(seconds)
+            for each, seconds in self._seconds.items()
+            if len(seconds) >= MIN_SAMPLES
+        }
+        if self._shares_sizes and size not in longest:
+            return max(longest.values(), default=None)
+        return longest.get(size)

@@ -39,7 +39,7 @@ from specdec.types.profile import WorkerProfile
 _LIVENESS_CHECK_PERIOD_MS = 500
 _MIN_STEP_TIMEOUT_S = 5.0
 _STEP_TIMEOUT_FACTOR = 20.0
-"""A pause of the machine, or of a process for its garbage, is shorter than these limits."""
+"""A pause of the machine or of a process should be shorter than these limits."""
 _MIN_PATIENCE_S = 0.1
 _PATIENCE_FACTOR = 5.0
 """A draft that takes longer than others is no longer worth waiting for."""
@@ -143,7 +143,9 @@ class WorkerGroup(Generic[StepT, OutputT]):
         self._deadlines = StepDeadline(
             _MIN_STEP_TIMEOUT_S, spec.step_timeout_s, _STEP_TIMEOUT_FACTOR
         )
-        self._patience = StepDeadline(_MIN_PATIENCE_S, spec.step_timeout_s, _PATIENCE_FACTOR)
+        self._patience = StepDeadline(
+            _MIN_PATIENCE_S, spec.step_timeout_s, _PATIENCE_FACTOR, shares_sizes=True
+        )
         self._num_catching_up = 0
         self._profile: ProfileInbox | None = None
         try:
@@ -181,17 +183,21 @@ class WorkerGroup(Generic[StepT, OutputT]):
             frames = self._receive()
             if frames == serialization.CAUGHT_UP:
                 self._num_catching_up -= 1
-            else:
-                self._output(frames)
+            else:  # its time counts neither as that of a step nor as that of a good draft
+                self._decode(frames)
                 self._num_late -= 1
         return self._num_late > 0
 
     def _output(self, frames: serialization.Frames) -> OutputT:
-        output, pending = self._role.decode(frames), self._pending.popleft()
-        assert output.step_id == pending.step_id, "the output of another step"
+        pending = self._pending[0]
         seconds = self._answered_s - max(pending.sent_s, self._previous_answer_s)
         self._deadlines.record(pending.num_tokens, seconds)
         self._patience.record(pending.num_tokens, seconds)
+        return self._decode(frames)
+
+    def _decode(self, frames: serialization.Frames) -> OutputT:
+        output, pending = self._role.decode(frames), self._pending.popleft()
+        assert output.step_id == pending.step_id, "the output of another step"
         self._set_deadline()  # of the next answer, if its step was sent already
         return output
 

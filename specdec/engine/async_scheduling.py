@@ -2,19 +2,21 @@
 
 Asynchronous scheduling makes the rows of the next step before the tokens of this one are known. As
 in vLLM and SGLang, a worker that already has its next step does not wait while the engine
-commits this one. In a batch that only decodes, without drafts, everything about the next step is
-known except the tokens, and those the worker has. If a token ends its sequence, the result of that
-sequence's next row is discarded.
+commits this one. Behind a step without drafts, everything about the next step is known except the
+tokens, and those the worker has. If a token ends its sequence, the result of that sequence's next
+row is discarded.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from specdec.engine.metrics import StepRecorder
+from specdec.engine.scheduler import ScheduledRow
 from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.sequence import Sequence, SequenceStatus
 from specdec.sequences.worker_view import WorkerView
@@ -101,34 +103,47 @@ class StepsInFlight:
         self._worker.truncate(seq_id)
 
 
-def next_rows(in_flight: Rows, blocks: BlockManager, max_model_len: int) -> Rows:
-    """Return the rows that follow those in flight, with blocks reserved; none if one is unknown.
+@contextmanager
+def anticipated(in_flight: Rows) -> Iterator[None]:
+    """Advance sequences to their state after the step in flight, whose tokens are pending."""
+    running = [(seq, row) for seq, row in in_flight if seq.status is SequenceStatus.RUNNING]
+    before = [seq.num_computed_tokens for seq, _ in running]
+    for seq, row in running:
+        seq.num_computed_tokens, seq.num_pending = row.end, int(row.samples)
+    try:
+        yield
+    finally:
+        for (seq, _), num_computed_tokens in zip(running, before, strict=True):
+            seq.num_computed_tokens, seq.num_pending = num_computed_tokens, 0
 
-    Leaves out sequences that were aborted or that certainly end with the pending token.
+
+def are_predictable(in_flight: Rows) -> bool:
+    """Return whether each row yields one token, on which nothing else of the next row depends.
+
+    A grammar needs the token for the mask of the next position. A chunk of a prompt yields none.
     """
-    if not all(_is_predictable(seq, row) for seq, row in in_flight):
-        return []
-    continuing = [seq for seq, _ in in_flight if _continues(seq, max_model_len)]
-    # The pending token follows the known ones, and its KV needs a slot.
-    if not all(blocks.reserve(seq.seq_id, seq.num_tokens + 1) for seq in continuing):
-        return []
-    return [(seq, _pending_row(seq)) for seq in continuing]
+    return not any(
+        row.samples and (row.guesses or seq.constraint is not None) for seq, row in in_flight
+    )
 
 
-def _pending_row(seq: Sequence) -> StepRow:
+def ending(in_flight: Rows, max_model_len: int) -> set[int]:
+    """Return the ids of the running sequences that certainly end with their pending token."""
+    return {
+        seq.seq_id
+        for seq, row in in_flight
+        if seq.status is SequenceStatus.RUNNING
+        and row.samples
+        and (seq.num_tokens + 1 >= max_model_len or seq.num_output_tokens + 1 == seq.max_tokens)
+    }
+
+
+def row_ahead(row: ScheduledRow) -> StepRow:
+    """Return the row of an anticipated sequence. Raises GrammarError where it cannot continue."""
+    seq = row.seq
+    if not seq.num_pending:
+        return row.step_row(None)
     adapter_id = seq.request.adapter_id
-    return StepRow(seq.seq_id, seq.num_tokens, (PENDING_TOKEN,), 0, True, adapter_id=adapter_id)
-
-
-def _is_predictable(seq: Sequence, row: StepRow) -> bool:
-    """Return whether the row yields one token and the next row depends on nothing else."""
-    return row.samples and not row.guesses and seq.constraint is None
-
-
-def _continues(seq: Sequence, max_model_len: int) -> bool:
-    num_output_tokens = seq.num_output_tokens + 1
-    return (
-        seq.status is SequenceStatus.RUNNING
-        and seq.num_tokens + 1 < max_model_len
-        and (seq.max_tokens is None or num_output_tokens < seq.max_tokens)
+    return StepRow(
+        seq.seq_id, seq.num_computed_tokens, (PENDING_TOKEN,), 0, True, adapter_id=adapter_id
     )

@@ -11,12 +11,19 @@ from dataclasses import replace
 from itertools import takewhile
 
 from specdec.config.engine import EngineConfig
-from specdec.engine.async_scheduling import Rows, StepsInFlight, next_rows
+from specdec.engine.async_scheduling import (
+    Rows,
+    StepsInFlight,
+    anticipated,
+    are_predictable,
+    ending,
+    row_ahead,
+)
 from specdec.engine.input_processor import InputProcessor, has_allowed_token
 from specdec.engine.metrics import Metrics, StepRecorder
 from specdec.engine.outputs import TargetLostError, output_of
 from specdec.engine.scheduler import ScheduledRow, Scheduler
-from specdec.engine.speculator import Speculator
+from specdec.engine.speculator import Drafting, Speculator
 from specdec.engine.stop_checker import Stop, check_stop
 from specdec.engine.suspects import Suspects
 from specdec.models.config import ModelConfig
@@ -24,7 +31,7 @@ from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.output_buffer import BufferedTokens
 from specdec.sequences.sequence import Choices, EngineRequest, Lookahead, Sequence, SequenceStatus
 from specdec.speculation.policy.policy import SpeculationPolicy
-from specdec.speculation.proposers import Proposal, Proposer, make_proposer
+from specdec.speculation.proposers import Proposer, make_proposer
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationControl
 from specdec.types.draft_decision import Decision
@@ -83,7 +90,8 @@ class Engine:
         self._suspects = Suspects()
         self._choices: dict[str, Choices] = {}  # by request id
         self._next_seq_id = 0
-        self._may_run_ahead = False
+        self._decision: Decision | None = None  # in force for steps that are begun ahead
+        self._drafting_ahead = Drafting()
         self._batch_size = 0  # sequences for which the last step produced tokens
 
     def add(self, request: EngineRequest) -> None:
@@ -126,7 +134,7 @@ class Engine:
         if self.config.speculation is not None:  # its own validation knows the default verifier
             replace(self.config.speculation, allowed_verifiers=control.allowed_verifiers)
         self._speculator.set_control(control)
-        self._may_run_ahead = False  # the next step is scheduled under the new settings
+        self._decision = None  # the next step is scheduled under the new settings
 
     def expire(self, now_s: float) -> list[str]:
         """End the requests that are queued past their deadline, and return their ids."""
@@ -188,17 +196,19 @@ class Engine:
 
     def _advance(self, outputs: list[EngineOutput]) -> None:
         """Run a step, and add its outputs as they are committed."""
+        before = self._decision
         is_ahead = self._begin_ahead()
         outputs += self._collect()
         decision = self._decide()
         if is_ahead:
-            self._keep_batch()
+            is_as_decided = before is not None and decision.shape == before.shape
+            self._keep_batch(is_as_decided=is_as_decided)
             return
         rows = self._schedule(decision)
-        drafts = self._propose(rows, decision)
-        started = self._step_rows(rows, drafts, outputs)
+        drafting = self._propose(rows, decision)
+        started = self._step_rows(rows, drafting, outputs)
         if started:
-            self._begin(started)
+            self._begin(started, drafting)
 
     def stats(self) -> EngineStats:
         """Return the present load and a snapshot of the counters."""
@@ -238,8 +248,8 @@ class Engine:
     def _decide(self) -> Decision:
         scheduler, control = self._scheduler, self.control
         decision = self._speculator.decide(scheduler.num_decoding, scheduler.num_eligible(control))
-        may_overlap = self.config.async_scheduling and self._suspects.current is None
-        self._may_run_ahead = may_overlap and not decision.num_draft_tokens
+        may_run_ahead = self.config.async_scheduling and self._suspects.current is None
+        self._decision = decision if may_run_ahead else None
         return decision
 
     def _schedule(self, decision: Decision) -> list[ScheduledRow]:
@@ -249,46 +259,66 @@ class Engine:
             self._release(seq)
         return rows
 
-    def _propose(self, rows: list[ScheduledRow], decision: Decision) -> dict[int, Proposal]:
+    def _propose(self, rows: list[ScheduledRow], decision: Decision) -> Drafting:
         """Draft for the eligible rows, those with room for 0 draft tokens included, and time it.
 
         Speculation that is off is free here: without draft tokens to spend the proposer is not
         called, and the scheduler has reserved no KV slot beyond each sequence's next token.
         """
         if not decision.num_draft_tokens:
-            return {}
-        control = self.control
-        eligible = [row for row in rows if row.seq.is_eligible(control)]
+            return Drafting()
+        eligible = self._eligible(rows)
         began_at_s = self._clock()
-        proposals = self._speculator.propose(eligible)
+        drafting = self._speculator.propose(eligible)
         if any(row.num_draft_tokens for row in eligible):
             self._recorder.record_draft(self._clock() - began_at_s)
-        return proposals
+        return drafting
+
+    def _eligible(self, rows: list[ScheduledRow]) -> list[ScheduledRow]:
+        control = self.control
+        return [row for row in rows if row.seq.is_eligible(control)]
 
     def _begin_ahead(self) -> bool:
         """Begin the step behind the one in flight if its rows are known; return whether it was."""
-        if not (self._may_run_ahead and len(self._steps) == 1 and self._scheduler.is_closed):
+        if self._decision is None or len(self._steps) != 1:
             return False
-        rows = self._steps.rows
-        num_left = sum(seq.status is SequenceStatus.RUNNING for seq, _ in rows)
-        if num_left < self._scheduler.num_running:
-            return False  # sequences outside the step in flight may join the next one
-        following = next_rows(rows, self._blocks, self.config.max_model_len)
-        if not following or (self._scheduler.num_waiting and len(following) < num_left):
-            return False  # a waiting sequence takes the place of one that ends
-        self._send(following)
+        in_flight = self._steps.rows
+        scheduled = self._schedule_ahead(in_flight, self._decision)
+        drafting: Drafting | None = Drafting()
+        if scheduled and self._decision.num_draft_tokens:
+            drafting = self._speculator.propose_ahead(self._eligible(scheduled))
+        if not scheduled or drafting is None:
+            return False
+        try:
+            with anticipated(in_flight):
+                rows = [(row.seq, row_ahead(row)) for row in scheduled]
+        except GrammarError:
+            return False  # it is reported when the step is scheduled again
+        self._send(rows)
+        self._drafting_ahead = drafting
         return True
 
-    def _keep_batch(self) -> None:
+    def _schedule_ahead(self, in_flight: Rows, decision: Decision) -> list[ScheduledRow]:
+        """Return the rows behind those in flight; none where they are not known yet."""
+        if not are_predictable(in_flight):
+            return []
+        ended = ending(in_flight, self.config.max_model_len)
+        if ended and self._scheduler.num_waiting:
+            return []  # a waiting sequence takes the place of one that ends
+        with anticipated(in_flight):
+            rows = self._scheduler.schedule_ahead(decision, self.control)
+        return [row for row in rows if row.seq.seq_id not in ended]
+
+    def _keep_batch(self, *, is_as_decided: bool) -> None:
         """Go on with the step that was begun ahead."""
-        # Otherwise it differs from the decision just made, or its results are discarded.
-        if self._may_run_ahead and self._scheduler.num_decoding:
-            self._speculator.begin_step([row for _, row in self._steps.rows])
+        if self._scheduler.num_decoding:  # otherwise its results are discarded
+            rows = [row for _, row in self._steps.rows]
+            self._speculator.begin_step(rows, self._drafting_ahead, is_as_decided=is_as_decided)
 
     def _step_rows(
         self,
         rows: list[ScheduledRow],
-        drafts: dict[int, Proposal],
+        drafting: Drafting,
         outputs: list[EngineOutput],
     ) -> Rows:
         """Return what the target runs; add an error for each request whose grammar got stuck."""
@@ -297,14 +327,14 @@ class Engine:
             if row.seq.status is not SequenceStatus.RUNNING:
                 continue  # another choice of its request has just failed
             try:
-                started.append((row.seq, row.step_row(drafts.get(row.seq.seq_id))))
+                started.append((row.seq, row.step_row(drafting.proposals.get(row.seq.seq_id))))
             except GrammarError as error:
                 outputs.append(self._fail(row.seq, error))
         return [(seq, row) for seq, row in started if seq.status is SequenceStatus.RUNNING]
 
-    def _begin(self, rows: Rows) -> None:
+    def _begin(self, rows: Rows, drafting: Drafting) -> None:
         self._send(rows)
-        self._speculator.begin_step([row for _, row in rows])
+        self._speculator.begin_step([row for _, row in rows], drafting)
 
     def _send(self, rows: Rows) -> None:
         step_id = self._counts.num_steps

@@ -65,7 +65,7 @@ class EngineThread:
         engine: Engine,
         restart_target: Callable[[], Target] | None = None,
         on_target_lost: Callable[[], None] | None = None,
-        on_loss_explained: Callable[[], None] | None = None,
+        on_loss_explained: Callable[[], None] = lambda: None,
     ) -> None:
         """Start the thread. Call it on the event loop that reads the streams.
 
@@ -75,12 +75,14 @@ class EngineThread:
             the engine ends with its target.
         on_target_lost: runs on the engine's thread before `restart_target`, so that this thread
             uses the lost target no longer.
-        on_loss_explained: runs before that where a request caused the loss, and has been ended.
+        on_loss_explained: runs on the engine's thread after a loss whose cause, a request, has been
+            ended, once the next target has generated tokens: it is in order.
         """
         self._engine = engine
         self._restart_target = restart_target
         self._on_target_lost = on_target_lost
         self._on_loss_explained = on_loss_explained
+        self._is_loss_explained = False  # a request has ended as its cause, and no step has run yet
         self.event_loop = asyncio.get_running_loop()
         self._streams = OutputStreams()
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
@@ -243,6 +245,9 @@ class EngineThread:
             self._recover(error)
         else:
             self._deliver(outputs, self._engine.newly_scheduled)
+            if self._is_loss_explained and any(output.token_ids for output in outputs):
+                self._is_loss_explained = False
+                self._on_loss_explained()
 
     def _deliver(
         self, outputs: Sequence[EngineOutput], newly_scheduled: tuple[str, ...] = ()
@@ -301,7 +306,12 @@ class EngineThread:
             return
         logger.warning("streams pause: %s", error)
         self.is_recovering = True
-        self._end_cause()
+        try:
+            self._end_cause()
+        except Exception:
+            logger.exception("the cause of the loss could not be ended")
+            self._give_up(TargetFailedError("engine error"))
+            return
         try:
             if self._on_target_lost is not None:
                 self._on_target_lost()
@@ -314,8 +324,7 @@ class EngineThread:
         """End the request that caused the loss of the target, if that is known."""
         outputs = self._engine.record_loss()
         self._deliver(outputs)
-        if outputs and self._on_loss_explained is not None:
-            self._on_loss_explained()
+        self._is_loss_explained = bool(outputs)
 
     def _restart(self) -> None:
         assert self._restart_target is not None

@@ -187,10 +187,37 @@ class Scheduler:
         self._reserve_guesses()
         return list(self._rows.values())
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether no waiting sequence can join the batch before a running one leaves it."""
-        return not self._waiting or len(self._running) >= self._config.max_num_seqs
+    def schedule_ahead(self, decision: Decision, control: SpeculationControl) -> list[ScheduledRow]:
+        """Return the rows of the step behind the one in flight; none if it depends on that one.
+
+        The running sequences are in the state after the step in flight. None is preempted, and
+        none is admitted, since blocks that it could share may be published by then. Where either
+        would happen, or a row would lose guesses for want of blocks, the step cannot be known.
+        """
+        self._rows = {}
+        self._decision, self._control = decision, control
+        if self._num_missing_blocks() > self._blocks.num_free_blocks:
+            return []
+        self._schedule_decodes()
+        self._plan_guesses()
+        planned = list(self._rows.values())
+        budget = self._schedule_prefills(self._prefill_budget())
+        has_seat = len(self._running) < self._config.max_num_seqs
+        if budget > 0 and self._waiting and has_seat:
+            return []
+        self._reserve_guesses()
+        rows = list(self._rows.values())
+        return rows if rows[: len(planned)] == planned else []
+
+    def _num_missing_blocks(self) -> int:
+        """Return at least how many blocks the next tokens of the running sequences take."""
+        num_missing = 0
+        for seq in self._running:
+            chunk = min(seq.num_uncomputed_tokens, self._config.max_num_batched_tokens)
+            num_needed = -(-(seq.num_computed_tokens + chunk) // self._blocks.block_size)
+            num_held = len(self._blocks.block_table(seq.seq_id))
+            num_missing += max(0, num_needed - num_held)
+        return num_missing
 
     def admit_only(self, seq: Sequence | None) -> None:
         """Let no other waiting sequence join the batch; None admits all again."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections.abc
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.scheduler import ScheduledRow
@@ -13,6 +15,18 @@ from specdec.types.control import NO_SPECULATION, SpeculationControl
 from specdec.types.draft_decision import Decision, DecisionReason, chain
 from specdec.types.messages import StepRow
 from specdec.types.stats import STRUCTURED_OUTPUT
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """The drafts of one step, each by sequence.
+
+    num_requested: the draft tokens that were wanted. methods: of the drafts that are not empty.
+    """
+
+    proposals: Mapping[int, Proposal] = field(default_factory=dict)
+    num_requested: Mapping[int, int] = field(default_factory=dict)
+    methods: Mapping[int, str] = field(default_factory=dict)
 
 
 class Speculator:
@@ -37,8 +51,7 @@ class Speculator:
         self._proposer = proposer
         self._configured = config.control if config else NO_SPECULATION
         self._length_rule = config.length_rule if config else None
-        self._num_requested: dict[int, int] = {}  # draft tokens by sequence, of the last step
-        self._methods: dict[int, str] = {}  # by sequence, of the last step's drafts
+        self._drafting = Drafting()  # of the oldest step in flight
 
     @property
     def control(self) -> SpeculationControl:
@@ -57,48 +70,65 @@ class Speculator:
 
     def decide(self, num_decoding: int, num_eligible: int) -> Decision:
         """Return how much a sequence may draft in the next step; see `SpeculationPolicy.decide`."""
-        self._num_requested, self._methods = {}, {}
+        self._drafting = Drafting()
         if self._proposer is None or self._config is None:
             return Decision(chain(0), DecisionReason.OPERATOR)
         if self.policy is None:
             return Decision(chain(self._config.num_speculative_tokens), DecisionReason.OPERATOR)
         return self.policy.decide(num_decoding, num_eligible)
 
-    def propose(self, rows: collections.abc.Sequence[ScheduledRow]) -> dict[int, Proposal]:
-        """Return drafts by sequence, for those of `rows` that have any."""
+    def propose(self, rows: collections.abc.Sequence[ScheduledRow]) -> Drafting:
+        """Return the drafts for those of `rows` that have any."""
         if not rows or self._proposer is None or self._config is None:
-            return {}
+            return Drafting()
         requests = [
             DraftRequest(
                 row.seq, row.num_draft_tokens, row.num_lookahead_tokens, self._method(row.seq)
             )
             for row in rows
         ]
-        self._num_requested = {each.seq.seq_id: each.max_tokens for each in requests}
         self._proposer.begin(requests)
         proposals = {each.seq_id: each for each in self._proposer.collect()}
-        self._methods = {
+        methods = {
             seq_id: each.method or self._config.method
             for seq_id, each in proposals.items()
             if each.draft_token_ids
         }
-        return proposals
+        num_requested = {each.seq.seq_id: each.max_tokens for each in requests}
+        return Drafting(proposals, num_requested, methods)
 
-    def begin_step(self, rows: collections.abc.Sequence[StepRow]) -> None:
-        """Report a step to the policy, unless it only prefills."""
-        if self.policy is None:
-            return
+    def propose_ahead(self, rows: collections.abc.Sequence[ScheduledRow]) -> Drafting | None:
+        """Return the drafts for a step ahead of the one in flight; None where they depend on it.
+
+        A draft model catches up on rows without drafts as it does for any step.
+        """
+        if any(row.num_draft_tokens for row in rows):
+            return None
+        return self.propose(rows)
+
+    def begin_step(
+        self,
+        rows: collections.abc.Sequence[StepRow],
+        drafting: Drafting,
+        *,
+        is_as_decided: bool = True,
+    ) -> None:
+        """Take note of a step, and report it to the policy unless it only prefills.
+
+        is_as_decided: False for a step that was begun under another decision than the last one.
+        """
+        self._drafting = drafting
         decoding = [row for row in rows if row.samples and row.num_known_tokens == 1]
-        if not decoding:
+        if self.policy is None or not decoding or not is_as_decided:
             return
-        num_requested = sum(self._num_requested.get(row.seq_id, 0) > 0 for row in decoding)
+        num_requested = sum(drafting.num_requested.get(row.seq_id, 0) > 0 for row in decoding)
         num_drafted = sum(row.num_draft_tokens > 0 for row in decoding)
         has_prefill = len(decoding) < len(rows)
         self.policy.begin_step(num_requested, num_drafted, has_prefill=has_prefill)
 
     def drafting_method(self, seq_id: int) -> str:
         """Return the method that a row's draft counts for, even if a grammar has extended it."""
-        return self._methods.get(seq_id, STRUCTURED_OUTPUT)
+        return self._drafting.methods.get(seq_id, STRUCTURED_OUTPUT)
 
     def observe(self, seq: Sequence, num_drafted: int, num_accepted: int) -> None:
         """Adapt draft length and policy to the outcome of a row's draft.
@@ -108,7 +138,7 @@ class Speculator:
         if self._length_rule is not None and seq.draft_length is not None:
             seq.draft_length = self._length_rule.after(seq.draft_length, num_drafted, num_accepted)
         if self.policy is not None and self._method(seq) == self.policy.control.method:
-            num_requested = self._num_requested.get(seq.seq_id, 0)
+            num_requested = self._drafting.num_requested.get(seq.seq_id, 0)
             self.policy.observe_row(num_requested, num_drafted, num_accepted)
 
     def end_step(self) -> None:

@@ -124,8 +124,9 @@ class Sequence:
     in a batch before, as a preempted sequence was. may_draft: False once its logits were NaN beside
     drafts. draft_length: adapts to acceptance; None before the first draft. lookahead: of the last
     step, if it had any. output_buffer: tokens not sent yet. constraint: its structured output.
-    block_keys: of its prefix, as `BlockManager.attach` extends them. arrival_s: when its request
-    was added, by the engine's clock.
+    num_pending: tokens that the step in flight will yield, 0 or 1, while the next step is scheduled
+    ahead of it; else 0. block_keys: of its prefix, as `BlockManager.attach` extends them.
+    arrival_s: when its request was added, by the engine's clock.
     """
 
     seq_id: int
@@ -137,6 +138,7 @@ class Sequence:
     arrival_s: float = 0.0
     token_ids: list[int] = field(init=False)
     num_computed_tokens: int = 0
+    num_pending: int = 0
     num_cached_tokens: int = 0
     has_run: bool = False
     may_draft: bool = True
@@ -176,7 +178,7 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.token_ids)
+        return len(self.token_ids) + self.num_pending
 
     @property
     def num_output_tokens(self) -> int:
@@ -184,7 +186,7 @@ class Sequence:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        return len(self.token_ids) - self.num_computed_tokens
+        return self.num_tokens - self.num_computed_tokens
 
     @property
     def rank(self) -> tuple[float, int]:

@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx
 import psutil
 
+from cluster.control.plane import SILENCE_LIMIT_S
 from specdec.client import Client, ClientError
 from specdec.types.sampling_params import SamplingParams
 from tests.chaos.faults import Fault, Site, all_faults
@@ -27,7 +28,8 @@ from tests.e2e.conftest import RunningService, running_service
 NUM_CLIENTS = 6
 MIN_PAUSE_S, MAX_PAUSE_S = 2.0, 8.0
 RECOVERY_LIMIT_S = 180.0
-IDLE_LIMIT_S = 60.0
+IDLE_LIMIT_S = SILENCE_LIMIT_S + 10
+"""The metrics of a killed replica are dropped after SILENCE_LIMIT_S."""
 SMALL_DISK_BYTES = 4 << 20
 DRAFT = '{"method": "draft_model", "num_speculative_tokens": 3, "policy": "threshold"}'
 LOOKUP = '{"method": "ngram", "num_speculative_tokens": 3, "policy": "threshold"}'
@@ -171,7 +173,7 @@ def _population_faults(service: RunningService, expected: Counter[str]) -> list[
 
 
 def idle_faults(service: RunningService) -> list[str]:
-    """Return what a service without requests still holds after a minute."""
+    """Return what a service without requests still holds after IDLE_LIMIT_S."""
     ends_at_s = time.monotonic() + IDLE_LIMIT_S
     while True:
         faults = _held(service)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tomllib
 import types
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -172,8 +172,9 @@ def served(monkeypatch):
     """Return the configurations that the command passes to the service."""
     configs = []
     fake = types.ModuleType("cluster.serve.startup")
-    fake.serve_forever = lambda config, report, others: configs.append(config)
+    fake.serve_forever = lambda config, report, others, _: configs.append(config)
     monkeypatch.setitem(sys.modules, "cluster.serve.startup", fake)
+    monkeypatch.setattr("cluster.cli.serve.guarded", lambda *_, **__: nullcontext())
     return configs
 
 

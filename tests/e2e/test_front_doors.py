@@ -8,6 +8,8 @@ import grpc
 import httpx
 import pytest
 
+from protos.specdec.v1 import inference_pb2 as pb
+from protos.specdec.v1.inference_pb2_grpc import InferenceServiceStub
 from specdec.client import AdminClient, Client, ClientError, SpeculationChange
 from tests.cluster.http_server import connected
 from tests.e2e.conftest import running_service
@@ -190,3 +192,18 @@ def test_a_hundred_large_messages_take_the_memory_of_few(embedded):
     counts = dict(line.split() for line in client.stdout.read().splitlines())
     assert set(counts) <= {"INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"}, "a prompt is too long"
     assert peak - before < 700 * 2**20
+
+
+def test_a_stream_that_is_not_read_ends_with_a_status(service):
+    """A client with a small window, and chunks with many log-probabilities, which fill it."""
+    options = [("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
+    sampling = pb.SamplingParams(max_tokens=480, ignore_eos=True, logprobs=20)
+    request = pb.GenerateRequest(text="a", sampling=sampling)
+    with grpc.insecure_channel(service.grpc_address, options) as channel:
+        stream = InferenceServiceStub(channel).GenerateStream(request)
+        assert next(stream).request_id
+        time.sleep(22)
+        with pytest.raises(grpc.RpcError) as caught:
+            list(stream)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert caught.value.details() == "the client has not read its stream for 20 s"

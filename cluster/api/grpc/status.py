@@ -6,6 +6,7 @@ after the last message of a stream.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from inspect import isasyncgenfunction
@@ -18,6 +19,7 @@ from ray.serve.grpc_util import RayServegRPCContext
 
 from cluster.api.errors import status_of
 from protos.specdec.v1 import admin_pb2, inference_pb2
+from specdec.types.errors import OverloadedError
 
 _RESPONSES = {
     method.name: GetMessageClass(method.output_type)
@@ -27,6 +29,10 @@ _RESPONSES = {
 }
 
 MALFORMED_MESSAGE = "the request is no message of the type that this method takes"
+
+WRITE_TIMEOUT_S = 20.0
+"""Limit for a message of a stream to be sent. A client that does not read holds a sequence of the
+engine; it gets the status after what it has not read, and may resume its stream."""
 
 Handler = Callable[[Any, Any], Any]
 
@@ -117,10 +123,24 @@ def refuse_malformed(
         await check(request, grpc_context)
         async with aclosing(handler(request, wrap_context(grpc_context))) as messages:
             async for message in messages:
-                await grpc_context.write(message)
+                if not await _write(message, grpc_context):
+                    return
         finish(grpc_context)
 
     return stream if isasyncgenfunction(handler) else call
+
+
+async def _write(message: Any, grpc_context: Any) -> bool:
+    """Send a message; set the status and return False if the client does not read in time."""
+    try:
+        async with asyncio.timeout(WRITE_TIMEOUT_S):
+            await grpc_context.write(message)
+    except TimeoutError:
+        text = f"the client has not read its stream for {WRITE_TIMEOUT_S:g} s"
+        with reporting_to(grpc_context):
+            raise OverloadedError(text) from None
+        return False
+    return True
 
 
 def _wrap(handler: Any) -> Any:

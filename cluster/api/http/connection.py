@@ -1,9 +1,12 @@
-"""The server's side of an HTTP connection, with a limit on what is buffered before a request.
+"""The server's side of an HTTP connection, with limits on clients that send or read nothing.
 
-uvicorn's parser keeps header names and values, chunk extensions and trailers of any size.
+uvicorn's parser keeps header names and values, chunk extensions and trailers of any size, and its
+responses wait indefinitely for clients that do not read.
 """
 
 from __future__ import annotations
+
+import asyncio
 
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import (
@@ -19,6 +22,10 @@ MAX_HEADER_BYTES = 64 * 1024
 """Size of a request's target and headers together, the default of uvicorn's other parser."""
 
 
+WRITE_TIMEOUT_S = 20.0
+"""Limit for a client to read any part of what is buffered for it."""
+
+
 class BoundedConnection(HttpToolsProtocol):
     """Connection that is closed with 431 when a header block is too large.
 
@@ -27,6 +34,27 @@ class BoundedConnection(HttpToolsProtocol):
 
     _num_unparsed = 0
     """Bytes since the parser has completed a header block or a part of a body."""
+    _write_timer: asyncio.TimerHandle | None = None
+
+    def pause_writing(self) -> None:
+        """Pause a response whose client does not read, and abort the connection after a time."""
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(WRITE_TIMEOUT_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Continue a response."""
+        super().resume_writing()
+        self._stop_write_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the request, which is cancelled."""
+        self._stop_write_timer()
+        super().connection_lost(exc)
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def data_received(self, data: bytes) -> None:
         """Parse what has arrived."""

@@ -122,6 +122,7 @@ def test_keys_from_the_environment(monkeypatch):
         f"- {{name: ann, key: {KEY}, requests_per_s: .nan}}",
         f"- {{name: ann, key: {KEY}, max_concurrent_requests: 1.5}}",
         f"- {{name: ann, key: {KEY}, min_priority: -1001}}",
+        f"- {{name: ann, key: {KEY}, min_priority: 1}}",
         f"- {{name: ann, key: {KEY}, min_priority: true}}",
         f"- {{name: ann, key: {KEY}}}\n- {{name: bob, key: {KEY}}}",
         f"- {{name: ann, key: {KEY}}}\n- {{name: ann, key: {OTHER}}}",

@@ -3,12 +3,15 @@
 import re
 import sys
 import types
+from contextlib import nullcontext
+from unittest.mock import Mock, call
 
 import pytest
 from click.testing import CliRunner
 
 from cluster.api.authentication import KEYS_VARIABLE, read_keys
 from cluster.cli import main
+from cluster.cli import serve as cli_serve
 from cluster.cli.serve import OTHER, SECTIONS
 from cluster.config.serve_config import ServeConfig
 from cluster.config.vllm_compat import ALWAYS, RENAMED
@@ -27,18 +30,35 @@ def fails_with(result, line):
 
 
 @pytest.fixture
-def served(monkeypatch):
+def guard():
+    """Return what the command calls for a guard, without which it does not fork."""
+    return Mock(return_value=nullcontext())
+
+
+@pytest.fixture
+def served(monkeypatch, guard):
     """Replace the service; return the configurations that it was started with."""
     configs = []
     fake = types.ModuleType("cluster.serve.startup")
-    fake.serve_forever = lambda config, report, others: configs.extend([config, *others])
+    fake.serve_forever = lambda config, report, others, _: configs.extend([config, *others])
     monkeypatch.setitem(sys.modules, "cluster.serve.startup", fake)
+    monkeypatch.setattr(cli_serve, "guarded", guard)
     return configs
 
 
 def test_serve_with_defaults(served):
     assert run_cli("serve").exit_code == 0
     assert served == [ServeConfig()]
+
+
+def test_the_guard_knows_the_longest_drain_and_the_ray(served, guard, tmp_path):
+    path = tmp_path / "serve.yaml"
+    models = "{model: a/one, drain_timeout_s: 7}, {model: a/two, drain_timeout_s: 9}"
+    path.write_text(f"ingress: serve\nmodels: [{models}]\n")
+    assert run_cli("serve", "--config", str(path)).exit_code == 0
+    assert run_cli("serve", "--ingress", "serve", "--ray-address", "head:6379").exit_code == 0
+    default = ServeConfig().drain_timeout_s
+    assert guard.mock_calls == [call(9.0, is_joined=False), call(default, is_joined=True)]
 
 
 def test_serve_has_a_flag_for_each_setting():
@@ -100,7 +120,7 @@ def test_serve_prints_each_warning_once(served, tmp_path):
 
 
 def test_a_service_that_fails_to_start(served, monkeypatch):
-    def fail(config, report, others):
+    def fail(config, report, others, to_guard):
         report("starting")
         raise OutOfMemoryError("2 GiB needed, 1 GiB free")
 

@@ -173,6 +173,7 @@ def test_the_proxies_of_a_private_ray_inherit_the_limits(monkeypatch):
 
     def start_ray():
         seen.append(dict(os.environ))
+        return SimpleNamespace(vital_processes=dict)
 
     monkeypatch.setattr(ray_session, "start_ray", start_ray)
     monkeypatch.setattr(RaySession, "_start_serve", lambda session: None)

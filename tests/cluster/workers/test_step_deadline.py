@@ -38,6 +38,14 @@ def test_one_slow_step_raises_the_limit_until_it_leaves_the_window(deadline):
     assert after(deadline, 1, 0.01, 64) == 5.0
 
 
+def test_a_new_size_may_share_the_limit_of_the_slowest_other():
+    shared = StepDeadline(0.1, 10.0, 5.0, shares_sizes=True)
+    assert shared.limit_s(1) == 10.0
+    assert after(shared, 4, 0.1) == 0.5
+    assert after(shared, 16, 0.2) == 1.0
+    assert shared.limit_s(1) == 1.0
+
+
 def test_the_least_limit_does_not_exceed_the_full_one():
     deadline = StepDeadline(min_s=5.0, max_s=1.0, factor=20.0)
     assert after(deadline, 1, 0.01) == 1.0

@@ -173,6 +173,22 @@ def test_drafting_goes_on_when_a_late_draft_has_arrived(drafting):
     assert len(groups) == 1, "the worker was not restarted"
 
 
+def test_a_late_draft_does_not_lengthen_the_patience(drafting):
+    supervisor, groups = drafting
+    seq = sequence()
+    for _ in range(MIN_SAMPLES):
+        drafts(supervisor, seq)
+    for _ in range(3):
+        groups[0].is_running.clear()
+        assert drafts(supervisor, seq) == []
+        time.sleep(0.5)
+        groups[0].is_running.set()
+        ends_at_s = time.monotonic() + 10
+        while drafts(supervisor, seq) == []:
+            assert time.monotonic() < ends_at_s
+    assert groups[0]._patience.limit_s(16) < 0.5
+
+
 def test_a_draft_worker_that_stays_late_is_restarted(drafting, monkeypatch):
     supervisor, groups = drafting
     monkeypatch.setattr(groups[0]._deadlines, "_min_s", 0.3)

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from specdec.config.speculative import SpeculativeConfig
 from specdec.distributed.group import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.speculation.policy.cost_model import CostModel, CostTable
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
+from specdec.speculation.proposers import make_proposer
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationControl
@@ -18,7 +20,14 @@ from specdec.types.errors import TargetFailedError
 from specdec.types.sampling_params import StructuredOutput
 from specdec.worker import LocalTarget, load_runner
 from tests.clock import Clock
-from tests.specdec.engines import Transcript, engine_config, make_engine, request, run
+from tests.specdec.engines import (
+    Transcript,
+    draft_model,
+    engine_config,
+    make_engine,
+    request,
+    run,
+)
 from tests.specdec.fakes import run_ranks
 
 
@@ -57,10 +66,10 @@ class SpiedTarget(LocalTarget):
         return sum(is_ahead for _, is_ahead in self.steps)
 
 
-def engine_on(directory, config, group=None, policy=None):
+def engine_on(directory, config, group=None, policy=None, proposer=None):
     runner = load_runner(directory, "float32", config, group or TensorParallelGroup())
     target = SpiedTarget(runner)
-    return make_engine(directory, config, target, policy=policy), target
+    return make_engine(directory, config, target, proposer, policy), target
 
 
 def varied_requests():
@@ -73,6 +82,13 @@ def varied_requests():
         request("choices", PROMPTS[1], temperature=1.0, seed=5, n=3, max_tokens=12),
         request("logprobs", PROMPTS[3], logprobs=2, prompt_logprobs=1, stop=["e"], max_tokens=40),
         request("bad words", PROMPTS[2], bad_words=["a", "b"], min_tokens=9, max_tokens=25),
+    ]
+
+
+def repetitive_requests():
+    return [
+        request(f"repetitive {i}", [7 + i, 8, 9, 10 + i] * 6, max_tokens=40, seed=i, temperature=t)
+        for i, t in enumerate((0.0, 0.7, 0.0))
     ]
 
 
@@ -187,10 +203,100 @@ def test_no_step_runs_ahead_while_a_request_can_join(tiny_model_dir):
     assert (len(joined.rows), is_ahead) == (2, False)
 
 
-def test_no_step_runs_ahead_with_drafts(tiny_model_dir):
-    engine, target = engine_on(tiny_model_dir, engine_config(3, async_scheduling=True))
+METHODS = {
+    "ngram": {"method": "ngram", "prompt_lookup_min": 1},
+    "suffix": {"method": "suffix"},
+    "lookahead": {"method": "lookahead"},
+    "draft_model": {"method": "draft_model"},
+    "ngram first": {"method": "draft_model", "first": "ngram"},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("changes", [{}, {"max_prefill_tokens": 5, "num_blocks": 60}], ids=str)
+def test_drafts_are_those_of_synchronous_scheduling(tiny_model_dir, method, changes):
+    speculation = SpeculativeConfig.of(num_speculative_tokens=3, **METHODS[method])
+    outcomes = {}
+    for is_async in (False, True):
+        drafter = draft_model(tiny_model_dir) if "draft_model" in speculation.methods else None
+        config = engine_config(speculation=speculation, async_scheduling=is_async, **changes)
+        proposer = make_proposer(speculation, drafter)
+        engine, target = engine_on(tiny_model_dir, config, proposer=proposer)
+        generated = answers(engine, varied_requests() + repetitive_requests())
+        generated |= answers(engine, [request("long", list(range(5, 105)), max_tokens=9)])
+        outcomes[is_async] = generated, engine.stats().counts.drafted_by_method
+        assert (target.num_ahead > 0) == is_async
+    assert outcomes[True] == outcomes[False]
+    assert sum(map(sum, outcomes[True][1].values())) > 50
+
+
+def test_no_step_runs_ahead_of_drafts_that_depend_on_it(tiny_model_dir):
+    """Only behind the last token but one, where none is of use."""
+    config = engine_config(speculation=SpeculativeConfig.of("suffix"), async_scheduling=True)
+    engine, target = engine_on(tiny_model_dir, config)
     run(engine, [request("a", PROMPTS[2])])
-    assert target.num_ahead == 0
+    assert [is_ahead for _, is_ahead in target.steps].count(True) == 1
+    assert target.steps[-1][1]
+
+
+def test_chunks_of_a_prompt_run_ahead(tiny_model_dir):
+    """All steps but the first, and the one in which the prompt joins the batch."""
+    outcomes = {}
+    for is_async in (False, True):
+        config = engine_config(max_prefill_tokens=4, async_scheduling=is_async)
+        engine, target = engine_on(tiny_model_dir, config)
+        transcripts = defaultdict(Transcript)
+        engine.add(request("a", PROMPTS[0], max_tokens=30))
+        for _ in range(4):
+            step(engine, transcripts)
+        engine.add(request("b", list(range(5, 55)), max_tokens=9, temperature=1.0, seed=4))
+        run_on(engine, transcripts)
+        outcomes[is_async] = summary_of(transcripts)
+        if is_async:
+            joined = next(i for i, (step, _) in enumerate(target.steps) if len(step.rows) == 2)
+            behind = [i for i, (_, is_ahead) in enumerate(target.steps) if not is_ahead]
+            assert behind == [0, joined]
+            chunks = [row for step, _ in target.steps for row in step.rows if not row.samples]
+            assert len(chunks) == 12
+    assert outcomes[True] == outcomes[False]
+
+
+def test_a_prompt_alone_runs_ahead_beside_a_draft_model(tiny_model_dir):
+    """The draft model catches up meanwhile, as with synchronous scheduling."""
+    steps = {}
+    for is_async in (False, True):
+        speculation = SpeculativeConfig.of("draft_model")
+        config = engine_config(
+            speculation=speculation, max_num_batched_tokens=16, async_scheduling=is_async
+        )
+        drafter = draft_model(tiny_model_dir, max_catch_up_tokens=20)
+        proposer = make_proposer(speculation, drafter)
+        engine, target = engine_on(tiny_model_dir, config, proposer=proposer)
+        run(engine, [request("a", list(range(3, 67)), max_tokens=12)])
+        steps[is_async] = [
+            (len(row.token_ids), row.num_draft_tokens)
+            for step, _ in target.steps
+            for row in step.rows
+        ]
+        assert [is_ahead for _, is_ahead in target.steps[:4]] == [False, *[is_async] * 3]
+    assert steps[True] == steps[False]
+
+
+def test_the_prefix_cache_serves_as_many_tokens(tiny_model_dir):
+    """No sequence is admitted ahead of a step that computes a prefix of it."""
+    num_cached = {}
+    for is_async in (False, True):
+        config = engine_config(max_prefill_tokens=6, async_scheduling=is_async)
+        engine, target = engine_on(tiny_model_dir, config)
+        transcripts = defaultdict(Transcript)
+        for index in range(6):
+            engine.add(request(f"r{index}", [*range(5, 45), index], n=2, seed=index))
+            for _ in range(index):
+                step(engine, transcripts)
+        run_on(engine, transcripts)
+        num_cached[is_async] = engine.stats().counts.num_cached_tokens
+        assert (target.num_ahead > 20) == is_async
+    assert num_cached[True] == num_cached[False] > 300
 
 
 def test_no_step_runs_ahead_with_a_grammar(tiny_model_dir):

@@ -399,7 +399,33 @@ async def test_the_stream_of_a_request_that_ends_the_target_fails_before_the_res
     has_failed.set()
     for index in (0, 2, 3):
         assert await streams[index] == KilledBySecond().continuation(PROMPT, 24)
-    assert (len(losses), explained) == (3, [2]), "before the third restart"
+    assert (len(losses), explained) == (3, [3]), "once the third target has generated tokens"
+    await loop.close()
+
+
+async def test_losses_of_a_target_that_generates_nothing_are_not_explained(tiny_model_dir):
+    """A broken target would otherwise end one request after the other, and never be given up."""
+    num_restarts, explained = 0, []
+
+    def broken():
+        made = GatedTarget()
+        made.error = TargetFailedError("lost")
+        return made
+
+    def restart():
+        nonlocal num_restarts
+        num_restarts += 1
+        if num_restarts == 6:
+            raise TargetFailedError("it failed 5 times in a row")
+        return broken()
+
+    engine = make_engine(tiny_model_dir, engine_config(), broken())
+    loop = EngineThread(engine, restart, on_loss_explained=lambda: explained.append(True))
+    streams = [tokens_of(loop, request(f"r{i}", PROMPT)) for i in range(8)]
+    async with asyncio.timeout(10):
+        results = await asyncio.gather(*streams, return_exceptions=True)
+    assert explained == []
+    assert {type(each) for each in results} == {CrashingRequestError, TargetFailedError}
     await loop.close()
 
 

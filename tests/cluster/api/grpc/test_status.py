@@ -1,11 +1,13 @@
 """Malformed requests, on a server of grpc and on one of Ray Serve."""
 
+import asyncio
 from types import SimpleNamespace
 
 import grpc
 import pytest
 from ray.serve._private.grpc_util import gRPCGenericServer
 
+from cluster.api.grpc import status
 from cluster.api.grpc.serve_proxy import restate_answers
 from cluster.api.grpc.servicers import add_inference_service
 from cluster.api.grpc.status import MALFORMED_MESSAGE
@@ -21,7 +23,22 @@ class Answering(InferenceServiceServicer):
         return pb.GenerateResponse(request_id=request.text)
 
     async def GenerateStream(self, request, context):  # noqa: N802
-        yield pb.GenerateStreamResponse(request_id=request.text)
+        async for text in texts(request):
+            yield pb.GenerateStreamResponse(request_id=text)
+
+
+ENDED = []
+"""The endless streams that were closed."""
+
+
+async def texts(request):
+    """Yield the text of a request; indefinitely, as large texts, if it is ENDLESS."""
+    try:
+        yield request.text
+        while request.text == "ENDLESS":
+            yield "x" * 100_000
+    finally:
+        ENDED.append(request.text)
 
 
 class Proxy:
@@ -34,7 +51,8 @@ class Proxy:
             return pb.GenerateResponse(request_id=request.text).SerializeToString()
 
         async def stream(request, context):
-            yield await call(request, context)
+            async for text in texts(request):
+                yield pb.GenerateResponse(request_id=text).SerializeToString()
 
         return stream if service_method == STREAM else call
 
@@ -71,3 +89,36 @@ async def test_malformed_requests_are_invalid_arguments(channel, method):
     assert caught.value.details() == MALFORMED_MESSAGE
     answer = await call(channel, method, pb.GenerateRequest(text="hello").SerializeToString())
     assert pb.GenerateResponse.FromString(answer).request_id == "hello"
+
+
+async def test_a_stream_that_its_client_does_not_read_ends(channel, monkeypatch):
+    monkeypatch.setattr(status, "WRITE_TIMEOUT_S", 0.5)
+    ENDED.clear()
+    request = pb.GenerateRequest(text="ENDLESS").SerializeToString()
+    stream = channel.unary_stream(STREAM)(request)
+    await stream.read()
+    async with asyncio.timeout(20):
+        while not ENDED:  # grpc buffers megabytes for the client
+            await asyncio.sleep(0.05)
+        with pytest.raises(grpc.aio.AioRpcError, match=r"not read its stream for 0\.5 s") as caught:
+            await read_all(stream)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert dict(caught.value.trailing_metadata())["retry-after-s"] == "1"
+
+
+async def read_all(stream):
+    while await stream.read() is not grpc.aio.EOF:
+        pass
+
+
+async def test_a_stream_that_is_read_slowly_goes_on(channel, monkeypatch):
+    monkeypatch.setattr(status, "WRITE_TIMEOUT_S", 0.5)
+    ENDED.clear()
+    request = pb.GenerateRequest(text="ENDLESS").SerializeToString()
+    stream = channel.unary_stream(STREAM)(request)
+    for _ in range(20):
+        await asyncio.sleep(0.1)
+        for _ in range(30):
+            assert await stream.read() is not grpc.aio.EOF
+    assert ENDED == []
+    stream.cancel()

@@ -1,9 +1,11 @@
 """Connections of the HTTP server: header blocks of any size, and how they are sent."""
 
+import asyncio
 import json
 
 import pytest
 
+from cluster.api.http import connection
 from cluster.api.http.connection import MAX_HEADER_BYTES
 from tests.cluster.http_server import connected, running_server
 
@@ -90,3 +92,48 @@ async def test_small_chunks_are_not_counted_together():
         await client.send(b"1\r\nx\r\n" * 1000, count=200)
         await client.send(b"0\r\n\r\n")
         assert status_of(await client.answer()) == 200
+
+
+class Endless:
+    """An application whose response does not end, and whether its client has left."""
+
+    def __init__(self):
+        self.has_ended = asyncio.Event()
+        self.num_sent = 0
+
+    async def __call__(self, scope, receive, send):
+        sending = asyncio.create_task(self._send(send))
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        sending.cancel()
+        self.has_ended.set()
+
+    async def _send(self, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while True:
+            await send({"type": "http.response.body", "body": b"x" * 2**16, "more_body": True})
+            self.num_sent += 1
+            await asyncio.sleep(0)
+
+
+async def test_a_client_that_does_not_read_is_disconnected(monkeypatch):
+    monkeypatch.setattr(connection, "WRITE_TIMEOUT_S", 0.5)
+    app = Endless()
+    async with running_server(app) as port, connected(port) as client:
+        await client.send(START + b"\r\n")
+        await asyncio.wait_for(app.has_ended.wait(), 10)
+        assert 0 < app.num_sent < 1000
+
+
+async def test_a_client_that_reads_slowly_is_served(monkeypatch):
+    monkeypatch.setattr(connection, "WRITE_TIMEOUT_S", 0.5)
+    app = Endless()
+    async with running_server(app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**16)
+        writer.write(START + b"\r\n")
+        for _ in range(15):
+            await asyncio.sleep(0.1)
+            await reader.readexactly(2**20)
+        assert not app.has_ended.is_set()
+        writer.close()
+        await app.has_ended.wait()

@@ -1,0 +1,69 @@
+"""A program under a guard that stands in for the service: it starts processes, but no Ray.
+
+python guarded_program.py SCENARIO, with the repository on the path. Every process that it starts
+has its environment.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from cluster.serve import processes
+from cluster.serve.processes import guarded
+from cluster.serve.startup import _Signals
+
+DRAIN_S = 0.2
+STOP_S = 3.0
+IGNORE_SIGTERM = "trap '' TERM INT HUP; exec sleep 300"
+
+
+def start_processes():
+    """Start a child, one that ignores signals, one in another session and an orphan."""
+    child = subprocess.Popen(["sleep", "300"])
+    subprocess.Popen(["sh", "-c", IGNORE_SIGTERM], start_new_session=True)
+    subprocess.run(["sh", "-c", "setsid sleep 300 & setsid sleep 300 &"], check=True)
+    return child
+
+
+def serve(to_guard, scenario):
+    child = start_processes()
+    to_guard.require({"raylet": child.pid})
+    if scenario == "fails":
+        to_guard.ending()
+        print("error: no memory", file=sys.stderr)
+        sys.exit(1)
+    if scenario in ("starts", "joins"):
+        show("started")
+        time.sleep(300)
+    signals = _Signals(to_guard)
+    threading.Thread(target=show_when_ready, args=(to_guard,), daemon=True).start()
+    signals.wait()
+    show("stopping")
+    if signals.abort.wait(DRAIN_S if scenario != "hangs" else 300):
+        show("aborted")
+    to_guard.ending()
+    time.sleep(300)  # Ray hangs while it ends
+
+
+def show_when_ready(to_guard):
+    time.sleep(0.2)  # `wait` has installed its handlers
+    show("ready")
+
+
+def show(line):
+    with Path(os.environ["LOG"]).open("a") as log:
+        log.write(f"{line}\n")
+
+
+if __name__ == "__main__":
+    scenario = sys.argv[1]
+    processes.STOP_S = processes.JOINED_STOP_S = STOP_S
+    with guarded(DRAIN_S, is_joined=scenario == "joins") as to_guard:
+        try:
+            serve(to_guard, scenario)
+        except KeyboardInterrupt:
+            show("interrupted")
+            sys.exit(130)

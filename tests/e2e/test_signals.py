@@ -1,0 +1,147 @@
+"""Every end of the real service, while it starts and when it is ready, leaves no process behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.conftest import free_ports
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(sys.platform != "linux", reason="guards exist on Linux only"),
+]
+
+START_TIMEOUT_S = 200.0
+READY = "press Ctrl-C to stop"
+NOT_READY = "before the service was ready"
+
+
+@dataclass(frozen=True)
+class Service:
+    command: subprocess.Popen
+    log: Path
+    known: set[int] = field(default_factory=set)  # also the guard, whose environment is empty
+
+    def wait_for(self, text):
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while text not in self.log.read_text():
+            assert self.command.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.05)
+        self.known.update(self.processes())
+
+    def processes(self):
+        """Return its processes, found by their environment, and by descent from the command."""
+        mark = str(self.log).encode()
+        found = {each.pid for each in psutil.process_iter() if mark in environment(each.pid)}
+        with suppress(psutil.NoSuchProcess):
+            found |= {each.pid for each in psutil.Process(self.command.pid).children(True)}
+        return found
+
+    def end(self, timeout_s=60):
+        """Return the exit code and the last line; assert that no process is left."""
+        started = self.known | self.processes()
+        exit_code = self.command.wait(timeout_s)
+        deadline = time.monotonic() + 2.0  # a killed command does not wait for its guard
+        while left := [pid for pid in started | self.processes() if is_alive(pid)]:
+            assert time.monotonic() < deadline, [psutil.Process(pid).cmdline() for pid in left]
+            time.sleep(0.05)
+        return exit_code, self.log.read_text().splitlines()[-1]
+
+
+def environment(pid):
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    return b""
+
+
+def is_alive(pid):
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+@contextmanager
+def starting(model: Path, log: Path, *flags: str) -> Iterator[Service]:
+    """Start the service; kill what is left of it at the end."""
+    grpc_port, http_port = free_ports(2)
+    ports = ["--grpc-port", str(grpc_port), "--http-port", str(http_port)]
+    state = ["--state-dir", str(log.parent / "state")]
+    command = [sys.executable, "-m", "cluster", "serve", "--model", str(model)]
+    with log.open("wb") as output:
+        popen = subprocess.Popen(
+            [*command, *ports, *state, *flags],
+            stdout=output,
+            stderr=output,
+            env=os.environ | {"MARK": str(log)},
+            start_new_session=True,
+        )
+    service = Service(popen, log)
+    try:
+        yield service
+    finally:
+        for pid in {popen.pid, *service.known, *service.processes()}:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        popen.wait()
+
+
+@pytest.mark.parametrize(
+    ("number", "exit_code", "stage", "delay_s", "count"),
+    [
+        (signal.SIGINT, 130, "starting Ray", 0, 1),
+        (signal.SIGTERM, 143, "starting Ray", 1, 1),
+        (signal.SIGINT, 130, "starting Ray", 2, 2),
+        (signal.SIGHUP, 129, "starting Ray", 3, 1),
+        (signal.SIGTERM, 143, "loading", 0.5, 1),
+        (signal.SIGINT, 130, "loading", 2, 1),
+        (signal.SIGINT, 130, "loading", 3, 2),
+    ],
+)
+def test_a_signal_while_it_starts(
+    tiny_model_dir, tmp_path, number, exit_code, stage, delay_s, count
+):
+    with starting(tiny_model_dir, tmp_path / "log") as service:
+        service.wait_for(stage)
+        time.sleep(delay_s)
+        for _ in range(count):
+            service.command.send_signal(number)
+            time.sleep(0.1)
+        line = f"stopped by {number.name} {NOT_READY}"
+        assert service.end(timeout_s=5) == (exit_code, line)
+        assert "Traceback" not in service.log.read_text()
+
+
+@pytest.mark.parametrize("stage", ["starting Ray", "loading", READY])
+def test_a_killed_command(tiny_model_dir, tmp_path, stage):
+    with starting(tiny_model_dir, tmp_path / "log") as service:
+        service.wait_for(stage)
+        time.sleep(1)
+        service.command.kill()
+        line = "error: the command was killed, so the service has ended"
+        assert service.end(timeout_s=5) == (-signal.SIGKILL, line)
+
+
+def test_the_command_and_its_guard_load_neither_ray_nor_torch(tiny_model_dir, tmp_path):
+    with starting(tiny_model_dir, tmp_path / "log") as service:
+        service.wait_for("loading")
+        command = psutil.Process(service.command.pid)
+        [guard] = command.children()
+        for process in (command, guard):
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+            assert not any(each in maps for each in ("_raylet", "libtorch", "numpy"))
+            assert process.num_threads() == 1
+        assert "Ray" not in " ".join(guard.cmdline())
+        service.command.send_signal(signal.SIGHUP)
+        assert service.end(timeout_s=5)[0] == 129
