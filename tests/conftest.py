@@ -12,9 +12,12 @@ from tests.specdec.tiny import tiny_llama_dir
 # More threads do not speed up models this small, and wait for each other on busy cores.
 torch.set_num_threads(1)
 
-# A shell starts background jobs with SIGINT ignored, which processes started by tests inherit.
+# A shell starts background jobs with SIGINT ignored, and nohup ignores SIGHUP; processes started by
+# tests inherit both.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,7 @@ from specdec.types.errors import (
     NotReadyError,
     OutOfMemoryError,
     OverloadedError,
+    SlowBodyError,
     StorageError,
     TargetFailedError,
     UnauthenticatedError,
@@ -43,6 +44,7 @@ TARGET_FAILED_MESSAGE = "the model stopped responding and this request is lost; 
 _HEADERS_OF: Mapping[int, dict[str, str]] = {
     401: {"WWW-Authenticate": "Bearer"},
     # Otherwise the server reads the rest of the request to keep the connection open.
+    408: {"Connection": "close"},
     413: {"Connection": "close"},
     431: {"Connection": "close"},
 }
@@ -83,6 +85,7 @@ _SETUP = ErrorStatus(StatusCode.FAILED_PRECONDITION, 400)
 _RULES: Mapping[type[BaseException], ErrorStatus] = {
     InvalidValueError: ErrorStatus(StatusCode.INVALID_ARGUMENT, 400),
     BodyTooLargeError: ErrorStatus(StatusCode.INVALID_ARGUMENT, 413),
+    SlowBodyError: ErrorStatus(StatusCode.DEADLINE_EXCEEDED, 408),
     HeadersTooLargeError: ErrorStatus(StatusCode.INVALID_ARGUMENT, 431),
     ForeignPageError: ErrorStatus(StatusCode.PERMISSION_DENIED, 403),
     UnknownHostError: ErrorStatus(StatusCode.PERMISSION_DENIED, 421),

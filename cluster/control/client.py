@@ -33,10 +33,12 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MIN_INTERVAL_S = 0.2
+"""Also how long statistics are shared: the control plane is asked no more often, however many
+watchers there are."""
 MAX_INTERVAL_S = 60.0
 DEFAULT_INTERVAL_S = 1.0
 MAX_WATCHERS = 64
-"""Limit per replica. Each watcher costs one call to the control plane per interval."""
+"""Limit per replica."""
 
 _REPORT_PERIOD_S = 1.0
 _IDLE_REPORT_PERIOD_S = 30.0
@@ -227,6 +229,9 @@ class StatsStreams:
         self._fleet = fleet
         self.num_watchers = 0
         self._is_draining = asyncio.Event()
+        self._query: asyncio.Future[FleetStatistics] | None = None
+        self._queried_at_s = 0.0  # by the event loop's clock
+        self._encoded: dict[Callable[[FleetStatistics], Any], tuple[FleetStatistics, Any]] = {}
 
     def drain(self) -> None:
         """End every stream and refuse new ones."""
@@ -247,10 +252,28 @@ class StatsStreams:
         self.num_watchers += 1
         try:
             while not self._is_draining.is_set():
-                yield await self._fleet()
+                yield await self._shared_fleet()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(interval_s or DEFAULT_INTERVAL_S):
                         await self._is_draining.wait()
         finally:
             self.num_watchers -= 1
         raise NotReadyError("the service is draining; watch another replica")
+
+    def encoded(self, fleet: FleetStatistics, encode: Callable[[FleetStatistics], T]) -> T:
+        """Return `encode(fleet)`, computed once for all watchers that got these statistics.
+
+        encode: a function that is the same for all calls.
+        """
+        known = self._encoded.get(encode)
+        if known is None or known[0] is not fleet:
+            known = self._encoded[encode] = (fleet, encode(fleet))
+        result: T = known[1]
+        return result
+
+    async def _shared_fleet(self) -> FleetStatistics:
+        """Return statistics that are younger than MIN_INTERVAL_S."""
+        now_s = asyncio.get_running_loop().time()
+        if self._query is None or now_s - self._queried_at_s >= MIN_INTERVAL_S:
+            self._query, self._queried_at_s = asyncio.ensure_future(self._fleet()), now_s
+        return await asyncio.shield(self._query)  # other watchers may wait for it too

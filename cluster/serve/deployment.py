@@ -92,6 +92,8 @@ def _serve_app() -> FastAPI:
 class RouterReplica(InferenceServicer, AdminServicer):
     """One replica. Its constructor returns when the model is warm, so Serve routes to it then."""
 
+    _is_complete = False  # whether every attribute is set
+
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
         config: Mapping[str, Any],
@@ -128,6 +130,7 @@ class RouterReplica(InferenceServicer, AdminServicer):
             if serve_config.ingress == "embedded"
             else None
         )
+        self._is_complete = True
         control.start()
         if self._ingress is not None:
             await self._ingress.start()
@@ -203,7 +206,12 @@ class RouterReplica(InferenceServicer, AdminServicer):
         await self.router.drain(timeout_s)
 
     async def __del__(self) -> None:
-        """Shut down; Serve calls this when the replica stops and its own calls have ended."""
+        """Shut down; Serve calls this when the replica stops and its own calls have ended.
+
+        It does so even before the constructor has returned, as when a start is interrupted.
+        """
+        if not self._is_complete:
+            return
         await self.drain()
         await self.router.close()  # first, so that open streams end with an error
         if self._ingress is not None:

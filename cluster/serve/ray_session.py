@@ -18,7 +18,7 @@ from cluster.api.http.serve_proxy import (
     MAX_INFLIGHT_VARIABLE,
 )
 from cluster.config.serve_config import ServeConfig
-from cluster.serve.processes import ToGuard
+from cluster.serve.processes import STOP_S, ToGuard
 from cluster.workers.cpu_scheduling import starting_batch_work
 from cluster.workers.ray_internals import ServeListeners, delete_application, serve_listeners
 from cluster.workers.ray_runtime import LocalRay, prepare_environment, start_ray, stop_ray
@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 _DRAIN_ANSWER_TIMEOUT_S = 5.0  # beyond the drain itself, in case a replica hangs
 _STOP_TIMEOUT_S = 15.0
+_OWN_STOP_S = STOP_S - 1.0  # beyond the drain, with an own Ray, which then ends by force
 _POLL_S = 0.2
 
 # At INFO, Serve logs every call, as the service itself does with more detail.
@@ -150,7 +151,8 @@ class RaySession:
         deleted = threading.Event()
         # The replica closes its servers and workers. Ray may not respond if it was killed too.
         threading.Thread(target=drain_and_delete, daemon=True).start()
-        hurry.wait(drain_timeout_s + _DRAIN_ANSWER_TIMEOUT_S + _STOP_TIMEOUT_S)
+        joined_stop_s = _DRAIN_ANSWER_TIMEOUT_S + _STOP_TIMEOUT_S
+        hurry.wait(drain_timeout_s + (joined_stop_s if self.is_joined else _OWN_STOP_S))
         if self.is_joined and not deleted.is_set():
             self._abort(applications)  # the cluster goes on, and they with it
         self._to_guard.ending()

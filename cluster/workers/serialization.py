@@ -54,7 +54,10 @@ _FLOAT32 = np.dtype("<f4")
 
 
 def encode_step(step: StepInput) -> Frames:
-    """Encode as [header, rows [B, 10], tokens, positions, 3 arrays, deltas [D, 3], block ids]."""
+    """Encode as [header, rows [B, 11], tokens, positions, drafts, 3 arrays, deltas [D, 3], blocks].
+
+    drafts: those by token, each [token, number of draft tokens, draft tokens].
+    """
     header = [step.step_id, step.released, [_encode_admission(each) for each in step.admitted]]
     deltas = (
         (delta.seq_id, delta.start, len(delta.block_ids)) for delta in step.block_table_deltas
@@ -64,6 +67,7 @@ def encode_step(step: StepInput) -> Frames:
         _pack_table(_step_row(row) for row in step.rows),
         _pack(token for row in step.rows for token in row.token_ids),
         _pack(position for row in step.rows for position in row.positions or ()),
+        _pack(number for row in step.rows for number in _draft_numbers(row)),
         *_pack_draft_probs(row.draft_probs for row in step.rows),
         _pack_arrays((row.grammar_mask for row in step.rows), _INT32),
         _pack_table(deltas),
@@ -73,7 +77,7 @@ def encode_step(step: StepInput) -> Frames:
 
 def decode_step(frames: Sequence[bytes]) -> StepInput:
     """Decode the frames of `encode_step`."""
-    header, rows, tokens, positions, listed, probs, masks, deltas, blocks = frames
+    header, rows, tokens, positions, drafts, listed, probs, masks, deltas, blocks = frames
     step_id, released, admitted = msgpack.unpackb(header, use_list=False)
     delta_table = _table(deltas, 3)
     delta_blocks = _split(_unpack(blocks), [delta[2] for delta in delta_table])
@@ -85,7 +89,9 @@ def decode_step(frames: Sequence[bytes]) -> StepInput:
             BlockTableDelta(seq_id, start, block_ids)
             for (seq_id, start, _), block_ids in zip(delta_table, delta_blocks, strict=True)
         ),
-        rows=tuple(_decode_step_rows(_table(rows, 10), tokens, positions, listed, probs, masks)),
+        rows=tuple(
+            _decode_step_rows(_table(rows, 11), tokens, positions, drafts, listed, probs, masks)
+        ),
     )
 
 
@@ -277,25 +283,41 @@ def _step_row(row: StepRow) -> tuple[int, ...]:
         row.num_lookahead_tokens,
         row.adapter_id,
         0 if row.positions is None else len(row.positions),
+        sum(1 + len(each) for each in row.drafts_by_token),
     )
+
+
+def _draft_numbers(row: StepRow) -> Iterator[int]:
+    for token, *draft in row.drafts_by_token:
+        yield from (token, len(draft), *draft)
+
+
+def _drafts_by_token(numbers: Numbers) -> Iterator[Numbers]:
+    start = 0
+    while start < len(numbers):
+        end = start + 2 + numbers[start + 1]
+        yield (numbers[start], *numbers[start + 2 : end])
+        start = end
 
 
 def _decode_step_rows(
     table: list[Numbers],
     tokens: bytes,
     positions: bytes,
+    drafts: bytes,
     listed: bytes,
     probs: bytes,
     masks: bytes,
 ) -> Iterator[StepRow]:
     row_tokens = _split(_unpack(tokens), [row[2] for row in table])
     row_positions = _split(_unpack(positions), [row[9] for row in table])
+    row_drafts = _split(_unpack(drafts), [row[10] for row in table])
     row_probs = _decode_draft_probs(((row[3], row[5]) for row in table), listed, probs)
     take_mask = _reader(masks, _INT32)
-    for row, token_ids, ids, draft_probs in zip(
-        table, row_tokens, row_positions, row_probs, strict=True
+    for row, token_ids, ids, by_token, draft_probs in zip(
+        table, row_tokens, row_positions, row_drafts, row_probs, strict=True
     ):
-        seq_id, computed, _, num_drafts, samples, _, num_words, num_lookahead, adapter_id, _ = row
+        seq_id, computed, _, num_drafts, samples, _, num_words, num_lookahead, adapter_id, *_ = row
         mask = take_mask(num_drafts + 1, num_words) if num_words else None
         yield StepRow(
             seq_id,
@@ -308,6 +330,7 @@ def _decode_step_rows(
             num_lookahead,
             adapter_id,
             ids or None,
+            tuple(_drafts_by_token(by_token)),
         )
 
 

@@ -46,7 +46,7 @@ class EngineConfig:
     stream_interval: output tokens to buffer before they are sent, unless the request specifies it;
         the first and the last tokens are sent immediately, and the second message may be shorter.
     async_scheduling: whether a step may be sent to the target before the result of the previous
-        one is collected, when nothing is drafted. The target must accept two steps in flight.
+        one is collected, behind a step without drafts. The target must accept two steps in flight.
     """
 
     max_model_len: int

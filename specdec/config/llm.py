@@ -132,8 +132,9 @@ class LLMConfig:
     async_scheduling: bool = setting(
         True,
         BOOLEAN,
-        "Schedule the next step while the current one runs, if neither has drafts; when a "
-        "sequence stops, the step scheduled ahead for it is discarded",
+        "Schedule the next step while the current one runs, if that has no drafts and those of the "
+        "next one do not depend on it; when a sequence stops, the step scheduled ahead for it is "
+        "discarded",
     )
     kv_cache_memory_gib: float | None = setting(
         None,

@@ -3,23 +3,26 @@
 Asynchronous scheduling makes the rows of the next step before the tokens of this one are known. As
 in vLLM and SGLang, a worker that already has its next step does not wait while the engine
 commits this one. Behind a step without drafts, everything about the next step is known except the
-tokens, and those the worker has. If a token ends its sequence, the result of that sequence's next
-row is discarded.
+tokens, and those the worker has; an n-gram lookup supplies a draft for each. If a token ends its
+sequence, the result of that sequence's next row is discarded.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from specdec.engine.metrics import StepRecorder
-from specdec.engine.scheduler import ScheduledRow
+from specdec.engine.scheduler import ScheduledRow, Scheduler
 from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.sequence import Sequence, SequenceStatus
 from specdec.sequences.worker_view import WorkerView
+from specdec.types.control import SpeculationControl
+from specdec.types.draft_decision import Decision
+from specdec.types.errors import GrammarError
 from specdec.types.messages import PENDING_TOKEN, StepInput, StepRow, Target, VerifyOutput
 
 Rows = list[tuple[Sequence, StepRow]]
@@ -94,6 +97,15 @@ class StepsInFlight:
         self._recorder.record_verify(self._collected_at_s - began_at_s)
         return rows, verified
 
+    def resolve(self) -> None:
+        """Select the drafts of the step in flight by the tokens that the step before has yielded.
+
+        The ranks do the same. Rows of sequences that have ended keep them: they are discarded.
+        """
+        if self._steps:
+            step = self._steps[0]
+            self._steps[0] = step._replace(rows=[_resolved(seq, row) for seq, row in step.rows])
+
     def release(self, seq_id: int) -> None:
         """Have the target drop a sequence with the next step."""
         self._worker.release(seq_id)
@@ -103,8 +115,47 @@ class StepsInFlight:
         self._worker.truncate(seq_id)
 
 
+def schedule_ahead(
+    in_flight: Rows,
+    scheduler: Scheduler,
+    decision: Decision,
+    control: SpeculationControl,
+    max_model_len: int,
+) -> list[ScheduledRow]:
+    """Return the rows behind those in flight; none where they are not known yet."""
+    if not _are_predictable(in_flight):
+        return []
+    ended = _ending(in_flight, max_model_len)
+    if ended and scheduler.num_waiting:
+        return []  # a waiting sequence takes the place of one that ends
+    with _anticipated(in_flight):
+        rows = scheduler.schedule_ahead(decision, control)
+        if any(row.num_draft_tokens and not row.seq.num_pending for row in rows):
+            return []  # drafts for a sequence outside the step in flight continue a known text
+    return [row for row in rows if row.seq.seq_id not in ended]
+
+
+def rows_ahead(
+    scheduled: list[ScheduledRow],
+    in_flight: Rows,
+    drafts_by_token: Mapping[int, tuple[tuple[int, ...], ...]],
+) -> Rows:
+    """Return the rows to send; none where the grammar of one cannot continue.
+
+    drafts_by_token: as in StepRow, by sequence.
+    """
+    try:
+        with _anticipated(in_flight):
+            return [
+                (row.seq, _row_ahead(row, drafts_by_token.get(row.seq.seq_id, ())))
+                for row in scheduled
+            ]
+    except GrammarError:
+        return []  # it is reported when the step is scheduled again
+
+
 @contextmanager
-def anticipated(in_flight: Rows) -> Iterator[None]:
+def _anticipated(in_flight: Rows) -> Iterator[None]:
     """Advance sequences to their state after the step in flight, whose tokens are pending."""
     running = [(seq, row) for seq, row in in_flight if seq.status is SequenceStatus.RUNNING]
     before = [seq.num_computed_tokens for seq, _ in running]
@@ -117,7 +168,7 @@ def anticipated(in_flight: Rows) -> Iterator[None]:
             seq.num_computed_tokens, seq.num_pending = num_computed_tokens, 0
 
 
-def are_predictable(in_flight: Rows) -> bool:
+def _are_predictable(in_flight: Rows) -> bool:
     """Return whether each row yields one token, on which nothing else of the next row depends.
 
     A grammar needs the token for the mask of the next position. A chunk of a prompt yields none.
@@ -127,7 +178,7 @@ def are_predictable(in_flight: Rows) -> bool:
     )
 
 
-def ending(in_flight: Rows, max_model_len: int) -> set[int]:
+def _ending(in_flight: Rows, max_model_len: int) -> set[int]:
     """Return the ids of the running sequences that certainly end with their pending token."""
     return {
         seq.seq_id
@@ -138,12 +189,23 @@ def ending(in_flight: Rows, max_model_len: int) -> set[int]:
     }
 
 
-def row_ahead(row: ScheduledRow) -> StepRow:
+def _row_ahead(row: ScheduledRow, drafts_by_token: tuple[tuple[int, ...], ...]) -> StepRow:
     """Return the row of an anticipated sequence. Raises GrammarError where it cannot continue."""
     seq = row.seq
     if not seq.num_pending:
         return row.step_row(None)
-    adapter_id = seq.request.adapter_id
     return StepRow(
-        seq.seq_id, seq.num_computed_tokens, (PENDING_TOKEN,), 0, True, adapter_id=adapter_id
+        seq.seq_id,
+        seq.num_computed_tokens,
+        (PENDING_TOKEN,),
+        0,
+        True,
+        adapter_id=seq.request.adapter_id,
+        drafts_by_token=drafts_by_token,
     )
+
+
+def _resolved(seq: Sequence, row: StepRow) -> tuple[Sequence, StepRow]:
+    if not row.drafts_by_token or seq.status is not SequenceStatus.RUNNING:
+        return seq, row
+    return seq, row.resolved(seq.token_ids[-1])

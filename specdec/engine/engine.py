@@ -14,10 +14,8 @@ from specdec.config.engine import EngineConfig
 from specdec.engine.async_scheduling import (
     Rows,
     StepsInFlight,
-    anticipated,
-    are_predictable,
-    ending,
-    row_ahead,
+    rows_ahead,
+    schedule_ahead,
 )
 from specdec.engine.input_processor import InputProcessor, has_allowed_token
 from specdec.engine.metrics import Metrics, StepRecorder
@@ -280,34 +278,23 @@ class Engine:
 
     def _begin_ahead(self) -> bool:
         """Begin the step behind the one in flight if its rows are known; return whether it was."""
-        if self._decision is None or len(self._steps) != 1:
+        decision = self._decision
+        if decision is None or len(self._steps) != 1:
             return False
-        in_flight = self._steps.rows
-        scheduled = self._schedule_ahead(in_flight, self._decision)
+        in_flight, control = self._steps.rows, self.control
+        scheduled = schedule_ahead(
+            in_flight, self._scheduler, decision, control, self.config.max_model_len
+        )
         drafting: Drafting | None = Drafting()
-        if scheduled and self._decision.num_draft_tokens:
+        if scheduled and decision.num_draft_tokens:
             drafting = self._speculator.propose_ahead(self._eligible(scheduled))
-        if not scheduled or drafting is None:
+        if drafting is None:
             return False
-        try:
-            with anticipated(in_flight):
-                rows = [(row.seq, row_ahead(row)) for row in scheduled]
-        except GrammarError:
-            return False  # it is reported when the step is scheduled again
-        self._send(rows)
-        self._drafting_ahead = drafting
-        return True
-
-    def _schedule_ahead(self, in_flight: Rows, decision: Decision) -> list[ScheduledRow]:
-        """Return the rows behind those in flight; none where they are not known yet."""
-        if not are_predictable(in_flight):
-            return []
-        ended = ending(in_flight, self.config.max_model_len)
-        if ended and self._scheduler.num_waiting:
-            return []  # a waiting sequence takes the place of one that ends
-        with anticipated(in_flight):
-            rows = self._scheduler.schedule_ahead(decision, self.control)
-        return [row for row in rows if row.seq.seq_id not in ended]
+        rows = rows_ahead(scheduled, in_flight, drafting.drafts_by_token)
+        if rows:
+            self._send(rows)
+            self._drafting_ahead = drafting
+        return bool(rows)
 
     def _keep_batch(self, *, is_as_decided: bool) -> None:
         """Go on with the step that was begun ahead."""
@@ -349,6 +336,7 @@ class Engine:
             return []
         rows, verified = self._steps.collect()
         outputs = self._commit(rows, verified)
+        self._steps.resolve()
         if self._suspects.complete(rows):
             self._preempt_all()  # the next suspect gets the whole KV pool
         if self._batch_size:

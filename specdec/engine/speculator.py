@@ -10,7 +10,7 @@ from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.scheduler import ScheduledRow
 from specdec.sequences.sequence import Sequence
 from specdec.speculation.policy.policy import SpeculationPolicy
-from specdec.speculation.proposers import DraftRequest, Proposal, Proposer
+from specdec.speculation.proposers import DraftRequest, Proposal, Proposer, SynchronousProposer
 from specdec.types.control import NO_SPECULATION, SpeculationControl
 from specdec.types.draft_decision import Decision, DecisionReason, chain
 from specdec.types.messages import StepRow
@@ -21,10 +21,12 @@ from specdec.types.stats import STRUCTURED_OUTPUT
 class Drafting:
     """The drafts of one step, each by sequence.
 
+    drafts_by_token: in place of proposals, for a step whose tokens are pending; as in StepRow.
     num_requested: the draft tokens that were wanted. methods: of the drafts that are not empty.
     """
 
     proposals: Mapping[int, Proposal] = field(default_factory=dict)
+    drafts_by_token: Mapping[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     num_requested: Mapping[int, int] = field(default_factory=dict)
     methods: Mapping[int, str] = field(default_factory=dict)
 
@@ -81,12 +83,7 @@ class Speculator:
         """Return the drafts for those of `rows` that have any."""
         if not rows or self._proposer is None or self._config is None:
             return Drafting()
-        requests = [
-            DraftRequest(
-                row.seq, row.num_draft_tokens, row.num_lookahead_tokens, self._method(row.seq)
-            )
-            for row in rows
-        ]
+        requests = self._requests(rows)
         self._proposer.begin(requests)
         proposals = {each.seq_id: each for each in self._proposer.collect()}
         methods = {
@@ -94,17 +91,33 @@ class Speculator:
             for seq_id, each in proposals.items()
             if each.draft_token_ids
         }
-        num_requested = {each.seq.seq_id: each.max_tokens for each in requests}
-        return Drafting(proposals, num_requested, methods)
+        return Drafting(proposals, {}, _num_requested(requests), methods)
 
     def propose_ahead(self, rows: collections.abc.Sequence[ScheduledRow]) -> Drafting | None:
-        """Return the drafts for a step ahead of the one in flight; None where they depend on it.
+        """Return the drafts for a step ahead of the one in flight; None where they are not known.
 
-        A draft model catches up on rows without drafts as it does for any step.
+        The pending token of a row selects its draft. A draft model catches up on rows without
+        drafts as it does for any step.
         """
-        if any(row.num_draft_tokens for row in rows):
+        if not any(row.num_draft_tokens for row in rows):
+            return self.propose(rows)
+        if not isinstance(self._proposer, SynchronousProposer) or self._config is None:
             return None
-        return self.propose(rows)
+        requests = self._requests(rows)
+        ahead = self._proposer.propose_ahead(requests)
+        if ahead is None:
+            return None
+        by_token = {each.seq_id: each.drafts_by_token for each in ahead}
+        methods = dict.fromkeys(by_token, self._config.method)
+        return Drafting({}, by_token, _num_requested(requests), methods)
+
+    def _requests(self, rows: collections.abc.Sequence[ScheduledRow]) -> list[DraftRequest]:
+        return [
+            DraftRequest(
+                row.seq, row.num_draft_tokens, row.num_lookahead_tokens, self._method(row.seq)
+            )
+            for row in rows
+        ]
 
     def begin_step(
         self,
@@ -162,3 +175,7 @@ class Speculator:
         if requested is not None and control.allow_request_override:
             return requested
         return control.method
+
+
+def _num_requested(requests: collections.abc.Sequence[DraftRequest]) -> dict[int, int]:
+    return {each.seq.seq_id: each.max_tokens for each in requests}

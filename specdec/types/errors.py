@@ -116,6 +116,17 @@ class BodyTooLargeError(SpecdecError):
         return f"the body is too large (limit {self.limit_bytes} bytes)"
 
 
+class SlowBodyError(SpecdecError):
+    """The body of an HTTP request does not arrive."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        super().__init__(timeout_s)
+
+    def __str__(self) -> str:
+        return f"no part of the body arrived for {self.timeout_s} s"
+
+
 class HeadersTooLargeError(BodyTooLargeError):
     """The target and the headers of an HTTP request exceed the limit together."""
 

@@ -85,6 +85,8 @@ class StepRow(NamedTuple):
     adapter_id: of the adapter that the sequence runs with; BASE_MODEL for none.
     positions: position ids of the tokens, where the drafts are a tree; None for a chain, whose
         positions are consecutive. KV slots are consecutive in both.
+    drafts_by_token: for PENDING_TOKEN, a tuple for each token with a draft: this token, then the
+        draft behind it. `resolved` selects one of them.
     """
 
     seq_id: int
@@ -97,6 +99,20 @@ class StepRow(NamedTuple):
     num_lookahead_tokens: int = 0
     adapter_id: int = BASE_MODEL
     positions: tuple[int, ...] | None = None
+    drafts_by_token: tuple[tuple[int, ...], ...] = ()
+
+    def resolved(self, token: int) -> StepRow:
+        """Return the row with `token` in place of PENDING_TOKEN, and the draft behind it."""
+        matches = (each[1:] for each in self.drafts_by_token if each[0] == token)
+        draft = next(matches, ())
+        return self._replace(
+            token_ids=(token, *draft), num_draft_tokens=len(draft), drafts_by_token=()
+        )
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether its token is not known yet."""
+        return self.token_ids[0] == PENDING_TOKEN
 
     @property
     def end(self) -> int:

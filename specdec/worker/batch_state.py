@@ -15,7 +15,6 @@ from specdec.sampling.logits_processors import BatchLogitsProcessor, LogitsProce
 from specdec.sampling.sampler import SamplingBatch
 from specdec.sampling.token_history import TokenHistory
 from specdec.types.messages import (
-    PENDING_TOKEN,
     BlockTableDelta,
     SequenceAdmission,
     StepInput,
@@ -108,9 +107,7 @@ class BatchState:
     def resolve_pending(self, rows: Sequence[StepRow]) -> Sequence[StepRow]:
         """Replace PENDING_TOKEN, which was not sampled when the step was scheduled."""
         return [
-            row._replace(token_ids=(self._states[row.seq_id].last_token,))
-            if row.token_ids[0] == PENDING_TOKEN
-            else row
+            row.resolved(self._states[row.seq_id].last_token) if row.is_pending else row
             for row in rows
         ]
 

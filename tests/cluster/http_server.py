@@ -53,6 +53,10 @@ class RawClient:
                 parts.append(part)
         return b"".join(parts)
 
+    async def receive(self) -> bytes:
+        """Return what the server sends next."""
+        return await self._reader.read(2**16)
+
     async def close(self) -> None:
         self._writer.close()
         with suppress(ConnectionError):

@@ -1,8 +1,10 @@
 """The front doors of the running service: what strangers can reach, take and hold."""
 
+import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 
 import grpc
 import httpx
@@ -197,13 +199,27 @@ def test_a_hundred_large_messages_take_the_memory_of_few(embedded):
 def test_a_stream_that_is_not_read_ends_with_a_status(service):
     """A client with a small window, and chunks with many log-probabilities, which fill it."""
     options = [("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
-    sampling = pb.SamplingParams(max_tokens=480, ignore_eos=True, logprobs=20)
+    sampling = pb.SamplingParams(n=8, max_tokens=480, ignore_eos=True, logprobs=20)
     request = pb.GenerateRequest(text="a", sampling=sampling)
     with grpc.insecure_channel(service.grpc_address, options) as channel:
         stream = InferenceServiceStub(channel).GenerateStream(request)
         assert next(stream).request_id
-        time.sleep(22)
+        time.sleep(25)
         with pytest.raises(grpc.RpcError) as caught:
             list(stream)
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert caught.value.details() == "the client has not read its stream for 20 s"
+
+
+def test_idle_connections_take_no_place_of_probes(service):
+    address = ("127.0.0.1", int(service.http_url.rpartition(":")[2]))
+    paths = ["/health", "/ready", "/metrics"]
+    with ExitStack() as stack:
+        for index in range(1100):
+            idle = stack.enter_context(socket.create_connection(address, timeout=10))
+            if index % 2:
+                idle.send(b"GET / HT")
+        statuses = [httpx.get(service.http_url + path).status_code for path in paths]
+        assert statuses == [200, 200, 200]
+        idle.settimeout(20)
+        assert idle.recv(1) == b"", "half a request ends after 10 s"

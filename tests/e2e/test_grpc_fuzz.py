@@ -259,13 +259,19 @@ def test_a_message_that_is_too_large_is_rejected(embedded, method):
 
 @pytest.mark.parametrize(("num_messages", "timeout_s"), [(0, 1.0), (2, 5.0)])
 def test_a_call_without_exactly_one_message_ends(service, num_messages, timeout_s):
-    """Without a message it ends at its deadline; of several, only the first one counts."""
+    """Of several messages, only the first one counts.
+
+    Without a message a call is refused by the service's own server, and ends at its deadline with
+    that of Ray Serve, whose handlers begin with the message.
+    """
 
     def ask(channel, method):
-        if num_messages == 0 or method.name in ENDLESS:
-            expected = "DEADLINE_EXCEEDED"
+        if num_messages == 0:
+            expected = {"INVALID_ARGUMENT", "DEADLINE_EXCEEDED"}
+        elif method.name in ENDLESS:
+            expected = {"DEADLINE_EXCEEDED"}
         else:
-            expected, _ = call(channel, method, b"")
+            expected = {call(channel, method, b"")[0]}
         open_call = channel.stream_stream(path_of(method))
         try:
             list(open_call(iter([b""] * num_messages), timeout=timeout_s))
@@ -273,12 +279,13 @@ def test_a_call_without_exactly_one_message_ends(service, num_messages, timeout_
             code = error.code().name
         else:
             code = "OK"
-        assert code == expected, method.full_name
+        assert code in expected, method.full_name
         return code
 
     with unchanged_service(service), concurrently(service) as run:
         results = run(ask, METHODS)
-    assert results["DEADLINE_EXCEEDED"] == (len(METHODS) if num_messages == 0 else len(ENDLESS))
+    if num_messages > 0:
+        assert results["DEADLINE_EXCEEDED"] == len(ENDLESS)
 
 
 def test_connections_without_grpc_do_not_affect_other_clients(service):

@@ -6,13 +6,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import grpc
 import psutil
 import pytest
 
+from cluster.serve.processes import STOP_S
+from specdec.client import Client, ClientError
+from specdec.types.sampling_params import SamplingParams
 from tests.e2e.conftest import free_ports
 
 pytestmark = [
@@ -24,6 +29,7 @@ pytestmark = [
 
 START_TIMEOUT_S = 200.0
 READY = "press Ctrl-C to stop"
+NUM_STREAMS = 96
 NOT_READY = "before the service was ready"
 
 
@@ -145,3 +151,63 @@ def test_the_command_and_its_guard_load_neither_ray_nor_torch(tiny_model_dir, tm
         assert "Ray" not in " ".join(guard.cmdline())
         service.command.send_signal(signal.SIGHUP)
         assert service.end(timeout_s=5)[0] == 129
+
+
+LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True, n=8)
+DRAIN_S = 2
+
+
+def end_of(pool, client):
+    """Start a long stream; return the future of the error that ends it, if one does."""
+    stream = client.generate_stream("The river", LONG, resume=False)
+    next(stream)
+
+    def read():
+        try:
+            list(stream)
+        except ClientError as error:
+            return error
+        return None
+
+    return pool.submit(read)
+
+
+@contextmanager
+def serving_streams(model: Path, log: Path):
+    """Run a service with a short drain and streams that take longer."""
+    with starting(model, log, "--drain-timeout-s", str(DRAIN_S)) as service:
+        service.wait_for(READY)
+        address = service.log.read_text().partition("gRPC  ")[2].split()[0]
+        with Client(address, timeout_s=60) as client, ThreadPoolExecutor(NUM_STREAMS) as pool:
+            yield service, [end_of(pool, client) for _ in range(NUM_STREAMS)]
+
+
+def test_a_drain_that_takes_too_long(tiny_model_dir, tmp_path):
+    with serving_streams(tiny_model_dir, tmp_path / "log") as (service, ends):
+        started_at = time.monotonic()
+        service.command.terminate()
+        assert service.end()[0] == 0
+        assert DRAIN_S < time.monotonic() - started_at < DRAIN_S + STOP_S + 1
+        errors = [error for end in ends if (error := end.result()) is not None]
+        assert errors, "every stream was complete in time"
+        assert all(error.code is grpc.StatusCode.UNAVAILABLE for error in errors)
+        assert all("stopped before the answer was complete" in str(error) for error in errors)
+
+
+@pytest.mark.parametrize("name", ["every process", "ServeController", "Router", "gcs_server"])
+def test_a_stop_with_processes_that_have_ended(tiny_model_dir, tmp_path, name):
+    """A process manager may have signalled or killed any of them."""
+    with serving_streams(tiny_model_dir, tmp_path / "log") as (service, _):
+        processes = psutil.Process(service.command.pid).children(recursive=True)
+        started_at = time.monotonic()
+        for each in processes:
+            with suppress(psutil.NoSuchProcess):
+                if name == "every process":
+                    each.terminate()
+                elif name in " ".join(each.cmdline()):
+                    each.kill()
+        service.command.terminate()
+        exit_code, line = service.end()
+        assert time.monotonic() - started_at < DRAIN_S + STOP_S + 1
+        assert exit_code in (0, 143)
+        assert exit_code == 0 or "while the service stopped" in line or "did not stop" in line

@@ -27,7 +27,6 @@ from specdec.speculation.proposers import (
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import SpecdecError
 from specdec.types.messages import (
-    PENDING_TOKEN,
     Logprobs,
     StepInput,
     StepRow,
@@ -213,9 +212,7 @@ class HashTarget:
             self._tables[delta.seq_id][delta.start :] = delta.block_ids
 
     def _resolved(self, row: StepRow) -> StepRow:
-        if row.token_ids != (PENDING_TOKEN,):
-            return row
-        return row._replace(token_ids=(self._last_tokens[row.seq_id],))
+        return row.resolved(self._last_tokens[row.seq_id]) if row.is_pending else row
 
     def _verify(self, context: list[int], drafts: Sequence[int]) -> tuple[int, ...]:
         new = [self.next_token(context)]

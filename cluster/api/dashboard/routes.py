@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
@@ -19,9 +20,8 @@ from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.admin import error_response
 from cluster.api.http.csrf import require_same_origin
 from cluster.api.openai.request_handler import JsonRequest
-from cluster.api.openai.streams import Deadline, EventStream
+from cluster.api.openai.streams import Deadline, EventStream, chained
 from cluster.api.sse import event_response, json_event
-from cluster.control.timeseries import Figures
 from cluster.replica.router import Router
 from specdec.types.errors import InvalidValueError, NotReadyError
 from specdec.types.fleet import FleetStatistics
@@ -90,6 +90,7 @@ def make_dashboard(
     """
     routes = APIRouter()
     assets = load_assets()
+    moments = SharedMoments()
 
     @routes.get("/dashboard")
     async def enter() -> Response:
@@ -101,7 +102,8 @@ def make_dashboard(
         admin = get_admin()
         try:
             admin.access.check(request.headers.get("authorization"))
-            return event_response(await fleet_events(admin, get_router().config.served_model_name))
+            model = get_router().config.served_model_name
+            return event_response(await fleet_events(admin, model, moments))
         except Exception as error:
             return error_response(error)
 
@@ -145,36 +147,63 @@ async def _json(request: Request) -> Any:
         raise InvalidValueError("body", "malformed", "JSON") from error
 
 
-async def fleet_events(admin: AdminServicer, model: str) -> AsyncGenerator[bytes, None]:
+class SharedMoments:
+    """The events `now`, each made once for all pages that show the same points so far."""
+
+    def __init__(self) -> None:
+        self._fleet: FleetStatistics | None = None
+        self._made: dict[float, asyncio.Future[Moment]] = {}  # by the end of the points so far
+
+    async def at(self, admin: AdminServicer, fleet: FleetStatistics, sent_until_s: float) -> Moment:
+        """Return the event with the statistics and the points after a time. Raise NotReadyError."""
+        if fleet is not self._fleet:
+            self._fleet, self._made = fleet, {}
+        if sent_until_s not in self._made:
+            making = self._make(admin, fleet, sent_until_s)
+            self._made[sent_until_s] = asyncio.ensure_future(making)
+        return await asyncio.shield(self._made[sent_until_s])  # other pages may wait for it too
+
+    async def _make(
+        self, admin: AdminServicer, fleet: FleetStatistics, sent_until_s: float
+    ) -> Moment:
+        figures = await admin.control.history(sent_until_s)
+        data = {"status": asdict(fleet.status), "figures": [asdict(each) for each in figures]}
+        return Moment(json_event("now", data), figures[-1].time_s if figures else sent_until_s)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """An event `now`. until_s: the time of its last point, in seconds since 1970."""
+
+    event: bytes
+    until_s: float
+
+
+async def fleet_events(
+    admin: AdminServicer, model: str, shared: SharedMoments
+) -> AsyncGenerator[bytes, None]:
     """Return the events of a page: `hello`, then `now` each second, and `end` on a drain.
 
     Raise what the first query of the fleet raises, before the response has a status code.
     """
     moments = admin.stats_streams.watch(0)
     first = await anext(moments)
-    return _events(admin, model, first, moments)
+    return _events(admin, model, shared, chained(first, moments))
 
 
 async def _events(
     admin: AdminServicer,
     model: str,
-    first: FleetStatistics,
+    shared: SharedMoments,
     moments: AsyncGenerator[FleetStatistics, None],
 ) -> AsyncGenerator[bytes, None]:
-    sent_until_s = 0.0
+    until_s = 0.0
     async with aclosing(moments):
         yield json_event("hello", {"model": model})
         try:
-            figures = await admin.control.history(0.0)
-            yield _now(first, figures)
             async for fleet in moments:
-                sent_until_s = figures[-1].time_s if figures else sent_until_s
-                figures = await admin.control.history(sent_until_s)
-                yield _now(fleet, figures)
+                moment = await shared.at(admin, fleet, until_s)
+                until_s = moment.until_s
+                yield moment.event
         except NotReadyError as error:
             yield json_event("end", {"message": str(error)})
-
-
-def _now(fleet: FleetStatistics, figures: tuple[Figures, ...]) -> bytes:
-    points = [asdict(each) for each in figures]
-    return json_event("now", {"status": asdict(fleet.status), "figures": points})

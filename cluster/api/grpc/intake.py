@@ -16,12 +16,27 @@ from typing import Any
 import grpc
 from grpc import StatusCode
 
+from cluster.api.errors import OVERLOAD_RETRY_AFTER_S
+
 MAX_RECEIVING = 8
 """Messages that are received at the same time. Those of small requests arrive with the call."""
 
-CHANNEL_OPTIONS = (("grpc.http2.bdp_probe", 0),)
-"""For a server with an intake. Otherwise gRPC enlarges the flow-control window of every call on a
-fast connection, and buffers megabytes of each message before it is read."""
+CHANNEL_OPTIONS = (
+    # Otherwise gRPC enlarges the flow-control window of every call on a fast connection, and
+    # buffers megabytes of each message before it is read.
+    ("grpc.http2.bdp_probe", 0),
+    # A connection that does not begin with HTTP/2, and one without calls, end; clients reconnect.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.http2.settings_timeout", 10_000),
+    ("grpc.max_connection_idle_ms", 120_000),
+)
+"""Options of a server with an intake."""
+
+MAX_OTHER_CALLS = 100
+"""Open calls of all other services together, such as watches of grpc.health.v1."""
+
+_CHECK = "/grpc.health.v1.Health/Check"
+"""Always answered, for probes."""
 
 RECEIVE_TIMEOUT_S = 20.0
 """Limit for the arrival of a message, the wait for a place included."""
@@ -36,12 +51,19 @@ class Intake(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no t
     def __init__(
         self,
         has_access: Callable[[str, Any], bool],
+        max_calls: int,
         *,
+        services: tuple[str, ...],
         max_receiving: int = MAX_RECEIVING,
         timeout_s: float = RECEIVE_TIMEOUT_S,
     ) -> None:
-        """has_access: whether a call of the method may be made, by its metadata."""
+        """has_access: whether a call of the method may be made, by its metadata.
+
+        max_calls: open calls of `services` together.
+        """
         self._has_access = has_access
+        own, self._other_seats = _Seats(max_calls), _Seats(MAX_OTHER_CALLS)
+        self._seats = dict.fromkeys(services, own)
         self._places = asyncio.Semaphore(max_receiving)
         self._timeout_s = timeout_s
 
@@ -50,30 +72,29 @@ class Intake(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no t
     ) -> Any:
         """Return the handler of a call, which receives its message itself."""
         handler = await continuation(details)
-        if handler is None or handler.request_streaming:
+        if handler is None or details.method == _CHECK:
             return handler
-        coding = (handler.request_deserializer, handler.response_serializer)
+        service = details.method.split("/")[1]
+        seats = self._seats.get(service, self._other_seats)
+        if handler.request_streaming:
+            return _seated(handler, seats)
+        return _seated(self._receiving(handler, details), seats)
 
-        async def receive(context: Any) -> Any:
-            if not self._has_access(details.method, details.invocation_metadata):
-                return handler.request_deserializer(b"")
-            return await self._receive(context)
+    def _receiving(self, handler: Any, details: Any) -> Any:
+        """Return a handler of a request stream that receives the message for `handler`."""
+        respond = _responding(handler.unary_stream or handler.unary_unary)
 
         async def call(_messages: Any, context: Any) -> Any:
-            return await handler.unary_unary(await receive(context), context)
+            if self._has_access(details.method, details.invocation_metadata):
+                request = await self._receive(context)
+            else:
+                request = handler.request_deserializer(b"")
+            return await respond(request, context)
 
-        async def stream(_messages: Any, context: Any) -> None:
-            request = await receive(context)
-            if not isasyncgenfunction(handler.unary_stream):
-                await handler.unary_stream(request, context)
-                return
-            async with aclosing(handler.unary_stream(request, context)) as responses:
-                async for response in responses:
-                    await context.write(response)
-
-        if handler.response_streaming:
-            return grpc.stream_stream_rpc_method_handler(stream, *coding)
-        return grpc.stream_unary_rpc_method_handler(call, *coding)
+        make = grpc.stream_stream_rpc_method_handler
+        if not handler.response_streaming:
+            make = grpc.stream_unary_rpc_method_handler
+        return make(call, handler.request_deserializer, handler.response_serializer)
 
     async def _receive(self, context: Any) -> Any:
         """Read the message from the context: grpc's iterator would keep it in a reference cycle."""
@@ -87,3 +108,43 @@ class Intake(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no t
         if message is grpc.aio.EOF:
             await context.abort(StatusCode.INVALID_ARGUMENT, "the call has no message")
         return message
+
+
+class _Seats:
+    """Number of open calls, with a limit."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.num_taken = 0
+
+
+def _seated(handler: Any, seats: _Seats) -> Any:
+    """Return the handler of a request stream, which refuses calls beyond the limit."""
+    kind = "stream_stream" if handler.response_streaming else "stream_unary"
+    respond = _responding(getattr(handler, kind))
+
+    async def call(messages: Any, context: Any) -> Any:
+        if seats.num_taken >= seats.limit:
+            hint = (("retry-after-s", str(OVERLOAD_RETRY_AFTER_S)),)
+            text = f"too many open calls (limit {seats.limit})"
+            await context.abort(StatusCode.RESOURCE_EXHAUSTED, text, hint)
+        seats.num_taken += 1
+        try:
+            return await respond(messages, context)
+        finally:
+            seats.num_taken -= 1
+
+    return handler._replace(**{kind: call})
+
+
+def _responding(behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Awaitable[Any]]:
+    """Return a coroutine function for what may be a generator of responses."""
+    if not isasyncgenfunction(behaviour):
+        return behaviour
+
+    async def write_all(request: Any, context: Any) -> None:
+        async with aclosing(behaviour(request, context)) as responses:
+            async for response in responses:
+                await context.write(response)
+
+    return write_all

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -40,7 +41,7 @@ T = TypeVar("T")
 _GRACE_S = 2.0
 _PORT_ATTEMPTS = 20
 _PORT_RETRY_S = 0.5
-_MAX_CONCURRENT_CONNECTIONS = 1000
+_MAX_OPEN_FILES = 65_536
 
 
 class _HttpServer(uvicorn.Server):
@@ -74,9 +75,14 @@ class EmbeddedIngress:
                 ("grpc.so_reuseport", 0),  # a port in use is an error, not a second listener
                 *CHANNEL_OPTIONS,
             ],
-            interceptors=[Intake(partial(has_access, keys, admin.access))],
-            # More than the engine runs and queues, so that the engine refuses first, with a reason.
-            maximum_concurrent_rpcs=2 * (config.max_num_seqs + config.max_queue_len) + 100,
+            interceptors=[
+                Intake(
+                    partial(has_access, keys, admin.access),
+                    # More than the engine runs and queues, so that the engine refuses first.
+                    max_calls=2 * (config.max_num_seqs + config.max_queue_len) + 100,
+                    services=SERVICE_NAMES,
+                )
+            ],
         )
         self._http = _HttpServer(
             uvicorn.Config(
@@ -88,7 +94,6 @@ class EmbeddedIngress:
                 http=BoundedConnection,
                 log_config=None,  # otherwise its loggers get separate handlers
                 log_level=config.log_level,
-                limit_concurrency=_MAX_CONCURRENT_CONNECTIONS,
                 ssl_certfile=config.tls_cert_file,
                 ssl_keyfile=config.tls_key_file,
             )
@@ -97,6 +102,7 @@ class EmbeddedIngress:
 
     async def start(self) -> None:
         """Open both ports. Raises RuntimeError or OSError if one is not available."""
+        _raise_file_limit()
         servicer = InferenceServicer(self._router, self._keys, budget=self._admin.budget)
         add_inference_service(servicer, self._grpc)
         add_admin_service(self._admin, self._grpc)
@@ -136,6 +142,14 @@ class EmbeddedIngress:
         await self._grpc.stop(_GRACE_S)
         if self._http_task is not None:
             await self._http_task
+
+
+def _raise_file_limit() -> None:
+    """Raise the soft limit on open files, of which each connection takes one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _open_with_retries(open_port: Callable[[], T]) -> T:

@@ -310,7 +310,7 @@ class AdminServicer:
         with reporting_to(grpc_context), _check_token(self, grpc_context):
             async with aclosing(self.stats_streams.watch(request.interval_s)) as moments:
                 async for fleet in moments:
-                    yield codec.FLEET.encode(fleet)
+                    yield self.stats_streams.encoded(fleet, codec.FLEET.encode)
         raise_on_serve(grpc_context)
 
     @_unary(_BY_TOKEN)

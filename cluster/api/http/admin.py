@@ -16,6 +16,7 @@ from cluster.api.http.admin_json import read_change, read_profile_order, to_json
 from cluster.api.http.csrf import require_same_origin
 from cluster.api.http.forwarding import ForwardedRequest, forward, is_forwarded
 from cluster.api.sse import event, event_response, json_event
+from cluster.control.client import StatsStreams
 from cluster.replica.limits import check_model
 from specdec.types.control import SpeculationState
 from specdec.types.errors import (
@@ -140,7 +141,7 @@ async def _watch(admin: AdminServicer, request: Request) -> Response:
     """Stream server-sent events: `stats` at each interval, and `end` when the replica drains."""
     moments = admin.stats_streams.watch(_number(request, "interval_s", float))
     first = await anext(moments)  # an error here still sets the status code
-    return event_response(_events(first, moments))
+    return event_response(_events(admin.stats_streams, first, moments))
 
 
 async def _profile(admin: AdminServicer, request: Request) -> Response:
@@ -149,13 +150,17 @@ async def _profile(admin: AdminServicer, request: Request) -> Response:
     return Response(to_json(report), media_type=_JSON)
 
 
+def _stats_event(fleet: FleetStatistics) -> bytes:
+    return event(to_json(fleet), "stats")
+
+
 async def _events(
-    first: FleetStatistics, moments: AsyncGenerator[FleetStatistics, None]
+    streams: StatsStreams, first: FleetStatistics, moments: AsyncGenerator[FleetStatistics, None]
 ) -> AsyncGenerator[bytes, None]:
     try:
-        yield event(to_json(first), "stats")
+        yield streams.encoded(first, _stats_event)
         async for fleet in moments:
-            yield event(to_json(fleet), "stats")
+            yield streams.encoded(fleet, _stats_event)
     except NotReadyError as error:
         yield json_event("end", {"message": str(error)})
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -9,10 +10,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cluster.api.byte_budget import HeldBytes
 from cluster.api.http.limits import HttpLimits
 from cluster.api.openai.errors import failure_of
-from specdec.types.errors import BodyTooLargeError
+from specdec.types.errors import BodyTooLargeError, SlowBodyError
 
 _MAX_DISCARDED_BYTES = 64 * 1024
 """The remainder of a body that is read and discarded to keep a connection open."""
+
+
+BODY_TIMEOUT_S: float = 20
+"""Limit for the next part of a body to arrive."""
 
 
 class BoundedBody:
@@ -44,10 +49,16 @@ class BoundedBody:
     async def receive(self) -> Message:
         """Receive the next message.
 
-        Raise BodyTooLargeError once the body is too large, and OverloadedError if all requests
-        together are.
+        Raise BodyTooLargeError once the body is too large, OverloadedError if all requests together
+        are, and SlowBodyError if nothing arrives.
         """
-        message = await self._receive()
+        if self._is_complete:
+            return await self._receive()
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                message = await self._receive()
+        except TimeoutError:
+            raise SlowBodyError(BODY_TIMEOUT_S) from None
         if message["type"] == "http.request":
             self._num_bytes += len(message.get("body", b""))
             self._is_complete = not message.get("more_body", False)

@@ -21,50 +21,57 @@ from specdec.types.errors import HeadersTooLargeError
 MAX_HEADER_BYTES = 64 * 1024
 """Size of a request's target and headers together, the default of uvicorn's other parser."""
 
+HEADER_TIMEOUT_S = 10.0
+"""Limit for a header block to arrive, from the connection or the first byte on."""
 
 WRITE_TIMEOUT_S = 20.0
 """Limit for a client to read any part of what is buffered for it."""
 
+MAX_CONNECTIONS = 1000
+"""Beyond this, the connection that has waited longest for its client is closed for a new one. So
+clients that send nothing take no place of a probe. Connections with a request are not closed."""
+
 
 class BoundedConnection(HttpToolsProtocol):
-    """Connection that is closed with 431 when a header block is too large.
+    """Connection with limits of time and size on what its client sends.
 
-    uvicorn creates it for each connection, with keyword arguments.
+    It is closed with 431 when a header block is too large, and without a response when a header
+    block, or the reader of a response, takes too long. uvicorn creates it for each connection.
     """
 
     _num_unparsed = 0
     """Bytes since the parser has completed a header block or a part of a body."""
+    _waiting_since_s: float | None = None
+    """By the event loop's clock; None while a complete request is processed."""
+    _header_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
 
-    def pause_writing(self) -> None:
-        """Pause a response whose client does not read, and abort the connection after a time."""
-        super().pause_writing()
-        self._write_timer = self.loop.call_later(WRITE_TIMEOUT_S, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        """Continue a response."""
-        super().resume_writing()
-        self._stop_write_timer()
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Accept a connection, and close another one if there are too many."""
+        super().connection_made(transport)
+        self._waiting_since_s = self.loop.time()
+        self._start_header_timer()
+        if len(self.connections) > MAX_CONNECTIONS:
+            self._close_longest_waiting()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the request, which is cancelled."""
+        self._stop_header_timer()
         self._stop_write_timer()
         super().connection_lost(exc)
-
-    def _stop_write_timer(self) -> None:
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
 
     def data_received(self, data: bytes) -> None:
         """Parse what has arrived."""
         self._num_unparsed += len(data)
+        if self._is_between_requests and self._header_timer is None:
+            self._start_header_timer()
         super().data_received(data)
         if self._num_unparsed > MAX_HEADER_BYTES and not self.transport.is_closing():
             self._refuse()
 
     def on_headers_complete(self) -> None:
         """Begin a request, or answer it here if its header block is too large."""
+        self._stop_header_timer()
         self._num_unparsed = 0
         app = self.app
         num_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
@@ -76,17 +83,62 @@ class BoundedConnection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Pass on a part of a body."""
         self._num_unparsed = 0
+        self._waiting_since_s = self.loop.time()
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """End a request."""
+        """End what the client sends of a request."""
         self._num_unparsed = 0
+        if not self._is_between_requests:
+            self._waiting_since_s = None
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """End a request."""
+        self._waiting_since_s = self.loop.time()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        """Pause a response whose client does not read, and abort the connection after a time."""
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(WRITE_TIMEOUT_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Continue a response."""
+        super().resume_writing()
+        self._stop_write_timer()
+
+    @property
+    def _is_between_requests(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is None or cycle.response_complete
+
+    def _close_longest_waiting(self) -> None:
+        waiting = [
+            (each._waiting_since_s, id(each), each)
+            for each in self.connections
+            if isinstance(each, BoundedConnection) and each._waiting_since_s is not None
+        ]
+        *_, longest = min(waiting)  # this one at least
+        self.connections.discard(longest)
+        longest.transport.abort()
+
+    def _start_header_timer(self) -> None:
+        self._header_timer = self.loop.call_later(HEADER_TIMEOUT_S, self.transport.abort)
+
+    def _stop_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def _refuse(self) -> None:
         """Close the connection, with a response unless one is under way."""
-        cycle: RequestResponseCycle | None = self.cycle
-        if cycle is None or cycle.response_complete:
+        if self._is_between_requests:
             response = failure_of(HeadersTooLargeError(MAX_HEADER_BYTES)).respond()
             head = [STATUS_LINE[431], *(b"%b: %b\r\n" % pair for pair in response.raw_headers)]
             self.transport.write(b"".join([*head, b"\r\n", bytes(response.body)]))

@@ -19,7 +19,7 @@ from cluster.api.http.bodies import BoundedBody
 from cluster.api.http.limits import HttpLimits
 from cluster.api.openai.errors import failure_of
 from cluster.config.serve_config import ServeConfig
-from specdec.types.errors import BodyTooLargeError, OverloadedError
+from specdec.types.errors import BodyTooLargeError, OverloadedError, SlowBodyError
 
 CALLBACK_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 CALLBACK = "cluster.api.http.serve_proxy.middlewares"
@@ -49,7 +49,7 @@ def proxy_budget() -> ByteBudget:
 class ReadBodies:
     """ASGI middleware that reads each body within the limits before the proxy does.
 
-    Otherwise it responds 413 or 429. The proxy itself would read on while it sends a Router's
+    Otherwise it responds 408, 413 or 429. The proxy itself would read on while it sends a Router's
     response.
     """
 
@@ -66,7 +66,7 @@ class ReadBodies:
             try:
                 body = BoundedBody(scope, receive, self._limits.max_body_bytes, held)
                 messages = [await _whole(body)]
-            except (BodyTooLargeError, OverloadedError) as error:
+            except (BodyTooLargeError, OverloadedError, SlowBodyError) as error:
                 response = failure_of(error).respond()
                 response.headers["connection"] = "close"
                 await response(scope, receive, send)

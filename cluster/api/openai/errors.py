@@ -27,6 +27,7 @@ _TYPES_AND_CODES: Mapping[int, tuple[str, str | None]] = {
     401: ("authentication_error", "invalid_api_key"),
     403: ("permission_error", None),
     404: (INVALID_REQUEST, "model_not_found"),
+    408: ("timeout_error", "body_timeout"),
     413: (INVALID_REQUEST, "request_too_large"),
     421: (INVALID_REQUEST, "host_not_allowed"),
     429: ("rate_limit_error", "rate_limit_exceeded"),

@@ -54,6 +54,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     401: {"model": ErrorBody, "description": "the API key is missing or unknown"},
     403: {"model": ErrorBody, "description": "a cross-site request of a browser"},
     404: {"model": ErrorBody, "description": "no such model"},
+    408: {"model": ErrorBody, "description": "the body did not arrive in time"},
     413: {"model": ErrorBody, "description": "the body is too large"},
     421: {"model": ErrorBody, "description": "the host name is not one of the service's"},
     429: {"model": ErrorBody, "description": "too many requests; Retry-After has a hint"},

@@ -4,7 +4,13 @@ One module a method; `specdec.config.methods` registers them. Running a draft mo
 `worker`.
 """
 
-from specdec.speculation.proposers.base import DraftRequest, Proposal, Proposer, ProposerMemory
+from specdec.speculation.proposers.base import (
+    DraftRequest,
+    Proposal,
+    Proposer,
+    ProposerMemory,
+    SynchronousProposer,
+)
 from specdec.speculation.proposers.cascade import make_proposer, proposer_memory
 from specdec.speculation.proposers.cross_vocab.draft_vocabulary import DraftVocabulary
 from specdec.speculation.proposers.cross_vocab.vocab_adapter import VocabAdapter
@@ -17,6 +23,7 @@ __all__ = [
     "Proposal",
     "Proposer",
     "ProposerMemory",
+    "SynchronousProposer",
     "VocabAdapter",
     "make_proposer",
     "proposer_memory",

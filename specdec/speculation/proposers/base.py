@@ -72,6 +72,17 @@ class Proposal:
     parents: tuple[int, ...] | None = None
 
 
+@dataclass(frozen=True)
+class ProposalAhead:
+    """Drafts for one sequence behind its next token, which is not known yet.
+
+    drafts_by_token: as in StepRow, for every token behind which there is a draft.
+    """
+
+    seq_id: int
+    drafts_by_token: tuple[tuple[int, ...], ...]
+
+
 class Proposer(Protocol):
     """Drafts for a batch. With a lossless verifier it affects speed only, not the distribution.
 
@@ -101,6 +112,15 @@ class SynchronousProposer(ABC):
     def collect(self) -> list[Proposal]:
         """Return what `begin` found, perhaps with empty drafts."""
         return self._proposals
+
+    def propose_ahead(
+        self, requests: collections.abc.Sequence[DraftRequest]
+    ) -> list[ProposalAhead] | None:
+        """Return what `begin` and `collect` would draft behind each token that may come next.
+
+        Returns None where it cannot be known, or would take too long.
+        """
+        return None
 
     @abstractmethod
     def release(self, seq_id: int) -> None:

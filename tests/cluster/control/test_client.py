@@ -230,3 +230,39 @@ async def test_an_unavailable_control_plane_ends_a_stream():
     with pytest.raises(NotReadyError, match="unavailable"):
         await anext(streams.watch(1))
     assert streams.num_watchers == 0
+
+
+async def test_watchers_share_statistics_and_their_encoding():
+    numbers = {"asked": 0, "encoded": 0}
+
+    async def statistics():
+        numbers["asked"] += 1
+        await asyncio.sleep(0.01)
+        return [numbers["asked"]]
+
+    def encode(fleet):
+        numbers["encoded"] += 1
+        return str(fleet)
+
+    async def follow(stream):
+        return [streams.encoded(await anext(stream), encode) for _ in range(4)]
+
+    streams = StatsStreams(statistics)
+    watchers = [streams.watch(client.MIN_INTERVAL_S) for _ in range(client.MAX_WATCHERS)]
+    seen = await asyncio.gather(*map(follow, watchers))
+    assert all(len({*each}) == 4 for each in seen), "a watcher got the same statistics twice"
+    assert numbers["asked"] <= 8
+    assert numbers["encoded"] <= 8
+
+
+async def test_a_watcher_that_leaves_does_not_cancel_the_query_of_others():
+    async def statistics():
+        await asyncio.sleep(0.05)
+        return "statistics"
+
+    streams = StatsStreams(statistics)
+    leaving = asyncio.ensure_future(anext(streams.watch(1)))
+    staying = asyncio.ensure_future(anext(streams.watch(1)))
+    await asyncio.sleep(0.01)
+    leaving.cancel()
+    assert await staying == "statistics"

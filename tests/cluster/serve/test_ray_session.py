@@ -2,8 +2,10 @@
 
 import os
 import threading
+import time
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import pytest
 import ray
@@ -100,6 +102,20 @@ def test_a_second_signal_aborts_running_requests(fake_serve):
     assert fake.drained == [60, 60, 0.0, 0.0]
     assert fake.left == []
     assert fake.num_shutdowns == 1, "Serve was started for the first application"
+
+
+def test_an_own_ray_ends_before_the_guard_would_kill_it(fake_serve, monkeypatch):
+    monkeypatch.setattr(ray_session, "_OWN_STOP_S", 0.2)
+    fake = fake_serve("a", is_stuck=True)
+    fake.aborted.set()
+    reports = Mock()
+    started_at = time.monotonic()
+    RaySession(replace(CONFIG, ray_address=None), to_guard=reports).stop(
+        ["a"], 0.1, threading.Event()
+    )
+    assert time.monotonic() - started_at < 5
+    assert fake.deleted == ["a"]
+    assert reports.mock_calls == [call.ending()]
 
 
 def test_stuck_applications_are_all_deleted_and_logged(fake_serve, monkeypatch, caplog):

@@ -61,6 +61,7 @@ def step_rows(draw):
         draw(COUNTS),
         draw(INT32),
         draw(TOKENS) or None,
+        tuple(draw(st.lists(TOKENS.filter(bool), max_size=3))),
     )
 
 

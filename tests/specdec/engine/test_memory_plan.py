@@ -172,7 +172,7 @@ def test_memory_of_lookups_is_reserved(model):
 
     uncached = num_blocks(method="suffix", suffix_decoding_max_cached_requests=0)
     assert num_blocks(method="suffix") < uncached
-    lengths = [{}, {"prompt_lookup_min": 1}, {"prompt_lookup_min": 1, "prompt_lookup_max": 16}]
+    lengths = [{}, {"prompt_lookup_max": 8, "prompt_lookup_min": 2}, {"prompt_lookup_max": 16}]
     by_ngrams = [num_blocks(method="ngram", **each) for each in lengths]
     assert by_ngrams[0] > by_ngrams[1] > by_ngrams[2]
     pooled = [num_blocks(method="lookahead", lookahead_pool_size=size) for size in (10, 200)]

@@ -1,11 +1,12 @@
 """The event stream of the dashboard."""
 
+import asyncio
 import json
 
 import pytest
 
 from cluster.api.authentication import AdminAccess
-from cluster.api.dashboard.routes import fleet_events
+from cluster.api.dashboard.routes import SharedMoments, fleet_events
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.control.client import MAX_WATCHERS, ControlClient, StatsStreams
 from cluster.control.plane import ControlPlane
@@ -49,7 +50,7 @@ async def test_the_first_event_has_the_history_and_later_ones_new_points(handle,
     for _ in range(6):
         await handle.plane.report(REPORT, 10.0)
         clock.now_s += 1
-    events = await fleet_events(admin, "tiny")
+    events = await fleet_events(admin, "tiny", SharedMoments())
     assert parsed(await anext(events)) == ("hello", {"model": "tiny"})
     name, first = parsed(await anext(events))
     assert name == "now"
@@ -65,7 +66,7 @@ async def test_the_first_event_has_the_history_and_later_ones_new_points(handle,
 
 
 async def test_a_drain_ends_the_stream_with_a_message(admin):
-    events = await fleet_events(admin, "tiny")
+    events = await fleet_events(admin, "tiny", SharedMoments())
     await anext(events)
     await anext(events)
     admin.stats_streams.drain()
@@ -77,11 +78,29 @@ async def test_a_drain_ends_the_stream_with_a_message(admin):
 async def test_without_a_control_plane_the_stream_is_not_opened(admin, handle):
     handle.plane = None
     with pytest.raises(NotReadyError):
-        await fleet_events(admin, "tiny")
+        await fleet_events(admin, "tiny", SharedMoments())
 
 
 async def test_the_number_of_pages_is_limited(admin):
-    pages = [await fleet_events(admin, "tiny") for _ in range(MAX_WATCHERS)]
+    pages = [await fleet_events(admin, "tiny", SharedMoments()) for _ in range(MAX_WATCHERS)]
     with pytest.raises(OverloadedError):
-        await fleet_events(admin, "tiny")
+        await fleet_events(admin, "tiny", SharedMoments())
     assert len(pages) == MAX_WATCHERS
+
+
+async def test_pages_share_their_events(handle, admin, monkeypatch):
+    numbers = {"fleet": 0, "history": 0}
+    for name in numbers:
+        method = getattr(ControlPlane, name)
+
+        async def counted(plane, *arguments, name=name, method=method):
+            numbers[name] += 1
+            return await method(plane, *arguments)
+
+        monkeypatch.setattr(ControlPlane, name, counted)
+    shared = SharedMoments()
+    pages = [await fleet_events(admin, "tiny", shared) for _ in range(20)]
+    for _ in range(3):  # hello, and two moments
+        events = await asyncio.gather(*(anext(page) for page in pages))
+        assert len({*map(bytes, events)}) <= 2
+    assert numbers["fleet"] + numbers["history"] <= 12, "each page asked the control plane"

@@ -12,6 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from cluster.api.authentication import AdminAccess, ApiKey, ApiKeys
 from cluster.api.byte_budget import ByteBudget
+from cluster.api.grpc import intake
 from cluster.api.grpc.intake import CHANNEL_OPTIONS, Intake
 from cluster.api.grpc.servicers import add_inference_service, has_access
 from cluster.api.grpc.status import MALFORMED_MESSAGE, reporting_to
@@ -20,7 +21,8 @@ from protos.specdec.v1.inference_pb2_grpc import InferenceServiceServicer, Infer
 
 MIB = 2**20
 KEY = "sk-correct-horse"
-GENERATE = "/specdec.v1.InferenceService/Generate"
+INFERENCE = "specdec.v1.InferenceService"
+GENERATE = f"/{INFERENCE}/Generate"
 
 
 class Counting(InferenceServiceServicer):
@@ -46,11 +48,13 @@ class Counting(InferenceServiceServicer):
 class Served:
     """A server with an intake, and a channel to it."""
 
-    def __init__(self, keys=(), **options):
+    def __init__(self, keys=(), max_calls=1000, **options):
         self.servicer = Counting()
         access = partial(has_access, ApiKeys(keys), AdminAccess())
         self.server = grpc.aio.server(
-            interceptors=[Intake(access, **options)],
+            interceptors=[
+                Intake(access, max_calls, services=(INFERENCE,), **options),
+            ],
             options=[("grpc.max_receive_message_length", 16 * MIB), *CHANNEL_OPTIONS],
         )
         add_inference_service(self.servicer, self.server)
@@ -136,3 +140,51 @@ async def test_calls_without_a_message_end_and_leave_their_places():
         await asyncio.sleep(0.1)
         left.cancel()
         assert await code_of(served.stub.Generate(pb.GenerateRequest())) is StatusCode.OK
+
+
+async def test_calls_beyond_the_limit_are_refused_and_probes_answered():
+    async with Served(max_calls=3) as served:
+        calls = [served.stub.Generate(pb.GenerateRequest(text="x")) for _ in range(5)]
+        await asyncio.sleep(0.2)
+        with pytest.raises(
+            grpc.aio.AioRpcError, match=r"too many open calls \(limit 3\)"
+        ) as caught:
+            await served.stub.Generate(pb.GenerateRequest())
+        assert dict(caught.value.trailing_metadata())["retry-after-s"] == "1"
+        stub = health_pb2_grpc.HealthStub(served.channel)
+        assert (await stub.Check(health_pb2.HealthCheckRequest())).status
+        served.servicer.is_open.set()
+        codes = [await code_of(call) for call in calls]
+        assert sorted(codes, key=str) == [StatusCode.OK] * 3 + [StatusCode.RESOURCE_EXHAUSTED] * 2
+        assert await code_of(served.stub.Generate(pb.GenerateRequest())) is StatusCode.OK
+
+
+async def test_watches_of_the_health_take_no_place_of_other_calls(monkeypatch):
+    monkeypatch.setattr(intake, "MAX_OTHER_CALLS", 4)
+    async with Served() as served:
+        served.servicer.is_open.set()
+        stub = health_pb2_grpc.HealthStub(served.channel)
+        watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(4)]
+        assert all([(await watch.read()).status for watch in watches])
+        refused = stub.Watch(health_pb2.HealthCheckRequest())
+        with pytest.raises(grpc.aio.AioRpcError, match="too many open calls"):
+            await refused.read()
+        assert await code_of(served.stub.Generate(pb.GenerateRequest())) is StatusCode.OK
+        assert (await stub.Check(health_pb2.HealthCheckRequest())).status
+
+
+async def test_connections_that_are_not_http2_end():
+    options = dict(intake.CHANNEL_OPTIONS)
+    assert options["grpc.server_handshake_timeout_ms"] == 10_000
+    quick = {name: 500 if name.endswith(("_ms", "timeout")) else 0 for name in options}
+    server = grpc.aio.server(options=[*quick.items()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    for sent in (b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        async with asyncio.timeout(10):
+            while await reader.read(2**16):
+                pass
+        writer.close()
+    await server.stop(0)

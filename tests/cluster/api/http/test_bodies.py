@@ -10,6 +10,7 @@ import pytest
 
 from cluster.api.authentication import AdminAccess
 from cluster.api.byte_budget import ByteBudget
+from cluster.api.http import bodies
 from cluster.api.http.app import make_app
 from cluster.api.http.limits import HttpLimits
 from cluster.api.http.serve_proxy import ReadBodies
@@ -131,3 +132,17 @@ async def test_all_bodies_together_are_limited(path):
         await stack.aclose()
         while limits.budget.num_bytes:
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("path", ["/dashboard/generate", "/v1/completions", "proxy"])
+async def test_a_body_that_does_not_arrive_is_refused(path, monkeypatch):
+    monkeypatch.setattr(bodies, "BODY_TIMEOUT_S", 0.3)
+    limits = HttpLimits(max_body_bytes=LIMIT)
+    app = ReadBodies(echo, limits) if path == "proxy" else application(limits)
+    url = "/" if path == "proxy" else path
+    head = f"POST {url} HTTP/1.1\r\ncontent-length: 9\r\n".encode()
+    async with running_server(app) as port, connected(port) as client:
+        await client.send(head + HEADERS + b"\r\nx")
+        head, _, body = (await client.answer()).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408 ")
+    assert json.loads(body)["error"]["message"] == "no part of the body arrived for 0.3 s"

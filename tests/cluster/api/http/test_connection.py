@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import time
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -137,3 +139,69 @@ async def test_a_client_that_reads_slowly_is_served(monkeypatch):
         assert not app.has_ended.is_set()
         writer.close()
         await app.has_ended.wait()
+
+
+SLOW = [
+    b"",
+    b"\r\n",
+    b"GET / HT",
+    START + b"a: b\r\n",
+    b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\nGET / HT",  # after a complete request
+    b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("sent", SLOW)
+async def test_a_header_block_that_does_not_arrive_ends_the_connection(monkeypatch, sent):
+    monkeypatch.setattr(connection, "HEADER_TIMEOUT_S", 0.5)
+    async with running_server(hello, timeout_keep_alive=1) as port, connected(port) as client:
+        await client.send(sent)
+        answer = await client.answer(timeout_s=5)
+    assert answer.count(b"200 OK") == (b"\r\n\r\n" in sent)
+
+
+async def test_bytes_that_arrive_slowly_do_not_extend_the_time(monkeypatch):
+    monkeypatch.setattr(connection, "HEADER_TIMEOUT_S", 0.5)
+    async with running_server(hello) as port, connected(port) as client:
+        started_at = time.monotonic()
+        answer = asyncio.ensure_future(client.answer())
+        while not answer.done():
+            await client.send(b"G" if client.num_sent == 0 else b"E")
+            await asyncio.sleep(0.05)
+    assert time.monotonic() - started_at < 3
+
+
+async def test_a_slow_request_is_served_within_the_time():
+    async with running_server(hello) as port, connected(port) as client:
+        for byte in START + b"connection: close\r\n\r\n":
+            await client.send(bytes([byte]))
+        assert status_of(await client.answer()) == 200
+
+
+async def test_waiting_connections_take_no_place_of_new_ones(monkeypatch):
+    """Those that wait longest are closed; those with a request, here of a slow body, are not."""
+    monkeypatch.setattr(connection, "MAX_CONNECTIONS", 50)
+    async with running_server(until_asked) as port, AsyncExitStack() as stack:
+        busy = [await stack.enter_async_context(connected(port)) for _ in range(5)]
+        for client in busy:
+            await client.send(START + b"connection: close\r\n\r\n")
+        half = b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\nx"
+        for index in range(150):
+            client = await stack.enter_async_context(connected(port))
+            await client.send(half if index % 2 else b"GET / HT")
+        for _ in range(10):
+            async with connected(port) as client:
+                await client.send(START.replace(b"/ HTTP", b"/now HTTP") + b"\r\n")
+                async with asyncio.timeout(5):
+                    assert status_of(await client.receive()) == 200
+        RELEASED.set()
+        assert [status_of(await client.answer()) for client in busy] == [200] * 5
+
+
+RELEASED = asyncio.Event()
+
+
+async def until_asked(scope, receive, send):
+    if scope["path"] != "/now":
+        await RELEASED.wait()
+    await hello(scope, receive, send)

@@ -9,7 +9,7 @@ from specdec.config.speculative import SpeculativeConfig
 from specdec.speculation.proposers import ProposerMemory, proposer_memory
 from specdec.speculation.proposers.base import IngestBudget
 from specdec.speculation.proposers.lookahead import NGRAM_BYTES
-from specdec.speculation.proposers.ngram import NgramIndex
+from specdec.speculation.proposers.ngram import NgramIndex, OccurrenceIndex
 from specdec.speculation.proposers.suffix import MAX_CACHE_BYTES
 from specdec.speculation.proposers.suffix_tree import OnlineSuffixTree
 
@@ -17,7 +17,9 @@ from specdec.speculation.proposers.suffix_tree import OnlineSuffixTree
 def indexed(text, config):
     index = NgramIndex(config.drafter.prompt_lookup_min, config.drafter.prompt_lookup_max)
     index.update(text, IngestBudget(len(text)))
-    return index
+    occurrences = OccurrenceIndex(config.drafter.prompt_lookup_min - 1)
+    occurrences.update(text, IngestBudget(len(text)))
+    return index, occurrences
 
 
 def treed(text, config):
