@@ -1,0 +1,79 @@
+"""The interface between a rank's worker and a draft head.
+
+A head sees token j of a sequence together with the target's *feature* of token j - 1: this is
+*pair* j, whose KV is stored at slot j. So the KV of a slot depends on the tokens up to it, as the
+target's does, and a cached block is wholly usable. Pair 0 does not exist: attention of a head
+begins at slot 1.
+
+Features are a function of the target's hidden states, the final normed ones or those that enter
+some layers (*taps*). The worker stores them for each slot, so that any pair can be computed later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.forward_batch import ModelInput
+
+HeadState = Any
+"""State of a draft between its tokens; only the head that made it reads it."""
+
+
+class DraftHead(Protocol):
+    """One rank of a head. The calls that compute are collective, with the same rows on all ranks.
+
+    taps: layers of the target whose input the head reads, ascending (0: the embedding, num_layers:
+        the output of the last layer); empty for the final normed hidden states.
+    feature_size: width of the feature of a token.
+    num_kv_layers: layers with KV; 0 for a head without attention.
+    max_draft_tokens: most tokens of a draft; None for no limit of its own.
+    vocab_size: number of draft tokens. vocab_slice: those whose logits this rank computes.
+    target_ids: the target's id of each draft token, [vocab_size] int64; None if they are equal.
+    """
+
+    taps: tuple[int, ...]
+    feature_size: int
+    num_kv_layers: int
+    max_draft_tokens: int | None
+    vocab_size: int
+    vocab_slice: range
+    target_ids: Tensor | None
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def new_kv_cache(self, num_slots: int) -> Tensor | None:
+        """Allocate a zeroed pool of `num_slots` pairs (whole blocks); None without KV layers."""
+        ...
+
+    def features(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
+        """Return the features [T, feature_size] of a forward pass of the target.
+
+        hidden: [T, hidden_size], final and normed. tapped: [T, len(taps), hidden_size]; None
+        without taps.
+        """
+        ...
+
+    def begin(
+        self, pairs: ModelInput, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
+    ) -> HeadState:
+        """Run pairs, and return the state behind the last pair of each of B sequences.
+
+        pairs: chunks of tokens with the slots of their pairs; without KV layers, one token each.
+        features: [T, feature_size], of the token before each. kv_cache: receives the KV of the
+        pairs; the slots behind them may be overwritten by a draft of `num_draft_tokens`, for which
+        the block tables have room. With `num_draft_tokens` 0 only the KV is needed.
+        """
+        ...
+
+    def logits(self, state: HeadState, index: int) -> Tensor:
+        """Return this rank's logits [B, len(vocab_slice)] of draft token `index`, from 0 on."""
+        ...
+
+    def advance(self, state: HeadState, token_ids: Sequence[int], index: int) -> HeadState:
+        """Return the state behind draft token `index` of each sequence, which is `token_ids`."""
+        ...
