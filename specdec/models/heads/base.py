@@ -77,3 +77,7 @@ class DraftHead(Protocol):
     def advance(self, state: HeadState, token_ids: Sequence[int], index: int) -> HeadState:
         """Return the state behind draft token `index` of each sequence, which is `token_ids`."""
         ...
+
+    def select(self, state: HeadState, rows: Sequence[int]) -> HeadState:
+        """Return the state of some of its sequences, by index: the drafts of the others ended."""
+        ...
