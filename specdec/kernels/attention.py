@@ -46,6 +46,14 @@ class AttentionPlan:
 
 
 @dataclass(frozen=True)
+class _Visible:
+    """The context of queries: at most `window` tokens, from the slot `kv_start` on."""
+
+    window: int | None
+    kv_start: int
+
+
+@dataclass(frozen=True)
 class _Member:
     """A sequence of a group, and the first block that is visible to its queries."""
 
@@ -75,12 +83,18 @@ class PagedAttention:
         self._workspace = torch.empty(0, device="cpu")  # replaced by one in the dtype of the cache
 
     def plan(
-        self, batch: ModelInput, dtype: torch.dtype, window: int | None = None
+        self,
+        batch: ModelInput,
+        dtype: torch.dtype,
+        window: int | None = None,
+        kv_start: int = 0,
     ) -> AttentionPlan:
         """Group the sequences of a batch; visible contexts within a group differ by under half.
 
         window: number of tokens that are visible to a query, itself included; None for no limit.
+        kv_start: slots before it, in the first block, have no KV; no token of the batch is there.
         """
+        assert kv_start < self.block_size
         members: dict[tuple[int, int], list[_Member]] = defaultdict(list)
         for index, context_len in enumerate(batch.context_lens.tolist()):
             query_len = batch.query_len(index)
@@ -89,7 +103,8 @@ class PagedAttention:
             num_visible = context_len - member.first_block * self.block_size
             is_long = query_len > MAX_SHORT_QUERY_TOKENS
             members[num_visible.bit_length(), index + 1 if is_long else 0].append(member)
-        groups = tuple(self._plan_group(batch, each, window, dtype) for each in members.values())
+        visible = _Visible(window, kv_start)
+        groups = tuple(self._plan_group(batch, each, visible, dtype) for each in members.values())
         return AttentionPlan(on_device(batch.slot_mapping, self.device), groups)
 
     def run(self, query: Tensor, kv: Tensor, kv_cache: Tensor, plan: AttentionPlan) -> Tensor:
@@ -109,7 +124,7 @@ class PagedAttention:
         return output
 
     def _plan_group(
-        self, batch: ModelInput, members: list[_Member], window: int | None, dtype: torch.dtype
+        self, batch: ModelInput, members: list[_Member], visible: _Visible, dtype: torch.dtype
     ) -> AttentionGroup:
         """Plan one group; positions are relative to the start of each sequence's first block."""
         device = self.device
@@ -124,38 +139,51 @@ class PagedAttention:
         # Padding queries repeat the last one, so writing their results back is harmless.
         steps = torch.arange(max_query, device=device)
         offsets = torch.minimum(steps, query_lens[:, None] - 1)  # [G, Q]
+        first_slots = (visible.kv_start - first_blocks * self.block_size).clamp_min_(0)
+        last_visible = (num_visible - query_lens)[:, None] + offsets
         return AttentionGroup(
             rows=starts[:, None] + offsets,
-            slots=self._slots(tables, first_blocks, num_visible, max_visible),
-            mask=self._mask(
-                (num_visible - query_lens)[:, None] + offsets, max_visible, window, dtype
-            ),
+            slots=self._slots(tables, first_blocks, first_slots, num_visible, max_visible),
+            mask=self._mask(last_visible, first_slots, max_visible, visible.window, dtype),
         )
 
     def _slots(
-        self, tables: Tensor, first_blocks: Tensor, num_visible: Tensor, max_visible: int
+        self,
+        tables: Tensor,
+        first_blocks: Tensor,
+        first_slots: Tensor,
+        num_visible: Tensor,
+        max_visible: int,
     ) -> Tensor:
         """Return the KV slots of visible positions, [G * max_visible].
 
-        tables: [G, M]; first_blocks, num_visible: [G]. Padding repeats the sequence's last
-        position: a weight of 0 still propagates a NaN, so a query must read neither the KV of
-        another sequence nor that of a rejected draft.
+        tables: [G, M]; first_blocks, first_slots, num_visible: [G]. Padding repeats the sequence's
+        first or last position: a weight of 0 still propagates a NaN, so a query must read neither
+        the KV of another sequence nor that of a rejected draft.
         """
         positions = torch.arange(max_visible, device=tables.device)
         own = torch.minimum(positions, num_visible[:, None] - 1)  # [G, max_visible]
+        own = torch.maximum(own, first_slots[:, None])
         blocks = own.div(self.block_size, rounding_mode="floor")
         pages = tables.gather(1, blocks + first_blocks[:, None]) * self.block_size
         return (pages + own % self.block_size).flatten()
 
     def _mask(
-        self, last_visible: Tensor, max_visible: int, window: int | None, dtype: torch.dtype
+        self,
+        last_visible: Tensor,
+        first_slots: Tensor,
+        max_visible: int,
+        window: int | None,
+        dtype: torch.dtype,
     ) -> Tensor | None:
         """Return the additive mask of a group; None where nothing is masked.
 
-        last_visible: [G, Q], the last position that each query may attend to, itself.
+        last_visible: [G, Q], the last position that each query may attend to, itself. first_slots:
+        [G], the first position with KV.
         """
         positions = torch.arange(max_visible, device=last_visible.device)
         is_masked = positions > last_visible[:, :, None]  # [G, Q, S]
+        is_masked |= positions < first_slots[:, None, None]
         if window is not None:
             is_masked |= positions <= last_visible[:, :, None] - window
         if not is_masked.any():

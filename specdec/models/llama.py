@@ -42,7 +42,9 @@ class Attention(nn.Module):
         prefix: str,
         heads: HeadShard,
         group: TensorParallelGroup,
+        input_size: int | None = None,
     ) -> None:
+        """input_size: width of the input, if it is not `hidden_size`."""
         super().__init__()
         self.num_heads, self.num_kv_heads = len(heads.query), len(heads.kv)
         self.head_dim = config.head_dim
@@ -56,7 +58,7 @@ class Attention(nn.Module):
             WeightPart(f"{prefix}.k_proj", kv_size, kv_rows, config.has_qkv_bias),
             WeightPart(f"{prefix}.v_proj", kv_size, kv_rows, config.has_qkv_bias),
         ]
-        self.qkv_proj = ColumnParallelLinear(reader, config.hidden_size, parts)
+        self.qkv_proj = ColumnParallelLinear(reader, input_size or config.hidden_size, parts)
         if config.has_qk_norm:
             size, eps = config.head_dim, config.rms_norm_eps
             self.query_norm = RMSNorm(reader, f"{prefix}.q_norm.weight", size, eps)
@@ -72,7 +74,7 @@ class Attention(nn.Module):
 
     def forward(
         self,
-        x: Tensor,  # [T, hidden_size]
+        x: Tensor,  # [T, input_size]
         residual: Tensor,  # [T, hidden_size]
         rotation: Rotation,
         kv_cache: Tensor,  # [num_slots, 2, num_kv_heads, head_dim]

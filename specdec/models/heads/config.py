@@ -7,15 +7,18 @@ and gives the sizes that a memory plan needs. It imports no torch for safetensor
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specdec.config.engine import DTYPE_BYTES, DTypeName
 from specdec.config.quantization import QuantizationMethod
 from specdec.models.config import ModelConfig
 from specdec.models.heads.formats.detect import read_head
+from specdec.models.heads.formats.layers import with_window
 from specdec.models.heads.formats.shape import HeadMethod, HeadShape, Reading
 from specdec.models.heads.formats.source import HeadSource, TensorNames, read_fields
+from specdec.types.errors import InvalidValueError
+from specdec.types.validation import require_range
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,12 @@ class HeadConfig:
     target: ModelConfig
 
     @classmethod
-    def from_directory(cls, directory: Path, target: ModelConfig) -> HeadConfig:
+    def from_directory(
+        cls, directory: Path, target: ModelConfig, draft_window: int | None = None
+    ) -> HeadConfig:
         """Read config.json and the shapes of the tensors.
+
+        draft_window: attention window of the head's layers, instead of that in the file.
 
         Raises ModelNotFoundError without config.json, and UnsupportedModelError, in one line, for
         a format that is not supported or a tensor that does not fit.
@@ -38,7 +45,8 @@ class HeadConfig:
         reading = read_head(source, target)
         purpose = f"for {reading.format}, {reading.shape.summary()}"
         reading.names.require(reading.shape.tensors(), purpose, reading.ignored)
-        return cls(directory, source.files, reading, target)
+        config = cls(directory, source.files, reading, target)
+        return config if draft_window is None else config._with_window(draft_window)
 
     @property
     def method(self) -> HeadMethod:
@@ -73,6 +81,11 @@ class HeadConfig:
         return self.shape.draft_vocab_size
 
     @property
+    def num_draft_tokens(self) -> int | None:
+        """The draft length that the files suggest, if any."""
+        return self.reading.num_draft_tokens
+
+    @property
     def num_kv_layers(self) -> int:
         """See DraftHead."""
         decoder = self.shape.decoder
@@ -101,6 +114,28 @@ class HeadConfig:
             for name, shape in self.shape.tensors().items()
             if len(shape) <= 2 and name in self.names
         )
+
+    def with_target_rope(self) -> HeadConfig:
+        """Return the same head with the target's rotary embedding.
+
+        Some files have no rope_theta although the target's is not the default: a probe of both may
+        decide.
+        """
+        decoder = self.shape.decoder
+        assert decoder is not None, "the head has no attention"
+        return self._with_decoder(replace(decoder, rope=self.target.rope))
+
+    def _with_window(self, window: int) -> HeadConfig:
+        require_range("draft_window", window, 1, self.target.max_position_embeddings)
+        decoder = self.shape.decoder
+        if decoder is None:
+            limit = f"left out: {self.method} has no attention"
+            raise InvalidValueError("draft_window", window, limit)
+        return self._with_decoder(with_window(decoder, window))
+
+    def _with_decoder(self, decoder: ModelConfig) -> HeadConfig:
+        shape: HeadShape = replace(self.shape, decoder=decoder)  # type: ignore[type-var]
+        return replace(self, reading=replace(self.reading, shape=shape))
 
     def describe(self) -> tuple[str, ...]:
         """Return what the files were taken for, a line each, for the log."""

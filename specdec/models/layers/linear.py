@@ -151,13 +151,13 @@ class VocabEmbedding(nn.Module):
     def forward(self, token_ids: Tensor) -> Tensor:
         """Return the embeddings [T, hidden_size], equal on every rank; token_ids: [T] int64."""
         if self.group.size == 1:
-            return self._rows(token_ids)
+            return self.rows(token_ids)
         local = token_ids - self.tokens.start
         is_remote = (local < 0) | (local >= len(self.tokens))
-        embedded = self._rows(local.masked_fill(is_remote, 0))
+        embedded = self.rows(local.masked_fill(is_remote, 0))
         return self.group.all_reduce(embedded.masked_fill_(is_remote[:, None], 0))
 
-    def _rows(self, indices: Tensor) -> Tensor:
+    def rows(self, indices: Tensor) -> Tensor:
         """Return local rows [T, hidden_size]; indices: [T] int64."""
         if isinstance(self.weight, NativeMatrix):
             return self.weight.rows(indices)

@@ -55,18 +55,19 @@ class Pages:
         part.cache = self.cache[:, :, heads.kv].clone()
         return part
 
-    def run(self, window):
+    def run(self, window, kv_start=0):
         attention = PagedAttention(self.heads, HEAD_DIM, BLOCK_SIZE, CPU)
-        plan = attention.plan(self.batch, torch.float32, window)
+        plan = attention.plan(self.batch, torch.float32, window, kv_start)
         kv = self.cache[torch.from_numpy(self.batch.slot_mapping)]
         return attention.run(self.query, kv, self.cache.clone(), plan)
 
-    def expected(self, window):
+    def expected(self, window, kv_start=0):
         """Attend with each query alone, over its position and `window` - 1 positions before."""
         outputs, token = [], 0
         for slots, (context, query_len) in zip(self.slots, self.lengths, strict=True):
             for position in range(context - query_len, context):
                 first = 0 if window is None else max(0, position - window + 1)
+                first = max(first, kv_start)
                 keys, values = self.cache[slots[first : position + 1]].unbind(1)
                 outputs.append(self._attend(self.query[token], keys, values))
                 token += 1
@@ -84,6 +85,16 @@ class Pages:
 def test_attention_equals_definition(lengths, window):
     pages = Pages(lengths)
     torch.testing.assert_close(pages.run(window), pages.expected(window), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("window", [None, 1, 7])
+@pytest.mark.parametrize("kv_start", [1, 3])
+def test_slots_before_the_first_one_with_kv_are_not_read(window, kv_start):
+    pages = Pages([(40, 36), (4, 1), (9, 5), (30, 1), (20, 17)])
+    expected = pages.expected(window, kv_start)
+    for slots in pages.slots:
+        pages.cache[slots[:kv_start]] = float("nan")
+    torch.testing.assert_close(pages.run(window, kv_start), expected, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("query_len", [1, 4, 20])

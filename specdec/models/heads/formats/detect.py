@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from specdec.models.config import ModelConfig
+from specdec.models.heads.formats import speculators
+from specdec.models.heads.formats.eagle import read_eagle
+from specdec.models.heads.formats.eagle3 import read_eagle3
 from specdec.models.heads.formats.medusa import read_medusa
 from specdec.models.heads.formats.mlp_speculator import read_mlp_speculator
 from specdec.models.heads.formats.shape import Reading
-from specdec.models.heads.formats.source import HeadSource
+from specdec.models.heads.formats.source import Fields, HeadSource
 from specdec.types.errors import UnsupportedModelError
 
 Reader = Callable[[HeadSource, ModelConfig], Reading]
+
+_OF_SPECULATORS: Mapping[str, Reader] = MappingProxyType(
+    {"eagle3": read_eagle3, "peagle": read_eagle3}
+)
+"""Readers by `speculators_model_type`."""
 
 
 def read_head(source: HeadSource, target: ModelConfig) -> Reading:
@@ -24,16 +33,51 @@ def read_head(source: HeadSource, target: ModelConfig) -> Reading:
 
 def _reader_of(source: HeadSource) -> Reader:
     fields = source.fields
+    if speculators.is_speculators(fields):
+        return _reader_of_speculators(fields)
     model_type = fields.raw.get("model_type")
     if model_type == "mlp_speculator":
         return read_mlp_speculator
     if model_type == "medusa" or "medusa_num_heads" in fields or _has_medusa_file(source):
         return read_medusa
-    architecture = (fields.raw.get("architectures") or ["none"])[0]
+    if "pard_token" in fields and "mask_hidden" not in source.shapes:
+        raise UnsupportedModelError(
+            f"{source.directory} is a PARD draft model (pard_token); use method pard for it"
+        )
+    if _is_eagle3(source):
+        return read_eagle3
+    if _names(source) >= {"fc.weight", "layers.0.self_attn.q_proj.weight"}:
+        return read_eagle
     raise UnsupportedModelError(
-        f"{source.directory} is not a draft head of a known format (architecture {architecture}, "
-        f"model_type {model_type}, {len(source.shapes)} tensors)"
+        f"{source.directory} is not a draft head of a known format (architecture "
+        f"{_architecture(fields)}, model_type {model_type}, {len(source.shapes)} tensors)"
     )
+
+
+def _reader_of_speculators(fields: Fields) -> Reader:
+    name = fields.text("speculators_model_type")
+    if name not in _OF_SPECULATORS:
+        raise fields.error("speculators_model_type", f"one of {', '.join(_OF_SPECULATORS)}")
+    return _OF_SPECULATORS[name]
+
+
+def _is_eagle3(source: HeadSource) -> bool:
+    names = _names(source)
+    by_tensors = bool({"d2t", "mask_hidden", "layers.0.hidden_norm.weight"} & names)
+    return (
+        "Eagle3" in _architecture(source.fields)
+        or by_tensors
+        or any(name.startswith("midlayer.") for name in names)
+    )
+
+
+def _names(source: HeadSource) -> set[str]:
+    return {name.removeprefix("model.") for name in source.shapes}
+
+
+def _architecture(fields: Fields) -> str:
+    names = fields.raw.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else "none"
 
 
 def _has_medusa_file(source: HeadSource) -> bool:

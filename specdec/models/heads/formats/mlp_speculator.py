@@ -83,8 +83,8 @@ def read_mlp_speculator(source: HeadSource, target: ModelConfig) -> Reading:
         inner_size=inner or target.hidden_size,
         num_heads=fields.count("n_predict"),
         draft_vocab_size=target.vocab_size,
-        ties_weights=fields.flag("tie_weights", False),
-        scales_input=fields.flag("scale_input", False),
+        ties_weights=fields.flag("tie_weights", default=False),
+        scales_input=fields.flag("scale_input", default=False),
     )
     names = source.renamed(lambda name: name.removeprefix("speculator."))
     return Reading(

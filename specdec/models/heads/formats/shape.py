@@ -53,8 +53,8 @@ class Reading:
     """What a checkpoint was taken for.
 
     format: name for people. target_name: of the model that the head was trained for, if the file
-    has one. notes: assumptions, each a clause for the log. ignored: whether a tensor, by our name,
-    may be present without a use.
+    has one. num_draft_tokens: as the file suggests. notes: assumptions, each a clause for the log.
+    ignored: whether a tensor, by our name, may be present without a use.
     """
 
     method: HeadMethod
@@ -62,5 +62,6 @@ class Reading:
     shape: HeadShape
     names: TensorNames
     target_name: str | None = None
+    num_draft_tokens: int | None = None
     notes: tuple[str, ...] = ()
     ignored: Callable[[str], bool] = _uses_all

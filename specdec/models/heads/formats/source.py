@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,12 +32,19 @@ class Fields:
             raise self.error(name, f"a whole number of at least {least}")
         return value
 
-    def flag(self, name: str, default: bool) -> bool:
+    def flag(self, name: str, *, default: bool) -> bool:
         """Return a boolean."""
         value = self._value(name, default)
         if type(value) is not bool:
             raise self.error(name, "true or false")
         return value
+
+    def number(self, name: str, default: float) -> float:
+        """Return a number above 0."""
+        value = self._value(name, default)
+        if not isinstance(value, int | float) or value is True or not 0 < value < math.inf:
+            raise self.error(name, "a number above 0")
+        return float(value)
 
     def counts(self, name: str) -> tuple[int, ...]:
         """Return a list of whole numbers."""

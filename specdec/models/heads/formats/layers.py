@@ -1,0 +1,123 @@
+"""The decoder layers of a head: their sizes from config.json, and the shapes of their tensors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from specdec.models.config import ModelConfig
+from specdec.models.heads.formats.source import Fields, Shape, TensorNames
+from specdec.models.rope import Rope, read_rope
+from specdec.types.errors import UnsupportedModelError
+from specdec.types.sampling_params import SamplingDefaults
+
+_WINDOW_TYPES = {"full_attention": False, "sliding_attention": True}
+
+
+def read_layers(fields: Fields, names: TensorNames, target: ModelConfig) -> ModelConfig:
+    """Read a head's layers, as those of a decoder; biases and norms are those of the tensors.
+
+    A missing `hidden_size` or `num_hidden_layers` is the target's, or one layer.
+    """
+    if fields.raw.get("hidden_act", "silu") != "silu":
+        raise fields.error("hidden_act", "silu")
+    hidden_size = fields.count("hidden_size", target.hidden_size)
+    num_heads = fields.count("num_attention_heads")
+    num_layers = fields.count("num_hidden_layers", 1)
+    attention = "layers.0.self_attn"
+    try:
+        return ModelConfig(
+            architecture=fields.text("model_type", "llama"),
+            vocab_size=target.vocab_size,
+            hidden_size=hidden_size,
+            intermediate_size=fields.count("intermediate_size"),
+            num_layers=num_layers,
+            num_heads=num_heads,
+            num_kv_heads=fields.count("num_key_value_heads", num_heads),
+            head_dim=fields.count("head_dim", hidden_size // num_heads),
+            rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+            rope=_read_rope(fields, target),
+            max_position_embeddings=target.max_position_embeddings,
+            tie_word_embeddings=False,
+            eos_token_ids=frozenset(),
+            sampling_defaults=SamplingDefaults(),
+            has_qkv_bias=f"{attention}.q_proj.bias" in names,
+            has_output_bias=f"{attention}.o_proj.bias" in names,
+            has_mlp_bias="layers.0.mlp.gate_proj.bias" in names,
+            has_qk_norm=f"{attention}.q_norm.weight" in names,
+            sliding_windows=_read_windows(fields, num_layers),
+            checkpoint_dtype="float32",
+        )
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{names.directory}: {error}") from error
+
+
+def layer_shapes(
+    decoder: ModelConfig, index: int, input_size: int | None = None, *, has_input_norm: bool = True
+) -> dict[str, Shape]:
+    """Return the shapes of a layer's tensors. input_size: of attention, if not `hidden_size`."""
+    hidden, inner = decoder.hidden_size, decoder.intermediate_size
+    query, kv = decoder.num_heads * decoder.head_dim, decoder.num_kv_heads * decoder.head_dim
+    width = input_size or hidden
+    linears = {
+        "self_attn.q_proj": ((query, width), decoder.has_qkv_bias),
+        "self_attn.k_proj": ((kv, width), decoder.has_qkv_bias),
+        "self_attn.v_proj": ((kv, width), decoder.has_qkv_bias),
+        "self_attn.o_proj": ((hidden, query), decoder.has_output_bias),
+        "mlp.gate_proj": ((inner, hidden), decoder.has_mlp_bias),
+        "mlp.up_proj": ((inner, hidden), decoder.has_mlp_bias),
+        "mlp.down_proj": ((hidden, inner), decoder.has_mlp_bias),
+    }
+    shapes: dict[str, Shape] = {"post_attention_layernorm.weight": (hidden,)}
+    for name, (shape, has_bias) in linears.items():
+        shapes[f"{name}.weight"] = shape
+        if has_bias:
+            shapes[f"{name}.bias"] = shape[:1]
+    if has_input_norm:
+        shapes["input_layernorm.weight"] = (hidden,)
+    if decoder.has_qk_norm:
+        shapes["self_attn.q_norm.weight"] = (decoder.head_dim,)
+        shapes["self_attn.k_norm.weight"] = (decoder.head_dim,)
+    return {f"layers.{index}.{name}": shape for name, shape in shapes.items()}
+
+
+def with_window(decoder: ModelConfig, window: int) -> ModelConfig:
+    """Return the same layers with this attention window on each."""
+    return replace(decoder, sliding_windows=(window,) * decoder.num_layers)
+
+
+def describe_windows(decoder: ModelConfig) -> str:
+    """Return the attention windows in words."""
+    windows = set(decoder.sliding_windows)
+    if windows == {None}:
+        return "full attention"
+    if len(windows) == 1:
+        return f"window {windows.pop()}"
+    return f"windows {', '.join(str(each or 'none') for each in decoder.sliding_windows)}"
+
+
+def theta_note(fields: Fields, target: ModelConfig) -> tuple[str, ...]:
+    """Return a note if the file has no rope_theta and the target's differs from the default."""
+    given = any(name in fields for name in ("rope_theta", "rope_parameters"))
+    if given or target.rope.theta == _read_rope(fields, target).theta:
+        return ()
+    return (
+        f"config.json has no rope_theta: {_read_rope(fields, target).theta:g} is assumed, the "
+        f"target has {target.rope.theta:g}",
+    )
+
+
+def _read_rope(fields: Fields, target: ModelConfig) -> Rope:
+    longest = fields.count("max_position_embeddings", target.max_position_embeddings)
+    return read_rope({**fields.raw, "max_position_embeddings": longest})
+
+
+def _read_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
+    """Return the window of each layer: by `layer_types`, else by `use_sliding_window`."""
+    types = fields.raw.get("layer_types")
+    if types is None:
+        is_used = fields.flag("use_sliding_window", default=False)
+        return ((fields.count("sliding_window") if is_used else None),) * num_layers
+    is_list = isinstance(types, list) and len(types) == num_layers
+    if not is_list or not all(isinstance(each, str) and each in _WINDOW_TYPES for each in types):
+        raise fields.error("layer_types", f"{num_layers} times {' or '.join(_WINDOW_TYPES)}")
+    return tuple(fields.count("sliding_window") if _WINDOW_TYPES[each] else None for each in types)

@@ -1,0 +1,143 @@
+"""EAGLE-3: the first layer's attention reads the normed embedding beside the normed feature."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from specdec.models.heads.formats.eagle3 import Eagle3Shape
+from specdec.models.heads.networks.layers import HeadAttention, LayerPass, decoder_layer
+from specdec.models.heads.networks.projection import SharedInputLinear
+from specdec.models.heads.networks.recurrent import RecurrentHead
+from specdec.models.heads.networks.target import TargetRank
+from specdec.models.heads.networks.vocabulary import (
+    read_embedding,
+    read_lm_head,
+    read_target_ids,
+)
+from specdec.models.layers.linear import RMSNorm
+from specdec.models.llama import MLP, Attention
+from specdec.models.weights.checkpoint import CheckpointReader
+
+
+class FeatureProjection(nn.Module):
+    """Projects the hidden states of several layers of the target to one feature."""
+
+    def __init__(self, shape: Eagle3Shape, reader: CheckpointReader, target: TargetRank) -> None:
+        super().__init__()
+        self.order = list(shape.layers_read.order) if shape.layers_read else None
+        eps, size = shape.decoder.rms_norm_eps, shape.target_size
+        width = shape.num_inputs * size
+        self.part_norms = nn.ModuleList(
+            RMSNorm(reader, f"fc_norm.{index}.weight", size, eps)
+            for index in range(shape.num_inputs if shape.fc_norm else 0)
+        )
+        self.norm: nn.Module = nn.Identity()
+        if shape.norm_before_fc:
+            self.norm = RMSNorm(reader, "input_norm.weight", width, eps)
+        self.fc: nn.Module = nn.Identity()
+        if shape.layers_read:
+            output = (shape.decoder.hidden_size, width)
+            self.fc = SharedInputLinear(reader, "fc", output, target.group, has_bias=shape.has_bias)
+
+    def forward(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
+        """Return features [T, feature_size].
+
+        hidden: [T, target_size]. tapped: [T, len(taps), target_size].
+        """
+        if self.order is None or tapped is None:
+            return self.project(hidden)
+        return self.project(tapped[:, self.order].flatten(1))
+
+    def project(self, inputs: Tensor) -> Tensor:
+        """Return features [T, feature_size] of the inputs [T, num_inputs * target_size]."""
+        if self.part_norms:
+            parts = inputs.chunk(len(self.part_norms), dim=1)
+            normed = [norm(part) for norm, part in zip(self.part_norms, parts, strict=True)]
+            inputs = torch.cat(normed, dim=1)
+        features: Tensor = self.fc(self.norm(inputs))
+        return features
+
+
+class FirstLayer(nn.Module):
+    """The layer that combines a token's embedding and the feature."""
+
+    def __init__(self, shape: Eagle3Shape, reader: CheckpointReader, target: TargetRank) -> None:
+        super().__init__()
+        decoder, prefix = shape.decoder, "layers.0"
+        size, eps = decoder.hidden_size, decoder.rms_norm_eps
+        heads = decoder.head_shards(target.group.size)[target.group.rank]
+        self.token_norm: nn.Module = nn.Identity()
+        if shape.has_token_norm:
+            self.token_norm = RMSNorm(reader, f"{prefix}.input_layernorm.weight", size, eps)
+        self.feature_norm = RMSNorm(reader, f"{prefix}.hidden_norm.weight", size, eps)
+        self.norm_before_residual = shape.norm_before_residual
+        self.attention = Attention(
+            decoder, reader, f"{prefix}.self_attn", heads, target.group, 2 * size
+        )
+        self.mlp_norm = RMSNorm(reader, f"{prefix}.post_attention_layernorm.weight", size, eps)
+        self.mlp = MLP(decoder, reader, f"{prefix}.mlp", target.group)
+
+    def forward(
+        self,
+        embedded: Tensor,  # [T, hidden_size]
+        features: Tensor,  # [T, hidden_size]
+        layer_pass: LayerPass,
+        kv_cache: Tensor,  # [num_slots, 2, num_kv_heads, head_dim]
+        window: int | None,
+    ) -> Tensor:
+        """Return [T, hidden_size]."""
+        normed = self.feature_norm(features)
+        x = self.attention(
+            torch.cat([self.token_norm(embedded), normed], dim=1),
+            normed if self.norm_before_residual else features,
+            layer_pass.rotation,
+            kv_cache,
+            layer_pass.attention,
+            layer_pass.plans[window],
+        )
+        output: Tensor = self.mlp(self.mlp_norm(x), x)
+        return output
+
+
+class Eagle3Head(RecurrentHead):
+    """One rank of an EAGLE-3 head."""
+
+    def __init__(self, shape: Eagle3Shape, reader: CheckpointReader, target: TargetRank) -> None:
+        super().__init__()
+        decoder = shape.decoder
+        hidden, eps = decoder.hidden_size, decoder.rms_norm_eps
+        self.taps, self.feature_size = shape.taps, shape.feature_size
+        self.vocab_size = shape.draft_vocab_size
+        self.vocab_slice = target.group.share_of(shape.draft_vocab_size)
+        self.target_ids = read_target_ids(
+            reader, target.config.vocab_size, is_reduced=shape.has_draft_ids
+        )
+        self.attention, self.num_kv_layers = HeadAttention(decoder, target), decoder.num_layers
+        self.embed_tokens = read_embedding(reader, hidden, target, is_own=shape.has_embedding)
+        head_shape = (shape.draft_vocab_size, hidden)
+        self.lm_head = read_lm_head(reader, head_shape, target, is_own=shape.has_lm_head)
+        self.projection = FeatureProjection(shape, reader, target)
+        self.first_layer = FirstLayer(shape, reader, target)
+        self.layers = nn.ModuleList(
+            decoder_layer(decoder, reader, index, target) for index in range(1, decoder.num_layers)
+        )
+        self.norm = RMSNorm(reader, "norm.weight", hidden, eps) if shape.has_final_norm else None
+        self.recycles_norm = shape.recycles_norm
+
+    @torch.inference_mode()
+    def features(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
+        """See DraftHead."""
+        dtype = self.attention.dtype
+        features: Tensor = self.projection(
+            hidden.to(dtype), None if tapped is None else tapped.to(dtype)
+        )
+        return features
+
+    def run(
+        self, embedded: Tensor, features: Tensor, layer_pass: LayerPass, kv_cache: Tensor
+    ) -> Tensor:
+        """See RecurrentHead."""
+        window = self.attention.windows[0]
+        x = self.first_layer(embedded, features, layer_pass, kv_cache[0], window)
+        return self.attention.run_layers(self.layers, x, layer_pass, kv_cache, 1)

@@ -1,0 +1,102 @@
+"""Decoder layers of a head over its paged KV, in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from specdec.kernels import AttentionPlan, PagedAttention
+from specdec.kernels.forward_batch import ModelInput, on_device
+from specdec.models.config import ModelConfig
+from specdec.models.heads.networks.target import TargetRank
+from specdec.models.layers.linear import RMSNorm
+from specdec.models.layers.rotary import RotaryEmbedding, Rotation
+from specdec.models.llama import MLP, Attention, DecoderLayer
+from specdec.models.weights.checkpoint import CheckpointReader
+
+FIRST_SLOT = 1
+"""Pair 0 does not exist: there is no token before the first."""
+
+
+@dataclass(frozen=True)
+class LayerPass:
+    """What all layers of one forward pass share. plans: by window."""
+
+    rotation: Rotation
+    attention: PagedAttention
+    plans: Mapping[int | None, AttentionPlan]
+
+
+class HeadAttention:
+    """Rotary embedding and paged attention of a head's layers, on this rank."""
+
+    def __init__(self, decoder: ModelConfig, target: TargetRank) -> None:
+        self.windows = decoder.sliding_windows
+        self.heads = decoder.head_shards(target.group.size)[target.group.rank]
+        self.head_dim = decoder.head_dim
+        self.dtype, self.device = target.dtype, target.device
+        self.paged = PagedAttention(self.heads, self.head_dim, target.block_size, target.device)
+        self.rotary = RotaryEmbedding(
+            self.head_dim, target.max_positions, decoder.rope, target.dtype, target.device
+        )
+
+    def new_kv_cache(self, num_slots: int) -> Tensor:
+        """Return zeros [num_layers, num_slots, 2, this rank's KV heads, head_dim]."""
+        shape = (len(self.windows), num_slots, 2, len(self.heads.kv), self.head_dim)
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def begin_pass(self, batch: ModelInput) -> LayerPass:
+        """Plan a forward pass. The rotary position of a pair is that of its token."""
+        plans = {
+            window: self.paged.plan(batch, self.dtype, window, FIRST_SLOT)
+            for window in set(self.windows)
+        }
+        rotation = self.rotary.rotation(on_device(batch.positions, self.device))
+        return LayerPass(rotation, self.paged, plans)
+
+    def run_layers(
+        self, layers: Iterable[nn.Module], x: Tensor, run: LayerPass, kv_cache: Tensor, first: int
+    ) -> Tensor:
+        """Run ordinary layers, the first of which has index `first`; x: [T, hidden_size]."""
+        for index, layer in enumerate(layers, first):
+            plan = run.plans[self.windows[index]]
+            x = layer(x, run.rotation, kv_cache[index], run.attention, plan)
+        return x
+
+
+class UnnormalizedLayer(nn.Module):
+    """A decoder layer without a norm before attention: the first one of EAGLE-1."""
+
+    def __init__(
+        self, decoder: ModelConfig, reader: CheckpointReader, prefix: str, target: TargetRank
+    ) -> None:
+        super().__init__()
+        heads = decoder.head_shards(target.group.size)[target.group.rank]
+        self.attention = Attention(decoder, reader, f"{prefix}.self_attn", heads, target.group)
+        name = f"{prefix}.post_attention_layernorm.weight"
+        self.mlp_norm = RMSNorm(reader, name, decoder.hidden_size, decoder.rms_norm_eps)
+        self.mlp = MLP(decoder, reader, f"{prefix}.mlp", target.group)
+
+    def forward(
+        self,
+        x: Tensor,  # [T, hidden_size]
+        rotation: Rotation,
+        kv_cache: Tensor,
+        attention: PagedAttention,
+        plan: AttentionPlan,
+    ) -> Tensor:
+        """Return [T, hidden_size]."""
+        x = self.attention(x, x, rotation, kv_cache, attention, plan)
+        output: Tensor = self.mlp(self.mlp_norm(x), x)
+        return output
+
+
+def decoder_layer(
+    decoder: ModelConfig, reader: CheckpointReader, index: int, target: TargetRank
+) -> DecoderLayer:
+    """Read an ordinary layer."""
+    heads = decoder.head_shards(target.group.size)[target.group.rank]
+    return DecoderLayer(decoder, reader, f"layers.{index}", heads, target.group)

@@ -1,0 +1,121 @@
+"""Drafting by recurrence: each pass of a head makes the feature for the next draft token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from specdec.kernels.forward_batch import Chunk, ModelInput, on_device
+from specdec.models.heads.networks.layers import HeadAttention, LayerPass
+from specdec.models.layers.linear import RMSNorm, VocabEmbedding, VocabHead
+
+
+class Place(NamedTuple):
+    """Where the next pair of a sequence is stored."""
+
+    slot: int
+    block_table: Sequence[int]
+
+
+@dataclass(frozen=True)
+class RecurrentState:
+    """The output of the last pass for B sequences.
+
+    output: [B, hidden_size], before the final norm.
+    """
+
+    output: Tensor
+    places: tuple[Place, ...]
+    block_size: int
+    kv_cache: Tensor
+
+
+class RecurrentHead(nn.Module):
+    """One rank of a head with KV that runs once for each draft token, a DraftHead.
+
+    Subclasses set these fields, and implement `run`.
+
+    norm: in front of the output head; None without one. recycles_norm: whether the feature of a
+    drafted token is behind that norm.
+    """
+
+    taps: tuple[int, ...]
+    feature_size: int
+    num_kv_layers: int
+    vocab_size: int
+    vocab_slice: range
+    target_ids: Tensor | None
+    attention: HeadAttention
+    embed_tokens: VocabEmbedding
+    lm_head: VocabHead
+    norm: RMSNorm | None
+    recycles_norm: bool
+    max_draft_tokens: int | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.attention.device
+
+    def new_kv_cache(self, num_slots: int) -> Tensor:
+        """See DraftHead."""
+        return self.attention.new_kv_cache(num_slots)
+
+    def features(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
+        """Return the final hidden states: heads that read other layers override this."""
+        return hidden.to(self.attention.dtype)
+
+    def run(
+        self,
+        embedded: Tensor,  # [T, hidden_size]: of the token of each pair
+        features: Tensor,  # [T, feature_size]
+        layer_pass: LayerPass,
+        kv_cache: Tensor,
+    ) -> Tensor:
+        """Write the KV of pairs; return the output of the last layer, [T, hidden_size]."""
+        raise NotImplementedError
+
+    @torch.inference_mode()
+    def begin(
+        self, pairs: ModelInput, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
+    ) -> RecurrentState:
+        """See DraftHead."""
+        assert kv_cache is not None
+        output = self._run_pairs(pairs, features.to(self.attention.dtype), kv_cache)
+        last = on_device(pairs.cu_seqlens_q[1:] - 1, self.device)
+        places = tuple(Place(chunk.end, chunk.block_table) for chunk in pairs.chunks)
+        return RecurrentState(output[last], places, pairs.block_size, kv_cache)
+
+    @torch.inference_mode()
+    def logits(self, state: RecurrentState, index: int) -> Tensor:
+        """See DraftHead."""
+        output = state.output if self.norm is None else self.norm(state.output)
+        logits: Tensor = self.lm_head(output)
+        return logits
+
+    @torch.inference_mode()
+    def advance(
+        self, state: RecurrentState, token_ids: Sequence[int], index: int
+    ) -> RecurrentState:
+        """See DraftHead."""
+        chunks = [
+            Chunk([token], place.slot, place.block_table)
+            for token, place in zip(token_ids, state.places, strict=True)
+        ]
+        is_normed = self.recycles_norm and self.norm is not None
+        features = self.norm(state.output) if is_normed and self.norm else state.output
+        output = self._run_pairs(ModelInput(chunks, state.block_size), features, state.kv_cache)
+        places = tuple(place._replace(slot=place.slot + 1) for place in state.places)
+        return replace(state, output=output, places=places)
+
+    def select(self, state: RecurrentState, rows: Sequence[int]) -> RecurrentState:
+        """See DraftHead."""
+        places = tuple(state.places[row] for row in rows)
+        return replace(state, output=state.output[list(rows)], places=places)
+
+    def _run_pairs(self, pairs: ModelInput, features: Tensor, kv_cache: Tensor) -> Tensor:
+        embedded = self.embed_tokens(on_device(pairs.input_ids, self.device))
+        return self.run(embedded, features, self.attention.begin_pass(pairs), kv_cache)
