@@ -17,7 +17,7 @@ from specdec.models.heads.formats.detect import read_head
 from specdec.models.heads.formats.layers import with_window
 from specdec.models.heads.formats.shape import HeadMethod, HeadShape, Reading
 from specdec.models.heads.formats.source import HeadSource, TensorNames, read_fields
-from specdec.types.errors import InvalidValueError
+from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from specdec.types.validation import require_range
 
 
@@ -42,6 +42,8 @@ class HeadConfig:
         a format that is not supported or a tensor that does not fit.
         """
         source = HeadSource.open(directory)
+        if "quantization_config" in source.fields:
+            raise UnsupportedModelError(f"{directory}: quantized heads are not supported")
         reading = read_head(source, target)
         purpose = f"for {reading.format}, {reading.shape.summary()}"
         reading.names.require(reading.shape.tensors(), purpose, reading.ignored)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from specdec.config.quantization import QuantizationMethod
 from specdec.kernels.backend import KernelBackend
 from specdec.models.cpu_decoder import NativeDecoder
@@ -15,6 +17,7 @@ from specdec.models.heads.networks.eagle3 import Eagle3Head
 from specdec.models.heads.networks.fused import FusedHead
 from specdec.models.heads.networks.medusa import MedusaHeads
 from specdec.models.heads.networks.mlp_speculator import MlpSpeculator
+from specdec.models.heads.networks.p_eagle import ParallelEagleHead
 from specdec.models.heads.networks.target import TargetRank
 from specdec.models.heads.networks.vocabulary import checked_ids
 from specdec.models.heads.tensors import HeadTensors
@@ -45,7 +48,10 @@ def load_head(
         case MlpSpeculatorShape() as shape:
             return MlpSpeculator(shape, reader, rank)
         case FusedShape() as shape:
+            reader.tensors = replace(tensors, adds_one=shape.adds_one)
             return FusedHead(shape, reader, rank)
+        case Eagle3Shape(mask_token_id=int()) as shape:
+            return ParallelEagleHead(shape, reader, rank)
         case Eagle3Shape() as shape:
             return Eagle3Head(shape, reader, rank)
     raise AssertionError(f"no network for {config.method}")

@@ -19,12 +19,13 @@ class HeadTensors:
     """A TensorSource that renames tensors, and can select rows of some of them.
 
     stored: the name in `source` of each tensor. rows: for some tensors, the indices of the rows
-    that they consist of, [R] int64.
+    that they consist of, [R] int64. adds_one: to norms, which are stored as differences from 1.
     """
 
     source: TensorSource
     stored: Mapping[str, str]
     rows: Mapping[str, Tensor] = field(default_factory=dict)
+    adds_one: bool = False
 
     @classmethod
     def open(cls, config: HeadConfig) -> HeadTensors:
@@ -47,7 +48,9 @@ class HeadTensors:
     def slice(self, name: str, *window: slice) -> Tensor:
         """See TensorSource."""
         if name not in self.rows:
-            return self.source.slice(self._stored(name), *window)
+            tensor = self.source.slice(self._stored(name), *window)
+            is_difference = self.adds_one and name.endswith("norm.weight")
+            return tensor.float() + 1 if is_difference else tensor
         first, *others = window or (slice(None),)
         stored = self.source.slice(self._stored(name))
         return stored[self.rows[name][first]][(slice(None), *others)]

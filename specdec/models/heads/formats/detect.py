@@ -11,6 +11,7 @@ from specdec.models.heads.formats.eagle import read_eagle
 from specdec.models.heads.formats.eagle3 import read_eagle3
 from specdec.models.heads.formats.medusa import read_medusa
 from specdec.models.heads.formats.mlp_speculator import read_mlp_speculator
+from specdec.models.heads.formats.mtp import has_mtp, read_mtp
 from specdec.models.heads.formats.shape import Reading
 from specdec.models.heads.formats.source import Fields, HeadSource
 from specdec.types.errors import UnsupportedModelError
@@ -35,6 +36,8 @@ def _reader_of(source: HeadSource) -> Reader:
     fields = source.fields
     if speculators.is_speculators(fields):
         return _reader_of_speculators(fields)
+    if has_mtp(source):
+        return read_mtp
     model_type = fields.raw.get("model_type")
     if model_type == "mlp_speculator":
         return read_mlp_speculator

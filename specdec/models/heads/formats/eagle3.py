@@ -6,6 +6,7 @@ They differ in the numbering of the target's layers and in the meaning of `norm_
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -35,7 +36,8 @@ class Eagle3Shape:
     hidden state. target_size: its width. norm_before_fc: one norm over all inputs; fc_norm: one for
     each. has_token_norm: of the embedding. norm_before_residual: the residual is the normed
     feature. has_final_norm: before the output head. recycles_norm: the feature of a drafted token
-    is behind that norm. has_draft_ids: of a smaller vocabulary. mask_token_id: of P-EAGLE.
+    is behind that norm. has_draft_ids: of a smaller vocabulary. mask_token_id, mask_shape: of the
+    mask token and its hidden state in P-EAGLE.
     """
 
     decoder: ModelConfig
@@ -53,6 +55,7 @@ class Eagle3Shape:
     has_lm_head: bool
     has_draft_ids: bool
     mask_token_id: int | None = None
+    mask_shape: Shape = ()
 
     max_draft_tokens: int | None = None
 
@@ -100,7 +103,8 @@ class Eagle3Shape:
             for index in range(self.num_inputs):
                 shapes[f"fc_norm.{index}.weight"] = (self.target_size,)
         if self.mask_token_id is not None:
-            shapes["mask_hidden"] = (1, 1, width)
+            is_flat = math.prod(self.mask_shape) == width
+            shapes["mask_hidden"] = self.mask_shape if is_flat else (1, 1, width)
         return shapes
 
     def summary(self) -> str:
@@ -144,6 +148,7 @@ def read_eagle3(source: HeadSource, target: ModelConfig) -> Reading:
         has_lm_head=has_lm_head,
         has_draft_ids="d2t" in names and draft_vocab_size < target.vocab_size,
         mask_token_id=_mask_token_id(fields, names, target),
+        mask_shape=names.shapes.get("mask_hidden", ()),
     )
     _require_sharing(shape, source)
     return Reading(

@@ -13,16 +13,19 @@ from specdec.types.sampling_params import SamplingDefaults
 _WINDOW_TYPES = {"full_attention": False, "sliding_attention": True}
 
 
-def read_layers(fields: Fields, names: TensorNames, target: ModelConfig) -> ModelConfig:
+def read_layers(
+    fields: Fields, names: TensorNames, target: ModelConfig, num_layers: int | None = None
+) -> ModelConfig:
     """Read a head's layers, as those of a decoder; biases and norms are those of the tensors.
 
-    A missing `hidden_size` or `num_hidden_layers` is the target's, or one layer.
+    A missing `hidden_size` or `num_hidden_layers` is the target's, or one layer. num_layers: with
+    full attention, where config.json describes the layers of another model.
     """
     if fields.raw.get("hidden_act", "silu") != "silu":
         raise fields.error("hidden_act", "silu")
     hidden_size = fields.count("hidden_size", target.hidden_size)
     num_heads = fields.count("num_attention_heads")
-    num_layers = fields.count("num_hidden_layers", 1)
+    windows = (None,) * num_layers if num_layers else _read_windows(fields)
     attention = "layers.0.self_attn"
     try:
         return ModelConfig(
@@ -30,7 +33,7 @@ def read_layers(fields: Fields, names: TensorNames, target: ModelConfig) -> Mode
             vocab_size=target.vocab_size,
             hidden_size=hidden_size,
             intermediate_size=fields.count("intermediate_size"),
-            num_layers=num_layers,
+            num_layers=len(windows),
             num_heads=num_heads,
             num_kv_heads=fields.count("num_key_value_heads", num_heads),
             head_dim=fields.count("head_dim", hidden_size // num_heads),
@@ -44,7 +47,7 @@ def read_layers(fields: Fields, names: TensorNames, target: ModelConfig) -> Mode
             has_output_bias=f"{attention}.o_proj.bias" in names,
             has_mlp_bias="layers.0.mlp.gate_proj.bias" in names,
             has_qk_norm=f"{attention}.q_norm.weight" in names,
-            sliding_windows=_read_windows(fields, num_layers),
+            sliding_windows=windows,
             checkpoint_dtype="float32",
         )
     except UnsupportedModelError as error:
@@ -111,8 +114,9 @@ def _read_rope(fields: Fields, target: ModelConfig) -> Rope:
     return read_rope({**fields.raw, "max_position_embeddings": longest})
 
 
-def _read_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
+def _read_windows(fields: Fields) -> tuple[int | None, ...]:
     """Return the window of each layer: by `layer_types`, else by `use_sliding_window`."""
+    num_layers = fields.count("num_hidden_layers", 1)
     types = fields.raw.get("layer_types")
     if types is None:
         is_used = fields.flag("use_sliding_window", default=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +165,11 @@ class HeadSource:
         """
         files = find_weight_files(directory)
         return cls(directory, read_fields(directory), files, read_shapes(files))
+
+    def restricted(self, is_used: Callable[[str], bool]) -> HeadSource:
+        """Return the source with some of its tensors only."""
+        shapes = {name: shape for name, shape in self.shapes.items() if is_used(name)}
+        return replace(self, shapes=shapes)
 
     def renamed(self, rename: Callable[[str], str]) -> TensorNames:
         """Return the tensors under new names; `rename` maps a stored name to the new one."""

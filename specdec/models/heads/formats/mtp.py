@@ -1,0 +1,157 @@
+"""Multi-token prediction layers (DeepSeek-V3, section 2.2) in a target's own checkpoint.
+
+The families differ in names, in the order of the projection's inputs and in the last norm. Only the
+first of several MTP layers is used, for all draft tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from specdec.models.config import ModelConfig
+from specdec.models.heads.formats.fused import FusedShape
+from specdec.models.heads.formats.layers import read_layers
+from specdec.models.heads.formats.shape import Reading
+from specdec.models.heads.formats.source import HeadSource, TensorNames
+from specdec.types.errors import UnsupportedModelError
+
+
+@dataclass(frozen=True)
+class _Family:
+    """One layout. pattern: of its tensors' names, with the index of the MTP layer as a group.
+
+    renames: beginnings of names behind the pattern's match, and ours; the other tensors are those
+    of the decoder layer. adds_one: norms are stored as their difference from 1.
+    """
+
+    name: str
+    pattern: re.Pattern[str]
+    renames: Mapping[str, str] = field(default_factory=dict)
+    is_feature_first: bool = False
+    adds_one: bool = False
+
+    def canonical(self, stored: str) -> str:
+        """Return our name of a tensor that matches the pattern."""
+        name = self.pattern.sub("", stored, count=1)
+        for start, ours in self.renames.items():
+            if name.startswith(start):
+                return ours + name.removeprefix(start)
+        return f"layers.0.{name}"
+
+
+_MIMO = _Family(
+    "MiMo",
+    re.compile(r"model\.mtp_layers\.(\d+)\."),
+    {
+        "token_layernorm": "token_norm",
+        "hidden_layernorm": "feature_norm",
+        "input_proj": "fc",
+        "final_layernorm": "norm",
+    },
+    is_feature_first=True,
+)
+_QWEN3_NEXT = _Family(
+    "Qwen3-Next",
+    re.compile(r"(?:model\.)?mtp\.()"),
+    {
+        "pre_fc_norm_embedding": "token_norm",
+        "pre_fc_norm_hidden": "feature_norm",
+        "fc": "fc",
+        "norm": "norm",
+        "layers.": "layers.",
+        "embed_tokens": "embed_tokens",
+    },
+    adds_one=True,
+)
+_ERNIE = _Family(
+    "ERNIE-4.5",
+    re.compile(r"model\.mtp_(?=(?:emb_norm|hidden_norm|linear_proj|block)\.(\d+)\.)"),
+)
+_DEEPSEEK_NAMES = {
+    "enorm": "token_norm",
+    "hnorm": "feature_norm",
+    "eh_proj": "fc",
+    "shared_head.norm": "norm",
+    "shared_head.head": "lm_head",
+    "embed_tokens": "embed_tokens",
+}
+_ERNIE_NAMES = {"emb_norm": "token_norm", "hidden_norm": "feature_norm", "linear_proj": "fc"}
+
+
+def has_mtp(source: HeadSource) -> bool:
+    """Return whether a checkpoint has MTP layers beside those of a model."""
+    return any(
+        name.endswith(".eh_proj.weight")
+        or any(each.pattern.match(name) for each in (_MIMO, _QWEN3_NEXT, _ERNIE))
+        for name in source.shapes
+    )
+
+
+def read_mtp(source: HeadSource, target: ModelConfig) -> Reading:
+    """Read the MTP layers of a target's checkpoint, in the layout that the tensors show."""
+    family = _family_of(source, target)
+    indices = {match[1] or "0" for name in source.shapes if (match := family.pattern.match(name))}
+    first = str(min(map(int, indices)))
+    names = _names(source, family, first)
+    if "layers.0.mlp.gate_proj.weight" not in names:
+        raise UnsupportedModelError(
+            f"{source.directory}: MTP layers with experts or other MLPs are not supported"
+        )
+    is_glm = "Glm" in target.architecture or "glm" in str(source.fields.raw.get("model_type"))
+    has_final_norm = "norm.weight" in names
+    shape = FusedShape(
+        decoder=read_layers(source.fields, names, target, num_layers=1),
+        draft_vocab_size=target.vocab_size,
+        has_bias="fc.bias" in names,
+        normalizes_inputs=True,
+        is_feature_first=family.is_feature_first,
+        has_final_norm=has_final_norm,
+        recycles_norm=has_final_norm and not is_glm,
+        adds_one=family.adds_one,
+        has_embedding="embed_tokens.weight" in names,
+        has_lm_head="lm_head.weight" in names,
+    )
+    notes = (f"the first of {len(indices)} MTP layers is used",) if len(indices) > 1 else ()
+    return Reading(
+        "mtp",
+        f"MTP ({family.name})",
+        shape,
+        names,
+        notes=notes,
+        ignored=lambda name: name.endswith("rotary_emb.inv_freq"),
+    )
+
+
+def _family_of(source: HeadSource, target: ModelConfig) -> _Family:
+    for family in (_MIMO, _QWEN3_NEXT, _ERNIE):
+        if any(family.pattern.match(name) for name in source.shapes):
+            return family
+    # Behind the layers of the model itself.
+    numbers = "|".join(str(target.num_layers + index) for index in range(16))
+    pattern = re.compile(rf"model\.layers\.({numbers})\.")
+    if not any(pattern.match(name) for name in source.shapes):
+        raise UnsupportedModelError(
+            f"{source.directory} has no MTP layer behind the {target.num_layers} layers of the "
+            "target"
+        )
+    return _Family("DeepSeek", pattern, _DEEPSEEK_NAMES)
+
+
+def _names(source: HeadSource, family: _Family, first: str) -> TensorNames:
+    """Return the tensors of MTP layer `first`."""
+
+    def is_used(name: str) -> bool:
+        match = family.pattern.match(name)
+        return match is not None and (match[1] or "0") == first
+
+    kept = source.restricted(is_used)
+    return kept.renamed(_canonical_ernie if family is _ERNIE else family.canonical)
+
+
+def _canonical_ernie(stored: str) -> str:
+    """Return our name of `model.mtp_<part>.<index>.<rest>`."""
+    part, _, rest = stored.removeprefix("model.mtp_").partition(".")
+    rest = rest.partition(".")[2]
+    return f"layers.0.{rest}" if part == "block" else f"{_ERNIE_NAMES[part]}.{rest}"

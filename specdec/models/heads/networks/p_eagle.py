@@ -1,0 +1,89 @@
+"""P-EAGLE: EAGLE-3 whose later draft tokens come from one pass over mask tokens.
+
+The first draft token is that of the last pair. Behind it, pairs of the mask token and a learned
+hidden state (`mask_hidden`, projected like the target's) predict the others together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.models.heads.formats.eagle3 import Eagle3Shape
+from specdec.models.heads.networks.eagle3 import Eagle3Head
+from specdec.models.heads.networks.recurrent import RecurrentState
+from specdec.models.heads.networks.target import TargetRank
+from specdec.models.weights.checkpoint import CheckpointReader
+
+
+@dataclass(frozen=True)
+class ParallelState(RecurrentState):
+    """State of drafts that are made together.
+
+    num_draft_tokens: of the longest draft. masked: [B, num_draft_tokens - 1, hidden_size], outputs
+    of the mask tokens; None before they run.
+    """
+
+    num_draft_tokens: int
+    masked: Tensor | None
+
+
+class ParallelEagleHead(Eagle3Head):
+    """One rank of a P-EAGLE head."""
+
+    def __init__(self, shape: Eagle3Shape, reader: CheckpointReader, target: TargetRank) -> None:
+        super().__init__(shape, reader, target)
+        assert shape.mask_token_id is not None
+        self.mask_token_id = shape.mask_token_id
+        hidden = reader.tensors.slice("mask_hidden").to(reader.device, reader.dtype)
+        with torch.inference_mode():
+            self.mask_feature = self.projection.project(hidden.reshape(1, -1))
+
+    @torch.inference_mode()
+    def begin(
+        self, pairs: ModelInput, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
+    ) -> ParallelState:
+        """See DraftHead."""
+        state = super().begin(pairs, features, kv_cache, num_draft_tokens)
+        return ParallelState(
+            state.output, state.places, state.block_size, state.kv_cache, num_draft_tokens, None
+        )
+
+    @torch.inference_mode()
+    def advance(self, state: RecurrentState, token_ids: Sequence[int], index: int) -> ParallelState:
+        """See DraftHead; the first call runs the mask tokens.
+
+        Not `begin`, which also gets sequences that do not draft: behind their pairs there may be KV
+        that is in use.
+        """
+        assert isinstance(state, ParallelState)
+        masked = self._run_masks(state) if state.masked is None else state.masked
+        return replace(state, masked=masked, output=masked[:, index])
+
+    def select(self, state: RecurrentState, rows: Sequence[int]) -> ParallelState:
+        """See DraftHead."""
+        selected = super().select(state, rows)
+        assert isinstance(selected, ParallelState)
+        masked = selected.masked
+        return replace(selected, masked=None if masked is None else masked[list(rows)])
+
+    def _run_masks(self, state: ParallelState) -> Tensor:
+        """Return the outputs of all mask tokens, [B, num_draft_tokens - 1, hidden_size].
+
+        A shorter draft may have less room in its blocks: its last output is repeated.
+        """
+        wanted = state.num_draft_tokens - 1
+        rooms = [len(each.block_table) * state.block_size - each.slot for each in state.places]
+        counts = [min(wanted, room) for room in rooms]
+        chunks = [
+            Chunk([self.mask_token_id] * count, place.slot, place.block_table)
+            for count, place in zip(counts, state.places, strict=True)
+        ]
+        features = self.mask_feature.expand(sum(counts), -1)
+        output = self._run_pairs(ModelInput(chunks, state.block_size), features, state.kv_cache)
+        steps = torch.arange(wanted, device=self.device)
+        return torch.stack([own[steps.clamp_max(len(own) - 1)] for own in output.split(counts)])
