@@ -9,10 +9,12 @@ from specdec.kernels.backend import KernelBackend
 from specdec.models.cpu_decoder import NativeDecoder
 from specdec.models.heads.base import DraftHead
 from specdec.models.heads.config import HeadConfig
+from specdec.models.heads.formats.dflash import DFlashShape
 from specdec.models.heads.formats.eagle3 import Eagle3Shape
 from specdec.models.heads.formats.fused import FusedShape
 from specdec.models.heads.formats.medusa import MedusaShape
 from specdec.models.heads.formats.mlp_speculator import MlpSpeculatorShape
+from specdec.models.heads.networks.dflash import DFlashHead
 from specdec.models.heads.networks.eagle3 import Eagle3Head
 from specdec.models.heads.networks.fused import FusedHead
 from specdec.models.heads.networks.medusa import MedusaHeads
@@ -54,6 +56,8 @@ def load_head(
             return ParallelEagleHead(shape, reader, rank)
         case Eagle3Shape() as shape:
             return Eagle3Head(shape, reader, rank)
+        case DFlashShape() as shape:
+            return DFlashHead(shape, reader, rank)
     raise AssertionError(f"no network for {config.method}")
 
 

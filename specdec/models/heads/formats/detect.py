@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from specdec.models.config import ModelConfig
 from specdec.models.heads.formats import speculators
+from specdec.models.heads.formats.dflash import is_block_drafter, read_dflash
 from specdec.models.heads.formats.eagle import read_eagle
 from specdec.models.heads.formats.eagle3 import read_eagle3
 from specdec.models.heads.formats.medusa import read_medusa
@@ -19,7 +20,12 @@ from specdec.types.errors import UnsupportedModelError
 Reader = Callable[[HeadSource, ModelConfig], Reading]
 
 _OF_SPECULATORS: Mapping[str, Reader] = MappingProxyType(
-    {"eagle3": read_eagle3, "peagle": read_eagle3}
+    {
+        "eagle3": read_eagle3,
+        "peagle": read_eagle3,
+        "dflash": read_dflash,
+        "dspark": read_dflash,
+    }
 )
 """Readers by `speculators_model_type`."""
 
@@ -47,6 +53,8 @@ def _reader_of(source: HeadSource) -> Reader:
         raise UnsupportedModelError(
             f"{source.directory} is a PARD draft model (pard_token); use method pard for it"
         )
+    if is_block_drafter(source):
+        return read_dflash
     if _is_eagle3(source):
         return read_eagle3
     if _names(source) >= {"fc.weight", "layers.0.self_attn.q_proj.weight"}:

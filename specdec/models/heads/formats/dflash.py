@@ -1,0 +1,257 @@
+"""Block drafters: DFlash (z-lab), and DSpark and the DFlash of DeepSpec.
+
+Both read several layers of the target as a context and predict a block of masked tokens at once.
+They differ in what a slot predicts: in DFlash each mask predicts its own token; in DSpark each
+slot, that of the last known token (the anchor) included, predicts the token behind it. DeepSpec's
+files named DFlash are DSpark with `markov_rank` 0.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from specdec.models.config import ModelConfig
+from specdec.models.heads.formats import speculators
+from specdec.models.heads.formats.layers import (
+    describe_windows,
+    layer_shapes,
+    read_layers,
+    theta_note,
+)
+from specdec.models.heads.formats.shape import Reading
+from specdec.models.heads.formats.source import Fields, HeadSource, Shape, TensorNames
+from specdec.models.heads.formats.taps import Taps, input_of, output_of
+from specdec.types.errors import UnsupportedModelError
+
+MarkovKind = Literal["vanilla", "gated", "rnn"]
+
+_MAX_BLOCK_SIZE = 64
+
+_UNUSED = re.compile(r".*rotary_emb\.inv_freq|t2d|d2t|confidence_head\..*")
+_UNSUPPORTED = ("attention_conv", "mlp_conv", "attention_sink_bias", "attention_value_scale")
+
+
+@dataclass(frozen=True)
+class DFlashShape:
+    """Sizes and switches of a block drafter.
+
+    layers_read: inputs of the projection of the context. block_size: slots of a block, the anchor
+    included. predicts_from_anchor: as in DSpark. is_causal: within the block. markov_rank: of the
+    correction by the token before; 0 without it. markov_has_bias: of its projection.
+    """
+
+    decoder: ModelConfig
+    draft_vocab_size: int
+    layers_read: Taps
+    block_size: int
+    mask_token_id: int
+    predicts_from_anchor: bool
+    is_causal: bool
+    has_embedding: bool
+    has_lm_head: bool
+    has_draft_ids: bool
+    markov_rank: int = 0
+    markov_kind: MarkovKind = "vanilla"
+    markov_has_bias: bool = False
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return self.layers_read.ascending
+
+    @property
+    def feature_size(self) -> int:
+        return self.decoder.hidden_size
+
+    @property
+    def max_draft_tokens(self) -> int:
+        return self.block_size if self.predicts_from_anchor else self.block_size - 1
+
+    def tensors(self) -> dict[str, Shape]:
+        """See HeadShape."""
+        hidden = self.decoder.hidden_size
+        shapes: dict[str, Shape] = {
+            "fc.weight": (hidden, len(self.layers_read.layer_ids) * hidden),
+            "hidden_norm.weight": (hidden,),
+            "norm.weight": (hidden,),
+        }
+        for index in range(self.decoder.num_layers):
+            shapes |= layer_shapes(self.decoder, index)
+        if self.has_embedding:
+            shapes["embed_tokens.weight"] = (self.decoder.vocab_size, hidden)
+        if self.has_lm_head:
+            shapes["lm_head.weight"] = (self.draft_vocab_size, hidden)
+        if self.has_draft_ids:
+            shapes["d2t"] = (self.draft_vocab_size,)
+        return shapes | self._markov_tensors()
+
+    def markov_projection(self) -> tuple[int, int] | None:
+        """Return the shape of the gated or recurrent correction's projection."""
+        hidden, rank = self.decoder.hidden_size, self.markov_rank
+        match self.markov_kind:
+            case "vanilla":
+                return None
+            case "gated":
+                return rank, hidden + rank
+            case "rnn":
+                return 3 * rank, 2 * rank + hidden
+
+    def _markov_tensors(self) -> dict[str, Shape]:
+        if not self.markov_rank:
+            return {}
+        shapes: dict[str, Shape] = {
+            "markov_head.markov_w1.weight": (self.decoder.vocab_size, self.markov_rank),
+            "markov_head.markov_w2.weight": (self.draft_vocab_size, self.markov_rank),
+        }
+        projection = self.markov_projection()
+        if projection is not None:
+            name = "gate_proj" if self.markov_kind == "gated" else "joint_proj"
+            shapes[f"markov_head.{name}.weight"] = projection
+            if self.markov_has_bias:
+                shapes[f"markov_head.{name}.bias"] = projection[:1]
+        return shapes
+
+    def summary(self) -> str:
+        """See HeadShape."""
+        source = (
+            "each slot predicts the next token"
+            if self.predicts_from_anchor
+            else ("each mask predicts its own token")
+        )
+        parts = [self.layers_read.describe(), f"layers: {self.decoder.num_layers}"]
+        parts += [describe_windows(self.decoder), f"blocks of {self.block_size}", source]
+        parts += ["causal blocks"] * self.is_causal
+        if self.markov_rank:
+            parts.append(f"{self.markov_kind} Markov head of rank {self.markov_rank}")
+        parts.append(f"{self.draft_vocab_size} draft tokens")
+        return ", ".join(parts)
+
+
+def read_dflash(source: HeadSource, target: ModelConfig) -> Reading:
+    """Read a block drafter of z-lab, DeepSpec or speculators."""
+    fields = source.fields
+    names = source.renamed(lambda name: name.removeprefix("model."))
+    nested = fields.nested("dflash_config")
+    keys = Fields({**fields.raw, **nested.raw}, fields.path)
+    _require_supported(source, keys)
+    layers = speculators.layer_fields(fields)
+    layers.require_equal("hidden_size", target.hidden_size, "the target")
+    layers.require_equal("vocab_size", target.vocab_size, "the target")
+    is_own = "lm_head.weight" in names
+    draft_vocab_size = names.shape("lm_head.weight", 2)[0] if is_own else target.vocab_size
+    is_dspark = _predicts_from_anchor(fields)
+    rank = keys.count("markov_rank", 0, least=0)
+    shape = DFlashShape(
+        decoder=read_layers(layers, names, target),
+        draft_vocab_size=draft_vocab_size,
+        layers_read=_layers_read(fields, keys, names, target),
+        block_size=_block_size(keys, least=1 if is_dspark else 2),
+        mask_token_id=_mask_token_id(keys, target),
+        predicts_from_anchor=is_dspark,
+        is_causal=keys.flag("causal", default=False),
+        has_embedding="embed_tokens.weight" in names,
+        has_lm_head=is_own,
+        has_draft_ids="d2t" in names and draft_vocab_size < target.vocab_size,
+        markov_rank=rank,
+        markov_kind=_markov_kind(keys) if rank else "vanilla",
+        markov_has_bias=any(
+            f"markov_head.{name}.bias" in names for name in ("gate_proj", "joint_proj")
+        ),
+    )
+    if not shape.has_draft_ids and draft_vocab_size != target.vocab_size:
+        raise UnsupportedModelError(
+            f"{source.directory}: lm_head.weight has {draft_vocab_size} rows, and the target "
+            f"{target.vocab_size} tokens; tensor d2t, which maps them, is missing"
+        )
+    return Reading(
+        "dspark" if is_dspark else "dflash",
+        _format(fields, shape),
+        shape,
+        names,
+        speculators.target_name(fields),
+        speculators.num_draft_tokens(fields),
+        theta_note(layers, target),
+        lambda name: bool(_UNUSED.fullmatch(name)),
+    )
+
+
+def is_block_drafter(source: HeadSource) -> bool:
+    """Return whether a file that speculators did not write is a block drafter."""
+    fields = source.fields
+    architecture = str(fields.raw.get("architectures"))
+    has_key = "dflash_config" in fields or "markov_rank" in fields
+    return has_key or "DFlash" in architecture or "DSpark" in architecture
+
+
+def _require_supported(source: HeadSource, keys: Fields) -> None:
+    for name in _UNSUPPORTED:
+        if keys.raw.get(name) or any(f".{name}." in stored for stored in source.shapes):
+            raise UnsupportedModelError(f"{source.directory}: {name} is not supported")
+
+
+def _predicts_from_anchor(fields: Fields) -> bool:
+    """Return whether the slot of the anchor predicts.
+
+    A key decides in files of speculators, which default to false. Otherwise DeepSpec's
+    architectures, and those with a Markov head, predict from the anchor, and z-lab's do not.
+    """
+    if speculators.is_speculators(fields):
+        return fields.flag("sample_from_anchor", default=False)
+    architecture = str(fields.raw.get("architectures"))
+    is_deepspec = "DSpark" in architecture or "markov_rank" in fields
+    return fields.flag("sample_from_anchor", default=is_deepspec)
+
+
+def _layers_read(fields: Fields, keys: Fields, names: TensorNames, target: ModelConfig) -> Taps:
+    _, width = names.shape("fc.weight", 2)
+    count = width // target.hidden_size
+    if "aux_hidden_state_layer_ids" in fields:
+        taps = input_of(fields, "aux_hidden_state_layer_ids", target)
+    elif "target_layer_ids" in keys:
+        taps = output_of(keys, "target_layer_ids", target)
+    else:
+        taps = _evenly_spaced(count, target)
+    return taps
+
+
+def _evenly_spaced(count: int, target: ModelConfig) -> Taps:
+    """Return the default of z-lab: output-of ids from 1 to n - 3, evenly spaced."""
+    last = target.num_layers - 3
+    if count == 1:
+        return Taps((target.num_layers // 2 + 1,))
+    if count < 1 or last - 1 < count - 1:
+        raise UnsupportedModelError("config.json has no target_layer_ids")
+    return Taps(tuple(round(1 + i * (last - 1) / (count - 1)) + 1 for i in range(count)))
+
+
+def _block_size(keys: Fields, least: int) -> int:
+    size = keys.count("block_size", least=least)
+    if size > _MAX_BLOCK_SIZE:
+        raise keys.error("block_size", f"at most {_MAX_BLOCK_SIZE}")
+    return size
+
+
+def _mask_token_id(keys: Fields, target: ModelConfig) -> int:
+    token = keys.count("mask_token_id", least=0)
+    if token >= target.vocab_size:
+        raise keys.error("mask_token_id", f"below the target's vocab_size ({target.vocab_size})")
+    return token
+
+
+def _markov_kind(keys: Fields) -> MarkovKind:
+    match keys.text("markov_head_type", "vanilla"):
+        case "vanilla":
+            return "vanilla"
+        case "gated":
+            return "gated"
+        case "rnn":
+            return "rnn"
+    raise keys.error("markov_head_type", "vanilla, gated or rnn")
+
+
+def _format(fields: Fields, shape: DFlashShape) -> str:
+    name = "DSpark" if shape.predicts_from_anchor else "DFlash"
+    if speculators.is_speculators(fields):
+        return speculators.described(fields, name)
+    return f"{name} ({'DeepSpec' if shape.predicts_from_anchor else 'z-lab'})"

@@ -1,0 +1,227 @@
+"""DFlash and DSpark: a block of masked tokens attends to itself and to features of the target.
+
+Keys and values of the context are projections of the features alone, the same feature in all
+layers; those of a token's feature are at the slot behind the token, and rotated to its position.
+The block's own are used once and not stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdec.kernels.forward_batch import Chunk, ModelInput, on_device
+from specdec.models.heads.formats.dflash import DFlashShape
+from specdec.models.heads.networks.layers import HeadAttention, decoder_layer
+from specdec.models.heads.networks.markov import MarkovHead, MarkovState
+from specdec.models.heads.networks.projection import SharedInputLinear
+from specdec.models.heads.networks.target import TargetRank
+from specdec.models.heads.networks.vocabulary import (
+    read_embedding,
+    read_lm_head,
+    read_target_ids,
+)
+from specdec.models.layers.linear import RMSNorm
+from specdec.models.layers.rotary import Rotation
+from specdec.models.llama import Attention, DecoderLayer
+from specdec.models.weights.checkpoint import CheckpointReader
+
+
+@dataclass(frozen=True)
+class BlockState:
+    """Drafts of B sequences. outputs: [B, K, hidden_size], one for each draft token, normed."""
+
+    outputs: Tensor
+    markov: MarkovState | None
+
+
+@dataclass(frozen=True)
+class _Context:
+    """KV slots of one sequence's context, [S] int64, and what each slot of its block sees.
+
+    mask: [block_size, S + block_size] additive; None where everything is visible.
+    """
+
+    slots: Tensor
+    masks: dict[int | None, Tensor | None]
+
+
+class DFlashHead(nn.Module):
+    """One rank of a DFlash or DSpark head, a DraftHead."""
+
+    def __init__(self, shape: DFlashShape, reader: CheckpointReader, target: TargetRank) -> None:
+        super().__init__()
+        decoder, group = shape.decoder, target.group
+        hidden, eps = decoder.hidden_size, decoder.rms_norm_eps
+        self.shape, self.block_size = shape, target.block_size
+        self.taps, self.feature_size = shape.taps, shape.feature_size
+        self.num_kv_layers = decoder.num_layers
+        self.max_draft_tokens: int | None = shape.max_draft_tokens
+        self.vocab_size = shape.draft_vocab_size
+        self.vocab_slice = group.share_of(shape.draft_vocab_size)
+        self.target_ids = read_target_ids(
+            reader, target.config.vocab_size, is_reduced=shape.has_draft_ids
+        )
+        self.attention = HeadAttention(decoder, target)
+        self.embed_tokens = read_embedding(reader, hidden, target, is_own=shape.has_embedding)
+        head_shape = (shape.draft_vocab_size, hidden)
+        self.lm_head = read_lm_head(reader, head_shape, target, is_own=shape.has_lm_head)
+        width = len(shape.layers_read.layer_ids) * hidden
+        self.fc = SharedInputLinear(reader, "fc", (hidden, width), group)
+        self.feature_norm = RMSNorm(reader, "hidden_norm.weight", hidden, eps)
+        self.layers = nn.ModuleList(
+            decoder_layer(decoder, reader, index, target) for index in range(decoder.num_layers)
+        )
+        self.norm = RMSNorm(reader, "norm.weight", hidden, eps)
+        self.markov = MarkovHead(shape, reader, target) if shape.markov_rank else None
+        heads = self.attention.heads
+        kv_of_queries = [index // heads.heads_per_kv - heads.kv.start for index in heads.query]
+        self.kv_of_queries = torch.tensor(kv_of_queries, device=target.device)
+
+    @property
+    def device(self) -> torch.device:
+        return self.attention.device
+
+    def new_kv_cache(self, num_slots: int) -> Tensor:
+        """See DraftHead."""
+        return self.attention.new_kv_cache(num_slots)
+
+    @torch.inference_mode()
+    def features(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
+        """See DraftHead."""
+        assert tapped is not None
+        inputs = tapped[:, list(self.shape.layers_read.order)].flatten(1)
+        features: Tensor = self.feature_norm(self.fc(inputs.to(self.attention.dtype)))
+        return features
+
+    @torch.inference_mode()
+    def begin(
+        self, pairs: ModelInput, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
+    ) -> BlockState | None:
+        """See DraftHead; the token of a pair matters only if a draft begins behind it."""
+        assert kv_cache is not None
+        self._store_context(pairs, features.to(self.attention.dtype), kv_cache)
+        if not num_draft_tokens:
+            return None
+        outputs = self._run_blocks(pairs.chunks, kv_cache)
+        if self.markov is None:
+            return BlockState(outputs, None)
+        anchors = [chunk.token_ids[-1] for chunk in pairs.chunks]
+        return BlockState(outputs, self.markov.begin(anchors, outputs[:, 0]))
+
+    @torch.inference_mode()
+    def logits(self, state: BlockState, index: int) -> Tensor:
+        """See DraftHead."""
+        logits: Tensor = self.lm_head(state.outputs[:, index])
+        if self.markov is not None and state.markov is not None:
+            logits = logits + self.markov.bias(state.markov)
+        return logits
+
+    @torch.inference_mode()
+    def advance(self, state: BlockState, token_ids: Sequence[int], index: int) -> BlockState:
+        """See DraftHead."""
+        if self.markov is None or state.markov is None:
+            return state
+        outputs = state.outputs[:, index + 1]
+        return replace(state, markov=self.markov.advance(state.markov, token_ids, outputs))
+
+    def select(self, state: BlockState, rows: Sequence[int]) -> BlockState:
+        """See DraftHead."""
+        markov = state.markov.select(rows) if state.markov else None
+        return BlockState(state.outputs[list(rows)], markov)
+
+    def _store_context(self, pairs: ModelInput, features: Tensor, kv_cache: Tensor) -> None:
+        """Write the keys and values of features [T, hidden_size] for all layers."""
+        positions = on_device(pairs.positions - 1, self.device)
+        rotation = self.attention.rotary.rotation(positions)
+        slots = on_device(pairs.slot_mapping, self.device)
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, DecoderLayer)
+            _, kv = _query_and_kv(layer.attention, features, rotation)
+            kv_cache[index].index_copy_(0, slots, kv)
+
+    def _run_blocks(self, chunks: Sequence[Chunk], kv_cache: Tensor) -> Tensor:
+        """Return the normed outputs of the blocks behind B sequences, [B, K, hidden_size]."""
+        size, num_masks = self.shape.block_size, self.shape.block_size - 1
+        tokens = [
+            token
+            for chunk in chunks
+            for token in (chunk.token_ids[-1], *[self.shape.mask_token_id] * num_masks)
+        ]
+        starts = torch.tensor([chunk.end - 1 for chunk in chunks], device=self.device)
+        positions = (starts[:, None] + torch.arange(size, device=self.device)).flatten()
+        rotation = self.attention.rotary.rotation(positions)
+        contexts = [self._context(chunk) for chunk in chunks]
+        x = self.embed_tokens(torch.tensor(tokens, device=self.device))
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, DecoderLayer)
+            x = self._run_layer(layer, index, x, rotation, contexts, kv_cache[index])
+        outputs: Tensor = self.norm(x).view(len(chunks), size, -1)
+        return outputs if self.shape.predicts_from_anchor else outputs[:, 1:]
+
+    def _run_layer(
+        self,
+        layer: DecoderLayer,
+        index: int,
+        x: Tensor,  # [B * block_size, hidden_size]
+        rotation: Rotation,
+        contexts: Sequence[_Context],
+        kv_cache: Tensor,  # [num_slots, 2, num_kv_heads, head_dim]
+    ) -> Tensor:
+        query, kv = _query_and_kv(layer.attention, layer.input_norm(x), rotation)
+        window, size = self.attention.windows[index], self.shape.block_size
+        attended = [
+            self._attend(own_query, torch.cat([kv_cache[each.slots], own_kv]), each.masks[window])
+            for each, own_query, own_kv in zip(
+                contexts, query.split(size), kv.split(size), strict=True
+            )
+        ]
+        x = layer.attention.o_proj(torch.cat(attended).flatten(1), x)
+        output: Tensor = layer.mlp(layer.mlp_norm(x), x)
+        return output
+
+    def _attend(self, query: Tensor, kv: Tensor, mask: Tensor | None) -> Tensor:
+        """Return [block_size, num_heads, head_dim]; kv: [S, 2, num_kv_heads, head_dim]."""
+        keys, values = kv[:, :, self.kv_of_queries].permute(1, 2, 0, 3)
+        attended = F.scaled_dot_product_attention(
+            query.transpose(0, 1), keys, values, attn_mask=mask
+        )
+        return attended.transpose(0, 1)
+
+    def _context(self, chunk: Chunk) -> _Context:
+        """Return the slots of all pairs of a sequence, and the masks of its block."""
+        slots = torch.arange(1, chunk.end, device=self.device)
+        table = torch.tensor(list(chunk.block_table), device=self.device)
+        pages = table[slots // self.block_size] * self.block_size + slots % self.block_size
+        windows = set(self.attention.windows)
+        return _Context(pages, {window: self._mask(chunk.end - 1, window) for window in windows})
+
+    def _mask(self, num_features: int, window: int | None) -> Tensor | None:
+        """Return what a block behind `num_features` tokens sees; positions count from 0."""
+        if window is None and not self.shape.is_causal:
+            return None
+        keys = torch.arange(num_features + self.shape.block_size, device=self.device)
+        queries = keys[num_features:, None]
+        is_masked = torch.zeros(len(queries), len(keys), dtype=torch.bool, device=self.device)
+        if self.shape.is_causal:
+            is_masked |= keys > queries
+        if window is not None:
+            is_masked |= keys <= queries - window
+        mask = torch.zeros(is_masked.shape, dtype=self.attention.dtype, device=self.device)
+        return mask.masked_fill_(is_masked, float("-inf"))
+
+
+def _query_and_kv(attention: Attention, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+    """Return queries [T, heads, head_dim] and keys and values [T, 2, kv heads, head_dim]."""
+    num_kv = attention.num_kv_heads
+    heads = attention.qkv_proj(x).view(len(x), -1, attention.head_dim)
+    query, kv = heads.split((attention.num_heads, 2 * num_kv), dim=1)
+    if attention.has_qk_norm:
+        query.copy_(attention.query_norm(query))
+        kv[:, :num_kv].copy_(attention.key_norm(kv[:, :num_kv]))
+    rotation.apply_(heads[:, : attention.num_heads + num_kv])
+    return query, kv.view(len(x), 2, num_kv, attention.head_dim)
