@@ -12,11 +12,13 @@ from specdec.models.heads.config import HeadConfig
 from specdec.models.heads.formats.dflash import DFlashShape
 from specdec.models.heads.formats.eagle3 import Eagle3Shape
 from specdec.models.heads.formats.fused import FusedShape
+from specdec.models.heads.formats.hydra import HydraShape
 from specdec.models.heads.formats.medusa import MedusaShape
 from specdec.models.heads.formats.mlp_speculator import MlpSpeculatorShape
 from specdec.models.heads.networks.dflash import DFlashHead
 from specdec.models.heads.networks.eagle3 import Eagle3Head
 from specdec.models.heads.networks.fused import FusedHead
+from specdec.models.heads.networks.hydra import HydraHeads
 from specdec.models.heads.networks.medusa import MedusaHeads
 from specdec.models.heads.networks.mlp_speculator import MlpSpeculator
 from specdec.models.heads.networks.p_eagle import ParallelEagleHead
@@ -56,6 +58,8 @@ def load_head(
             return ParallelEagleHead(shape, reader, rank)
         case Eagle3Shape() as shape:
             return Eagle3Head(shape, reader, rank)
+        case HydraShape() as shape:
+            return HydraHeads(shape, reader, rank)
         case DFlashShape() as shape:
             return DFlashHead(shape, reader, rank)
     raise AssertionError(f"no network for {config.method}")

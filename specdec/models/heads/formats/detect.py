@@ -10,6 +10,7 @@ from specdec.models.heads.formats import speculators
 from specdec.models.heads.formats.dflash import is_block_drafter, read_dflash
 from specdec.models.heads.formats.eagle import read_eagle
 from specdec.models.heads.formats.eagle3 import read_eagle3
+from specdec.models.heads.formats.hydra import read_hydra
 from specdec.models.heads.formats.medusa import read_medusa
 from specdec.models.heads.formats.mlp_speculator import read_mlp_speculator
 from specdec.models.heads.formats.mtp import has_mtp, read_mtp
@@ -47,6 +48,8 @@ def _reader_of(source: HeadSource) -> Reader:
     model_type = fields.raw.get("model_type")
     if model_type == "mlp_speculator":
         return read_mlp_speculator
+    if "hydra_num_heads" in fields:
+        return read_hydra
     if model_type == "medusa" or "medusa_num_heads" in fields or _has_medusa_file(source):
         return read_medusa
     if "pard_token" in fields and "mask_hidden" not in source.shapes:

@@ -1,0 +1,103 @@
+"""Hydra heads (Ankner et al. 2024): Medusa-like heads that also read the drafted tokens.
+
+Head i reads the target's last hidden state and the embeddings of the i + 1 tokens behind it. The
+architecture `mlp` with grounded heads is supported.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from specdec.models.config import ModelConfig
+from specdec.models.heads.formats.shape import Reading
+from specdec.models.heads.formats.source import HeadSource, Shape
+from specdec.types.errors import UnsupportedModelError
+
+_RENAMES = (
+    (
+        re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.(linear|res_connection)\.(weight|bias)"),
+        r"blocks.\1.\2.\3.\4",
+    ),
+    (re.compile(r"(\d+)\.(\d+)\.(linear|res_connection)\.(weight|bias)"), r"blocks.\1.\2.\3.\4"),
+    (re.compile(r"hydra_lm_head\.(\d+)\.(weight|bias)"), r"lm_heads.\1.\2"),
+    (re.compile(r"(\d+)\.\d+\.(weight|bias)"), r"lm_heads.\1.\2"),
+)
+_PREFIX = re.compile(r"(?:model\.)?hydra_head\.")
+
+
+@dataclass(frozen=True)
+class HydraShape:
+    """Sizes of Hydra heads. has_head_bias: of the output heads."""
+
+    hidden_size: int
+    num_heads: int
+    num_layers: int
+    draft_vocab_size: int
+    has_head_bias: bool
+
+    taps: tuple[int, ...] = ()
+    decoder: ModelConfig | None = None
+
+    @property
+    def feature_size(self) -> int:
+        return self.hidden_size
+
+    @property
+    def max_draft_tokens(self) -> int:
+        return self.num_heads
+
+    def input_size(self, head: int, layer: int) -> int:
+        """Return the width of the input of a layer."""
+        return (head + 2) * self.hidden_size if layer == 0 else self.hidden_size
+
+    def tensors(self) -> dict[str, Shape]:
+        """See HeadShape."""
+        hidden, shapes = self.hidden_size, dict[str, Shape]()
+        for head in range(self.num_heads):
+            for layer in range(self.num_layers):
+                for name in ("linear",) if layer else ("linear", "res_connection"):
+                    prefix = f"blocks.{head}.{layer}.{name}"
+                    shapes[f"{prefix}.weight"] = (hidden, self.input_size(head, layer))
+                    shapes[f"{prefix}.bias"] = (hidden,)
+            shapes[f"lm_heads.{head}.weight"] = (self.draft_vocab_size, hidden)
+            if self.has_head_bias:
+                shapes[f"lm_heads.{head}.bias"] = (self.draft_vocab_size,)
+        return shapes
+
+    def summary(self) -> str:
+        """See HeadShape."""
+        return f"{self.num_heads} grounded heads of {self.num_layers} layers"
+
+
+def read_hydra(source: HeadSource, target: ModelConfig) -> Reading:
+    """Read Hydra heads; counts of heads and layers are those of the tensors."""
+    fields = source.fields
+    fields.require_equal("hidden_size", target.hidden_size, "the target")
+    fields.require_equal("vocab_size", target.vocab_size, "the target")
+    if fields.text("hydra_head_arch", "mlp") != "mlp":
+        raise fields.error("hydra_head_arch", "mlp; other architectures are not supported")
+    if not fields.flag("grounded_heads", default=True):
+        raise fields.error("grounded_heads", "true; other heads are not supported")
+    names = source.renamed(_canonical)
+    num_heads = names.count("blocks")
+    if num_heads == 0:
+        raise UnsupportedModelError(f"{source.directory} has no tensors of Hydra heads")
+    shape = HydraShape(
+        hidden_size=target.hidden_size,
+        num_heads=num_heads,
+        num_layers=names.count("blocks.0"),
+        draft_vocab_size=target.vocab_size,
+        has_head_bias="lm_heads.0.bias" in names,
+    )
+    name = "base_model_name_or_path"
+    target_name = fields.text(name) if name in fields else None
+    return Reading("hydra", "Hydra", shape, names, target_name)
+
+
+def _canonical(stored: str) -> str:
+    name = _PREFIX.sub("", stored, count=1)
+    for pattern, replacement in _RENAMES:
+        if pattern.fullmatch(name):
+            return pattern.sub(replacement, name)
+    return name
