@@ -15,7 +15,7 @@ from typing import Any
 
 from specdec.config.engine import DTYPE_BYTES, DTypeName
 from specdec.config.quantization import QuantizationMethod
-from specdec.models.registry import ARCHITECTURES, SUPPORTED_ARCHITECTURES
+from specdec.models.registry import ARCHITECTURES, SAME_DECODERS, SUPPORTED_ARCHITECTURES
 from specdec.models.rope import Rope, read_rope
 from specdec.types.errors import InvalidValueError, ModelNotFoundError, UnsupportedModelError
 from specdec.types.sampling_params import SamplingDefaults, SamplingParams
@@ -111,6 +111,7 @@ class ModelConfig:
     def from_dict(cls, raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
         """Read the fields of a `config.json` and of a `generation_config.json`."""
         architecture = (raw.get("architectures") or ["none"])[0]
+        architecture = SAME_DECODERS.get(architecture, architecture)
         _require_supported(architecture, raw)
         raw = {**ARCHITECTURES[architecture].config_defaults, **raw}
         eos = generation.get("eos_token_id")

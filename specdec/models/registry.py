@@ -45,3 +45,6 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
 """The architectures by the name that config.json has for them."""
 
 SUPPORTED_ARCHITECTURES = tuple(ARCHITECTURES)
+
+SAME_DECODERS: Mapping[str, str] = MappingProxyType({"MiMoForCausalLM": "Qwen2ForCausalLM"})
+"""Architectures whose decoder is that of another one: they add only layers for drafting."""

@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -27,6 +28,16 @@ TARGET_SIZES = {
     "max_positions": 128,
 }
 KERNELS = ["torch"] + ["native"] * (native_library() is not None)
+RANKS_AND_KERNELS = [
+    pytest.param(size, kernels, marks=[] if is_quick else pytest.mark.slow)
+    for size, kernels, is_quick in (
+        (1, "torch", True),
+        (1, "native", False),
+        (2, "torch", len(KERNELS) == 1),
+        (2, "native", True),
+    )
+    if kernels in KERNELS
+]
 
 
 @dataclass(frozen=True)
@@ -103,6 +114,7 @@ def draft_logits(config, target_dir, parts, *, size=1, kernels="torch", borders=
     """
 
     def run(group):
+        torch.set_num_threads(1)  # a setting of each thread
         target = target_model(target_dir, group, kernels, options.get("quantization"))
         return Drafting(load_head(config, target, **options), parts).run(borders)
 

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from specdec.models.heads.config import HeadConfig
 from tests.specdec.models.heads.driver import (
     HIDDEN,
-    KERNELS,
+    RANKS_AND_KERNELS,
     VOCAB,
     head_logits,
     save,
@@ -126,8 +126,7 @@ def check(directory, target_dir, expected, parts, **options):
 PARTS = sequences(num_drafts=BLOCK)
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(("size", "kernels"), RANKS_AND_KERNELS)
 @pytest.mark.parametrize(
     ("config", "from_anchor"),
     [
@@ -222,8 +221,7 @@ def save_dspark(directory, kind):
     return made
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(("size", "kernels"), RANKS_AND_KERNELS)
 @pytest.mark.parametrize("kind", MARKOV)
 def test_markov_heads(tmp_path, target_dir, kind, size, kernels):
     made = save_dspark(tmp_path, kind)

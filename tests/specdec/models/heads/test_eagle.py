@@ -9,6 +9,7 @@ from specdec.types.errors import InvalidValueError
 from tests.specdec.models.heads.driver import (
     HIDDEN,
     KERNELS,
+    RANKS_AND_KERNELS,
     VOCAB,
     draft_logits,
     head_logits,
@@ -66,8 +67,7 @@ def reference(made, parts, target_dir, sizes=None, layers=1):
     )
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(("size", "kernels"), RANKS_AND_KERNELS)
 @pytest.mark.parametrize(
     ("bias", "file"), [(True, "pytorch_model.bin"), (False, "model.safetensors")]
 )

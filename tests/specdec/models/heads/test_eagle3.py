@@ -10,6 +10,7 @@ from specdec.models.heads.config import HeadConfig, named_target
 from tests.specdec.models.heads.driver import (
     HIDDEN,
     KERNELS,
+    RANKS_AND_KERNELS,
     VOCAB,
     head_logits,
     save,
@@ -145,8 +146,7 @@ def check(directory, target_dir, reference, parts, **options):
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(("size", "kernels"), RANKS_AND_KERNELS)
 @pytest.mark.parametrize("vocab", [120, VOCAB])
 def test_midlayer_names(tmp_path, target_dir, vocab, size, kernels):
     made, parts = eagle3_weights(vocab=vocab), sequences()

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from specdec.models.heads.config import HeadConfig
 from tests.specdec.models.heads.driver import (
     HIDDEN,
-    KERNELS,
+    RANKS_AND_KERNELS,
     VOCAB,
     head_logits,
     save,
@@ -54,8 +54,7 @@ def reference(made, parts, target_dir):
     return torch.stack(found)
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(("size", "kernels"), RANKS_AND_KERNELS)
 @pytest.mark.parametrize(
     ("file", "prefix"), [("hydra_lm_head.pt", ""), ("model.safetensors", "hydra_head.")]
 )

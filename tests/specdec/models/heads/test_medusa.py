@@ -8,6 +8,7 @@ from specdec.models.heads.config import HeadConfig, named_target
 from tests.specdec.models.heads.driver import (
     HIDDEN,
     KERNELS,
+    RANKS_AND_KERNELS,
     VOCAB,
     head_logits,
     save,
@@ -74,8 +75,7 @@ ORIGINAL = {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_p
 VLLM = {"model_type": "medusa", "num_heads": 3, "hidden_size": HIDDEN, "vocab_size": VOCAB}
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(("size", "kernels"), RANKS_AND_KERNELS)
 @pytest.mark.parametrize(
     ("config", "file", "rename"),
     [

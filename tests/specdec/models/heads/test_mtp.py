@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from specdec.models.config import ModelConfig
 from specdec.models.heads.config import HeadConfig
 from tests.specdec.models.heads.driver import (
     HIDDEN,
-    KERNELS,
     NUM_LAYERS,
+    RANKS_AND_KERNELS,
     VOCAB,
     head_logits,
     sequences,
@@ -21,6 +22,7 @@ from tests.specdec.models.heads.driver import (
     weights,
 )
 from tests.specdec.models.heads.reference import Layers, drafted, layer, layer_shapes, rms
+from tests.specdec.tiny import random_model
 
 OURS = ("token_norm", "feature_norm", "fc", "norm", "lm_head", "embed_tokens")
 
@@ -155,8 +157,7 @@ def weights_of_16(family):
     return made
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(("size", "kernels"), RANKS_AND_KERNELS)
 def test_logits_equal_the_reference(tmp_path, target_dir, family, size, kernels):
     made, parts = weights_of_16(family), sequences()
     directory = with_mtp(target_dir, tmp_path / "a", stored(made, family), family.config)
@@ -174,6 +175,23 @@ def test_the_target_loads_without_its_mtp_layers(tmp_path, target_dir, target, f
     head = HeadConfig.from_directory(directory, config)
     assert (head.method, head.num_kv_layers, head.feature_size) == ("mtp", 1, HIDDEN)
     assert head.weight_bytes("float32") == 4 * sum(each.numel() for each in tensors.values())
+
+
+def test_mimo_is_a_qwen2_decoder_with_mtp_layers(tmp_path):
+    sizes = {"hidden_size": HIDDEN, "intermediate_size": 40, "num_hidden_layers": 2}
+    tiny = Qwen2Config(
+        num_attention_heads=4, num_key_value_heads=2, vocab_size=VOCAB, eos_token_id=0, **sizes
+    )
+    directory = tmp_path / "qwen2"
+    random_model(Qwen2ForCausalLM, tiny, 0).save_pretrained(directory)
+    family = FAMILIES["mimo"]
+    made = stored(mtp_weights(family), family)
+    changes = {"architectures": ["MiMoForCausalLM"], "model_type": "mimo"}
+    mimo = with_mtp(directory, tmp_path / "mimo", made, changes)
+    config = ModelConfig.from_directory(mimo)
+    assert config == ModelConfig.from_directory(directory)
+    assert target_model(mimo).embed_tokens.weight.shape == (VOCAB, HIDDEN)
+    assert HeadConfig.from_directory(mimo, config).method == "mtp"
 
 
 def test_only_the_first_of_several_layers_is_used(tmp_path, target_dir, target):

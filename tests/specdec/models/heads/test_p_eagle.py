@@ -6,7 +6,7 @@ import torch
 from specdec.models.heads.config import HeadConfig
 from tests.specdec.models.heads.driver import (
     HIDDEN,
-    KERNELS,
+    RANKS_AND_KERNELS,
     VOCAB,
     head_logits,
     save,
@@ -43,8 +43,7 @@ def reference(made, parts, target_dir, ids=DEFAULT):
     return torch.stack(logits)
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(("size", "kernels"), RANKS_AND_KERNELS)
 @pytest.mark.parametrize(
     ("config", "shape"),
     [
