@@ -94,12 +94,12 @@ def save(directory, config, tensors, file="model.safetensors"):
     return directory
 
 
-def target_model(target_dir, group=None, kernels="torch", quantization=None):
+def target_model(target_dir, group=None, kernels="torch", quantization=None, dtype=torch.float32):
     return load_model(
         target_dir,
         ModelConfig.from_directory(target_dir),
         group or TensorParallelGroup(),
-        dtype=torch.float32,
+        dtype=dtype,
         max_model_len=64,
         block_size=BLOCK_SIZE,
         quantization=quantization,
