@@ -30,7 +30,7 @@ class DraftHead(Protocol):
         the output of the last layer); empty for the final normed hidden states.
     feature_size: width of the feature of a token.
     num_kv_layers: layers with KV; 0 for a head without attention.
-    max_draft_tokens: most tokens of a draft; None for no limit of its own.
+    max_draft_tokens: most tokens of a draft; None for no limit.
     vocab_size: number of draft tokens. vocab_slice: those whose logits this rank computes.
     target_ids: the target's id of each draft token, [vocab_size] int64; None if they are equal.
     """
