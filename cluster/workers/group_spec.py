@@ -36,6 +36,14 @@ class ModelSource:
 
 
 @dataclass(frozen=True)
+class HeadSource:
+    """A draft head beside a target, and how its matrices are held."""
+
+    model: ModelSource
+    quantization: QuantizationMethod | None
+
+
+@dataclass(frozen=True)
 class GroupSpec:
     """A model, how to shard it, where to place its ranks and how to reach them.
 
@@ -44,6 +52,7 @@ class GroupSpec:
     num_replicas: groups like this one that share the cores of a node.
     bundle_index: of the placement group. transport: None uses ipc on this node and tcp to others.
     vocabulary: tokens that a draft model shares with the target, where their vocabularies differ.
+    head: the draft head beside a target, if any.
     """
 
     name: str
@@ -61,3 +70,4 @@ class GroupSpec:
     step_timeout_s: float
     logs: LogConfig
     vocabulary: VocabularyMap | None = None
+    head: HeadSource | None = None
