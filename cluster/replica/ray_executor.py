@@ -206,7 +206,8 @@ class RayExecutor:
         if method is None or directory is None:
             return None
         assert method.model is not None, "a head without a model"
-        return HeadSource(ModelSource(method.model, directory), method.quantization)
+        model = ModelSource(method.model, directory, may_be_pickled=True)
+        return HeadSource(model, method.quantization)
 
     def _start_draft(self, placement: PlacementGroup) -> DraftSupervisor | None:
         from cluster.workers.supervisors import DraftSupervisor

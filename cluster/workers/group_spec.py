@@ -23,16 +23,20 @@ def log_progress(line: str) -> None:
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model by the configured name, and its directory on the Router's node."""
+    """A model by the configured name, and its directory on the Router's node.
+
+    may_be_pickled: as in `resolve`.
+    """
 
     name: str
     directory: Path
+    may_be_pickled: bool = False
 
     def here(self) -> Path:
         """Return its directory on this node; download it if needed. Raises ModelNotFoundError."""
         if self.directory.is_dir():
             return self.directory
-        return resolve(self.name, progress=log_progress)
+        return resolve(self.name, progress=log_progress, may_be_pickled=self.may_be_pickled)
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def resolve_models(config: LLMConfig, progress: Progress) -> ModelDirectories:
 def _resolve_head(method: HeadMethodConfig, target: Path, progress: Progress) -> Path:
     """Find or download a head, and report what its files were taken for."""
     assert method.model is not None, "a head without a model"
-    directory = resolve(method.model, progress=progress)
+    directory = resolve(method.model, progress=progress, may_be_pickled=True)
     head = HeadConfig.from_directory(directory, ModelConfig.from_directory(target))
     if head.method != method.name:
         limit = f"{head.method}: {directory} is {head.describe()[0]}"

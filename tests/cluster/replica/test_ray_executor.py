@@ -122,7 +122,8 @@ def test_a_head_is_loaded_by_the_ranks_of_the_target(tiny_model_dir, tmp_path, s
     models = models_of(tiny_model_dir, speculation, head)
     models.load(PLACEMENT)
     assert started.draft == []
-    assert started.target[0].spec.head == HeadSource(ModelSource(str(head), head), "int8")
+    source = ModelSource(str(head), head, may_be_pickled=True)
+    assert started.target[0].spec.head == HeadSource(source, "int8")
     assert isinstance(models.make_proposer(), TargetHeadProposer)
     assert models.can_draft
     models.close()
