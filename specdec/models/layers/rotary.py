@@ -35,7 +35,7 @@ class RotaryEmbedding:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._head_dim, self._max_positions, self._rope = head_dim, max_positions, rope
+        self._head_dim, self.max_positions, self._rope = head_dim, max_positions, rope
         cos, sin = self.tables()
         self._cos = torch.cat((cos, cos), dim=-1)[:, None].to(device=device, dtype=dtype)
         self._sin = torch.cat((-sin, sin), dim=-1)[:, None].to(device=device, dtype=dtype)
@@ -45,7 +45,7 @@ class RotaryEmbedding:
 
         Computed on the CPU, so that their bits do not depend on the device.
         """
-        positions = torch.arange(self._max_positions, device="cpu").float()
+        positions = torch.arange(self.max_positions, device="cpu").float()
         angles = torch.outer(positions, frequencies(self._rope, self._head_dim))
         scale = self._rope.attention_factor if isinstance(self._rope, YarnRope) else 1.0
         return angles.cos() * scale, angles.sin() * scale

@@ -13,7 +13,7 @@ from torch import Tensor
 from specdec.config.quantization import QuantizationMethod, require_quantization
 from specdec.kernels.backend import KernelBackend
 from specdec.models.weights.dequantize import WeightFormat, weight_format
-from specdec.models.weights.stored_tensors import StoredTensors
+from specdec.models.weights.stored_tensors import StoredTensors, TensorSource
 from specdec.types.errors import UnsupportedModelError
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class CheckpointReader:
     num_elements_read: number of elements read so far, for tests of sharding.
     """
 
-    tensors: StoredTensors
+    tensors: TensorSource
     dtype: torch.dtype
     quantization: QuantizationMethod | None
     weight_format: WeightFormat | None

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from specdec.models.weights.stored_tensors import StoredTensors
+from specdec.models.weights.stored_tensors import TensorSource
 from specdec.types.errors import UnsupportedModelError
 
 SUPPORTED = "awq (4 bits, gemm), gptq (2, 4 or 8 bits), fp8, compressed-tensors (float-quantized)"
@@ -26,15 +26,15 @@ _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 class WeightFormat(Protocol):
     """One layout of quantized weights. `name` is that of a weight, with `.weight` at its end."""
 
-    def holds(self, tensors: StoredTensors, name: str) -> bool:
+    def holds(self, tensors: TensorSource, name: str) -> bool:
         """Return whether this weight is quantized; some layers of a checkpoint usually are not."""
         ...
 
-    def shape(self, tensors: StoredTensors, name: str) -> tuple[int, ...]:
+    def shape(self, tensors: TensorSource, name: str) -> tuple[int, ...]:
         """[out_features, in_features]."""
         ...
 
-    def read(self, tensors: StoredTensors, name: str, rows: range, cols: range) -> Tensor:
+    def read(self, tensors: TensorSource, name: str, rows: range, cols: range) -> Tensor:
         """Return these rows and columns in float32, [len(rows), len(cols)]."""
         ...
 
@@ -49,16 +49,16 @@ class Awq:
 
     group_size: int
 
-    def holds(self, tensors: StoredTensors, name: str) -> bool:
+    def holds(self, tensors: TensorSource, name: str) -> bool:
         """See WeightFormat."""
         return _sibling(name, "qweight") in tensors
 
-    def shape(self, tensors: StoredTensors, name: str) -> tuple[int, ...]:
+    def shape(self, tensors: TensorSource, name: str) -> tuple[int, ...]:
         """See WeightFormat."""
         in_features, packed = tensors.shape(_sibling(name, "qweight"))
         return packed * 8, in_features
 
-    def read(self, tensors: StoredTensors, name: str, rows: range, cols: range) -> Tensor:
+    def read(self, tensors: TensorSource, name: str, rows: range, cols: range) -> Tensor:
         """See WeightFormat."""
         _, in_features = self.shape(tensors, name)
         groups = _groups(cols, self.group_size, in_features)
@@ -67,7 +67,7 @@ class Awq:
         scales = tensors.slice(_sibling(name, "scales"), _slice(groups.held), _slice(rows)).float()
         return ((values - zeros[groups.index]) * scales[groups.index]).t()
 
-    def _unpack(self, tensors: StoredTensors, name: str, lines: range, outputs: range) -> Tensor:
+    def _unpack(self, tensors: TensorSource, name: str, lines: range, outputs: range) -> Tensor:
         held = _packed(outputs, 8)
         packed = tensors.slice(name, _slice(lines), _slice(held))
         shifts = 4 * torch.tensor(_AWQ_ORDER, dtype=torch.int32)
@@ -89,16 +89,16 @@ class Gptq:
     group_size: int
     zero_offset: int
 
-    def holds(self, tensors: StoredTensors, name: str) -> bool:
+    def holds(self, tensors: TensorSource, name: str) -> bool:
         """See WeightFormat."""
         return _sibling(name, "qweight") in tensors
 
-    def shape(self, tensors: StoredTensors, name: str) -> tuple[int, ...]:
+    def shape(self, tensors: TensorSource, name: str) -> tuple[int, ...]:
         """See WeightFormat."""
         packed, out_features = tensors.shape(_sibling(name, "qweight"))
         return out_features, packed * self._per_integer
 
-    def read(self, tensors: StoredTensors, name: str, rows: range, cols: range) -> Tensor:
+    def read(self, tensors: TensorSource, name: str, rows: range, cols: range) -> Tensor:
         """See WeightFormat."""
         held = _packed(cols, self._per_integer)
         packed = tensors.slice(_sibling(name, "qweight"), _slice(held), _slice(rows))
@@ -113,7 +113,7 @@ class Gptq:
     def _per_integer(self) -> int:
         return 32 // self.bits
 
-    def _zeros(self, tensors: StoredTensors, name: str, rows: range) -> Tensor:
+    def _zeros(self, tensors: TensorSource, name: str, rows: range) -> Tensor:
         held = _packed(rows, self._per_integer)
         packed = tensors.slice(_sibling(name, "qzeros"), slice(None), _slice(held))
         unpacked = self._unpack(packed[:, :, None], 2).flatten(1)
@@ -128,7 +128,7 @@ class Gptq:
         unpacked: Tensor = packed >> shifts & (2**self.bits - 1)
         return unpacked
 
-    def _group_index(self, tensors: StoredTensors, name: str, cols: range) -> Tensor:
+    def _group_index(self, tensors: TensorSource, name: str, cols: range) -> Tensor:
         stored = _sibling(name, "g_idx")
         if stored in tensors:
             return tensors.slice(stored, _slice(cols)).long()
@@ -146,20 +146,20 @@ class Float8:
 
     block: tuple[int, int] | None
 
-    def holds(self, tensors: StoredTensors, name: str) -> bool:
+    def holds(self, tensors: TensorSource, name: str) -> bool:
         """See WeightFormat."""
         return _sibling(name, "weight_scale") in tensors or self._inverse(name) in tensors
 
-    def shape(self, tensors: StoredTensors, name: str) -> tuple[int, ...]:
+    def shape(self, tensors: TensorSource, name: str) -> tuple[int, ...]:
         """See WeightFormat."""
         return tensors.shape(name)
 
-    def read(self, tensors: StoredTensors, name: str, rows: range, cols: range) -> Tensor:
+    def read(self, tensors: TensorSource, name: str, rows: range, cols: range) -> Tensor:
         """See WeightFormat."""
         values = tensors.slice(name, _slice(rows), _slice(cols)).float()
         return values * self._scales(tensors, name, rows, cols)
 
-    def _scales(self, tensors: StoredTensors, name: str, rows: range, cols: range) -> Tensor:
+    def _scales(self, tensors: TensorSource, name: str, rows: range, cols: range) -> Tensor:
         """Return scales that broadcast to [len(rows), len(cols)]."""
         if self._inverse(name) in tensors:
             return self._block_scales(tensors, name, rows, cols)
@@ -171,7 +171,7 @@ class Float8:
             raise UnsupportedModelError(f"{stored} has shape {list(shape)}, which is not supported")
         return tensors.slice(stored, _slice(rows), slice(None)).float()
 
-    def _block_scales(self, tensors: StoredTensors, name: str, rows: range, cols: range) -> Tensor:
+    def _block_scales(self, tensors: TensorSource, name: str, rows: range, cols: range) -> Tensor:
         if self.block is None:
             raise UnsupportedModelError(
                 f"{self._inverse(name)} needs a weight_block_size in config.json"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,6 +15,24 @@ from specdec.types.errors import UnsupportedModelError
 
 _SHORT_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
 """Dtypes that float32 represents exactly, by their names in safetensors."""
+
+
+class TensorSource(Protocol):
+    """Tensors by name. Access to a missing tensor raises UnsupportedModelError."""
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
+        ...
+
+    def short_dtype(self, name: str) -> torch.dtype | None:
+        """Return the stored dtype if it is a 16-bit floating-point type, else None."""
+        ...
+
+    def slice(self, name: str, *window: slice) -> Tensor:
+        """Return a part of a tensor as it is stored; all of it without a window."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -50,15 +68,15 @@ class StoredTensors:
         return name in self._tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor."""
+        """See TensorSource."""
         return self._stored(name).shape
 
     def short_dtype(self, name: str) -> torch.dtype | None:
-        """Return the stored dtype if it is a 16-bit floating-point type, else None."""
+        """See TensorSource."""
         return self._stored(name).short_dtype
 
     def slice(self, name: str, *window: slice) -> Tensor:
-        """Return a part of a tensor as it is stored; all of it without a window."""
+        """See TensorSource."""
         with _open(self._stored(name).path) as file:
             tensor: Tensor = file.get_slice(name)[window] if window else file.get_tensor(name)
         return tensor

@@ -1,0 +1,128 @@
+"""What the files of a draft head are, read without loading them.
+
+`from_directory` detects the format, checks every tensor's shape against config.json and the target,
+and gives the sizes that a memory plan needs. It imports no torch for safetensors.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from specdec.config.engine import DTYPE_BYTES, DTypeName
+from specdec.config.quantization import QuantizationMethod
+from specdec.models.config import ModelConfig
+from specdec.models.heads.formats.detect import read_head
+from specdec.models.heads.formats.shape import HeadMethod, HeadShape, Reading
+from specdec.models.heads.formats.source import HeadSource, TensorNames, read_fields
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """A draft head's checkpoint, verified against the configuration of its target."""
+
+    directory: Path
+    files: tuple[Path, ...]
+    reading: Reading
+    target: ModelConfig
+
+    @classmethod
+    def from_directory(cls, directory: Path, target: ModelConfig) -> HeadConfig:
+        """Read config.json and the shapes of the tensors.
+
+        Raises ModelNotFoundError without config.json, and UnsupportedModelError, in one line, for
+        a format that is not supported or a tensor that does not fit.
+        """
+        source = HeadSource.open(directory)
+        reading = read_head(source, target)
+        purpose = f"for {reading.format}, {reading.shape.summary()}"
+        reading.names.require(reading.shape.tensors(), purpose, reading.ignored)
+        return cls(directory, source.files, reading, target)
+
+    @property
+    def method(self) -> HeadMethod:
+        return self.reading.method
+
+    @property
+    def shape(self) -> HeadShape:
+        return self.reading.shape
+
+    @property
+    def names(self) -> TensorNames:
+        return self.reading.names
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """See DraftHead."""
+        return self.shape.taps
+
+    @property
+    def feature_size(self) -> int:
+        """See DraftHead."""
+        return self.shape.feature_size
+
+    @property
+    def max_draft_tokens(self) -> int | None:
+        """See DraftHead."""
+        return self.shape.max_draft_tokens
+
+    @property
+    def draft_vocab_size(self) -> int:
+        """The number of tokens that can be drafted."""
+        return self.shape.draft_vocab_size
+
+    @property
+    def num_kv_layers(self) -> int:
+        """See DraftHead."""
+        decoder = self.shape.decoder
+        return decoder.num_layers if decoder else 0
+
+    @property
+    def draft_windows(self) -> tuple[int | None, ...]:
+        """The attention window of each layer with KV; None: all tokens."""
+        decoder = self.shape.decoder
+        return decoder.sliding_windows if decoder else ()
+
+    @property
+    def target_name(self) -> str | None:
+        """The model that the head was trained for, if its files name one."""
+        return self.reading.target_name
+
+    def kv_bytes_per_token(self, dtype: DTypeName, tensor_parallel_size: int = 1) -> int:
+        """Return the size of the head's KV of one token, on all ranks together."""
+        decoder = self.shape.decoder
+        return decoder.kv_bytes_per_token(dtype, tensor_parallel_size) if decoder else 0
+
+    def weight_bytes(self, dtype: DTypeName, quantization: QuantizationMethod | None = None) -> int:
+        """Return the memory of the weights on all ranks together."""
+        return sum(
+            math.prod(shape) * (1 if quantization and _is_matrix(name) else DTYPE_BYTES[dtype])
+            for name, shape in self.shape.tensors().items()
+            if len(shape) <= 2 and name in self.names
+        )
+
+    def describe(self) -> tuple[str, ...]:
+        """Return what the files were taken for, a line each, for the log."""
+        lines = [f"taken for {self.reading.format}: {self.shape.summary()}"]
+        if self.reading.notes:
+            lines.append("; ".join(self.reading.notes))
+        return tuple(lines)
+
+
+def named_target(directory: Path) -> str | None:
+    """Return the model that the head in `directory` was trained for, if its config.json names one.
+
+    Raises ModelNotFoundError and UnsupportedModelError as `HeadConfig.from_directory` does.
+    """
+    fields = read_fields(directory)
+    verifier = fields.nested("speculators_config").nested("verifier")
+    for owner, name in ((verifier, "name_or_path"), (fields, "base_model_name_or_path")):
+        if name in owner:
+            return owner.text(name)
+    return None
+
+
+def _is_matrix(name: str) -> bool:
+    """Return whether a tensor is a matrix that quantization applies to: no embedding, no vector."""
+    return name.endswith(".weight") and "norm" not in name and not name.startswith(("emb", "ln."))

@@ -1,0 +1,146 @@
+"""Medusa heads (Cai et al. 2024): residual blocks on the target's last hidden state.
+
+Layouts: `medusa_lm_head.pt` of FasterDecoding, the same under `medusa_heads.` as ModelOpt exports
+it, and vLLM's. Head i drafts token i; the target's own head gives the token before them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from specdec.models.config import ModelConfig
+from specdec.models.heads.formats.shape import Reading
+from specdec.models.heads.formats.source import HeadSource, Shape, TensorNames
+from specdec.types.errors import UnsupportedModelError
+
+_RENAMES = (
+    (re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)"), r"blocks.\1.\2.\3"),
+    (re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)"), r"blocks.\1.\2.\3"),
+    (re.compile(r"(\d+)\.\d+\.weight"), r"lm_heads.\1.weight"),
+)
+_PREFIX = re.compile(r"medusa_heads?\.")
+
+
+@dataclass(frozen=True)
+class MedusaShape:
+    """Sizes of Medusa heads.
+
+    lm_heads: one for each head, one for all of them, or the target's.
+    draft_vocab_size: number of tokens that can be drafted. stored_vocab_size: rows of the stored
+    output heads, of which `token_map` selects those that are used.
+    """
+
+    hidden_size: int
+    num_heads: int
+    num_layers: int
+    has_bias: bool
+    lm_heads: Literal["own", "shared", "target"]
+    draft_vocab_size: int
+    stored_vocab_size: int
+    has_token_map: bool
+
+    taps: tuple[int, ...] = ()
+    decoder: ModelConfig | None = None
+
+    @property
+    def feature_size(self) -> int:
+        return self.hidden_size
+
+    @property
+    def max_draft_tokens(self) -> int:
+        return self.num_heads
+
+    def tensors(self) -> dict[str, Shape]:
+        """See HeadShape."""
+        shapes: dict[str, Shape] = {}
+        for head in range(self.num_heads):
+            for layer in range(self.num_layers):
+                shapes[f"blocks.{head}.{layer}.weight"] = (self.hidden_size, self.hidden_size)
+                if self.has_bias:
+                    shapes[f"blocks.{head}.{layer}.bias"] = (self.hidden_size,)
+        for name in self.lm_head_names:
+            shapes[name] = (self.stored_vocab_size, self.hidden_size)
+        if self.has_token_map:
+            shapes["token_map"] = (self.draft_vocab_size,)
+        return shapes
+
+    @property
+    def lm_head_names(self) -> tuple[str, ...]:
+        """The tensors of the output heads; none if the target's is used."""
+        match self.lm_heads:
+            case "own":
+                return tuple(f"lm_heads.{head}.weight" for head in range(self.num_heads))
+            case "shared":
+                return ("lm_head.weight",)
+            case "target":
+                return ()
+
+    def summary(self) -> str:
+        """See HeadShape."""
+        return (
+            f"{self.num_heads} heads of {self.num_layers} layers, {self.lm_heads} output heads for "
+            f"{self.draft_vocab_size} tokens"
+        )
+
+
+def read_medusa(source: HeadSource, target: ModelConfig) -> Reading:
+    """Read any layout of Medusa heads; counts of heads and layers are those of the tensors."""
+    fields = source.fields
+    fields.require_equal("hidden_size", target.hidden_size, "the target")
+    fields.require_equal("vocab_size", target.vocab_size, "the target")
+    names = source.renamed(_canonical)
+    num_heads, lm_heads = names.count("blocks"), _kind_of_lm_heads(names)
+    if lm_heads == "shared" and "lm_head.weight" not in names:
+        names = source.renamed(lambda name: _shared_name(_canonical(name)))
+    if num_heads == 0:
+        raise UnsupportedModelError(f"{source.directory} has no tensors of Medusa heads")
+    stored = target.vocab_size
+    if lm_heads != "target":
+        first = "lm_head.weight" if lm_heads == "shared" else "lm_heads.0.weight"
+        stored, _ = names.shape(first, 2)
+    has_map = "token_map" in names
+    (draft_vocab_size,) = names.shape("token_map", 1) if has_map else (target.vocab_size,)
+    shape = MedusaShape(
+        hidden_size=target.hidden_size,
+        num_heads=num_heads,
+        num_layers=names.count("blocks.0"),
+        has_bias="blocks.0.0.bias" in names,
+        lm_heads=lm_heads,
+        draft_vocab_size=draft_vocab_size,
+        stored_vocab_size=stored if stored == draft_vocab_size else target.vocab_size,
+        has_token_map=has_map,
+    )
+    layout = "vLLM" if any("blocks." in name for name in source.shapes) else "FasterDecoding"
+    return Reading("medusa", f"Medusa ({layout})", shape, names, _target_name(source))
+
+
+def _canonical(stored: str) -> str:
+    name = _PREFIX.sub("", stored, count=1)
+    for pattern, replacement in _RENAMES:
+        if pattern.fullmatch(name):
+            return pattern.sub(replacement, name)
+    return name
+
+
+def _shared_name(name: str) -> str:
+    return "lm_head.weight" if name == "lm_heads.0.weight" else name
+
+
+def _kind_of_lm_heads(names: TensorNames) -> Literal["own", "shared", "target"]:
+    """Return how many output heads are stored; vLLM stores a shared one as the first of several."""
+    if "lm_head.weight" in names:
+        return "shared"
+    match names.count("lm_heads"):
+        case 0:
+            return "target"
+        case 1 if names.count("blocks") > 1:
+            return "shared"
+        case _:
+            return "own"
+
+
+def _target_name(source: HeadSource) -> str | None:
+    name = "base_model_name_or_path"
+    return source.fields.text(name) if name in source.fields else None

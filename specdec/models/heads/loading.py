@@ -1,0 +1,85 @@
+"""Loading of one rank of a draft head beside its target."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdec.config.quantization import QuantizationMethod
+from specdec.kernels.backend import KernelBackend
+from specdec.models.cpu_decoder import NativeDecoder
+from specdec.models.heads.base import DraftHead
+from specdec.models.heads.config import HeadConfig
+from specdec.models.heads.formats.medusa import MedusaShape
+from specdec.models.heads.formats.mlp_speculator import MlpSpeculatorShape
+from specdec.models.heads.networks.medusa import MedusaHeads
+from specdec.models.heads.networks.mlp_speculator import MlpSpeculator
+from specdec.models.heads.networks.target import TargetRank
+from specdec.models.heads.tensors import HeadTensors
+from specdec.models.llama import CausalDecoder
+from specdec.models.loading import Decoder
+from specdec.models.weights.checkpoint import CheckpointReader
+from specdec.types.errors import UnsupportedModelError
+
+MAX_DRAFT_TOKENS = 64
+"""Rotary positions beyond the longest sequence, which drafts may have."""
+
+
+def load_head(
+    config: HeadConfig, target: Decoder, quantization: QuantizationMethod | None = None
+) -> DraftHead:
+    """Load this rank's shard of a head, in the target's dtype and with its kernels.
+
+    quantization: of the head's matrices, usually the target's. Raises UnsupportedModelError for
+    values in the files that cannot be used.
+    """
+    decoder = _torch_layers(target)
+    rank = TargetRank.of(config.target, decoder, MAX_DRAFT_TOKENS)
+    tensors = HeadTensors.open(config)
+    backend = KernelBackend.CPU if isinstance(target, NativeDecoder) else KernelBackend.TORCH
+    reader = CheckpointReader(tensors, rank.dtype, quantization, None, rank.device, backend)
+    match config.shape:
+        case MedusaShape() as shape:
+            return _load_medusa(shape, reader, tensors, rank, config)
+        case MlpSpeculatorShape() as shape:
+            return MlpSpeculator(shape, reader, rank)
+    raise AssertionError(f"no network for {config.method}")
+
+
+def _torch_layers(target: Decoder) -> CausalDecoder:
+    decoder = target.torch_decoder if isinstance(target, NativeDecoder) else target
+    assert isinstance(decoder, CausalDecoder), "heads need the layers of a CausalDecoder"
+    return decoder
+
+
+def _load_medusa(
+    shape: MedusaShape,
+    reader: CheckpointReader,
+    tensors: HeadTensors,
+    rank: TargetRank,
+    config: HeadConfig,
+) -> MedusaHeads:
+    if not shape.has_token_map:
+        return MedusaHeads(shape, reader, rank, None)
+    target_ids = checked_ids(tensors.slice("token_map"), config)
+    if shape.stored_vocab_size != shape.draft_vocab_size:
+        rows = dict.fromkeys(shape.lm_head_names, target_ids)
+        reader.tensors = HeadTensors(tensors.source, tensors.stored, rows)
+    return MedusaHeads(shape, reader, rank, target_ids.to(rank.device))
+
+
+def checked_ids(target_ids: Tensor, config: HeadConfig) -> Tensor:
+    """Return the target's id of each draft token as int64, [draft_vocab_size].
+
+    Raises UnsupportedModelError for ids outside the target's vocabulary, and for duplicates.
+    """
+    ids = target_ids.to(torch.int64).cpu()
+    vocab_size = config.target.vocab_size
+    if not bool(((ids >= 0) & (ids < vocab_size)).all()):
+        wrong = ids[(ids < 0) | (ids >= vocab_size)][0].item()
+        raise UnsupportedModelError(
+            f"{config.directory} maps a draft token to {wrong}; the target has {vocab_size} tokens"
+        )
+    if len(ids.unique()) != len(ids):
+        raise UnsupportedModelError(f"{config.directory} maps two draft tokens to the same token")
+    return ids

@@ -1,0 +1,97 @@
+"""Medusa heads: x <- x + SiLU(W x + b) for each layer, then an output head (Cai et al. 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdec.kernels.forward_batch import ModelInput
+from specdec.models.heads.formats.medusa import MedusaShape
+from specdec.models.heads.networks.projection import SharedInputLinear
+from specdec.models.heads.networks.target import TargetRank
+from specdec.models.layers.linear import VocabHead
+from specdec.models.weights.checkpoint import CheckpointReader
+
+
+class ResidualBlock(nn.Module):
+    """The residual layers of one head."""
+
+    def __init__(
+        self, shape: MedusaShape, reader: CheckpointReader, prefix: str, target: TargetRank
+    ) -> None:
+        super().__init__()
+        size = (shape.hidden_size, shape.hidden_size)
+        self.layers = nn.ModuleList(
+            SharedInputLinear(
+                reader, f"{prefix}.{layer}", size, target.group, has_bias=shape.has_bias
+            )
+            for layer in range(shape.num_layers)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [B, hidden_size]; x: [B, hidden_size]."""
+        for layer in self.layers:
+            x = x + F.silu(layer(x))
+        return x
+
+
+class MedusaHeads(nn.Module):
+    """One rank of Medusa heads, a DraftHead without KV."""
+
+    num_kv_layers = 0
+
+    def __init__(
+        self,
+        shape: MedusaShape,
+        reader: CheckpointReader,
+        target: TargetRank,
+        target_ids: Tensor | None,
+    ) -> None:
+        super().__init__()
+        self.taps, self.feature_size = shape.taps, shape.feature_size
+        self.max_draft_tokens: int | None = shape.max_draft_tokens
+        self.vocab_size = shape.draft_vocab_size
+        self.vocab_slice = target.group.share_of(shape.draft_vocab_size)
+        self.target_ids = target_ids
+        self.device, self.dtype = target.device, target.dtype
+        self.blocks = nn.ModuleList(
+            ResidualBlock(shape, reader, f"blocks.{head}", target)
+            for head in range(shape.num_heads)
+        )
+        vocab_shape = (shape.draft_vocab_size, shape.hidden_size)
+        lm_heads = [
+            VocabHead(reader, name, vocab_shape, self.vocab_slice) for name in shape.lm_head_names
+        ]
+        own = lm_heads or [target.lm_head]
+        self.lm_heads = nn.ModuleList(own if len(own) > 1 else own * shape.num_heads)
+
+    def new_kv_cache(self, num_slots: int) -> None:
+        """See DraftHead."""
+
+    def features(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
+        """See DraftHead."""
+        return hidden.to(self.dtype)
+
+    @torch.inference_mode()
+    def begin(
+        self, pairs: ModelInput, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
+    ) -> Tensor:
+        """Return the features, [B, hidden_size]: each head reads them on demand."""
+        return features.to(self.dtype)
+
+    @torch.inference_mode()
+    def logits(self, state: Tensor, index: int) -> Tensor:
+        """See DraftHead."""
+        logits: Tensor = self.lm_heads[index](self.blocks[index](state))
+        return logits
+
+    def advance(self, state: Tensor, token_ids: Sequence[int], index: int) -> Tensor:
+        """Return the same state: no head reads the drafts before it."""
+        return state
+
+    def select(self, state: Tensor, rows: Sequence[int]) -> Tensor:
+        """See DraftHead."""
+        return state[list(rows)]

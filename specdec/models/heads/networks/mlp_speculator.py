@@ -1,0 +1,124 @@
+"""MLP speculators: a state that each token is mixed into (Wertheimer et al. 2024).
+
+state <- GELU(LN(W state + c e(token))), from the target's hidden state; c keeps the variance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdec.kernels.forward_batch import ModelInput, on_device
+from specdec.models.heads.formats.mlp_speculator import MlpSpeculatorShape
+from specdec.models.heads.networks.projection import SharedInputLinear
+from specdec.models.heads.networks.target import TargetRank
+from specdec.models.layers.linear import VocabEmbedding, VocabHead
+from specdec.models.weights.checkpoint import CheckpointReader
+
+_EPS = 1e-6
+
+
+class MlpSpeculator(nn.Module):
+    """One rank of an MLP speculator, a DraftHead without KV; its state is [B, inner_size]."""
+
+    num_kv_layers = 0
+    target_ids: Tensor | None = None
+
+    def __init__(
+        self, shape: MlpSpeculatorShape, reader: CheckpointReader, target: TargetRank
+    ) -> None:
+        super().__init__()
+        self.taps, self.feature_size = shape.taps, shape.feature_size
+        self.max_draft_tokens: int | None = shape.max_draft_tokens
+        self.vocab_size, self.vocab_slice = shape.draft_vocab_size, target.vocab_slice
+        self.device, self.dtype = target.device, target.dtype
+        self.scales_input = shape.scales_input
+        state_weight = 0.5 ** (0.5 / shape.num_heads)
+        self.token_scale = math.sqrt((1 - state_weight**2) * shape.inner_size / 2) / state_weight
+        heads = range(shape.num_stored_heads)
+        self.embeddings = nn.ModuleList(_embedding(shape, reader, i, target) for i in heads)
+        self.projections = nn.ModuleList(
+            SharedInputLinear(reader, f"proj.{i}", shape.projection(i), target.group)
+            for i in range(shape.num_projections)
+        )
+        self.norms = nn.ModuleList(StateNorm(shape, reader, f"ln.{i}") for i in heads)
+        vocab_shape = (shape.draft_vocab_size, shape.inner_size)
+        self.lm_heads = nn.ModuleList(
+            VocabHead(reader, f"head.{i}.weight", vocab_shape, self.vocab_slice) for i in heads
+        )
+
+    def new_kv_cache(self, num_slots: int) -> None:
+        """See DraftHead."""
+
+    def features(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
+        """See DraftHead."""
+        return hidden.to(self.dtype)
+
+    @torch.inference_mode()
+    def begin(
+        self, pairs: ModelInput, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
+    ) -> Tensor:
+        """See DraftHead."""
+        state = features.to(self.dtype)
+        if self.scales_input:
+            state = _scaled(state) / math.sqrt(2)
+        return self._next(state, on_device(pairs.input_ids, self.device), 0)
+
+    @torch.inference_mode()
+    def logits(self, state: Tensor, index: int) -> Tensor:
+        """See DraftHead."""
+        logits: Tensor = _item(self.lm_heads, index)(state)
+        return logits
+
+    @torch.inference_mode()
+    def advance(self, state: Tensor, token_ids: Sequence[int], index: int) -> Tensor:
+        """See DraftHead."""
+        tokens = torch.tensor(token_ids, dtype=torch.int64, device=self.device)
+        return self._next(state, tokens, index + 1)
+
+    def select(self, state: Tensor, rows: Sequence[int]) -> Tensor:
+        """See DraftHead."""
+        return state[list(rows)]
+
+    def _next(self, state: Tensor, token_ids: Tensor, index: int) -> Tensor:
+        """Return the state of head `index`; token_ids: [B], those before its draft."""
+        projected = _item(self.projections, index)(state)
+        embedded = _item(self.embeddings, index)(token_ids)
+        mixed = torch.add(projected, embedded.to(projected.dtype), alpha=self.token_scale)
+        return F.gelu(_item(self.norms, index)(mixed))
+
+
+class StateNorm(nn.Module):
+    """Division by the root mean square, then a scale and a shift."""
+
+    def __init__(self, shape: MlpSpeculatorShape, reader: CheckpointReader, name: str) -> None:
+        super().__init__()
+        self.weight = reader.read(f"{name}.weight", (shape.inner_size,))
+        self.bias = reader.read(f"{name}.bias", (shape.inner_size,))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [B, inner_size]; x: [B, inner_size]."""
+        return _scaled(x) * self.weight + self.bias
+
+
+def _scaled(x: Tensor) -> Tensor:
+    wide = x.float()
+    return (wide * (wide.square().mean(-1, keepdim=True) + _EPS).rsqrt()).to(x.dtype)
+
+
+def _embedding(
+    shape: MlpSpeculatorShape, reader: CheckpointReader, index: int, target: TargetRank
+) -> VocabEmbedding:
+    name = f"emb.{index}.weight"
+    full = (shape.draft_vocab_size, shape.inner_size)
+    table = reader.read(name, full, rows=target.vocab_slice).clone()
+    return VocabEmbedding(table, target.vocab_slice, target.group, reader.dtype)
+
+
+def _item(modules: nn.ModuleList, index: int) -> nn.Module:
+    """Return module `index`, or the last one: tied heads share it."""
+    return modules[min(index, len(modules) - 1)]

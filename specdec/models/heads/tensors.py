@@ -1,0 +1,56 @@
+"""The tensors of a head's files under the names of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from specdec.models.heads.config import HeadConfig
+from specdec.models.weights.pickled_tensors import PickledTensors
+from specdec.models.weights.stored_tensors import StoredTensors, TensorSource
+from specdec.models.weights.weight_files import PICKLED
+
+
+@dataclass(frozen=True)
+class HeadTensors:
+    """A TensorSource that renames tensors, and can select rows of some of them.
+
+    stored: the name in `source` of each tensor. rows: for some tensors, the indices of the rows
+    that they consist of, [R] int64.
+    """
+
+    source: TensorSource
+    stored: Mapping[str, str]
+    rows: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, config: HeadConfig) -> HeadTensors:
+        """Open the files of a head."""
+        kind = PickledTensors if config.files[0].suffix in PICKLED else StoredTensors
+        return cls(kind(config.files, config.directory), config.names.stored)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.stored
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See TensorSource."""
+        shape = self.source.shape(self._stored(name))
+        return (len(self.rows[name]), *shape[1:]) if name in self.rows else shape
+
+    def short_dtype(self, name: str) -> torch.dtype | None:
+        """See TensorSource."""
+        return self.source.short_dtype(self._stored(name))
+
+    def slice(self, name: str, *window: slice) -> Tensor:
+        """See TensorSource."""
+        if name not in self.rows:
+            return self.source.slice(self._stored(name), *window)
+        first, *others = window or (slice(None),)
+        stored = self.source.slice(self._stored(name))
+        return stored[self.rows[name][first]][(slice(None), *others)]
+
+    def _stored(self, name: str) -> str:
+        return self.stored.get(name, name)

@@ -1,0 +1,82 @@
+"""The tensors of `.bin` and `.pt` files of torch, which are pickles: no code of a file runs.
+
+torch's restricted unpickler accepts tensors and plain containers, and refuses every other object.
+"""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from specdec.types.errors import UnsupportedModelError
+
+_SHORT_DTYPES = (torch.bfloat16, torch.float16)
+
+
+class PickledTensors:
+    """The tensors of pickled files by name, a TensorSource; files in zip format stay mapped."""
+
+    def __init__(self, paths: Iterable[Path], directory: Path) -> None:
+        """Open all files. Raises UnsupportedModelError for content other than named tensors."""
+        self._directory = directory
+        self._tensors: dict[str, Tensor] = {}
+        for path in paths:
+            self._tensors |= read_pickled(path)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See TensorSource."""
+        return tuple(self._stored(name).shape)
+
+    def short_dtype(self, name: str) -> torch.dtype | None:
+        """See TensorSource."""
+        dtype = self._stored(name).dtype
+        return dtype if dtype in _SHORT_DTYPES else None
+
+    def slice(self, name: str, *window: slice) -> Tensor:
+        """See TensorSource."""
+        tensor = self._stored(name)
+        return tensor[window] if window else tensor
+
+    def _stored(self, name: str) -> Tensor:
+        if name not in self._tensors:
+            raise UnsupportedModelError(f"{self._directory} has no tensor {name}")
+        return self._tensors[name]
+
+
+def read_pickled(path: Path) -> dict[str, Tensor]:
+    """Map the tensors of a file to memory, by name.
+
+    Raises UnsupportedModelError if it cannot be read, or contains anything but named tensors.
+    """
+    try:
+        content = torch.load(
+            path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+        )
+    except pickle.UnpicklingError as error:
+        raise UnsupportedModelError(
+            f"{path} is not loaded: it contains objects other than tensors, whose code would run "
+            "(torch.load with weights_only=True refuses it)"
+        ) from error
+    except (RuntimeError, OSError, EOFError, ValueError, KeyError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UnsupportedModelError(f"{path} cannot be read: {reason}") from error
+    return dict(_named_tensors(content, path))
+
+
+def _named_tensors(content: object, path: Path) -> Mapping[str, Tensor]:
+    if not isinstance(content, Mapping):
+        kind = type(content).__name__
+        raise UnsupportedModelError(f"{path} contains a {kind}; it must map names to tensors")
+    for name, value in content.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            kind = type(value).__name__
+            raise UnsupportedModelError(f"{path} has a {kind} at {name!r}; it must be a tensor")
+    return content

@@ -1,0 +1,101 @@
+"""Which files of a directory contain weights, and the shapes of the tensors in them.
+
+Reading shapes from safetensors needs no torch; from pickled files it does.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from specdec.types.errors import UnsupportedModelError
+
+SAFETENSORS = ".safetensors"
+PICKLED = (".bin", ".pt", ".pth")
+
+_NAMES = (
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+)
+_MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
+
+
+def find_weight_files(directory: Path) -> tuple[Path, ...]:
+    """Return the weight files of a directory, all in safetensors or all pickled.
+
+    A standard name of transformers wins; otherwise there must be one file with a suffix of weights.
+    Raises UnsupportedModelError without any, or with several.
+    """
+    for name in _NAMES:
+        if (directory / name).is_file():
+            return _of_index(directory / name) if name.endswith(".json") else (directory / name,)
+    for suffixes in ((SAFETENSORS,), PICKLED):
+        found = sorted(path for path in directory.iterdir() if path.suffix in suffixes)
+        if len(found) > 1:
+            names = ", ".join(path.name for path in found)
+            raise UnsupportedModelError(f"{directory} has several weight files: {names}")
+        if found:
+            return tuple(found)
+    raise UnsupportedModelError(f"{directory} has no weights in safetensors, .bin or .pt files")
+
+
+def read_shapes(files: Sequence[Path]) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor in `files` by name.
+
+    Raises UnsupportedModelError for a file that cannot be read.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in files:
+        shapes |= _pickled_shapes(path) if path.suffix in PICKLED else _safetensors_shapes(path)
+    return shapes
+
+
+def _of_index(index: Path) -> tuple[Path, ...]:
+    try:
+        names = set(json.loads(index.read_text())["weight_map"].values())
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise UnsupportedModelError(f"{index} is not an index of weight files") from error
+    # Only files next to the index are read; another path could be anywhere on the disk.
+    files = tuple(index.parent / Path(str(name)).name for name in sorted(names))
+    missing = [path.name for path in files if not path.is_file()]
+    if missing:
+        raise UnsupportedModelError(f"{index} names {missing[0]}, which does not exist")
+    return files
+
+
+def _safetensors_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    header = _safetensors_header(path)
+    try:
+        return {
+            name: tuple(tensor["shape"])
+            for name, tensor in header.items()
+            if name != "__metadata__"
+        }
+    except (KeyError, TypeError) as error:
+        raise UnsupportedModelError(f"{path} has an invalid safetensors header") from error
+
+
+def _safetensors_header(path: Path) -> Mapping[str, Any]:
+    """Return the JSON at the beginning of a file, behind its length in 8 bytes."""
+    try:
+        with path.open("rb") as file:
+            (size,) = struct.unpack("<Q", file.read(8))
+            if size > min(_MAX_HEADER_BYTES, path.stat().st_size):
+                raise ValueError("the header is longer than the file")
+            header = json.loads(file.read(size))
+    except (OSError, struct.error, ValueError) as error:
+        raise UnsupportedModelError(f"{path} cannot be read as safetensors: {error}") from error
+    if not isinstance(header, dict):
+        raise UnsupportedModelError(f"{path} has an invalid safetensors header")
+    return header
+
+
+def _pickled_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    from specdec.models.weights.pickled_tensors import read_pickled  # imports torch
+
+    return {name: tuple(tensor.shape) for name, tensor in read_pickled(path).items()}

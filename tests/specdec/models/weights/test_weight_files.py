@@ -1,0 +1,114 @@
+"""Weight files of every kind, and pickles whose code must not run."""
+
+import json
+import pickle
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from specdec.models.weights.pickled_tensors import PickledTensors
+from specdec.models.weights.weight_files import find_weight_files, read_shapes
+from specdec.types.errors import UnsupportedModelError
+from tests.specdec.models.weights.test_checkpoint import WritesAFile
+
+TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}
+SHAPES = {"a": (2, 3), "b": (4,)}
+
+
+def write(path):
+    (save_file if path.suffix == ".safetensors" else torch.save)(TENSORS, path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model.safetensors", "pytorch_model.bin", "medusa_lm_head.pt", "hydra.safetensors", "x.pth"],
+)
+def test_shapes_of_one_file(tmp_path, name):
+    write(tmp_path / name)
+    files = find_weight_files(tmp_path)
+    assert files == (tmp_path / name,)
+    assert read_shapes(files) == SHAPES
+
+
+@pytest.mark.parametrize("stem", ["model.safetensors", "pytorch_model.bin"])
+def test_files_of_an_index(tmp_path, stem):
+    suffix = "." + stem.split(".")[1]
+    for name, tensor in TENSORS.items():
+        path = tmp_path / f"part-{name}{suffix}"
+        (save_file if suffix == ".safetensors" else torch.save)({name: tensor}, path)
+    weight_map = {name: f"../part-{name}{suffix}" for name in TENSORS}
+    (tmp_path / f"{stem}.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    files = find_weight_files(tmp_path)
+    assert [path.parent for path in files] == [tmp_path] * 2, "no file outside the directory"
+    assert read_shapes(files) == SHAPES
+    (tmp_path / f"part-a{suffix}").unlink()
+    with pytest.raises(UnsupportedModelError, match=r"names part-a.* which does not exist"):
+        find_weight_files(tmp_path)
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_pickled_tensors(tmp_path, is_zip):
+    torch.save(TENSORS, tmp_path / "a.bin", _use_new_zipfile_serialization=is_zip)
+    source = PickledTensors([tmp_path / "a.bin"], tmp_path)
+    assert torch.equal(source.slice("a", slice(1, 2), slice(0, 2)), torch.tensor([[3.0, 4.0]]))
+    assert torch.equal(source.slice("b"), TENSORS["b"])
+    assert source.shape("a") == (2, 3)
+    assert (source.short_dtype("a"), source.short_dtype("b")) == (None, torch.bfloat16)
+    assert "c" not in source
+    with pytest.raises(UnsupportedModelError, match="has no tensor c"):
+        source.slice("c")
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_code_in_a_pickle_does_not_run(tmp_path, is_zip):
+    path = tmp_path / "pytorch_model.bin"
+    content = {**TENSORS, "c": WritesAFile(tmp_path / "ran")}
+    torch.save(content, path, _use_new_zipfile_serialization=is_zip)
+    with pytest.raises(UnsupportedModelError, match="objects other than tensors"):
+        read_shapes([path])
+    assert not (tmp_path / "ran").exists()
+    torch.load(path, weights_only=False)
+    assert (tmp_path / "ran").exists(), "the file would have created it"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ([torch.ones(2)], "contains a list; it must map names to tensors"),
+        ({"a": 5}, "has a int at 'a'; it must be a tensor"),
+        ({"state": {"a": torch.ones(2)}}, "has a dict at 'state'"),
+        ({3: torch.ones(2)}, "has a Tensor at 3"),
+    ],
+)
+def test_pickled_content_other_than_named_tensors(tmp_path, content, words):
+    torch.save(content, tmp_path / "a.bin")
+    with pytest.raises(UnsupportedModelError, match=words):
+        read_shapes([tmp_path / "a.bin"])
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize("name", ["model.safetensors", "model.bin"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"x" * 30, pickle.dumps({"a": 1})[:-2], b"\x02\0\0\0\0\0\0\0[]", b"\xff" * 64],
+    ids=["empty", "text", "cut", "no-object", "long-header"],
+)
+def test_unreadable_files(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UnsupportedModelError) as caught:
+        read_shapes([tmp_path / name])
+    assert "\n" not in str(caught.value)
+    assert name in str(caught.value)
+
+
+def test_several_or_no_files_are_rejected(tmp_path):
+    with pytest.raises(UnsupportedModelError, match="has no weights"):
+        find_weight_files(tmp_path)
+    write(tmp_path / "a.pt")
+    write(tmp_path / "b.bin")
+    with pytest.raises(UnsupportedModelError, match=r"several weight files: a\.pt, b\.bin"):
+        find_weight_files(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(UnsupportedModelError, match="is not an index"):
+        find_weight_files(tmp_path)
