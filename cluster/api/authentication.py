@@ -117,26 +117,21 @@ class Lease(AbstractContextManager["Lease"]):
 
 
 class _KeyLimiter:
-    """Token bucket and concurrency limit of one key."""
+    """Token bucket and limits of one key, whose text it does not keep."""
 
     def __init__(self, key: ApiKey, clock: Callable[[], float]) -> None:
-        self._key = key
+        self.name = key.name
+        self.min_priority = key.min_priority
+        self._requests_per_s = key.requests_per_s
+        self._max_concurrent = key.max_concurrent_requests
         self._clock = clock
         self._capacity = max(1.0, (key.requests_per_s or 1.0) * _BURST_S)
         self._remaining = self._capacity  # requests
         self._filled_at_s = clock()
         self._num_running = 0
 
-    @property
-    def min_priority(self) -> int:
-        return self._key.min_priority
-
-    @property
-    def name(self) -> str:
-        return self._key.name
-
     def take(self) -> Lease:
-        limit = self._key.max_concurrent_requests
+        limit = self._max_concurrent
         if limit is not None and self._num_running >= limit:
             message = f"too many concurrent requests of this API key (limit {limit})"
             raise OverloadedError(message)
@@ -145,7 +140,7 @@ class _KeyLimiter:
         return Lease(self)
 
     def _take_from_bucket(self) -> None:
-        rate = self._key.requests_per_s
+        rate = self._requests_per_s
         if rate is None:
             return
         now_s = self._clock()
@@ -183,10 +178,10 @@ class ApiKeys:
         min_priority: the most urgent priority of requests where there are no keys.
         """
         self._min_priority = min_priority
-        self._known = [(_digest(key.key), key, _KeyLimiter(key, clock)) for key in keys]
+        self._known = [(_digest(key.key), _KeyLimiter(key, clock)) for key in keys]
 
     def __repr__(self) -> str:
-        return f"ApiKeys({[key.name for _, key, _ in self._known]})"
+        return f"ApiKeys({[limiter.name for _, limiter in self._known]})"
 
     @property
     def is_open(self) -> bool:
@@ -226,7 +221,7 @@ class ApiKeys:
 
     def _find(self, authorization: str | None) -> _KeyLimiter:
         digest, found = _digest(bearer_credentials(authorization)), None
-        for known, _, limiter in self._known:  # no early exit: constant time
+        for known, limiter in self._known:  # no early exit: constant time
             if hmac.compare_digest(known, digest):
                 found = limiter
         if found is None:

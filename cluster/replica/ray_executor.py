@@ -30,7 +30,7 @@ from specdec.types.stats import Counts
 if TYPE_CHECKING:  # they import Ray, which reads the environment when it is imported
     from ray.util.placement_group import PlacementGroup
 
-    from cluster.workers.group_spec import GroupSpec
+    from cluster.workers.group_spec import GroupSpec, HeadSource
     from cluster.workers.supervisors import DraftSupervisor, Supervisor, TargetSupervisor
 
 _DRAFT_TIMEOUT_S = 10.0
@@ -196,7 +196,18 @@ class RayExecutor:
         spec = self._group_spec(
             "target", config.model, directory, size, limits, config.quantization_method
         )
+        spec = replace(spec, head=self._head_source())
         return TargetSupervisor(lambda: WorkerGroup(TARGET, spec, placement))
+
+    def _head_source(self) -> HeadSource | None:
+        from cluster.workers.group_spec import HeadSource, ModelSource
+
+        method, directory = self._config.head, self._directories.head
+        if method is None or directory is None:
+            return None
+        assert method.model is not None, "a head without a model"
+        model = ModelSource(method.model, directory, may_be_pickled=True)
+        return HeadSource(model, method.quantization)
 
     def _start_draft(self, placement: PlacementGroup) -> DraftSupervisor | None:
         from cluster.workers.supervisors import DraftSupervisor

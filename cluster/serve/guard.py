@@ -112,7 +112,7 @@ class Guard:
         for descriptor, event in ready:
             if descriptor in self._vital:
                 self._fail(f"Ray's {self._vital[descriptor]} has ended")
-            elif event & select.POLLHUP:
+            elif descriptor == self._service.reports_fd and event & select.POLLHUP:
                 self._poller.unregister(descriptor)  # the service has ended
         self._reap()
 

@@ -23,16 +23,28 @@ def log_progress(line: str) -> None:
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model by the configured name, and its directory on the Router's node."""
+    """A model by the configured name, and its directory on the Router's node.
+
+    may_be_pickled: as in `resolve`.
+    """
 
     name: str
     directory: Path
+    may_be_pickled: bool = False
 
     def here(self) -> Path:
         """Return its directory on this node; download it if needed. Raises ModelNotFoundError."""
         if self.directory.is_dir():
             return self.directory
-        return resolve(self.name, progress=log_progress)
+        return resolve(self.name, progress=log_progress, may_be_pickled=self.may_be_pickled)
+
+
+@dataclass(frozen=True)
+class HeadSource:
+    """A draft head beside a target, and how its matrices are held."""
+
+    model: ModelSource
+    quantization: QuantizationMethod | None
 
 
 @dataclass(frozen=True)
@@ -44,6 +56,7 @@ class GroupSpec:
     num_replicas: groups like this one that share the cores of a node.
     bundle_index: of the placement group. transport: None uses ipc on this node and tcp to others.
     vocabulary: tokens that a draft model shares with the target, where their vocabularies differ.
+    head: the draft head beside a target, if any.
     """
 
     name: str
@@ -61,3 +74,4 @@ class GroupSpec:
     step_timeout_s: float
     logs: LogConfig
     vocabulary: VocabularyMap | None = None
+    head: HeadSource | None = None

@@ -54,7 +54,7 @@ _FLOAT32 = np.dtype("<f4")
 
 
 def encode_step(step: StepInput) -> Frames:
-    """Encode as [header, rows [B, 11], tokens, positions, drafts, 3 arrays, deltas [D, 3], blocks].
+    """Encode as [header, rows [B, 12], tokens, positions, drafts, 3 arrays, deltas [D, 3], blocks].
 
     drafts: those by token, each [token, number of draft tokens, draft tokens].
     """
@@ -90,7 +90,7 @@ def decode_step(frames: Sequence[bytes]) -> StepInput:
             for (seq_id, start, _), block_ids in zip(delta_table, delta_blocks, strict=True)
         ),
         rows=tuple(
-            _decode_step_rows(_table(rows, 11), tokens, positions, drafts, listed, probs, masks)
+            _decode_step_rows(_table(rows, 12), tokens, positions, drafts, listed, probs, masks)
         ),
     )
 
@@ -284,6 +284,7 @@ def _step_row(row: StepRow) -> tuple[int, ...]:
         row.adapter_id,
         0 if row.positions is None else len(row.positions),
         sum(1 + len(each) for each in row.drafts_by_token),
+        row.num_next_drafts,
     )
 
 
@@ -331,6 +332,7 @@ def _decode_step_rows(
             adapter_id,
             ids or None,
             tuple(_drafts_by_token(by_token)),
+            row[11],
         )
 
 

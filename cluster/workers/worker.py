@@ -20,6 +20,7 @@ from specdec.distributed.group import TensorParallelGroup
 from specdec.types.profile import WorkerProfile
 from specdec.worker import (
     DraftModelRunner,
+    HeadFiles,
     ModelRunner,
     Rendezvous,
     StepProfiler,
@@ -47,6 +48,7 @@ def load_worker(spec: GroupSpec, rank: int, directory: Path) -> ModelWorker:
         torch.device(spec.device),
         spec.kernels,
         spec.vocabulary,
+        None if spec.head is None else HeadFiles(spec.head.model.here(), spec.head.quantization),
     )
     if isinstance(runner, DraftModelRunner):
         return ModelWorker(runner, partial(_draft, runner), rank)

@@ -30,7 +30,7 @@ from specdec.types.errors import InvalidValueError
 
 if TYPE_CHECKING:
     from specdec.config.engine import DTypeName
-    from specdec.config.methods import DraftModelConfig
+    from specdec.config.methods import DraftModelConfig, HeadMethodConfig
     from specdec.config.quantization import QuantizationMethod
     from specdec.config.speculative import SpeculativeConfig
 
@@ -213,6 +213,12 @@ class LLMConfig:
         return None if speculation is None else speculation.draft_model
 
     @property
+    def head(self) -> HeadMethodConfig | None:
+        """The part of speculative_config about a draft head; None without one."""
+        speculation = self.speculative_config
+        return None if speculation is None else speculation.head
+
+    @property
     def prefill_limit(self) -> int | None:
         """`max_prefill_tokens`, or the default of the device."""
         if self.max_prefill_tokens is None and self.device == "cpu":
@@ -234,7 +240,8 @@ class LLMConfig:
             raise InvalidValueError("max_num_batched_tokens", self.max_num_batched_tokens, limit)
 
     def _refuse_quantization(self, limit: str, *methods: QuantizationMethod) -> None:
-        of_draft = None if self.draft_model is None else self.draft_model.quantization
+        drafter = self.draft_model or self.head
+        of_draft = None if drafter is None else drafter.quantization
         if self.quantization in methods:
             raise InvalidValueError("quantization", self.quantization, limit)
         if of_draft in methods:

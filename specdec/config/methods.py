@@ -23,10 +23,12 @@ class DraftPlace(Enum):
 
     ENGINE: the process of the engine, within the call of the proposer, in microseconds.
     DRAFT_WORKER: a separate worker with a draft model, whose time adds to that of a step.
+    TARGET: the target's ranks, which draft for the next step at the end of each.
     """
 
     ENGINE = "engine"
     DRAFT_WORKER = "draft_worker"
+    TARGET = "target"
 
 
 def _within(default: Any, low: float, high: float) -> Any:
@@ -166,8 +168,57 @@ class LookaheadConfig(MethodConfig):
         return self.lookahead_window_size
 
 
+@dataclass(frozen=True)
+class HeadMethodConfig(MethodConfig):
+    """Base of the methods that draft with a head on the target's hidden states.
+
+    writes_kv: whether the head has attention, so that its drafts need KV slots.
+    model: the head's checkpoint, a directory or a Hub id.
+    quantization: how the head's matrices are held; None keeps the model's dtype.
+    """
+
+    writes_kv: ClassVar[bool] = False
+    proposer = "specdec.speculation.proposers.target_head:TargetHeadProposer"
+    place = DraftPlace.TARGET
+    takes_lookups = True
+
+    model: str | None = None
+    quantization: QuantizationMethod | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.model:
+            limit = f"the directory or Hub id of the head that method {self.name} drafts with"
+            raise InvalidValueError("speculative_config.model", self.model, limit)
+        require_quantization(self.quantization, "speculative_config.quantization")
+
+
+@dataclass(frozen=True)
+class MedusaConfig(HeadMethodConfig):
+    """Medusa heads: each predicts the token at one distance from the target's last hidden state."""
+
+    name = "medusa"
+
+
+@dataclass(frozen=True)
+class MlpSpeculatorConfig(HeadMethodConfig):
+    """MLP speculator: a small recurrent network over the target's last hidden state."""
+
+    name = "mlp_speculator"
+
+
 METHODS: Mapping[str, type[MethodConfig]] = MappingProxyType(
-    {each.name: each for each in (NgramConfig, DraftModelConfig, SuffixConfig, LookaheadConfig)}
+    {
+        each.name: each
+        for each in (
+            NgramConfig,
+            DraftModelConfig,
+            SuffixConfig,
+            LookaheadConfig,
+            MedusaConfig,
+            MlpSpeculatorConfig,
+        )
+    }
 )
 """Configuration class by name of the method."""
 

@@ -12,6 +12,7 @@ from specdec.config.methods import (
     METHOD_NAMES,
     METHODS,
     DraftModelConfig,
+    HeadMethodConfig,
     MethodConfig,
     NgramConfig,
     keys_of,
@@ -46,7 +47,7 @@ class SpeculativeConfig:
     drafter: the method and its own keys (`specdec.config.methods`).
     num_speculative_tokens: draft tokens for each sequence in a step.
     first: a lookup that drafts before `drafter`, which then leaves out the sequences for which the
-        lookup finds a draft of full length.
+        lookup finds a draft of full length. A head drafts for all; the longer draft is verified.
     fallback: a lookup that drafts where `drafter` has nothing: while its worker is down, while it
         catches up with a sequence, and beyond its max_model_len.
     adaptive_length: whether each sequence's number of draft tokens follows its own acceptance, for
@@ -212,6 +213,11 @@ class SpeculativeConfig:
     def draft_model(self) -> DraftModelConfig | None:
         """The method that runs a draft worker, where one does."""
         return self.drafter if isinstance(self.drafter, DraftModelConfig) else None
+
+    @property
+    def head(self) -> HeadMethodConfig | None:
+        """The method that drafts with a head on the target's ranks, where one does."""
+        return self.drafter if isinstance(self.drafter, HeadMethodConfig) else None
 
     @property
     def num_lookahead_tokens(self) -> int:

@@ -13,6 +13,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import NamedTuple
 
 from specdec.engine.metrics import StepRecorder
@@ -44,13 +45,19 @@ class StepsInFlight:
         blocks: BlockManager,
         recorder: StepRecorder,
         clock: Callable[[], float],
+        *,
+        needs_tokens: bool = False,
     ) -> None:
-        """Start with no step. recorder: receives the seconds of each step, by `clock`."""
+        """Start with no step. recorder: receives the seconds of each step, by `clock`.
+
+        needs_tokens: whether the target needs the tokens of every sequence.
+        """
         self.target = target
         self._blocks = blocks
         self._recorder = recorder
         self._clock = clock
-        self._worker = WorkerView(blocks)
+        self._admission = attrgetter("admission_with_tokens" if needs_tokens else "admission")
+        self._worker = WorkerView(blocks, self._admission)
         self._steps: deque[_Step] = deque()  # oldest first
         self._collected_at_s = -math.inf
 
@@ -73,7 +80,7 @@ class StepsInFlight:
         """Continue with a target that has no state; the steps in flight are dropped."""
         self.target = target
         self._steps.clear()
-        self._worker = WorkerView(self._blocks)
+        self._worker = WorkerView(self._blocks, self._admission)
 
     def begin(self, step_id: int, rows: Rows) -> None:
         """Send the target a step, with what changed about its sequences."""
@@ -202,6 +209,7 @@ def _row_ahead(row: ScheduledRow, drafts_by_token: tuple[tuple[int, ...], ...]) 
         True,
         adapter_id=seq.request.adapter_id,
         drafts_by_token=drafts_by_token,
+        num_next_drafts=row.num_next_drafts,
     )
 
 

@@ -27,7 +27,14 @@ from specdec.engine.suspects import Suspects
 from specdec.models.config import ModelConfig
 from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.output_buffer import BufferedTokens
-from specdec.sequences.sequence import Choices, EngineRequest, Lookahead, Sequence, SequenceStatus
+from specdec.sequences.sequence import (
+    Choices,
+    EngineRequest,
+    HeadDraft,
+    Lookahead,
+    Sequence,
+    SequenceStatus,
+)
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import Proposer, make_proposer
 from specdec.text.tokenizer import Tokenizer
@@ -78,7 +85,9 @@ class Engine:
             config.block_size,
             enable_prefix_caching=config.enable_prefix_caching,
         )
-        self._steps = StepsInFlight(target, self._blocks, self._recorder, clock)
+        self._steps = StepsInFlight(
+            target, self._blocks, self._recorder, clock, needs_tokens=_head_needs_tokens(config)
+        )
         self._counts = Counts()  # the fields about drafts are in _drafts
         self._drafts = DraftCounter()
         self._scheduler = Scheduler(config, self._blocks, self._counts)
@@ -386,6 +395,8 @@ class Engine:
         self._speculator.observe(seq, row.num_draft_tokens, num_verified)
         if stop is None:
             seq.lookahead = _lookahead(row, verified)
+            drafted = verified.next_draft_token_ids
+            seq.head_draft = HeadDraft(seq.num_tokens, seq.token_ids[-1], drafted)
             self._drop_rejected(seq)
         else:
             self._finish(seq)
@@ -460,9 +471,15 @@ class Engine:
 
     def _release(self, seq: Sequence) -> None:
         """Have target and proposer drop a sequence that lost its blocks."""
-        seq.lookahead = None
+        seq.lookahead = seq.head_draft = None
         self._steps.release(seq.seq_id)
         self._speculator.release(seq.seq_id)
+
+
+def _head_needs_tokens(config: EngineConfig) -> bool:
+    """Return whether a head on the target's ranks computes KV from the tokens of sequences."""
+    head = config.speculation.head if config.speculation else None
+    return head is not None and head.writes_kv
 
 
 def _num_accepted(row: StepRow, token_ids: tuple[int, ...]) -> int:

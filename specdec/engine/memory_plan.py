@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from specdec.config.engine import DraftLimits, EngineConfig
+from specdec.config.engine import DTYPE_BYTES, DraftLimits, EngineConfig
 from specdec.config.llm import LLMConfig
 from specdec.engine.model_resolution import Models
 from specdec.models.config import ModelConfig
@@ -40,7 +40,7 @@ class _Pool:
 
     num_ranks: ranks that share it. block_bytes: size of a block on all of them together.
     blocks_of_longest: blocks of one sequence of max_model_len. most_blocks: blocks that
-    max_num_seqs such sequences fill.
+    max_num_seqs such sequences fill. head_bytes: weights of a draft head on all ranks together.
     """
 
     name: str
@@ -50,6 +50,7 @@ class _Pool:
     max_model_len: int
     blocks_of_longest: int
     most_blocks: int
+    head_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,24 @@ def _target_pool(config: LLMConfig, models: Models) -> _Pool:
     model = models.target
     max_model_len = config.max_model_len or model.max_position_embeddings
     require_range("max_model_len", max_model_len, 2, model.max_position_embeddings)
-    return _pool(config, "target", model, config.tensor_parallel_size, max_model_len)
+    pool = _pool(config, "target", model, config.tensor_parallel_size, max_model_len)
+    block_bytes = pool.block_bytes + config.block_size * _head_bytes_per_token(config, models)
+    return replace(pool, block_bytes=block_bytes, head_bytes=_head_weight_bytes(config, models))
+
+
+def _head_bytes_per_token(config: LLMConfig, models: Models) -> int:
+    """Return the bytes of a token's KV in a draft head, and of its feature, on all ranks."""
+    head, size = models.head, config.tensor_parallel_size
+    if head is None or head.num_kv_layers == 0:
+        return 0
+    feature_bytes = size * head.feature_size * DTYPE_BYTES[config.resolved_dtype]
+    return head.kv_bytes_per_token(config.resolved_dtype, size) + feature_bytes
+
+
+def _head_weight_bytes(config: LLMConfig, models: Models) -> int:
+    if models.head is None or config.head is None:
+        return 0
+    return models.head.weight_bytes(config.resolved_dtype, config.head.quantization)
 
 
 def _draft_pool(config: LLMConfig, models: Models) -> _Pool | None:
@@ -257,6 +275,7 @@ def _target_bytes_without_kv(config: LLMConfig, models: Models, *, in_process: b
     memory = proposer_memory(config.speculative_config)
     return (
         models.target.weight_bytes(config.resolved_dtype, config.quantization_method)
+        + _head_weight_bytes(config, models)
         + (_PROCESS_BYTES if in_process else processes)
         + memory.fixed_bytes
         + config.max_num_seqs * memory.bytes_per_sequence
@@ -311,7 +330,8 @@ def _gpu_blocks(config: LLMConfig, pool: _Pool, most: int, available_bytes: int)
         max(len(shard.query) for shard in shards) / model.num_heads
     )  # a slight overestimate
     block_bytes = int(pool.block_bytes * kv_share)
-    weight_bytes = int(model.weight_bytes(config.resolved_dtype) * weight_share)
+    of_all_ranks = model.weight_bytes(config.resolved_dtype) + pool.head_bytes
+    weight_bytes = int(of_all_ranks * weight_share)
     free_bytes = available_bytes - weight_bytes - _GPU_WORKSPACE_BYTES
     num_blocks = min(most, max(0, free_bytes) // block_bytes)
     if num_blocks < pool.blocks_of_longest:

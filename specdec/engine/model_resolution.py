@@ -7,7 +7,9 @@ from pathlib import Path
 
 from specdec.config.engine import DTYPE_BYTES
 from specdec.config.llm import Config, LLMConfig
+from specdec.config.methods import HeadMethodConfig
 from specdec.models.config import ModelConfig
+from specdec.models.heads.config import HeadConfig
 from specdec.models.hub import Progress
 from specdec.models.resolve import resolve
 from specdec.speculation.proposers import DraftVocabulary
@@ -17,23 +19,30 @@ from specdec.types.errors import InvalidValueError
 
 @dataclass(frozen=True)
 class Models:
-    """The configurations of the target and of the draft model, if there is one."""
+    """The configurations of the target, and of the draft model or draft head, if there is one."""
 
     target: ModelConfig
     draft: ModelConfig | None = None
+    head: HeadConfig | None = None
 
 
 @dataclass(frozen=True)
 class ModelDirectories:
-    """The directories of the target and of the draft model, if any; they may be the same."""
+    """The directories of the target, and of the draft model or head, if any.
+
+    That of the draft model may be the target's.
+    """
 
     target: Path
     draft: Path | None
+    head: Path | None = None
 
     def configs(self) -> Models:
-        """Read both config.json. Raises UnsupportedModelError."""
+        """Read each config.json, and the shapes of a head. Raises UnsupportedModelError."""
+        target = ModelConfig.from_directory(self.target)
         draft = None if self.draft is None else ModelConfig.from_directory(self.draft)
-        return Models(ModelConfig.from_directory(self.target), draft)
+        head = None if self.head is None else HeadConfig.from_directory(self.head, target)
+        return Models(target, draft, head)
 
 
 def with_resolved_dtype(config: Config, models: Models) -> Config:
@@ -58,6 +67,8 @@ def resolve_models(config: LLMConfig, progress: Progress) -> ModelDirectories:
     and UnsupportedModelError where that cannot be determined.
     """
     target = resolve(config.model, progress=progress)
+    if config.head is not None:
+        return ModelDirectories(target, None, _resolve_head(config.head, target, progress))
     if config.draft_model is None:
         return ModelDirectories(target, None)
     name = config.draft_model.model
@@ -68,3 +79,16 @@ def resolve_models(config: LLMConfig, progress: Progress) -> ModelDirectories:
     if shared is not None:
         require_enough_shared(shared, "speculative_config.model", name)
     return ModelDirectories(target, draft)
+
+
+def _resolve_head(method: HeadMethodConfig, target: Path, progress: Progress) -> Path:
+    """Find or download a head, and report what its files were taken for."""
+    assert method.model is not None, "a head without a model"
+    directory = resolve(method.model, progress=progress, may_be_pickled=True)
+    head = HeadConfig.from_directory(directory, ModelConfig.from_directory(target))
+    if head.method != method.name:
+        limit = f"{head.method}: {directory} is {head.describe()[0]}"
+        raise InvalidValueError("speculative_config.method", method.name, limit)
+    for line in head.describe():
+        progress(f"head {method.model}: {line}")
+    return directory

@@ -20,12 +20,16 @@ from specdec.types.stats import Counts
 
 
 class ScheduledRow(NamedTuple):
-    """A sequence's part of a step: its next `num_tokens`, and KV slots for guesses behind them."""
+    """A sequence's part of a step: its next `num_tokens`, and KV slots for guesses behind them.
+
+    num_next_drafts: as in StepRow.
+    """
 
     seq: Sequence
     num_tokens: int
     num_draft_tokens: int = 0
     num_lookahead_tokens: int = 0
+    num_next_drafts: int = 0
 
     @property
     def num_guesses(self) -> int:
@@ -70,6 +74,7 @@ class ScheduledRow(NamedTuple):
             mask,
             len(lookahead),
             seq.request.adapter_id,
+            num_next_drafts=self.num_next_drafts,
         )
 
 
@@ -111,6 +116,7 @@ class Scheduler:
         self._lookahead_window = (
             config.speculation.num_lookahead_tokens if config.speculation else 0
         )
+        self._head = config.speculation.head if config.speculation else None
         self._alone: Sequence | None = None
         self.preempted: list[Sequence] = []  # lost their blocks in the last `schedule`
         self.newly_scheduled: list[Sequence] = []  # left the queue for the first time in it
@@ -185,6 +191,7 @@ class Scheduler:
         budget = self._schedule_prefills(self._prefill_budget())
         self._admit_waiting(budget)
         self._reserve_guesses()
+        self._plan_next_drafts()
         return list(self._rows.values())
 
     def schedule_ahead(self, decision: Decision, control: SpeculationControl) -> list[ScheduledRow]:
@@ -206,8 +213,10 @@ class Scheduler:
         if budget > 0 and self._waiting and has_seat:
             return []
         self._reserve_guesses()
-        rows = list(self._rows.values())
-        return rows if rows[: len(planned)] == planned else []
+        if list(self._rows.values())[: len(planned)] != planned:
+            return []
+        self._plan_next_drafts()
+        return list(self._rows.values())
 
     def _num_missing_blocks(self) -> int:
         """Return at least how many blocks the next tokens of the running sequences take."""
@@ -255,6 +264,30 @@ class Scheduler:
             num_tokens = row.seq.num_tokens + row.num_guesses
             if row.num_guesses and not self._blocks.reserve(seq_id, num_tokens):
                 self._rows[seq_id] = ScheduledRow(row.seq, 1)
+
+    def _plan_next_drafts(self) -> None:
+        """Let the target's head draft for the next step, where it has one, as far as it is useful.
+
+        The draft length of the next step is the present one. A head with KV runs the tokens that
+        this step yields and its own drafts behind them, in slots that no other sequence waits for.
+        """
+        if self._head is None or self._decision.num_draft_tokens == 0:
+            return
+        for seq_id, row in self._rows.items():
+            count = self._num_next_drafts(row)
+            if count and row.samples and self._head.writes_kv:
+                num_slots = row.seq.num_tokens + row.num_draft_tokens + 1 + count
+                num_slots = min(num_slots, self._config.max_model_len)
+                count = count if self._blocks.reserve(seq_id, num_slots) else 0
+            self._rows[seq_id] = row._replace(num_next_drafts=count)
+
+    def _num_next_drafts(self, row: ScheduledRow) -> int:
+        """Return the draft tokens that could become output behind the one that a row yields."""
+        assert self._head is not None, "no head drafts"
+        if row.seq.drafting_method(self._control) not in (None, self._head.name):
+            return 0
+        most, useful = self._max_draft_tokens(row.seq), self._num_useful_guesses(row.seq)
+        return max(0, min(most, useful - 1))
 
     def _decode_row(self, seq: Sequence, num_drafts: int, num_left: int) -> ScheduledRow:
         """Return a row whose lookahead fits into `num_left` guesses; without drafts it has none.

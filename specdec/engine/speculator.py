@@ -112,9 +112,13 @@ class Speculator:
         return Drafting({}, by_token, _num_requested(requests), methods)
 
     def _requests(self, rows: collections.abc.Sequence[ScheduledRow]) -> list[DraftRequest]:
+        control = self.control
         return [
             DraftRequest(
-                row.seq, row.num_draft_tokens, row.num_lookahead_tokens, self._method(row.seq)
+                row.seq,
+                row.num_draft_tokens,
+                row.num_lookahead_tokens,
+                row.seq.drafting_method(control),
             )
             for row in rows
         ]
@@ -150,7 +154,8 @@ class Speculator:
         """
         if self._length_rule is not None and seq.draft_length is not None:
             seq.draft_length = self._length_rule.after(seq.draft_length, num_drafted, num_accepted)
-        if self.policy is not None and self._method(seq) == self.policy.control.method:
+        control = self.control
+        if self.policy is not None and seq.drafting_method(control) == control.method:
             num_requested = self._drafting.num_requested.get(seq.seq_id, 0)
             self.policy.observe_row(num_requested, num_drafted, num_accepted)
 
@@ -168,13 +173,6 @@ class Speculator:
         """Have the proposer drop a sequence that lost its blocks."""
         if self._proposer is not None:
             self._proposer.release(seq_id)
-
-    def _method(self, seq: Sequence) -> str | None:
-        """Return the method that drafts for a sequence; None for all that are loaded."""
-        control, requested = self.control, seq.params.speculation.method
-        if requested is not None and control.allow_request_override:
-            return requested
-        return control.method
 
 
 def _num_requested(requests: collections.abc.Sequence[DraftRequest]) -> dict[int, int]:

@@ -1,8 +1,9 @@
 """Finds the sequence whose forward pass ends the target, such as by an OOM kill.
 
 A request that is run again after each restart would end the target each time. The sequences in
-flight at two losses in a row are suspects: each runs alone, and the one that loses the target then
-is the cause. Two losses for other reasons delay the streams but end none.
+flight at two losses in a row, without a token decoded between, are suspects: each runs alone, and
+the one that loses the target then is the cause. Two losses for other reasons delay the streams but
+end none.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class Suspects:
 
     def __init__(self) -> None:
         self._waiting: list[Sequence] = []  # by rank; the first one runs alone
-        self._at_last_loss: frozenset[int] = frozenset()  # ids of the sequences in flight
+        # Ids of the sequences in flight that have not decoded since.
+        self._at_last_loss: frozenset[int] = frozenset()
 
     @property
     def current(self) -> Sequence | None:
@@ -46,18 +48,19 @@ class Suspects:
         return None
 
     def complete(self, rows: Rows) -> bool:
-        """Clear a suspect that decoded alone; return whether another one is to run alone now.
+        """Clear what has decoded; return whether another suspect is to run alone now.
 
-        Its prefill does not clear it: kernels and memory of the two differ.
+        Prefill does not clear a sequence: kernels and memory of the two differ.
         """
         current = self.current
-        if current is None:
+        if current is None and not self._at_last_loss:
             return False
-        for seq, row in rows:
-            if seq is current and row.samples and row.num_known_tokens == 1:
-                self._clear(seq)
-                return self.current is not None
-        return False
+        decoded = {seq.seq_id for seq, row in rows if row.samples and row.num_known_tokens == 1}
+        self._at_last_loss -= decoded
+        if current is None or current.seq_id not in decoded:
+            return False
+        self._clear(current)
+        return self.current is not None
 
     def _clear(self, seq: Sequence) -> None:
         self._waiting.remove(seq)

@@ -30,6 +30,7 @@ from specdec.types.errors import TargetFailedError
 from specdec.types.stats import Counts
 from specdec.worker import (
     DraftModelRunner,
+    HeadFiles,
     LocalDraftWorker,
     LocalTarget,
     TargetModelRunner,
@@ -113,7 +114,11 @@ class LocalExecutor:
 
     def _load_target(self) -> LocalTarget:
         quantization = self._config.quantization_method
-        runner = self._load(self._directories.target, self._plan.engine, quantization)
+        directory, method = self._directories.head, self._config.head
+        head = None
+        if directory is not None and method is not None:
+            head = HeadFiles(directory, method.quantization)
+        runner = self._load(self._directories.target, self._plan.engine, quantization, head=head)
         assert isinstance(runner, TargetModelRunner)
         return LocalTarget(runner)
 
@@ -135,8 +140,11 @@ class LocalExecutor:
         limits: EngineConfig | DraftLimits,
         quantization: QuantizationMethod | None,
         vocabulary: VocabularyMap | None = None,
+        head: HeadFiles | None = None,
     ) -> TargetModelRunner | DraftModelRunner:
         config, group = self._config, TensorParallelGroup()
         device = torch.device(config.device)
         dtype, kernels = config.resolved_dtype, config.kernels
-        return load_warm(directory, dtype, limits, group, quantization, device, kernels, vocabulary)
+        return load_warm(
+            directory, dtype, limits, group, quantization, device, kernels, vocabulary, head
+        )

@@ -1,4 +1,6 @@
-"""Download of models from the Hugging Face Hub: configuration, tokenizer and safetensors only.
+"""Download of models from the Hugging Face Hub: configuration, tokenizer and weights only.
+
+Weights are safetensors; those of draft heads may be pickled, which is how most are published.
 
 The files are in the cache of huggingface_hub (HF_HOME), shared with other tools. Its progress bars
 and tracebacks are replaced by progress lines, or one error with the reason.
@@ -25,6 +27,7 @@ Progress = Callable[[str], None]
 
 TIMEOUT_S = 10.0
 _FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
+_PICKLED = ["*.bin", "*.bin.index.json", "*.pt", "*.pth"]
 _FOLDERS = ["*/*"]  # other formats of the same weights, or training logs
 _FAULTS = (
     errors.HTTPError,  # type: ignore[attr-defined] # the base of what its HTTP client raises
@@ -35,10 +38,17 @@ _FAULTS = (
 )
 
 
-def fetch(repo_id: str, progress: Progress, revision: str | None = None) -> Path:
+def fetch(
+    repo_id: str,
+    progress: Progress,
+    revision: str | None = None,
+    *,
+    may_be_pickled: bool = False,
+) -> Path:
     """Return the local snapshot of `repo_id`; download the files that are missing.
 
     revision: a branch, a tag or a commit; None for the main branch.
+    may_be_pickled: whether to take pickled weights where the repository has no safetensors.
     A cached copy is used if the Hub does not respond within TIMEOUT_S seconds. Without one
     ModelNotFoundError is raised, with the reason in one line.
     """
@@ -50,22 +60,24 @@ def fetch(repo_id: str, progress: Progress, revision: str | None = None) -> Path
     except _FAULTS as error:
         return _cached(repo_id, revision, error)
     files = info.siblings or []
-    total_bytes = sum(file.size or 0 for file in files if _is_wanted(file.rfilename))
+    has_safetensors = any(_is_wanted(file.rfilename, ["*.safetensors"]) for file in files)
+    wanted = [*_FILES, *_PICKLED] if may_be_pickled and not has_safetensors else _FILES
+    total_bytes = sum(file.size or 0 for file in files if _is_wanted(file.rfilename, wanted))
     source = f"{repo_id}@{revision}" if revision else repo_id
     progress(f"fetching {source} from the Hugging Face Hub ({total_bytes / 1e6:.0f} MB)")
     bar_class = _reporting_bar(source, total_bytes, progress)
     try:
-        return _snapshot(repo_id, revision, tqdm_class=bar_class)
+        return _snapshot(repo_id, revision, wanted, tqdm_class=bar_class)
     except _FAULTS as error:
         raise ModelNotFoundError(_reason(error)) from error
 
 
-def _snapshot(repo_id: str, revision: str | None, **options: Any) -> Path:
+def _snapshot(repo_id: str, revision: str | None, wanted: list[str], **options: Any) -> Path:
     return Path(
         snapshot_download(
             repo_id,
             revision=revision,
-            allow_patterns=_FILES,
+            allow_patterns=wanted,
             ignore_patterns=_FOLDERS,
             etag_timeout=TIMEOUT_S,
             **options,
@@ -75,13 +87,13 @@ def _snapshot(repo_id: str, revision: str | None, **options: Any) -> Path:
 
 def _cached(repo_id: str, revision: str | None, download_error: Exception) -> Path:
     try:
-        return _snapshot(repo_id, revision, local_files_only=True)
+        return _snapshot(repo_id, revision, _FILES, local_files_only=True)
     except (OSError, errors.HFValidationError):
         raise ModelNotFoundError(_reason(download_error)) from download_error
 
 
-def _is_wanted(path: str) -> bool:
-    return "/" not in path and any(fnmatch(path, pattern) for pattern in _FILES)
+def _is_wanted(path: str, wanted: list[str]) -> bool:
+    return "/" not in path and any(fnmatch(path, pattern) for pattern in wanted)
 
 
 def _reporting_bar(source: str, total_bytes: int, progress: Progress) -> type[Tqdm]:

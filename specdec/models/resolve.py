@@ -47,13 +47,20 @@ def print_progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def resolve(name: str, cache_dir: Path | None = None, progress: Progress = print_progress) -> Path:
+def resolve(
+    name: str,
+    cache_dir: Path | None = None,
+    progress: Progress = print_progress,
+    *,
+    may_be_pickled: bool = False,
+) -> Path:
     """Return the local directory of the model `name`; download and convert it if needed.
 
     name: an alias, a path to a directory or to a GGUF file, or a Hub id `org/name` or
         `org/name@revision` (a branch, tag or commit); looked up in that order.
     cache_dir: directory of converted models; models from the Hub stay in the Hub's cache.
     progress: called with a line of text before each slow operation.
+    may_be_pickled: whether pickled weights are downloaded where there are no safetensors.
 
     Raises ModelNotFoundError, with a one-line message, if the model is not available: unknown name,
     no network, wrong hash, full disk.
@@ -68,7 +75,7 @@ def resolve(name: str, cache_dir: Path | None = None, progress: Progress = print
     if path.suffix == ".gguf" and path.is_file():
         return _converted(path, cache_dir, progress)
     if hub_id := _HUB_ID.fullmatch(name):
-        return _from_hub(hub_id[1], hub_id[2], progress)
+        return _from_hub(hub_id[1], hub_id[2], progress, may_be_pickled=may_be_pickled)
     raise ModelNotFoundError(
         f"model {name!r} not found: it must be an alias ({', '.join(ALIASES)}), an "
         "existing Hugging Face model directory or GGUF file, or a Hugging Face Hub id such as "
@@ -76,11 +83,11 @@ def resolve(name: str, cache_dir: Path | None = None, progress: Progress = print
     )
 
 
-def _from_hub(name: str, revision: str | None, progress: Progress) -> Path:
+def _from_hub(name: str, revision: str | None, progress: Progress, *, may_be_pickled: bool) -> Path:
     from specdec.models import hub
 
     try:
-        snapshot = hub.fetch(name, progress, revision)
+        snapshot = hub.fetch(name, progress, revision, may_be_pickled=may_be_pickled)
     except ModelNotFoundError as error:
         hint = f"there is no directory {name!r}, and {error}{_did_you_mean(name)}"
         raise ModelNotFoundError(hint) from error

@@ -83,6 +83,18 @@ class Lookahead:
     next_token_ids: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class HeadDraft:
+    """A draft that a head on the target's ranks made at the end of a step.
+
+    base_length, base_token: the text that it continues: its number of tokens, and the last of them.
+    """
+
+    base_length: int
+    base_token: int
+    token_ids: tuple[int, ...]
+
+
 @dataclass
 class PromptReport:
     """Log-probabilities of a prompt's tokens, collected from its chunks and sent together, once.
@@ -123,7 +135,8 @@ class Sequence:
     num_cached_tokens: prompt tokens whose KV was found in the prefix cache. has_run: whether it was
     in a batch before, as a preempted sequence was. may_draft: False once its logits were NaN beside
     drafts. draft_length: adapts to acceptance; None before the first draft. lookahead: of the last
-    step, if it had any. output_buffer: tokens not sent yet. constraint: its structured output.
+    step, if it had any. head_draft: of the last step. output_buffer: tokens not sent yet.
+    constraint: its structured output.
     num_pending: tokens that the step in flight will yield, 0 or 1, while the next step is scheduled
     ahead of it; else 0. block_keys: of its prefix, as `BlockManager.attach` extends them.
     arrival_s: when its request was added, by the engine's clock.
@@ -144,6 +157,7 @@ class Sequence:
     may_draft: bool = True
     draft_length: DraftLength | None = None
     lookahead: Lookahead | None = None
+    head_draft: HeadDraft | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     output_buffer: OutputBuffer = field(default_factory=lambda: OutputBuffer(interval=1))
     constraint: OutputConstraint | None = None
@@ -204,6 +218,11 @@ class Sequence:
         return self._admission(self.rules if is_due else replace(self.rules, prompt_logprobs=None))
 
     @property
+    def admission_with_tokens(self) -> SequenceAdmission:
+        """The message that introduces it to a target worker with a head that reads the tokens."""
+        return replace(self.admission, token_ids=tuple(self.token_ids))
+
+    @property
     def draft_admission(self) -> SequenceAdmission:
         """The message that introduces it to a draft worker, with its grammar if quick to compile.
 
@@ -232,6 +251,13 @@ class Sequence:
     def is_eligible(self, control: SpeculationControl) -> bool:
         """Return whether it may have drafts, if the step has any."""
         return self.may_draft and not (control.allow_request_override and self.opted_out)
+
+    def drafting_method(self, control: SpeculationControl) -> str | None:
+        """Return the method that drafts for it; None for all that are loaded."""
+        requested = self.params.speculation.method
+        if requested is not None and control.allow_request_override:
+            return requested
+        return control.method
 
     @property
     def is_decoding(self) -> bool:

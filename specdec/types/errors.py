@@ -124,7 +124,7 @@ class SlowBodyError(SpecdecError):
         super().__init__(timeout_s)
 
     def __str__(self) -> str:
-        return f"no part of the body arrived for {self.timeout_s} s"
+        return f"the body arrives too slowly (limit {self.timeout_s:g} s for each part)"
 
 
 class HeadersTooLargeError(BodyTooLargeError):

@@ -25,8 +25,8 @@ from specdec.types.sampling_spec import SamplingRules
 class SequenceAdmission:
     """A sequence that is new to the worker, or was released there.
 
-    token_ids: its tokens so far, prompt and output; empty where neither the rules nor a grammar
-        needs them.
+    token_ids: its tokens so far, prompt and output; empty where no rule, grammar or head needs
+        them.
     grammar: for a draft worker, the grammar of its drafts; a target receives masks instead.
     """
 
@@ -87,6 +87,9 @@ class StepRow(NamedTuple):
         positions are consecutive. KV slots are consecutive in both.
     drafts_by_token: for PENDING_TOKEN, a tuple for each token with a draft: this token, then the
         draft behind it. `resolved` selects one of them.
+    num_next_drafts: draft tokens that the rank's head makes behind what the row yields, for the
+        next step. 0: the head does not run. For a prefill chunk any other number lets it run the
+        chunk, so that it can draft when the prompt ends.
     """
 
     seq_id: int
@@ -100,6 +103,7 @@ class StepRow(NamedTuple):
     adapter_id: int = BASE_MODEL
     positions: tuple[int, ...] | None = None
     drafts_by_token: tuple[tuple[int, ...], ...] = ()
+    num_next_drafts: int = 0
 
     def resolved(self, token: int) -> StepRow:
         """Return the row with `token` in place of PENDING_TOKEN, and the draft behind it."""

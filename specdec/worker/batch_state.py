@@ -71,6 +71,17 @@ class SequenceState:
         if self.history is not None:
             self.history.truncate(known)
 
+    def add_draft_to_batch(
+        self, batch: BatchLogitsProcessor, row: int, num_tokens: int, drafted: Sequence[int]
+    ) -> None:
+        """Add the changes of the logits behind `num_tokens` tokens and `drafted` as `row`."""
+        num_output_tokens = num_tokens + len(drafted) - self.admission.num_prompt_tokens
+        if self.history is not None:
+            self.history.extend(drafted)
+        batch.add(row, self.processor, num_output_tokens, self.history)
+        if self.history is not None:
+            self.history.truncate(num_tokens)
+
 
 @dataclass(frozen=True)
 class TokenSpan:
@@ -137,6 +148,15 @@ class BatchState:
             and not row.num_lookahead_tokens
         )
 
+    def is_drafted_greedily(self, seq_id: int) -> bool:
+        """Return whether a head drafts its own best tokens for a sequence, without noise."""
+        state = self._states[seq_id]
+        return state.is_plain_greedy or state.admission.rules.needs_draft_probs
+
+    def block_table(self, seq_id: int) -> array[int]:
+        """Return the blocks of a sequence, in order."""
+        return self._states[seq_id].block_table
+
     def rules(self, seq_id: int) -> SamplingRules:
         """Return the sampling rules of a sequence."""
         return self._states[seq_id].admission.rules
@@ -161,6 +181,21 @@ class BatchState:
             if not state.processor.is_noop or row.grammar_mask is not None:
                 state.add_to_batch(batch, first_row, row)
             first_row += row.num_draft_tokens + 1
+        return batch
+
+    def draft_logits_processor(
+        self, drafts: Sequence[tuple[int, int, Sequence[int]]]
+    ) -> BatchLogitsProcessor:
+        """Return the logits processor of the next draft token of sequences, one row for each.
+
+        drafts: id and length of each sequence, all tokens of which are known, and the draft tokens
+        behind it so far.
+        """
+        batch = BatchLogitsProcessor(self._tokens)
+        for row, (seq_id, num_tokens, drafted) in enumerate(drafts):
+            state = self._states[seq_id]
+            if not state.processor.is_noop:
+                state.add_draft_to_batch(batch, row, num_tokens, drafted)
         return batch
 
     def model_input(self, rows: Sequence[StepRow]) -> ModelInput:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +15,8 @@ from specdec.config.quantization import QuantizationMethod
 from specdec.distributed.group import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.dtypes import DTYPES
+from specdec.models.heads.config import HeadConfig
+from specdec.models.heads.loading import load_head
 from specdec.models.loading import load_model
 from specdec.models.weights.checkpoint import CPU
 from specdec.text.grammar import GrammarCompiler
@@ -27,6 +30,14 @@ from specdec.worker.target_model_runner import TargetModelRunner
 _AnyRunner = TypeVar("_AnyRunner", bound=ModelRunner)
 
 
+@dataclass(frozen=True)
+class HeadFiles:
+    """A draft head to load beside a target. quantization: as in `load_model`."""
+
+    directory: Path
+    quantization: QuantizationMethod | None = None
+
+
 def load_runner(
     directory: Path,
     dtype: DTypeName,
@@ -35,12 +46,19 @@ def load_runner(
     quantization: QuantizationMethod | None = None,
     device: torch.device = CPU,
     kernels: Kernels = "auto",
+    head: HeadFiles | None = None,
 ) -> TargetModelRunner:
-    """Load this rank's shard of the target and allocate its KV pool.
+    """Load this rank's shard of the target, and of its draft head, and allocate the KV pool.
 
     quantization, kernels: as in `load_model`.
     """
-    return _load(TargetModelRunner, directory, dtype, config, group, quantization, device, kernels)
+    target = _load(
+        TargetModelRunner, directory, dtype, config, group, quantization, device, kernels
+    )
+    if head is not None:
+        found = HeadConfig.from_directory(head.directory, ModelConfig.from_directory(directory))
+        target.use_head(load_head(found, target.model, head.quantization), config)
+    return target
 
 
 def load_draft_runner(
@@ -80,8 +98,12 @@ def load_warm(
     device: torch.device,
     kernels: Kernels,
     vocabulary: VocabularyMap | None = None,
+    head: HeadFiles | None = None,
 ) -> TargetModelRunner | DraftModelRunner:
-    """Load this rank's shard of a target, or with DraftLimits of a draft model, and warm it up."""
+    """Load this rank's shard of a target, or with DraftLimits of a draft model, and warm it up.
+
+    vocabulary: of a draft model, as in `load_draft_runner`. head: of a target.
+    """
     longest = limits.max_model_len - 1
     if isinstance(limits, DraftLimits):
         draft = load_draft_runner(
@@ -89,7 +111,7 @@ def load_warm(
         )
         draft.warm_up(min(limits.max_catch_up_tokens, longest))
         return draft
-    target = load_runner(directory, dtype, limits, group, quantization, device, kernels)
+    target = load_runner(directory, dtype, limits, group, quantization, device, kernels, head)
     target.warm_up(min(limits.max_num_batched_tokens, longest))
     return target
 

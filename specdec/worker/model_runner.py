@@ -23,6 +23,7 @@ class ModelRunner:
         """Allocate the KV pool: `num_blocks` of `block_size` tokens."""
         self.model = model
         self.group = group
+        self.num_blocks = num_blocks
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.kv_cache = model.new_kv_cache(num_blocks * block_size)

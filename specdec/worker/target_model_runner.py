@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.config.engine import EngineConfig
 from specdec.kernels.sample import RowArgmax, row_argmax
+from specdec.models.heads.base import DraftHead
 from specdec.sampling.logprobs import KeptLogits, prompt_logprobs
 from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch, VerifiedTokens, verify_greedy
 from specdec.sampling.vocab_shard import all_ranks_argmax
@@ -26,6 +28,7 @@ from specdec.types.messages import (
 from specdec.types.sampling_params import VerifierName
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.batch_state import TokenSpan
+from specdec.worker.head_runner import HeadRunner
 from specdec.worker.model_runner import ModelRunner
 
 
@@ -49,34 +52,57 @@ def positions_of_guesses(rows: Sequence[StepRow]) -> list[int]:
 
 
 class TargetModelRunner(ModelRunner):
-    """Executes steps in order; with several ranks each gets the same steps."""
+    """Executes steps in order; with several ranks each gets the same steps.
+
+    head: drafts at the end of each step; None without a draft head.
+    """
+
+    head: HeadRunner | None = None
+
+    def use_head(self, head: DraftHead, limits: EngineConfig) -> None:
+        """Let `head` draft from now on; call it before the first step."""
+        self.head = HeadRunner(
+            head,
+            self._batch_state,
+            self._shard,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            max_model_len=limits.max_model_len,
+            max_pairs=limits.max_num_batched_tokens,
+            feature_dtype=self.kv_cache.dtype,
+        )
 
     def execute(self, step: StepInput) -> VerifyOutput:
         """Run one step; return the same output on every rank."""
         self._batch_state.update(step)
+        if self.head is not None:
+            self.head.update(step)
         if not step.rows:
             return VerifyOutput(step.step_id, ())
         rows = self._batch_state.resolve_pending(step.rows)
         self._batch_state.update_histories(rows)
-        hidden = self.model(self._batch_state.model_input(rows), self.kv_cache)
+        batch = self._batch_state.model_input(rows)
+        hidden = self.model(batch, self.kv_cache)
         prompt_logprobs = (
             tuple(self._prompt_logprobs(rows, hidden))
             if self._batch_state.has_prompt_logprobs
             else ()
         )
         verified = (*self._verify(rows, hidden), *_invalid_chunks(rows, hidden))
+        if self.head is not None:
+            verified = self.head.draft(rows, batch, hidden, None, verified)
         return VerifyOutput(step.step_id, verified, prompt_logprobs)
 
     def warm_up(self, num_tokens: int) -> None:
         """Run one prefill of `num_tokens` and one decode, so that the first request is not slow.
 
-        Overwrites the first blocks of the pool, which must be unused.
+        A head drafts behind both. Overwrites the first blocks of the pool, which must be unused.
         """
-        num_blocks = -(-(num_tokens + 1) // self.block_size)
+        num_blocks = min(self.num_blocks, -(-(num_tokens + 4) // self.block_size))
         admission = SequenceAdmission(-1, num_tokens, SamplingRules(top_p=0.9))
         table = BlockTableDelta(-1, 0, tuple(range(num_blocks)))
-        prefill = StepRow(-1, 0, (0,) * num_tokens, 0, True)
-        decode = StepRow(-1, num_tokens, (0,), 0, True)
+        prefill = StepRow(-1, 0, (0,) * num_tokens, 0, True, num_next_drafts=2)
+        decode = StepRow(-1, num_tokens, (0,), 0, True, num_next_drafts=2)
         self.execute(StepInput(-1, (), (admission,), (table,), (prefill,)))
         self.execute(StepInput(-1, (), (), (), (decode,)))
         self.execute(StepInput(-1, (-1,), (), (), ()))

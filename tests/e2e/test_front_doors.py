@@ -196,19 +196,26 @@ def test_a_hundred_large_messages_take_the_memory_of_few(embedded):
     assert peak - before < 700 * 2**20
 
 
-def test_a_stream_that_is_not_read_ends_with_a_status(service):
-    """A client with a small window, and chunks with many log-probabilities, which fill it."""
+def test_a_stream_that_is_not_read_ends_with_a_status(embedded, on_serve):
+    """A client with a small window, and chunks with many log-probabilities, which fill it.
+
+    The streams of both ingresses are left unread at the same time.
+    """
     options = [("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
     sampling = pb.SamplingParams(n=8, max_tokens=480, ignore_eos=True, logprobs=20)
     request = pb.GenerateRequest(text="a", sampling=sampling)
-    with grpc.insecure_channel(service.grpc_address, options) as channel:
-        stream = InferenceServiceStub(channel).GenerateStream(request)
-        assert next(stream).request_id
+    with ExitStack() as stack:
+        streams = []
+        for each in (embedded, on_serve):
+            channel = stack.enter_context(grpc.insecure_channel(each.grpc_address, options))
+            streams.append(InferenceServiceStub(channel).GenerateStream(request))
+            assert next(streams[-1]).request_id
         time.sleep(25)
-        with pytest.raises(grpc.RpcError) as caught:
-            list(stream)
-    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert caught.value.details() == "the client has not read its stream for 20 s"
+        for stream in streams:
+            with pytest.raises(grpc.RpcError) as caught:
+                list(stream)
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert caught.value.details() == "the client has not read its stream for 20 s"
 
 
 def test_idle_connections_take_no_place_of_probes(service):

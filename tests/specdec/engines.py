@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from specdec.config.engine import DraftLimits, EngineConfig
+from specdec.config.engine import DraftLimits, EngineConfig, Kernels
 from specdec.config.quantization import QuantizationMethod
 from specdec.config.speculative import SpeculativeConfig
 from specdec.distributed.group import TensorParallelGroup
@@ -36,7 +36,13 @@ from specdec.types.messages import (
 )
 from specdec.types.responses import EngineOutput, FinishReason
 from specdec.types.sampling_params import SamplingParams
-from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
+from specdec.worker import (
+    HeadFiles,
+    LocalDraftWorker,
+    LocalTarget,
+    load_draft_runner,
+    load_runner,
+)
 
 
 def engine_config(num_draft_tokens: int = 0, **changes: object) -> EngineConfig:
@@ -64,12 +70,22 @@ def local_engine(
     proposer: Proposer | None = None,
     policy: SpeculationPolicy | None = None,
     quantization: QuantizationMethod | None = None,
+    head: HeadFiles | None = None,
+    kernels: Kernels = "auto",
 ) -> Engine:
-    """Make the real engine with the model in this process.
+    """Make the real engine with the model, and a draft head, in this process.
 
     Ranks that are threads each run a whole engine; it is deterministic, so they agree.
     """
-    runner = load_runner(directory, "float32", config, group or TensorParallelGroup(), quantization)
+    runner = load_runner(
+        directory,
+        "float32",
+        config,
+        group or TensorParallelGroup(),
+        quantization,
+        kernels=kernels,
+        head=head,
+    )
     return make_engine(directory, config, LocalTarget(runner), proposer, policy)
 
 

@@ -38,6 +38,10 @@ MAX_OTHER_CALLS = 100
 _CHECK = "/grpc.health.v1.Health/Check"
 """Always answered, for probes."""
 
+MAX_RECEIVING_CHECKS = 4
+"""Messages of health checks that are received at the same time. Further checks are answered without
+their message, with the status of the whole server."""
+
 RECEIVE_TIMEOUT_S = 20.0
 """Limit for the arrival of a message, the wait for a place included."""
 
@@ -65,6 +69,7 @@ class Intake(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no t
         own, self._other_seats = _Seats(max_calls), _Seats(MAX_OTHER_CALLS)
         self._seats = dict.fromkeys(services, own)
         self._places = asyncio.Semaphore(max_receiving)
+        self._check_places = asyncio.Semaphore(MAX_RECEIVING_CHECKS)
         self._timeout_s = timeout_s
 
     async def intercept_service(
@@ -72,8 +77,10 @@ class Intake(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no t
     ) -> Any:
         """Return the handler of a call, which receives its message itself."""
         handler = await continuation(details)
-        if handler is None or details.method == _CHECK:
-            return handler
+        if handler is None:
+            return None
+        if details.method == _CHECK:
+            return self._receiving_check(handler)
         service = details.method.split("/")[1]
         seats = self._seats.get(service, self._other_seats)
         if handler.request_streaming:
@@ -86,7 +93,7 @@ class Intake(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no t
 
         async def call(_messages: Any, context: Any) -> Any:
             if self._has_access(details.method, details.invocation_metadata):
-                request = await self._receive(context)
+                request = await self._receive(context, self._places)
             else:
                 request = handler.request_deserializer(b"")
             return await respond(request, context)
@@ -96,11 +103,25 @@ class Intake(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no t
             make = grpc.stream_unary_rpc_method_handler
         return make(call, handler.request_deserializer, handler.response_serializer)
 
-    async def _receive(self, context: Any) -> Any:
+    def _receiving_check(self, handler: Any) -> Any:
+        """Return a handler of health checks that never waits for a place."""
+
+        async def call(_messages: Any, context: Any) -> Any:
+            if self._check_places.locked():
+                request = handler.request_deserializer(b"")
+            else:
+                request = await self._receive(context, self._check_places)
+            return await handler.unary_unary(request, context)
+
+        return grpc.stream_unary_rpc_method_handler(
+            call, handler.request_deserializer, handler.response_serializer
+        )
+
+    async def _receive(self, context: Any, places: asyncio.Semaphore) -> Any:
         """Read the message from the context: grpc's iterator would keep it in a reference cycle."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                async with self._places:
+                async with places:
                     message = await context.read()
         except TimeoutError:
             text = f"the message of the call did not arrive within {self._timeout_s:g} s"

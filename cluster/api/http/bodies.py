@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,6 +20,10 @@ _MAX_DISCARDED_BYTES = 64 * 1024
 BODY_TIMEOUT_S: float = 20
 """Limit for the next part of a body to arrive."""
 
+MIN_BYTES_PER_S = 32 * 1024
+"""Least rate of a body beyond its first BODY_TIMEOUT_S. A client that sends single bytes would hold
+its part of the budget for all requests indefinitely."""
+
 
 class BoundedBody:
     """The body of one request, of which at most a number of bytes is read."""
@@ -32,6 +37,7 @@ class BoundedBody:
         self._max_bytes = max_bytes
         self._held = held
         self._num_bytes = 0
+        self._began_at_s = time.monotonic()
         headers = dict(scope["headers"])
         declared = headers.get(b"content-length", b"0")
         self._declared_bytes = int(declared) if declared.isdigit() else 0
@@ -55,7 +61,7 @@ class BoundedBody:
         if self._is_complete:
             return await self._receive()
         try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
+            async with asyncio.timeout(self._timeout_s):
                 message = await self._receive()
         except TimeoutError:
             raise SlowBodyError(BODY_TIMEOUT_S) from None
@@ -65,6 +71,12 @@ class BoundedBody:
             self._check(self._num_bytes)
             self._held.grow_to(self._num_bytes)
         return message
+
+    @property
+    def _timeout_s(self) -> float:
+        """Seconds for the next part: the limit of each, or what the whole body has left."""
+        total_s = BODY_TIMEOUT_S + self._num_bytes / MIN_BYTES_PER_S
+        return max(0.0, min(BODY_TIMEOUT_S, self._began_at_s + total_s - time.monotonic()))
 
     def _check(self, num_bytes: int) -> None:
         if num_bytes > self._max_bytes:

@@ -75,7 +75,10 @@ class DraftHead(Protocol):
         ...
 
     def advance(self, state: HeadState, token_ids: Sequence[int], index: int) -> HeadState:
-        """Return the state behind draft token `index` of each sequence, which is `token_ids`."""
+        """Return the state behind draft token `index` of each sequence.
+
+        token_ids: these draft tokens, as the target's ids.
+        """
         ...
 
     def select(self, state: HeadState, rows: Sequence[int]) -> HeadState:

@@ -46,11 +46,13 @@ class CostProfiler:
 
     The KV of its sequences is uninitialized, and in a small pool several share a block: the work is
     the same. They are numbered from 0 and released before an engine numbers its own from there.
+    with_head: whether a head on the target's ranks drafts in the steps with drafts.
     """
 
     config: EngineConfig
     most: int
     clock: Callable[[], float]
+    with_head: bool = False
 
     def verification(self, target: Target, budget_s: float) -> CostTable:
         """Measure the target's steps for about `budget_s` seconds. Raise TargetFailedError."""
@@ -62,8 +64,16 @@ class CostProfiler:
 
         def verify(step: _Step) -> None:
             token_ids = (_TOKEN,) * (1 + step.num_draft_tokens)
+            num_next = step.num_draft_tokens if self.with_head else 0
             rows = tuple(
-                StepRow(seq_id, start, token_ids, step.num_draft_tokens, samples=True)
+                StepRow(
+                    seq_id,
+                    start,
+                    token_ids,
+                    step.num_draft_tokens,
+                    samples=True,
+                    num_next_drafts=num_next,
+                )
                 for seq_id in seq_ids[: step.num_sequences]
             )
             run(StepInput(0, (), (), (), rows))
@@ -94,7 +104,8 @@ class CostProfiler:
 
     @property
     def _context_tokens(self) -> int:
-        return max(1, min(_CONTEXT_TOKENS, self.config.max_model_len - self.most - 1))
+        num_guesses = self.most * (2 if self.with_head else 1)
+        return max(1, min(_CONTEXT_TOKENS, self.config.max_model_len - num_guesses - 1))
 
     @property
     def _seq_ids(self) -> tuple[int, ...]:
@@ -103,10 +114,14 @@ class CostProfiler:
     @property
     def _admitted(self) -> tuple[SequenceAdmission, ...]:
         num_tokens, rules = self._context_tokens, SamplingRules(temperature=0.0)
-        return tuple(SequenceAdmission(seq_id, num_tokens, rules) for seq_id in self._seq_ids)
+        token_ids = (_TOKEN,) * num_tokens
+        return tuple(
+            SequenceAdmission(seq_id, num_tokens, rules, token_ids) for seq_id in self._seq_ids
+        )
 
     def _tables(self, num_blocks: int) -> tuple[BlockTableDelta, ...]:
-        length = math.ceil((self._context_tokens + 1 + self.most) / self.config.block_size)
+        num_tokens = self._context_tokens + 1 + self.most * (2 if self.with_head else 1)
+        length = math.ceil(num_tokens / self.config.block_size)
         return tuple(
             BlockTableDelta(
                 seq_id,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.config.methods import DraftPlace
@@ -56,7 +57,8 @@ def make_policy(
         max_num_batched_tokens=config.max_num_batched_tokens,
         full_batch=full_batch,
         is_drafter_available=is_drafter_available,
-        catches_up=measure_draft is not None,
+        # A head, too, has no draft for the first step after drafts were off.
+        catches_up=any(each.place is not DraftPlace.ENGINE for each in speculation.drafters),
     )
 
 
@@ -71,8 +73,10 @@ def _choosers(
     rule = speculation.length_rule
     most = max(speculation.num_speculative_tokens, rule.max_tokens if rule else 0)
     profiler = CostProfiler(config, most, time.perf_counter)
-    verification = profiler.verification(target, _VERIFICATION_BUDGET_S)
-    whole = verification
+    with_head = replace(profiler, with_head=speculation.head is not None)
+    whole = verification = with_head.verification(target, _VERIFICATION_BUDGET_S)
+    if speculation.head is not None and len(speculation.drafters) > 1:
+        verification = profiler.verification(target, _VERIFICATION_BUDGET_S)
     if measure_draft is not None and draft_limits is not None:
         num_blocks = draft_limits.num_blocks
         drafting = measure_draft(
@@ -82,5 +86,5 @@ def _choosers(
     logger.info("seconds of a step: %s", whole)
     by_method: dict[str | None, CostTable] = {None: whole}
     for each in speculation.drafters:
-        by_method[each.name] = whole if each.place is DraftPlace.DRAFT_WORKER else verification
+        by_method[each.name] = verification if each.place is DraftPlace.ENGINE else whole
     return {method: GoodputChooser(CostModel(table)) for method, table in by_method.items()}

@@ -25,14 +25,15 @@ class Stage:
     """A proposer in a cascade.
 
     method: the name by which a request chooses this proposer.
-    waits: whether its drafts are made elsewhere, so that `begin` and `collect` are separate. Its
-        drafts replace shorter ones of the stages before it; other stages only draft for sequences
-        without any draft.
+    waits: whether its drafts are made elsewhere, so that `begin` and `collect` are separate.
+    replaces_shorter: whether its drafts replace shorter ones of the stages before it; other stages
+        only draft for sequences without any draft.
     """
 
     method: str
     proposer: Proposer
     waits: bool = False
+    replaces_shorter: bool = False
 
 
 class CascadeProposer:
@@ -80,7 +81,7 @@ class CascadeProposer:
         left = []
         for request in self._requests:
             if request.method in (None, stage.method):
-                num_wanted = request.max_tokens if stage.waits else 1
+                num_wanted = request.max_tokens if stage.replaces_shorter else 1
                 is_served = self._num_drafted(request) >= num_wanted
                 left.append(replace(request, max_tokens=0) if is_served else request)
         return left
@@ -91,8 +92,11 @@ class CascadeProposer:
 
     def _keep(self, stage: Stage) -> None:
         proposals: Iterable[Proposal] = stage.proposer.collect()
-        drafts = (replace(each, method=stage.method) for each in proposals if each.draft_token_ids)
-        self._drafted |= {each.seq_id: each for each in drafts}
+        for each in proposals:
+            before = self._drafted.get(each.seq_id)
+            num_before = 0 if before is None else len(before.draft_token_ids)
+            if len(each.draft_token_ids) >= max(1, num_before):
+                self._drafted[each.seq_id] = replace(each, method=stage.method)
 
 
 def make_proposer(
@@ -109,10 +113,10 @@ def make_proposer(
 
 
 def _make_stage(config: MethodConfig, of_worker: Proposer | None) -> Stage:
-    waits = config.place is not DraftPlace.ENGINE
+    waits = config.place is DraftPlace.DRAFT_WORKER
     proposer = of_worker if waits else config.proposer_class()(config)
     assert proposer is not None, f"method {config.name} needs the proposer of its worker"
-    return Stage(config.name, proposer, waits)
+    return Stage(config.name, proposer, waits, config.place is not DraftPlace.ENGINE)
 
 
 def proposer_memory(config: SpeculativeConfig | None) -> ProposerMemory:

@@ -28,6 +28,8 @@ from specdec.types.sampling_params import StructuredOutput
 
 CPU_LIMIT_S = 1.0
 _WALL_LIMIT_S = 10.0
+_INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+"""The environment variables of the process: API keys and tokens are not for what grammars run."""
 _MEMORY_LIMIT_BYTES = 2 * 2**30
 _STACK_LIMIT_BYTES = 2**20
 """Less than the stack of any thread that compiles."""
@@ -96,7 +98,7 @@ class TrialProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            env=_environment(),
         )
         return process
 
@@ -126,6 +128,11 @@ class TrialProcess:
         with selectors.DefaultSelector() as selector:
             selector.register(stream, selectors.EVENT_READ)
             return (stream.readline() or None) if selector.select(timeout_s) else None
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    return {**kept, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 def first_matcher(tokenizer: LLTokenizer, spec: StructuredOutput) -> LLMatcher:

@@ -1,5 +1,8 @@
 """API keys and the operators' token: their sources, authentication and limits."""
 
+import gc
+import weakref
+
 import pytest
 import yaml
 
@@ -143,6 +146,15 @@ def test_errors_of_a_file_do_not_quote_its_keys(tmp_path, content):
 
 def test_no_key_is_ever_shown():
     assert KEY not in repr(ApiKeys([ApiKey("ann", KEY)])) + repr(ApiKey("ann", KEY))
+
+
+def test_only_digests_of_keys_are_kept():
+    key = ApiKey("ann", KEY)
+    keys, reference = ApiKeys([key]), weakref.ref(key)
+    del key
+    gc.collect()
+    assert reference() is None
+    keys.check(bearer(KEY))
 
 
 def test_an_undone_lease_takes_neither_slot_nor_rate():

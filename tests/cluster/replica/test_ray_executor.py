@@ -6,14 +6,16 @@ import pytest
 
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.ray_executor import RayExecutor
-from cluster.workers.group_spec import ModelSource
+from cluster.workers.group_spec import HeadSource, ModelSource
 from cluster.workers.resources import DRAFT_BUNDLE, TARGET_BUNDLE
 from cluster.workers.worker_group import TARGET
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.memory_plan import memory_plan
 from specdec.engine.model_resolution import ModelDirectories
+from specdec.speculation.proposers.target_head import TargetHeadProposer
 from specdec.types.errors import DraftFailedError, TargetFailedError
 from specdec.types.stats import Counts
+from tests.specdec.heads import fitted_medusa_dir
 
 PLACEMENT = object()
 
@@ -82,12 +84,12 @@ def started(monkeypatch):
     return started
 
 
-def models_of(directory, speculation, **settings):
+def models_of(directory, speculation, head=None, **settings):
     config = ServeConfig(
         model=str(directory), max_model_len=128, speculative_config=speculation, **settings
     )
     drafts = speculation is not None and speculation.method == "draft_model"
-    directories = ModelDirectories(directory, directory if drafts else None)
+    directories = ModelDirectories(directory, directory if drafts else None, head)
     return RayExecutor(config, directories, memory_plan(config, directories.configs(), 2**33))
 
 
@@ -112,6 +114,19 @@ def test_both_are_started_as_configured(models, started, tiny_model_dir):
     models.close()
     assert started.target[0].is_closed
     assert started.draft[0].is_closed
+
+
+def test_a_head_is_loaded_by_the_ranks_of_the_target(tiny_model_dir, tmp_path, started):
+    head = fitted_medusa_dir(tiny_model_dir, tmp_path, [list(range(3, 30))])
+    speculation = SpeculativeConfig.of("medusa", model=str(head), quantization="int8")
+    models = models_of(tiny_model_dir, speculation, head)
+    models.load(PLACEMENT)
+    assert started.draft == []
+    source = ModelSource(str(head), head, may_be_pickled=True)
+    assert started.target[0].spec.head == HeadSource(source, "int8")
+    assert isinstance(models.make_proposer(), TargetHeadProposer)
+    assert models.can_draft
+    models.close()
 
 
 def test_they_start_at_the_same_time(models, started, monkeypatch):

@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster.serve.guard import EXIT_LOST
+from cluster.serve import guard
+from cluster.serve.guard import EXIT_LOST, Guard, GuardedService
 from tests.cluster.serve.guarded_program import STOP_S
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="guards exist on Linux only")
@@ -216,6 +217,25 @@ def test_the_end_of_a_vital_process_is_reported(start, is_stopping, exit_code):
     assert found == exit_code
     assert f"Ray's raylet (process {raylet.pid}) has ended" in line
     assert program.processes() == []
+
+
+def test_a_vital_process_that_ends_with_ray_is_no_failure(monkeypatch):
+    """Since Linux 6.12, poll reports a hang-up for the descriptor of a process that was reaped."""
+    signals, _ = os.pipe()
+    os.set_blocking(signals, False)
+    monkeypatch.setattr(guard, "_receive_signals", lambda: signals)
+    monkeypatch.setattr(Guard, "_reap", lambda _: None)  # other children of the tests
+    reports, to_guard = os.pipe()
+    guarding = Guard(GuardedService(os.getpid(), reports, STOP_S, is_joined=False))
+    with subprocess.Popen(["sleep", "300"]) as raylet:
+        os.write(to_guard, f"{guard.VITAL} raylet {raylet.pid}\n".encode())
+        guarding._handle_events()
+        raylet.kill()
+    os.write(to_guard, f"{guard.ENDING}\n".encode())  # is read after the poll has returned both
+    guarding._handle_events()
+    os.close(to_guard)
+    guarding._handle_events()
+    assert guarding._failure == ""
 
 
 def test_a_failing_start_keeps_its_exit_code_and_message(start):

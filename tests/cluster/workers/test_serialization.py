@@ -62,6 +62,7 @@ def step_rows(draw):
         draw(INT32),
         draw(TOKENS) or None,
         tuple(draw(st.lists(TOKENS.filter(bool), max_size=3))),
+        draw(COUNTS),
     )
 
 

@@ -8,9 +8,16 @@ from specdec.config.speculative import SpeculativeConfig
 from specdec.speculation.proposers import make_proposer, proposer_memory
 
 
+def config_of(name, *options, **keys):
+    """Return a configuration of a method, with a model where it must have one."""
+    if METHODS[name].place is DraftPlace.TARGET:
+        keys["model"] = "head"
+    return SpeculativeConfig.of(name, *options, **keys)
+
+
 @pytest.mark.parametrize("name", METHOD_NAMES)
 def test_each_method_makes_a_proposer_and_has_a_memory(name):
-    config, of_worker = SpeculativeConfig.of(name), object()
+    config, of_worker = config_of(name), object()
     proposer = make_proposer(config, of_worker)
     assert (proposer is of_worker) == (METHODS[name].place is DraftPlace.DRAFT_WORKER)
     assert proposer_memory(config).bytes_per_token >= 0
@@ -23,5 +30,5 @@ def test_each_method_has_a_name_in_the_protos(name):
 
 def test_flat_keys_round_trip():
     for name in METHOD_NAMES:
-        config = SpeculativeConfig.of(name, 5, adaptive_length=True)
+        config = config_of(name, 5, adaptive_length=True)
         assert SpeculativeConfig.of(**config.to_mapping()) == config

@@ -118,6 +118,8 @@ DRAFT = {"method": "draft_model"}
         ({"prompt_lookup_min": 5, "prompt_lookup_max": 3}, "prompt_lookup_max is 3; it must be"),
         ({"prompt_lookup_max": 17}, "prompt_lookup_min is 17; it must be from 1 to 16"),
         ({"model": "./a", "method": "ngram"}, "model is './a'; it must be left out unless method"),
+        ({"method": "medusa"}, "model is None; it must be the directory or Hub id of the head"),
+        ({"method": "medusa", "model": "./a", "quantization": "int3"}, "quantization is 'int3'"),
         ({"quantization": "int8"}, "left out unless method is draft_model"),
         ({"draft_tensor_parallel_size": 2}, "left out unless method is draft_model"),
         ({"max_model_len": 99}, "left out unless method is draft_model"),

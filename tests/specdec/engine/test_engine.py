@@ -106,7 +106,8 @@ def test_drafts_are_counted_by_drafting_method(tiny_model_dir, target):
     def is_new(tokens):
         return len(tokens) == len(PROMPT) + 1
 
-    proposer = CascadeProposer([Stage("ngram", ngram), Stage("draft_model", model, waits=True)])
+    of_model = Stage("draft_model", model, waits=True, replaces_shorter=True)
+    proposer = CascadeProposer([Stage("ngram", ngram), of_model])
     engine = make_engine(tiny_model_dir, engine_config(3), target, proposer)
     run(engine, [request("r", PROMPT, max_tokens=8)])
     # One token from the prompt, 4 from a right draft, then 1 from each wrong draft of 2 and 1.

@@ -256,3 +256,37 @@ def test_the_draft_may_have_a_smaller_gpu(model):
     smaller = memory_plan(config, Models(model, model), 3 * GIB, draft_bytes=int(2.1 * GIB))
     assert smaller.engine == same.engine
     assert smaller.draft.num_blocks < same.draft.num_blocks
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """The sizes of a draft head's checkpoint."""
+
+    num_kv_layers: int
+    feature_size: int = 100
+
+    def kv_bytes_per_token(self, dtype, size):
+        return 1000 * self.num_kv_layers * size
+
+    def weight_bytes(self, dtype, quantization):
+        return GIB if quantization is None else GIB // 4
+
+
+def with_head(**changes):
+    speculation = SpeculativeConfig.of("medusa", model="head", **changes)
+    return LLMConfig(speculative_config=speculation, kv_cache_memory_gib=0.25)
+
+
+def test_the_weights_of_a_head_are_counted(model):
+    with pytest.raises(OutOfMemoryError, match=r"1\.8 GiB are free"):
+        memory_plan(with_head(), Models(model, None, Head(0)), int(1.8 * GIB))
+    memory_plan(with_head(quantization="int8"), Models(model, None, Head(0)), int(1.8 * GIB))
+
+
+def test_the_kv_and_features_of_a_head_are_part_of_a_block(model):
+    def num_blocks(head):
+        return memory_plan(with_head(), Models(model, None, head), 4 * GIB).engine.num_blocks
+
+    block_bytes = 16 * 2 * 2 * 3 * 16 * 4
+    assert num_blocks(Head(0)) == GIB // 4 // block_bytes, "without attention there is neither"
+    assert num_blocks(Head(1)) == GIB // 4 // (block_bytes + 16 * (1000 + 400))

@@ -13,8 +13,10 @@ from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import DraftVocabulary, make_proposer
 from specdec.types.control import SpeculationControl
 from specdec.types.sampling_params import SpeculationOptions
+from specdec.worker import HeadFiles
 from tests.specdec.engines import draft_model, engine_config, local_engine, request, run
 from tests.specdec.fakes import run_ranks
+from tests.specdec.heads import HEADS
 from tests.specdec.tiny import disturbed_llama_dir, shuffled_llama_dir, tiny_llama_dir
 
 METHODS = {
@@ -32,18 +34,38 @@ METHODS = {
     "suffix first": {"method": "draft_model", "first": "suffix"},
     "ngram last": {"method": "draft_model", "fallback": "ngram"},
     "all": {"method": "draft_model", "first": "ngram", "fallback": "suffix"},
+    "medusa": {"method": "medusa", "model": "fitted"},
+    "ngram, medusa, suffix": {
+        "method": "medusa",
+        "model": "fitted",
+        "first": "ngram",
+        "fallback": "suffix",
+    },
+    "mlp_speculator": {"method": "mlp_speculator", "model": "fitted"},
 }
 GREEDY, SAMPLED = {"temperature": 0.0}, {"temperature": 0.8}
 
 
 @pytest.fixture(scope="module")
 def draft_dirs(tiny_model_dir, tmp_path_factory):
-    """Return a model that rarely agrees with the target, one that mostly does, and the latter with
-    permuted token ids."""
+    """Return a model that rarely agrees with the target, one that mostly does, the latter with
+    permuted token ids, and draft heads that sometimes do."""
     other = tiny_llama_dir(tmp_path_factory.mktemp("other"), layers=1, seed=3)
     near = disturbed_llama_dir(tiny_model_dir, tmp_path_factory.mktemp("near"))
     shuffled = shuffled_llama_dir(near, tmp_path_factory.mktemp("shuffled"))
-    return {"other": other, "draft_model": near, "other vocabulary": shuffled}
+    models = {"other": other, "draft_model": near, "other vocabulary": shuffled}
+    texts = list(texts_of(tiny_model_dir))
+    for name, write in HEADS.items():
+        models[name] = write(tiny_model_dir, tmp_path_factory.mktemp(name), texts)
+    return models
+
+
+def texts_of(directory):
+    """Yield the prompts with their outputs, which the heads are fitted to."""
+    for temperature in (0.0, 0.8):
+        outputs = reference(directory, temperature)
+        for each in requests():
+            yield [*each.prompt, *outputs[each.request_id]]
 
 
 def requests(**params):
@@ -53,8 +75,10 @@ def requests(**params):
 
 def engine_for(directory, draft_dirs, method, k, group=None, **changes):
     speculation = SpeculativeConfig.of(num_speculative_tokens=k, **METHODS[method])
-    model = None
-    if speculation.method == "draft_model":
+    model, head = None, None
+    if speculation.head is not None:
+        head = HeadFiles(draft_dirs[speculation.method])
+    elif speculation.method == "draft_model":
         draft_dir = draft_dirs.get(method, draft_dirs["other"])
         vocabulary = DraftVocabulary.between(draft_dir, directory)
         assert (vocabulary.draft is not None) == (method == "other vocabulary")
@@ -63,7 +87,7 @@ def engine_for(directory, draft_dirs, method, k, group=None, **changes):
     config = engine_config(speculation=speculation, **{"num_blocks": 60, **changes})
     proposer = make_proposer(speculation, model)
     policy = SpeculationPolicy(SpeculationControl("on", 32, k), clock=lambda: 0.0)
-    return local_engine(directory, config, group, proposer, policy)
+    return local_engine(directory, config, group, proposer, policy, head=head)
 
 
 def tokens_by(engine, asked):
@@ -115,13 +139,13 @@ def test_every_length_batch_and_size(
     )
 
 
-@pytest.mark.parametrize("method", ["lookahead", "all"])
+@pytest.mark.parametrize("method", ["lookahead", "all", "medusa"])
 def test_two_ranks_agree(tiny_model_dir, draft_dirs, method):
     reference(tiny_model_dir, **SAMPLED)
     run_ranks(2, lambda group: check(tiny_model_dir, draft_dirs, method, SAMPLED, 5, group))
 
 
-@pytest.mark.parametrize("method", ["suffix", "lookahead", "all"])
+@pytest.mark.parametrize("method", ["suffix", "lookahead", "all", "medusa"])
 def test_tokens_are_the_same_while_speculation_is_toggled(tiny_model_dir, draft_dirs, method):
     engine = engine_for(tiny_model_dir, draft_dirs, method, 3)
     generated = {each.request_id: [] for each in requests(**SAMPLED)}

@@ -6,6 +6,7 @@ from specdec.config.llm import LLMConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.model_resolution import ModelDirectories, resolve_models, with_resolved_dtype
 from specdec.types.errors import InvalidValueError
+from tests.specdec.heads import fitted_medusa_dir
 from tests.specdec.tiny import renamed_dtype_dir, tiny_llama_dir
 
 
@@ -32,6 +33,27 @@ def test_a_draft_with_too_few_shared_tokens_is_rejected(tiny_model_dir, tmp_path
     draft = tiny_llama_dir(tmp_path, vocab=420, hidden=36, heads=3, kv_heads=1)
     with pytest.raises(InvalidValueError, match=r"speculative_config.model is .*shares 100%"):
         resolved(tiny_model_dir, draft)
+
+
+def resolved_head(target, head, method, progress=lambda line: None):
+    speculation = SpeculativeConfig.of(method, model=str(head))
+    return resolve_models(LLMConfig(model=str(target), speculative_config=speculation), progress)
+
+
+def test_a_head_is_reported_as_what_its_files_are(tiny_model_dir, tmp_path):
+    lines = []
+    text = list(range(3, 30))
+    head = fitted_medusa_dir(tiny_model_dir, tmp_path, [text])
+    directories = resolved_head(tiny_model_dir, head, "medusa", lines.append)
+    assert directories == ModelDirectories(tiny_model_dir, None, head)
+    assert lines[0].startswith(f"head {head}: taken for Medusa (vLLM): 5 heads of 1 layers")
+    assert directories.configs().head.max_draft_tokens == 5
+
+
+def test_a_head_of_another_method_is_rejected(tiny_model_dir, tmp_path):
+    head = fitted_medusa_dir(tiny_model_dir, tmp_path, [list(range(3, 30))])
+    with pytest.raises(InvalidValueError, match=r"method is 'mlp_speculator'; it must be medusa: "):
+        resolved_head(tiny_model_dir, head, "mlp_speculator")
 
 
 def settled(model_dir, to, names, dtype="auto"):

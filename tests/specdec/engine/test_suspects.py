@@ -208,7 +208,7 @@ def test_a_target_lost_twice_by_bad_luck_ends_nothing(tiny_model_dir, deaths, is
 
 
 def test_suspects_run_alone_until_they_have_decoded(tiny_model_dir):
-    service = service_of(tiny_model_dir, deaths=(4, 2), async_scheduling=True)
+    service = service_of(tiny_model_dir, deaths=(4, 1), async_scheduling=True)
     for each in requests(3):
         service.add(each)
     while service.num_losses < 2:
@@ -224,13 +224,24 @@ def test_suspects_run_alone_until_they_have_decoded(tiny_model_dir):
 
 
 def test_a_cleared_suspect_needs_two_more_losses_to_be_one_again(tiny_model_dir):
-    service = service_of(tiny_model_dir, deaths=(4, 2, 7))
+    service = service_of(tiny_model_dir, deaths=(4, 1, 7))
     for each in requests(2):
         service.add(each)
     service.run()
     assert service.num_losses == 3
     assert service.errors() == {}
     assert len(service.targets[-1].steps[0].rows) == 2, "none runs alone"
+
+
+def test_losses_with_tokens_decoded_between_make_no_suspects(tiny_model_dir):
+    """Two losses far apart, of a node each, do not make long streams run alone."""
+    service = service_of(tiny_model_dir, deaths=(4, 4))
+    for each in requests(2):
+        service.add(each)
+    service.run()
+    assert service.num_losses == 2
+    assert len(service.targets[-1].steps[0].rows) == 2, "none runs alone"
+    assert_complete(service, ["r0", "r1"])
 
 
 def test_an_aborted_suspect_is_skipped(tiny_model_dir):

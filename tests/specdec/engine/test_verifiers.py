@@ -1,6 +1,7 @@
 """Every verifier through the real engine on the tiny model, with both kinds of drafts."""
 
 import shutil
+from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 
@@ -12,6 +13,7 @@ from transformers import LlamaForCausalLM
 from specdec.config.speculative import SpeculativeConfig
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import VERIFIERS, SpeculationOptions
+from specdec.worker import HeadFiles
 from tests.specdec.engines import (
     ScriptedProposer,
     draft_model,
@@ -21,9 +23,17 @@ from tests.specdec.engines import (
     run,
 )
 from tests.specdec.fakes import run_ranks
+from tests.specdec.heads import fitted_medusa_dir
 from tests.specdec.sampling.chi_square import FALSE_ALARM, chi_square_p_value
 from tests.specdec.tiny import tiny_llama_dir
 
+REPETITIVE = (11, 12, 13, 11, 12, 13, 11)
+FOR_MANY = {
+    "max_num_seqs": 64,
+    "max_num_batched_tokens": 512,
+    "num_blocks": 1000,
+    "max_queue_len": 1000,
+}
 SOMETIMES_SURE = 0.18  # some tokens after the prompt below are more probable, some less
 
 
@@ -44,6 +54,18 @@ def near_model_dir(tiny_model_dir, tmp_path_factory):
     shutil.copytree(tiny_model_dir, directory, dirs_exist_ok=True)
     model.save_pretrained(directory)
     return directory
+
+
+@pytest.fixture(scope="module")
+def medusa_dir(tiny_model_dir, tmp_path_factory):
+    """Return heads that are fitted to some of the likely texts behind REPETITIVE."""
+    engine = local_engine(tiny_model_dir, engine_config(0))
+    asked = [
+        request(str(i), REPETITIVE, seed=i, temperature=1.3, top_k=4, max_tokens=8)
+        for i in range(20)
+    ]
+    texts = [[*REPETITIVE, *tokens] for tokens in tokens_by(engine, asked).values()]
+    return fitted_medusa_dir(tiny_model_dir, tmp_path_factory.mktemp("medusa"), texts)
 
 
 def options(verifier, **changes):
@@ -207,21 +229,24 @@ def triple_probs(tiny_model_dir):
 
 
 @pytest.mark.parametrize("verifier", ["coupled", "rejection", "block"])
-@pytest.mark.parametrize("method", ["ngram", "draft_model", "draft_model while it is sure"])
+@pytest.mark.parametrize(
+    "method", ["ngram", "draft_model", "draft_model while it is sure", "medusa"]
+)
 def test_texts_have_the_distribution_of_transformers(
-    tiny_model_dir, other_model_dir, near_model_dir, triple_probs, verifier, method
+    tiny_model_dir, other_model_dir, near_model_dir, medusa_dir, triple_probs, verifier, method
 ):
-    prompt = (11, 12, 13, 11, 12, 13, 11)
-    config = engine_config(
-        2, max_num_seqs=64, max_num_batched_tokens=512, num_blocks=1000, max_queue_len=1000
-    )
+    prompt = REPETITIVE
+    config, head = engine_config(2, **FOR_MANY), None
+    if method == "medusa":
+        speculation = SpeculativeConfig.of("medusa", 2, model=str(medusa_dir))
+        config, head = replace(config, speculation=speculation), HeadFiles(medusa_dir)
     is_sure = method == "draft_model while it is sure"
     proposer = (
         draft_model(near_model_dir, confidence_threshold=SOMETIMES_SURE)
         if is_sure
         else proposer_of(method, other_model_dir, None)
     )
-    engine = local_engine(tiny_model_dir, config, proposer=proposer)
+    engine = local_engine(tiny_model_dir, config, proposer=proposer, head=head)
     asked = [
         request(
             str(seed),
@@ -245,7 +270,7 @@ def test_texts_have_the_distribution_of_transformers(
     found = np.array([places[text[:3]] for text in texts.values()])
     assert chi_square_p_value(found, np.array(list(probs.values()))) > FALSE_ALARM
     counts = engine.stats().counts.speculation
-    if method == "draft_model":
+    if method in ("draft_model", "medusa"):
         assert counts.num_draft_tokens > 300
     if is_sure:
         assert 1.2 < counts.num_draft_tokens / counts.num_drafts < 1.8, "drafts end alike"

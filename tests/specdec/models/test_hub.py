@@ -107,6 +107,21 @@ def test_a_model_is_downloaded_without_its_code(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("has_safetensors", [True, False])
+def test_pickled_weights_of_a_head_are_downloaded_if_there_are_no_others(
+    fake_hub: FakeHub, has_safetensors: bool
+) -> None:
+    if not has_safetensors:
+        del fake_hub.files["model.safetensors"]
+    directory = resolve(REPO_ID, progress=lambda line: None, may_be_pickled=True)
+    weights = "model.safetensors" if has_safetensors else "pytorch_model.bin"
+    assert sorted(each.name for each in directory.iterdir()) == sorted(
+        ["config.json", "tokenizer.json", weights]
+    )
+    fake_hub.status = 503
+    assert resolve(REPO_ID, progress=lambda line: None, may_be_pickled=True) == directory
+
+
 @pytest.mark.parametrize("revision", ["v1.0", "refs/pr/1", COMMIT])
 def test_the_requested_revision_is_downloaded(fake_hub: FakeHub, revision: str) -> None:
     lines: list[str] = []

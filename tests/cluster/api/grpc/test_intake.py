@@ -173,6 +173,30 @@ async def test_watches_of_the_health_take_no_place_of_other_calls(monkeypatch):
         assert (await stub.Check(health_pb2.HealthCheckRequest())).status
 
 
+async def test_checks_of_the_health_take_the_memory_of_few(monkeypatch):
+    """Unfinished messages take all places; further checks are answered, but not received."""
+    names = []
+
+    class Health(health.aio.HealthServicer):
+        async def Check(self, request, context):  # noqa: N802
+            names.append(request.service)
+            return await super().Check(health_pb2.HealthCheckRequest(), context)
+
+    monkeypatch.setattr(intake, "MAX_RECEIVING_CHECKS", 2)
+    monkeypatch.setattr(health.aio, "HealthServicer", Health)
+    async with Served(timeout_s=2) as served:
+        stub = health_pb2_grpc.HealthStub(served.channel)
+        named = health_pb2.HealthCheckRequest(service="x" * 1000)
+        assert (await stub.Check(named)).status
+        stalled = [served.channel.stream_unary(intake._CHECK)() for _ in range(2)]
+        await asyncio.sleep(0.2)
+        assert (await stub.Check(named, timeout=1)).status
+        assert [len(name) for name in names] == [1000, 0]
+        assert [await code_of(call) for call in stalled] == [StatusCode.DEADLINE_EXCEEDED] * 2
+        assert (await stub.Check(named)).status
+        assert len(names[-1]) == 1000
+
+
 async def test_connections_that_are_not_http2_end():
     options = dict(intake.CHANNEL_OPTIONS)
     assert options["grpc.server_handshake_timeout_ms"] == 10_000

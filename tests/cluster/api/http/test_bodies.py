@@ -145,4 +145,23 @@ async def test_a_body_that_does_not_arrive_is_refused(path, monkeypatch):
         await client.send(head + HEADERS + b"\r\nx")
         head, _, body = (await client.answer()).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 408 ")
-    assert json.loads(body)["error"]["message"] == "no part of the body arrived for 0.3 s"
+    assert json.loads(body)["error"]["message"] == (
+        "the body arrives too slowly (limit 0.3 s for each part)"
+    )
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "proxy"])
+async def test_a_body_that_arrives_in_single_bytes_is_refused(path, monkeypatch):
+    """Each byte is in time, but the rest of the budget is held for as long as they last."""
+    monkeypatch.setattr(bodies, "BODY_TIMEOUT_S", 0.5)
+    limits = HttpLimits(max_body_bytes=LIMIT)
+    app = ReadBodies(echo, limits) if path == "proxy" else application(limits)
+    url = "/" if path == "proxy" else path
+    head = f"POST {url} HTTP/1.1\r\ncontent-length: 1000\r\n".encode()
+    async with running_server(app) as port, connected(port) as client:
+        await client.send(head + HEADERS + b"\r\n")
+        answer = asyncio.ensure_future(client.receive())
+        while not answer.done() and client.num_sent < len(head) + 200:
+            await client.send(b"x")
+            await asyncio.sleep(0.05)
+        assert (await answer).startswith(b"HTTP/1.1 408 ")

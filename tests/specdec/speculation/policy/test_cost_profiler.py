@@ -46,6 +46,22 @@ def test_the_table_holds_the_measured_times():
     assert target.known == set(), "sequences were left behind"
 
 
+def test_a_head_drafts_in_the_steps_with_drafts():
+    """Its seconds are in the target's step, so that they are part of the cost of a draft."""
+    clock, costs = Clock(), []
+
+    class TargetWithHead(TimedTarget):
+        def begin(self, step):
+            super().begin(step)
+            costs.append([(row.num_draft_tokens, row.num_next_drafts) for row in step.rows])
+            clock.now_s += 0.1 * sum(row.num_next_drafts for row in step.rows)
+
+    config = engine_config(max_num_seqs=1, max_num_batched_tokens=64)
+    table = CostProfiler(config, 4, clock, with_head=True).verification(TargetWithHead(clock), 100)
+    assert {row for each in costs for row in each} == {(0, 0), (1, 1), (2, 2), (4, 4)}
+    assert table.step_s(1, 4) == pytest.approx(0.01 + 0.005 + 0.4)
+
+
 def test_profiling_respects_its_budget_and_extrapolates_the_rest_by_rows():
     clock = Clock()
     target = TimedTarget(clock)

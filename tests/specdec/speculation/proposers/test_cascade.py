@@ -56,9 +56,8 @@ def fallback():
 
 @pytest.fixture
 def combined(first, model, fallback):
-    return CascadeProposer(
-        [Stage("ngram", first), Stage("draft_model", model, waits=True), Stage("suffix", fallback)]
-    )
+    of_model = Stage("draft_model", model, waits=True, replaces_shorter=True)
+    return CascadeProposer([Stage("ngram", first), of_model, Stage("suffix", fallback)])
 
 
 def test_each_proposer_gets_the_sequences_without_a_draft(combined, first, model, fallback):

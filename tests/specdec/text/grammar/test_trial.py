@@ -1,7 +1,9 @@
 """The helper process of trial compilations, its restart and its end."""
 
 import json
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +34,20 @@ def test_a_killed_process_restarts_before_the_next_grammar(trial):
     _wait_for_the_restart()
     assert trial._is_ready
     assert trial.fault(ORDINARY) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_process_has_no_secrets(tokenizer, monkeypatch):
+    monkeypatch.setenv("SPECDEC_API_KEYS", "sk-not-for-the-grammar")
+    trial = TrialProcess(tokenizer.to_json(), VOCAB_SIZE, EOS)
+    try:
+        trial.prepare()
+        environment = Path(f"/proc/{trial._process.pid}/environ").read_bytes()
+        assert b"PYTHONPATH=" in environment
+        assert b"sk-not-for-the-grammar" not in environment
+        assert trial.fault(ORDINARY) is None
+    finally:
+        trial.close()
 
 
 def test_grammars_are_compiled_during_a_restart(trial):

@@ -1,0 +1,40 @@
+"""Proposer of the drafts that a head on the target's ranks made at the end of the last step.
+
+The ranks draft behind the tokens that they have just verified, from their hidden states, and return
+drafts and tokens together (`specdec.worker.head_runner`). Here a draft waits for its step.
+"""
+
+from __future__ import annotations
+
+from specdec.config.methods import HeadMethodConfig
+from specdec.speculation.proposers.base import (
+    DraftRequest,
+    Proposal,
+    ProposerMemory,
+    SynchronousProposer,
+)
+
+
+class TargetHeadProposer(SynchronousProposer):
+    """Proposer that passes on the drafts of the target's head, without any state."""
+
+    def __init__(self, config: HeadMethodConfig) -> None:
+        super().__init__()
+        del config
+
+    @staticmethod
+    def memory(config: HeadMethodConfig) -> ProposerMemory:
+        """Return the memory in the engine's process: a few integers a sequence."""
+        del config
+        return ProposerMemory()
+
+    def release(self, seq_id: int) -> None:
+        """Do nothing: the drafts are kept by the sequences."""
+
+    def _propose(self, request: DraftRequest) -> Proposal:
+        """Return the draft as far as it is wanted now; the number was another when it was made."""
+        seq, draft = request.seq, request.seq.head_draft
+        if draft is None:
+            return Proposal(seq.seq_id, seq.num_tokens, seq.token_ids[-1], ())
+        drafts = draft.token_ids[: request.max_tokens]
+        return Proposal(seq.seq_id, draft.base_length, draft.base_token, drafts)

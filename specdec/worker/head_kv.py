@@ -1,0 +1,145 @@
+"""What a rank knows about the KV of its draft head: which pairs are computed, and their features.
+
+The KV of a head is one more layer in the target's block tables (`specdec.models.heads.base`). It is
+computed lazily: while speculation is off only features are stored. So each sequence has a number of
+computed pairs, and each block the number of its leading slots with valid KV. The latter outlives
+the sequence, for those that share the block through the prefix cache. All ranks receive the same
+messages, so they agree.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.forward_batch import Chunk, Indices, on_device
+from specdec.types.messages import StepInput, StepRow
+from specdec.worker.batch_state import BatchState
+
+
+@dataclass
+class _Progress:
+    """A sequence on the head.
+
+    token_ids: all that are known. num_computed: slots 1 to num_computed - 1 have their pair's KV;
+    None until the first row gives the number of cached tokens.
+    """
+
+    token_ids: list[int]
+    num_computed: int | None = None
+
+    def follow(self, row: StepRow) -> None:
+        """Set the tokens from a row's start on; pairs of tokens that change are not computed."""
+        start, known = row.num_computed_tokens, row.known
+        end = start + len(known)
+        if tuple(self.token_ids[start:end]) != known:
+            self.token_ids[start:end] = known
+            self.cut(start)
+        if row.samples and len(self.token_ids) > end:
+            del self.token_ids[end:]
+            self.cut(end)
+
+    def cut(self, num_tokens: int) -> None:
+        """Forget the pairs from slot `num_tokens` on."""
+        if self.num_computed is not None:
+            self.num_computed = min(self.num_computed, num_tokens)
+
+
+class HeadKv:
+    """Features of all slots, and the progress of the head's KV in sequences and blocks."""
+
+    def __init__(
+        self, batch_state: BatchState, num_blocks: int, block_size: int, features: Tensor
+    ) -> None:
+        """features: [num_blocks * block_size, feature_size], zeros."""
+        self._batch_state = batch_state
+        self._block_size = block_size
+        self._features = features
+        self._num_filled = array("i", bytes(4 * num_blocks))  # by block
+        self._sequences: dict[int, _Progress] = {}
+
+    def update(self, step: StepInput) -> None:
+        """Apply the releases, admissions and block table deltas of a step."""
+        for seq_id in step.released:
+            del self._sequences[seq_id]
+        for admission in step.admitted:
+            self._sequences[admission.seq_id] = _Progress(list(admission.token_ids))
+        for delta in step.block_table_deltas:
+            self._sequences[delta.seq_id].cut(delta.start * self._block_size)
+
+    def store(self, rows: Sequence[StepRow], slot_mapping: Indices, features: Tensor) -> None:
+        """Store the features of a pass, and note what it overwrites.
+
+        slot_mapping: [T], slots of the pass's tokens. features: [T, feature_size].
+        """
+        slots = on_device(slot_mapping, self._features.device)
+        self._features.index_copy_(0, slots, features.to(self._features.dtype))
+        for row in rows:
+            self._note_write(row)
+
+    def append_output(self, seq_id: int, token_ids: Sequence[int]) -> None:
+        """Append verified tokens, whose features are stored except for the last one's."""
+        self._sequences[seq_id].token_ids.extend(token_ids)
+
+    def num_tokens(self, seq_id: int) -> int:
+        """Return the number of known tokens of a sequence."""
+        return len(self._sequences[seq_id].token_ids)
+
+    def num_missing(self, seq_id: int, end: int) -> int:
+        """Return the number of pairs below slot `end` that are not computed."""
+        return end - self._first_missing(seq_id)
+
+    def pairs(self, seq_id: int, count: int) -> Chunk:
+        """Return the first `count` missing pairs of a sequence."""
+        start = self._first_missing(seq_id)
+        token_ids = self._sequences[seq_id].token_ids[start : start + count]
+        return Chunk(token_ids, start, self._batch_state.block_table(seq_id))
+
+    def features_of(self, chunks: Sequence[Chunk]) -> Tensor:
+        """Return the features [T, feature_size] that belong to pairs: of the tokens before them."""
+        slots = [slot for chunk in chunks for slot in self._slots_before(chunk)]
+        return self._features[torch.tensor(slots, device=self._features.device)]
+
+    def note_computed(self, seq_id: int, pairs: Chunk) -> None:
+        """Record that the KV of `pairs` is written."""
+        self._sequences[seq_id].num_computed = pairs.end
+        start = 0 if pairs.start == 1 else pairs.start  # slot 0 has no pair
+        for index in range(start // self._block_size, -(-pairs.end // self._block_size)):
+            first, block = index * self._block_size, pairs.block_table[index]
+            num_filled = self._num_filled[block]
+            if num_filled >= start - first:
+                num_now = min(pairs.end - first, self._block_size)
+                self._num_filled[block] = max(num_filled, num_now)
+
+    def _first_missing(self, seq_id: int) -> int:
+        num_computed = self._sequences[seq_id].num_computed
+        assert num_computed is not None, "no row of the sequence has run"
+        return max(1, num_computed)
+
+    def _slots_before(self, chunk: Chunk) -> Iterator[int]:
+        for position in range(chunk.start - 1, chunk.end - 1):
+            index, offset = divmod(position, self._block_size)
+            yield chunk.block_table[index] * self._block_size + offset
+
+    def _note_write(self, row: StepRow) -> None:
+        """Record that the target writes a row's slots: pairs that were there before are gone."""
+        progress = self._sequences[row.seq_id]
+        table = self._batch_state.block_table(row.seq_id)
+        if progress.num_computed is None:
+            progress.num_computed = self._num_shared(table, row.num_computed_tokens)
+        progress.follow(row)
+        first = max(row.num_computed_tokens, progress.num_computed)
+        for index in range(first // self._block_size, -(-row.end // self._block_size)):
+            offset = max(0, first - index * self._block_size)
+            self._num_filled[table[index]] = min(self._num_filled[table[index]], offset)
+
+    def _num_shared(self, table: array[int], num_cached: int) -> int:
+        """Return the leading tokens of a cached prefix whose pairs another sequence computed."""
+        for index in range(num_cached // self._block_size):
+            if self._num_filled[table[index]] < self._block_size:
+                return index * self._block_size + self._num_filled[table[index]]
+        return num_cached - num_cached % self._block_size

@@ -1,0 +1,187 @@
+"""Drafting with a head on a rank of the target, at the end of each step.
+
+The head sees the target's hidden states, which never leave the rank. It drafts behind the tokens
+that the step has verified; drafts and tokens are returned together, and the engine sends the drafts
+back with the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.models.heads.base import DraftHead, HeadState
+from specdec.sampling.vocab_shard import VocabShard
+from specdec.types.messages import StepInput, StepRow, VerifiedRow
+from specdec.worker.batch_state import BatchState
+from specdec.worker.head_kv import HeadKv
+from specdec.worker.head_sampler import HeadDraft, HeadSampler
+
+Verified = tuple[VerifiedRow, ...]
+
+
+class HeadRunner:
+    """One rank's draft head, which drafts for the rows whose `num_next_drafts` is above 0.
+
+    A head without KV continues each row from the hidden state of its last verified token. A head
+    with KV first computes the pairs that its KV lacks. If they are more than `max_pairs` over all
+    rows, as after speculation was off for long, the rest is computed in the next steps, and a
+    sequence that is behind has no draft meanwhile.
+    """
+
+    def __init__(
+        self,
+        head: DraftHead,
+        batch_state: BatchState,
+        shard: VocabShard,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        max_pairs: int,
+        feature_dtype: torch.dtype,
+    ) -> None:
+        """Allocate the head's KV and features for a pool of `num_blocks`, if it has attention.
+
+        batch_state, shard: of the target's rank.
+        """
+        self.head = head
+        self._batch_state = batch_state
+        self._block_size = block_size
+        self._max_model_len = max_model_len
+        self._max_pairs = max_pairs
+        self._sampler = HeadSampler(head, batch_state, shard)
+        self._kv: HeadKv | None = None
+        self._kv_cache: Tensor | None = None
+        if head.num_kv_layers:
+            shape = (num_blocks * block_size, head.feature_size)
+            features = torch.zeros(shape, dtype=feature_dtype, device=head.device)
+            self._kv = HeadKv(batch_state, num_blocks, block_size, features)
+            self._kv_cache = head.new_kv_cache(len(features))
+
+    def update(self, step: StepInput) -> None:
+        """Apply the sequences' changes of a step."""
+        if self._kv is not None:
+            self._kv.update(step)
+
+    @torch.inference_mode()
+    def draft(
+        self,
+        rows: Sequence[StepRow],
+        batch: ModelInput,
+        hidden: Tensor,
+        tapped: Tensor | None,
+        verified: Verified,
+    ) -> Verified:
+        """Draft behind the verified rows of a step; return them with their drafts.
+
+        rows: of the step, whose tokens are `batch`. hidden, tapped: of this pass, as in
+        `DraftHead.features`. A collective call.
+        """
+        tokens = {row.seq_id: row.token_ids for row in verified}
+        if self._kv is not None:
+            features = self.head.features(hidden, tapped)
+            self._kv.store(rows, batch.slot_mapping, features)
+            for row in verified:
+                self._kv.append_output(row.seq_id, row.token_ids)
+        active = [row for row in rows if row.num_next_drafts and tokens.get(row.seq_id, (0,))]
+        if not active:
+            return verified
+        if self._kv is not None:
+            drafts = self._draft_with_kv(self._kv, active)
+        else:
+            drafts = self._draft_without_kv(rows, active, tokens, hidden, tapped)
+        drafted = {each.seq_id: tuple(each.token_ids) for each in drafts}
+        return tuple(
+            row._replace(next_draft_token_ids=drafted.get(row.seq_id, ())) for row in verified
+        )
+
+    def _draft_without_kv(
+        self,
+        rows: Sequence[StepRow],
+        active: Sequence[StepRow],
+        tokens: dict[int, tuple[int, ...]],
+        hidden: Tensor,
+        tapped: Tensor | None,
+    ) -> Sequence[HeadDraft]:
+        """Draft from the hidden state of each active row's last verified token."""
+        ends = accumulate(len(row.token_ids) for row in rows)
+        starts = {row.seq_id: end - len(row.token_ids) for row, end in zip(rows, ends, strict=True)}
+        drafts, chunks, last = [], [], []
+        for row in (each for each in active if each.samples):
+            own, table = tokens[row.seq_id], self._batch_state.block_table(row.seq_id)
+            draft = self._new_draft(row, row.known_end + len(own))
+            if draft.is_complete:
+                continue
+            drafts.append(draft)
+            chunks.append(Chunk(own[-1:], draft.num_tokens - 1, table))
+            last.append(starts[row.seq_id] + row.num_known_tokens - 1 + len(own) - 1)
+        if drafts:
+            index = torch.tensor(last, device=hidden.device)
+            of_rows = None if tapped is None else tapped[index]
+            features = self.head.features(hidden[index], of_rows)
+            self._extend(self._begin(chunks, features, drafts), drafts)
+        return drafts
+
+    def _draft_with_kv(self, kv: HeadKv, active: Sequence[StepRow]) -> Sequence[HeadDraft]:
+        """Compute missing pairs, and draft for the rows that then have all of theirs."""
+        num_left = self._max_pairs
+        chunks, drafts, members = list[Chunk](), list[HeadDraft](), list[int]()
+        for row in active:
+            end = kv.num_tokens(row.seq_id) if row.samples else row.end
+            num_missing = kv.num_missing(row.seq_id, end)
+            if not (count := min(num_missing, num_left)):
+                continue
+            num_left -= count
+            draft = self._new_draft(row, end)
+            if row.samples and count == num_missing and not draft.is_complete:
+                members.append(len(chunks))
+                drafts.append(draft)
+            chunks.append(kv.pairs(row.seq_id, count))
+            kv.note_computed(row.seq_id, chunks[-1])
+        if not chunks:
+            return ()
+        state = self._begin(chunks, kv.features_of(chunks), drafts)
+        if drafts:
+            is_whole = len(members) == len(chunks)
+            self._extend(state if is_whole else self.head.select(state, members), drafts)
+        return drafts
+
+    def _new_draft(self, row: StepRow, num_tokens: int) -> HeadDraft:
+        """Return an empty draft; it will end where a token of the target still fits behind it."""
+        num_wanted = min(row.num_next_drafts, self._max_model_len - 1 - num_tokens)
+        if self.head.max_draft_tokens is not None:
+            num_wanted = min(num_wanted, self.head.max_draft_tokens)
+        return HeadDraft(row.seq_id, num_tokens, num_wanted)
+
+    def _begin(
+        self, chunks: Sequence[Chunk], features: Tensor, drafts: Sequence[HeadDraft]
+    ) -> HeadState:
+        longest = max((each.num_wanted for each in drafts), default=0)
+        pairs = ModelInput(chunks, self._block_size)
+        return self.head.begin(pairs, features, self._kv_cache, longest)
+
+    def _extend(self, state: HeadState, drafts: Sequence[HeadDraft]) -> None:
+        """Draft token by token; state: of the sequences of `drafts`, in order.
+
+        A draft ends where the head's logits are not numbers.
+        """
+        index = 0
+        while drafts:
+            selected = self._sampler.select(self.head.logits(state, index), drafts)
+            going = list[int]()
+            for place, (draft, token_id) in enumerate(zip(drafts, selected, strict=True)):
+                if token_id is not None:
+                    draft.token_ids.append(token_id)
+                    if not draft.is_complete:
+                        going.append(place)
+            if len(going) < len(drafts):
+                drafts = [drafts[place] for place in going]
+                state = self.head.select(state, going) if going else None
+            if drafts:
+                state = self.head.advance(state, [each.token_ids[-1] for each in drafts], index)
+            index += 1

@@ -1,0 +1,95 @@
+"""Selection of a head's draft tokens, as the target will select its own tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from specdec.kernels.sample import row_argmax
+from specdec.models.heads.base import DraftHead
+from specdec.sampling.sampler import sample
+from specdec.sampling.vocab_shard import VocabShard, all_ranks_argmax
+from specdec.text.vocab_map import VocabularyMap
+from specdec.worker.batch_state import BatchState, TokenSpan
+from specdec.worker.vocab_remap import VocabRemap
+
+
+@dataclass
+class HeadDraft:
+    """The draft of one sequence so far, in the target's tokens.
+
+    num_tokens: length of the sequence that it continues. num_wanted: draft tokens to make.
+    """
+
+    seq_id: int
+    num_tokens: int
+    num_wanted: int
+    token_ids: list[int] = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.token_ids) >= self.num_wanted
+
+
+class HeadSampler:
+    """Selects draft tokens from a head's logits, equally on all ranks.
+
+    A draft token is the argmax of the head's shaped logits and the noise that the target will use
+    at its position, which is keyed by the target's token ids. Verifiers that need the distribution
+    of the drafts get the argmax alone instead: without noise it is a function of the text, so it
+    was the only possible draft.
+    """
+
+    def __init__(self, head: DraftHead, batch_state: BatchState, shard: VocabShard) -> None:
+        """shard: this rank's shard of the target's vocabulary."""
+        self._batch_state = batch_state
+        self._shard = shard
+        self._head_shard = VocabShard(shard.group, head.vocab_slice.start, head.vocab_size)
+        self._target_ids = head.target_ids
+        self._remap: VocabRemap | None = None
+        if head.target_ids is not None:
+            vocabulary = _vocabulary(head.target_ids, shard.vocab_size)
+            self._remap = VocabRemap(vocabulary, shard.group, head.device)
+
+    def select(self, logits: Tensor, drafts: Sequence[HeadDraft]) -> list[int | None]:
+        """Return the next token of each draft; None where the logits have NaN or no finite value.
+
+        logits: [len(drafts), len(vocab_slice)], of this rank. A collective call.
+        """
+        argmax = all_ranks_argmax(row_argmax(logits), self._head_shard)
+        token_ids = argmax.token_ids
+        if self._target_ids is not None:
+            token_ids = self._target_ids[token_ids]
+        selected: list[int | None] = token_ids.tolist()
+        states = [self._batch_state.is_drafted_greedily(each.seq_id) for each in drafts]
+        if members := [index for index, is_greedy in enumerate(states) if not is_greedy]:
+            own = logits if len(members) == len(drafts) else logits[members]
+            sampled = self._sample(own, [drafts[member] for member in members])
+            for member, token_id in zip(members, sampled, strict=True):
+                selected[member] = token_id
+        rows = zip(selected, argmax.invalid_rows, strict=True)
+        return [None if is_invalid else token_id for token_id, is_invalid in rows]
+
+    def _sample(self, logits: Tensor, drafts: Sequence[HeadDraft]) -> list[int]:
+        """Return the tokens that the target would sample from these logits."""
+        shard = self._shard
+        if self._remap is not None:
+            logits, shard = self._remap.apply(logits), self._remap.shard
+        processor = self._batch_state.draft_logits_processor(
+            [(each.seq_id, each.num_tokens, each.token_ids) for each in drafts]
+        )
+        spans = [TokenSpan(each.seq_id, each.num_tokens + len(each.token_ids)) for each in drafts]
+        batch = self._batch_state.sampling_batch(spans)
+        token_ids: list[int] = sample(processor.apply(logits), batch, shard).tolist()
+        return token_ids
+
+
+def _vocabulary(target_ids: Tensor, target_size: int) -> VocabularyMap:
+    """Return the map of a head's draft tokens, all of which the target has."""
+    to_target = target_ids.cpu().numpy().astype(np.int32)
+    to_draft = np.full(target_size, -1, dtype=np.int32)
+    to_draft[to_target] = np.arange(len(to_target), dtype=np.int32)
+    return VocabularyMap(to_target, to_draft, has_equal_ids=False)

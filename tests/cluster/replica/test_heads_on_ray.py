@@ -1,0 +1,39 @@
+"""`LLM` with a draft head on ranks that are Ray actors: the same tokens, some of them drafted."""
+
+import pytest
+
+from specdec import LLM
+from tests.cluster.replica.test_llm_on_ray import PARAMS, PROMPTS, run_program, token_ids_in
+from tests.specdec.heads import HEADS
+from tests.specdec.llm.models import arguments
+
+COUNTERS = """
+metrics = {each.name: getattr(each, "value", None) for each in llm.get_metrics()}
+print("accepted", metrics["specdec:spec_decode_num_accepted_tokens"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("method", HEADS)
+def test_ranks_on_ray_draft_with_a_head(tiny_model_dir, tmp_path, method, size):
+    with LLM(**arguments(tiny_model_dir, speculative_config=None)) as llm:
+        outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+    expected = [each.outputs[0].token_ids for each in outputs]
+    texts = [[*each.prompt_token_ids, *each.outputs[0].token_ids] for each in outputs]
+    head = HEADS[method](tiny_model_dir, tmp_path, texts)
+    speculation = {"method": method, "model": str(head), "policy": "threshold"}
+    done = run_program(
+        tiny_model_dir,
+        COUNTERS,
+        tensor_parallel_size=size,
+        distributed_executor_backend="ray",
+        speculative_config=speculation,
+        kernels="auto",
+    )
+    assert done.returncode == 0, done.stderr
+    assert token_ids_in(done.stdout) == expected
+    assert "taken for" in done.stderr, "the log names the format of the head"
+    [accepted] = [line for line in done.stdout.splitlines() if line.startswith("accepted")]
+    assert int(accepted.split()[1]) > 0

@@ -1,0 +1,44 @@
+"""Drafts of a target's head are passed on once, as far as they are wanted."""
+
+from specdec.config.methods import MedusaConfig
+from specdec.config.speculative import SpeculativeConfig
+from specdec.sequences.sequence import HeadDraft
+from specdec.speculation.proposers import DraftRequest, make_proposer
+from specdec.speculation.proposers.target_head import TargetHeadProposer
+from tests.specdec.speculation.proposers.sequences import sequence
+
+
+def drafted(seq, count, proposer=None):
+    proposer = proposer or TargetHeadProposer(MedusaConfig(model="head"))
+    proposer.begin([DraftRequest(seq, count)])
+    return [
+        (each.base_length, each.base_token, each.draft_token_ids, each.method)
+        for each in proposer.collect()
+    ]
+
+
+def test_a_draft_is_shortened_to_what_is_wanted_now():
+    seq = sequence(1, [5, 6])
+    seq.head_draft = HeadDraft(2, 6, (7, 8, 9))
+    assert drafted(seq, 2) == [(2, 6, (7, 8), None)]
+    assert drafted(seq, 5) == [(2, 6, (7, 8, 9), None)]
+
+
+def test_a_sequence_without_a_draft_gets_none():
+    assert drafted(sequence(1, [5, 6]), 3) == [(2, 6, (), None)]
+
+
+def test_nothing_is_known_ahead_of_a_step():
+    proposer = TargetHeadProposer(MedusaConfig(model="head"))
+    assert proposer.propose_ahead([DraftRequest(sequence(1, [5, 6]), 3)]) is None
+
+
+def test_the_head_drafts_where_a_lookup_before_it_has_no_full_draft():
+    speculation = SpeculativeConfig.of("medusa", model="head", first="ngram", prompt_lookup_min=1)
+    proposer = make_proposer(speculation)
+    seq = sequence(1, [5, 6, 5])
+    seq.head_draft = HeadDraft(3, 5, (7,))
+    assert drafted(seq, 2, proposer) == [(3, 5, (6, 5), "ngram")]
+    unseen = sequence(2, [5, 6, 7])
+    unseen.head_draft = HeadDraft(3, 7, (8, 9))
+    assert drafted(unseen, 2, proposer) == [(3, 7, (8, 9), "medusa")]
