@@ -159,7 +159,7 @@ class CommandLineDoor(Door):
         output = result.output
         if result.exit_code not in (0, 1, 2, 130):
             raise ViolationError(f"exit code {result.exit_code} of {arguments}: {output[-300:]}")
-        if "Traceback" in output or "unexpected " in output or "INTERNAL" in output:
+        if "Traceback" in output or "error: unexpected " in output or "INTERNAL" in output:
             raise ViolationError(f"{arguments}: {output[-300:]}")
         return f"exit {result.exit_code}"
 
