@@ -83,7 +83,7 @@ def mutated_bytes(content: bytes, random: Random, end: int | None = None) -> byt
 
 
 def mutated_text(text: str, random: Random) -> str:
-    """Return a text with wild parts in place of some of its own."""
+    """Return a text of which some parts are replaced by wild ones."""
     for _ in range(random.randint(1, 3)):
         at = random.randrange(len(text) + 1)
         text = text[:at] + random.choice(TEXTS)[:200] + text[at + random.choice((0, 1, 10)) :]
