@@ -6,9 +6,7 @@ import sys
 
 import pytest
 
-from tests.chaos import nodes
 from tests.chaos.suite import SERVICES, run
-from tests.e2e.two_nodes import missing
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -19,15 +17,6 @@ def test_two_minutes_of_faults_violate_nothing(tiny_model_dir, tmp_path, name):
     print("\n".join(report.table()))
     assert report.violations == []
     assert len(report.injected) >= 3
-
-
-def test_faults_between_two_nodes_violate_nothing(tiny_model_dir, tmp_path):
-    if reason := missing():
-        pytest.skip(reason)
-    report = nodes.run(tiny_model_dir, tmp_path, num_faults=4, seed=0)
-    print(f"{report.num_calls} calls:", *report.injected, sep="\n")
-    assert report.violations == []
-    assert report.num_calls > 20
 
 
 def test_updates_under_traffic_violate_nothing(tiny_model_dir, tmp_path):

@@ -226,8 +226,8 @@ def test_the_end_of_ray_ends_the_service_with_the_reason(tiny_model_dir, tmp_pat
         lost.kill()
         exit_code, line = service.end(timeout_s=15)
         assert exit_code == EXIT_LOST
-        assert line.startswith("error: ")
-        assert "SIGKILL" in line
+        assert line.startswith(f"error: Ray's {name} (process {lost.pid})")
+        assert line.endswith("so the service has ended")
         assert {error.code for end in ends if (error := end.result())} <= {
             grpc.StatusCode.UNAVAILABLE
         }
