@@ -9,7 +9,7 @@ PROTOS := $(shell find protos -name '*.proto')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup protos serve test test-slow test-interleavings test-openapi chaos soak check audit docs breaking format lossless bench bench-acceptance bench-precision bench-sampling bench-drafting bench-structured-output bench-collectives bench-tensor-parallel bench-forward bench-kernels bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control bench-off bench-service-control test-browser test-prometheus test-chart monitoring cli-reference chart third-party gpu-check clean
+.PHONY: help setup protos serve test test-slow test-interleavings test-openapi chaos fuzz soak check audit docs breaking format lossless bench bench-acceptance bench-precision bench-sampling bench-drafting bench-structured-output bench-collectives bench-tensor-parallel bench-forward bench-kernels bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control bench-off bench-service-control test-browser test-prometheus test-chart monitoring cli-reference chart third-party gpu-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ test-interleavings: .make/setup ## run 20,000 random histories of an engine whos
 
 chaos: .make/setup ## put random faults into the real service; ARGS='--minutes 30 --seed 1'
 	$(BIN)/python -m tests.chaos $(ARGS)
+
+fuzz: .make/setup ## put 10,000 random inputs over every front door; ARGS='--inputs 10000 --seed 1'
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 soak: .make/setup ## run the real service under steady load for an hour; ARGS='--minutes 60'
 	$(BIN)/python -m tests.chaos.soak $(ARGS)

@@ -15,15 +15,12 @@ from typing import Any
 
 import yaml
 
+from cluster.config.secrets import KEYS_VARIABLE, TOKEN_VARIABLE
 from cluster.config.serve_config import ServeConfig
 from cluster.observability.request_context import current_caller
 from cluster.replica.limits import MAX_PRIORITY
 from specdec.types.control import is_number
 from specdec.types.errors import InvalidValueError, OverloadedError, UnauthenticatedError
-
-KEYS_VARIABLE = "SPECDEC_API_KEYS"
-
-TOKEN_VARIABLE = "SPECDEC_ADMIN_TOKEN"
 
 _SCHEME = "bearer "
 _MIN_KEY_CHARS = 8

@@ -10,8 +10,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import click
 
-from cluster.api.authentication import TOKEN_VARIABLE, read_token
+from cluster.api.authentication import read_token
 from cluster.cli.output import Flag, combine_flags, section_flag
+from cluster.config.secrets import API_KEY_VARIABLE, TOKEN_VARIABLE
 from specdec.client import AdminClient
 from specdec.client.calls import DEFAULT_TIMEOUT_S
 from specdec.config.methods import METHOD_NAMES
@@ -23,7 +24,6 @@ from specdec.types.sampling_params import (
 )
 
 DEFAULT_ADDRESS = "127.0.0.1:9000"
-API_KEY_VARIABLE = "SPECDEC_API_KEY"
 ADMIN_FLAG_NAMES = ("address", "tls_ca_file", "token_file", "model")
 
 _CLIENT_ARGUMENTS = ("address", "timeout_s", "tls_ca_file", "api_key")

@@ -225,7 +225,8 @@ def _set_keys(keys: tuple[str, ...], configs: Sequence[ServeConfig]) -> None:
     """Set the keys in the environment, which the replicas inherit and other users cannot read."""
     if not keys:
         return
-    from cluster.api.authentication import KEYS_VARIABLE, read_keys
+    from cluster.api.authentication import read_keys
+    from cluster.config.secrets import KEYS_VARIABLE
 
     if any(config.api_key_file is not None for config in configs):
         raise click.UsageError("--api-key and --api-key-file are mutually exclusive")

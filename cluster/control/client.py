@@ -25,7 +25,7 @@ from specdec.types.control import (
     SpeculationState,
     StateStamp,
 )
-from specdec.types.errors import InvalidValueError, NotReadyError, OverloadedError
+from specdec.types.errors import InvalidValueError, NotReadyError, OverloadedError, SpecdecError
 from specdec.types.fleet import FleetStatistics, ReplicaReport, ReplicaStatus, ServiceStatus
 
 logger = logging.getLogger(__name__)
@@ -218,6 +218,8 @@ class ControlClient:
             response.cancel()  # else the ControlPlane would continue the call
             raise
         self.is_connected = True
+        if isinstance(answer, SpecdecError):
+            raise answer
         return answer
 
 

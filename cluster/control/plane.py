@@ -12,7 +12,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
 from cluster.control.overrides import OverrideLimits, after_change, plain_change, state_of
 from cluster.control.peers import ServiceCard
@@ -29,7 +31,7 @@ from specdec.types.control import (
     StateStamp,
     active_rule,
 )
-from specdec.types.errors import InvalidValueError, StorageError, VersionConflictError
+from specdec.types.errors import InvalidValueError, SpecdecError, StorageError, VersionConflictError
 from specdec.types.fleet import FleetStatistics, ReplicaReport, ReplicaStatus, ServiceStatus
 from specdec.types.stats import Counts
 
@@ -297,8 +299,28 @@ class ControlPlane:
         return received is not None
 
 
+def _returning_refusals(method: Any) -> Any:
+    """Return an async method that returns the errors of callers' values instead of raising them.
+
+    Serve logs a traceback of every exception. `ControlClient` raises them.
+    """
+
+    @wraps(method)
+    async def call(*arguments: Any, **named: Any) -> Any:
+        try:
+            return await method(*arguments, **named)
+        except SpecdecError as error:
+            return error
+
+    return call
+
+
 class ControlPlaneReplica(ControlPlane):
     """The ControlPlane as a Ray Serve deployment. Its process imports no torch."""
+
+    set_speculation = _returning_refusals(ControlPlane.set_speculation)
+    preview = _returning_refusals(ControlPlane.preview)
+    audit_log = _returning_refusals(ControlPlane.audit_log)
 
     def __init__(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cluster.config.network import MAX_MODEL_CHARS
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import (
@@ -11,6 +13,7 @@ from specdec.types.request import (
     Prompt,
     TokenizeRequest,
 )
+from specdec.types.sampling_params import SamplingParams
 from specdec.types.validation import require_count, require_range
 
 MAX_TEXT_CHARS = 1_000_000
@@ -30,13 +33,20 @@ def check_request(request: GenerateRequest, *, is_chat: bool) -> GenerateRequest
     check_request_id(request.request_id)
     require_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
     check_cache_salt(request.cache_salt)
-    require_count("resume_token_ids", len(request.resume_token_ids), 0, MAX_TOKEN_IDS, "tokens")
-    params = request.params
-    if request.resume_token_ids and params.seed is None and params.temperature != 0:
-        # With another seed the output would not be what would have followed.
+    check_resumption(request.resume_token_ids, request.params)
+    return request
+
+
+def check_resumption(token_ids: Sequence[int], params: SamplingParams) -> None:
+    """Check the tokens that a client has from an interrupted stream.
+
+    params: as the client sent them; with another seed the output would not be what would have
+    followed.
+    """
+    require_count("resume_token_ids", len(token_ids), 0, MAX_TOKEN_IDS, "tokens")
+    if token_ids and params.seed is None and params.temperature != 0:
         limit = "given with resume_token_ids, unless temperature is 0"
         raise InvalidValueError("seed", None, limit)
-    return request
 
 
 def check_tokenize(request: TokenizeRequest) -> TokenizeRequest:

@@ -20,7 +20,7 @@ from specdec.config.quantization import QuantizationMethod
 from specdec.engine.engine_thread import EngineThread
 from specdec.engine.memory_plan import MemoryPlan
 from specdec.engine.model_resolution import ModelDirectories
-from specdec.speculation.policy.factory import make_policy
+from specdec.speculation.policy.factory import MeasureEngine, make_policy
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import DraftVocabulary, Proposer, make_proposer
 from specdec.types.control import SpeculationControl
@@ -120,7 +120,9 @@ class RayExecutor:
         """See Executor."""
         return make_proposer(self._plan.engine.speculation, self._draft)
 
-    def make_policy(self, control: SpeculationControl, full_batch: int) -> SpeculationPolicy | None:
+    def make_policy(
+        self, control: SpeculationControl, full_batch: int, measure_engine: MeasureEngine
+    ) -> SpeculationPolicy | None:
         """See Executor."""
         return make_policy(
             control,
@@ -130,6 +132,7 @@ class RayExecutor:
             self._plan.draft,
             lambda: self.can_draft,
             full_batch,
+            measure_engine,
         )
 
     @property

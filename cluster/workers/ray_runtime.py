@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import sys
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -60,10 +62,12 @@ def prepare_environment() -> None:
 class LocalRay:
     """A Ray that this process has started.
 
-    node: Ray's record of its processes. before: the authentication variables before; None if unset.
+    node: Ray's record of its processes. token: its file. before: the authentication variables
+    before; None if unset.
     """
 
     node: Any
+    token: TokenFile
     before: Mapping[str, str | None]
 
     def processes(self) -> list[psutil.Process]:
@@ -90,14 +94,43 @@ class LocalRay:
     def restore_environment(self) -> None:
         """Restore the authentication variables for the next Ray that the process uses."""
         _authenticate(self.before)
+        self.token.close()
+
+
+class TokenFile:
+    """A token in a file that only processes of the same user can read.
+
+    Environment variables, which every process of Ray inherits, contain its path only. On Linux it
+    is in memory and ends with this process.
+    """
+
+    def __init__(self) -> None:
+        """Make a random token."""
+        if sys.platform == "linux":
+            self._file = os.fdopen(os.memfd_create("ray-token"), "w")
+            self.path = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
+        else:
+            self._file = tempfile.NamedTemporaryFile("w", prefix="ray-token-")  # noqa: SIM115
+            self.path = self._file.name
+        self._file.write(secrets.token_hex(32))
+        self._file.flush()
+
+    def close(self) -> None:
+        """Remove it."""
+        self._file.close()
 
 
 def start_ray() -> LocalRay:
     """Start it. Sets environment variables of this process, which Ray's processes inherit."""
     prepare_environment()
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    before = {name: os.environ.get(name) for name in token}
-    _authenticate(token)
+    token = TokenFile()
+    variables = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": token.path,
+        "RAY_AUTH_TOKEN": None,  # would take precedence
+    }
+    before = {name: os.environ.get(name) for name in variables}
+    _authenticate(variables)
     import ray  # reads the environment when it is imported
 
     try:
@@ -111,8 +144,9 @@ def start_ray() -> LocalRay:
         )
     except BaseException:
         _authenticate(before)
+        token.close()
         raise
-    return LocalRay(local_node(), before)
+    return LocalRay(local_node(), token, before)
 
 
 def _authenticate(variables: Mapping[str, str | None]) -> None:

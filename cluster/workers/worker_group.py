@@ -18,6 +18,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from cluster.config.secrets import SECRET_VARIABLES
 from cluster.workers import serialization
 from cluster.workers.actor import DraftWorker, TargetWorker, Worker
 from cluster.workers.group_spec import GroupSpec
@@ -50,7 +51,8 @@ _STOP_TIMEOUT_S = 5.0
 # not scheduled. On two cores under contention, 120 small matrix products took 4.5 s that way, 0.7 s
 # with a spin count of 20000, and 0.2 s with 2000: some 0.1 ms, longer than the gaps within a step.
 BRIEF_SPINNING = {"GOMP_SPINCOUNT": "2000"}
-"""Environment variables of every rank."""
+RANK_ENVIRONMENT = {**BRIEF_SPINNING, **dict.fromkeys(SECRET_VARIABLES, "")}
+"""Environment variables of every rank, which needs no key."""
 
 StepT = TypeVar("StepT", bound=StepInput | DraftStep)
 OutputT = TypeVar("OutputT", bound=VerifyOutput | DraftOutput)
@@ -265,7 +267,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
             num_cpus=CPUS_PER_WORKER,
             num_gpus=0 if spec.device == "cpu" else 1,
             max_restarts=0,
-            runtime_env={"env_vars": BRIEF_SPINNING},
+            runtime_env={"env_vars": RANK_ENVIRONMENT},
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 placement, placement_group_bundle_index=spec.bundle_index
             ),

@@ -7,10 +7,12 @@ from typing import Generic, Protocol, TypeVar
 
 from specdec.config.llm import LLMConfig
 from specdec.engine.engine import Engine
+from specdec.engine.engine_profiler import EngineProfiler
 from specdec.engine.engine_thread import EngineThread
 from specdec.engine.memory_plan import memory_plan
 from specdec.engine.metrics import Metrics, StepRecorder
 from specdec.engine.model_resolution import Models, with_resolved_dtype
+from specdec.speculation.policy.factory import MeasureEngine
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import Proposer
 from specdec.text.tokenizer import Tokenizer
@@ -40,7 +42,9 @@ class Executor(Protocol):
     def make_proposer(self) -> Proposer | None:
         """Return the configured proposer; None where nothing drafts."""
 
-    def make_policy(self, control: SpeculationControl, full_batch: int) -> SpeculationPolicy | None:
+    def make_policy(
+        self, control: SpeculationControl, full_batch: int, measure_engine: MeasureEngine
+    ) -> SpeculationPolicy | None:
         """See `specdec.speculation.policy.factory`; call it before there is a sequence."""
 
     def mark_target_lost(self) -> None:
@@ -104,7 +108,8 @@ class EngineCore(Generic[Config]):
         """
         policy = None
         if self.control is not None:
-            policy = executor.make_policy(self.control, full_batch)
+            profiler = EngineProfiler(self.plan.engine, self.model, tokenizer)
+            policy = executor.make_policy(self.control, full_batch, profiler.measure)
         self._engine = Engine(
             self.plan.engine,
             self.model,

@@ -243,6 +243,8 @@ class Engine:
         if policy is not None:
             counts.decisions = {each.value: n for each, n in policy.log.counts.items()}
             counts.decided_lengths = policy.log.lengths
+            for each in policy.observed:
+                counts = counts.plus(Counts(measured_s=each.measured, profiled_s=each.profiled))
         return counts
 
     def check_integrity(self) -> None:

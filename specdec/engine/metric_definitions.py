@@ -188,6 +188,18 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
         lambda c: _indexed(c.decided_lengths),
     ),
     counters("speculation_decisions", "Steps by the reason of their decision.", "reason", _reasons),
+    counters(
+        "decode_step_seconds",
+        "Seconds of decode steps, as measured.",
+        "num_draft_tokens",
+        "measured_s",
+    ),
+    counters(
+        "decode_step_profiled_seconds",
+        "Seconds of the same steps, by the profile of the start.",
+        "num_draft_tokens",
+        "profiled_s",
+    ),
     gauge(
         "speculation_estimated_speedup", "Estimated speedup over no drafts.", "estimated_speedup"
     ),

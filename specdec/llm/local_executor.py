@@ -16,7 +16,7 @@ from specdec.config.quantization import QuantizationMethod
 from specdec.distributed.group import TensorParallelGroup
 from specdec.engine.memory_plan import MemoryPlan
 from specdec.engine.model_resolution import ModelDirectories
-from specdec.speculation.policy.factory import make_policy
+from specdec.speculation.policy.factory import MeasureEngine, make_policy
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import (
     DraftModelProposer,
@@ -83,7 +83,9 @@ class LocalExecutor:
         """See Executor."""
         return make_proposer(self._plan.engine.speculation, self._draft)
 
-    def make_policy(self, control: SpeculationControl, full_batch: int) -> SpeculationPolicy | None:
+    def make_policy(
+        self, control: SpeculationControl, full_batch: int, measure_engine: MeasureEngine
+    ) -> SpeculationPolicy | None:
         """See Executor."""
         worker = self._draft_worker
         measured = partial(
@@ -95,6 +97,7 @@ class LocalExecutor:
             self._plan.draft,
             lambda: True,
             full_batch,
+            measure_engine,
         )
         return _on_thread(measured)
 

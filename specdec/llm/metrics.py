@@ -34,9 +34,9 @@ class Metric:
 
 @dataclass(frozen=True)
 class Counter(Metric):
-    """A value that only grows."""
+    """A value that only grows. Counts are integers, seconds are not."""
 
-    value: int
+    value: int | float
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,8 @@ def _metric(
     if isinstance(reading.value, HistogramCounts):
         return _histogram(name, own, reading.value)
     if spec.type == "counter":
-        return Counter(name, own, _count(reading))
+        is_count = float(reading.value).is_integer()
+        return Counter(name, own, _count(reading) if is_count else float(reading.value))
     return Gauge(name, own, float(reading.value))
 
 

@@ -21,6 +21,10 @@ from specdec.types.errors import InvalidValueError, ModelNotFoundError, Unsuppor
 from specdec.types.sampling_params import SamplingDefaults, SamplingParams
 from specdec.types.sharding import HeadShard
 
+_MAX_COUNT = 2**31 - 1
+_MAX_LAYERS = 10_000
+_MAX_SHOWN_CHARS = 200
+
 _SPELLINGS = {"max_tokens": "max_new_tokens"}
 
 
@@ -105,18 +109,33 @@ class ModelConfig:
         if raw is None:
             raise ModelNotFoundError(f"{directory} has no config.json")
         generation = _read_json(directory / "generation_config.json") or {}
-        return cls.from_dict(raw, generation)
+        try:
+            return cls.from_dict(raw, generation)
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise UnsupportedModelError(
+                f"{directory} has an invalid config.json ({reason})"
+            ) from error
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
         """Read the fields of a `config.json` and of a `generation_config.json`."""
-        architecture = (raw.get("architectures") or ["none"])[0]
+        architectures = raw.get("architectures")
+        if not isinstance(architectures, list | None):
+            raise _unsupported("architectures", architectures, "a list of names")
+        architecture = str((architectures or ["none"])[0])
         architecture = SAME_DECODERS.get(architecture, architecture)
         _require_supported(architecture, raw)
         raw = {**ARCHITECTURES[architecture].config_defaults, **raw}
         eos = generation.get("eos_token_id")
         eos = raw.get("eos_token_id") if eos is None else eos
         hidden_size, num_heads = _count(raw, "hidden_size"), _count(raw, "num_attention_heads")
+        eos_token_ids = [eos] if isinstance(eos, int) else eos or ()
+        if not all(type(each) is int for each in eos_token_ids):
+            raise _unsupported("eos_token_id", eos, "a token id, or a list of them")
+        rms_norm_eps = raw["rms_norm_eps"]
+        if type(rms_norm_eps) not in (int, float) or not 0 < rms_norm_eps < 1:
+            raise _unsupported("rms_norm_eps", rms_norm_eps, "a number above 0 and below 1")
         return cls(
             architecture=architecture,
             vocab_size=_count(raw, "vocab_size"),
@@ -126,11 +145,11 @@ class ModelConfig:
             num_heads=num_heads,
             num_kv_heads=_count(raw, "num_key_value_heads", num_heads),
             head_dim=_count(raw, "head_dim", hidden_size // num_heads),
-            rms_norm_eps=raw["rms_norm_eps"],
+            rms_norm_eps=rms_norm_eps,
             rope=read_rope(raw),
             max_position_embeddings=_count(raw, "max_position_embeddings"),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings")),
-            eos_token_ids=frozenset([eos] if isinstance(eos, int) else eos or ()),
+            eos_token_ids=frozenset(eos_token_ids),
             sampling_defaults=read_sampling_defaults(generation),
             has_qkv_bias=_has_qkv_bias(architecture, raw),
             has_output_bias=architecture != "Qwen2ForCausalLM" and _has_qkv_bias(architecture, raw),
@@ -214,6 +233,8 @@ def _has_qkv_bias(architecture: str, raw: Mapping[str, Any]) -> bool:
 def _sliding_windows(architecture: str, raw: Mapping[str, Any]) -> tuple[int | None, ...]:
     """Return the window of each layer; None for full attention."""
     num_layers = _count(raw, "num_hidden_layers")
+    if num_layers > _MAX_LAYERS:
+        raise _unsupported("num_hidden_layers", num_layers, f"at most {_MAX_LAYERS}")
     match architecture:
         case "MistralForCausalLM":
             if raw.get("layer_types") is not None:
@@ -241,13 +262,18 @@ def _qwen_layers_with_window(raw: Mapping[str, Any], num_layers: int) -> list[bo
 def _count(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:
     value = raw.get(name)
     value = default if value is None else value
-    if type(value) is not int or value < 1:
-        raise _unsupported(name, value, "a whole number above 0")
+    if type(value) is not int or not 0 < value <= _MAX_COUNT:
+        raise _unsupported(name, value, f"a whole number from 1 to {_MAX_COUNT}")
     return value
 
 
 def _unsupported(name: str, value: object, limit: str) -> UnsupportedModelError:
-    return UnsupportedModelError(f"{name} in config.json is {value!r}; it must be {limit}")
+    return UnsupportedModelError(f"{name} in config.json is {_shown(value)}; it must be {limit}")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
@@ -255,7 +281,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
         return None
     try:
         content = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnsupportedModelError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise UnsupportedModelError(f"{path} is not a JSON object")

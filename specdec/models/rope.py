@@ -107,7 +107,10 @@ def read_rope(raw: Mapping[str, Any]) -> Rope:
 
 def _parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters by their newer names; if both are given the older one wins."""
-    parameters = dict(raw.get("rope_scaling") or raw.get("rope_parameters") or {})
+    given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    if not isinstance(given, dict):
+        raise _unsupported("rope_scaling", given, "an object")
+    parameters = dict(given)
     for name in ("rope_theta", "partial_rotary_factor"):
         if raw.get(name) is not None:
             parameters.setdefault(name, raw[name])

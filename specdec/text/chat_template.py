@@ -120,9 +120,9 @@ def _variables(text: str) -> frozenset[str]:
     environment = Environment(extensions=["jinja2.ext.loopcontrols"])
     try:
         parsed = environment.parse(_TRANSFORMERS_TAGS.sub("", text))
-    except TemplateSyntaxError:
+        return frozenset(meta.find_undeclared_variables(parsed)) - set(environment.globals)
+    except (TemplateSyntaxError, RecursionError):
         return frozenset()
-    return frozenset(meta.find_undeclared_variables(parsed)) - set(environment.globals)
 
 
 def _failure(error: Exception) -> str:

@@ -149,6 +149,8 @@ class Counts(Additive):
         that went on without the drafts of a slow draft worker.
     num_target_restarts, num_draft_restarts: restarts of each model's workers.
     num_steps_ahead: steps begun before the result of the previous one was collected.
+    measured_s, profiled_s: seconds of steps without prefill under policy `goodput`, by their number
+        of draft tokens, and those that the table profiled at start-up has for them.
 
     Fields from decided_lengths on are exported over HTTP only.
     """
@@ -176,6 +178,8 @@ class Counts(Additive):
     num_target_restarts: int = 0
     num_draft_restarts: int = 0
     num_steps_ahead: int = 0
+    measured_s: Mapping[str, float] = field(default_factory=dict)
+    profiled_s: Mapping[str, float] = field(default_factory=dict)
 
 
 class DraftCounter:

@@ -1,5 +1,9 @@
 """Two minutes of chaos a service; `make chaos` runs it for longer, with other seeds."""
 
+import json
+import subprocess
+import sys
+
 import pytest
 
 from tests.chaos.suite import SERVICES, run
@@ -13,3 +17,14 @@ def test_two_minutes_of_faults_violate_nothing(tiny_model_dir, tmp_path, name):
     print("\n".join(report.table()))
     assert report.violations == []
     assert len(report.injected) >= 3
+
+
+def test_updates_under_traffic_violate_nothing(tiny_model_dir, tmp_path):
+    arguments = [str(tiny_model_dir), str(tmp_path), "2", "0"]
+    command = [sys.executable, "-m", "tests.chaos.updates", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads(done.stdout.splitlines()[-1])
+    print(report)
+    assert report["violations"] == []
+    assert report["num_calls"] > 20

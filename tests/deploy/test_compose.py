@@ -27,6 +27,14 @@ def test_images_are_pinned(services):
         assert each["image"].rpartition(":")[2][-1].isdigit()
 
 
+def test_a_service_that_lost_its_ray_is_restarted(services):
+    """It exits with 70 then, and with 0 after SIGTERM."""
+    assert services["specdec"]["restart"] == "on-failure"
+    unit = Path("deploy/systemd/specdec.service").read_text()
+    assert "Restart=on-failure" in unit
+    assert "SuccessExitStatus" not in unit
+
+
 def test_mounted_files_exist(services):
     mounted = [
         volume.split(":")[0] for each in services.values() for volume in each.get("volumes", ())

@@ -72,6 +72,21 @@ def test_with_an_api_key_nothing_generates_or_changes_without_it(with_key):
     assert "access: generation, dashboard and changes need an API key" in with_key.log.read_text()
 
 
+def test_ranks_have_no_key_in_their_environment(with_key):
+    """And no process but the command's has Ray's token there."""
+    environments = {each: each.environ() for each in with_key.descendants() if is_of_ray(each)}
+    ranks = [values for each, values in environments.items() if "Worker" in each.name()]
+    assert ranks
+    assert not [values for values in ranks if KEY in " ".join(values.values())]
+    for values in environments.values():
+        assert "RAY_AUTH_TOKEN" not in values
+        assert values["RAY_AUTH_MODE"] == "token"
+
+
+def is_of_ray(process):
+    return "RAY_AUTH_MODE" in process.environ()
+
+
 def test_metrics_and_probes_are_open_and_show_no_key(with_key):
     prompt = "Wombats dig at noon"
     with httpx.Client(base_url=with_key.http_url, timeout=30) as http:

@@ -15,6 +15,7 @@ import grpc
 import psutil
 import pytest
 
+from cluster.serve.guard import EXIT_LOST
 from cluster.serve.processes import STOP_S
 from specdec.client import Client, ClientError
 from specdec.types.sampling_params import SamplingParams
@@ -211,3 +212,22 @@ def test_a_stop_with_processes_that_have_ended(tiny_model_dir, tmp_path, name):
         assert time.monotonic() - started_at < DRAIN_S + STOP_S + 1
         assert exit_code in (0, 143)
         assert exit_code == 0 or "while the service stopped" in line or "did not stop" in line
+
+
+@pytest.mark.parametrize("name", ["gcs_server", "raylet"])
+def test_the_end_of_ray_ends_the_service_with_the_reason(tiny_model_dir, tmp_path, name):
+    """A private Ray does not survive it; systemd and Compose restart the service."""
+    with serving_streams(tiny_model_dir, tmp_path / "log") as (service, ends):
+        [lost] = [
+            each
+            for each in psutil.Process(service.command.pid).children(recursive=True)
+            if each.name() == name
+        ]
+        lost.kill()
+        exit_code, line = service.end(timeout_s=15)
+        assert exit_code == EXIT_LOST
+        assert line.startswith(f"error: Ray's {name} (process {lost.pid})")
+        assert line.endswith("so the service has ended")
+        assert {error.code for end in ends if (error := end.result())} <= {
+            grpc.StatusCode.UNAVAILABLE
+        }

@@ -17,8 +17,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cluster.api.byte_budget import ByteBudget
 from cluster.api.http.bodies import BoundedBody
 from cluster.api.http.limits import HttpLimits
-from cluster.api.openai.errors import failure_of
+from cluster.api.openai.errors import ApiError, failure_of
+from cluster.api.sse import event
 from cluster.config.serve_config import ServeConfig
+from cluster.control.peers import LOST_MESSAGE
 from specdec.types.errors import BodyTooLargeError, OverloadedError, SlowBodyError
 
 CALLBACK_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
@@ -36,7 +38,7 @@ def middlewares() -> list[Middleware]:
     uvicorn.config.HTTP_PROTOCOLS["auto"] = _CONNECTION
     max_body_mib = int(os.environ.get(MAX_BODY_VARIABLE) or ServeConfig.http_max_body_mib)
     limits = HttpLimits(max_body_bytes=max_body_mib * 2**20, budget=proxy_budget())
-    return [Middleware(ReadBodies, limits=limits)]
+    return [Middleware(EndStreams), Middleware(ReadBodies, limits=limits)]
 
 
 @cache
@@ -86,3 +88,45 @@ async def _whole(body: BoundedBody) -> Message:
         if not message.get("more_body", False):
             return {**message, "body": b"".join(parts)}
     return message
+
+
+class EndStreams:
+    """ASGI middleware that ends the event streams of lost replicas with an event of the error.
+
+    The proxy would close the connection. No `[DONE]` follows: the answer is not complete.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        is_generation = scope.get("method") == "POST" and "/v1/" in scope.get("path", "")
+        if not is_generation:
+            await self._app(scope, receive, send)
+            return
+        is_open = False
+
+        async def observe(message: Message) -> None:
+            nonlocal is_open
+            if message["type"] == "http.response.start":
+                is_open = _is_event_stream(message)
+            elif not message.get("more_body", False):
+                is_open = False
+            await send(message)
+
+        await self._app(scope, receive, observe)
+        if is_open:  # for a client that has disconnected, `send` has no effect
+            await send({"type": "http.response.body", "body": _lost()})
+
+
+def _is_event_stream(start: Message) -> bool:
+    return any(
+        name.lower() == b"content-type" and bytes(value).startswith(b"text/event-stream")
+        for name, value in start.get("headers", ())
+    )
+
+
+def _lost() -> bytes:
+    failure = failure_of(ApiError(503, LOST_MESSAGE, "service_unavailable"))
+    return event(failure.body.model_dump_json())

@@ -61,7 +61,10 @@ async def prepare_chat(
     template = router.text.chat_template
     form = configured_tool_format(router.config, template)
     tools = tool_use(request, form, router.text.is_special)
-    params = with_seed(chat_params(request, tools))
+    params = chat_params(request, tools)
+    num_tools = len(request.tools or ()) if tools else 0  # a call is parsed from its beginning
+    request.check_resumption(params, tools=num_tools, echo=request.echo)
+    params = with_seed(params)
     router.check_admission(request.model or "", params.n)
     conversation = make_conversation(request, tools, template, form)
     prompt = await prompt_token_ids(router, request, conversation, add_special_tokens=False)

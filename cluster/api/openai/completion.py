@@ -52,8 +52,9 @@ async def prepare_completion(
     if request.max_tokens == 0 and not request.echo:
         raise InvalidValueError("max_tokens", 0, "at least 1 unless echo is true")
     router.check_admission(request.model or "", 1)
-    params = with_seed(completion_params(request))
-    prompts = _prompts(request)
+    params, prompts = completion_params(request), _prompts(request)
+    request.check_resumption(params, echo=request.echo, prompt=_several(prompts))
+    params = with_seed(params)
     router.check_admission(request.model or "", params.n * len(prompts))
     calls, echoes = list[GenerateRequest](), list[Echo]()
     for index, prompt in enumerate(prompts):
@@ -252,6 +253,11 @@ def _prompts(request: CompletionRequest) -> list[str | list[int]]:
         else:
             require_count(name, len(each), 1, MAX_TOKEN_IDS, "tokens")
     return prompts
+
+
+def _several(prompts: Sequence[object]) -> str:
+    """Return the number of prompts in words, if there are several."""
+    return f"{len(prompts)} prompts" if len(prompts) > 1 else ""
 
 
 def _check_num_logprobs(

@@ -17,7 +17,13 @@ from cluster.api.openai.schema import (
     number,
     option,
 )
-from cluster.replica.limits import MAX_PRIORITY, MAX_TOKEN_IDS, check_cache_salt, check_model
+from cluster.replica.limits import (
+    MAX_PRIORITY,
+    MAX_TOKEN_IDS,
+    check_cache_salt,
+    check_model,
+    check_resumption,
+)
 from specdec.config.engine import MAX_STREAM_INTERVAL
 from specdec.config.methods import METHOD_NAMES
 from specdec.types.errors import InvalidValueError
@@ -218,6 +224,11 @@ class SamplingFields(RequestModel):
         "isolates cached prompts and drafts from requests with another salt; at most 128 characters"
     )
     request_id: str | None = option("instead of the header X-Request-Id")
+    resume_token_ids: Annotated[list[int], at_most(MAX_TOKEN_IDS)] = option(
+        "tokens of the answer that were received before a stream broke: the answer has what "
+        "follows them. Needs the `seed` of the stream, unless temperature is 0",
+        [],
+    )
     stream_interval: int | None = number(
         "number of new tokens in an event of a stream", 1, MAX_STREAM_INTERVAL
     )
@@ -233,6 +244,16 @@ class SamplingFields(RequestModel):
         check_model(self.model or "")
         require_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
         check_cache_salt(self.cache_salt or "")
+
+    def check_resumption(self, params: SamplingParams, **others: Any) -> None:
+        """Raise InvalidValueError for resume_token_ids with what cannot be resumed.
+
+        params: as sent, without a chosen seed. others: fields that must be empty, by name.
+        """
+        check_resumption(self.resume_token_ids, params)
+        for name, value in others.items():
+            if value and self.resume_token_ids:
+                raise InvalidValueError(name, value, "left out where resume_token_ids are given")
 
     def sent_names(self) -> dict[str, str]:
         """Return the names that the client used for the structured output."""

@@ -91,4 +91,5 @@ def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
-        raise UnsupportedModelError(f"{path} cannot be read: {error}") from error
+        reason = " ".join(str(error).split())
+        raise UnsupportedModelError(f"{path} cannot be read: {reason[:500]}") from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
@@ -50,6 +50,14 @@ class CostTable:
             if any(low >= high for low, high in pairwise(values)):
                 raise InvalidValueError(name, values, "ascending")
         object.__setattr__(self, "seconds", _monotone(self.seconds))
+
+    def mapped(self, change: Callable[[int, int, float], float]) -> CostTable:
+        """Return a table of change(batch_size, num_draft_tokens, seconds)."""
+        seconds = tuple(
+            tuple(change(size, *each) for each in zip(self.draft_tokens, row, strict=True))
+            for size, row in zip(self.batch_sizes, self.seconds, strict=True)
+        )
+        return CostTable(self.batch_sizes, self.draft_tokens, seconds)
 
     def step_s(self, num_decoding: int, count: int) -> float:
         """Return the seconds of a step, linear between measured ones, beyond them by its rows.
@@ -117,6 +125,20 @@ class _Cell:
         self.at_s = now_s
 
 
+class StepSeconds:
+    """Seconds of observed steps, and those that the table has for them, by number of drafts."""
+
+    def __init__(self) -> None:
+        self.measured: dict[str, float] = {}
+        self.profiled: dict[str, float] = {}
+
+    def add(self, num_draft_tokens: int, measured_s: float, profiled_s: float) -> None:
+        """Count one step."""
+        label = str(num_draft_tokens)
+        self.measured[label] = self.measured.get(label, 0.0) + measured_s
+        self.profiled[label] = self.profiled.get(label, 0.0) + profiled_s
+
+
 class CostModel:
     """Cost table with corrections by the steps that were run.
 
@@ -129,6 +151,7 @@ class CostModel:
     def __init__(self, table: CostTable) -> None:
         self._table = table
         self._cells: dict[DraftShape, dict[int, _Cell]] = {}  # by shape, then by range
+        self.observed = StepSeconds()
 
     def observe(self, num_decoding: int, shape: DraftShape, seconds: float, now_s: float) -> None:
         """Record the seconds of a step without prefill."""
@@ -136,7 +159,9 @@ class CostModel:
             return
         by_range = self._cells.setdefault(shape, {})
         cell = by_range.setdefault(_range_of(num_decoding), _Cell())
-        cell.add(seconds / self._table.step_s(num_decoding, shape.num_draft_tokens), now_s)
+        profiled_s = self._table.step_s(num_decoding, shape.num_draft_tokens)
+        cell.add(seconds / profiled_s, now_s)
+        self.observed.add(shape.num_draft_tokens, seconds, profiled_s)
 
     def step_s(self, num_decoding: int, shape: DraftShape, now_s: float) -> float:
         """Return the expected seconds of a step."""

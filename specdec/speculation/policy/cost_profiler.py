@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
@@ -28,7 +28,7 @@ _BATCH_SIZES = (1, 4, 16, 64, 256, 1024)
 _MAX_ROUNDS = 4
 
 
-class _Step(NamedTuple):
+class ProfiledStep(NamedTuple):
     """Number of sequences in a step, and of draft tokens of each."""
 
     num_sequences: int
@@ -62,7 +62,7 @@ class CostProfiler:
             target.begin(step)
             target.collect()
 
-        def verify(step: _Step) -> None:
+        def verify(step: ProfiledStep) -> None:
             token_ids = (_TOKEN,) * (1 + step.num_draft_tokens)
             num_next = step.num_draft_tokens if self.with_head else 0
             rows = tuple(
@@ -88,7 +88,7 @@ class CostProfiler:
         """Measure the drafts of a model whose pool has `num_blocks`. Raise DraftFailedError."""
         seq_ids, start = self._seq_ids, self._context_tokens
 
-        def draft(step: _Step) -> None:
+        def draft(step: ProfiledStep) -> None:
             drafts = tuple(
                 DraftRow(seq_id, start, (_TOKEN,), step.num_draft_tokens, start + 1)
                 for seq_id in seq_ids[: step.num_sequences]
@@ -132,43 +132,20 @@ class CostProfiler:
         )
 
     def _measure(
-        self, run: Callable[[_Step], None], budget_s: float, *, smallest: int
+        self, run: Callable[[ProfiledStep], None], budget_s: float, *, smallest: int
     ) -> CostTable:
-        """Return the table for `smallest` or more draft tokens.
-
-        Steps without a measurement cost the largest measured one's time a row.
-        """
-        largest_batch = self.config.max_num_seqs
-        sizes = (*(size for size in _BATCH_SIZES if size < largest_batch), largest_batch)
-        counts = tuple(sorted({n for n in (0, 1, self.most // 2, self.most) if n >= smallest}))
-        measured = self._seconds(run, sizes, counts, budget_s)
-        largest = max(measured, key=lambda step: step.num_rows)
-        row_s = measured[largest] / largest.num_rows
-
-        def cost(step: _Step) -> float:
-            # A clock may be too coarse to see a step at all.
-            return max(measured.get(step, row_s * step.num_rows), 1e-9)
-
-        seconds = tuple(tuple(cost(_Step(size, count)) for count in counts) for size in sizes)
-        return CostTable(sizes, counts, seconds)
+        """Return the table for `smallest` or more draft tokens."""
+        steps = profiled_steps(self.config, self.most, smallest)
+        return table_of(self._seconds(run, steps, budget_s), self.config, self.most, smallest)
 
     def _seconds(
-        self,
-        run: Callable[[_Step], None],
-        sizes: Sequence[int],
-        counts: Sequence[int],
-        budget_s: float,
-    ) -> dict[_Step, float]:
+        self, run: Callable[[ProfiledStep], None], steps: Sequence[ProfiledStep], budget_s: float
+    ) -> dict[ProfiledStep, float]:
         """Return the minimum over a few rounds, since other load on the machine only adds time.
 
         The cheapest steps run first, since the budget may not suffice for all. The first round
         warms up each step, and counts only if the budget allows no other.
         """
-        most_rows = self.config.max_num_batched_tokens
-        steps = [
-            step for each in product(sizes, counts) if (step := _Step(*each)).num_rows <= most_rows
-        ]
-        steps.sort(key=lambda step: (step.num_rows, step.num_draft_tokens))
         started_at_s, seconds = self.clock(), dict.fromkeys(steps, math.inf)
         for _ in range(_MAX_ROUNDS):
             for index, step in enumerate(steps):
@@ -180,14 +157,58 @@ class CostProfiler:
         return seconds
 
 
+def profiled_steps(config: EngineConfig, most: int, smallest: int) -> list[ProfiledStep]:
+    """Return the steps to measure, with `smallest` to `most` draft tokens, cheapest first."""
+    each_size = product(_sizes(config), _counts(most, smallest))
+    steps = [ProfiledStep(size, count) for size, count in each_size]
+    steps = [each for each in steps if each.num_rows <= config.max_num_batched_tokens]
+    return sorted(steps, key=lambda step: (step.num_rows, step.num_draft_tokens))
+
+
+def table_of(
+    measured: Mapping[ProfiledStep, float], config: EngineConfig, most: int, smallest: int
+) -> CostTable:
+    """Return the table of measured seconds.
+
+    Steps without a measurement cost the largest measured one's time a row.
+    """
+    largest = max(measured, key=lambda step: step.num_rows)
+    row_s = measured[largest] / largest.num_rows
+
+    def cost(step: ProfiledStep) -> float:
+        # A clock may be too coarse to see a step at all.
+        return max(measured.get(step, row_s * step.num_rows), 1e-9)
+
+    sizes, counts = _sizes(config), _counts(most, smallest)
+    seconds = tuple(tuple(cost(ProfiledStep(size, count)) for count in counts) for size in sizes)
+    return CostTable(sizes, counts, seconds)
+
+
+def _sizes(config: EngineConfig) -> tuple[int, ...]:
+    largest = config.max_num_seqs
+    return (*(size for size in _BATCH_SIZES if size < largest), largest)
+
+
+def _counts(most: int, smallest: int) -> tuple[int, ...]:
+    return tuple(sorted({n for n in (0, 1, most // 2, most) if n >= smallest}))
+
+
+def with_engine(steps: CostTable, engine: CostTable, *, overlaps: bool) -> CostTable:
+    """Add the engine's own seconds, in which the target waits.
+
+    overlaps: whether the engine works during a forward pass behind a step without draft tokens, as
+    with asynchronous scheduling. Then the longer one of the two counts for these steps.
+    """
+
+    def whole(size: int, count: int, value: float) -> float:
+        engine_s = engine.step_s(size, count)
+        return max(value, engine_s) if overlaps and count == 0 else value + engine_s
+
+    return steps.mapped(whole)
+
+
 def with_drafting(verification: CostTable, drafting: CostTable) -> CostTable:
     """Return the sum of both tables; without draft tokens the draft model does not run."""
-    counts = verification.draft_tokens
-    seconds = tuple(
-        tuple(
-            value + (drafting.step_s(size, count) if count else 0.0)
-            for count, value in zip(counts, row, strict=True)
-        )
-        for size, row in zip(verification.batch_sizes, verification.seconds, strict=True)
+    return verification.mapped(
+        lambda size, count, value: value + (drafting.step_s(size, count) if count else 0.0)
     )
-    return CostTable(verification.batch_sizes, counts, seconds)

@@ -11,7 +11,7 @@ from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.config.methods import DraftPlace
 from specdec.config.speculative import SpeculativeConfig
 from specdec.speculation.policy.cost_model import CostModel, CostTable
-from specdec.speculation.policy.cost_profiler import CostProfiler, with_drafting
+from specdec.speculation.policy.cost_profiler import CostProfiler, with_drafting, with_engine
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
@@ -22,6 +22,11 @@ logger = logging.getLogger(__name__)
 MeasureDraft = Callable[[Callable[[DraftWorker], CostTable | None]], CostTable | None]
 """Passes the draft worker to a function and returns its result; None if the worker fails."""
 
+MeasureEngine = Callable[[int, float], CostTable]
+"""Returns an engine's own seconds of steps with up to a number of draft tokens. The second argument
+is the budget of the measurement, in seconds."""
+
+_ENGINE_BUDGET_S = 1.0
 _VERIFICATION_BUDGET_S = 2.0
 _DRAFTING_BUDGET_S = 1.0
 
@@ -34,12 +39,14 @@ def make_policy(
     draft_limits: DraftLimits | None,
     is_drafter_available: Callable[[], bool],
     full_batch: int,
+    measure_engine: MeasureEngine,
 ) -> SpeculationPolicy | None:
-    """Return the policy; None where nothing drafts. Goodput first profiles for three seconds.
+    """Return the policy; None where nothing drafts. Goodput first profiles for four seconds.
 
     `target` and the draft worker must not have sequences yet. control: the present settings.
     measure_draft: passes the draft worker to the profiler; None without a draft model.
-    full_batch: intended number of decoding requests.
+    full_batch: intended number of decoding requests. measure_engine: measures the engine's own part
+        of a step.
     """
     speculation = config.speculation
     if speculation is None:
@@ -47,7 +54,8 @@ def make_policy(
     rule = speculation.length_rule
     choosers: Mapping[str | None, GoodputChooser] = {}
     if speculation.chosen_policy == "goodput":
-        choosers = _choosers(speculation, config, target, measure_draft, draft_limits)
+        models = target, measure_draft, draft_limits
+        choosers = _choosers(speculation, config, *models, measure_engine)
     return SpeculationPolicy(
         control,
         time.monotonic,
@@ -68,15 +76,22 @@ def _choosers(
     target: Target,
     measure_draft: MeasureDraft | None,
     draft_limits: DraftLimits | None,
+    measure_engine: MeasureEngine,
 ) -> dict[str | None, GoodputChooser]:
     """Return a chooser for each method, and one for all together (None): their costs differ."""
     rule = speculation.length_rule
     most = max(speculation.num_speculative_tokens, rule.max_tokens if rule else 0)
     profiler = CostProfiler(config, most, time.perf_counter)
     with_head = replace(profiler, with_head=speculation.head is not None)
-    whole = verification = with_head.verification(target, _VERIFICATION_BUDGET_S)
+    engine = measure_engine(most, _ENGINE_BUDGET_S)
+    overlaps = config.async_scheduling
+    whole = verification = with_engine(
+        with_head.verification(target, _VERIFICATION_BUDGET_S), engine, overlaps=overlaps
+    )
     if speculation.head is not None and len(speculation.drafters) > 1:
-        verification = profiler.verification(target, _VERIFICATION_BUDGET_S)
+        verification = with_engine(
+            profiler.verification(target, _VERIFICATION_BUDGET_S), engine, overlaps=overlaps
+        )
     if measure_draft is not None and draft_limits is not None:
         num_blocks = draft_limits.num_blocks
         drafting = measure_draft(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specdec.speculation.policy.acceptance import AcceptanceEstimator
-from specdec.speculation.policy.cost_model import CostModel
+from specdec.speculation.policy.cost_model import CostModel, StepSeconds
 from specdec.types.draft_decision import Decision, DecisionReason, DraftShape, chain
 from specdec.types.errors import InvalidValueError
 
@@ -153,6 +153,11 @@ class GoodputChooser:
         """Record the seconds of a step without prefill."""
         self._costs.observe(num_decoding, shape, seconds, now_s)
         self._probe.num_steps_left -= 1
+
+    @property
+    def observed(self) -> StepSeconds:
+        """Seconds of the observed steps, and those that the profiled table has for them."""
+        return self._costs.observed
 
     def goodputs(
         self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]

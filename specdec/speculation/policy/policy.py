@@ -8,10 +8,11 @@ by goodput or a schedule.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from specdec.speculation.policy.cost_model import StepSeconds
 from specdec.speculation.policy.goodput import GoodputChooser, GoodputEstimate
 from specdec.speculation.policy.hysteresis import LoadHysteresis
 from specdec.types.control import (
@@ -137,6 +138,11 @@ class SpeculationPolicy:
     def log(self) -> DecisionLog:
         """Decisions by reason, and the timeline of changes."""
         return self._log
+
+    @property
+    def observed(self) -> Sequence[StepSeconds]:
+        """Seconds of steps, measured and profiled, of each chooser."""
+        return [each.observed for each in self._choosers.values()]
 
     @property
     def capacity_tokens_per_s(self) -> float | None:

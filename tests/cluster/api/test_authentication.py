@@ -7,7 +7,6 @@ import pytest
 import yaml
 
 from cluster.api.authentication import (
-    KEYS_VARIABLE,
     AdminAccess,
     ApiKey,
     ApiKeys,
@@ -16,6 +15,7 @@ from cluster.api.authentication import (
     read_keys,
     read_token,
 )
+from cluster.config.secrets import KEYS_VARIABLE
 from specdec.types.errors import InvalidValueError, OverloadedError, UnauthenticatedError
 from tests.clock import Clock
 

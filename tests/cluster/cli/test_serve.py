@@ -9,10 +9,11 @@ from unittest.mock import Mock, call
 import pytest
 from click.testing import CliRunner
 
-from cluster.api.authentication import KEYS_VARIABLE, read_keys
+from cluster.api.authentication import read_keys
 from cluster.cli import main
 from cluster.cli import serve as cli_serve
 from cluster.cli.serve import OTHER, SECTIONS
+from cluster.config.secrets import KEYS_VARIABLE
 from cluster.config.serve_config import ServeConfig
 from cluster.config.vllm_compat import ALWAYS, RENAMED
 from specdec.config.speculative import SpeculativeConfig

@@ -1,6 +1,7 @@
 """Operators, watchers and reports, with a fake clock."""
 
 import asyncio
+import pickle
 from datetime import UTC, datetime
 from itertools import pairwise
 
@@ -8,13 +9,21 @@ import pytest
 
 from cluster.control import client
 from cluster.control import plane as control_plane
+from cluster.control.client import ControlClient
 from cluster.control.overrides import OverrideLimits
-from cluster.control.plane import OVERDUE_S, SILENCE_LIMIT_S, ControlPlane
+from cluster.control.peers import ServiceCard
+from cluster.control.plane import (
+    OVERDUE_S,
+    SILENCE_LIMIT_S,
+    ControlPlane,
+    ControlPlaneReplica,
+)
 from cluster.control.store import ControlStore
 from specdec.client import Counts, ReplicaReport, SpeculationChange
 from specdec.types.control import RateRule, SpeculationControl
 from specdec.types.errors import InvalidValueError, StorageError, VersionConflictError
 from tests.clock import Clock
+from tests.cluster.admin_service import LocalHandle
 
 CONFIGURED = SpeculationControl("auto", threshold=32, num_speculative_tokens=3)
 LIMITS = OverrideLimits(("draft_model", "ngram"))
@@ -437,3 +446,14 @@ async def test_reports_and_queries_add_to_the_history(plane, clock):
     assert await plane.history(points[1].time_s) == points[2:]
     await plane.fleet()
     assert (await plane.history(points[-1].time_s))[0].num_decoding == 6
+
+
+async def test_a_deployment_returns_its_refusals_for_the_client_to_raise(tmp_path):
+    card = ServiceCard("tiny", 1)
+    plane = ControlPlaneReplica(None, OverrideLimits(), tmp_path, card)
+    refused = await plane.audit_log(5, "wombat")
+    assert isinstance(refused, InvalidValueError)
+    assert str(pickle.loads(pickle.dumps(refused))) == str(refused)
+    link = ControlClient(LocalHandle(plane), None, None)
+    with pytest.raises(InvalidValueError, match="page_token"):
+        await link.audit_log(5, "wombat")

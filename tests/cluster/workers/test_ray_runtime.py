@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,13 +11,13 @@ from ray._private import worker
 from ray._raylet import AuthenticationMode, AuthenticationTokenLoader, get_authentication_mode
 
 from cluster.workers import ray_runtime
-from cluster.workers.ray_runtime import RAY_ENVIRONMENT, LocalRay, start_ray
+from cluster.workers.ray_runtime import RAY_ENVIRONMENT, LocalRay, TokenFile, start_ray
 
 
 @pytest.fixture(autouse=True)
 def restored(monkeypatch):
     """Restore environment variables, which other tests share."""
-    for name in (*RAY_ENVIRONMENT, "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+    for name in (*RAY_ENVIRONMENT, "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.setenv(name, os.environ.get(name, ""))  # so that it is put back
         monkeypatch.delenv(name)
     yield
@@ -67,6 +68,16 @@ def test_each_has_a_separate_token_even_if_ray_was_imported_before(machine):
     assert get_authentication_mode() != AuthenticationMode.TOKEN
 
 
+def test_the_token_is_in_no_variable_and_ends_with_its_ray(machine):
+    own = start_ray()
+    path, token = Path(os.environ["RAY_AUTH_TOKEN_PATH"]), machine.seen[0][1]
+    assert path.read_text() == token
+    assert token not in os.environ.values()
+    own.stop()
+    assert not path.exists()
+    assert "RAY_AUTH_TOKEN_PATH" not in os.environ
+
+
 def test_its_dashboard_which_runs_jobs_is_not_started(machine):
     start_ray().stop()
     assert machine.settings["include_dashboard"] is False
@@ -81,7 +92,7 @@ def test_variables_of_the_program_are_restored(machine, monkeypatch, fails):
             start_ray()
     else:
         own = start_ray()
-        assert os.environ["RAY_AUTH_TOKEN"] != "mine"
+        assert "RAY_AUTH_TOKEN" not in os.environ
         own.stop()
     assert machine.seen[0][1] != "mine"
     assert variables() == (None, "mine")
@@ -103,7 +114,7 @@ def test_its_processes_are_those_in_rays_record():
         ended = subprocess.Popen(["true"])
         ended.wait()
         kinds = {"raylet": [SimpleNamespace(process=ours)], "log": [SimpleNamespace(process=ended)]}
-        found = LocalRay(SimpleNamespace(all_processes=kinds), {}).processes()
+        found = LocalRay(SimpleNamespace(all_processes=kinds), TokenFile(), {}).processes()
         for each in (ours, stranger):
             each.kill()
     assert [process.pid for process in found] == [ours.pid]

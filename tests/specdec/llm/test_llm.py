@@ -71,7 +71,7 @@ def test_metrics_are_the_sums_over_outputs(llm):
     outputs = llm.generate(PROMPTS * 2, GREEDY, use_tqdm=False)
     after = metrics_of(llm)
     grown = {
-        name: after[name] - before[name] for name, value in after.items() if isinstance(value, int)
+        name: value - before.get(name, 0) for name, value in after.items() if isinstance(value, int)
     }
     drafts = [output.speculation for output in outputs]
     assert grown["prompt_tokens"] == sum(len(output.prompt_token_ids) for output in outputs)
@@ -331,6 +331,18 @@ def test_metric_prefix(tiny_model_dir):
         names = {metric.name for metric in llm.get_metrics()}
     assert {"vllm:spec_decode_num_drafts", "vllm:num_requests_running"} <= names
     assert all(name.startswith("vllm:") for name in names)
+
+
+def test_metrics_show_how_far_the_profile_of_the_start_was_off(tiny_model_dir):
+    with LLM(**arguments(tiny_model_dir, speculative_config={"method": "ngram"})) as llm:
+        llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+        metrics = llm.get_metrics()
+    measured, profiled = (
+        {tuple(each.labels.items()): each.value for each in metrics if each.name == name}
+        for name in ("specdec:decode_step_seconds", "specdec:decode_step_profiled_seconds")
+    )
+    assert measured.keys() == profiled.keys() != set()
+    assert min(*measured.values(), *profiled.values()) > 0
 
 
 @pytest.mark.slow

@@ -147,3 +147,26 @@ def test_kv_bytes_count_a_head_once_for_each_rank_that_has_it():
     config = read("Qwen3ForCausalLM", num_key_value_heads=2, head_dim=128)
     assert config.kv_bytes_per_token("float16") == 2 * 30 * 2 * 128 * 2
     assert config.kv_bytes_per_token("float32", 3) == 2 * 30 * 3 * 128 * 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"architectures": 7}, "architectures"),
+        ({"architectures": [["LlamaForCausalLM"]]}, "architecture"),
+        ({"eos_token_id": [1, [2]]}, "eos_token_id"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps"),
+        ({"rope_scaling": True}, "rope_scaling"),
+        ({"num_hidden_layers": 2**40}, "num_hidden_layers"),
+        ({"num_hidden_layers": 10_001}, "num_hidden_layers"),
+        ({"max_position_embeddings": "many"}, "config.json"),
+        ({"hidden_act": "x" * 10_000}, "hidden_act"),
+    ],
+)
+def test_values_of_the_wrong_type_are_one_clear_error(tiny_model_dir, tmp_path, changes, named):
+    content = json.loads((tiny_model_dir / "config.json").read_text()) | changes
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(UnsupportedModelError) as caught:
+        ModelConfig.from_directory(tmp_path)
+    assert named in str(caught.value)
+    assert len(str(caught.value)) < 1000

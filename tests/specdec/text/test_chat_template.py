@@ -3,7 +3,7 @@
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from specdec.text.chat_template import ChatTemplate
+from specdec.text.chat_template import ChatTemplate, _variables
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import Conversation
 from tests.specdec.tiny import train_tokenizer
@@ -151,3 +151,7 @@ def test_a_template_inserted_by_a_client_is_text(backend):
     given = "{{ 7 * 7 }}{% for x in messages %}{% endfor %}"
     messages = ({"role": "user", "content": given},)
     assert template(backend, PLAIN).render(Conversation(messages)) == f"[user]{given}[assistant]"
+
+
+def test_a_template_that_is_nested_too_deeply_fails_as_others_do():
+    assert _variables("{{ " + "(" * 5000 + " }}") == frozenset()

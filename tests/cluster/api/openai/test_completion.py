@@ -195,3 +195,41 @@ async def test_grammars_are_compiled_in_the_name_of_the_key(router, monkeypatch,
             response = await client.post(URL, json=body, headers=headers)
             assert response.status_code == status, response.text
     assert list(dict.fromkeys(callers)) == ["bob", "ann"], "nothing is compiled without a key"
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("num_received", [1, 5, 11])
+async def test_a_broken_stream_is_resumed_with_the_tokens_that_follow(
+    http, temperature, num_received
+):
+    asked = {"temperature": temperature, "seed": 5, "max_tokens": 12, "return_token_ids": True}
+    whole = await ask(http, **asked)
+    [choice] = whole["choices"]
+    received = choice["token_ids"][:num_received]
+    rest = await ask(http, **asked, resume_token_ids=received)
+    [other] = rest["choices"]
+    assert received + other["token_ids"] == choice["token_ids"]
+    assert choice["text"].endswith(other["text"])
+    assert rest["usage"]["completion_tokens"] == 12
+    streamed = await http.post(
+        URL, json={**ASKED, **asked, "resume_token_ids": received, "stream": True}
+    )
+    parts = [each["choices"][0]["token_ids"] for each in events(streamed)]
+    assert [token for part in parts for token in part] == other["token_ids"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"temperature": 1}, "seed"),
+        ({"n": 2, "seed": 1}, "n"),
+        ({"prompt": [TEXT, TEXT]}, "prompt"),
+        ({"echo": True}, "echo"),
+        ({"resume_token_ids": [1] * 8}, "resume_token_ids"),
+        ({"resume_token_ids": [-1]}, "resume_token_ids"),
+    ],
+)
+async def test_what_cannot_be_resumed_is_refused(http, changes, field):
+    response = await http.post(URL, json={**ASKED, "resume_token_ids": [5], **changes})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith(field)

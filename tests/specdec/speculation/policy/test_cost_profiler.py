@@ -7,7 +7,7 @@ import pytest
 from specdec.config.engine import DraftLimits
 from specdec.distributed.group import TensorParallelGroup
 from specdec.speculation.policy.cost_model import CostTable
-from specdec.speculation.policy.cost_profiler import CostProfiler, with_drafting
+from specdec.speculation.policy.cost_profiler import CostProfiler, with_drafting, with_engine
 from specdec.types.messages import VerifyOutput
 from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
 from tests.clock import Clock
@@ -84,6 +84,13 @@ def test_drafting_costs_are_added_to_shapes_with_drafts():
     verification = CostTable((1, 2), (0, 1), ((1.0, 2.0), (3.0, 4.0)))
     drafting = CostTable((1, 2), (1,), ((0.5,), (0.75,)))
     assert with_drafting(verification, drafting).seconds == ((1.0, 2.5), (3.0, 4.75))
+
+
+def test_the_engines_own_part_is_serial_unless_steps_are_begun_ahead():
+    steps = CostTable((1, 2), (0, 1), ((1.0, 2.0), (3.0, 4.0)))
+    engine = CostTable((1, 2), (0, 1), ((0.25, 0.5), (4.5, 5.0)))
+    assert with_engine(steps, engine, overlaps=False).seconds == ((1.25, 2.5), (7.5, 9.0))
+    assert with_engine(steps, engine, overlaps=True).seconds == ((1.0, 2.5), (4.5, 9.0))
 
 
 def test_profiling_leaves_no_state_in_a_real_model(tiny_model_dir):

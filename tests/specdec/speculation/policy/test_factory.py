@@ -4,10 +4,15 @@ import pytest
 
 from specdec.config.speculative import SpeculativeConfig
 from specdec.distributed.group import TensorParallelGroup
+from specdec.speculation.policy.cost_model import CostTable
 from specdec.speculation.policy.factory import make_policy
 from specdec.types.draft_decision import DecisionReason
 from specdec.worker import LocalTarget, load_runner
 from tests.specdec.engines import engine_config
+
+
+def no_time(most, budget_s):
+    return CostTable((1,), (0,), ((1e-9,),))
 
 
 @pytest.fixture
@@ -18,7 +23,9 @@ def make(tiny_model_dir, monkeypatch):
         config = engine_config(speculation=speculation)
         target = LocalTarget(load_runner(tiny_model_dir, "float32", config, TensorParallelGroup()))
         control = SpeculativeConfig.of().control if speculation is None else speculation.control
-        return make_policy(control, config, target, None, None, lambda: True, full_batch=4)
+        return make_policy(
+            control, config, target, None, None, lambda: True, 4, measure_engine=no_time
+        )
 
     return make
 
