@@ -7,6 +7,7 @@ chunking of its prompt.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -22,7 +23,7 @@ from specdec.kernels.cpu.decoder import (
     EmbeddingStruct,
     LayerStruct,
 )
-from specdec.kernels.forward_batch import ModelInput
+from specdec.kernels.forward_batch import HiddenStates, ModelInput
 from specdec.kernels.sample import RowArgmax, logits_and_argmax
 from specdec.models.layers.linear import ColumnParallelLinear, RowParallelLinear
 from specdec.models.layers.matrix import Matrix, NativeMatrix
@@ -65,6 +66,12 @@ class NativeDecoder:
     def forward(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
         """Write the batch's KV to `kv_cache`; return hidden states [T, hidden_size]."""
         return self._kernel.forward(batch, kv_cache)
+
+    def forward_with_taps(
+        self, batch: ModelInput, kv_cache: Tensor, taps: Sequence[int]
+    ) -> HiddenStates:
+        """See Decoder."""
+        return self._kernel.forward_with_taps(batch, kv_cache, taps)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return this rank's logits [R, len(vocab_slice)]; hidden: [R, hidden_size]."""

@@ -101,13 +101,15 @@ class ForwardPass {
   int64_t memory_bytes() const { return memory_bytes_; }
   bool has_failed() const { return has_failed_; }
 
-  void run(float* hidden, ThreadTeam team) {
+  void run(const Taps* taps, float* hidden, ThreadTeam team) {
     embed(team);
     for (int64_t index = 0; index < model_.num_layers && !has_failed_; ++index) {
       const Layer& layer = model_.layers[index];
+      copy_residual(index, taps, team);
       attention(layer, index, team);
       if (!has_failed_) mlp(layer, team);
     }
+    copy_residual(model_.num_layers, taps, team);
     team.parallel_for_ranges(batch_.num_tokens,
                              [&](Range own) { norm(model_.final_norm, own, hidden); });
   }
@@ -194,6 +196,21 @@ class ForwardPass {
         to[i] = load_part_as_float<format>(elements + offset, 1)[0];
       }
     });
+  }
+
+  // Copy the residual stream that enters a layer to the taps of this layer.
+  void copy_residual(int64_t layer, const Taps* taps, ThreadTeam team) {
+    if (!taps) return;
+    const int64_t size = model_.hidden_size;
+    for (int64_t tap = 0; tap < taps->count; ++tap) {
+      if (taps->layers[tap] != layer) continue;
+      team.parallel_for_ranges(batch_.num_tokens, [&](Range own) {
+        for (int64_t token = own.begin; token < own.end; ++token) {
+          const float* from = residual_ + token * size;
+          std::copy(from, from + size, taps->output + (token * taps->count + tap) * size);
+        }
+      });
+    }
   }
 
   // Write the normalized hidden states of `tokens` to `to` [num_tokens, hidden_size].
@@ -337,15 +354,17 @@ SPECDEC_EXPORT int64_t specdec_decoder_memory_bytes(const specdec::Decoder* mode
   return specdec::ForwardPass(*model, *batch, {}, nullptr, num_threads).memory_bytes();
 }
 
-// Write the batch's KV to the cache and its hidden states to hidden [num_tokens, hidden_size].
+// Write the batch's KV to the cache, its hidden states to hidden [num_tokens, hidden_size] and the
+// tapped residual streams to `taps`, which may be null.
 // Return kNeedsMemory without effect when memory_bytes is less than specdec_decoder_memory_bytes.
 SPECDEC_EXPORT specdec::PassResult specdec_decoder_forward(const specdec::Decoder* model,
                                                            const specdec::Batch* batch,
                                                            const specdec::KvCache* cache,
                                                            void* memory, int64_t memory_bytes,
+                                                           const specdec::Taps* taps,
                                                            float* hidden, int32_t num_threads) {
   specdec::ForwardPass pass(*model, *batch, *cache, memory, num_threads);
   if (pass.memory_bytes() > memory_bytes) return specdec::PassResult::kNeedsMemory;
-  specdec::run_parallel(num_threads, [&](specdec::ThreadTeam team) { pass.run(hidden, team); });
+  specdec::run_parallel(num_threads, [&](specdec::ThreadTeam team) { pass.run(taps, hidden, team); });
   return pass.has_failed() ? specdec::PassResult::kPeerLost : specdec::PassResult::kDone;
 }

@@ -49,6 +49,14 @@ struct Decoder {
   AllReduce all_reduce;        // for other ranks, else null
 };
 
+// Residual streams that a forward pass returns: those that enter some layers; num_layers is the
+// output of the last layer, before the final norm.
+struct Taps {
+  const int64_t* layers;  // [count]
+  int64_t count;
+  float* output;  // [num_tokens, count, hidden_size]
+};
+
 // Result of a forward pass. After kPeerLost the output is undefined.
 enum class PassResult : int32_t { kDone = 0, kPeerLost = 1, kNeedsMemory = 2 };
 

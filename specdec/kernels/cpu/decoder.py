@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import c_int32, c_int64
 
 import numpy as np
@@ -16,7 +16,7 @@ from specdec.kernels.cpu.build import declare
 from specdec.kernels.cpu.large_memory import huge_page_allocator
 from specdec.kernels.cpu.matrix import MatrixStruct
 from specdec.kernels.cpu.shared_memory import SharedMemory
-from specdec.kernels.forward_batch import ModelInput
+from specdec.kernels.forward_batch import HiddenStates, ModelInput
 
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Data types of embeddings and KV; the values of `Format` in matrix.h."""
@@ -87,6 +87,10 @@ class _KvCacheStruct(ctypes.Structure):
     _fields_ = (("data", _Address), ("format", c_int32), ("num_blocks", c_int64))
 
 
+class _TapsStruct(ctypes.Structure):
+    _fields_ = (("layers", _Address), ("count", c_int64), ("output", _Address))
+
+
 AllReduce = SharedMemory | Callable[[Tensor], object]
 """All-reduce over the ranks, in place: inside the kernels, or by a Python function."""
 
@@ -108,9 +112,10 @@ class DecoderKernel:
         """
         structs, count = (ctypes.POINTER(DecoderStruct), ctypes.POINTER(_BatchStruct)), c_int64
         kv = ctypes.POINTER(_KvCacheStruct)
+        taps = ctypes.POINTER(_TapsStruct)
         declare(
             library,
-            decoder_forward=(c_int32, *structs, kv, _Address, count, _Address, c_int32),
+            decoder_forward=(c_int32, *structs, kv, _Address, count, taps, _Address, c_int32),
             decoder_memory_bytes=(count, *structs, c_int32),
         )
         self._library = library
@@ -142,21 +147,35 @@ class DecoderKernel:
         kv_cache: as returned by `new_kv_cache`. Raises RuntimeError when a peer is lost, or the
         exception that `all_reduce` raised.
         """
+        return self._forward(_BatchArrays(batch, self._max_positions), kv_cache, None)
+
+    def forward_with_taps(
+        self, batch: ModelInput, kv_cache: Tensor, taps: Sequence[int]
+    ) -> HiddenStates:
+        """Run the same pass; also return the residual streams that enter the layers `taps`."""
+        assert all(0 <= layer <= self._model.num_layers for layer in taps)
         arrays = _BatchArrays(batch, self._max_positions)
+        tapped = torch.empty(arrays.num_tokens, len(taps), self._model.hidden_size, device="cpu")
+        layers = array("q", taps)
+        struct = _TapsStruct(layers.buffer_info()[0], len(layers), tapped.data_ptr())
+        return HiddenStates(self._forward(arrays, kv_cache, struct), tapped)
+
+    def _forward(self, batch: _BatchArrays, kv_cache: Tensor, taps: _TapsStruct | None) -> Tensor:
         kv = _KvCacheStruct(kv_cache.data_ptr(), FORMATS[kv_cache.dtype], kv_cache.shape[2])
-        hidden = torch.empty(arrays.num_tokens, self._model.hidden_size, device="cpu")
+        hidden = torch.empty(batch.num_tokens, self._model.hidden_size, device="cpu")
         num_threads = torch.get_num_threads()
 
         def run() -> int:
             workspace = self._workspace.data_ptr(), len(self._workspace)
-            arguments = self._model, arrays.struct, kv, *workspace, hidden.data_ptr(), num_threads
+            outputs = taps, hidden.data_ptr()
+            arguments = self._model, batch.struct, kv, *workspace, *outputs, num_threads
             result: int = self._library.specdec_decoder_forward(*arguments)
             return result
 
         result = run()
         if result == _NEEDS_MEMORY:
             num_bytes = self._library.specdec_decoder_memory_bytes(
-                self._model, arrays.struct, num_threads
+                self._model, batch.struct, num_threads
             )
             self._workspace = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
             result = run()
