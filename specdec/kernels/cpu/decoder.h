@@ -16,7 +16,7 @@ namespace specdec {
 
 struct Layer {
   Matrix qkv, output, gate_up, down;
-  const float* input_norm;  // [hidden_size]
+  const float* input_norm;  // [hidden_size], or null in a draft head
   const float* mlp_norm;    // [hidden_size]
   const float* query_norm;  // [head_dim], or null
   const float* key_norm;
@@ -38,6 +38,7 @@ using AllReduce = bool (*)(float* data, int64_t count);
 struct Decoder {
   int64_t hidden_size, num_hidden_units, num_heads, num_kv_heads, heads_per_kv, first_in_group;
   int64_t head_dim, num_layers;
+  int64_t first_position;  // that has KV: 0, or 1 in a draft head
   float norm_eps;
   int32_t rank;
   Embedding embedding;
