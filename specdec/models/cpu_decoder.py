@@ -20,6 +20,8 @@ from specdec.kernels.sample import RowArgmax, logits_and_argmax
 from specdec.models.llama import CausalDecoder, DecoderLayer
 from specdec.models.native_weights import NativeWeights, all_reduce_of, native_matrix
 
+_Layers = Sequence[DecoderLayer]
+
 
 class NativeDecoder:
     """One rank of a decoder on native kernels; `forward` is a collective call."""
@@ -31,12 +33,14 @@ class NativeDecoder:
         self.torch_decoder = model
         self._head = native_matrix(model.lm_head.matrix)
         self._weights = NativeWeights()
+        layers = [
+            self._weights.layer(
+                each.attention, each.mlp_norm, each.mlp, input_norm=each.input_norm, window=window
+            )
+            for each, window in zip(cast(_Layers, model.layers), model.windows, strict=True)
+        ]
         struct = self._weights.decoder(
-            list(zip(cast(Sequence[DecoderLayer], model.layers), model.windows, strict=True)),
-            model.heads,
-            model.embed_tokens,
-            model.rotary,
-            model.norm,
+            layers, model.config, model.embed_tokens, model.rotary, model.norm
         )
         all_reduce = all_reduce_of(model.embed_tokens.group)
         self._kernel = DecoderKernel(library, struct, model.rotary.max_positions, all_reduce)

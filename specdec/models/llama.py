@@ -178,6 +178,7 @@ class CausalDecoder(nn.Module):
         """
         super().__init__()
         require_range("max_model_len", max_model_len, 1, config.max_position_embeddings)
+        self.config = config
         self.dtype = reader.dtype
         self.device = reader.device
         self.windows = config.sliding_windows

@@ -15,6 +15,7 @@ from specdec.kernels.cpu.decoder import (
     EmbeddingStruct,
     LayerStruct,
 )
+from specdec.models.config import ModelConfig
 from specdec.models.layers.linear import (
     ColumnParallelLinear,
     RMSNorm,
@@ -23,8 +24,7 @@ from specdec.models.layers.linear import (
 )
 from specdec.models.layers.matrix import Matrix, NativeMatrix
 from specdec.models.layers.rotary import RotaryEmbedding
-from specdec.models.llama import DecoderLayer
-from specdec.types.sharding import HeadShard
+from specdec.models.llama import MLP, Attention
 
 
 class NativeWeights:
@@ -38,46 +38,56 @@ class NativeWeights:
 
     def decoder(
         self,
-        layers: Sequence[tuple[DecoderLayer, int | None]],
-        heads: HeadShard,
+        layers: Sequence[LayerStruct],
+        config: ModelConfig,
         embedding: VocabEmbedding,
         rotary: RotaryEmbedding,
         final_norm: RMSNorm | None,
+        first_position: int = 0,
     ) -> DecoderStruct:
-        """Return the struct of layers, each with its attention window."""
-        first = layers[0][0]
-        structs = [self.layer(layer, window) for layer, window in layers]
+        """Return the struct of this rank's layers. first_position: that has KV."""
         cos, sin = rotary.tables()
+        group = embedding.group
+        heads = config.head_shards(group.size)[group.rank]
         return DecoderStruct(
-            hidden_size=len(first.mlp_norm.weight),
-            num_hidden_units=structs[0].down.in_features,
+            hidden_size=config.hidden_size,
+            num_hidden_units=layers[0].down.in_features,
             num_heads=len(heads.query),
             num_kv_heads=len(heads.kv),
             heads_per_kv=heads.heads_per_kv,
             first_in_group=heads.first_in_group,
-            head_dim=first.attention.head_dim,
-            num_layers=len(structs),
-            norm_eps=first.mlp_norm.eps,
-            rank=embedding.group.rank,
+            head_dim=config.head_dim,
+            num_layers=len(layers),
+            first_position=first_position,
+            norm_eps=config.rms_norm_eps,
+            rank=group.rank,
             embedding=embedding_struct(embedding),
-            layers=(LayerStruct * len(structs))(*structs),
+            layers=(LayerStruct * len(layers))(*layers),
             final_norm=self.norm(final_norm),
             cos=self.address(cos),
             sin=self.address(sin),
         )
 
-    def layer(self, layer: DecoderLayer, window: int | None) -> LayerStruct:
+    def layer(
+        self,
+        attention: Attention,
+        mlp_norm: RMSNorm,
+        mlp: MLP,
+        *,
+        input_norm: RMSNorm | None,
+        window: int | None,
+    ) -> LayerStruct:
         """Return the struct of a layer. window: None: all tokens are visible."""
-        attention, mlp = layer.attention, layer.mlp
+        has_qk_norm = attention.has_qk_norm
         return LayerStruct(
             qkv=self.matrix(attention.qkv_proj),
             output=self.matrix(attention.o_proj),
             gate_up=self.matrix(mlp.gate_up_proj),
             down=self.matrix(mlp.down_proj),
-            input_norm=self.norm(layer.input_norm),
-            mlp_norm=self.norm(layer.mlp_norm),
-            query_norm=self.norm(attention.query_norm) if attention.has_qk_norm else None,
-            key_norm=self.norm(attention.key_norm) if attention.has_qk_norm else None,
+            input_norm=self.norm(input_norm),
+            mlp_norm=self.norm(mlp_norm),
+            query_norm=self.norm(attention.query_norm) if has_qk_norm else None,
+            key_norm=self.norm(attention.key_norm) if has_qk_norm else None,
             window=window or 0,
         )
 

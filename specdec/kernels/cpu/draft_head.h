@@ -17,10 +17,11 @@ struct DraftHead {
 
   // The layers' input: a projection of [embedding | feature], its inputs divided over the ranks; or
   // else the feature, where the first layer projects [embedding | feature] to queries, keys, values.
-  Matrix fusion;         // [hidden_size, this rank's inputs]
-  int64_t first_input;   // of this rank
+  Matrix fusion;                // [hidden_size, this rank's inputs]
+  int64_t first_input;          // of this rank
   const float* embedding_norm;  // [hidden_size]
   const float* feature_norm;    // [hidden_size]
+  int32_t is_feature_first;     // whether the input is [feature | embedding]
   int32_t adds_to_normed;       // whether the residual stream begins with the normalized feature
   int32_t returns_normed;       // whether the feature of a draft token is after the final norm
 

@@ -39,6 +39,7 @@ class DraftHeadStruct(ctypes.Structure):
         ("first_input", c_int64),
         ("embedding_norm", _Address),
         ("feature_norm", _Address),
+        ("is_feature_first", c_int32),
         ("adds_to_normed", c_int32),
         ("returns_normed", c_int32),
         ("lm_head", MatrixStruct),

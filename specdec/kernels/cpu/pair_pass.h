@@ -49,7 +49,7 @@ class PairPass {
   const DraftHead& head_;
   int64_t num_tokens_;
   Arena arena_;
-  float* inputs_;  // [num_tokens, 2, hidden_size]: normalized embedding, normalized feature
+  float* inputs_;  // [num_tokens, 2, hidden_size], normalized
   ForwardPass pass_;
 
   int64_t hidden_size() const { return head_.decoder.hidden_size; }
@@ -66,10 +66,12 @@ class PairPass {
   void join(int64_t token, const float* feature) {
     const int64_t size = hidden_size();
     float* input = inputs_ + token * 2 * size;
+    float* normed_embedding = input + (head_.is_feature_first ? size : 0);
+    float* normed_feature = input + (head_.is_feature_first ? 0 : size);
     float* residual = pass_.residual() + token * size;  // the embedding
-    normalize(residual, head_.embedding_norm, input);
-    normalize(feature, head_.feature_norm, input + size);
-    std::copy_n(head_.adds_to_normed ? input + size : feature, size, residual);
+    normalize(residual, head_.embedding_norm, normed_embedding);
+    normalize(feature, head_.feature_norm, normed_feature);
+    std::copy_n(head_.adds_to_normed ? normed_feature : feature, size, residual);
   }
 };
 

@@ -21,6 +21,7 @@ class Variant:
     has_fusion: bool = False
     has_input_norms: bool = True
     has_final_norm: bool = True
+    is_feature_first: bool = False
     adds_to_normed: bool = False
     returns_normed: bool = False
     num_layers: int = 1
@@ -40,6 +41,7 @@ VARIANTS = {
     "eagle3-norm-before-residual": Variant(adds_to_normed=True, num_layers=2),
     "eagle3-norm-output": Variant(returns_normed=True, window=20),
     "mtp": Variant(has_fusion=True, returns_normed=True),
+    "mtp-feature-first": Variant(has_fusion=True, is_feature_first=True),
 }
 
 
@@ -107,6 +109,7 @@ class TinyHead:
             decoder=decoder,
             embedding_norm=_address(self.embedding_norm),
             feature_norm=_address(self.feature_norm),
+            is_feature_first=self.variant.is_feature_first,
             adds_to_normed=self.variant.adds_to_normed,
             returns_normed=self.variant.returns_normed,
             lm_head=self._pack(self.lm_head),
@@ -132,7 +135,8 @@ class TinyHead:
     def _input(self, embedded, features):
         """Return the residual stream and what the first layer projects."""
         normed = _norm(features, self.feature_norm)
-        joined = torch.cat([_norm(embedded, self.embedding_norm), normed], dim=1)
+        parts = [_norm(embedded, self.embedding_norm), normed]
+        joined = torch.cat(parts[::-1] if self.variant.is_feature_first else parts, dim=1)
         if self.fusion is None:
             return (normed if self.variant.adds_to_normed else features), joined
         x = joined @ self.fusion.t() + self.fusion_bias
