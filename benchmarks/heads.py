@@ -54,6 +54,9 @@ _LIMITS = {
     ("int8", "eagle3 draft token"): 0.12,
     ("fp32", "medusa, 5 heads"): 0.12,
     ("int8", "medusa, 5 heads"): 0.12,
+    ("fp32", "medusa, 5 heads in int8"): 0.12,
+    ("fp32", "medusa, 5 heads, one output head"): 0.12,
+    ("int8", "medusa, 5 heads, one output head"): 0.12,
 }
 """Most time of a case as a share of the target's step."""
 
@@ -91,7 +94,6 @@ class HeadBench:
         """Load the model, and the heads in the folders of `heads`."""
         directory = resolve(MODEL, progress=print_progress)
         self._config = ModelConfig.from_directory(directory)
-        self._quantization = quantization
         self._target = load_model(
             directory,
             self._config,
@@ -103,13 +105,14 @@ class HeadBench:
             kernels="native",
         )
         self._cache = self._target.new_kv_cache(_NUM_BLOCKS * _BLOCK_SIZE).normal_()
-        self._heads = {path.name: self._load(path) for path in sorted(heads.iterdir())}
+        self._heads = {path.name: self._load(path, quantization) for path in heads.iterdir()}
+        self._medusa_int8 = None if quantization else self._load(heads / "medusa", "int8")
 
     def cases(self) -> dict[str, tuple[Work, int]]:
         """Return the work of each case, and how often it repeats what is measured."""
         eagle3 = self._heads["eagle3"]
         assert isinstance(eagle3, WholeDraftHead)
-        return {
+        cases: dict[str, tuple[Work, int]] = {
             _TARGET: (self._target_step, 1),
             "eagle3 draft token": (self._whole_draft(eagle3, 0.0), _NUM_DRAFTS),
             "eagle3 draft token, temperature 0.8": (self._whole_draft(eagle3, 0.8), _NUM_DRAFTS),
@@ -117,10 +120,13 @@ class HeadBench:
             "medusa, 5 heads": (self._steps(self._heads["medusa"]), 1),
             "medusa, 5 heads, one output head": (self._steps(self._heads["medusa-shared"]), 1),
         }
+        if self._medusa_int8 is not None:
+            cases["medusa, 5 heads in int8"] = (self._steps(self._medusa_int8), 1)
+        return cases
 
-    def _load(self, directory: Path) -> DraftHead:
+    def _load(self, directory: Path, quantization: QuantizationMethod | None) -> DraftHead:
         config = HeadConfig.from_directory(directory, self._config)
-        return load_head(config, self._target, self._quantization)
+        return load_head(config, self._target, quantization)
 
     def _target_step(self) -> None:
         hidden = self._target(_one_row(), self._cache)

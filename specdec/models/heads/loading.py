@@ -22,6 +22,7 @@ from specdec.models.heads.networks.hydra import HydraHeads
 from specdec.models.heads.networks.medusa import MedusaHeads
 from specdec.models.heads.networks.mlp_speculator import MlpSpeculator
 from specdec.models.heads.networks.native import NativeHead
+from specdec.models.heads.networks.native_medusa import NativeMedusaHeads
 from specdec.models.heads.networks.p_eagle import ParallelEagleHead
 from specdec.models.heads.networks.target import TargetRank
 from specdec.models.heads.networks.vocabulary import checked_ids
@@ -49,7 +50,9 @@ def load_head(
     reader = CheckpointReader(tensors, rank.dtype, quantization, None, rank.device, backend)
     match config.shape:
         case MedusaShape() as shape:
-            return _load_medusa(shape, reader, tensors, rank, config)
+            heads = _load_medusa(shape, reader, tensors, rank, config)
+            is_native = backend is KernelBackend.CPU and rank.group.size == 1
+            return NativeMedusaHeads(heads) if is_native else heads
         case MlpSpeculatorShape() as shape:
             return MlpSpeculator(shape, reader, rank)
         case FusedShape() as shape:

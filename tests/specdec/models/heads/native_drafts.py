@@ -40,9 +40,9 @@ class WholeDrafts(Drafting):
         return self.head.draft(pairs, features, self.cache, COUNTS, params(temperature))
 
 
-def make_head(directory, target_dir, group=None):
+def make_head(directory, target_dir, group=None, quantization=None):
     config = HeadConfig.from_directory(directory, ModelConfig.from_directory(target_dir))
-    return load_head(config, target_model(target_dir, group, kernels="native"))
+    return load_head(config, target_model(target_dir, group, kernels="native"), quantization)
 
 
 def rank_drafts(rank, size, directory, target_dir, address):

@@ -7,10 +7,11 @@ from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.cpu import native_library
 from specdec.models.heads.base import WholeDraftHead
 from specdec.models.heads.networks.native import NativeHead
+from specdec.models.heads.networks.native_medusa import NativeMedusaHeads
 from specdec.sampling.sampler import SamplingBatch, torch_sample
 from specdec.sampling.vocab_shard import VocabShard
 from tests.specdec.fakes import run_ranks
-from tests.specdec.models.heads.driver import VOCAB, save, sequences
+from tests.specdec.models.heads.driver import VOCAB, Drafting, save, sequences
 from tests.specdec.models.heads.native_drafts import (
     COUNTS,
     WholeDrafts,
@@ -22,6 +23,7 @@ from tests.specdec.models.heads.test_eagle import CONFIG as EAGLE_CONFIG
 from tests.specdec.models.heads.test_eagle import eagle_weights
 from tests.specdec.models.heads.test_eagle3 import CONFIG as EAGLE3_CONFIG
 from tests.specdec.models.heads.test_eagle3 import eagle3_weights
+from tests.specdec.models.heads.test_medusa import medusa_weights, original
 from tests.specdec.processes import results, run_processes
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
@@ -73,6 +75,18 @@ def test_ranks_that_share_memory_draft_the_same(eagle3, target_dir, tmp_path):
     head = make_head(eagle3, target_dir)
     expected = [WholeDrafts(head, sequences()).draft(each) for each in (0.0, 0.8)]
     assert found == [expected, expected]
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_rows_of_medusa_heads_do_not_depend_on_the_batch(tmp_path, target_dir, quantization):
+    save(tmp_path / "head", None, original(medusa_weights()), "medusa_lm_head.pt")
+    head = make_head(tmp_path / "head", target_dir, quantization=quantization)
+    assert isinstance(head, NativeMedusaHeads)
+    parts = sequences()
+    together = Drafting(head, parts).run()
+    for index, part in enumerate(parts):
+        assert torch.equal(Drafting(head, [part]).run()[0], together[index])
+    assert torch.equal(Drafting(head, parts).run(num_drafts=2), together[:, :2])
 
 
 def test_whole_drafts_need_shared_memory(directory, target_dir):
