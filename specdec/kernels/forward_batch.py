@@ -1,4 +1,4 @@
-"""The input of a forward pass: a flat batch of tokens over paged KV."""
+"""Input and output of a forward pass over a flat batch of tokens with paged KV."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 Indices = NDArray[np.int32]
 
@@ -114,6 +115,17 @@ class ModelInput:
         return [len(chunk.token_ids) for chunk in self.chunks]
 
 
-def on_device(indices: Indices, device: torch.device) -> torch.Tensor:
+class HiddenStates(NamedTuple):
+    """Output of a forward pass with taps.
+
+    final: after the final norm. tapped: the residual stream that enters each tapped layer, where
+    layer num_layers is the output of the last layer before the final norm.
+    """
+
+    final: Tensor  # [T, hidden_size]
+    tapped: Tensor  # [T, num_taps, hidden_size]
+
+
+def on_device(indices: Indices, device: torch.device) -> Tensor:
     """Copy `indices` to a device as int64, the type of torch's indices."""
     return torch.from_numpy(indices).to(device=device, dtype=torch.int64)

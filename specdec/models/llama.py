@@ -9,13 +9,15 @@ vocabulary, and reads only these from the checkpoint. Hidden states are equal on
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels import AttentionPlan, PagedAttention
-from specdec.kernels.forward_batch import ModelInput, on_device
+from specdec.kernels.forward_batch import HiddenStates, ModelInput, on_device
 from specdec.kernels.sample import RowArgmax, row_argmax
 from specdec.models.config import ModelConfig
 from specdec.models.layers.linear import (
@@ -176,6 +178,7 @@ class CausalDecoder(nn.Module):
         """
         super().__init__()
         require_range("max_model_len", max_model_len, 1, config.max_position_embeddings)
+        self.config = config
         self.dtype = reader.dtype
         self.device = reader.device
         self.windows = config.sliding_windows
@@ -209,18 +212,26 @@ class CausalDecoder(nn.Module):
         shape = (len(self.layers), num_slots, 2, len(self.heads.kv), self.head_dim)
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
-    @torch.inference_mode()
     def forward(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
         """Write the batch's KV to `kv_cache`; return hidden states [T, hidden_size]."""
+        return self.forward_with_taps(batch, kv_cache, ()).final
+
+    @torch.inference_mode()
+    def forward_with_taps(
+        self, batch: ModelInput, kv_cache: Tensor, taps: Sequence[int]
+    ) -> HiddenStates:
+        """See Decoder."""
         plans = {
             window: self.attention.plan(batch, self.dtype, window) for window in set(self.windows)
         }
         rotation = self.rotary.rotation(on_device(batch.positions, self.device))
         x = self.embed_tokens(on_device(batch.input_ids, self.device))
+        tapped = x.new_empty(len(x), len(taps), x.shape[1])
         for index, (layer, window) in enumerate(zip(self.layers, self.windows, strict=True)):
+            _copy_to_taps(x, index, taps, tapped)
             x = layer(x, rotation, kv_cache[index], self.attention, plans[window])
-        hidden: Tensor = self.norm(x)
-        return hidden
+        _copy_to_taps(x, len(self.layers), taps, tapped)
+        return HiddenStates(self.norm(x), tapped)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return this rank's logits [R, len(vocab_slice)]; hidden: [R, hidden_size]."""
@@ -231,3 +242,13 @@ class CausalDecoder(nn.Module):
         """Return this rank's logits and their argmax; hidden: [R, hidden_size]."""
         logits = self.compute_logits(hidden)
         return logits, row_argmax(logits)
+
+
+def _copy_to_taps(x: Tensor, layer: int, taps: Sequence[int], tapped: Tensor) -> None:
+    """Copy the residual stream x [T, hidden_size] that enters `layer` to its taps.
+
+    tapped: [T, len(taps), hidden_size].
+    """
+    for index, tap in enumerate(taps):
+        if tap == layer:
+            tapped[:, index] = x

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -13,7 +14,7 @@ from specdec.config.engine import Kernels
 from specdec.config.quantization import QuantizationMethod
 from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.backend import KernelBackend
-from specdec.kernels.forward_batch import ModelInput
+from specdec.kernels.forward_batch import HiddenStates, ModelInput
 from specdec.kernels.sample import RowArgmax
 from specdec.models.config import ModelConfig
 from specdec.models.cpu_decoder import NativeDecoder
@@ -42,6 +43,16 @@ class Decoder(Protocol):
 
     def __call__(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
         """Write the batch's KV to `kv_cache`; return hidden states [T, hidden_size]."""
+        ...
+
+    def forward_with_taps(
+        self, batch: ModelInput, kv_cache: Tensor, taps: Sequence[int]
+    ) -> HiddenStates:
+        """Run the same pass, and also return the residual stream that enters some layers.
+
+        taps: layers, from 0 (the embeddings) to num_layers (the output of the last layer before the
+        final norm), in any order.
+        """
         ...
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

@@ -153,6 +153,10 @@ class BatchState:
         state = self._states[seq_id]
         return state.is_plain_greedy or state.admission.rules.needs_draft_probs
 
+    def has_plain_logits(self, seq_id: int) -> bool:
+        """Return whether no penalty, bias or mask changes a sequence's logits."""
+        return self._states[seq_id].processor.is_noop
+
     def block_table(self, seq_id: int) -> array[int]:
         """Return the blocks of a sequence, in order."""
         return self._states[seq_id].block_table

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from specdec.kernels.forward_batch import Chunk, ModelInput
-from specdec.models.heads.base import DraftHead, HeadState
+from specdec.kernels.sample import SAMPLE_PARAMS
+from specdec.models.heads.base import DraftHead, HeadState, WholeDraftHead
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.messages import StepInput, StepRow, VerifiedRow
 from specdec.worker.batch_state import BatchState
@@ -55,6 +58,8 @@ class HeadRunner:
         self._max_model_len = max_model_len
         self._max_pairs = max_pairs
         self._sampler = HeadSampler(head, batch_state, shard)
+        is_whole = isinstance(head, WholeDraftHead) and head.can_draft
+        self._whole_head = cast(WholeDraftHead, head) if is_whole else None
         self._kv: HeadKv | None = None
         self._kv_cache: Tensor | None = None
         if head.num_kv_layers:
@@ -145,11 +150,38 @@ class HeadRunner:
             kv.note_computed(row.seq_id, chunks[-1])
         if not chunks:
             return ()
-        state = self._begin(chunks, kv.features_of(chunks), drafts)
+        features = kv.features_of(chunks)
+        if self._draft_whole(chunks, features, drafts, members):
+            return drafts
+        state = self._begin(chunks, features, drafts)
         if drafts:
             is_whole = len(members) == len(chunks)
             self._extend(state if is_whole else self.head.select(state, members), drafts)
         return drafts
+
+    def _draft_whole(
+        self,
+        chunks: Sequence[Chunk],
+        features: Tensor,
+        drafts: Sequence[HeadDraft],
+        members: Sequence[int],
+    ) -> bool:
+        """Draft in one call of the head, where it and all drafts allow that; return whether.
+
+        members: the chunks behind which `drafts` follow.
+        """
+        params = self._sampler.whole_draft_params(drafts) if drafts and self._whole_head else None
+        if self._whole_head is None or self._kv_cache is None or params is None:
+            return False
+        counts, of_chunks = [0] * len(chunks), np.zeros(len(chunks), SAMPLE_PARAMS)
+        of_chunks[list(members)] = params
+        for member, draft in zip(members, drafts, strict=True):
+            counts[member] = draft.num_wanted
+        pairs = ModelInput(chunks, self._block_size)
+        found = self._whole_head.draft(pairs, features, self._kv_cache, counts, of_chunks)
+        for member, draft in zip(members, drafts, strict=True):
+            draft.token_ids.extend(found[member])
+        return True
 
     def _new_draft(self, row: StepRow, num_tokens: int) -> HeadDraft:
         """Return an empty draft; it will end where a token of the target still fits behind it."""

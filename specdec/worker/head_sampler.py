@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from specdec.kernels.sample import row_argmax
+from specdec.kernels.sample import SampleParams, row_argmax
 from specdec.models.heads.base import DraftHead
 from specdec.sampling.sampler import sample
 from specdec.sampling.vocab_shard import VocabShard, all_ranks_argmax
@@ -72,6 +72,26 @@ class HeadSampler:
                 selected[member] = token_id
         rows = zip(selected, argmax.invalid_rows, strict=True)
         return [None if is_invalid else token_id for token_id, is_invalid in rows]
+
+    def whole_draft_params(self, drafts: Sequence[HeadDraft]) -> SampleParams | None:
+        """Return the parameters of the first tokens for `WholeDraftHead.draft`, [len(drafts)].
+
+        None where some draft needs its logits here: for penalties, a bias or a mask, or for a cut
+        by top_k, top_p or min_p with several ranks.
+        """
+        spans = [TokenSpan(each.seq_id, each.num_tokens) for each in drafts]
+        params = self._batch_state.sampling_batch(spans).params
+        greedy = [self._batch_state.is_drafted_greedily(each.seq_id) for each in drafts]
+        params["temperature"][greedy] = 0.0
+        is_plain = all(
+            is_greedy or self._batch_state.has_plain_logits(each.seq_id)
+            for each, is_greedy in zip(drafts, greedy, strict=True)
+        )
+        is_cut = (params["top_k"] > 0) | (params["top_p"] < 1) | (params["min_score"] > -np.inf)
+        is_cut &= params["temperature"] > 0
+        if not is_plain or (self._shard.group.size > 1 and is_cut.any()):
+            return None
+        return params
 
     def _sample(self, logits: Tensor, drafts: Sequence[HeadDraft]) -> list[int]:
         """Return the tokens that the target would sample from these logits."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from specdec.kernels.forward_batch import ModelInput
+from specdec.kernels.forward_batch import HiddenStates, ModelInput
 from specdec.models.loading import Decoder
 from specdec.types.profile import OperationTime
 from specdec.worker.model_runner import ModelRunner
@@ -30,6 +30,13 @@ class _MarkedDecoder:
         """See Decoder."""
         with record_function("forward"):
             return self._model(batch, kv_cache)
+
+    def forward_with_taps(
+        self, batch: ModelInput, kv_cache: Tensor, taps: Sequence[int]
+    ) -> HiddenStates:
+        """See Decoder."""
+        with record_function("forward"):
+            return self._model.forward_with_taps(batch, kv_cache, taps)
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._model, name)

@@ -27,6 +27,12 @@ struct AttentionShape {
                          // KV head
   int64_t first_in_group;  // index of the first query head within its KV group
   int64_t head_dim;
+  int64_t first_position;  // that has KV
+
+  // Return the first position that is visible to a query. window: 0 for no limit.
+  int64_t first_visible(int64_t position, int64_t window) const {
+    return window ? std::max(first_position, position - window + 1) : first_position;
+  }
 
   // Return the query heads that read a KV head.
   Range heads_of(int64_t kv_head) const {

@@ -82,7 +82,7 @@ void AttentionPlan::add_tile(int64_t sequence, int64_t kv_head, Range tokens) {
   const int64_t num_tokens = tokens.end - tokens.begin;
   const int64_t position =
       batch_.context_lens[sequence] - (batch_.query_starts[sequence + 1] - tokens.begin);
-  const int64_t first_visible = window_ ? std::max<int64_t>(0, position - window_ + 1) : 0;
+  const int64_t first_visible = shape_.first_visible(position, window_);
   const int64_t first_split = first_visible / kSplitSize;
   const int64_t num_splits = (position + num_tokens - 1) / kSplitSize - first_split + 1;
   const int64_t num_visible = (position + num_tokens - first_visible) / num_splits;

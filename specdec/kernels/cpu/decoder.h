@@ -16,7 +16,7 @@ namespace specdec {
 
 struct Layer {
   Matrix qkv, output, gate_up, down;
-  const float* input_norm;  // [hidden_size]
+  const float* input_norm;  // [hidden_size], or null in a draft head
   const float* mlp_norm;    // [hidden_size]
   const float* query_norm;  // [head_dim], or null
   const float* key_norm;
@@ -38,6 +38,7 @@ using AllReduce = bool (*)(float* data, int64_t count);
 struct Decoder {
   int64_t hidden_size, num_hidden_units, num_heads, num_kv_heads, heads_per_kv, first_in_group;
   int64_t head_dim, num_layers;
+  int64_t first_position;  // that has KV: 0, or 1 in a draft head
   float norm_eps;
   int32_t rank;
   Embedding embedding;
@@ -47,6 +48,14 @@ struct Decoder {
   const float* sin;
   Communicator* communicator;  // for ranks that share memory, else null
   AllReduce all_reduce;        // for other ranks, else null
+};
+
+// Residual streams that a forward pass returns: those that enter some layers; num_layers is the
+// output of the last layer, before the final norm.
+struct Taps {
+  const int64_t* layers;  // [count]
+  int64_t count;
+  float* output;  // [num_tokens, count, hidden_size]
 };
 
 // Result of a forward pass. After kPeerLost the output is undefined.

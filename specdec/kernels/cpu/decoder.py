@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import c_int32, c_int64
 
 import numpy as np
@@ -16,7 +16,7 @@ from specdec.kernels.cpu.build import declare
 from specdec.kernels.cpu.large_memory import huge_page_allocator
 from specdec.kernels.cpu.matrix import MatrixStruct
 from specdec.kernels.cpu.shared_memory import SharedMemory
-from specdec.kernels.forward_batch import ModelInput
+from specdec.kernels.forward_batch import HiddenStates, ModelInput
 
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Data types of embeddings and KV; the values of `Format` in matrix.h."""
@@ -62,7 +62,7 @@ class DecoderStruct(ctypes.Structure):
     _fields_ = (
         *((name, c_int64) for name in ("hidden_size", "num_hidden_units", "num_heads")),
         *((name, c_int64) for name in ("num_kv_heads", "heads_per_kv", "first_in_group")),
-        *((name, c_int64) for name in ("head_dim", "num_layers")),
+        *((name, c_int64) for name in ("head_dim", "num_layers", "first_position")),
         ("norm_eps", ctypes.c_float),
         ("rank", c_int32),
         ("embedding", EmbeddingStruct),
@@ -75,7 +75,9 @@ class DecoderStruct(ctypes.Structure):
     )
 
 
-class _BatchStruct(ctypes.Structure):
+class BatchStruct(ctypes.Structure):
+    """`Batch` in batch.h."""
+
     _fields_ = (
         *((name, c_int64) for name in ("num_tokens", "num_sequences", "block_size")),
         *((name, _Address) for name in ("input_ids", "query_starts")),
@@ -83,16 +85,27 @@ class _BatchStruct(ctypes.Structure):
     )
 
 
-class _KvCacheStruct(ctypes.Structure):
+class KvCacheStruct(ctypes.Structure):
+    """A KV cache as returned by `ModelKernel.new_kv_cache`."""
+
     _fields_ = (("data", _Address), ("format", c_int32), ("num_blocks", c_int64))
+
+    @classmethod
+    def of(cls, kv_cache: Tensor) -> KvCacheStruct:
+        """Return the struct of a cache, which must outlive it."""
+        return cls(kv_cache.data_ptr(), FORMATS[kv_cache.dtype], kv_cache.shape[2])
+
+
+class _TapsStruct(ctypes.Structure):
+    _fields_ = (("layers", _Address), ("count", c_int64), ("output", _Address))
 
 
 AllReduce = SharedMemory | Callable[[Tensor], object]
 """All-reduce over the ranks, in place: inside the kernels, or by a Python function."""
 
 
-class DecoderKernel:
-    """Forward pass of one rank. Not thread-safe: calls share one workspace."""
+class ModelKernel:
+    """Calls with the weights of one rank. Not thread-safe: they share a workspace."""
 
     def __init__(
         self,
@@ -106,16 +119,9 @@ class DecoderKernel:
         max_positions: limit of each context length. all_reduce: sums over the ranks; None for a
         single rank.
         """
-        structs, count = (ctypes.POINTER(DecoderStruct), ctypes.POINTER(_BatchStruct)), c_int64
-        kv = ctypes.POINTER(_KvCacheStruct)
-        declare(
-            library,
-            decoder_forward=(c_int32, *structs, kv, _Address, count, _Address, c_int32),
-            decoder_memory_bytes=(count, *structs, c_int32),
-        )
-        self._library = library
-        self._model = model
-        self._max_positions = max_positions
+        self.library = library
+        self.model = model
+        self.max_positions = max_positions
         self._all_reduce = all_reduce
         self._failure: BaseException | None = None
         if isinstance(all_reduce, SharedMemory):
@@ -130,41 +136,26 @@ class DecoderKernel:
         A block holds keys as [head_dim, block_size] and values as [block_size, head_dim]. Pages
         that were never written take no memory.
         """
-        model = self._model
+        model = self.model
         block = (2, block_size * model.head_dim)
         shape = (model.num_layers, model.num_kv_heads, num_blocks, *block)
         num_bytes = math.prod(shape) * dtype.itemsize
         return huge_page_allocator().allocate(num_bytes).view(dtype).view(shape)
 
-    def forward(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
-        """Write the batch's KV to `kv_cache`; return hidden states [T, hidden_size] in float32.
+    def call(self, function: Callable[[int, int], int], memory_bytes: Callable[[], int]) -> None:
+        """Call a function with the address and size of a workspace, which grows as it needs.
 
-        kv_cache: as returned by `new_kv_cache`. Raises RuntimeError when a peer is lost, or the
-        exception that `all_reduce` raised.
+        function: returns a PassResult. memory_bytes: returns the size that it needs. Raises
+        RuntimeError when a peer is lost, or the exception that `all_reduce` raised.
         """
-        arrays = _BatchArrays(batch, self._max_positions)
-        kv = _KvCacheStruct(kv_cache.data_ptr(), FORMATS[kv_cache.dtype], kv_cache.shape[2])
-        hidden = torch.empty(arrays.num_tokens, self._model.hidden_size, device="cpu")
-        num_threads = torch.get_num_threads()
-
-        def run() -> int:
-            workspace = self._workspace.data_ptr(), len(self._workspace)
-            arguments = self._model, arrays.struct, kv, *workspace, hidden.data_ptr(), num_threads
-            result: int = self._library.specdec_decoder_forward(*arguments)
-            return result
-
-        result = run()
+        result = function(self._workspace.data_ptr(), len(self._workspace))
         if result == _NEEDS_MEMORY:
-            num_bytes = self._library.specdec_decoder_memory_bytes(
-                self._model, arrays.struct, num_threads
-            )
-            self._workspace = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
-            result = run()
+            self._workspace = torch.empty(memory_bytes(), dtype=torch.uint8, device="cpu")
+            result = function(self._workspace.data_ptr(), len(self._workspace))
             assert result != _NEEDS_MEMORY
         if result != _DONE:
             failure, self._failure = self._failure, None
             raise failure or RuntimeError("a rank has ended, or did not respond in time")
-        return hidden
 
     def _all_reduce_in_python(self, data: ctypes._Pointer[ctypes.c_float], count: int) -> bool:
         """Run the Python all-reduce; called from C++, so an exception is stored, not raised.
@@ -180,7 +171,58 @@ class DecoderKernel:
         return True
 
 
-class _BatchArrays:
+class DecoderKernel(ModelKernel):
+    """Forward pass of one rank of a decoder."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        model: DecoderStruct,
+        max_positions: int,
+        all_reduce: AllReduce | None = None,
+    ) -> None:
+        """See ModelKernel."""
+        super().__init__(library, model, max_positions, all_reduce)
+        structs, count = (ctypes.POINTER(DecoderStruct), ctypes.POINTER(BatchStruct)), c_int64
+        kv, taps = ctypes.POINTER(KvCacheStruct), ctypes.POINTER(_TapsStruct)
+        declare(
+            library,
+            decoder_forward=(c_int32, *structs, kv, _Address, count, taps, _Address, c_int32),
+            decoder_memory_bytes=(count, *structs, c_int32),
+        )
+
+    def forward(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
+        """Write the batch's KV to `kv_cache`; return hidden states [T, hidden_size] in float32.
+
+        kv_cache: as returned by `new_kv_cache`. Raises as `call` does.
+        """
+        return self._forward(BatchArrays(batch, self.max_positions), kv_cache, None)
+
+    def forward_with_taps(
+        self, batch: ModelInput, kv_cache: Tensor, taps: Sequence[int]
+    ) -> HiddenStates:
+        """Run the same pass; also return the residual streams that enter the layers `taps`."""
+        assert all(0 <= layer <= self.model.num_layers for layer in taps)
+        arrays = BatchArrays(batch, self.max_positions)
+        tapped = torch.empty(arrays.num_tokens, len(taps), self.model.hidden_size, device="cpu")
+        layers = array("q", taps)
+        struct = _TapsStruct(layers.buffer_info()[0], len(layers), tapped.data_ptr())
+        return HiddenStates(self._forward(arrays, kv_cache, struct), tapped)
+
+    def _forward(self, batch: BatchArrays, kv_cache: Tensor, taps: _TapsStruct | None) -> Tensor:
+        model, library, kv = self.model, self.library, KvCacheStruct.of(kv_cache)
+        hidden = torch.empty(batch.num_tokens, model.hidden_size, device="cpu")
+        outputs = taps, hidden.data_ptr(), torch.get_num_threads()
+        self.call(
+            lambda *workspace: library.specdec_decoder_forward(
+                model, batch.struct, kv, *workspace, *outputs
+            ),
+            lambda: library.specdec_decoder_memory_bytes(model, batch.struct, outputs[-1]),
+        )
+        return hidden
+
+
+class BatchArrays:
     """A batch in the memory layout of batch.h, in few Python objects (docs/adr/0013)."""
 
     def __init__(self, batch: ModelInput, max_positions: int) -> None:
@@ -205,7 +247,7 @@ class _BatchArrays:
         self._integers, self._addresses = integers, addresses
         first = integers.buffer_info()[0]
         context_lens_at = self.num_tokens + len(starts)
-        self.struct = _BatchStruct(
+        self.struct = BatchStruct(
             self.num_tokens,
             len(context_lens),
             batch.block_size,

@@ -51,4 +51,12 @@ void silu_and_mul(float* gate, const float* up, int64_t size) {
   });
 }
 
+void add_silu(const float* x, int64_t size, float* to) {
+  for_each_vector(size, [&](int64_t begin, int64_t count) {
+    const Floats part = load_partial(x + begin, count);
+    const Floats activated = part / (1.0f + vec_exp(-part));
+    store_partial(to + begin, load_partial(to + begin, count) + activated, count);
+  });
+}
+
 }  // namespace specdec

@@ -15,4 +15,7 @@ void apply_rotary(float* head, const float* cos, const float* sin, int64_t head_
 // gate = silu(gate) * up, the hidden units of SwiGLU (Shazeer 2020). gate, up: [size].
 void silu_and_mul(float* gate, const float* up, int64_t size);
 
+// to += silu(x) over `size` numbers.
+void add_silu(const float* x, int64_t size, float* to);
+
 }  // namespace specdec

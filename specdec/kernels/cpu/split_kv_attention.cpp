@@ -116,7 +116,7 @@ Range SplitKvAttention::positions_of(int64_t split) const {
 // Return which of `positions` are visible to a query; begin may exceed end where none is.
 Range SplitKvAttention::visible_to(int64_t query, Range positions) const {
   const int64_t own = tile_.first_position + query / tile_.num_heads();
-  return intersect(positions, {window_ ? own - window_ + 1 : 0, own + 1});
+  return intersect(positions, {shape_.first_visible(own, window_), own + 1});
 }
 
 Range SplitKvAttention::visible_to_any(Range positions) const {

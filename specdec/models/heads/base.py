@@ -12,12 +12,13 @@ some layers (*taps*). The worker stores them for each slot, so that any pair can
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from specdec.kernels.forward_batch import ModelInput
+from specdec.kernels.sample import SampleParams
 
 HeadState = Any
 """State of a draft between its tokens; only the head that made it reads it."""
@@ -83,4 +84,34 @@ class DraftHead(Protocol):
 
     def select(self, state: HeadState, rows: Sequence[int]) -> HeadState:
         """Return the state of some of its sequences, by index: the drafts of the others ended."""
+        ...
+
+
+@runtime_checkable
+class WholeDraftHead(DraftHead, Protocol):
+    """A head that can draft all tokens in one call."""
+
+    @property
+    def can_draft(self) -> bool:
+        """Whether `draft` is available on this rank, and equally on all others."""
+        ...
+
+    def draft(
+        self,
+        pairs: ModelInput,
+        features: Tensor,
+        kv_cache: Tensor,
+        counts: Sequence[int],
+        params: SampleParams,
+    ) -> list[list[int]]:
+        """Run pairs as `begin` does, and draft up to `counts` tokens behind each of B sequences.
+
+        The tokens are the argmax of logits, without temperature; else of logits / temperature, cut
+        by top_k, top_p and min_p, and the noise that the target uses for its token. With several
+        ranks, params may not cut. A collective call.
+
+        counts: [B]; the block tables have room for all but the last token. params: of the first
+        token of each sequence, [B]. Returns the target's ids; a draft ends early where the head's
+        logits are not numbers.
+        """
         ...

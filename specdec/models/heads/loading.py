@@ -21,6 +21,8 @@ from specdec.models.heads.networks.fused import FusedHead
 from specdec.models.heads.networks.hydra import HydraHeads
 from specdec.models.heads.networks.medusa import MedusaHeads
 from specdec.models.heads.networks.mlp_speculator import MlpSpeculator
+from specdec.models.heads.networks.native import NativeHead
+from specdec.models.heads.networks.native_medusa import NativeMedusaHeads
 from specdec.models.heads.networks.p_eagle import ParallelEagleHead
 from specdec.models.heads.networks.target import TargetRank
 from specdec.models.heads.networks.vocabulary import checked_ids
@@ -48,21 +50,28 @@ def load_head(
     reader = CheckpointReader(tensors, rank.dtype, quantization, None, rank.device, backend)
     match config.shape:
         case MedusaShape() as shape:
-            return _load_medusa(shape, reader, tensors, rank, config)
+            heads = _load_medusa(shape, reader, tensors, rank, config)
+            is_native = backend is KernelBackend.CPU and rank.group.size == 1
+            return NativeMedusaHeads(heads) if is_native else heads
         case MlpSpeculatorShape() as shape:
             return MlpSpeculator(shape, reader, rank)
         case FusedShape() as shape:
             reader.tensors = replace(tensors, adds_one=shape.adds_one)
-            return FusedHead(shape, reader, rank)
+            return _fastest(FusedHead(shape, reader, rank), backend)
         case Eagle3Shape(mask_token_id=int()) as shape:
             return ParallelEagleHead(shape, reader, rank)
         case Eagle3Shape() as shape:
-            return Eagle3Head(shape, reader, rank)
+            return _fastest(Eagle3Head(shape, reader, rank), backend)
         case HydraShape() as shape:
             return HydraHeads(shape, reader, rank)
         case DFlashShape() as shape:
             return DFlashHead(shape, reader, rank)
     raise AssertionError(f"no network for {config.method}")
+
+
+def _fastest(head: Eagle3Head | FusedHead, backend: KernelBackend) -> DraftHead:
+    """Return the head on native kernels, where they are selected."""
+    return NativeHead(head) if backend is KernelBackend.CPU else head
 
 
 def _torch_layers(target: Decoder) -> CausalDecoder:

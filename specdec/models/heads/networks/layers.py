@@ -34,6 +34,7 @@ class HeadAttention:
     """Rotary embedding and paged attention of a head's layers, on this rank."""
 
     def __init__(self, decoder: ModelConfig, target: TargetRank) -> None:
+        self.config = decoder
         self.windows = decoder.sliding_windows
         self.heads = decoder.head_shards(target.group.size)[target.group.rank]
         self.head_dim = decoder.head_dim

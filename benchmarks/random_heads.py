@@ -1,0 +1,89 @@
+"""Checkpoints of draft heads with random weights, in published layouts: for costs only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from specdec.models.config import ModelConfig
+
+DRAFT_VOCAB = 8192
+
+_NUM_MEDUSA_HEADS = 5
+
+
+def write_eagle3(directory: Path, target: ModelConfig) -> Path:
+    """Write an EAGLE-3 head of the target's sizes, with its own output head of DRAFT_VOCAB."""
+    size, units = target.hidden_size, target.intermediate_size
+    heads = target.num_heads * target.head_dim
+    kv_heads = target.num_kv_heads * target.head_dim
+    shapes = {
+        "fc": (size, 3 * size),
+        "midlayer.self_attn.q_proj": (heads, 2 * size),
+        "midlayer.self_attn.k_proj": (kv_heads, 2 * size),
+        "midlayer.self_attn.v_proj": (kv_heads, 2 * size),
+        "midlayer.self_attn.o_proj": (size, heads),
+        "midlayer.mlp.gate_proj": (units, size),
+        "midlayer.mlp.up_proj": (units, size),
+        "midlayer.mlp.down_proj": (size, units),
+        "lm_head": (DRAFT_VOCAB, size),
+    }
+    norms = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
+    tensors = _matrices(shapes) | {f"midlayer.{name}.weight": torch.ones(size) for name in norms}
+    tensors["norm.weight"] = torch.ones(size)
+    tensors["d2t"] = _draft_tokens(target) - torch.arange(DRAFT_VOCAB)
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": size,
+        "intermediate_size": units,
+        "num_attention_heads": target.num_heads,
+        "num_key_value_heads": target.num_kv_heads,
+        "num_hidden_layers": 1,
+        "rms_norm_eps": target.rms_norm_eps,
+        "vocab_size": target.vocab_size,
+        "draft_vocab_size": DRAFT_VOCAB,
+    }
+    return _write(directory, config, tensors)
+
+
+def write_medusa(directory: Path, target: ModelConfig, *, is_shared: bool) -> Path:
+    """Write Medusa heads, each with its own output head of DRAFT_VOCAB, or with one for all."""
+    size, heads = target.hidden_size, range(_NUM_MEDUSA_HEADS)
+    shapes = {f"blocks.{head}.layers.0": (size, size) for head in heads}
+    own_heads = heads[:1] if is_shared else heads
+    shapes |= {f"lm_heads.{head}": (DRAFT_VOCAB, size) for head in own_heads}
+    config = {
+        "model_type": "medusa",
+        "num_heads": len(heads),
+        "num_hidden_layers": 1,
+        "hidden_size": size,
+        "vocab_size": target.vocab_size,
+        "truncated_vocab_size": DRAFT_VOCAB,
+    }
+    return _write(directory, config, _matrices(shapes) | {"token_map": _draft_tokens(target)})
+
+
+def _draft_tokens(target: ModelConfig) -> Tensor:
+    """Return the target's ids of the draft tokens, ascending."""
+    return torch.randperm(target.vocab_size)[:DRAFT_VOCAB].sort().values
+
+
+def _matrices(shapes: Mapping[str, tuple[int, int]]) -> dict[str, Tensor]:
+    return {
+        f"{name}.weight": torch.randn(shape, dtype=torch.float32).mul_(shape[1] ** -0.5).bfloat16()
+        for name, shape in shapes.items()
+    }
+
+
+def _write(directory: Path, config: Mapping[str, Any], tensors: dict[str, Tensor]) -> Path:
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config))
+    save_file(tensors, directory / "model.safetensors")
+    return directory

@@ -1,0 +1,157 @@
+"""Passes and whole drafts of a draft head with attention: Python bindings of draft_head.cpp."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+from ctypes import c_int32, c_int64
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specdec.kernels.cpu.build import declare
+from specdec.kernels.cpu.decoder import (
+    AllReduce,
+    BatchArrays,
+    BatchStruct,
+    DecoderStruct,
+    KvCacheStruct,
+    ModelKernel,
+)
+from specdec.kernels.cpu.matrix import MatrixStruct
+from specdec.kernels.cpu.shared_memory import SharedMemory
+from specdec.kernels.forward_batch import ModelInput
+from specdec.kernels.sample import SAMPLE_PARAMS, SampleParams
+
+_Address = ctypes.c_void_p
+
+
+class DraftHeadStruct(ctypes.Structure):
+    """`DraftHead` in draft_head.h. Its creator owns the memory that it points to."""
+
+    _fields_ = (
+        ("decoder", DecoderStruct),
+        ("fusion", MatrixStruct),
+        ("first_input", c_int64),
+        ("embedding_norm", _Address),
+        ("feature_norm", _Address),
+        ("is_feature_first", c_int32),
+        ("adds_to_normed", c_int32),
+        ("returns_normed", c_int32),
+        ("lm_head", MatrixStruct),
+        ("target_tokens", _Address),
+    )
+
+
+class _DraftsStruct(ctypes.Structure):
+    _fields_ = (
+        *((name, _Address) for name in ("counts", "params", "tokens")),
+        ("max_count", c_int64),
+    )
+
+
+class PairStates(NamedTuple):
+    """States behind the last pair of each sequence.
+
+    hidden: the input of the output head. features: those of the next pairs.
+    """
+
+    hidden: Tensor  # [B, hidden_size]
+    features: Tensor  # [B, hidden_size]
+
+
+class DraftHeadKernel(ModelKernel):
+    """Passes of one rank of a head. A pair's result is the same bits in any batch."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        head: DraftHeadStruct,
+        max_positions: int,
+        all_reduce: AllReduce | None = None,
+    ) -> None:
+        """See ModelKernel."""
+        super().__init__(library, head.decoder, max_positions, all_reduce)
+        structs = ctypes.POINTER(DraftHeadStruct), ctypes.POINTER(BatchStruct)
+        memory = ctypes.POINTER(KvCacheStruct), _Address, c_int64
+        drafts = ctypes.POINTER(_DraftsStruct)
+        declare(
+            library,
+            draft_head_memory_bytes=(c_int64, *structs, c_int32),
+            draft_head_forward=(c_int32, *structs, *memory, _Address, _Address, _Address, c_int32),
+            draft_memory_bytes=(c_int64, *structs, drafts, c_int32),
+            draft=(c_int32, *structs, *memory, drafts, _Address, c_int32),
+        )
+        self._head = head
+        self.can_draft = all_reduce is None or isinstance(all_reduce, SharedMemory)
+        """Whether `draft` runs: the kernels do not call Python for the samples of other ranks."""
+
+    def forward(self, pairs: ModelInput, features: Tensor, kv_cache: Tensor) -> PairStates:
+        """Write the KV of T pairs of B sequences; return the states behind the last ones.
+
+        features: [T, hidden_size] float32. Raises as `call` does.
+        """
+        batch = BatchArrays(pairs, self.max_positions)
+        features = self._checked(features, batch)
+        states = torch.empty(2, pairs.num_sequences, features.shape[1], device="cpu")
+        hidden, next_features = states
+        kv, num_threads = KvCacheStruct.of(kv_cache), torch.get_num_threads()
+        arguments = features.data_ptr(), hidden.data_ptr(), next_features.data_ptr(), num_threads
+        self.call(
+            lambda *workspace: self.library.specdec_draft_head_forward(
+                self._head, batch.struct, kv, *workspace, *arguments
+            ),
+            lambda: self.library.specdec_draft_head_memory_bytes(
+                self._head, batch.struct, num_threads
+            ),
+        )
+        return PairStates(hidden, next_features)
+
+    def draft(
+        self,
+        pairs: ModelInput,
+        features: Tensor,
+        kv_cache: Tensor,
+        counts: Sequence[int],
+        params: SampleParams,
+    ) -> NDArray[np.int32]:
+        """Run T pairs of B sequences, and draft tokens behind each sequence.
+
+        features: [T, hidden_size] float32. counts: number of tokens, [B]; block tables have room
+        for all but the last. params: of the first token of each sequence, [B]; token i has the
+        noise of the position i further on. Returns the target's ids, [B, max(counts)], -1 behind
+        the end of a draft: where its count ends, or no token can be sampled. Raises as `call` does.
+        """
+        assert self.can_draft
+        assert params.dtype == SAMPLE_PARAMS
+        assert len(params) == len(counts) == pairs.num_sequences
+        max_count = max(counts)
+        batch = BatchArrays(pairs, self.max_positions)
+        features = self._checked(features, batch)
+        for chunk, count in zip(pairs.chunks, counts, strict=True):
+            last = chunk.end + max(count, 1) - 1
+            assert last <= min(self.max_positions, len(chunk.block_table) * pairs.block_size)
+        tokens = np.full((len(counts), max_count), -1, dtype=np.int32)
+        own_counts, params = array("i", counts), np.ascontiguousarray(params)
+        drafts = _DraftsStruct(
+            own_counts.buffer_info()[0], params.ctypes.data, tokens.ctypes.data, max_count
+        )
+        kv, num_threads = KvCacheStruct.of(kv_cache), torch.get_num_threads()
+        self.call(
+            lambda *workspace: self.library.specdec_draft(
+                self._head, batch.struct, kv, *workspace, drafts, features.data_ptr(), num_threads
+            ),
+            lambda: self.library.specdec_draft_memory_bytes(
+                self._head, batch.struct, drafts, num_threads
+            ),
+        )
+        return tokens
+
+    def _checked(self, features: Tensor, batch: BatchArrays) -> Tensor:
+        assert features.dtype == torch.float32
+        assert features.shape == (batch.num_tokens, self.model.hidden_size)
+        return features.contiguous()

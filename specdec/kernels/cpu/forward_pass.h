@@ -1,0 +1,357 @@
+// The layers of a decoder over one batch, with the steps before and after them.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+#include "arena.h"
+#include "attention.h"
+#include "decoder.h"
+#include "elementwise.h"
+#include "packed_layout.h"
+
+namespace specdec {
+
+// Rows of an MLP pass; their hidden units stay in the cache.
+constexpr int64_t kMlpRows = 128;
+
+// Tokens per task that processes one head: their keys share few cache lines, and the head's
+// projections are still in the cache.
+constexpr int64_t kTokensPerHeadTask = 32;
+
+// With at least this many rows per thread, the activation function is parallelized over rows; fewer
+// rows would balance badly.
+constexpr int64_t kMinRowsPerThread = 2;
+
+// Return one plan for each distinct attention window of the layers.
+inline std::vector<AttentionPlan> make_plans(const Decoder& model, const Batch& batch,
+                                             int num_threads) {
+  std::vector<AttentionPlan> plans;
+  const AttentionShape shape = {model.num_heads,      model.num_kv_heads, model.heads_per_kv,
+                                model.first_in_group, model.head_dim,     model.first_position};
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    const int64_t window = model.layers[layer].window;
+    const auto has_window = [&](const AttentionPlan& plan) { return plan.window() == window; };
+    if (std::none_of(plans.begin(), plans.end(), has_window)) {
+      plans.emplace_back(batch, shape, window, num_threads);
+    }
+  }
+  return plans;
+}
+
+// A token's position in its sequence, and the slot of its KV.
+struct TokenSlot {
+  int64_t position, slot;
+};
+
+inline std::vector<TokenSlot> token_slots(const Batch& batch) {
+  std::vector<TokenSlot> slots;
+  slots.reserve(batch.num_tokens);
+  for (int64_t sequence = 0; sequence < batch.num_sequences; ++sequence) {
+    const int64_t end = batch.context_lens[sequence];
+    const int64_t count = batch.query_starts[sequence + 1] - batch.query_starts[sequence];
+    for (int64_t position = end - count; position < end; ++position) {
+      slots.push_back({position, batch.slot(sequence, position)});
+    }
+  }
+  return slots;
+}
+
+// One forward pass. All threads of a team call its steps in the same order.
+class ForwardPass {
+ public:
+  ForwardPass(const Decoder& model, const Batch& batch, KvCache cache, void* memory,
+              int num_threads)
+      : model_(model),
+        batch_(batch),
+        cache_(cache),
+        token_slots_(token_slots(batch)),
+        plans_(make_plans(model, batch, num_threads)) {
+    Arena arena(memory);
+    residual_ = arena.allocate_floats(batch.num_tokens * model.hidden_size);
+    normed_ = arena.allocate_floats(batch.num_tokens * model.hidden_size);
+    qkv_ = arena.allocate_floats(batch.num_tokens * qkv_stride());
+    attention_output_ = arena.allocate_floats(batch.num_tokens * attention_output_stride());
+    hidden_units_ = arena.allocate_floats(mlp_rows() * hidden_units_stride());
+    matrix_scratch_ = arena.allocate(matrix_scratch_bytes());
+    attention_scratch_ = arena.allocate_floats(attention_scratch_floats());
+    memory_bytes_ = arena.used();
+  }
+
+  int64_t memory_bytes() const { return memory_bytes_; }
+  bool has_failed() const { return has_failed_; }
+
+  // The residual stream [num_tokens, hidden_size]: the input and output of the layers.
+  float* residual() { return residual_; }
+
+  // Set the residual stream to the embeddings of the tokens.
+  void embed(ThreadTeam team) {
+    const Embedding& embedding = model_.embedding;
+    team.parallel_for_ranges(batch_.num_tokens, [&](Range own) {
+      for (int64_t token = own.begin; token < own.end; ++token) {
+        float* to = residual_ + token * model_.hidden_size;
+        const int64_t row = batch_.input_ids[token] - embedding.first_token;
+        if (row < 0 || row >= embedding.num_tokens) {
+          std::fill(to, to + model_.hidden_size, 0.0f);  // held by another rank
+        } else {
+          gather_embedding(embedding, row, to);
+        }
+      }
+    });
+    all_reduce_residual(batch_.num_tokens, residual_, team);
+  }
+
+  // Replace the residual stream by a projection whose inputs are divided over the ranks.
+  // inputs: this rank's, of all tokens.
+  void project(const Matrix& matrix, const float* inputs, int64_t stride, ThreadTeam team) {
+    const Activations rows = {inputs, stride, batch_.num_tokens, matrix_scratch_};
+    quantize_rows(matrix, rows, team);
+    gemm(matrix, rows, residual_, model_.hidden_size, Store::kOverwrite, team);
+    all_reduce_residual(batch_.num_tokens, residual_, team);
+  }
+
+  // Run the layers and write the residual streams of `taps`, which may be null. first_input: what
+  // the first layer projects to queries, keys and values, [num_tokens, in_features]; null for the
+  // normalized residual stream.
+  void run_layers(const float* first_input, const Taps* taps, ThreadTeam team) {
+    for (int64_t index = 0; index < model_.num_layers && !has_failed_; ++index) {
+      const Layer& layer = model_.layers[index];
+      copy_residual(index, taps, team);
+      attention(layer, index, index == 0 ? first_input : nullptr, team);
+      if (!has_failed_) mlp(layer, team);
+    }
+    copy_residual(model_.num_layers, taps, team);
+  }
+
+  // Run a stage that writes the hidden states after the final norm, [num_tokens, hidden_size].
+  void write_hidden(float* hidden, ThreadTeam team) {
+    team.parallel_for_ranges(batch_.num_tokens,
+                             [&](Range own) { norm(model_.final_norm, own, hidden); });
+  }
+
+ private:
+  const Decoder& model_;
+  const Batch& batch_;
+  KvCache cache_;
+  std::vector<TokenSlot> token_slots_;  // [num_tokens]
+  std::vector<AttentionPlan> plans_;
+  std::atomic<bool> has_failed_{false};
+  int64_t memory_bytes_;
+  float* residual_;  // [num_tokens, hidden_size], the residual stream
+  float* normed_;    // [num_tokens, hidden_size]
+  float* qkv_;  // [num_tokens, num_heads + 2 * num_kv_heads, head_dim]: query, key, value heads
+  float* attention_output_;  // [num_tokens, num_heads, head_dim]
+  float* hidden_units_;      // [mlp_rows, 2, num_hidden_units]: gate, then up projection
+  void* matrix_scratch_;
+  float* attention_scratch_;
+
+  int64_t num_all_heads() const { return model_.num_heads + 2 * model_.num_kv_heads; }
+  int64_t qkv_stride() const { return num_all_heads() * model_.head_dim; }
+  int64_t attention_output_stride() const { return model_.num_heads * model_.head_dim; }
+  int64_t hidden_units_stride() const { return 2 * model_.num_hidden_units; }
+  int64_t mlp_rows() const { return std::min(batch_.num_tokens, kMlpRows); }
+
+  int64_t matrix_scratch_bytes() const {
+    int64_t max_size = 0;
+    for (int64_t index = 0; index < model_.num_layers; ++index) {
+      const Layer& layer = model_.layers[index];
+      for (const Matrix* matrix : {&layer.qkv, &layer.output}) {
+        max_size = std::max(max_size, scratch_bytes(*matrix, batch_.num_tokens));
+      }
+      for (const Matrix* matrix : {&layer.gate_up, &layer.down}) {
+        max_size = std::max(max_size, scratch_bytes(*matrix, mlp_rows()));
+      }
+    }
+    return max_size;
+  }
+
+  int64_t attention_scratch_floats() const {
+    int64_t max_size = 0;
+    for (const AttentionPlan& plan : plans_) max_size = std::max(max_size, plan.scratch_floats());
+    return max_size;
+  }
+
+  const AttentionPlan& plan_for(const Layer& layer) const {
+    return *std::find_if(plans_.begin(), plans_.end(),
+                         [&](const AttentionPlan& plan) { return plan.window() == layer.window; });
+  }
+
+  KvLayer kv_layer(int64_t layer) const {
+    KvLayer kv = {cache_.data,       cache_.format,     model_.num_kv_heads,
+                  cache_.num_blocks, batch_.block_size, model_.head_dim};
+    kv.data += layer * kv.num_bytes();
+    return kv;
+  }
+
+  void gather_embedding(const Embedding& embedding, int64_t row, float* to) {
+    const PackedLayout layout(embedding.format, model_.hidden_size);
+    dispatch_format(embedding.format, [&](auto format) {
+      using Element = typename FormatTraits<format>::Element;
+      const auto* elements =
+          static_cast<const Element*>(embedding.table ? embedding.table : embedding.packed);
+      for (int64_t i = 0; i < model_.hidden_size; ++i) {
+        const int64_t offset =
+            embedding.table ? row * model_.hidden_size + i : layout.offset(row, i);
+        to[i] = load_part_as_float<format>(elements + offset, 1)[0];
+      }
+    });
+  }
+
+  // Copy the residual stream that enters a layer to the taps of this layer.
+  void copy_residual(int64_t layer, const Taps* taps, ThreadTeam team) {
+    if (!taps) return;
+    const int64_t size = model_.hidden_size;
+    for (int64_t tap = 0; tap < taps->count; ++tap) {
+      if (taps->layers[tap] != layer) continue;
+      team.parallel_for_ranges(batch_.num_tokens, [&](Range own) {
+        for (int64_t token = own.begin; token < own.end; ++token) {
+          const float* from = residual_ + token * size;
+          std::copy(from, from + size, taps->output + (token * taps->count + tap) * size);
+        }
+      });
+    }
+  }
+
+  // Write the normalized hidden states of `tokens` to `to` [num_tokens, hidden_size].
+  void norm(const float* weight, Range tokens, float* to) {
+    const int64_t size = model_.hidden_size;
+    for (int64_t token = tokens.begin; token < tokens.end; ++token) {
+      rms_norm(residual_ + token * size, weight, model_.norm_eps, size, to + token * size);
+    }
+  }
+
+  // Run a stage that normalizes tokens and quantizes them for the next GEMM.
+  Activations norm_and_quantize(const float* weight, const Matrix& matrix, Range tokens,
+                                ThreadTeam team) {
+    const int64_t size = model_.hidden_size;
+    const Activations rows = {normed_ + tokens.begin * size, size, tokens.end - tokens.begin,
+                              matrix_scratch_};
+    team.parallel_for_ranges(rows.count, [&](Range own) {
+      norm(weight, {tokens.begin + own.begin, tokens.begin + own.end}, normed_);
+      quantize_rows(matrix, rows, own);
+    });
+    return rows;
+  }
+
+  // Return the quantized input of a layer: `rows` if given, else the residual stream, normalized if
+  // the layer has a norm.
+  Activations attention_input(const Layer& layer, const float* rows, ThreadTeam team) {
+    if (!rows && layer.input_norm) {
+      return norm_and_quantize(layer.input_norm, layer.qkv, {0, batch_.num_tokens}, team);
+    }
+    const Activations input = {rows ? rows : residual_, layer.qkv.in_features, batch_.num_tokens,
+                               matrix_scratch_};
+    quantize_rows(layer.qkv, input, team);
+    return input;
+  }
+
+  void attention(const Layer& layer, int64_t index, const float* input_rows, ThreadTeam team) {
+    const KvLayer kv = kv_layer(index);
+    const Activations input = attention_input(layer, input_rows, team);
+    gemm(layer.qkv, input, qkv_, qkv_stride(), Store::kOverwrite, team);
+    rope_and_cache(layer, kv, team);
+    plan_for(layer).attend(qkv_, qkv_stride(), kv, attention_output_, attention_output_stride(),
+                           attention_scratch_, team);
+    const Activations attention_rows = {attention_output_, attention_output_stride(),
+                                        batch_.num_tokens, matrix_scratch_};
+    quantize_rows(layer.output, attention_rows, team);
+    project_to_residual(layer.output, attention_rows, 0, team);
+  }
+
+  // Normalize and rotate queries and keys, and write keys and values to the KV cache. Tasks of few
+  // tokens and one head: a thread then has most of the heads that it computed, and the keys share
+  // cache lines.
+  void rope_and_cache(const Layer& layer, const KvLayer& kv, ThreadTeam team) {
+    const int64_t num_chunks = ceil_div(batch_.num_tokens, kTokensPerHeadTask);
+    team.parallel_for(num_chunks * num_all_heads(), [&](int64_t index) {
+      const int64_t head = index % num_all_heads();
+      const Range tokens = ThreadTeam{index / num_all_heads(), num_chunks}.share(batch_.num_tokens);
+      for (int64_t token = tokens.begin; token < tokens.end; ++token) {
+        rope_and_cache_head(layer, kv, token, head,
+                            qkv_ + token * qkv_stride() + head * model_.head_dim);
+      }
+    });
+  }
+
+  void rope_and_cache_head(const Layer& layer, const KvLayer& kv, int64_t token, int64_t head,
+                           float* values) {
+    const int64_t dim = model_.head_dim, half = dim / 2;
+    const TokenSlot place = token_slots_[token];
+    const int64_t kv_head = head - model_.num_heads;
+    if (kv_head >= model_.num_kv_heads) {
+      kv.write_value(kv_head - model_.num_kv_heads, place.slot, values);
+      return;
+    }
+    const float* weight = kv_head < 0 ? layer.query_norm : layer.key_norm;
+    if (weight) rms_norm(values, weight, model_.norm_eps, dim, values);
+    const int64_t first = place.position * half;
+    apply_rotary(values, model_.cos + first, model_.sin + first, dim);
+    if (kv_head >= 0) kv.write_key(kv_head, place.slot, values);
+  }
+
+  void mlp(const Layer& layer, ThreadTeam team) {
+    for (int64_t first = 0; first < batch_.num_tokens && !has_failed_; first += kMlpRows) {
+      const Range tokens = {first, std::min(first + kMlpRows, batch_.num_tokens)};
+      const Activations normed = norm_and_quantize(layer.mlp_norm, layer.gate_up, tokens, team);
+      gemm(layer.gate_up, normed, hidden_units_, hidden_units_stride(), Store::kOverwrite, team);
+      const Activations gated = activate_and_quantize(layer.down, tokens.end - first, team);
+      project_to_residual(layer.down, gated, first, team);
+    }
+  }
+
+  // Run the activation function and quantize its result for the next GEMM, in one stage over rows.
+  // With few rows, or without quantization, the activation is parallelized over vectors, so that
+  // even one row is divided, and quantization is a separate stage.
+  Activations activate_and_quantize(const Matrix& matrix, int64_t num_rows, ThreadTeam team) {
+    const Activations rows = {hidden_units_, hidden_units_stride(), num_rows, matrix_scratch_};
+    const int64_t per_row = ceil_div(model_.num_hidden_units, kLanes);
+    if (!quantizes_rows(matrix) || num_rows < kMinRowsPerThread * team.size) {
+      team.parallel_for_ranges(num_rows * per_row, [&](Range own) { activate(own, per_row); });
+      quantize_rows(matrix, rows, team);
+    } else {
+      team.parallel_for_ranges(num_rows, [&](Range own) {
+        activate({own.begin * per_row, own.end * per_row}, per_row);
+        quantize_rows(matrix, rows, own);
+      });
+    }
+    return rows;
+  }
+
+  // Apply the activation function to a range of vectors, with per_row vectors in each row.
+  void activate(Range vectors, int64_t per_row) {
+    for (int64_t i = vectors.begin; i < vectors.end;) {
+      const int64_t row = i / per_row, begin = i % per_row;
+      const int64_t end = std::min(per_row, begin + vectors.end - i);
+      float* gates = hidden_units_ + row * hidden_units_stride() + begin * kLanes;
+      silu_and_mul(gates, gates + model_.num_hidden_units,
+                   std::min(end * kLanes, model_.num_hidden_units) - begin * kLanes);
+      i += end - begin;
+    }
+  }
+
+  // Add a projection, summed over the ranks, to the residual stream from token `first` on. The
+  // residual, equal on every rank, and the bias enter the sum on rank 0 only.
+  void project_to_residual(const Matrix& matrix, const Activations& rows, int64_t first,
+                           ThreadTeam team) {
+    const int64_t size = model_.hidden_size;
+    gemm(matrix, rows, residual_ + first * size, size,
+         model_.rank == 0 ? Store::kAccumulate : Store::kOverwrite, team);
+    all_reduce_residual(rows.count, residual_ + first * size, team);
+  }
+
+  // All-reduce rows of the residual stream over the ranks. The barriers make every thread read
+  // has_failed_ before it can change, so that all threads run the same stages.
+  void all_reduce_residual(int64_t num_rows, float* data, ThreadTeam team) {
+    const int64_t count = num_rows * model_.hidden_size;
+    if (model_.communicator) {
+      if (!specdec::all_reduce(model_.communicator, data, count, team)) has_failed_ = true;
+    } else if (model_.all_reduce) {
+      team.barrier();
+      if (team.index == 0 && !model_.all_reduce(data, count)) has_failed_ = true;
+      team.barrier();
+    }
+  }
+};
+
+}  // namespace specdec

@@ -1,0 +1,178 @@
+"""Recurrent heads on the native CPU kernels: a pass is one call, and so is a whole draft.
+
+Built from the layers of a `RecurrentHead`, which own the weights and define the result. States are
+float32 for every weight format, and a pair's result is the same bits alone and in any batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from specdec.kernels.cpu import MatrixStruct, native_library
+from specdec.kernels.cpu.decoder import LayerStruct
+from specdec.kernels.cpu.draft_head import DraftHeadKernel, DraftHeadStruct, PairStates
+from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.kernels.sample import SampleParams
+from specdec.models.heads.networks.eagle3 import Eagle3Head, FirstLayer
+from specdec.models.heads.networks.fused import FusedHead
+from specdec.models.heads.networks.layers import FIRST_SLOT, UnnormalizedLayer
+from specdec.models.heads.networks.recurrent import Place
+from specdec.models.layers.linear import RMSNorm
+from specdec.models.llama import DecoderLayer
+from specdec.models.native_weights import NativeWeights, all_reduce_of, native_matrix
+
+TorchHead = Eagle3Head | FusedHead
+
+
+@dataclass(frozen=True)
+class NativeHeadState:
+    """States behind the last pairs of B sequences, and where the next pairs are stored."""
+
+    pairs: PairStates
+    places: tuple[Place, ...]
+    block_size: int
+    kv_cache: Tensor
+
+
+class NativeHead:
+    """One rank of a recurrent head on native kernels, a DraftHead."""
+
+    def __init__(self, head: TorchHead) -> None:
+        """Use the weights of `head`, whose matrices must be native."""
+        library = native_library()
+        assert library is not None, "the backend was selected without its library"
+        self.torch_head = head
+        self.taps, self.feature_size = head.taps, head.feature_size
+        self.num_kv_layers, self.max_draft_tokens = head.num_kv_layers, head.max_draft_tokens
+        self.vocab_size, self.vocab_slice = head.vocab_size, head.vocab_slice
+        self.target_ids = head.target_ids
+        self._lm_head = native_matrix(head.lm_head.matrix)
+        self._weights = NativeWeights()
+        self._target_tokens = _target_tokens(head)
+        struct = self._struct(head)
+        all_reduce = all_reduce_of(head.embed_tokens.group)
+        self._kernel = DraftHeadKernel(
+            library, struct, head.attention.rotary.max_positions, all_reduce
+        )
+
+    @property
+    def device(self) -> torch.device:
+        return self.torch_head.device
+
+    @property
+    def can_draft(self) -> bool:
+        """Whether `draft` is available: kernels then combine the samples of all ranks."""
+        return self._kernel.can_draft and bool((self._target_tokens.diff() > 0).all())
+
+    def new_kv_cache(self, num_slots: int) -> Tensor:
+        """See DraftHead; in the layout of the kernels."""
+        attention = self.torch_head.attention
+        block_size = attention.paged.block_size
+        assert num_slots % block_size == 0
+        return self._kernel.new_kv_cache(num_slots // block_size, block_size, attention.dtype)
+
+    def features(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
+        """See DraftHead."""
+        return self.torch_head.features(hidden, tapped)
+
+    def begin(
+        self, pairs: ModelInput, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
+    ) -> NativeHeadState:
+        """See DraftHead."""
+        assert kv_cache is not None
+        states = self._kernel.forward(pairs, features.float(), kv_cache)
+        places = tuple(Place(chunk.end, chunk.block_table) for chunk in pairs.chunks)
+        return NativeHeadState(states, places, pairs.block_size, kv_cache)
+
+    def logits(self, state: NativeHeadState, index: int) -> Tensor:
+        """See DraftHead."""
+        return self._lm_head.multiply(state.pairs.hidden)
+
+    def advance(
+        self, state: NativeHeadState, token_ids: Sequence[int], index: int
+    ) -> NativeHeadState:
+        """See DraftHead."""
+        chunks = [
+            Chunk([token], place.slot, place.block_table)
+            for token, place in zip(token_ids, state.places, strict=True)
+        ]
+        batch = ModelInput(chunks, state.block_size)
+        return self.begin(batch, state.pairs.features, state.kv_cache, 0)
+
+    def select(self, state: NativeHeadState, rows: Sequence[int]) -> NativeHeadState:
+        """See DraftHead."""
+        index = list(rows)
+        pairs = PairStates(*(each[index] for each in state.pairs))
+        return replace(state, pairs=pairs, places=tuple(state.places[row] for row in rows))
+
+    def draft(
+        self,
+        pairs: ModelInput,
+        features: Tensor,
+        kv_cache: Tensor,
+        counts: Sequence[int],
+        params: SampleParams,
+    ) -> list[list[int]]:
+        """See WholeDraftHead."""
+        tokens = self._kernel.draft(pairs, features.float(), kv_cache, counts, params)
+        return [[token for token in row if token >= 0] for row in tokens.tolist()]
+
+    def _struct(self, head: TorchHead) -> DraftHeadStruct:
+        weights = self._weights
+        decoder = weights.decoder(
+            self._layers(head),
+            head.attention.config,
+            head.embed_tokens,
+            head.attention.rotary,
+            head.norm,
+            FIRST_SLOT,
+        )
+        first = head.first_layer if isinstance(head, Eagle3Head) else head
+        struct = DraftHeadStruct(
+            decoder=decoder,
+            embedding_norm=weights.norm(_norm(first.token_norm)),
+            feature_norm=weights.norm(_norm(first.feature_norm)),
+            returns_normed=head.recycles_norm,
+            lm_head=MatrixStruct.from_buffer_copy(self._lm_head.native),
+            target_tokens=self._target_tokens.data_ptr(),
+        )
+        if isinstance(head, Eagle3Head):
+            struct.adds_to_normed = head.first_layer.norm_before_residual
+        else:
+            struct.fusion = weights.matrix(head.fc.linear)
+            struct.first_input = head.fc.columns.start
+            struct.is_feature_first = head.is_feature_first
+        return struct
+
+    def _layers(self, head: TorchHead) -> list[LayerStruct]:
+        layers = list(cast(Sequence[nn.Module], head.layers))
+        if isinstance(head, Eagle3Head):
+            layers.insert(0, head.first_layer)
+        windows = head.attention.windows
+        return [self._layer(each, window) for each, window in zip(layers, windows, strict=True)]
+
+    def _layer(self, layer: nn.Module, window: int | None) -> LayerStruct:
+        assert isinstance(layer, DecoderLayer | FirstLayer | UnnormalizedLayer)
+        input_norm = layer.input_norm if isinstance(layer, DecoderLayer) else None
+        return self._weights.layer(
+            layer.attention, layer.mlp_norm, layer.mlp, input_norm=input_norm, window=window
+        )
+
+
+def _norm(module: nn.Module) -> RMSNorm | None:
+    """Return a norm; None for the identity."""
+    return module if isinstance(module, RMSNorm) else None
+
+
+def _target_tokens(head: TorchHead) -> Tensor:
+    """Return the target's ids of this rank's draft tokens, [len(vocab_slice)] int32."""
+    own = head.vocab_slice
+    if head.target_ids is None:
+        return torch.from_numpy(np.arange(own.start, own.stop, dtype=np.int32))
+    return head.target_ids[own.start : own.stop].to(torch.int32).contiguous()

@@ -1,0 +1,55 @@
+"""Whole drafts on one rank of several processes; imports nothing that takes seconds to import."""
+
+import torch
+
+from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.cpu import SharedMemory, native_library
+from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.models.config import ModelConfig
+from specdec.models.heads.config import HeadConfig
+from specdec.models.heads.loading import load_head
+from specdec.sampling.sampler import SamplingBatch
+from tests.specdec.models.heads.driver import BLOCK_SIZE, Drafting, sequences, target_model
+
+COUNTS = (5, 1, 4)
+
+
+def params(temperature):
+    """Return the sampling parameters of the first draft tokens of three sequences."""
+    return SamplingBatch.from_lists(
+        temperatures=[temperature] * 3,
+        top_k=[0] * 3,
+        top_p=[1.0] * 3,
+        min_p=[0.0] * 3,
+        seeds=[3, 4, 5],
+        choices=[0] * 3,
+        positions=[9] * 3,
+    ).params
+
+
+class WholeDrafts(Drafting):
+    """Sequences that a head drafts for in one call."""
+
+    def draft(self, temperature):
+        chunks = [
+            Chunk(part.tokens[1:], 1, table)
+            for part, table in zip(self.parts, self.tables, strict=True)
+        ]
+        pairs = ModelInput(chunks, BLOCK_SIZE)
+        features = torch.cat(self.features)
+        return self.head.draft(pairs, features, self.cache, COUNTS, params(temperature))
+
+
+def make_head(directory, target_dir, group=None, quantization=None):
+    config = HeadConfig.from_directory(directory, ModelConfig.from_directory(target_dir))
+    return load_head(config, target_model(target_dir, group, kernels="native"), quantization)
+
+
+def rank_drafts(rank, size, directory, target_dir, address):
+    """Draft on one rank of processes that share memory."""
+    torch.set_num_threads(2)
+    shared = SharedMemory(native_library(), rank, size, address, timeout_s=30)
+    head = make_head(directory, target_dir, TensorParallelGroup(rank, size, shared))
+    assert head.can_draft
+    drafts = WholeDrafts(head, sequences())
+    return [drafts.draft(temperature) for temperature in (0.0, 0.8)]
