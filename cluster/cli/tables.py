@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from specdec.types.control import CONTROL_VALUES, AuditPage, SpeculationState
 from specdec.types.fleet import FleetStatistics, ReplicaStatus, ServiceStatus
 from specdec.types.profile import ProfileReport, WorkerProfile
-from specdec.types.sampling_params import VERIFIERS
+from specdec.types.sampling_params import SERVED_VERIFIERS
 
 _SILENT_AFTER_S = 40.0  # an idle replica reports every 30 s
 
@@ -26,7 +26,7 @@ def state_table(state: SpeculationState) -> str:
 
 def _format_value(value: object) -> str:
     if isinstance(value, tuple):
-        return "all" if value == VERIFIERS else ",".join(value)
+        return "all" if value == SERVED_VERIFIERS else ",".join(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "all" if value is None else str(value)

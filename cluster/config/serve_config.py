@@ -15,6 +15,7 @@ from cluster.config.network import HOSTS, MAX_MODEL_CHARS, is_loopback
 from cluster.config.vllm_compat import in_our_words
 from cluster.observability.logs import LogConfig
 from specdec.config.fields import (
+    BOOLEAN,
     DIRECTORY,
     ENDPOINT,
     FILE,
@@ -195,6 +196,12 @@ class ServeConfig(LLMConfig):
         one_of("auto", "hermes", "llama3_json"),
         "Parser for tool calls in the model's output; auto selects it by the chat template",
     )
+    allow_synthetic_acceptance: bool = setting(
+        False,
+        BOOLEAN,
+        "Allow the synthetic verifier in speculative_config, which accepts draft tokens at given "
+        "rates, whatever they are: for measurements, since the output is not the model's",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "warning", one_of("debug", "info", "warning", "error"), "Minimum severity to log"
     )
@@ -264,8 +271,21 @@ class ServeConfig(LLMConfig):
         if self.otlp_traces_endpoint is not None and not _can_trace():
             limit = "left out unless OpenTelemetry is installed; pip install 'specdec[tracing]'"
             raise InvalidValueError("otlp_traces_endpoint", self.otlp_traces_endpoint, limit)
+        self._check_verifiers()
         self._check_replicas()
         self._check_cluster()
+
+    def _check_verifiers(self) -> None:
+        config = self.speculative_config
+        if config is None or self.allow_synthetic_acceptance:
+            return
+        if "synthetic" in config.allowed_verifiers:
+            limit = (
+                "without synthetic unless allow_synthetic_acceptance is given: it accepts wrong "
+            )
+            limit += "draft tokens, for measurements"
+            field = "speculative_config.allowed_verifiers"
+            raise InvalidValueError(field, config.allowed_verifiers, limit)
 
     def _check_replicas(self) -> None:
         if self.max_replicas is None and self.min_replicas != 1:

@@ -17,17 +17,18 @@ from specdec.types.control import (
     SpeculationState,
 )
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import VerifierName
+from specdec.types.sampling_params import SERVED_VERIFIERS, VerifierName
 
 _RULES = "rules"
 
 
 @dataclass(frozen=True)
 class OverrideLimits:
-    """Limits of what operators can set: loaded methods and the service's verifier."""
+    """Limits of what operators can set: loaded methods, the service's verifier and the others."""
 
     methods: tuple[str, ...] = ()
     verifier: VerifierName = "coupled"
+    verifiers: tuple[VerifierName, ...] = SERVED_VERIFIERS
 
     def check(self, change: SpeculationChange) -> None:
         """Raise InvalidValueError for a method or verifiers that this service lacks."""
@@ -39,6 +40,9 @@ class OverrideLimits:
         if names is not None and self.verifier not in names:
             limit = f"a list with {self.verifier} in it, the service's own"
             raise InvalidValueError("allowed_verifiers", names, limit)
+        if "synthetic" in (names or ()) and "synthetic" not in self.verifiers:
+            limit = "a list without synthetic, which speculative_config does not allow"
+            raise InvalidValueError("allowed_verifiers", names, limit)
 
     def has_method(self, method: str) -> bool:
         """Return whether several methods are loaded and this is one of them."""
@@ -49,7 +53,9 @@ class OverrideLimits:
         left_out = set()
         if "method" in overrides and not self.has_method(overrides["method"]):
             left_out.add("method")
-        if self.verifier not in overrides.get("allowed_verifiers", (self.verifier,)):
+        names = overrides.get("allowed_verifiers", (self.verifier,))
+        is_synthetic = "synthetic" in names and "synthetic" not in self.verifiers
+        if self.verifier not in names or is_synthetic:
             left_out.add("allowed_verifiers")
         return {name: value for name, value in overrides.items() if name not in left_out}
 

@@ -297,7 +297,9 @@ def _control_plane(config: ServeConfig) -> serve.Application:
         graceful_shutdown_wait_loop_s=0.1,
     )
     limits = (
-        OverrideLimits(speculation.methods, speculation.verifier)
+        OverrideLimits(
+            speculation.methods, speculation.verifier, speculation.control.allowed_verifiers
+        )
         if speculation
         else OverrideLimits()
     )

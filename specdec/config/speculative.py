@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -17,6 +17,7 @@ from specdec.config.methods import (
     NgramConfig,
     keys_of,
 )
+from specdec.config.synthetic_acceptance import SyntheticAcceptance
 from specdec.types.control import MAX_SPECULATION_THRESHOLD, SpeculationControl
 from specdec.types.draft_length import LengthRule, LengthSchedule
 from specdec.types.errors import InvalidValueError
@@ -24,6 +25,7 @@ from specdec.types.sampling_params import (
     DEFAULT_TYPICAL_DELTA,
     DEFAULT_TYPICAL_EPSILON,
     MAX_NUM_SPECULATIVE_TOKENS,
+    SERVED_VERIFIERS,
     VERIFIERS,
     AcceptanceThreshold,
     SpeculationOptions,
@@ -64,7 +66,10 @@ class SpeculativeConfig:
     verifier, typical_epsilon, typical_delta, acceptance_threshold, scale_draft_temperature: as in
         SpeculationOptions, for requests that leave them out. A lossy verifier here makes every such
         request lossy; each response reports it.
-    allowed_verifiers: the verifiers that requests may name; `verifier` has to be among them.
+    allowed_verifiers: the verifiers that requests may name; `verifier` has to be among them. By
+        default all but `synthetic`, which joins them where it is `verifier`.
+    synthetic_acceptance_rate, synthetic_acceptance_rates, synthetic_acceptance_length: as in
+        SyntheticAcceptance, for verifier `synthetic`.
     """
 
     drafter: MethodConfig = NgramConfig()  # noqa: RUF009
@@ -84,7 +89,10 @@ class SpeculativeConfig:
     typical_delta: float = DEFAULT_TYPICAL_DELTA
     acceptance_threshold: AcceptanceThreshold = "auto"
     scale_draft_temperature: bool = False
-    allowed_verifiers: tuple[VerifierName, ...] = VERIFIERS
+    allowed_verifiers: tuple[VerifierName, ...] = SERVED_VERIFIERS
+    synthetic_acceptance_rate: float | None = None
+    synthetic_acceptance_rates: tuple[float, ...] = ()
+    synthetic_acceptance_length: float | None = None
 
     @classmethod
     def of(
@@ -102,6 +110,8 @@ class SpeculativeConfig:
                 limit = f"one of {', '.join(LOOKUP_NAMES)} (the lookup methods), or left out"
                 raise InvalidValueError(f"speculative_config.{role}", name, limit)
         refuse_unknown("speculative_config key", keys, key_types())
+        if keys.get("verifier") == "synthetic":
+            keys.setdefault("allowed_verifiers", VERIFIERS)
         names = {"drafter": method, **lookups}
         roles = {role: _method(name, keys) for role, name in names.items() if name is not None}
         common = {name: value for name, value in keys.items() if name in _COMMON_KEYS}
@@ -164,10 +174,15 @@ class SpeculativeConfig:
         except InvalidValueError as error:
             field = error.field.replace("speculation.", "speculative_config.")
             raise InvalidValueError(field, error.value, error.limit) from None
-        for index, name in enumerate(self.allowed_verifiers):
+        self.require_allowed(self.allowed_verifiers)
+        self._synthetic_acceptance.check(self.allowed_verifiers)
+
+    def require_allowed(self, names: Sequence[VerifierName]) -> None:
+        """Raise InvalidValueError unless `names` are verifiers that include the default one."""
+        for index, name in enumerate(names):
             require_choice(f"speculative_config.allowed_verifiers[{index}]", name, VERIFIERS)
-        if self.verifier not in self.allowed_verifiers:
-            limit = f"one of allowed_verifiers: {', '.join(self.allowed_verifiers)}"
+        if self.verifier not in names:
+            limit = f"one of allowed_verifiers: {', '.join(names)}"
             raise InvalidValueError("speculative_config.verifier", self.verifier, limit)
 
     def _check_lookups(self) -> None:
@@ -228,6 +243,20 @@ class SpeculativeConfig:
     def length_rule(self) -> LengthRule | None:
         """Return how a sequence's draft length follows its acceptance; None for a fixed length."""
         return self._length_rule if self.adaptive_length else None
+
+    @property
+    def synthetic_rates(self) -> tuple[float, ...]:
+        """The rates of `Verifier`; none unless `synthetic` is allowed."""
+        return self._synthetic_acceptance.conditional_rates
+
+    @property
+    def _synthetic_acceptance(self) -> SyntheticAcceptance:
+        return SyntheticAcceptance(
+            self.num_speculative_tokens,
+            self.synthetic_acceptance_rate,
+            self.synthetic_acceptance_rates,
+            self.synthetic_acceptance_length,
+        )
 
     @property
     def _length_rule(self) -> LengthRule:

@@ -59,7 +59,7 @@ _FIXED_VALUES: Mapping[str, tuple[bool, str]] = MappingProxyType(
 """Keys of vLLM that have one possible value here."""
 
 _VERIFIERS: Mapping[str, VerifierName] = MappingProxyType(
-    {"standard": "rejection", "block": "block"}
+    {"standard": "rejection", "block": "block", "synthetic": "synthetic"}
 )
 """Verifier by vLLM's rejection_sample_method."""
 

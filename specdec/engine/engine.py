@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import takewhile
 
 from specdec.config.engine import EngineConfig
@@ -139,7 +138,7 @@ class Engine:
         of requests that choose none.
         """
         if self.config.speculation is not None:  # its own validation knows the default verifier
-            replace(self.config.speculation, allowed_verifiers=control.allowed_verifiers)
+            self.config.speculation.require_allowed(control.allowed_verifiers)
         self._speculator.set_control(control)
         self._decision = None  # the next step is scheduled under the new settings
 

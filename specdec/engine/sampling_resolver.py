@@ -134,6 +134,7 @@ def _verifier(
         epsilon=_first(options.typical_epsilon, service.typical_epsilon),
         delta=_first(options.typical_delta, service.typical_delta),
         threshold=threshold if not isinstance(threshold, str) else ACCEPTANCE_PRESETS[threshold],
+        synthetic_rates=service.synthetic_rates if name == "synthetic" else (),
     )
 
 

@@ -117,9 +117,12 @@ class SamplingBatch:
     @cached_property
     def noise_keys(self) -> NoiseKeys:
         """Noise keys of the sampled rows."""
-        sampled = self._sampled
-        choices, positions = (sampled[name].astype(np.int64) for name in ("choice", "position"))
-        return NoiseKeys(*map(self._tensor, (sampled["seed"], choices, positions)))
+        return self._keys_of(self._sampled)
+
+    @property
+    def noise_keys_of_all(self) -> NoiseKeys:
+        """Noise keys of all rows, the greedy ones included."""
+        return self._keys_of(self.params)
 
     @property
     def is_any_sampled(self) -> bool:
@@ -133,6 +136,10 @@ class SamplingBatch:
     @cached_property
     def _sampled(self) -> SampleParams:
         return self.params[self._is_sampled]
+
+    def _keys_of(self, params: SampleParams) -> NoiseKeys:
+        choices, positions = (params[name].astype(np.int64) for name in ("choice", "position"))
+        return NoiseKeys(*map(self._tensor, (params["seed"], choices, positions)))
 
     def _tensor(self, values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)

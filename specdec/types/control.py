@@ -10,7 +10,12 @@ from itertools import pairwise
 from typing import Any, Literal, cast
 
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS, VERIFIERS, VerifierName
+from specdec.types.sampling_params import (
+    MAX_NUM_SPECULATIVE_TOKENS,
+    SERVED_VERIFIERS,
+    VERIFIERS,
+    VerifierName,
+)
 from specdec.types.validation import require_choice
 
 SpeculationMode = Literal["auto", "on", "off"]
@@ -42,7 +47,7 @@ class SpeculationControl:
     num_speculative_tokens: int
     method: str | None = None
     allow_request_override: bool = True
-    allowed_verifiers: tuple[VerifierName, ...] = VERIFIERS
+    allowed_verifiers: tuple[VerifierName, ...] = SERVED_VERIFIERS
     is_by_rule: bool = False
 
     def __post_init__(self) -> None:

@@ -20,10 +20,13 @@ from specdec.types.validation import (
 DEFAULT_TYPICAL_EPSILON = 0.09
 DEFAULT_TYPICAL_DELTA = 0.3
 
-VerifierName = Literal["coupled", "rejection", "block", "typical", "threshold"]
+VerifierName = Literal["coupled", "rejection", "block", "typical", "threshold", "synthetic"]
 VERIFIERS: tuple[VerifierName, ...] = get_args(VerifierName)
-LOSSY_VERIFIERS: frozenset[VerifierName] = frozenset(("typical", "threshold"))
+LOSSY_VERIFIERS: frozenset[VerifierName] = frozenset(("typical", "threshold", "synthetic"))
 """Those that may change the distribution of the output, and so are never a default."""
+
+SERVED_VERIFIERS = tuple(name for name in VERIFIERS if name != "synthetic")
+"""Those that requests may name by default: `synthetic` is for measurements only."""
 
 AcceptancePreset = Literal["strict", "medium", "lenient"]
 ACCEPTANCE_PRESETS: Mapping[AcceptancePreset, float] = MappingProxyType(
@@ -64,7 +67,8 @@ class SpeculationOptions:
     verifier: decides which draft tokens are accepted (`specdec.sampling.verifiers`). With `coupled`
         the seed alone determines the tokens; with `rejection` and `block`, which are lossless too,
         they depend on the drafts as well, but their distribution does not. `typical` and
-        `threshold` are not lossless, and faster.
+        `threshold` are not lossless, and faster. `synthetic` is for measurements: it accepts draft
+        tokens at configured rates, whatever they are, where the service allows it.
     typical_epsilon, typical_delta: for verifier `typical`: a draft token is accepted if its target
         probability is above min(epsilon, delta * exp(-entropy)); Cai et al. 2024 (Medusa), section
         2.3.1. Default: 0.09 and 0.3.

@@ -16,12 +16,17 @@ from specdec.types.sampling_params import (
 
 @dataclass(frozen=True)
 class Verifier:
-    """Verifier of draft tokens; see SpeculationOptions for its parameters."""
+    """Verifier of draft tokens; see SpeculationOptions for its parameters.
+
+    synthetic_rates: for verifier `synthetic`, the probability that the draft token of each place is
+        accepted if those before it were; 0 beyond.
+    """
 
     name: VerifierName = "coupled"
     epsilon: float = DEFAULT_TYPICAL_EPSILON
     delta: float = DEFAULT_TYPICAL_DELTA
     threshold: float = ACCEPTANCE_PRESETS["strict"]
+    synthetic_rates: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -152,6 +152,15 @@ def test_an_invalid_value_is_reported_with_its_limit(field, value, limit):
             ServeConfig(**{field: value})
 
 
+def test_a_service_accepts_drafts_by_chance_only_if_a_flag_allows_it():
+    speculation = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.5}
+    given = {"speculative_config": speculation}
+    with pytest.raises(InvalidValueError, match="unless allow_synthetic_acceptance is given"):
+        ServeConfig.from_mapping(given)
+    config = ServeConfig.from_mapping({**given, "allow_synthetic_acceptance": True})
+    assert config.speculative_config.verifier == "synthetic"
+
+
 @pytest.mark.parametrize(
     "field",
     [name for name, setting in ServeConfig.settings().items() if setting.limit.accepts(None)],

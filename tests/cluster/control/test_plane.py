@@ -254,6 +254,17 @@ async def test_the_services_own_verifier_stays_allowed(plane):
     assert state.in_force.allowed_verifiers == ("coupled", "block")
 
 
+async def test_operators_allow_synthetic_acceptance_only_where_it_is_configured(plane, make):
+    change = SpeculationChange(allowed_verifiers=("coupled", "synthetic"))
+    with pytest.raises(InvalidValueError, match="a list without synthetic"):
+        await plane.set_speculation(change)
+    limits = OverrideLimits(("ngram",), verifiers=("coupled", "synthetic"))
+    state = await make(limits=limits).set_speculation(change)
+    assert state.in_force.allowed_verifiers == ("coupled", "synthetic")
+    state = await make().speculation()  # after a restart without it
+    assert "synthetic" not in state.in_force.allowed_verifiers
+
+
 async def test_overrides_expire(plane, make, clock):
     change = SpeculationChange(mode="off", ttl_s=60)
     state = await plane.set_speculation(change)

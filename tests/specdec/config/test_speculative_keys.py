@@ -103,6 +103,29 @@ def test_todays_spellings_are_read_without_one(caplog):
 
 
 DRAFT = {"method": "draft_model"}
+SYNTHETIC = {"rejection_sample_method": "synthetic"}
+
+
+@pytest.mark.parametrize(
+    ("given", "rates"),
+    [
+        ({"synthetic_acceptance_rates": [0.8, 0.4, 0.0, 0.0]}, (0.8, 0.5, 0.0, 0.0)),
+        ({"synthetic_acceptance_length": 3.25}, (1.0, 1.0, 0.25, 0.0)),
+        ({"synthetic_acceptance_length": 1}, (0.0,) * 4),
+        ({"synthetic_acceptance_length": 5}, (1.0,) * 4),
+        ({"synthetic_acceptance_rate": 0.8}, (0.8,) * 32),
+    ],
+)
+def test_synthetic_acceptance_is_read_as_rates_by_place(given, rates):
+    read = read_speculation({**SYNTHETIC, "num_speculative_tokens": 4, **given})
+    assert read.verifier == "synthetic"
+    assert read.synthetic_rates == pytest.approx(rates)
+    assert "synthetic" in read.allowed_verifiers
+    assert SpeculativeConfig.of(**read.to_mapping()) == read
+
+
+def test_synthetic_acceptance_is_no_verifier_of_requests_by_default():
+    assert "synthetic" not in read_speculation({}).control.allowed_verifiers
 
 
 @pytest.mark.parametrize(
@@ -150,8 +173,28 @@ DRAFT = {"method": "draft_model"}
         ({"parallel_drafting": True}, "it must be false or left out"),
         ({"parallel_drafting": 1}, "parallel_drafting is 1; it must be false or left out"),
         ({"disable_padded_drafter_batch": False}, "it must be true or left out"),
-        ({"rejection_sample_method": "synthetic"}, "it must be one of standard, block; "),
-        ({"rejection_sample_method": ["block"]}, "it must be one of standard, block; "),
+        ({"rejection_sample_method": "strict"}, "it must be one of standard, block, synthetic; "),
+        ({"rejection_sample_method": ["block"]}, "it must be one of standard, block, synthetic; "),
+        (SYNTHETIC, "accompanied by exactly one of synthetic_acceptance_rate, "),
+        (
+            {**SYNTHETIC, "synthetic_acceptance_length": 2, "synthetic_acceptance_rate": 0.5},
+            "accompanied by exactly one of",
+        ),
+        ({**SYNTHETIC, "synthetic_acceptance_length": 5}, "length is 5; it must be from 1 to 4"),
+        ({**SYNTHETIC, "synthetic_acceptance_rate": 1.5}, "rate is 1.5; it must be from 0 to 1"),
+        (
+            {**SYNTHETIC, "synthetic_acceptance_rates": [0.5]},
+            "a list of num_speculative_tokens (3)",
+        ),
+        (
+            {**SYNTHETIC, "synthetic_acceptance_rates": [0.5, 0.6, 0.1]},
+            "no number exceeds the one before it",
+        ),
+        (
+            {**SYNTHETIC, "synthetic_acceptance_rates": [0.5, 0.4, -0.1]},
+            "synthetic_acceptance_rates[2] is -0.1; it must be from 0 to 1",
+        ),
+        ({"synthetic_acceptance_length": 2}, "left out unless synthetic is one of allowed_verif"),
         ({"rejection_sample_method": "block", "verifier": "block"}, "left out where verifier is"),
         ({"rejection_sample_method": "block", "allowed_verifiers": ["coupled"]}, "verifier is 'bl"),
         ({"method": "lookahead", "first": "ngram"}, "first is 'ngram'; it must be left out unless"),

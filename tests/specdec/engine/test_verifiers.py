@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 
 from specdec.config.speculative import SpeculativeConfig
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import VERIFIERS, SpeculationOptions
+from specdec.types.sampling_params import SERVED_VERIFIERS, VERIFIERS, SpeculationOptions
 from specdec.worker import HeadFiles
 from tests.specdec.engines import (
     ScriptedProposer,
@@ -74,7 +74,7 @@ def options(verifier, **changes):
     return SpeculationOptions(verifier=verifier, **{**limits, **changes})
 
 
-def requests(verifiers=VERIFIERS, count=10, **params):
+def requests(verifiers=SERVED_VERIFIERS, count=10, **params):
     """Return repetitive prompts, so that lookups find matches; some exceed a prefill chunk."""
     generator = torch.Generator().manual_seed(5)
     pieces = torch.randint(3, 383, (count, 6), generator=generator).tolist()
@@ -303,7 +303,7 @@ def test_scaling_the_draft_temperature_changes_acceptance_but_no_token(
     assert outcome("rejection", scales=False) != outcome("rejection", scales=True)
 
 
-@pytest.mark.parametrize("verifier", VERIFIERS)
+@pytest.mark.parametrize("verifier", SERVED_VERIFIERS)
 def test_the_default_verifier_is_the_services(tiny_model_dir, verifier):
     speculation = SpeculativeConfig.of(prompt_lookup_min=1, verifier=verifier)
     engine = local_engine(tiny_model_dir, engine_config(speculation=speculation))
@@ -327,3 +327,31 @@ def test_a_verifier_that_the_service_does_not_allow_is_rejected(tiny_model_dir):
             engine.add(asked)
         assert error.value.field == "speculation.verifier"
         assert error.value.limit == "what the service allows: coupled, block"
+
+
+def test_synthetic_acceptance_keeps_wrong_drafts_at_the_configured_rate(
+    tiny_model_dir, other_model_dir
+):
+    """The draft model has other random weights, so that coupled verification accepts little."""
+    speculation = SpeculativeConfig.of(
+        num_speculative_tokens=4, verifier="synthetic", synthetic_acceptance_length=3.5
+    )
+    config = engine_config(speculation=speculation)
+    engine = local_engine(tiny_model_dir, config, proposer=draft_model(other_model_dir))
+    prompts = [request(str(seed), [5, 6, 7 + seed], seed=seed, max_tokens=60) for seed in range(8)]
+    generated = run(engine, prompts)
+    assert {each.last.verifier for each in generated.values()} == {"synthetic"}
+    by_position = engine.stats().counts.accepted_by_position
+    num_drafts = engine.stats().counts.speculation.num_drafts
+    assert by_position[0] == num_drafts
+    assert by_position[1] > 0.9 * num_drafts  # the last drafts are cut short
+    assert 0.35 < by_position[2] / num_drafts < 0.65
+    assert by_position[3] == 0
+    again = local_engine(tiny_model_dir, config, proposer=draft_model(other_model_dir))
+    assert tokens_by(again, prompts) == {n: each.token_ids for n, each in generated.items()}
+
+
+def test_synthetic_acceptance_needs_its_configuration(tiny_model_dir):
+    engine = local_engine(tiny_model_dir, engine_config(3))
+    with pytest.raises(InvalidValueError, match=r"speculation\.verifier is 'synthetic'"):
+        engine.add(request("r", [5], speculation=SpeculationOptions(verifier="synthetic")))

@@ -57,7 +57,9 @@ def test_prompts_are_added_up():
     assert (speculation.acceptance_rate, speculation.mean_acceptance_length) == (0.5, 3)
 
 
-@pytest.mark.parametrize(("verifier", "is_lossless"), [("block", True), ("typical", False)])
+@pytest.mark.parametrize(
+    ("verifier", "is_lossless"), [("block", True), ("typical", False), ("synthetic", False)]
+)
 def test_a_lossy_verifier_is_reported(verifier, is_lossless):
     meter = UsageMeter()
     meter.add(0, output(1, verifier=verifier))

@@ -1,0 +1,50 @@
+"""Synthetic acceptance, for measurements: a draft token is kept by chance, whatever it is.
+
+It prices load, control and verification of a method at a given acceptance, without a trained draft
+model. The output is not the target's.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from specdec.sampling.gumbel import Stream, uniforms
+from specdec.sampling.sampler import SamplingBatch, sample
+from specdec.sampling.verifiers.draft_batch import DraftBatch, VerifiedTokens
+from specdec.sampling.vocab_shard import VocabShard
+
+
+def verify_synthetic(
+    logits: Tensor,  # [num_rows, num_tokens]
+    batch: SamplingBatch,
+    drafts: DraftBatch,
+    shard: VocabShard,
+) -> VerifiedTokens:
+    """Keep each draft token with its place's rate; return the target's coupled token after them.
+
+    The rate of a place is the probability that its token is kept if those before it were; a place
+    beyond the verifier's rates has rate 0. A uniform number that depends on seed, choice and
+    position alone decides, so equal requests accept equally. A collective call.
+    """
+    sampled = sample(logits, batch, shard).cpu().numpy()
+    if not len(drafts.token_ids):
+        return VerifiedTokens.without_drafts(sampled)
+    keys = batch.noise_keys_of_all
+    chances = uniforms(keys.of_stream(Stream.ACCEPTANCE, torch.zeros_like(keys.positions)))
+    is_kept = chances[drafts.rows].cpu().numpy() < _rates(drafts)
+    num_accepted = drafts.num_leading(is_kept)
+    return drafts.verified(num_accepted, sampled[drafts.starts + num_accepted])
+
+
+def _rates(drafts: DraftBatch) -> npt.NDArray[np.float64]:
+    """Return the rate of each draft token, [num_draft_tokens]."""
+    rates = np.zeros(len(drafts.token_ids))
+    end = 0
+    for draft in drafts.drafts:
+        start, end = end, end + len(draft.token_ids)
+        own = draft.verifier.synthetic_rates[: end - start]
+        rates[start : start + len(own)] = own
+    return rates
