@@ -195,14 +195,16 @@ sampling_flags = combine_flags(
             "num_speculative_tokens": "Number of draft tokens per step, from 0 to 32. Default: "
             "the service's.",
             "method": "Drafting method; the service must have loaded it. Default: the service's.",
-            "verifier": "Method that verifies draft tokens; typical, threshold and synthetic are "
-            "lossy. Default: the service's.",
+            "verifier": "Method that verifies draft tokens; typical, threshold, confidence and "
+            "synthetic are lossy. Default: the service's.",
             "typical_epsilon": "Epsilon of the typical verifier, from 0 to 1. Default: 0.09.",
             "typical_delta": "Delta of the typical verifier, from 0 to 1. Default: 0.3.",
-            "acceptance_threshold": "Threshold of the threshold verifier: a number from 0 to 1, "
-            "or a preset (strict, medium, lenient, auto). Default: auto.",
+            "acceptance_threshold": "Threshold of the threshold and confidence verifiers: a number "
+            "from 0 to 1, or a preset (strict, medium, lenient, auto). Default: auto.",
             "scale_draft_temperature": "Lower the draft temperature where the draft model is "
             "confident.",
+            "draft_confidence_threshold": "End a draft where no token has this probability, from 0 "
+            "to 1. Default: the service's.",
         },
     ),
 )

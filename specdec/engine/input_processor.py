@@ -163,6 +163,7 @@ class InputProcessor:
             service,
             request.prompt_token_ids,
             None if service is None else control.allowed_verifiers,
+            allow_override=control.allow_request_override,
         )
         leader = self._sequence(request, seq_id, rules, None)
         self._replay_text(leader)

@@ -59,11 +59,14 @@ def resolve(
     service: SpeculativeConfig | None = None,
     prompt: Sequence[int] = (),
     allowed_verifiers: Sequence[VerifierName] | None = None,
+    *,
+    allow_override: bool = True,
 ) -> SamplingRules:
     """Return the rules of choice 0. Raises InvalidValueError.
 
     service: the defaults of the speculation options. prompt: token ids, from which the acceptance
     threshold `auto` is resolved. allowed_verifiers: None for those of the service.
+    allow_override: whether the request's draft_confidence_threshold applies.
     """
     _check_tokens(params, model.vocab_size)
     settled = params.resolved(model.sampling_defaults)
@@ -89,6 +92,9 @@ def resolve(
         verifier=_verifier(params, service, prompt, tokenizer, allowed_verifiers),
         scale_draft_temperature=_first(
             params.speculation.scale_draft_temperature, service.scale_draft_temperature
+        ),
+        draft_confidence_threshold=(
+            params.speculation.draft_confidence_threshold if allow_override else None
         ),
     )
 
@@ -126,7 +132,7 @@ def _verifier(
     threshold = _first(options.acceptance_threshold, service.acceptance_threshold)
     if threshold == "auto":
         threshold = "strict"
-        if name == "threshold":
+        if name in ("threshold", "confidence"):
             text = tokenizer.decode(prompt[-MAX_CHARS:])  # most tokens have at least one character
             threshold = preset_for(text, is_structured=params.structured_output is not None)
     return Verifier(

@@ -37,7 +37,8 @@ class SpeculationControl:
     num_speculative_tokens: draft tokens per step for requests that do not choose, and the most a
         policy may choose; 0 turns drafting off.
     method: drafts for requests that do not choose; None for all loaded methods, in their order.
-    allow_request_override: whether requests may choose method and number, or opt out.
+    allow_request_override: whether requests may choose method and number, or opt out; for requests
+        that arrive from then on, also draft_confidence_threshold.
     allowed_verifiers: verifiers that new requests may choose.
     is_by_rule: whether a rule on the request rate has set mode or number.
     """

@@ -51,11 +51,11 @@ class DraftProbs:
     """The distributions that draft tokens were drawn from, one row each.
 
     Only tokens with a probability above 0 are listed. Unused places at the end of a row have
-    probability 0.
+    probability 0. For verifier `confidence` a row lists the draft token alone.
     """
 
     token_ids: NDArray[np.int32]  # [num_draft_tokens, num_listed]
-    probs: NDArray[np.float32]  # [num_draft_tokens, num_listed], each row sums to 1
+    probs: NDArray[np.float32]  # [num_draft_tokens, num_listed], each whole row sums to 1
 
     def __getitem__(self, drafts: slice) -> DraftProbs:
         return DraftProbs(self.token_ids[drafts], self.probs[drafts])
@@ -79,7 +79,7 @@ class StepRow(NamedTuple):
     num_lookahead_tokens: guesses behind the drafts, which are run for the target's predictions
         after them and are never verified.
     draft_probs: for verifiers that need them, the distributions that the drafts were drawn from;
-        None where each draft token was the only possible one.
+        None where each draft token was the only possible one, or its probability is unknown.
     grammar_mask: int32 [num_draft_tokens + 1, ceil(vocab_size / 32)], where bit t % 32 of word
         t // 32 is set if token t is allowed at that position; None allows all.
     adapter_id: of the adapter that the sequence runs with; BASE_MODEL for none.

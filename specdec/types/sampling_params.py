@@ -20,9 +20,13 @@ from specdec.types.validation import (
 DEFAULT_TYPICAL_EPSILON = 0.09
 DEFAULT_TYPICAL_DELTA = 0.3
 
-VerifierName = Literal["coupled", "rejection", "block", "typical", "threshold", "synthetic"]
+VerifierName = Literal[
+    "coupled", "rejection", "block", "typical", "threshold", "confidence", "synthetic"
+]
 VERIFIERS: tuple[VerifierName, ...] = get_args(VerifierName)
-LOSSY_VERIFIERS: frozenset[VerifierName] = frozenset(("typical", "threshold", "synthetic"))
+LOSSY_VERIFIERS: frozenset[VerifierName] = frozenset(
+    ("typical", "threshold", "confidence", "synthetic")
+)
 """Those that may change the distribution of the output, and so are never a default."""
 
 SERVED_VERIFIERS = tuple(name for name in VERIFIERS if name != "synthetic")
@@ -66,17 +70,20 @@ class SpeculationOptions:
     method: name of a method that the service has loaded.
     verifier: decides which draft tokens are accepted (`specdec.sampling.verifiers`). With `coupled`
         the seed alone determines the tokens; with `rejection` and `block`, which are lossless too,
-        they depend on the drafts as well, but their distribution does not. `typical` and
-        `threshold` are not lossless, and faster. `synthetic` is for measurements: it accepts draft
-        tokens at configured rates, whatever they are, where the service allows it.
+        they depend on the drafts as well, but their distribution does not. `typical`,
+        `threshold` and `confidence` are not lossless, and faster. `synthetic` is for measurements:
+        it accepts draft tokens at configured rates, whatever they are, where the service allows it.
     typical_epsilon, typical_delta: for verifier `typical`: a draft token is accepted if its target
         probability is above min(epsilon, delta * exp(-entropy)); Cai et al. 2024 (Medusa), section
         2.3.1. Default: 0.09 and 0.3.
-    acceptance_threshold: for verifier `threshold`: the least target probability of an accepted
-        draft token, or the name of a preset; `auto` chooses strict for code, medium for structured
-        output and lenient for other text. Default: `auto`.
+    acceptance_threshold: the least probability of an accepted draft token, the target's for
+        verifier `threshold` and the draft model's for `confidence`, or the name of a preset; `auto`
+        chooses strict for code, medium for structured output and lenient for other text. Default:
+        `auto`.
     scale_draft_temperature: whether the draft's temperature decreases with its confidence: by a
         factor of 1 less its highest probability. Default: false.
+    draft_confidence_threshold: a draft model's draft ends where no token has this probability of
+        being the next one; 0 for no such end. Lossless with every lossless verifier.
     """
 
     enabled: bool | None = None
@@ -87,13 +94,14 @@ class SpeculationOptions:
     typical_delta: float | None = None
     acceptance_threshold: AcceptanceThreshold | None = None
     scale_draft_temperature: bool | None = None
+    draft_confidence_threshold: float | None = None
 
     def __post_init__(self) -> None:
         check_types(self, "speculation.")
         count, high = self.num_speculative_tokens, MAX_NUM_SPECULATIVE_TOKENS
         require_range("speculation.num_speculative_tokens", count, 0, high)
         require_choice("speculation.verifier", self.verifier, VERIFIERS)
-        for name in ("typical_epsilon", "typical_delta"):
+        for name in ("typical_epsilon", "typical_delta", "draft_confidence_threshold"):
             require_range(f"speculation.{name}", getattr(self, name), 0, 1)
         threshold = self.acceptance_threshold
         if isinstance(threshold, str):

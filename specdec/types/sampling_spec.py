@@ -36,6 +36,7 @@ class SamplingRules:
     bad_words: token sequences of which the last token must not follow the others.
     allowed_token_ids: each once, in ascending order; None allows all.
     end_token_ids: not drawn before min_tokens.
+    draft_confidence_threshold: as in SpeculationOptions; None for the draft model's own.
     """
 
     temperature: float = 1.0
@@ -56,6 +57,7 @@ class SamplingRules:
     prompt_logprobs: int | None = None
     verifier: Verifier = Verifier()
     scale_draft_temperature: bool = False
+    draft_confidence_threshold: float | None = None
 
     @cached_property
     def is_greedy(self) -> bool:
@@ -71,6 +73,11 @@ class SamplingRules:
     def needs_draft_probs(self) -> bool:
         """Whether drafts need the distributions that they were drawn from."""
         return self.acting_verifier in ("rejection", "block")
+
+    @cached_property
+    def needs_confidences(self) -> bool:
+        """Whether drafts need the draft model's probability of each of their tokens."""
+        return self.acting_verifier == "confidence"
 
     @cached_property
     def has_penalties(self) -> bool:
@@ -95,6 +102,7 @@ class SamplingRules:
             choice=self.choice,
             verifier=self.verifier,
             scale_draft_temperature=self.scale_draft_temperature,
+            draft_confidence_threshold=self.draft_confidence_threshold,
         )
 
     def of_choice(self, choice: int) -> SamplingRules:

@@ -97,7 +97,7 @@ class DraftModelRunner(ModelRunner):
 
         vocabulary: map between the tokens of draft and target, if their vocabularies differ.
         confidence_threshold: minimum probability, at temperature 1, of the most likely token; below
-            it a draft ends.
+            it a draft ends, unless the sequence's rules have another one.
         """
         super().__init__(
             model, group, num_blocks=num_blocks, block_size=block_size, vocab_size=vocab_size
@@ -186,7 +186,7 @@ class DraftModelRunner(ModelRunner):
         logits = self._batch_state.logits_processor(rows).apply(logits)
         if self._shared_token_mask is not None:
             logits = self._shared_token_mask.apply(logits)
-        confident = self._confident_rows(logits)
+        confident = self._confident_rows(rows, logits)
         members_of: dict[_Sampler, list[int]] = {}
         for index in confident:
             members_of.setdefault(self._sampler(rows[index]), []).append(index)
@@ -200,23 +200,37 @@ class DraftModelRunner(ModelRunner):
                 drafts[member].append(token_ids[index], candidates)
         return [rows[index] for index in confident]
 
-    def _confident_rows(self, logits: Tensor) -> list[int]:
-        """Return the rows of logits [num_rows, num_tokens] that reach the confidence threshold."""
-        if self._confidence_threshold == 0:
+    def _confident_rows(self, rows: Sequence[StepRow], logits: Tensor) -> list[int]:
+        """Return the indices of `rows` whose logits reach their confidence threshold.
+
+        logits: [num_rows, num_tokens].
+        """
+        thresholds = [self._threshold(row.seq_id) for row in rows]
+        if not any(thresholds):
             return list(range(len(logits)))
-        is_confident = highest_probs(logits, self._shard) >= self._confidence_threshold
+        limits = torch.tensor(thresholds, dtype=torch.float64, device=logits.device)
+        is_confident = highest_probs(logits, self._shard) >= limits
         indices: list[int] = is_confident.nonzero().flatten().tolist()
         return indices
+
+    def _threshold(self, seq_id: int) -> float:
+        own = self._batch_state.rules(seq_id).draft_confidence_threshold
+        return self._confidence_threshold if own is None else own
 
     def _sampler(self, row: StepRow) -> _Sampler:
         """Return how to sample a row.
 
-        Drafts of another vocabulary are sent without probabilities, as if each had probability 1.
-        Verification is still exact, since its acceptance test uses a separate noise stream.
+        Drafts of another vocabulary are sent without distributions, as if each token had
+        probability 1. Verification is still exact, since its acceptance test uses a separate noise
+        stream. Their confidences are sent, except those of a text that is encoded again.
         """
         rules = self._batch_state.rules(row.seq_id)
+        if self._vocab_remap is not None and drafts_text(rules):
+            return self._sample_coupled
+        if rules.needs_confidences:
+            return self._sample_with_confidences
         if self._vocab_remap is not None:
-            return self._sample_coupled if drafts_text(rules) else self._sample_remapped
+            return self._sample_remapped
         return self._sample_candidates if rules.needs_draft_probs else self._sample_coupled
 
     def _sampling_batch(self, logits: Tensor, spans: Sequence[TokenSpan]) -> SamplingBatch:
@@ -241,6 +255,24 @@ class DraftModelRunner(ModelRunner):
         assert remap is not None, "a vocabulary map is needed"
         sampled = sample(remap.apply(logits), batch, remap.shard)
         return remap.draft_ids[sampled].tolist(), None
+
+    def _sample_with_confidences(
+        self, logits: Tensor, batch: SamplingBatch, num_drafted: int
+    ) -> _Sampled:
+        """Sample with the target's noise, and return the probability of each sampled token."""
+        del num_drafted
+        shard, remap = self._shard, self._vocab_remap
+        if remap is not None:
+            logits, shard = remap.apply(logits), remap.shard
+        distribution = Distribution.of_logits(logits, batch, shard)
+        sampled = sample(logits, batch, shard)
+        rows = torch.arange(len(sampled), device=sampled.device)
+        probs = distribution.probs(rows, sampled).cpu().numpy().astype(np.float32)
+        token_ids = sampled.cpu().numpy().astype(np.int32)
+        if self._shared_token_mask is not None:
+            token_ids = self._shared_token_mask.target_ids(token_ids)
+        own = sampled if remap is None else remap.draft_ids[sampled]
+        return own.tolist(), DraftProbs(token_ids[:, None], probs[:, None])
 
     def _sample_candidates(
         self, logits: Tensor, batch: SamplingBatch, num_drafted: int

@@ -121,10 +121,13 @@ class Speculation(RequestModel):
     typical_epsilon: float | None = number("for verifier `typical`", 0, 1)
     typical_delta: float | None = number("for verifier `typical`", 0, 1)
     acceptance_threshold: float | AcceptancePreset | Literal["auto"] | None = option(
-        "for verifier `threshold`: a probability, or the name of a preset"
+        "for verifiers `threshold` and `confidence`: a probability, or the name of a preset"
     )
     scale_draft_temperature: bool | None = option(
         "lowers the draft model's temperature with its confidence"
+    )
+    draft_confidence_threshold: float | None = number(
+        "ends a draft where the draft model is less sure of the next token", 0, 1
     )
 
 

@@ -1,7 +1,7 @@
 """Verification: the number of accepted draft tokens and the token after them.
 
-`coupled`, `rejection` and `block` are lossless; `typical` and `threshold` are not, and `synthetic`
-is for measurements. Sampling of a row's token belongs in `sampling`.
+`coupled`, `rejection` and `block` are lossless; `typical`, `threshold` and `confidence` are not,
+and `synthetic` is for measurements. Sampling of a row's token belongs in `sampling`.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from torch import Tensor
 from specdec.sampling.sampler import SamplingBatch
 from specdec.sampling.verifiers.coupled import verify_coupled, verify_greedy
 from specdec.sampling.verifiers.draft_batch import Draft, DraftBatch, VerifiedTokens
-from specdec.sampling.verifiers.lossy import verify_threshold, verify_typical
+from specdec.sampling.verifiers.lossy import verify_confidence, verify_threshold, verify_typical
 from specdec.sampling.verifiers.rejection import verify_block, verify_rejection
 from specdec.sampling.verifiers.synthetic import verify_synthetic
 from specdec.sampling.vocab_shard import VocabShard
@@ -27,6 +27,7 @@ VERIFY: Mapping[VerifierName, Verify] = MappingProxyType(
         "block": verify_block,
         "typical": verify_typical,
         "threshold": verify_threshold,
+        "confidence": verify_confidence,
         "synthetic": verify_synthetic,
     }
 )

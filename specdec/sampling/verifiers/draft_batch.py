@@ -153,6 +153,14 @@ class DraftBatch:
         probs[draft_probs.rows[is_own]] = draft_probs.weights[is_own]
         return probs[self.rows]
 
+    def confidences(self) -> Tensor:
+        """Return the draft probability of each draft token, 0 for drafts without probabilities.
+
+        Returns [num_draft_tokens] float64.
+        """
+        is_known = self.per_draft_token([each.probs is not None for each in self.drafts])
+        return self.probs_of_drafts(self.draft_probs()) * is_known
+
     def num_leading(self, is_kept: BoolArray) -> Int64Array:
         """Count the draft tokens of each sequence before the first one that is not kept.
 

@@ -1,9 +1,9 @@
-"""Lossy verifiers: a draft token is kept if the target's probability of it suffices.
+"""Lossy verifiers: a draft token is kept if a probability of it suffices.
 
 p is the distribution that tokens are sampled from; at temperature 0 that of temperature 1 without
 truncation, since otherwise only the best token would suffice. A token that the target samples
-itself is always kept. Both verifiers return the draft tokens before the first one that is not kept,
-and the target's coupled token after them; both are collective calls.
+itself is always kept. The verifiers return the draft tokens before the first one that is not kept,
+and the target's coupled token after them; all are collective calls.
 """
 
 from __future__ import annotations
@@ -43,3 +43,20 @@ def verify_threshold(
     probs = target.probs(drafts.rows, drafts.tokens)
     limits = drafts.per_draft_token([draft.verifier.threshold for draft in drafts.drafts])
     return verify_coupled(logits, batch, drafts, shard, (probs >= limits) & (probs > 0))
+
+
+def verify_confidence(
+    logits: Tensor, batch: SamplingBatch, drafts: DraftBatch, shard: VocabShard
+) -> VerifiedTokens:
+    """Keep a draft token if the *draft's* probability of it reaches the verifier's threshold.
+
+    The target's probability only has to be above 0, so that truncation, bad words and other rules
+    of the request hold. A draft without probabilities, such as a lookup's, has no confidence: of
+    its tokens those are kept that the target samples itself.
+    """
+    target = Distribution.of_logits(logits, batch, shard)
+    is_possible = target.probs(drafts.rows, drafts.tokens) > 0
+    limits = drafts.per_draft_token([draft.verifier.threshold for draft in drafts.drafts])
+    confidences = drafts.confidences()
+    is_kept = (confidences >= limits) & (confidences > 0) & is_possible
+    return verify_coupled(logits, batch, drafts, shard, is_kept)

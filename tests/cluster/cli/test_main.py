@@ -89,6 +89,7 @@ def test_every_flag_reaches_the_service(generate, service):
     flags += " --no-speculation --num-speculative-tokens 2 --speculation-method ngram"
     flags += " --verifier threshold --acceptance-threshold strict --typical-epsilon 0"
     flags += " --typical-delta 0.5 --scale-draft-temperature -n 2 --logprobs 0 --prompt-logprobs 3"
+    flags += " --draft-confidence-threshold 0.25"
     assert generate(*flags.split(), "Why?").exit_code == 0
     [request] = service.requests
     assert request.sampling == pb.SamplingParams(
@@ -124,6 +125,7 @@ def test_every_flag_reaches_the_service(generate, service):
         typical_delta=0.5,
         acceptance_preset=pb.ACCEPTANCE_PRESET_STRICT,
         scale_draft_temperature=True,
+        draft_confidence_threshold=0.25,
     )
     for message in (request.sampling, request.speculation):
         unset = {each.name for each in message.DESCRIPTOR.fields if not is_set(message, each)}

@@ -162,6 +162,7 @@ def test_every_parameter_is_sent(client, service):
             typical_delta=0.5,
             acceptance_threshold=0.0,
             scale_draft_temperature=False,
+            draft_confidence_threshold=0.5,
         ),
     )
     client.generate("Why?", params)
@@ -199,6 +200,7 @@ def test_every_parameter_is_sent(client, service):
         typical_delta=0.5,
         acceptance_probability=0,
         scale_draft_temperature=False,
+        draft_confidence_threshold=0.5,
     )
 
 

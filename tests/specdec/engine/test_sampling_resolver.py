@@ -17,9 +17,10 @@ CODE, PROSE = "def add(a, b):\n    return", "The river begins as a thread of col
 def settle(tiny_model_dir):
     model, tokenizer = ModelConfig.from_directory(tiny_model_dir), Tokenizer(tiny_model_dir)
 
-    def settle(options, service=None, prompt=PROSE, **params):
+    def settle(options, service=None, prompt=PROSE, allow_override=True, **params):
         given = SamplingParams(speculation=SpeculationOptions(**options), **params)
-        return resolve(given, 0, model, tokenizer, service, tokenizer.encode(prompt))
+        tokens = tokenizer.encode(prompt)
+        return resolve(given, 0, model, tokenizer, service, tokens, allow_override=allow_override)
 
     return settle
 
@@ -62,6 +63,7 @@ def test_auto_threshold_depends_on_prompt_and_structured_output(
     assert settle({"verifier": "threshold"}, **params).verifier.threshold == threshold
     chosen = {"verifier": "threshold", "acceptance_threshold": "strict"}
     assert settle(chosen, **params).verifier.threshold == 0.75
+    assert settle({"verifier": "confidence"}, **params).verifier.threshold == threshold
 
 
 def test_a_verifier_that_is_not_allowed_is_rejected(settle):
@@ -114,6 +116,7 @@ def test_verifier_options_of_the_service_are_validated(changes, field):
         ("block", 0.0, "coupled", False),
         ("typical", 0.0, "typical", False),
         ("threshold", 1.0, "threshold", False),
+        ("confidence", 0.0, "confidence", False),
     ],
 )
 def test_lossless_verifiers_are_coupled_at_temperature_0(
@@ -122,3 +125,11 @@ def test_lossless_verifiers_are_coupled_at_temperature_0(
     rules = SamplingRules(temperature=temperature, verifier=Verifier(name))
     assert rules.acting_verifier == acting
     assert rules.needs_draft_probs == needs_draft_probs
+    assert rules.needs_confidences == (name == "confidence")
+
+
+def test_the_confidence_threshold_is_the_requests_where_it_may_override(settle):
+    assert settle({}).draft_confidence_threshold is None
+    asked = {"draft_confidence_threshold": 0.3}
+    assert settle(asked).draft_confidence_threshold == 0.3
+    assert settle(asked, allow_override=False).draft_confidence_threshold is None

@@ -152,7 +152,10 @@ def test_greedy_text_is_the_same_with_every_lossless_verifier(
     }
 
 
-@pytest.mark.parametrize(("verifier", "temperature"), [("typical", 0.8), ("threshold", 0.0)])
+@pytest.mark.parametrize(
+    ("verifier", "temperature"),
+    [("typical", 0.8), ("threshold", 0.0), ("confidence", 0.8), ("confidence", 0.0)],
+)
 def test_lossy_verifiers_accept_more_and_change_tokens(
     tiny_model_dir, other_model_dir, verifier, temperature
 ):

@@ -101,6 +101,8 @@ OPTIONS_OUTSIDE = [
     ("num_speculative_tokens", 33),
     ("verifier", "dice"),
     ("typical_epsilon", 1.1),
+    ("draft_confidence_threshold", 1.1),
+    ("draft_confidence_threshold", -0.1),
     ("typical_delta", math.nan),
     ("acceptance_threshold", -0.1),
     ("acceptance_threshold", 1.1),

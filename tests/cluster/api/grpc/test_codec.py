@@ -60,6 +60,7 @@ EVERY_PARAMETER = SamplingParams(
         typical_delta=1.0,
         acceptance_threshold=0.0,
         scale_draft_temperature=False,
+        draft_confidence_threshold=0.0,
     ),
 )
 STRUCTURES = (
@@ -199,6 +200,7 @@ SPECULATION_LIMITS = [
     ({"verifier": 9}, "verifier"),
     ({"typical_epsilon": 1.5}, "typical_epsilon"),
     ({"typical_delta": -1}, "typical_delta"),
+    ({"draft_confidence_threshold": 2.0}, "draft_confidence_threshold"),
     ({"acceptance_probability": 1.5}, "acceptance_threshold"),
     ({"acceptance_preset": 0}, "acceptance_threshold"),
     ({"acceptance_preset": 9}, "acceptance_threshold"),

@@ -1,10 +1,12 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch
 from specdec.sampling.vocab_shard import VocabShard
+from specdec.types.messages import DraftProbs
 from specdec.types.sampling_spec import Verifier
 from tests.specdec.fakes import run_ranks
 from tests.specdec.sampling.verifiers.trials import random_logits, sampling_batch, shard_of
@@ -143,3 +145,56 @@ def test_nan_logits_of_one_sequence_do_not_affect_others(name):
     bad = list(verify(verifier, logits, [[1, 2], [3, 4]]))
     assert bad[1] == good[1]
     assert all(0 <= token < VOCAB_SIZE for token in bad[0])
+
+
+def confident(drafts, confidences, threshold, *, temperature=1.0, **params):
+    """Verify drafts by the draft's own probabilities; None: a draft without any."""
+    count = sum(len(draft) + 1 for draft in drafts)
+    seeds = torch.arange(len(drafts)).repeat_interleave(torch.tensor([len(d) + 1 for d in drafts]))
+    positions = torch.cat([torch.arange(len(draft) + 1) for draft in drafts])
+    batch = sampling_batch(temperature, seeds, positions, **params)
+    verifier = Verifier("confidence", threshold=threshold)
+    listed = [
+        Draft(draft, verifier, None if own is None else draft_probs(draft, own))
+        for draft, own in zip(drafts, confidences, strict=True)
+    ]
+    logits = logits_of(count)
+    return VERIFY["confidence"](
+        logits, batch, DraftBatch(listed, logits.device), shard_of(VOCAB_SIZE)
+    )
+
+
+def draft_probs(draft, confidences):
+    token_ids = np.array(draft, np.int32).reshape(-1, 1)
+    return DraftProbs(token_ids, np.array(confidences, np.float32).reshape(-1, 1))
+
+
+def test_confidence_accepts_what_the_draft_is_sure_of():
+    drafts, confidences = [[4, 3, 4]] * 20, [[0.9, 0.6, 0.7]] * 20
+    assert set(confident(drafts, confidences, 0.6).num_accepted.tolist()) == {3}
+    strict = confident(drafts, confidences, 0.65)
+    plain = verify(Verifier(), logits_of(80), drafts)
+    for accepted, own in zip(strict.num_accepted, plain.num_accepted, strict=True):
+        assert accepted == 1 or (accepted > 1 and own >= 0), "the second token is too unsure"
+    assert (strict.num_accepted == 1).mean() > 0.7
+    assert (strict.num_accepted >= 1).all()
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.5])
+def test_drafts_without_probabilities_are_accepted_as_by_the_coupled_verifier(threshold):
+    drafts = [[0, 1], [2, 0], [0, 0]] * 20
+    own = confident(drafts, [None] * 60, threshold)
+    assert list(own) == list(verify(Verifier(), logits_of(180), drafts))
+    mixed = confident(drafts, [[1.0, 1.0], None, None] * 20, threshold)
+    assert mixed.num_accepted[::3].tolist() == [2] * 20
+    assert mixed.num_accepted[1::3].tolist() == own.num_accepted[1::3].tolist()
+
+
+def test_confidence_never_accepts_what_the_request_rules_out():
+    for draft in ([5], [4]):  # of probability 0, and truncated
+        assert confident([draft], [[1.0]], 0.1, top_k=2).num_accepted.tolist() == [0]
+
+
+def test_confidence_at_temperature_0():
+    verified = confident([[1, 1, 7]], [[0.9, 0.9, 0.9]], 0.5, temperature=0.0)
+    assert list(verified) == [(1, 1, 0)]

@@ -1,9 +1,14 @@
 """Tests of the confidence threshold of draft models, through the real engine."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from specdec.config.speculative import SpeculativeConfig
+from specdec.speculation.policy.policy import SpeculationPolicy
+from specdec.types.control import SpeculationControl
+from specdec.types.sampling_params import SpeculationOptions
 from tests.specdec.engines import draft_model, engine_config, local_engine, request, run
 from tests.specdec.fakes import run_ranks
 from tests.specdec.tiny import tiny_llama_dir
@@ -95,3 +100,46 @@ def test_all_ranks_decide_the_same(tiny_model_dir):
     first, second = run_ranks(2, generate_on)
     assert first == second
     assert first[0] == alone[0]
+
+
+def lengths_by_request(engine, thresholds):
+    """Return the draft lengths of requests that differ in their threshold alone."""
+    found = {}
+    for threshold in thresholds:
+        speculation = SpeculationOptions(draft_confidence_threshold=threshold)
+        before = engine.stats().counts.speculation
+        generated_by(engine, speculation=speculation)
+        after = engine.stats().counts.speculation
+        num_drafts = max(1, after.num_drafts - before.num_drafts)
+        found[threshold] = (after.num_draft_tokens - before.num_draft_tokens) / num_drafts
+    return found
+
+
+def test_a_request_may_have_its_own_threshold(tiny_model_dir):
+    proposer = draft_model(tiny_model_dir, confidence_threshold=HALF_CONFIDENT)
+    engine = local_engine(tiny_model_dir, engine_config(5), proposer=proposer)
+    lengths = lengths_by_request(engine, (None, 0.0, HALF_CONFIDENT, 1.0))
+    assert lengths[None] == lengths[HALF_CONFIDENT]
+    assert lengths[1.0] == 0 < lengths[None] < lengths[0.0]
+
+
+def test_thresholds_of_requests_hold_side_by_side(tiny_model_dir):
+    proposer = draft_model(tiny_model_dir)
+    engine = local_engine(tiny_model_dir, engine_config(5), proposer=proposer)
+    asked = [
+        replace(each, params=replace(each.params, speculation=SpeculationOptions(**options)))
+        for each, options in zip(
+            requests(4), [{}, {"draft_confidence_threshold": 1.0}] * 2, strict=True
+        )
+    ]
+    drafted = [each.last.speculation.num_draft_tokens for each in run(engine, asked).values()]
+    assert drafted[1] == drafted[3] == 0 < min(drafted[0], drafted[2])
+
+
+def test_an_override_that_is_not_allowed_has_no_effect(tiny_model_dir):
+    proposer = draft_model(tiny_model_dir, confidence_threshold=HALF_CONFIDENT)
+    control = SpeculationControl("on", 32, 5, allow_request_override=False)
+    policy = SpeculationPolicy(control, clock=lambda: 0.0)
+    engine = local_engine(tiny_model_dir, engine_config(5), proposer=proposer, policy=policy)
+    lengths = lengths_by_request(engine, (None, 0.0))
+    assert lengths[None] == lengths[0.0]
