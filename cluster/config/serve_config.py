@@ -310,7 +310,7 @@ class ServeConfig(LLMConfig):
             )
             raise InvalidValueError("ingress", self.ingress, limit)
         if self.draft_labels and self.draft_model is None:
-            limit = "left out unless the method of speculative_config is draft_model"
+            limit = "left out unless speculative_config has the method draft_model"
             raise InvalidValueError("draft_labels", self.draft_labels, limit)
 
 

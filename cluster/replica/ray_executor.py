@@ -139,8 +139,8 @@ class RayExecutor:
     def can_draft(self) -> bool:
         """Whether a configured drafting method is available now."""
         speculation = self._config.speculative_config
-        has_lookup = speculation is not None and len(speculation.methods) > 1
-        return self._draft is None or self._draft.is_available or has_lookup
+        has_other = speculation is not None and len(speculation.methods) > 1
+        return self._draft is None or self._draft.is_available or has_other
 
     @property
     def is_draft_up(self) -> bool | None:

@@ -45,16 +45,11 @@ class MethodConfig:
         memory that a configuration needs. Unless a worker drafts, the configuration is the only
         argument of the class.
     place: the process that drafts.
-    is_lookup: whether the method may be `first` or `fallback` beside another one, since it needs no
-        forward pass.
-    takes_lookups: whether lookups may be beside it.
     """
 
     name: ClassVar[str]
     proposer: ClassVar[str]
     place: ClassVar[DraftPlace] = DraftPlace.ENGINE
-    is_lookup: ClassVar[bool] = False
-    takes_lookups: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -82,7 +77,6 @@ class NgramConfig(MethodConfig):
 
     name = "ngram"
     proposer = "specdec.speculation.proposers.ngram:NgramProposer"
-    is_lookup = True
 
     prompt_lookup_min: int = _within(2, 1, 16)
     prompt_lookup_max: int = 4
@@ -111,7 +105,6 @@ class DraftModelConfig(MethodConfig):
     name = "draft_model"
     proposer = "specdec.speculation.proposers.draft_model:DraftModelProposer"
     place = DraftPlace.DRAFT_WORKER
-    takes_lookups = True
 
     model: str | None = None
     quantization: QuantizationMethod | None = None
@@ -138,7 +131,6 @@ class SuffixConfig(MethodConfig):
 
     name = "suffix"
     proposer = "specdec.speculation.proposers.suffix:SuffixProposer"
-    is_lookup = True
 
     suffix_decoding_max_tree_depth: int = _within(24, 2, 256)
     suffix_decoding_max_cached_requests: int = _within(10_000, 0, 10_000_000)
@@ -180,7 +172,6 @@ class HeadMethodConfig(MethodConfig):
     writes_kv: ClassVar[bool] = False
     proposer = "specdec.speculation.proposers.target_head:TargetHeadProposer"
     place = DraftPlace.TARGET
-    takes_lookups = True
 
     model: str | None = None
     quantization: QuantizationMethod | None = None
@@ -223,7 +214,6 @@ METHODS: Mapping[str, type[MethodConfig]] = MappingProxyType(
 """Configuration class by name of the method."""
 
 METHOD_NAMES = tuple(METHODS)
-LOOKUP_NAMES = tuple(name for name, each in METHODS.items() if each.is_lookup)
 
 
 def keys_of(config_class: type[MethodConfig]) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from specdec.config.fields import refuse_unknown
 from specdec.config.methods import (
-    LOOKUP_NAMES,
     METHOD_NAMES,
     METHODS,
     DraftModelConfig,
@@ -48,10 +47,11 @@ class SpeculativeConfig:
 
     drafter: the method and its own keys (`specdec.config.methods`).
     num_speculative_tokens: draft tokens for each sequence in a step.
-    first: a lookup that drafts before `drafter`, which then leaves out the sequences for which the
-        lookup finds a draft of full length. A head drafts for all; the longer draft is verified.
-    fallback: a lookup that drafts where `drafter` has nothing: while its worker is down, while it
-        catches up with a sequence, and beyond its max_model_len.
+    first: a method that drafts before `drafter`, which then leaves out the sequences for which it
+        has a draft (a lookup, if `drafter` is a model: a draft of full length). A head drafts for
+        all; the longer draft is verified.
+    fallback: a method that drafts where `drafter` has nothing: while its worker is down, while it
+        catches up with a sequence, and beyond its max_model_len, or where a lookup finds no match.
     adaptive_length: whether each sequence's number of draft tokens follows its own acceptance, for
         requests that give no number. It starts with num_speculative_tokens.
     adaptive_length_min, adaptive_length_max, adaptive_length_raise_above,
@@ -100,19 +100,19 @@ class SpeculativeConfig:
     ) -> SpeculativeConfig:
         """Return the configuration of flat keys, as they stand in a configuration file.
 
-        first, fallback: names of lookups, or None. Raise InvalidValueError, also for a key that is
-        unknown, or belongs to a method that is not loaded and differs from its default.
+        first, fallback: names of other methods, or None. Raise InvalidValueError, also for a key
+        that is unknown, or belongs to a method that is not loaded and differs from its default.
         """
         require_choice("speculative_config.method", method, METHOD_NAMES)
-        lookups = {role: keys.pop(role, None) for role in ("first", "fallback")}
-        for role, name in lookups.items():
-            if name not in (None, *LOOKUP_NAMES):
-                limit = f"one of {', '.join(LOOKUP_NAMES)} (the lookup methods), or left out"
+        others = {role: keys.pop(role, None) for role in ("first", "fallback")}
+        for role, name in others.items():
+            if name not in (None, *METHOD_NAMES):
+                limit = f"one of {', '.join(METHOD_NAMES)}, or left out"
                 raise InvalidValueError(f"speculative_config.{role}", name, limit)
         refuse_unknown("speculative_config key", keys, key_types())
         if keys.get("verifier") == "synthetic":
             keys.setdefault("allowed_verifiers", VERIFIERS)
-        names = {"drafter": method, **lookups}
+        names = {"drafter": method, **others}
         roles = {role: _method(name, keys) for role, name in names.items() if name is not None}
         common = {name: value for name, value in keys.items() if name in _COMMON_KEYS}
         config = cls(num_speculative_tokens=num_speculative_tokens, **roles, **common)  # type: ignore[arg-type]
@@ -123,8 +123,8 @@ class SpeculativeConfig:
         """Return the flat keys, which `of` reads."""
         mapping: dict[str, Any] = {"method": self.method}
         for role in ("first", "fallback"):
-            lookup = getattr(self, role)
-            mapping[role] = None if lookup is None else lookup.name
+            other = getattr(self, role)
+            mapping[role] = None if other is None else other.name
         for each in self.drafters:
             mapping |= asdict(each)
         return mapping | {name: getattr(self, name) for name in _COMMON_KEYS}
@@ -136,7 +136,7 @@ class SpeculativeConfig:
         self._check_policy()
         self._check_lengths()
         self._check_verifiers()
-        self._check_lookups()
+        self._check_roles()
 
     def _check_policy(self) -> None:
         name, threshold = "speculative_config.speculation_threshold", self.speculation_threshold
@@ -185,18 +185,25 @@ class SpeculativeConfig:
             limit = f"one of allowed_verifiers: {', '.join(names)}"
             raise InvalidValueError("speculative_config.verifier", self.verifier, limit)
 
-    def _check_lookups(self) -> None:
-        for role in ("first", "fallback"):
-            lookup = getattr(self, role)
-            if lookup is not None and not self.drafter.takes_lookups:
-                takers = " or ".join(name for name in METHODS if METHODS[name].takes_lookups)
-                limit = f"left out unless method is {takers}"
-                raise InvalidValueError(f"speculative_config.{role}", lookup.name, limit)
-        if self.first is not None and self.fallback is not None:
-            name = self.fallback.name
-            if name == self.first.name:
-                limit = "different from first, which drafts before it"
-                raise InvalidValueError("speculative_config.fallback", name, limit)
+    def _check_roles(self) -> None:
+        roles = {"method": self.drafter, "first": self.first, "fallback": self.fallback}
+        role_of: dict[str, str] = {}
+        for role, each in roles.items():
+            if each is None:
+                continue
+            if each.name in role_of:
+                limit = f"another method than {role_of[each.name]}, since each drafts once"
+                raise InvalidValueError(f"speculative_config.{role}", each.name, limit)
+            role_of[each.name] = role
+            for before in self._before(role):
+                if shared := set(keys_of(type(before))) & set(keys_of(type(each))):
+                    limit = f"a method without the key {min(shared)}, which is of {before.name}"
+                    raise InvalidValueError(f"speculative_config.{role}", each.name, limit)
+
+    def _before(self, role: str) -> list[MethodConfig]:
+        """Return the methods of the roles that are checked before `role`."""
+        checked = {"method": (), "first": (self.drafter,), "fallback": (self.drafter, self.first)}
+        return [each for each in checked[role] if each is not None]
 
     def _refuse_keys_of_other_methods(self, keys: Mapping[str, Any]) -> None:
         """Refuse rather than ignore keys that have no effect."""
@@ -204,8 +211,8 @@ class SpeculativeConfig:
         for key in (each for each in keys if each not in own and each not in _COMMON_KEYS):
             owners = [each for each in METHODS.values() if key in keys_of(each)]
             if keys[key] != getattr(owners[0], key):
-                where = "method, first or fallback" if owners[0].is_lookup else "method"
-                limit = f"left out unless {where} is {' or '.join(each.name for each in owners)}"
+                names = " or ".join(each.name for each in owners)
+                limit = f"left out unless method, first or fallback is {names}"
                 raise InvalidValueError(f"speculative_config.{key}", keys[key], limit)
 
     @property
@@ -227,12 +234,14 @@ class SpeculativeConfig:
     @property
     def draft_model(self) -> DraftModelConfig | None:
         """The method that runs a draft worker, where one does."""
-        return self.drafter if isinstance(self.drafter, DraftModelConfig) else None
+        models = (each for each in self.drafters if isinstance(each, DraftModelConfig))
+        return next(models, None)
 
     @property
     def head(self) -> HeadMethodConfig | None:
         """The method that drafts with a head on the target's ranks, where one does."""
-        return self.drafter if isinstance(self.drafter, HeadMethodConfig) else None
+        heads = (each for each in self.drafters if isinstance(each, HeadMethodConfig))
+        return next(heads, None)
 
     @property
     def num_lookahead_tokens(self) -> int:
@@ -306,8 +315,8 @@ def _literal(names: tuple[str, ...]) -> Any:
 
 def key_types() -> dict[str, Any]:
     """Return the type of each key of speculative_config, those of all methods included."""
-    lookup = _literal(LOOKUP_NAMES) | None
-    types = {"method": _literal(METHOD_NAMES), "first": lookup, "fallback": lookup, **_COMMON_KEYS}
+    name = _literal(METHOD_NAMES)
+    types = {"method": name, "first": name | None, "fallback": name | None, **_COMMON_KEYS}
     for config_class in METHODS.values():
         hints = get_type_hints(config_class)
         types |= {key: hints[key] for key in keys_of(config_class)}

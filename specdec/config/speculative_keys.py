@@ -164,13 +164,20 @@ def _warn(old: str, new: str) -> None:
 def _completed(mapping: Mapping[str, Any]) -> dict[str, Any]:
     """Add what vLLM infers: the method of a model, and the other bound of one n-gram length."""
     values = dict(mapping)
-    if values.get("model") is not None:
+    others = (values.get("first"), values.get("fallback"))
+    if values.get("model") is not None and not any(map(_has_model, others)):
         values.setdefault("method", "draft_model")
     lengths = ("prompt_lookup_min", "prompt_lookup_max")
     given = [values[name] for name in lengths if name in values]
     if len(given) == 1:
         values |= dict.fromkeys(lengths, given[0])
     return values
+
+
+def _has_model(method: object) -> bool:
+    from specdec.config.methods import METHODS, keys_of
+
+    return isinstance(method, str) and method in METHODS and "model" in keys_of(METHODS[method])
 
 
 def read_value(name: str, value: object, expected: Any) -> Any:

@@ -1,13 +1,14 @@
-"""Proposer of a configuration: one method, or a cascade with lookups before and behind a model.
+"""Proposer of a configuration: one method, or a cascade of several, in order.
 
-A lookup costs microseconds and is right where a text repeats; a draft model costs a forward pass a
-token and is right more evenly. Both cost the target one pass, so a short draft of a lookup does not
-pay where the model would make a long one.
+A lookup costs microseconds and is right where a text repeats; a model costs a forward pass and is
+right more evenly. Both cost the target one pass, so a short draft of a lookup does not pay where a
+model would make a long one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from specdec.config.methods import DraftPlace, MethodConfig
@@ -25,78 +26,92 @@ class Stage:
     """A proposer in a cascade.
 
     method: the name by which a request chooses this proposer.
+    is_model: whether its drafts replace drafts of the lookups before it that are not longer.
+        Otherwise it drafts only for sequences without any draft.
     waits: whether its drafts are made elsewhere, so that `begin` and `collect` are separate.
-    replaces_shorter: whether its drafts replace shorter ones of the stages before it; other stages
-        only draft for sequences without any draft.
     """
 
     method: str
     proposer: Proposer
+    is_model: bool = False
     waits: bool = False
-    replaces_shorter: bool = False
 
 
 class CascadeProposer:
     """Runs proposers in order; each drafts for the sequences that the ones before it left over.
 
-    A stage that waits receives every sequence in every step, with max_tokens 0 where a draft of
-    full length exists. Thus a draft model runs new text in chunks while the target works, and is at
-    most MAX_PENDING_TOKENS behind when it is needed. A request that names a method is passed to
-    that stage alone.
+    Every stage receives every sequence in every step, with max_tokens 0 where nothing is left to
+    draft. Thus a draft model runs new text in chunks while the target works, and is at most
+    MAX_PENDING_TOKENS behind when it is needed. A request that names a method is passed to that
+    stage alone.
+
+    A stage begins when the one before it is collected. `begin` runs the stages up to the first that
+    waits; a second one that waits adds its time to that of the first.
     """
 
     def __init__(self, stages: Sequence[Stage]) -> None:
-        """At most one of the stages may wait: the ones behind it draft in `collect`."""
-        assert sum(stage.waits for stage in stages) <= 1, "more than one stage waits"
+        """Order the stages as they draft."""
         self._stages = tuple(stages)
+        self._to_run: deque[Stage] = deque()
         self._requests: Sequence[DraftRequest] = ()
-        self._drafted: dict[int, Proposal] = {}
+        self._proposals: dict[int, Proposal] = {}
+        self._by_models: set[int] = set()  # sequences with a draft of a model
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
-        """Run the stages up to the one that waits, and begin that one."""
-        self._requests, self._drafted = requests, {}
-        for stage in self._stages:
-            stage.proposer.begin(self._left_for(stage))
-            if stage.waits:
-                return
-            self._keep(stage)
+        """Run the stages up to the first that waits, and begin that one."""
+        self._requests, self._proposals, self._by_models = requests, {}, set()
+        self._to_run = deque(self._stages)
+        self._run_until_wait()
 
     def collect(self) -> list[Proposal]:
-        """Return the drafts that are not empty, one a sequence, each with its method."""
-        places = [index for index, stage in enumerate(self._stages) if stage.waits]
-        for index in range(places[0], len(self._stages)) if places else ():
-            stage = self._stages[index]
-            if not stage.waits:
-                stage.proposer.begin(self._left_for(stage))
-            self._keep(stage)
-        return list(self._drafted.values())
+        """Return one proposal a sequence that has drafts or guesses, each with its method."""
+        while self._to_run:
+            self._keep(self._to_run.popleft())
+            self._run_until_wait()
+        return list(self._proposals.values())
 
     def release(self, seq_id: int) -> None:
         """Release a sequence in every stage."""
         for stage in self._stages:
             stage.proposer.release(seq_id)
 
+    def _run_until_wait(self) -> None:
+        """Run the next stages; the first that waits is begun, and left to be collected."""
+        while self._to_run:
+            stage = self._to_run[0]
+            stage.proposer.begin(self._left_for(stage))
+            if stage.waits:
+                return
+            self._keep(self._to_run.popleft())
+
     def _left_for(self, stage: Stage) -> list[DraftRequest]:
         """Return the requests for a stage, with max_tokens 0 where nothing is left to draft."""
-        left = []
-        for request in self._requests:
-            if request.method in (None, stage.method):
-                num_wanted = request.max_tokens if stage.replaces_shorter else 1
-                is_served = self._num_drafted(request) >= num_wanted
-                left.append(replace(request, max_tokens=0) if is_served else request)
-        return left
+        return [
+            replace(request, max_tokens=0) if self._is_served(request, stage) else request
+            for request in self._requests
+            if request.method in (None, stage.method)
+        ]
 
-    def _num_drafted(self, request: DraftRequest) -> int:
-        drafted = self._drafted.get(request.seq.seq_id)
-        return 0 if drafted is None else len(drafted.draft_token_ids)
+    def _is_served(self, request: DraftRequest, stage: Stage) -> bool:
+        seq_id = request.seq.seq_id
+        proposal = self._proposals.get(seq_id)
+        num_drafted = 0 if proposal is None else len(proposal.draft_token_ids)
+        may_replace = stage.is_model and seq_id not in self._by_models
+        return num_drafted >= (request.max_tokens if may_replace else 1)
 
     def _keep(self, stage: Stage) -> None:
-        proposals: Iterable[Proposal] = stage.proposer.collect()
-        for each in proposals:
-            before = self._drafted.get(each.seq_id)
+        """Keep the drafts of a stage; guesses without a draft run only where nothing drafts.
+
+        A head, which drafts for all, does not replace a longer draft.
+        """
+        for each in stage.proposer.collect():
+            before = self._proposals.get(each.seq_id)
             num_before = 0 if before is None else len(before.draft_token_ids)
-            if len(each.draft_token_ids) >= max(1, num_before):
-                self._drafted[each.seq_id] = replace(each, method=stage.method)
+            guesses_alone = each.lookahead_token_ids and before is None
+            if len(each.draft_token_ids) >= max(1, num_before) or guesses_alone:
+                self._proposals[each.seq_id] = replace(each, method=stage.method)
+            if each.draft_token_ids and stage.is_model:
+                self._by_models.add(each.seq_id)
 
 
 def make_proposer(
@@ -116,7 +131,7 @@ def _make_stage(config: MethodConfig, of_worker: Proposer | None) -> Stage:
     waits = config.place is DraftPlace.DRAFT_WORKER
     proposer = of_worker if waits else config.proposer_class()(config)
     assert proposer is not None, f"method {config.name} needs the proposer of its worker"
-    return Stage(config.name, proposer, waits, config.place is not DraftPlace.ENGINE)
+    return Stage(config.name, proposer, config.place is not DraftPlace.ENGINE, waits)
 
 
 def proposer_memory(config: SpeculativeConfig | None) -> ProposerMemory:

@@ -42,6 +42,10 @@ METHODS = {
         "fallback": "suffix",
     },
     "mlp_speculator": {"method": "mlp_speculator", "model": "fitted"},
+    "suffix, medusa": {"method": "suffix", "fallback": "medusa", "model": "fitted"},
+    "model last": {"method": "suffix", "fallback": "draft_model"},
+    "lookahead last": {"method": "draft_model", "first": "ngram", "fallback": "lookahead"},
+    "lookahead first": {"method": "ngram", "first": "lookahead", "fallback": "suffix"},
 }
 GREEDY, SAMPLED = {"temperature": 0.0}, {"temperature": 0.8}
 
@@ -77,8 +81,8 @@ def engine_for(directory, draft_dirs, method, k, group=None, **changes):
     speculation = SpeculativeConfig.of(num_speculative_tokens=k, **METHODS[method])
     model, head = None, None
     if speculation.head is not None:
-        head = HeadFiles(draft_dirs[speculation.method])
-    elif speculation.method == "draft_model":
+        head = HeadFiles(draft_dirs[speculation.head.name])
+    elif speculation.draft_model is not None:
         draft_dir = draft_dirs.get(method, draft_dirs["other"])
         vocabulary = DraftVocabulary.between(draft_dir, directory)
         assert (vocabulary.draft is not None) == (method == "other vocabulary")

@@ -1,5 +1,7 @@
 """Tests of the order of proposers in a cascade, and of a draft model that keeps up in it."""
 
+from dataclasses import replace
+
 import pytest
 
 from specdec.config.speculative import SpeculativeConfig
@@ -39,6 +41,11 @@ class Scripted:
         self.released.append(seq_id)
 
 
+def model_stage(method, proposer):
+    """Return the stage of a model whose drafts are made elsewhere."""
+    return Stage(method, proposer, is_model=True, waits=True)
+
+
 @pytest.fixture
 def first():
     return Scripted(1, knows={10})
@@ -56,8 +63,9 @@ def fallback():
 
 @pytest.fixture
 def combined(first, model, fallback):
-    of_model = Stage("draft_model", model, waits=True, replaces_shorter=True)
-    return CascadeProposer([Stage("ngram", first), of_model, Stage("suffix", fallback)])
+    return CascadeProposer(
+        [Stage("ngram", first), model_stage("draft_model", model), Stage("suffix", fallback)]
+    )
 
 
 def test_each_proposer_gets_the_sequences_without_a_draft(combined, first, model, fallback):
@@ -93,11 +101,51 @@ def test_a_short_draft_of_the_model_is_enough(combined, model, fallback):
 
 def test_a_cascade_may_hold_only_a_draft_model(model):
     seqs = [sequence(seq_id, [5, 6]) for seq_id in (10, 20, 30)]
-    assert drafts(CascadeProposer([Stage("draft_model", model, waits=True)]), *seqs, count=1) == [
-        (2,),
-        (2,),
-        (),
+    cascade = CascadeProposer([model_stage("draft_model", model)])
+    assert drafts(cascade, *seqs, count=1) == [(2,), (2,), ()]
+
+
+def test_two_models_wait_for_each_other(first, model, fallback):
+    """A head on another worker, say, and a draft model behind it, with a lookup between them."""
+    stages = [
+        model_stage("head", first),
+        Stage("ngram", fallback),
+        model_stage("draft_model", model),
     ]
+    model.knows, fallback.knows, fallback.most = {10, 20, 30, 40}, {30}, 2
+    seqs = [sequence(seq_id, [5, 6]) for seq_id in (10, 20, 30, 40)]
+    assert drafts(CascadeProposer(stages), *seqs) == [(1,) * 7, (2,) * 7, (2,) * 7, (2,) * 7]
+    assert fallback.asked == {10: 0, 20: 7, 30: 7, 40: 7}
+    assert model.asked == {10: 0, 20: 7, 30: 7, 40: 7}
+
+
+def test_a_model_keeps_a_short_draft_of_a_model_before_it(first, model):
+    """The first ends its draft where it is not sure; the other one would not know better."""
+    first.most = 2
+    stages = [Stage("head", first, is_model=True), model_stage("draft_model", model)]
+    seqs = [sequence(seq_id, [5, 6]) for seq_id in (10, 20)]
+    assert drafts(CascadeProposer(stages), *seqs) == [(1, 1), (2,) * 7]
+    assert model.asked == {10: 0, 20: 7}
+
+
+def test_a_model_that_answers_at_once_replaces_shorter_drafts_of_lookups(first, model):
+    first.most = 2
+    stages = [Stage("ngram", first), Stage("head", model, is_model=True)]
+    seqs = [sequence(seq_id, [5, 6]) for seq_id in (10, 20)]
+    assert drafts(CascadeProposer(stages), *seqs) == [(2,) * 7, (2,) * 7]
+
+
+def test_guesses_without_a_draft_run_where_nothing_drafts(model):
+    class Guessing(Scripted):
+        def collect(self):
+            return [replace(each, lookahead_token_ids=(9,)) for each in super().collect()]
+
+    ahead = Guessing(4, knows={20, 30}, most=0)
+    cascade = CascadeProposer([Stage("lookahead", ahead), model_stage("draft_model", model)])
+    cascade.begin([DraftRequest(sequence(seq_id, [5, 6]), 3, 2) for seq_id in (20, 30)])
+    drafted, guessed = sorted(cascade.collect(), key=lambda each: each.seq_id)
+    assert (drafted.draft_token_ids, drafted.lookahead_token_ids) == ((2, 2, 2), ())
+    assert (guessed.draft_token_ids, guessed.lookahead_token_ids) == ((), (9,))
 
 
 def test_a_request_that_names_a_method_gets_only_that_one(combined, first, model, fallback):
