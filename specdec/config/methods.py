@@ -100,6 +100,8 @@ class DraftModelConfig(MethodConfig):
     max_model_len: longest sequence to draft for, in tokens; None takes the draft model's own limit.
     draft_confidence_threshold: a draft ends where no token has this probability of being the next
         one; 0 disables the check.
+    parallel_drafting: whether one forward pass makes a whole draft, behind mask tokens that the
+        model was trained on (PARD, An et al. 2025, arXiv 2504.18583).
     """
 
     name = "draft_model"
@@ -111,6 +113,7 @@ class DraftModelConfig(MethodConfig):
     draft_tensor_parallel_size: int = _within(1, 1, 1024)
     max_model_len: int | None = _within(None, 2, 2**24)
     draft_confidence_threshold: float = _within(0.0, 0, 1)
+    parallel_drafting: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

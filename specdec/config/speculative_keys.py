@@ -46,10 +46,6 @@ _OTHER_SPELLINGS: Mapping[str, str] = MappingProxyType(
 
 _FIXED_VALUES: Mapping[str, tuple[bool, str]] = MappingProxyType(
     {
-        "parallel_drafting": (
-            False,
-            "false or left out: models trained to draft in parallel are not supported",
-        ),
         "disable_padded_drafter_batch": (
             True,
             "true or left out: drafts of different lengths are never padded",
@@ -162,8 +158,16 @@ def _warn(old: str, new: str) -> None:
 
 
 def _completed(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Add what vLLM infers: the method of a model, and the other bound of one n-gram length."""
+    """Add what vLLM infers: the method of a model, and the other bound of one n-gram length.
+
+    Method pard is a draft model that drafts in parallel.
+    """
     values = dict(mapping)
+    if values.get("method") == "pard":
+        if not values.setdefault("parallel_drafting", True):
+            limit = "true or left out where method is pard"
+            raise InvalidValueError("speculative_config.parallel_drafting", False, limit)
+        values["method"] = "draft_model"
     others = (values.get("first"), values.get("fallback"))
     if values.get("model") is not None and not any(map(_has_model, others)):
         values.setdefault("method", "draft_model")

@@ -12,7 +12,7 @@ from specdec.config.llm import LLMConfig
 from specdec.engine.model_resolution import Models
 from specdec.models.config import ModelConfig
 from specdec.speculation.proposers import proposer_memory
-from specdec.types.errors import OutOfMemoryError
+from specdec.types.errors import InvalidValueError, OutOfMemoryError
 from specdec.types.validation import require_range
 
 _MIB, _GIB = 2**20, 2**30
@@ -119,14 +119,20 @@ def _engine_config(
 
 
 def _draft_limits(config: LLMConfig, pool: _Pool, num_blocks: int) -> DraftLimits:
-    assert config.draft_model is not None, "limits of a draft model that is not configured"
+    drafting = config.draft_model
+    assert drafting is not None, "limits of a draft model that is not configured"
+    if drafting.parallel_drafting and pool.model.mask_token_id is None:
+        limit = "left out: config.json of the draft model has no pard_token, so it is not trained "
+        limit += "for parallel drafting"
+        raise InvalidValueError("speculative_config.parallel_drafting", True, limit)
     return DraftLimits(
         num_blocks=num_blocks,
         block_size=config.block_size,
         max_model_len=pool.max_model_len,
         max_catch_up_tokens=config.max_num_batched_tokens,
         enable_prefix_caching=config.enable_prefix_caching,
-        confidence_threshold=config.draft_model.draft_confidence_threshold,
+        confidence_threshold=drafting.draft_confidence_threshold,
+        parallel_drafting=drafting.parallel_drafting,
     )
 
 

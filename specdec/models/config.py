@@ -68,6 +68,8 @@ class ModelConfig:
     has_qkv_bias, has_output_bias: of attention's input and output projections.
     has_qk_norm: whether each query and key head is normalized before its rotation.
     sliding_windows: number of tokens visible to a query in each layer, itself included; None: all.
+    mask_token_id: the token that stands for unknown ones in a draft model that was trained to
+        draft in parallel (`pard_token`, in other files `ptd_token_id`); None for other models.
     """
 
     architecture: str
@@ -90,6 +92,7 @@ class ModelConfig:
     has_qk_norm: bool
     sliding_windows: tuple[int | None, ...]
     checkpoint_dtype: str
+    mask_token_id: int | None = None
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -98,6 +101,10 @@ class ModelConfig:
         if self.head_dim % 2:
             raise _unsupported("head_dim", self.head_dim, "even, to be rotated by halves")
         assert len(self.sliding_windows) == self.num_layers
+        mask = self.mask_token_id
+        if mask is not None and (type(mask) is not int or not 0 <= mask < self.vocab_size):
+            limit = f"a token id below vocab_size ({self.vocab_size})"
+            raise _unsupported("pard_token", mask, limit)
 
     @classmethod
     def from_directory(cls, directory: Path) -> ModelConfig:
@@ -158,6 +165,7 @@ class ModelConfig:
             sliding_windows=_sliding_windows(architecture, raw),
             # transformers 5 renamed torch_dtype to dtype.
             checkpoint_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
+            mask_token_id=raw.get("pard_token", raw.get("ptd_token_id")),
         )
 
     @property

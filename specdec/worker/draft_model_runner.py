@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -58,6 +58,24 @@ class _PartialDraft:
         return DraftedRow(seq_id, tuple(self.token_ids), draft_probs)
 
 
+@dataclass(frozen=True)
+class _MaskedPass:
+    """Logits of all places of the drafts of one step.
+
+    first_of: the row of the first place of each sequence.
+    """
+
+    logits: Tensor  # [sum of num_draft_tokens, num_tokens]
+    first_of: Mapping[int, int]
+
+    def at(self, rows: Sequence[StepRow], num_drafted: int) -> Tensor:
+        """Return the logits behind `num_drafted` draft tokens of each row, [num_rows, num_tokens].
+
+        The result is a copy.
+        """
+        return self.logits[[self.first_of[row.seq_id] + num_drafted for row in rows]]
+
+
 _Sampled = tuple[list[int], DraftProbs | None]
 """A token for each row, and the distributions that they were sampled from, if needed."""
 
@@ -79,6 +97,10 @@ class DraftModelRunner(ModelRunner):
     is verified. (Dropping unlikely tokens after sampling would change the distribution that
     verification assumes.) The proof of block verification also holds for every draft whose length
     is determined by the tokens before its end.
+
+    With a mask token one forward pass makes a whole draft (PARD, An et al. 2025, arXiv 2504.18583,
+    section 3): masks stand for the draft tokens before the last, so place i is sampled from the
+    model's distribution given the text and i masks. It does not depend on earlier draft tokens.
     """
 
     def __init__(
@@ -92,18 +114,21 @@ class DraftModelRunner(ModelRunner):
         grammars: DraftGrammars,
         vocabulary: VocabularyMap | None = None,
         confidence_threshold: float = 0.0,
+        mask_token_id: int | None = None,
     ) -> None:
         """Allocate the KV pool.
 
         vocabulary: map between the tokens of draft and target, if their vocabularies differ.
         confidence_threshold: minimum probability, at temperature 1, of the most likely token; below
             it a draft ends, unless the sequence's rules have another one.
+        mask_token_id: of a model that drafts in parallel; None to draft token by token.
         """
         super().__init__(
             model, group, num_blocks=num_blocks, block_size=block_size, vocab_size=vocab_size
         )
         self.grammars = grammars
         self._confidence_threshold = confidence_threshold
+        self._mask_token_id = mask_token_id
         self._vocab_remap: VocabRemap | None = None
         self._shared_token_mask: SharedTokenMask | None = None
         device = self.kv_cache.device
@@ -121,13 +146,15 @@ class DraftModelRunner(ModelRunner):
             self._row(row.seq_id, row.num_computed_tokens, row.token_ids) for row in step.drafts
         ]
         requested = {row.seq_id: row for row in step.drafts}
+        masked = self._masked_pass(rows, requested)
         num_drafted = 0
         while rows:
+            logits = masked.at(rows, num_drafted) if masked else self._next_logits(rows)
             spans = [
                 TokenSpan(row.seq_id, requested[row.seq_id].first_index + num_drafted)
                 for row in rows
             ]
-            rows = self._extend(rows, spans, [drafts[row.seq_id] for row in rows])
+            rows = self._extend(rows, logits, spans, [drafts[row.seq_id] for row in rows])
             num_drafted += 1
             rows = [
                 self._row(row.seq_id, row.end, (drafts[row.seq_id].token_ids[-1],))
@@ -169,9 +196,38 @@ class DraftModelRunner(ModelRunner):
         mask = self.grammars.mask(seq_id)
         return StepRow(seq_id, start, token_ids, 0, True, grammar_mask=mask)
 
+    def _masked_pass(
+        self, rows: Sequence[StepRow], requested: Mapping[int, DraftRow]
+    ) -> _MaskedPass | None:
+        """Run `rows` with masks behind them; None where drafts are made token by token."""
+        if self._mask_token_id is None or not rows:
+            return None
+        counts = [requested[row.seq_id].num_draft_tokens for row in rows]
+        masked = [
+            row._replace(token_ids=row.token_ids + (self._mask_token_id,) * (count - 1))
+            for row, count in zip(rows, counts, strict=True)
+        ]
+        hidden = self.model(self._batch_state.model_input(masked), self.kv_cache)
+        ends = list(accumulate(len(row.token_ids) for row in masked))
+        places = [
+            place
+            for end, count in zip(ends, counts, strict=True)
+            for place in range(end - count, end)
+        ]
+        firsts = accumulate(counts[:-1], initial=0)
+        first_of = {row.seq_id: first for row, first in zip(rows, firsts, strict=True)}
+        return _MaskedPass(self.model.compute_logits(hidden[places]), first_of)
+
+    def _next_logits(self, rows: Sequence[StepRow]) -> Tensor:
+        """Run `rows`; return the logits behind each, [num_rows, num_tokens]."""
+        last = [end - 1 for end in accumulate(len(row.token_ids) for row in rows)]
+        hidden = self.model(self._batch_state.model_input(rows), self.kv_cache)
+        return self.model.compute_logits(hidden[last])
+
     def _extend(
         self,
         rows: Sequence[StepRow],
+        logits: Tensor,  # [num_rows, num_tokens]
         spans: Sequence[TokenSpan],
         drafts: Sequence[_PartialDraft],
     ) -> list[StepRow]:
@@ -180,9 +236,6 @@ class DraftModelRunner(ModelRunner):
         The drafts of the other rows have ended.
         """
         self._batch_state.update_histories(rows)
-        last = [end - 1 for end in accumulate(len(row.token_ids) for row in rows)]
-        hidden = self.model(self._batch_state.model_input(rows), self.kv_cache)
-        logits = self.model.compute_logits(hidden[last])
         logits = self._batch_state.logits_processor(rows).apply(logits)
         if self._shared_token_mask is not None:
             logits = self._shared_token_mask.apply(logits)

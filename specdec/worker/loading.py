@@ -76,6 +76,8 @@ def load_draft_runner(
     vocabulary: map to the target's vocabulary; None if both are the same.
     """
     config = ModelConfig.from_directory(directory)
+    mask_token_id = config.mask_token_id if limits.parallel_drafting else None
+    assert (mask_token_id is not None) == limits.parallel_drafting, "no mask token"
     tokenizer, eos_token_ids = Tokenizer(directory), config.eos_token_ids
     compiler = GrammarCompiler(
         tokenizer, config.vocab_size, eos_token_ids, timeout_s=None, tries_first=False
@@ -85,6 +87,7 @@ def load_draft_runner(
         grammars=DraftGrammars(compiler),
         vocabulary=vocabulary,
         confidence_threshold=limits.confidence_threshold,
+        mask_token_id=mask_token_id,
     )
     return _load(kind, directory, dtype, limits, group, quantization, device, kernels)
 

@@ -20,9 +20,13 @@ from specdec.speculation.proposers.base import DraftRequest, Proposal, ProposerM
 from specdec.speculation.proposers.cross_vocab.retokenizer import num_equal
 from specdec.speculation.proposers.cross_vocab.vocab_adapter import DraftView, VocabAdapter
 from specdec.types.messages import DraftedRow, DraftRow, DraftStep, DraftWorker, StepRow
+from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
 
 MAX_PENDING_TOKENS = 16
 """Most tokens without KV that a draft may begin with; more are caught up on in chunks."""
+
+MAX_PENDING_IN_PARALLEL = MAX_NUM_SPECULATIVE_TOKENS + 1
+"""The same with parallel drafting, which leaves no KV of draft tokens: a whole step's tokens."""
 
 _ADAPTED_BYTES_PER_TOKEN = 80
 """Memory of a token in the tokens of another vocabulary: two ints in a list."""
@@ -32,8 +36,8 @@ _ADAPTED_BYTES_PER_TOKEN = 80
 class _Progress:
     """Progress of the draft model with a sequence: KV is valid for `num_computed_tokens`.
 
-    drafted: the last draft, which continued the first `base_length` tokens; empty where no token
-        was confident. None once its verification is accounted for.
+    drafted: the last draft, as far as it may have KV, which continued the first `base_length`
+        tokens; empty where no token was confident. None once its verification is accounted for.
     """
 
     num_computed_tokens: int
@@ -66,6 +70,9 @@ class DraftModelProposer:
         self._worker = worker
         self._adapter = adapter or VocabAdapter()
         self._limits = limits
+        self._max_pending = (
+            MAX_PENDING_IN_PARALLEL if limits.parallel_drafting else MAX_PENDING_TOKENS
+        )
         self._blocks = BlockManager(
             limits.num_blocks,
             limits.block_size,
@@ -146,7 +153,8 @@ class DraftModelProposer:
     def _proposal(self, request: DraftRequest, row: DraftedRow) -> Proposal:
         seq, progress = request.seq, self._progress[request.seq.seq_id]
         progress.base_length = len(self._views[seq.seq_id].token_ids)
-        progress.drafted = row.token_ids
+        # The KV behind the text of a parallel draft is that of mask tokens.
+        progress.drafted = () if self._limits.parallel_drafting else row.token_ids
         tokens = self._adapter.to_target(seq, row.token_ids, request.max_tokens)
         draft_probs = None if row.draft_probs is None else row.draft_probs[: len(tokens)]
         return Proposal(seq.seq_id, seq.num_tokens, seq.token_ids[-1], tokens, draft_probs)
@@ -163,7 +171,7 @@ class DraftModelProposer:
             # The last draft token needs no slot: nothing is computed from it.
             room = self._limits.max_model_len - end + 1
             count = min(self._adapter.num_draft_tokens(seq, request.max_tokens), room)
-            if count <= 0 or end - start > MAX_PENDING_TOKENS:
+            if count <= 0 or end - start > self._max_pending:
                 continue
             if self._make_room(seq, end + count - 1, requests[place + 1 :]):
                 pending = tuple(text.token_ids[start:])
@@ -185,7 +193,7 @@ class DraftModelProposer:
                 continue
             num_tokens = len(text.token_ids)
             start = progress.num_computed_tokens
-            if not MAX_PENDING_TOKENS < num_tokens - start <= self._limits.max_model_len - start:
+            if not self._max_pending < num_tokens - start <= self._limits.max_model_len - start:
                 continue
             if not self._make_room(seq, num_tokens, idle[place + 1 :]):
                 continue

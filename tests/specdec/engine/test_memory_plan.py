@@ -162,6 +162,16 @@ def test_the_confidence_threshold_is_part_of_the_draft_limits(model):
     assert plan.draft.confidence_threshold == 0.4
 
 
+def test_parallel_drafting_needs_a_model_that_was_trained_for_it(model):
+    config = LLMConfig(
+        speculative_config=SpeculativeConfig.of("draft_model", parallel_drafting=True)
+    )
+    with pytest.raises(InvalidValueError, match="the draft model has no pard_token"):
+        memory_plan(config, Models(model, model), 4 * GIB)
+    plan = memory_plan(config, Models(model, dataclasses.replace(model, mask_token_id=3)), 4 * GIB)
+    assert plan.draft.parallel_drafting
+
+
 def test_memory_of_lookups_is_reserved(model):
     def num_blocks(**keys):
         speculation = SpeculativeConfig.of(**keys)
