@@ -85,7 +85,7 @@ class DraftLimits:
         bounds the delay of the next drafts.
     confidence_threshold: a draft ends when the most likely token has a lower probability; 0
         disables this.
-    parallel_drafting: whether one forward pass makes a whole draft, as in DraftModelConfig.
+    parallel_drafting, draft_window: as in DraftModelConfig.
     """
 
     num_blocks: int
@@ -95,6 +95,7 @@ class DraftLimits:
     enable_prefix_caching: bool = True
     confidence_threshold: float = 0.0
     parallel_drafting: bool = False
+    draft_window: int | None = None
 
 
 def has_fbgemm() -> bool:

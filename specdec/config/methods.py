@@ -102,6 +102,9 @@ class DraftModelConfig(MethodConfig):
         one; 0 disables the check.
     parallel_drafting: whether one forward pass makes a whole draft, behind mask tokens that the
         model was trained on (PARD, An et al. 2025, arXiv 2504.18583).
+    draft_window: number of tokens visible to each token of the draft model, itself included, in
+        layers without a smaller sliding window; None for all. Models that were trained on short
+        texts are accepted more often in long ones with a window.
     """
 
     name = "draft_model"
@@ -114,6 +117,7 @@ class DraftModelConfig(MethodConfig):
     max_model_len: int | None = _within(None, 2, 2**24)
     draft_confidence_threshold: float = _within(0.0, 0, 1)
     parallel_drafting: bool = False
+    draft_window: int | None = _within(None, 1, 2**24)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -133,6 +133,7 @@ def _draft_limits(config: LLMConfig, pool: _Pool, num_blocks: int) -> DraftLimit
         enable_prefix_caching=config.enable_prefix_caching,
         confidence_threshold=drafting.draft_confidence_threshold,
         parallel_drafting=drafting.parallel_drafting,
+        draft_window=drafting.draft_window,
     )
 
 

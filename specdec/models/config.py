@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +200,13 @@ class ModelConfig:
         attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
         layer = attention + 3 * self.hidden_size * self.intermediate_size
         return self.num_layers * layer + self.vocab_size * self.hidden_size
+
+    def with_window(self, window: int) -> ModelConfig:
+        """Return the model with at most `window` visible tokens in each layer."""
+        windows = tuple(
+            window if each is None else min(each, window) for each in self.sliding_windows
+        )
+        return replace(self, sliding_windows=windows)
 
     def head_shards(self, tensor_parallel_size: int) -> tuple[HeadShard, ...]:
         """Return the heads of each rank. Raises InvalidValueError for more ranks than heads."""

@@ -52,11 +52,12 @@ def load_runner(
 
     quantization, kernels: as in `load_model`.
     """
+    model = ModelConfig.from_directory(directory)
     target = _load(
-        TargetModelRunner, directory, dtype, config, group, quantization, device, kernels
+        TargetModelRunner, directory, model, dtype, config, group, quantization, device, kernels
     )
     if head is not None:
-        found = HeadConfig.from_directory(head.directory, ModelConfig.from_directory(directory))
+        found = HeadConfig.from_directory(head.directory, model)
         target.use_head(load_head(found, target.model, head.quantization), config)
     return target
 
@@ -89,7 +90,9 @@ def load_draft_runner(
         confidence_threshold=limits.confidence_threshold,
         mask_token_id=mask_token_id,
     )
-    return _load(kind, directory, dtype, limits, group, quantization, device, kernels)
+    if limits.draft_window is not None:
+        config = config.with_window(limits.draft_window)
+    return _load(kind, directory, config, dtype, limits, group, quantization, device, kernels)
 
 
 def load_warm(
@@ -122,6 +125,7 @@ def load_warm(
 def _load(
     kind: Callable[..., _AnyRunner],
     directory: Path,
+    model_config: ModelConfig,
     dtype: DTypeName,
     limits: EngineConfig | DraftLimits,
     group: TensorParallelGroup,
@@ -129,7 +133,6 @@ def _load(
     device: torch.device,
     kernels: Kernels,
 ) -> _AnyRunner:
-    model_config = ModelConfig.from_directory(directory)
     model = load_model(
         directory,
         model_config,

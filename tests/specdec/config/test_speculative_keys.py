@@ -184,6 +184,7 @@ def test_synthetic_acceptance_is_no_verifier_of_requests_by_default():
         ({"disable_by_batch_size": 2, "speculation_threshold": 3}, "speculation_threshold alone"),
         ({"parallel_drafting": True}, "left out unless method, first or fallback is draft_model"),
         ({**DRAFT, "parallel_drafting": 1}, "parallel_drafting is 1; it must be true or false"),
+        ({**DRAFT, "draft_window": 0}, "draft_window is 0; it must be from 1 to 16777216"),
         ({"method": "pard", "parallel_drafting": False}, "true or left out where method is pard"),
         ({"disable_padded_drafter_batch": False}, "it must be true or left out"),
         ({"rejection_sample_method": "strict"}, "it must be one of standard, block, synthetic; "),

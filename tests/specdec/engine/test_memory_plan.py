@@ -162,6 +162,11 @@ def test_the_confidence_threshold_is_part_of_the_draft_limits(model):
     assert plan.draft.confidence_threshold == 0.4
 
 
+def test_the_window_is_part_of_the_draft_limits(model):
+    config = LLMConfig(speculative_config=SpeculativeConfig.of("draft_model", draft_window=64))
+    assert memory_plan(config, Models(model, model), 4 * GIB).draft.draft_window == 64
+
+
 def test_parallel_drafting_needs_a_model_that_was_trained_for_it(model):
     config = LLMConfig(
         speculative_config=SpeculativeConfig.of("draft_model", parallel_drafting=True)
@@ -170,6 +175,7 @@ def test_parallel_drafting_needs_a_model_that_was_trained_for_it(model):
         memory_plan(config, Models(model, model), 4 * GIB)
     plan = memory_plan(config, Models(model, dataclasses.replace(model, mask_token_id=3)), 4 * GIB)
     assert plan.draft.parallel_drafting
+    assert plan.draft.draft_window is None
 
 
 def test_memory_of_lookups_is_reserved(model):
