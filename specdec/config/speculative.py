@@ -38,6 +38,8 @@ DEFAULT_SPECULATION_THRESHOLD = 32
 DEFAULT_GOODPUT_THRESHOLD = 256
 """Goodput turns drafts off by itself; this bound is for loads beyond its estimates."""
 
+DEFAULT_BATCH_BUDGET_MAX = 8
+
 _ROLES = ("drafter", "first", "fallback")
 
 
@@ -56,6 +58,10 @@ class SpeculativeConfig:
         requests that give no number. It starts with num_speculative_tokens.
     adaptive_length_min, adaptive_length_max, adaptive_length_raise_above,
         adaptive_length_lower_below: as in LengthRule.
+    batch_budget: whether the draft tokens of a step are divided over its sequences by expected
+        survival (`specdec.types.draft_survival`), instead of the same number for each. The sum is
+        that of the same number for each.
+    batch_budget_max: longest draft of a sequence with batch_budget.
     speculation_threshold: largest number of decoding requests to draft for, until an operator
         changes it; None for 32, or 256 with policy goodput, which measures the effect of the load.
     policy: what decides below the threshold (`specdec.speculation.policy.policy`): goodput; table,
@@ -81,6 +87,8 @@ class SpeculativeConfig:
     adaptive_length_max: int = LengthRule.max_tokens
     adaptive_length_raise_above: float = LengthRule.raise_above
     adaptive_length_lower_below: float = LengthRule.lower_below
+    batch_budget: bool = False
+    batch_budget_max: int = DEFAULT_BATCH_BUDGET_MAX
     speculation_threshold: int | None = None
     policy: PolicyName | None = None
     num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] = ()
@@ -135,6 +143,7 @@ class SpeculativeConfig:
         require_range(name, count, 1, MAX_NUM_SPECULATIVE_TOKENS)
         self._check_policy()
         self._check_lengths()
+        self._check_budget()
         self._check_verifiers()
         self._check_roles()
 
@@ -162,6 +171,16 @@ class SpeculativeConfig:
             return
         name, count = "speculative_config.num_speculative_tokens", self.num_speculative_tokens
         require_range(name, count, rule.min_tokens, rule.max_tokens)
+
+    def _check_budget(self) -> None:
+        if self.batch_budget and self.adaptive_length:
+            limit = "left out where adaptive_length is true, which sets each sequence's own number"
+            raise InvalidValueError("speculative_config.batch_budget", True, limit)
+        name, most = "speculative_config.batch_budget_max", self.batch_budget_max
+        if not self.batch_budget and most != DEFAULT_BATCH_BUDGET_MAX:
+            raise InvalidValueError(name, most, "left out unless batch_budget is true")
+        if self.batch_budget:
+            require_range(name, most, self.num_speculative_tokens, MAX_NUM_SPECULATIVE_TOKENS)
 
     def _check_verifiers(self) -> None:
         try:

@@ -14,6 +14,7 @@ from specdec.speculation.proposers import Proposal
 from specdec.types.control import NO_SPECULATION, SpeculationControl
 from specdec.types.draft_decision import Decision, DecisionReason, chain
 from specdec.types.draft_length import draft_budget, share_budget
+from specdec.types.draft_survival import share_by_survival
 from specdec.types.errors import InvalidValueError, OverloadedError
 from specdec.types.messages import StepRow
 from specdec.types.stats import Counts
@@ -105,7 +106,11 @@ class Scheduler:
     ) -> None:
         """Count preemptions and cached tokens in `counts`, the engine's counters."""
         self._config = config
-        self._length_rule = config.speculation.length_rule if config.speculation else None
+        speculation = config.speculation
+        self._length_rule = speculation.length_rule if speculation else None
+        self._longest_share = (
+            speculation.batch_budget_max if speculation and speculation.batch_budget else None
+        )
         self._blocks = blocks
         self._counts = counts or Counts()
         self._waiting: list[Sequence] = []  # by rank
@@ -248,12 +253,38 @@ class Scheduler:
         rows = list(self._rows.values())
         num_guesses_left = draft_budget(self._config.max_num_batched_tokens, len(rows))
         wanted = [self._max_draft_tokens(row.seq) for row in rows]
-        shares = share_budget(wanted, num_guesses_left)
+        shares = self._shares([row.seq for row in rows], wanted, num_guesses_left)
         num_left = num_guesses_left - sum(shares)
         for index, (row, share) in enumerate(zip(rows, shares, strict=True)):
             planned = self._decode_row(row.seq, share, num_left // (len(rows) - index))
             num_left -= planned.num_lookahead_tokens
             self._rows[row.seq.seq_id] = planned
+
+    def _shares(
+        self, sequences: collections.abc.Sequence[Sequence], wanted: list[int], budget: int
+    ) -> list[int]:
+        """Divide the draft tokens `wanted`, and at most `budget`, among the sequences.
+
+        Only the outcome of earlier steps decides, as rejection sampling requires.
+        """
+        if self._longest_share is None:
+            return share_budget(wanted, budget)
+        rates = [seq.acceptance.rate for seq in sequences]
+        limits = [
+            self._share_limit(seq, count) for seq, count in zip(sequences, wanted, strict=True)
+        ]
+        return share_by_survival(rates, limits, min(budget, sum(wanted)))
+
+    def _share_limit(self, seq: Sequence, wanted: int) -> int:
+        """Return the most draft tokens of a sequence for which an even share would be `wanted`.
+
+        A number in the request is a limit; without one the draft may be longer than the others.
+        """
+        assert self._longest_share is not None
+        has_own = seq.params.speculation.num_speculative_tokens is not None
+        if wanted == 0 or (has_own and self._control.allow_request_override):
+            return wanted
+        return min(self._longest_share, self._num_useful_guesses(seq))
 
     def _reserve_guesses(self) -> None:
         """Reserve blocks for the guesses of each row; one that gets none runs without guesses.
@@ -268,8 +299,9 @@ class Scheduler:
     def _plan_next_drafts(self) -> None:
         """Let the target's head draft for the next step, where it has one, as far as it is useful.
 
-        The draft length of the next step is the present one. A head with KV runs the tokens that
-        this step yields and its own drafts behind them, in slots that no other sequence waits for.
+        The draft length of the next step is the present one, or with a batch budget the longest. A
+        head with KV runs the tokens that this step yields and its own drafts behind them, in slots
+        that no other sequence waits for.
         """
         if self._head is None or self._decision.num_draft_tokens == 0:
             return
@@ -287,6 +319,8 @@ class Scheduler:
         if row.seq.drafting_method(self._control) not in (None, self._head.name):
             return 0
         most, useful = self._max_draft_tokens(row.seq), self._num_useful_guesses(row.seq)
+        if self._longest_share is not None:  # the next step's share is not known yet
+            most = self._share_limit(row.seq, most)
         return max(0, min(most, useful - 1))
 
     def _decode_row(self, seq: Sequence, num_drafts: int, num_left: int) -> ScheduledRow:

@@ -53,6 +53,7 @@ class Speculator:
         self._proposer = proposer
         self._configured = config.control if config else NO_SPECULATION
         self._length_rule = config.length_rule if config else None
+        self._has_batch_budget = config is not None and config.batch_budget
         self._drafting = Drafting()  # of the oldest step in flight
 
     @property
@@ -155,8 +156,10 @@ class Speculator:
         if self._length_rule is not None and seq.draft_length is not None:
             seq.draft_length = self._length_rule.after(seq.draft_length, num_drafted, num_accepted)
         control = self.control
+        num_requested = self._drafting.num_requested.get(seq.seq_id, 0)
+        if self._has_batch_budget:
+            seq.acceptance = seq.acceptance.after(num_requested, num_accepted)
         if self.policy is not None and seq.drafting_method(control) == control.method:
-            num_requested = self._drafting.num_requested.get(seq.seq_id, 0)
             self.policy.observe_row(num_requested, num_drafted, num_accepted)
 
     def end_step(self) -> None:

@@ -13,6 +13,7 @@ from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.grammar import Grammar, OutputConstraint
 from specdec.types.control import SpeculationControl
 from specdec.types.draft_length import DraftLength
+from specdec.types.draft_survival import AcceptanceHistory
 from specdec.types.messages import BASE_MODEL, Logprobs, PromptLogprobs, SequenceAdmission
 from specdec.types.request import GenerateRequest
 from specdec.types.sampling_params import SamplingParams
@@ -134,9 +135,9 @@ class Sequence:
     leader: choice 0 of the same request, if this choice shares its prompt's KV.
     num_cached_tokens: prompt tokens whose KV was found in the prefix cache. has_run: whether it was
     in a batch before, as a preempted sequence was. may_draft: False once its logits were NaN beside
-    drafts. draft_length: adapts to acceptance; None before the first draft. lookahead: of the last
-    step, if it had any. head_draft: of the last step. output_buffer: tokens not sent yet.
-    constraint: its structured output.
+    drafts. draft_length: adapts to acceptance; None before the first draft. acceptance: of its
+    drafts, for the division of a budget. lookahead: of the last step, if it had any. head_draft: of
+    the last step. output_buffer: tokens not sent yet. constraint: its structured output.
     num_pending: tokens that the step in flight will yield, 0 or 1, while the next step is scheduled
     ahead of it; else 0. block_keys: of its prefix, as `BlockManager.attach` extends them.
     arrival_s: when its request was added, by the engine's clock.
@@ -156,6 +157,7 @@ class Sequence:
     has_run: bool = False
     may_draft: bool = True
     draft_length: DraftLength | None = None
+    acceptance: AcceptanceHistory = field(default_factory=AcceptanceHistory)
     lookahead: Lookahead | None = None
     head_draft: HeadDraft | None = None
     status: SequenceStatus = SequenceStatus.WAITING

@@ -1,15 +1,18 @@
 """The scheduler alone: drafts take what is left, whatever the load."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
+from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.scheduler import Scheduler
 from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.sequence import AGEING_S, EngineRequest, Sequence
 from specdec.types.control import SpeculationControl
 from specdec.types.draft_decision import Decision, DecisionReason, chain
-from specdec.types.sampling_params import SamplingParams
+from specdec.types.draft_survival import AcceptanceHistory
+from specdec.types.sampling_params import SamplingParams, SpeculationOptions
 from specdec.types.sampling_spec import SamplingRules
 from tests.specdec.engines import engine_config
 
@@ -101,3 +104,23 @@ def test_waiting_outweighs_priority_in_the_end():
     scheduler.add(urgent[1:], now_s=3 * AGEING_S + 1)
     rows = scheduler.schedule(Decision(chain(0), DecisionReason.OPERATOR), CONTROL)
     assert [row.seq.seq_id for row in rows] == [1, 0, 2]
+
+
+@pytest.mark.parametrize("max_tokens", [None, 4])
+def test_a_batch_budget_follows_acceptance_and_keeps_the_sum(max_tokens):
+    speculation = SpeculativeConfig.of(num_speculative_tokens=3, batch_budget=True)
+    config = engine_config(speculation=speculation, num_blocks=100, max_num_batched_tokens=96)
+    scheduler = Scheduler(config, BlockManager(100, BLOCK_SIZE))
+    sequences = [sequence(seq_id, 5, max_tokens=max_tokens) for seq_id in range(3)]
+    chosen = SpeculationOptions(num_speculative_tokens=1)
+    sequences[2].request = replace(sequences[2].request, params=SamplingParams(speculation=chosen))
+    scheduler.add(sequences)
+    for seq in sequences:
+        seq.acceptance = AcceptanceHistory(20.0, 20.0 if seq.seq_id == 0 else 2.0)
+    decision = Decision(chain(3), DecisionReason.OPERATOR)
+    for row in scheduler.schedule(decision, CONTROL):
+        row.seq.num_computed_tokens += row.num_tokens
+        row.seq.token_ids.append(7)
+    lengths = [row.num_draft_tokens for row in scheduler.schedule(decision, CONTROL)]
+    # Two tokens are left of four, and one of these is the target's own.
+    assert lengths == ([7, 0, 0] if max_tokens is None else [2, 2, 1])

@@ -233,7 +233,8 @@ def triple_probs(tiny_model_dir):
 
 @pytest.mark.parametrize("verifier", ["coupled", "rejection", "block"])
 @pytest.mark.parametrize(
-    "method", ["ngram", "draft_model", "draft_model while it is sure", "medusa"]
+    "method",
+    ["ngram", "draft_model", "draft_model while it is sure", "draft_model, budget", "medusa"],
 )
 def test_texts_have_the_distribution_of_transformers(
     tiny_model_dir, other_model_dir, near_model_dir, medusa_dir, triple_probs, verifier, method
@@ -243,11 +244,14 @@ def test_texts_have_the_distribution_of_transformers(
     if method == "medusa":
         speculation = SpeculativeConfig.of("medusa", 2, model=str(medusa_dir))
         config, head = replace(config, speculation=speculation), HeadFiles(medusa_dir)
+    elif method == "draft_model, budget":
+        shared = SpeculativeConfig.of(num_speculative_tokens=2, batch_budget=True)
+        config = replace(config, speculation=shared)
     is_sure = method == "draft_model while it is sure"
     proposer = (
         draft_model(near_model_dir, confidence_threshold=SOMETIMES_SURE)
         if is_sure
-        else proposer_of(method, other_model_dir, None)
+        else proposer_of(method.removesuffix(", budget"), other_model_dir, None)
     )
     engine = local_engine(tiny_model_dir, config, proposer=proposer, head=head)
     asked = [
