@@ -40,7 +40,7 @@ def parallel_model(directory, group=None, **changes):
 
 
 def requests(count=8, **params):
-    prompts = [[(29 * i + 31 * j) % 380 + 3 for j in range(6)] * (2 + i) for i in range(count)]
+    prompts = [[(29 * i + 31 * j) % 380 + 3 for j in range(6)] * (2 + 2 * i) for i in range(count)]
     return [request(f"r{i}", prompt, seed=i, **params) for i, prompt in enumerate(prompts)]
 
 
@@ -84,7 +84,7 @@ def test_drafts_are_those_of_one_pass_over_masks(tiny_model_dir, pard_dir, tempe
             text = texts.setdefault(row.seq_id, [])
             text[row.num_computed_tokens :] = row.token_ids  # the drafts may be accepted
             if row.num_draft_tokens:
-                num_prompt = 12 + 6 * row.seq_id
+                num_prompt = 12 + 12 * row.seq_id
                 known, seed = text[: row.known_end], row.seq_id
                 expected = reference_drafts(model, known, num_prompt, k, temperature, seed)
                 assert list(row.drafts) == expected[: row.num_draft_tokens]
