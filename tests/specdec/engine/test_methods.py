@@ -43,7 +43,7 @@ METHODS = {
     },
     "mlp_speculator": {"method": "mlp_speculator", "model": "fitted"},
     "suffix, medusa": {"method": "suffix", "fallback": "medusa", "model": "fitted"},
-    "budget": {"method": "draft_model", "batch_budget": True},
+    "budget": {"method": "draft_model", "first": "ngram", "batch_budget": True},
     "budget, medusa": {"method": "medusa", "model": "fitted", "batch_budget": True},
     "budget, suffix": {"method": "suffix", "first": "ngram", "batch_budget": True},
     "model last": {"method": "suffix", "fallback": "draft_model"},
