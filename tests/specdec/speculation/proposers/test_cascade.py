@@ -120,7 +120,7 @@ def test_two_models_wait_for_each_other(first, model, fallback):
 
 
 def test_a_model_keeps_a_short_draft_of_a_model_before_it(first, model):
-    """The first ends its draft where it is not sure; the other one is no better judge of the text."""
+    """The first ends its draft where it is not sure, which is no reason to ask another model."""
     first.most = 2
     stages = [Stage("head", first, is_model=True), model_stage("draft_model", model)]
     seqs = [sequence(seq_id, [5, 6]) for seq_id in (10, 20)]
