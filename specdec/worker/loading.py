@@ -32,10 +32,14 @@ _AnyRunner = TypeVar("_AnyRunner", bound=ModelRunner)
 
 @dataclass(frozen=True)
 class HeadFiles:
-    """A draft head to load beside a target. quantization: as in `load_model`."""
+    """A draft head to load beside a target.
+
+    quantization: as in `load_model`. window: attention window instead of that of the files.
+    """
 
     directory: Path
     quantization: QuantizationMethod | None = None
+    window: int | None = None
 
 
 def load_runner(
@@ -56,7 +60,8 @@ def load_runner(
         TargetModelRunner, directory, dtype, config, group, quantization, device, kernels
     )
     if head is not None:
-        found = HeadConfig.from_directory(head.directory, ModelConfig.from_directory(directory))
+        model_config = ModelConfig.from_directory(directory)
+        found = HeadConfig.from_directory(head.directory, model_config, head.window)
         target.use_head(load_head(found, target.model, head.quantization), config)
     return target
 

@@ -41,7 +41,7 @@ METHODS = {
         "first": "ngram",
         "fallback": "suffix",
     },
-    "mlp_speculator": {"method": "mlp_speculator", "model": "fitted"},
+    **{method: {"method": method, "model": "fitted"} for method in HEADS if method != "medusa"},
 }
 GREEDY, SAMPLED = {"temperature": 0.0}, {"temperature": 0.8}
 
