@@ -208,9 +208,9 @@ class RayExecutor:
         method, directory = self._config.head, self._directories.head
         if method is None or directory is None:
             return None
-        assert method.model is not None, "a head without a model"
-        model = ModelSource(method.model, directory, may_be_pickled=True)
-        return HeadSource(model, method.quantization)
+        name = method.model or self._config.model
+        model = ModelSource(name, directory, may_be_pickled=method.model is not None)
+        return HeadSource(model, method.quantization, method.window)
 
     def _start_draft(self, placement: PlacementGroup) -> DraftSupervisor | None:
         from cluster.workers.supervisors import DraftSupervisor

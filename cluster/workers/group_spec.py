@@ -41,10 +41,11 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class HeadSource:
-    """A draft head beside a target, and how its matrices are held."""
+    """A draft head beside a target; quantization, window: as in `HeadFiles`."""
 
     model: ModelSource
     quantization: QuantizationMethod | None
+    window: int | None = None
 
 
 @dataclass(frozen=True)

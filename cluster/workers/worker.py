@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from cluster.workers import serialization
-from cluster.workers.group_spec import GroupSpec
+from cluster.workers.group_spec import GroupSpec, HeadSource
 from cluster.workers.profile_messages import WorkerProfileOrder, is_for_profiles, order_in
 from cluster.workers.resources import threads_per_worker
 from specdec.distributed.group import TensorParallelGroup
@@ -37,6 +37,10 @@ StepFunction = Callable[[serialization.Frames], Iterator[serialization.Frames]]
 """Executes one step; yields each answer before the work that follows it."""
 
 
+def _head_files(head: HeadSource) -> HeadFiles:
+    return HeadFiles(head.model.here(), head.quantization, head.window)
+
+
 def load_worker(spec: GroupSpec, rank: int, directory: Path) -> ModelWorker:
     """Load this rank's shard of the model and warm it up. A collective call."""
     runner = load_warm(
@@ -48,7 +52,7 @@ def load_worker(spec: GroupSpec, rank: int, directory: Path) -> ModelWorker:
         torch.device(spec.device),
         spec.kernels,
         spec.vocabulary,
-        None if spec.head is None else HeadFiles(spec.head.model.here(), spec.head.quantization),
+        None if spec.head is None else _head_files(spec.head),
     )
     if isinstance(runner, DraftModelRunner):
         return ModelWorker(runner, partial(_draft, runner), rank)

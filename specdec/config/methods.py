@@ -172,11 +172,13 @@ class HeadMethodConfig(MethodConfig):
     """Base of the methods that draft with a head on the target's hidden states.
 
     writes_kv: whether the head has attention, so that its drafts need KV slots.
-    model: the head's checkpoint, a directory or a Hub id.
+    is_in_target: whether the target's own checkpoint may contain the head.
+    model: the head's checkpoint, a directory or a Hub id; None for the target's own.
     quantization: how the head's matrices are held; None keeps the model's dtype.
     """
 
     writes_kv: ClassVar[bool] = False
+    is_in_target: ClassVar[bool] = False
     proposer = "specdec.speculation.proposers.target_head:TargetHeadProposer"
     place = DraftPlace.TARGET
 
@@ -185,10 +187,32 @@ class HeadMethodConfig(MethodConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.model:
+        if not self.model and not self.is_in_target:
             limit = f"the directory or Hub id of the head that method {self.name} drafts with"
             raise InvalidValueError("speculative_config.model", self.model, limit)
         require_quantization(self.quantization, "speculative_config.quantization")
+
+    @property
+    def window(self) -> int | None:
+        """The attention window of the head's layers; None for that of its files."""
+        return None
+
+
+@dataclass(frozen=True)
+class AttentionHeadConfig(HeadMethodConfig):
+    """Base of the heads with attention, whose KV is one more layer in the target's blocks.
+
+    draft_window: attention window of the head's layers in tokens; None for that of its files.
+    """
+
+    writes_kv = True
+
+    draft_window: int | None = _within(None, 1, 2**24)
+
+    @property
+    def window(self) -> int | None:
+        """`draft_window`."""
+        return self.draft_window
 
 
 @dataclass(frozen=True)
@@ -205,6 +229,56 @@ class MlpSpeculatorConfig(HeadMethodConfig):
     name = "mlp_speculator"
 
 
+@dataclass(frozen=True)
+class HydraConfig(HeadMethodConfig):
+    """Hydra heads: as Medusa's, and each also reads the tokens drafted before its own."""
+
+    name = "hydra"
+
+
+@dataclass(frozen=True)
+class EagleConfig(AttentionHeadConfig):
+    """EAGLE-1 and EAGLE-2: a decoder layer on tokens and the target's last hidden states."""
+
+    name = "eagle"
+
+
+@dataclass(frozen=True)
+class Eagle3Config(AttentionHeadConfig):
+    """EAGLE-3: a decoder layer on tokens and the hidden states of three of the target's layers."""
+
+    name = "eagle3"
+
+
+@dataclass(frozen=True)
+class MtpConfig(AttentionHeadConfig):
+    """Multi-token prediction: a layer that was trained with the target, in its checkpoint."""
+
+    name = "mtp"
+    is_in_target = True
+
+
+@dataclass(frozen=True)
+class ParallelEagleConfig(AttentionHeadConfig):
+    """P-EAGLE: an EAGLE-3 head that drafts all tokens in one pass, behind mask tokens."""
+
+    name = "p_eagle"
+
+
+@dataclass(frozen=True)
+class DFlashConfig(AttentionHeadConfig):
+    """DFlash: a block of masked tokens that attends to the target's features."""
+
+    name = "dflash"
+
+
+@dataclass(frozen=True)
+class DSparkConfig(AttentionHeadConfig):
+    """DSpark: as DFlash, with a prediction at the block's first token, and links between tokens."""
+
+    name = "dspark"
+
+
 METHODS: Mapping[str, type[MethodConfig]] = MappingProxyType(
     {
         each.name: each
@@ -215,6 +289,13 @@ METHODS: Mapping[str, type[MethodConfig]] = MappingProxyType(
             LookaheadConfig,
             MedusaConfig,
             MlpSpeculatorConfig,
+            HydraConfig,
+            EagleConfig,
+            Eagle3Config,
+            MtpConfig,
+            ParallelEagleConfig,
+            DFlashConfig,
+            DSparkConfig,
         )
     }
 )

@@ -83,12 +83,13 @@ def resolve_models(config: LLMConfig, progress: Progress) -> ModelDirectories:
 
 def _resolve_head(method: HeadMethodConfig, target: Path, progress: Progress) -> Path:
     """Find or download a head, and report what its files were taken for."""
-    assert method.model is not None, "a head without a model"
-    directory = resolve(method.model, progress=progress, may_be_pickled=True)
-    head = HeadConfig.from_directory(directory, ModelConfig.from_directory(target))
+    directory = target
+    if method.model is not None:
+        directory = resolve(method.model, progress=progress, may_be_pickled=True)
+    head = HeadConfig.from_directory(directory, ModelConfig.from_directory(target), method.window)
     if head.method != method.name:
         limit = f"{head.method}: {directory} is {head.describe()[0]}"
         raise InvalidValueError("speculative_config.method", method.name, limit)
     for line in head.describe():
-        progress(f"head {method.model}: {line}")
+        progress(f"head {method.model or method.name}: {line}")
     return directory

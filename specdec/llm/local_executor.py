@@ -120,7 +120,7 @@ class LocalExecutor:
         directory, method = self._directories.head, self._config.head
         head = None
         if directory is not None and method is not None:
-            head = HeadFiles(directory, method.quantization)
+            head = HeadFiles(directory, method.quantization, method.window)
         runner = self._load(self._directories.target, self._plan.engine, quantization, head=head)
         assert isinstance(runner, TargetModelRunner)
         return LocalTarget(runner)

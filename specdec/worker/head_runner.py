@@ -68,6 +68,11 @@ class HeadRunner:
             self._kv = HeadKv(batch_state, num_blocks, block_size, features)
             self._kv_cache = head.new_kv_cache(len(features))
 
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """See DraftHead."""
+        return self.head.taps
+
     def update(self, step: StepInput) -> None:
         """Apply the sequences' changes of a step."""
         if self._kv is not None:

@@ -32,10 +32,14 @@ _AnyRunner = TypeVar("_AnyRunner", bound=ModelRunner)
 
 @dataclass(frozen=True)
 class HeadFiles:
-    """A draft head to load beside a target. quantization: as in `load_model`."""
+    """A draft head to load beside a target.
+
+    quantization: as in `load_model`. window: attention window instead of that of the files.
+    """
 
     directory: Path
     quantization: QuantizationMethod | None = None
+    window: int | None = None
 
 
 def load_runner(
@@ -57,7 +61,7 @@ def load_runner(
         TargetModelRunner, directory, model, dtype, config, group, quantization, device, kernels
     )
     if head is not None:
-        found = HeadConfig.from_directory(head.directory, model)
+        found = HeadConfig.from_directory(head.directory, model, head.window)
         target.use_head(load_head(found, target.model, head.quantization), config)
     return target
 

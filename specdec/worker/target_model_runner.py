@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from specdec.config.engine import EngineConfig
+from specdec.kernels.forward_batch import ModelInput
 from specdec.kernels.sample import RowArgmax, row_argmax
 from specdec.models.heads.base import DraftHead
 from specdec.sampling.logprobs import KeptLogits, prompt_logprobs
@@ -82,7 +83,7 @@ class TargetModelRunner(ModelRunner):
         rows = self._batch_state.resolve_pending(step.rows)
         self._batch_state.update_histories(rows)
         batch = self._batch_state.model_input(rows)
-        hidden = self.model(batch, self.kv_cache)
+        hidden, tapped = self._forward(batch)
         prompt_logprobs = (
             tuple(self._prompt_logprobs(rows, hidden))
             if self._batch_state.has_prompt_logprobs
@@ -90,8 +91,14 @@ class TargetModelRunner(ModelRunner):
         )
         verified = (*self._verify(rows, hidden), *_invalid_chunks(rows, hidden))
         if self.head is not None:
-            verified = self.head.draft(rows, batch, hidden, None, verified)
+            verified = self.head.draft(rows, batch, hidden, tapped, verified)
         return VerifyOutput(step.step_id, verified, prompt_logprobs)
+
+    def _forward(self, batch: ModelInput) -> tuple[Tensor, Tensor | None]:
+        """Return hidden states [T, hidden_size], and those [T, taps, hidden_size] for the head."""
+        if self.head is None or not self.head.taps:
+            return self.model(batch, self.kv_cache), None
+        return self.model.forward_with_taps(batch, self.kv_cache, self.head.taps)
 
     def warm_up(self, num_tokens: int) -> None:
         """Run one prefill of `num_tokens` and one decode, so that the first request is not slow.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,6 +13,8 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaForCausalLM
+
+from tests.specdec.attention_heads import FITTED_METHODS, fitted_head_dir
 
 NUM_HEADS = 5
 _SHARPNESS = 12.0
@@ -111,5 +114,9 @@ def _save(directory: Path, config: dict[str, object], tensors: dict[str, Tensor]
     return directory
 
 
-HEADS = {"medusa": fitted_medusa_dir, "mlp_speculator": fitted_mlp_speculator_dir}
+HEADS = {
+    "medusa": fitted_medusa_dir,
+    "mlp_speculator": fitted_mlp_speculator_dir,
+    **{method: partial(fitted_head_dir, method) for method in FITTED_METHODS},
+}
 """Functions that write a fitted head, by method."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import product, repeat
 from typing import NamedTuple
 
 from specdec.config.engine import EngineConfig
@@ -80,9 +80,22 @@ class CostProfiler:
 
         run(StepInput(0, (), self._admitted, self._tables(self.config.num_blocks), ()))
         try:
+            for rows in self._catch_up() if self.with_head else ():
+                run(StepInput(0, (), (), (), rows))
             return self._measure(verify, budget_s, smallest=0)
         finally:
             run(StepInput(0, seq_ids, (), (), ()))
+
+    def _catch_up(self) -> Iterator[tuple[StepRow, ...]]:
+        """Yield rows by which a head with KV computes its KV of the context."""
+        start, most_tokens = self._context_tokens, self.config.max_num_batched_tokens
+        size = max(1, most_tokens // (start + 1))
+        for first in range(0, len(self._seq_ids), size):
+            rows = tuple(
+                StepRow(seq_id, start, (_TOKEN,), 0, samples=True, num_next_drafts=1)
+                for seq_id in self._seq_ids[first : first + size]
+            )
+            yield from repeat(rows, -(-(start + 1) // most_tokens))
 
     def drafting(self, worker: DraftWorker, num_blocks: int, budget_s: float) -> CostTable:
         """Measure the drafts of a model whose pool has `num_blocks`. Raise DraftFailedError."""

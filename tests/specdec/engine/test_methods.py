@@ -41,7 +41,6 @@ METHODS = {
         "first": "ngram",
         "fallback": "suffix",
     },
-    "mlp_speculator": {"method": "mlp_speculator", "model": "fitted"},
     "suffix, medusa": {"method": "suffix", "fallback": "medusa", "model": "fitted"},
     "budget": {"method": "draft_model", "first": "ngram", "batch_budget": True},
     "budget, medusa": {"method": "medusa", "model": "fitted", "batch_budget": True},
@@ -49,22 +48,40 @@ METHODS = {
     "model last": {"method": "suffix", "fallback": "draft_model"},
     "lookahead last": {"method": "draft_model", "first": "ngram", "fallback": "lookahead"},
     "lookahead first": {"method": "ngram", "first": "lookahead", "fallback": "suffix"},
+    **{method: {"method": method, "model": "fitted"} for method in HEADS if method != "medusa"},
 }
+QUICK_METHODS = [
+    pytest.param(method, marks=pytest.mark.slow)
+    if method in ("p_eagle", "hydra", "dflash", "dspark")
+    else method
+    for method in METHODS
+]
 GREEDY, SAMPLED = {"temperature": 0.0}, {"temperature": 0.8}
+
+
+class DraftDirs(dict):
+    """Directories of models by method; heads are fitted to the target when first used."""
+
+    def __init__(self, target_dir, new_dir, **models):
+        super().__init__(models)
+        self.target_dir, self.new_dir = target_dir, new_dir
+
+    def __missing__(self, method):
+        texts = list(texts_of(self.target_dir))
+        self[method] = HEADS[method](self.target_dir, self.new_dir(method), texts)
+        return self[method]
 
 
 @pytest.fixture(scope="module")
 def draft_dirs(tiny_model_dir, tmp_path_factory):
     """Return a model that rarely agrees with the target, one that mostly does, the latter with
     permuted token ids, and draft heads that sometimes do."""
-    other = tiny_llama_dir(tmp_path_factory.mktemp("other"), layers=1, seed=3)
-    near = disturbed_llama_dir(tiny_model_dir, tmp_path_factory.mktemp("near"))
-    shuffled = shuffled_llama_dir(near, tmp_path_factory.mktemp("shuffled"))
-    models = {"other": other, "draft_model": near, "other vocabulary": shuffled}
-    texts = list(texts_of(tiny_model_dir))
-    for name, write in HEADS.items():
-        models[name] = write(tiny_model_dir, tmp_path_factory.mktemp(name), texts)
-    return models
+    new_dir = tmp_path_factory.mktemp
+    other = tiny_llama_dir(new_dir("other"), layers=1, seed=3)
+    near = disturbed_llama_dir(tiny_model_dir, new_dir("near"))
+    models = {"other": other, "draft_model": near}
+    models["other vocabulary"] = shuffled_llama_dir(near, new_dir("shuffled"))
+    return DraftDirs(tiny_model_dir, new_dir, **models)
 
 
 def texts_of(directory):
@@ -80,7 +97,7 @@ def requests(**params):
     return [request(f"r{i}", prompt, seed=i, **params) for i, prompt in enumerate(prompts)]
 
 
-def engine_for(directory, draft_dirs, method, k, group=None, **changes):
+def engine_for(directory, draft_dirs, method, k, group=None, kernels="auto", **changes):
     speculation = SpeculativeConfig.of(num_speculative_tokens=k, **METHODS[method])
     model, head = None, None
     if speculation.head is not None:
@@ -94,7 +111,7 @@ def engine_for(directory, draft_dirs, method, k, group=None, **changes):
     config = engine_config(speculation=speculation, **{"num_blocks": 60, **changes})
     proposer = make_proposer(speculation, model)
     policy = SpeculationPolicy(SpeculationControl("on", 32, k), clock=lambda: 0.0)
-    return local_engine(directory, config, group, proposer, policy, head=head)
+    return local_engine(directory, config, group, proposer, policy, head=head, kernels=kernels)
 
 
 def tokens_by(engine, asked):
@@ -106,9 +123,17 @@ def reference(directory, temperature):
     return tokens_by(local_engine(directory, engine_config(0)), requests(temperature=temperature))
 
 
-def check(directory, draft_dirs, method, sampling, k, group=None, batch_size=8):
+def prepare(directory, draft_dirs, method, sampling):
+    """Compute what several ranks use, before they start."""
+    reference(directory, **sampling)
+    if method in HEADS:
+        assert draft_dirs[method].is_dir()
+
+
+def check(directory, draft_dirs, method, sampling, k, group=None, batch_size=8, kernels="auto"):
     """Run the requests twice in opposite order; prefixes and outputs are cached the second time."""
-    engine = engine_for(directory, draft_dirs, method, k, group, max_num_seqs=batch_size)
+    changes = {"max_num_seqs": batch_size, "kernels": kernels}
+    engine = engine_for(directory, draft_dirs, method, k, group, **changes)
     for order in (1, -1):
         assert tokens_by(engine, requests(**sampling)[::order]) == reference(directory, **sampling)
     stats = engine.stats()
@@ -120,7 +145,7 @@ def check(directory, draft_dirs, method, sampling, k, group=None, batch_size=8):
     )
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", QUICK_METHODS)
 def test_tokens_are_those_without_speculation(tiny_model_dir, draft_dirs, method):
     check(tiny_model_dir, draft_dirs, method, SAMPLED, k=3)
 
@@ -139,20 +164,29 @@ def test_greedy_tokens_are_those_without_speculation(tiny_model_dir, draft_dirs,
 def test_every_length_batch_and_size(
     tiny_model_dir, draft_dirs, method, sampling, k, batch_size, size
 ):
-    reference(tiny_model_dir, **sampling)  # before the ranks start
+    prepare(tiny_model_dir, draft_dirs, method, sampling)
     run_ranks(
         size,
         lambda group: check(tiny_model_dir, draft_dirs, method, sampling, k, group, batch_size),
     )
 
 
-@pytest.mark.parametrize("method", ["lookahead", "all", "medusa"])
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [1, 8])
+@pytest.mark.parametrize("k", [1, 5])
+@pytest.mark.parametrize("method", HEADS)
+def test_heads_on_the_torch_decoder(tiny_model_dir, draft_dirs, method, k, batch_size):
+    changes = {"batch_size": batch_size, "kernels": "torch"}
+    check(tiny_model_dir, draft_dirs, method, SAMPLED, k, **changes)
+
+
+@pytest.mark.parametrize("method", ["lookahead", "all", "medusa", "eagle3"])
 def test_two_ranks_agree(tiny_model_dir, draft_dirs, method):
-    reference(tiny_model_dir, **SAMPLED)
+    prepare(tiny_model_dir, draft_dirs, method, SAMPLED)
     run_ranks(2, lambda group: check(tiny_model_dir, draft_dirs, method, SAMPLED, 5, group))
 
 
-@pytest.mark.parametrize("method", ["suffix", "lookahead", "all", "medusa"])
+@pytest.mark.parametrize("method", ["suffix", "lookahead", "all", "medusa", "mtp"])
 def test_tokens_are_the_same_while_speculation_is_toggled(tiny_model_dir, draft_dirs, method):
     engine = engine_for(tiny_model_dir, draft_dirs, method, 3)
     generated = {each.request_id: [] for each in requests(**SAMPLED)}
