@@ -54,7 +54,7 @@ _FLOAT32 = np.dtype("<f4")
 
 
 def encode_step(step: StepInput) -> Frames:
-    """Encode as [header, rows [B, 12], tokens, positions, drafts, 3 arrays, deltas [D, 3], blocks].
+    """Encode as [header, rows [B, 12], tokens, parents, drafts, 3 arrays, deltas [D, 3], blocks].
 
     drafts: those by token, each [token, number of draft tokens, draft tokens].
     """
@@ -66,7 +66,7 @@ def encode_step(step: StepInput) -> Frames:
         msgpack.packb(header),
         _pack_table(_step_row(row) for row in step.rows),
         _pack(token for row in step.rows for token in row.token_ids),
-        _pack(position for row in step.rows for position in row.positions or ()),
+        _pack(parent for row in step.rows for parent in row.parents or ()),
         _pack(number for row in step.rows for number in _draft_numbers(row)),
         *_pack_draft_probs(row.draft_probs for row in step.rows),
         _pack_arrays((row.grammar_mask for row in step.rows), _INT32),
@@ -77,7 +77,7 @@ def encode_step(step: StepInput) -> Frames:
 
 def decode_step(frames: Sequence[bytes]) -> StepInput:
     """Decode the frames of `encode_step`."""
-    header, rows, tokens, positions, drafts, listed, probs, masks, deltas, blocks = frames
+    header, rows, tokens, parents, drafts, listed, probs, masks, deltas, blocks = frames
     step_id, released, admitted = msgpack.unpackb(header, use_list=False)
     delta_table = _table(deltas, 3)
     delta_blocks = _split(_unpack(blocks), [delta[2] for delta in delta_table])
@@ -90,7 +90,7 @@ def decode_step(frames: Sequence[bytes]) -> StepInput:
             for (seq_id, start, _), block_ids in zip(delta_table, delta_blocks, strict=True)
         ),
         rows=tuple(
-            _decode_step_rows(_table(rows, 12), tokens, positions, drafts, listed, probs, masks)
+            _decode_step_rows(_table(rows, 12), tokens, parents, drafts, listed, probs, masks)
         ),
     )
 
@@ -282,7 +282,7 @@ def _step_row(row: StepRow) -> tuple[int, ...]:
         0 if row.grammar_mask is None else row.grammar_mask.shape[1],
         row.num_lookahead_tokens,
         row.adapter_id,
-        0 if row.positions is None else len(row.positions),
+        len(row.parents or ()),
         sum(1 + len(each) for each in row.drafts_by_token),
         row.num_next_drafts,
     )
@@ -304,19 +304,19 @@ def _drafts_by_token(numbers: Numbers) -> Iterator[Numbers]:
 def _decode_step_rows(
     table: list[Numbers],
     tokens: bytes,
-    positions: bytes,
+    parents: bytes,
     drafts: bytes,
     listed: bytes,
     probs: bytes,
     masks: bytes,
 ) -> Iterator[StepRow]:
     row_tokens = _split(_unpack(tokens), [row[2] for row in table])
-    row_positions = _split(_unpack(positions), [row[9] for row in table])
+    row_parents = _split(_unpack(parents), [row[9] for row in table])
     row_drafts = _split(_unpack(drafts), [row[10] for row in table])
     row_probs = _decode_draft_probs(((row[3], row[5]) for row in table), listed, probs)
     take_mask = _reader(masks, _INT32)
-    for row, token_ids, ids, by_token, draft_probs in zip(
-        table, row_tokens, row_positions, row_drafts, row_probs, strict=True
+    for row, token_ids, own_parents, by_token, draft_probs in zip(
+        table, row_tokens, row_parents, row_drafts, row_probs, strict=True
     ):
         seq_id, computed, _, num_drafts, samples, _, num_words, num_lookahead, adapter_id, *_ = row
         mask = take_mask(num_drafts + 1, num_words) if num_words else None
@@ -330,7 +330,7 @@ def _decode_step_rows(
             mask,
             num_lookahead,
             adapter_id,
-            ids or None,
+            own_parents or None,
             tuple(_drafts_by_token(by_token)),
             row[11],
         )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from itertools import takewhile
 
 from specdec.config.engine import EngineConfig
 from specdec.engine.async_scheduling import (
@@ -390,7 +389,8 @@ class Engine:
         """Add verified tokens to a sequence; return None if its output is buffered for later."""
         token_ids, choices = verified.token_ids, self._choices[seq.request.request_id]
         num_kept, stop = self._append(seq, token_ids)
-        num_verified = _num_accepted(row, token_ids)
+        # The last token is the target's own, unless NaN logits after an accepted draft cut the row.
+        num_verified = len(row.accepted_drafts(token_ids))
         num_accepted = min(num_kept, num_verified)
         self._count(choices, row, num_kept, num_accepted)
         self._speculator.observe(seq, row.num_draft_tokens, num_verified)
@@ -481,15 +481,6 @@ def _head_needs_tokens(config: EngineConfig) -> bool:
     """Return whether a head on the target's ranks computes KV from the tokens of sequences."""
     head = config.speculation.head if config.speculation else None
     return head is not None and head.writes_kv
-
-
-def _num_accepted(row: StepRow, token_ids: tuple[int, ...]) -> int:
-    """Return how many draft tokens were verified.
-
-    The last token is the target's own, unless NaN logits after an accepted draft cut the row.
-    """
-    pairs = zip(row.drafts, token_ids, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _lookahead(row: StepRow, verified: VerifiedRow) -> Lookahead | None:

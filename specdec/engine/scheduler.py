@@ -15,6 +15,7 @@ from specdec.types.control import NO_SPECULATION, SpeculationControl
 from specdec.types.draft_decision import Decision, DecisionReason, chain
 from specdec.types.draft_length import draft_budget, share_budget
 from specdec.types.draft_survival import share_by_survival
+from specdec.types.draft_tree import first_path, is_chain, require_tree
 from specdec.types.errors import InvalidValueError, OverloadedError
 from specdec.types.messages import StepRow
 from specdec.types.stats import Counts
@@ -50,20 +51,22 @@ class ScheduledRow(NamedTuple):
         seq, start = self.seq, self.seq.num_computed_tokens
         drafts: tuple[int, ...] = ()
         lookahead: tuple[int, ...] = ()
-        draft_probs, mask = None, None
+        draft_probs, mask, parents = None, None, None
         if proposal is not None and _continues(proposal, seq):
-            assert proposal.parents is None, "only chains of drafts are verified"
-            drafts = proposal.draft_token_ids[: self.num_draft_tokens]
+            drafts, parents = _verifiable(proposal, self.num_draft_tokens, seq)
             lookahead = proposal.lookahead_token_ids[: self.num_lookahead_tokens]
             if proposal.draft_probs is not None:
                 draft_probs = proposal.draft_probs[slice(len(drafts))]
         if seq.constraint is not None and self.samples:
             seq.constraint.follow(seq.token_ids)
-            if draft_probs is None:
-                constrained = seq.constraint.extend(drafts, self.num_draft_tokens)
-            else:
+            if draft_probs is not None:
                 constrained = seq.constraint.along(drafts)
+            elif parents is not None:
+                constrained = seq.constraint.prune(drafts, parents, self.num_draft_tokens)
+            else:
+                constrained = seq.constraint.extend(drafts, self.num_draft_tokens)
             drafts, mask = constrained.token_ids, constrained.masks
+            parents = constrained.parents
         known = tuple(seq.token_ids[start : start + self.num_tokens])
         return StepRow(
             seq.seq_id,
@@ -75,8 +78,31 @@ class ScheduledRow(NamedTuple):
             mask,
             len(lookahead),
             seq.request.adapter_id,
+            parents,
             num_next_drafts=self.num_next_drafts,
         )
+
+
+def _verifiable(
+    proposal: Proposal, num_draft_tokens: int, seq: Sequence
+) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """Return the first drafts of a proposal, and their tree, as the sequence's verifier takes them.
+
+    Only the coupled verifier walks trees; others get the first path of a tree. Acceptance tests
+    token by token, which they use, are defined for one draft at each position.
+    """
+    drafts = proposal.draft_token_ids[:num_draft_tokens]
+    if proposal.parents is None:
+        return drafts, None
+    assert not proposal.lookahead_token_ids, "a tree with lookahead tokens"
+    assert proposal.draft_probs is None, "a tree with draft probabilities"
+    parents = proposal.parents[: len(drafts)]
+    require_tree(parents)
+    if is_chain(parents):
+        return drafts, None
+    if seq.rules.acting_verifier == "coupled":
+        return drafts, parents
+    return tuple(drafts[node] for node in first_path(parents)), None
 
 
 def _continues(proposal: Proposal, seq: Sequence) -> bool:

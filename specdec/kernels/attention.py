@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.kernels.forward_batch import ModelInput, on_device
+from specdec.types.draft_tree import Parents, ancestors, depths, signed_words
 from specdec.types.sharding import HeadShard
 
 MAX_SHORT_QUERY_TOKENS = 16
@@ -140,11 +141,18 @@ class PagedAttention:
         steps = torch.arange(max_query, device=device)
         offsets = torch.minimum(steps, query_lens[:, None] - 1)  # [G, Q]
         first_slots = (visible.kv_start - first_blocks * self.block_size).clamp_min_(0)
-        last_visible = (num_visible - query_lens)[:, None] + offsets
+        rows = starts[:, None] + offsets
+        positions = on_device(batch.positions, device)[rows]
+        positions -= first_blocks[:, None] * self.block_size
+        is_masked = _is_masked(positions, first_slots, max_visible, visible.window)
+        for place, index in enumerate(indices):
+            if (parents := batch.chunks[index].parents) is not None:
+                query_len, end = batch.query_len(index), int(num_visible[place])
+                _mask_tree(is_masked[place, :, :end], parents, query_len, visible.window)
         return AttentionGroup(
-            rows=starts[:, None] + offsets,
+            rows=rows,
             slots=self._slots(tables, first_blocks, first_slots, num_visible, max_visible),
-            mask=self._mask(last_visible, first_slots, max_visible, visible.window, dtype),
+            mask=self._additive_mask(is_masked, dtype),
         )
 
     def _slots(
@@ -168,24 +176,8 @@ class PagedAttention:
         pages = tables.gather(1, blocks + first_blocks[:, None]) * self.block_size
         return (pages + own % self.block_size).flatten()
 
-    def _mask(
-        self,
-        last_visible: Tensor,
-        first_slots: Tensor,
-        max_visible: int,
-        window: int | None,
-        dtype: torch.dtype,
-    ) -> Tensor | None:
-        """Return the additive mask of a group; None where nothing is masked.
-
-        last_visible: [G, Q], the last position that each query may attend to, itself. first_slots:
-        [G], the first position with KV.
-        """
-        positions = torch.arange(max_visible, device=last_visible.device)
-        is_masked = positions > last_visible[:, :, None]  # [G, Q, S]
-        is_masked |= positions < first_slots[:, None, None]
-        if window is not None:
-            is_masked |= positions <= last_visible[:, :, None] - window
+    def _additive_mask(self, is_masked: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """Return the mask of a group, [G, Q, S] bool, as in AttentionGroup."""
         if not is_masked.any():
             return None
         mask = torch.zeros(is_masked.shape, dtype=dtype, device=is_masked.device)
@@ -215,3 +207,37 @@ class PagedAttention:
             self._workspace = kv_cache.new_empty(numel)
         out = self._workspace[:numel].view(-1, *kv_cache.shape[1:])
         return torch.index_select(kv_cache, 0, slots, out=out)
+
+
+def _is_masked(
+    positions: Tensor, first_slots: Tensor, max_visible: int, window: int | None
+) -> Tensor:
+    """Return which slots are masked for queries at `positions` [G, Q], as [G, Q, max_visible].
+
+    A slot is that of the position with the same index, as in sequences that end in a chain.
+    first_slots: [G], the first slot with KV.
+    """
+    slots = torch.arange(max_visible, device=positions.device)
+    is_masked = slots > positions[:, :, None]
+    is_masked |= slots < first_slots[:, None, None]
+    if window is not None:
+        is_masked |= slots <= positions[:, :, None] - window
+    return is_masked
+
+
+def _mask_tree(is_masked: Tensor, parents: Parents, query_len: int, window: int | None) -> None:
+    """Mask the nodes of a tree that are not ancestors of a query, in place.
+
+    is_masked: [Q, S] of one sequence, whose last slots and last of `query_len` queries are the
+    nodes; further queries repeat the last one.
+    """
+    depth = torch.tensor(depths(parents), device=is_masked.device)
+    nodes = torch.arange(len(parents), device=is_masked.device)
+    words = torch.tensor(signed_words(ancestors(parents)), device=is_masked.device)
+    is_visible = (words[:, None] >> nodes) & 1 == 1  # [nodes as queries, nodes as keys]
+    if window is not None:
+        is_visible &= depth[:, None] - depth < window
+    first = query_len - len(parents)
+    columns = is_masked[:, is_masked.shape[1] - len(parents) :]
+    columns[first:query_len] = ~is_visible
+    columns[query_len:] = ~is_visible[-1]

@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specdec.types.draft_tree import Parents, depths
+
 Indices = NDArray[np.int32]
 
 
@@ -21,18 +23,39 @@ class Chunk(NamedTuple):
 
     start: number of tokens before them, which have KV. block_table: of the sequence, in order, at
     least up to the last of the tokens. An array of 32 bits ("i") is not copied.
-    positions: position ids of the tokens, where they differ from their KV slots' order (a tree of
-    drafts); None for start, start + 1, ...
+    parents: where the last tokens are a tree of drafts, the parent of each of them
+    (`specdec.types.draft_tree`); the base is the token before the first one.
     """
 
     token_ids: Sequence[int]
     start: int
     block_table: Sequence[int] | array[int]
-    positions: Sequence[int] | None = None
+    parents: Parents | None = None
 
     @property
     def end(self) -> int:
         return self.start + len(self.token_ids)
+
+    @property
+    def num_nodes(self) -> int:
+        """Tokens of a tree of drafts."""
+        return len(self.parents or ())
+
+    @property
+    def positions(self) -> Sequence[int]:
+        """Position ids of the tokens: consecutive up to the base of a tree, then by depth."""
+        if self.parents is None:
+            return range(self.start, self.end)
+        first_slot = self.end - self.num_nodes
+        by_depth = (first_slot - 1 + depth for depth in depths(self.parents))
+        return (*range(self.start, first_slot), *by_depth)
+
+
+class SlotMove(NamedTuple):
+    """A copy of the KV of one token between two slots (block * block_size + offset)."""
+
+    source: int
+    target: int
 
 
 @dataclass(frozen=True)
@@ -75,10 +98,15 @@ class ModelInput:
     @cached_property
     def positions(self) -> Indices:
         """[T]: position ids, for rotary embeddings; the slots in chains of tokens."""
-        if all(chunk.positions is None for chunk in self.chunks):
+        if not self.has_trees:
             return self.slots
-        own = (chunk.positions or range(chunk.start, chunk.end) for chunk in self.chunks)
+        own = (chunk.positions for chunk in self.chunks)
         return np.array([position for each in own for position in each], np.int32)
+
+    @property
+    def has_trees(self) -> bool:
+        """Return whether some sequence ends in a tree of drafts."""
+        return any(chunk.parents is not None for chunk in self.chunks)
 
     @cached_property
     def slot_mapping(self) -> Indices:

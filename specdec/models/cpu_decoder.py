@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specdec.kernels.cpu import native_library
 from specdec.kernels.cpu.decoder import DecoderKernel
-from specdec.kernels.forward_batch import HiddenStates, ModelInput
+from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove
 from specdec.kernels.sample import RowArgmax, logits_and_argmax
 from specdec.models.llama import CausalDecoder, DecoderLayer
 from specdec.models.native_weights import NativeWeights, all_reduce_of, native_matrix
@@ -72,6 +72,10 @@ class NativeDecoder:
     ) -> HiddenStates:
         """See Decoder."""
         return self._kernel.forward_with_taps(batch, kv_cache, taps)
+
+    def move_kv(self, kv_cache: Tensor, moves: Sequence[SlotMove]) -> None:
+        """See Decoder."""
+        self._kernel.move_kv(kv_cache, self.torch_decoder.attention.block_size, moves)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return this rank's logits [R, len(vocab_slice)]; hidden: [R, hidden_size]."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels import AttentionPlan, PagedAttention
-from specdec.kernels.forward_batch import HiddenStates, ModelInput, on_device
+from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove, on_device
 from specdec.kernels.sample import RowArgmax, row_argmax
 from specdec.models.config import ModelConfig
 from specdec.models.layers.linear import (
@@ -232,6 +232,11 @@ class CausalDecoder(nn.Module):
             x = layer(x, rotation, kv_cache[index], self.attention, plans[window])
         _copy_to_taps(x, len(self.layers), taps, tapped)
         return HiddenStates(self.norm(x), tapped)
+
+    def move_kv(self, kv_cache: Tensor, moves: Sequence[SlotMove]) -> None:
+        """See Decoder."""
+        sources, targets = torch.tensor(moves, device=self.device).unbind(1)
+        kv_cache.index_copy_(1, targets, kv_cache[:, sources])
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return this rank's logits [R, len(vocab_slice)]; hidden: [R, hidden_size]."""

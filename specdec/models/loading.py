@@ -14,7 +14,7 @@ from specdec.config.engine import Kernels
 from specdec.config.quantization import QuantizationMethod
 from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.backend import KernelBackend
-from specdec.kernels.forward_batch import HiddenStates, ModelInput
+from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove
 from specdec.kernels.sample import RowArgmax
 from specdec.models.config import ModelConfig
 from specdec.models.cpu_decoder import NativeDecoder
@@ -53,6 +53,10 @@ class Decoder(Protocol):
         taps: layers, from 0 (the embeddings) to num_layers (the output of the last layer before the
         final norm), in any order.
         """
+        ...
+
+    def move_kv(self, kv_cache: Tensor, moves: Sequence[SlotMove]) -> None:
+        """Copy the KV of tokens, in all layers; no move overwrites the source of a later one."""
         ...
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

@@ -89,26 +89,32 @@ class KeptLogits:
             if count is not None
         }
         kept: list[int] = []
-        self._first: dict[int, int] = {}
+        self._places: dict[int, int] = {}  # of the logits behind the last known token
         end = 0
         for row in rows:
             start, end = end, end + row.num_draft_tokens + 1
             if row.seq_id in self._num_best:
-                self._first[row.seq_id] = len(kept)
+                self._places[row.seq_id] = len(kept)
                 kept.extend(range(start, end))
         self._logits = logits[kept] if kept else None
 
     def logprobs(
-        self, output: Sequence[tuple[int, tuple[int, ...]]], shard: VocabShard
+        self, output: Sequence[tuple[StepRow, tuple[int, ...]]], shard: VocabShard
     ) -> dict[int, Logprobs]:
-        """Return log-probabilities by sequence; output: sequences with their new tokens."""
-        chosen = [(seq_id, tokens) for seq_id, tokens in output if tokens and seq_id in self._first]
-        if self._logits is None or not chosen:
+        """Return log-probabilities by sequence; output: rows with their new tokens."""
+        kept = [(row, ids) for row, ids in output if ids and row.seq_id in self._places]
+        if self._logits is None or not kept:
             return {}
-        rows = [self._first[seq_id] + index for seq_id, ids in chosen for index in range(len(ids))]
-        tokens = [token for _, ids in chosen for token in ids]
+        rows = [place for row, ids in kept for place in self._places_of(row, ids)]
+        tokens = [token for _, ids in kept for token in ids]
+        chosen = [(row.seq_id, ids) for row, ids in kept]
         most = max(self._num_best[seq_id] for seq_id, _ in chosen)
         return dict(self._split(token_logprobs(self._logits[rows], tokens, most, shard), chosen))
+
+    def _places_of(self, row: StepRow, token_ids: Sequence[int]) -> list[int]:
+        """Return the places of the logits of a row's new tokens: the base, then the drafts."""
+        first = self._places[row.seq_id]
+        return [first, *(first + 1 + node for node in row.accepted_drafts(token_ids[:-1]))]
 
     def _split(
         self, logprobs: Logprobs, chosen: Sequence[tuple[int, tuple[int, ...]]]

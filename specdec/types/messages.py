@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec.types import draft_tree
 from specdec.types.sampling_params import StructuredOutput
 from specdec.types.sampling_spec import SamplingRules
 
@@ -83,8 +85,8 @@ class StepRow(NamedTuple):
     grammar_mask: int32 [num_draft_tokens + 1, ceil(vocab_size / 32)], where bit t % 32 of word
         t // 32 is set if token t is allowed at that position; None allows all.
     adapter_id: of the adapter that the sequence runs with; BASE_MODEL for none.
-    positions: position ids of the tokens, where the drafts are a tree; None for a chain, whose
-        positions are consecutive. KV slots are consecutive in both.
+    parents: tree of the drafts, as in `specdec.types.draft_tree`; None for a chain. KV slots are
+        consecutive in both. A tree has neither draft_probs nor lookahead tokens.
     drafts_by_token: for PENDING_TOKEN, a tuple for each token with a draft: this token, then the
         draft behind it. `resolved` selects one of them.
     num_next_drafts: draft tokens that the rank's head makes behind what the row yields, for the
@@ -101,7 +103,7 @@ class StepRow(NamedTuple):
     grammar_mask: NDArray[np.int32] | None = None
     num_lookahead_tokens: int = 0
     adapter_id: int = BASE_MODEL
-    positions: tuple[int, ...] | None = None
+    parents: tuple[int, ...] | None = None
     drafts_by_token: tuple[tuple[int, ...], ...] = ()
     num_next_drafts: int = 0
 
@@ -152,6 +154,27 @@ class StepRow(NamedTuple):
     def drafts(self) -> tuple[int, ...]:
         """The draft tokens."""
         return self.guesses[: self.num_draft_tokens]
+
+    @property
+    def depths(self) -> Sequence[int]:
+        """Number of drafts on the path to the last known token (0) and to each draft."""
+        if self.parents is None:
+            return range(self.num_draft_tokens + 1)
+        return (0, *draft_tree.depths(self.parents))
+
+    @property
+    def paths(self) -> Sequence[Sequence[int]]:
+        """Indices of the drafts on the path to the last known token (none) and to each draft."""
+        if self.parents is None:
+            return [range(count) for count in range(self.num_draft_tokens + 1)]
+        return ((), *draft_tree.paths(self.parents))
+
+    def accepted_drafts(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """Return the indices of the drafts with which new tokens begin."""
+        if self.parents is not None:
+            return draft_tree.path_of(self.drafts, self.parents, token_ids)
+        pairs = zip(self.drafts, token_ids, strict=False)
+        return range(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
 @dataclass(frozen=True)

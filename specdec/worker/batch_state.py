@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.kernels.forward_batch import Chunk, ModelInput, SlotMove
 from specdec.kernels.sample import SAMPLE_PARAMS, RowArgmax
 from specdec.sampling.logits_processors import BatchLogitsProcessor, LogitsProcessor
 from specdec.sampling.sampler import SamplingBatch
@@ -59,17 +59,18 @@ class SequenceState:
     def add_to_batch(self, batch: BatchLogitsProcessor, first_row: int, row: StepRow) -> None:
         """Add the changes of the logits of `row`, whose first row of logits is `first_row`.
 
-        The history of each row of logits includes the draft tokens before it.
+        The history of each row of logits includes the draft tokens on the path to it.
         """
-        known = row.known_end
-        for ahead in range(row.num_draft_tokens + 1):
-            if ahead and self.history is not None:
-                self.history.append(row.drafts[ahead - 1])
-            mask = None if row.grammar_mask is None else row.grammar_mask[ahead]
-            num_output_tokens = known + ahead - self.admission.num_prompt_tokens
-            batch.add(first_row + ahead, self.processor, num_output_tokens, self.history, mask)
+        num_known_output = row.known_end - self.admission.num_prompt_tokens
+        for index, path in enumerate(row.paths):
+            if self.history is not None:
+                drafts = [row.drafts[node] for node in path]
+                self.history.follow(row.known_end, drafts, is_end=True)
+            mask = None if row.grammar_mask is None else row.grammar_mask[index]
+            num_output_tokens = num_known_output + len(path)
+            batch.add(first_row + index, self.processor, num_output_tokens, self.history, mask)
         if self.history is not None:
-            self.history.truncate(known)
+            self.history.truncate(row.known_end)
 
     def add_draft_to_batch(
         self, batch: BatchLogitsProcessor, row: int, num_tokens: int, drafted: Sequence[int]
@@ -85,11 +86,11 @@ class SequenceState:
 
 @dataclass(frozen=True)
 class TokenSpan:
-    """The `count` tokens from index `position` of a sequence's tokens on."""
+    """Tokens of a sequence: those at index `position` plus each of the offsets."""
 
     seq_id: int
     position: int
-    count: int = 1
+    offsets: Sequence[int] = (0,)
 
 
 class BatchState:
@@ -209,11 +210,29 @@ class BatchState:
                 row.token_ids,
                 row.num_computed_tokens,
                 self._states[row.seq_id].block_table,
-                row.positions,
+                row.parents,
             )
             for row in rows
         ]
         return ModelInput(chunks, self._block_size)
+
+    def moves(self, row: StepRow, nodes: Sequence[int]) -> list[SlotMove]:
+        """Return the moves of KV that put a path of a row's tree behind its base, in order.
+
+        A node never stands before its depth, so no move overwrites the source of a later one.
+        """
+        return [
+            SlotMove(
+                self._slot(row.seq_id, row.known_end + node),
+                self._slot(row.seq_id, row.known_end + place),
+            )
+            for place, node in enumerate(nodes)
+            if node != place
+        ]
+
+    def _slot(self, seq_id: int, index: int) -> int:
+        block, offset = divmod(index, self._block_size)
+        return self._states[seq_id].block_table[block] * self._block_size + offset
 
     def sampling_batch(
         self, spans: Sequence[TokenSpan], argmax: RowArgmax | None = None
@@ -224,13 +243,14 @@ class BatchState:
         """
         states = [self._states[span.seq_id] for span in spans]
         records = b"".join(
-            state.sample_params * span.count for state, span in zip(states, spans, strict=True)
+            state.sample_params * len(span.offsets)
+            for state, span in zip(states, spans, strict=True)
         )
         params = np.frombuffer(bytearray(records), dtype=SAMPLE_PARAMS)
         params["position"] = [
-            position - state.admission.num_prompt_tokens
+            span.position + offset - state.admission.num_prompt_tokens
             for state, span in zip(states, spans, strict=True)
-            for position in range(span.position, span.position + span.count)
+            for offset in span.offsets
         ]
         return SamplingBatch.from_params(params, self._device, argmax)
 

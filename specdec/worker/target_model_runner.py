@@ -17,6 +17,7 @@ from specdec.models.heads.base import DraftHead
 from specdec.sampling.logprobs import KeptLogits, prompt_logprobs
 from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch, VerifiedTokens, verify_greedy
 from specdec.sampling.vocab_shard import all_ranks_argmax
+from specdec.types.draft_tree import BASE
 from specdec.types.messages import (
     BlockTableDelta,
     PromptLogprobs,
@@ -181,20 +182,32 @@ class TargetModelRunner(ModelRunner):
         invalid row; the next step begins with that row. kept: logits of the rows that request
         log-probabilities.
         """
-        output: list[tuple[int, tuple[int, ...]]] = []
+        output: list[tuple[StepRow, tuple[int, ...]]] = []
         end = 0
         for row, token_ids in zip(rows, verified, strict=True):
             start, end = end, end + row.num_draft_tokens + 1
-            own = is_invalid[start:end]
-            num_valid = own.index(True) if True in own else len(own)
-            output.append((row.seq_id, token_ids[:num_valid]))
+            output.append((row, _valid_tokens(row, token_ids, is_invalid[start:end])))
+        self._compact(output)
         logprobs = kept.logprobs(output, self._shard) if kept else {}
-        for seq_id, token_ids in output:
-            self._batch_state.append_output(seq_id, token_ids)
+        for row, token_ids in output:
+            self._batch_state.append_output(row.seq_id, token_ids)
         return [
-            VerifiedRow(seq_id, token_ids, logprobs.get(seq_id), has_bad_logits=not token_ids)
-            for seq_id, token_ids in output
+            VerifiedRow(
+                row.seq_id, token_ids, logprobs.get(row.seq_id), has_bad_logits=not token_ids
+            )
+            for row, token_ids in output
         ]
+
+    def _compact(self, output: Sequence[tuple[StepRow, tuple[int, ...]]]) -> None:
+        """Move the KV of the accepted nodes of trees to consecutive slots behind their base."""
+        moves = [
+            move
+            for row, token_ids in output
+            if row.parents is not None
+            for move in self._batch_state.moves(row, row.accepted_drafts(token_ids[:-1]))
+        ]
+        if moves:
+            self.model.move_kv(self.kv_cache, moves)
 
     def _prompt_logprobs(self, rows: Sequence[StepRow], hidden: Tensor) -> Iterator[PromptLogprobs]:
         """Yield log-probabilities of the prompt tokens after those of `rows`, where requested."""
@@ -233,11 +246,11 @@ class TargetModelRunner(ModelRunner):
         self, name: VerifierName, rows: Sequence[StepRow], logits: Tensor, argmax: RowArgmax
     ) -> VerifiedTokens:
         # A row samples a token after its last known one, and one after each draft token.
-        spans = [TokenSpan(row.seq_id, row.known_end, row.num_draft_tokens + 1) for row in rows]
+        spans = [TokenSpan(row.seq_id, row.known_end, row.depths) for row in rows]
         batch = self._batch_state.sampling_batch(spans, argmax)
         verifiers = (self._batch_state.rules(row.seq_id).verifier for row in rows)
         drafts = [
-            Draft(row.drafts, verifier, row.draft_probs)
+            Draft(row.drafts, verifier, row.draft_probs, row.parents)
             for row, verifier in zip(rows, verifiers, strict=True)
         ]
         return VERIFY[name](logits, batch, DraftBatch(drafts, logits.device), self._shard)
@@ -264,7 +277,22 @@ def _scored_tokens(rows: Sequence[StepRow]) -> list[int]:
 
 def _verify_greedy(argmax: RowArgmax, rows: Sequence[StepRow]) -> Sequence[tuple[int, ...]]:
     """Verify rows against the argmax of their logits; return the new tokens of each."""
-    return verify_greedy(argmax.token_ids.tolist(), [row.drafts for row in rows])
+    trees = [row.parents for row in rows]
+    return verify_greedy(argmax.token_ids.tolist(), [row.drafts for row in rows], trees)
+
+
+def _valid_tokens(
+    row: StepRow, token_ids: tuple[int, ...], is_invalid: Sequence[bool]
+) -> tuple[int, ...]:
+    """Return the new tokens of a row before the first invalid logits on their path.
+
+    is_invalid: [num_draft_tokens + 1].
+    """
+    if True not in is_invalid:
+        return token_ids
+    scored = (BASE, *row.accepted_drafts(token_ids[:-1]))
+    own = [is_invalid[node + 1] for node in scored]
+    return token_ids[: own.index(True)] if True in own else token_ids
 
 
 def _invalid_chunks(rows: Sequence[StepRow], hidden: Tensor) -> Iterator[VerifiedRow]:

@@ -200,7 +200,10 @@ class HashTarget:
                 self._slots[self._slot(table, row.num_computed_tokens + offset)] = token
             if row.samples:
                 written = [self._slots[self._slot(table, i)] for i in range(row.end)]
-                tokens = self._verify(written[: row.known_end], row.drafts)
+                tokens = self._verify(written[: row.known_end], row)
+                for place, node in enumerate(row.accepted_drafts(tokens[:-1])):
+                    target = self._slot(table, row.known_end + place)
+                    self._slots[target] = self._slots[self._slot(table, row.known_end + node)]
                 ahead = self._look_ahead(written, row) if row.num_lookahead_tokens else ()
                 self._last_tokens[row.seq_id] = tokens[-1]
                 verified.append(VerifiedRow(row.seq_id, tokens, lookahead_token_ids=ahead))
@@ -230,11 +233,9 @@ class HashTarget:
     def _resolved(self, row: StepRow) -> StepRow:
         return row.resolved(self._last_tokens[row.seq_id]) if row.is_pending else row
 
-    def _verify(self, context: list[int], drafts: Sequence[int]) -> tuple[int, ...]:
+    def _verify(self, context: list[int], row: StepRow) -> tuple[int, ...]:
         new = [self.next_token(context)]
-        for draft in drafts:
-            if draft != new[-1]:
-                break
+        while len(row.accepted_drafts(new)) == len(new):
             new.append(self.next_token([*context, *new]))
         return tuple(new)
 

@@ -45,12 +45,14 @@ struct AttentionShape {
 };
 
 // Consecutive tokens of one sequence with the query heads of one KV head, and the KV splits that
-// are visible to them.
+// are visible to them. A tile of a tree has nodes of it, and perhaps its base; all of them see the
+// *prefix*, the positions up to the base, and each sees the nodes on its own path.
 struct QueryTile {
   int64_t sequence, kv_head;
   Range heads;                      // query heads of the KV head
   int64_t first_token, num_tokens;  // in the flat batch
-  int64_t first_position;           // position of first_token in its sequence
+  int64_t first_position;           // position of first_token in its sequence; of a tree, the base
+  bool is_tree;
   int64_t first_split, num_splits;
   int64_t split_cost, cost_before;  // in positions times queries; sum over the earlier tiles
 
@@ -95,7 +97,8 @@ class AttentionPlan {
   int64_t critical_path_cost() const;
   void split_tiles();
   void build_tiles(int64_t parts_per_tile);
-  void add_tile(int64_t sequence, int64_t kv_head, Range tokens);
+  void add_tiles(int64_t sequence, Range tokens, int64_t parts_per_tile, bool is_tree);
+  void add_tile(int64_t sequence, int64_t kv_head, Range tokens, bool is_tree);
   Boundary boundary(int64_t share) const;
   Range splits_of(int64_t share, int64_t tile) const;
   int64_t spanning_tile(int64_t share) const;  // or -1

@@ -68,29 +68,44 @@ void AttentionPlan::build_tiles(int64_t parts_per_tile) {
   total_cost_ = 0;
   for (int64_t sequence = 0; sequence < batch_.num_sequences; ++sequence) {
     const int64_t begin = batch_.query_starts[sequence], end = batch_.query_starts[sequence + 1];
-    const int64_t max_tokens =
-        ceil_div(std::min(shape_.tokens_per_tile(), end - begin), parts_per_tile);
-    for (int64_t kv_head = 0; kv_head < shape_.num_kv_heads; ++kv_head) {
-      for (int64_t first = begin; first < end; first += max_tokens) {
-        add_tile(sequence, kv_head, {first, std::min(first + max_tokens, end)});
-      }
+    const int64_t num_nodes = batch_.num_nodes_of(sequence);
+    const int64_t tree = num_nodes ? end - num_nodes - 1 : end;
+    if (begin < tree) add_tiles(sequence, {begin, tree}, parts_per_tile, false);
+    if (tree < end) add_tiles(sequence, {tree, end}, parts_per_tile, true);
+  }
+}
+
+void AttentionPlan::add_tiles(int64_t sequence, Range tokens, int64_t parts_per_tile,
+                              bool is_tree) {
+  const int64_t max_tokens = ceil_div(
+      std::min(shape_.tokens_per_tile(), tokens.end - tokens.begin), parts_per_tile);
+  for (int64_t kv_head = 0; kv_head < shape_.num_kv_heads; ++kv_head) {
+    for (int64_t first = tokens.begin; first < tokens.end; first += max_tokens) {
+      add_tile(sequence, kv_head, {first, std::min(first + max_tokens, tokens.end)}, is_tree);
     }
   }
 }
 
-void AttentionPlan::add_tile(int64_t sequence, int64_t kv_head, Range tokens) {
-  const int64_t num_tokens = tokens.end - tokens.begin;
-  const int64_t position =
+void AttentionPlan::add_tile(int64_t sequence, int64_t kv_head, Range tokens, bool is_tree) {
+  const int64_t num_tokens = tokens.end - tokens.begin, base = batch_.base_of(sequence);
+  int64_t position =
       batch_.context_lens[sequence] - (batch_.query_starts[sequence + 1] - tokens.begin);
+  int64_t last_position = position + num_tokens - 1;
+  if (is_tree) {
+    position = last_position = base;
+    for (int64_t token = tokens.begin; token < tokens.end; ++token) {
+      last_position = std::max(last_position, base + batch_.depth_of(token));
+    }
+  }
   const int64_t first_visible = shape_.first_visible(position, window_);
   const int64_t first_split = first_visible / kSplitSize;
-  const int64_t num_splits = (position + num_tokens - 1) / kSplitSize - first_split + 1;
-  const int64_t num_visible = (position + num_tokens - first_visible) / num_splits;
+  const int64_t num_splits = last_position / kSplitSize - first_split + 1;
+  const int64_t num_visible = (last_position + 1 - first_visible) / num_splits;
   const Range heads = shape_.heads_of(kv_head);
   const int64_t num_queries = num_tokens * (heads.end - heads.begin);
   const int64_t cost = num_visible * (num_queries + kKvLoadCost);
-  tiles_.push_back({sequence, kv_head, heads, tokens.begin, num_tokens, position, first_split,
-                    num_splits, cost, total_cost_});
+  tiles_.push_back({sequence, kv_head, heads, tokens.begin, num_tokens, position, is_tree,
+                    first_split, num_splits, cost, total_cost_});
   total_cost_ += num_splits * cost;
 }
 

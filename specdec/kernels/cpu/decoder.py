@@ -16,7 +16,8 @@ from specdec.kernels.cpu.build import declare
 from specdec.kernels.cpu.large_memory import huge_page_allocator
 from specdec.kernels.cpu.matrix import MatrixStruct
 from specdec.kernels.cpu.shared_memory import SharedMemory
-from specdec.kernels.forward_batch import HiddenStates, ModelInput
+from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove
+from specdec.types.draft_tree import ancestors
 
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Data types of embeddings and KV; the values of `Format` in matrix.h."""
@@ -82,6 +83,7 @@ class BatchStruct(ctypes.Structure):
         *((name, c_int64) for name in ("num_tokens", "num_sequences", "block_size")),
         *((name, _Address) for name in ("input_ids", "query_starts")),
         *((name, _Address) for name in ("context_lens", "block_tables")),
+        *((name, _Address) for name in ("num_nodes", "ancestors")),
     )
 
 
@@ -189,6 +191,7 @@ class DecoderKernel(ModelKernel):
             library,
             decoder_forward=(c_int32, *structs, kv, _Address, count, taps, _Address, c_int32),
             decoder_memory_bytes=(count, *structs, c_int32),
+            move_kv=(None, structs[0], kv, count, _Address, count),
         )
 
     def forward(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
@@ -208,6 +211,12 @@ class DecoderKernel(ModelKernel):
         layers = array("q", taps)
         struct = _TapsStruct(layers.buffer_info()[0], len(layers), tapped.data_ptr())
         return HiddenStates(self._forward(arrays, kv_cache, struct), tapped)
+
+    def move_kv(self, kv_cache: Tensor, block_size: int, moves: Sequence[SlotMove]) -> None:
+        """Copy the KV of tokens between slots in all layers, one move after the other."""
+        slots, kv = array("i", [slot for move in moves for slot in move]), KvCacheStruct.of(kv_cache)
+        address = slots.buffer_info()[0]
+        self.library.specdec_move_kv(self.model, kv, block_size, address, len(moves))
 
     def _forward(self, batch: BatchArrays, kv_cache: Tensor, taps: _TapsStruct | None) -> Tensor:
         model, library, kv = self.model, self.library, KvCacheStruct.of(kv_cache)
@@ -231,7 +240,6 @@ class BatchArrays:
         assert integers.itemsize == ctypes.sizeof(c_int32)
         self._tables = []
         for chunk in batch.chunks:
-            assert chunk.positions is None, "the native decoder runs chains of tokens"
             table, end = chunk.block_table, chunk.end
             if not (isinstance(table, array) and table.typecode == "i"):
                 table = array("i", table)
@@ -245,8 +253,10 @@ class BatchArrays:
         integers.extend(context_lens)
         addresses = array("q", [table.buffer_info()[0] for table in self._tables])
         self._integers, self._addresses = integers, addresses
+        self._trees = _TreeArrays(batch, self.num_tokens) if batch.has_trees else None
         first = integers.buffer_info()[0]
         context_lens_at = self.num_tokens + len(starts)
+        trees = self._trees.addresses if self._trees else (None, None)
         self.struct = BatchStruct(
             self.num_tokens,
             len(context_lens),
@@ -255,4 +265,23 @@ class BatchArrays:
             first + self.num_tokens * integers.itemsize,
             first + context_lens_at * integers.itemsize,
             addresses.buffer_info()[0],
+            *trees,
         )
+
+
+class _TreeArrays:
+    """The trees of drafts in a batch, in the memory layout of batch.h."""
+
+    def __init__(self, batch: ModelInput, num_tokens: int) -> None:
+        words, self._num_nodes = array("Q"), array("i")
+        for chunk in batch.chunks:
+            self._num_nodes.append(chunk.num_nodes)
+            words.extend([0] * (len(chunk.token_ids) - chunk.num_nodes))
+            words.extend(ancestors(chunk.parents or ()))
+        assert len(words) == num_tokens
+        self._ancestors = words
+
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """Addresses of num_nodes and ancestors."""
+        return self._num_nodes.buffer_info()[0], self._ancestors.buffer_info()[0]

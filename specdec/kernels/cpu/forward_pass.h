@@ -49,10 +49,12 @@ inline std::vector<TokenSlot> token_slots(const Batch& batch) {
   std::vector<TokenSlot> slots;
   slots.reserve(batch.num_tokens);
   for (int64_t sequence = 0; sequence < batch.num_sequences; ++sequence) {
-    const int64_t end = batch.context_lens[sequence];
+    const int64_t end = batch.context_lens[sequence], base = batch.base_of(sequence);
     const int64_t count = batch.query_starts[sequence + 1] - batch.query_starts[sequence];
-    for (int64_t position = end - count; position < end; ++position) {
-      slots.push_back({position, batch.slot(sequence, position)});
+    for (int64_t index = end - count; index < end; ++index) {
+      const int64_t token = slots.size();
+      const int64_t position = index <= base ? index : base + batch.depth_of(token);
+      slots.push_back({position, batch.slot(sequence, index)});
     }
   }
   return slots;

@@ -113,14 +113,55 @@ Range SplitKvAttention::positions_of(int64_t split) const {
   return {begin, begin + kSplitSize};
 }
 
+int64_t SplitKvAttention::position_of(int64_t query) const {
+  const int64_t token = query / tile_.num_heads();
+  return tile_.first_position +
+         (tile_.is_tree ? batch_.depth_of(tile_.first_token + token) : token);
+}
+
+// Return the nodes on the path to a query of a tree.
+uint64_t SplitKvAttention::path_of(int64_t query) const {
+  return batch_.ancestors[tile_.first_token + query / tile_.num_heads()];
+}
+
 // Return which of `positions` are visible to a query; begin may exceed end where none is.
 Range SplitKvAttention::visible_to(int64_t query, Range positions) const {
-  const int64_t own = tile_.first_position + query / tile_.num_heads();
+  const int64_t own = position_of(query);
   return intersect(positions, {shape_.first_visible(own, window_), own + 1});
 }
 
+// Return the positions to load: of a tree those of the prefix, or one where there are none.
 Range SplitKvAttention::visible_to_any(Range positions) const {
-  return {visible_to(0, positions).begin, visible_to(num_queries() - 1, positions).end};
+  if (!tile_.is_tree) {
+    return {visible_to(0, positions).begin, visible_to(num_queries() - 1, positions).end};
+  }
+  const int64_t first = shape_.first_visible(tile_.first_position, window_);
+  const int64_t begin = std::max(positions.begin, std::min(first, positions.end - 1));
+  return {begin, std::max(begin + 1, prefix_of(positions).end)};
+}
+
+// Return the positions that are visible to all queries from `first` to `last`.
+Range SplitKvAttention::shared_by(int64_t first, int64_t last, Range positions) const {
+  int64_t begin = visible_to(last, positions).begin;
+  if (tile_.is_tree) {
+    for (int64_t query = first; query < last; ++query) {
+      begin = std::max(begin, visible_to(query, positions).begin);
+    }
+  }
+  // The visible range of a later query of a chain starts and ends at the same position or later;
+  // the prefix of a tree ends at the same position for all.
+  return {begin, std::max(begin, visible_to(first, positions).end)};
+}
+
+// Return the positions whose KV is in the order of the sequence.
+Range SplitKvAttention::prefix_of(Range positions) const {
+  if (!tile_.is_tree) return positions;
+  return {positions.begin, std::min(positions.end, tile_.first_position + 1)};
+}
+
+// Return whether some of `positions` may be those of nodes.
+bool SplitKvAttention::has_nodes(Range positions) const {
+  return tile_.is_tree && positions.end > tile_.first_position + 1;
 }
 
 void SplitKvAttention::compute(int64_t split, const SplitKv& kv, const SplitKv& next,
@@ -128,9 +169,13 @@ void SplitKvAttention::compute(int64_t split, const SplitKv& kv, const SplitKv& 
   const Range positions = positions_of(split);
   dispatch_format(kv.format, [&](auto format) {
     compute_scores<format>(kv);
+    if (has_nodes(positions)) score_nodes(positions);
     softmax(positions, result);
     accumulate_values<format>(positions, kv, next, result);
   });
+  if (has_nodes(positions)) {
+    dispatch_format(kv_.format, [&](auto format) { accumulate_nodes<format>(positions, result); });
+  }
 }
 
 // KV blocks that hold whole vectors are read in place; others are gathered.
@@ -237,7 +282,7 @@ void SplitKvAttention::accumulate_values(Range positions, const SplitKv& kv, con
   const int64_t distance = std::min<int64_t>(kVectors, kv.groups.end - kv.groups.begin);
   for (int64_t group = kv.groups.begin; group < kv.groups.end; ++group) {
     const int64_t begin = positions.begin + group * kLanes;
-    const Range own = {begin, begin + kLanes};
+    const Range own = {begin, begin + kLanes}, readable = prefix_of(own);
     const void* prefetch = kv.values_or_next(group + distance, next);
     const auto add = [&](int64_t query, auto queries, Range rows) {
       if (rows.begin >= rows.end) return;
@@ -248,20 +293,97 @@ void SplitKvAttention::accumulate_values(Range positions, const SplitKv& kv, con
     constexpr auto kOne = std::integral_constant<int, 1>();
     for (int64_t first = 0; first < count; first += kQueries) {
       const int64_t last = std::min(first + kQueries, count) - 1;
-      // The visible range of a later query starts and ends at the same position or later.
-      const Range first_visible = relative_to(visible_to(first, own), own);
-      const Range last_visible = relative_to(visible_to(last, own), own);
-      const Range shared = {last_visible.begin, std::max(last_visible.begin, first_visible.end)};
+      const Range shared = relative_to(shared_by(first, last, readable), own);
       for (int64_t query = first; query <= last; ++query) {
-        const Range visible = relative_to(visible_to(query, own), own);
+        const Range visible = relative_to(visible_to(query, readable), own);
         add(query, kOne, {visible.begin, std::min(visible.end, shared.begin)});
       }
       dispatch_size<kQueries>(last - first + 1, [&](auto size) { add(first, size, shared); });
       for (int64_t query = first; query <= last; ++query) {
-        const Range visible = relative_to(visible_to(query, own), own);
+        const Range visible = relative_to(visible_to(query, readable), own);
         add(query, kOne, {std::max(visible.begin, shared.end), visible.end});
       }
     }
+  }
+}
+
+// Call work(position, index) for the nodes on a query's path that are visible to it and have one of
+// `positions`, in order; index: of the node's KV in its sequence.
+template <typename Work>
+SPECDEC_INLINE void SplitKvAttention::for_each_node(int64_t query, Range positions,
+                                                    Work&& work) const {
+  const Range visible = visible_to(query, positions);
+  const int64_t first_node = tile_.first_position + 1;
+  int64_t position = first_node;
+  for (uint64_t left = path_of(query); left; left &= left - 1, ++position) {
+    if (position >= visible.begin && position < visible.end) {
+      work(position, first_node + __builtin_ctzll(left));
+    }
+  }
+}
+
+// Compute the scores of all nodes up to the tile's last token, by slot from the first whole vector.
+void SplitKvAttention::compute_node_scores() const {
+  const int64_t dim = shape_.head_dim, first_node = tile_.first_position + 1;
+  const int64_t last_token = tile_.first_token + tile_.num_tokens - 1;
+  const int64_t end = batch_.context_lens[tile_.sequence] -
+                      (batch_.query_starts[tile_.sequence + 1] - 1 - last_token);
+  const int64_t first_group = first_node / kLanes * kLanes;
+  const bool in_place = kv_.block_size % kLanes == 0;
+  for (int64_t begin = first_group; begin < end; begin += kLanes) {
+    const void* keys = scratch_.node_keys;
+    if (in_place) {
+      const int64_t block = batch_.block_tables[tile_.sequence][begin / kv_.block_size];
+      keys = kv_.keys(tile_.kv_head, block) +
+             begin % kv_.block_size * element_bytes(kv_.format);
+    } else {
+      gather_group({first_node, end}, begin, scratch_.node_keys,
+                   scratch_.node_keys + kLanes * dim);
+    }
+    dispatch_format(in_place ? kv_.format : Format::kFloat32, [&](auto format) {
+      for (int64_t first = 0; first < num_queries(); first += kQueries) {
+        dispatch_size<kQueries>(num_queries() - first, [&](auto queries) {
+          qk_tile<format, queries, 1>(
+              scratch_.queries + first * dim, &keys, &keys, in_place ? kv_.block_size : kLanes,
+              dim, scratch_.node_scores + first * kSplitSize + begin - first_group);
+        });
+      }
+    });
+  }
+}
+
+void SplitKvAttention::score_nodes(Range positions) const {
+  compute_node_scores();
+  const int64_t first_group = (tile_.first_position + 1) / kLanes * kLanes;
+  for (int64_t query = 0; query < num_queries(); ++query) {
+    float* scores = scratch_.scores + query * kSplitSize;
+    const float* by_slot = scratch_.node_scores + query * kSplitSize;
+    for_each_node(query, positions, [&](int64_t position, int64_t index) {
+      scores[position - positions.begin] = by_slot[index - first_group];
+    });
+  }
+}
+
+// The nodes stand behind the prefix, so that each query's sums run over positions in order.
+template <Format kFormat>
+void SplitKvAttention::accumulate_nodes(Range positions, SplitResult result) const {
+  using Element = typename FormatTraits<kFormat>::Element;
+  const int64_t padded = shape_.padded_dim(), heads = tile_.num_heads();
+  for (int64_t token = 0; token < tile_.num_tokens; ++token) {
+    const int64_t own = token * heads;  // its queries have the same path
+    for_each_node(own, positions, [&](int64_t position, int64_t index) {
+      const int64_t slot = batch_.slot(tile_.sequence, index);
+      const auto* value = reinterpret_cast<const Element*>(
+                              kv_.values(tile_.kv_head, slot / kv_.block_size)) +
+                          slot % kv_.block_size * shape_.head_dim;
+      for (int64_t first = 0; first < heads; first += kQueries) {
+        dispatch_size<kQueries>(heads - first, [&](auto queries) {
+          accumulate_rows<kFormat, queries>(
+              scratch_.scores + (own + first) * kSplitSize + position - positions.begin, {0, 1},
+              value, value, shape_, result.sums + (own + first) * padded);
+        });
+      }
+    });
   }
 }
 

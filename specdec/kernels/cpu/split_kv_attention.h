@@ -26,22 +26,27 @@ struct SplitScratch {
   float* scores;   // [queries, kSplitSize], then the weights
   float* keys;     // [kGroups, head_dim, kLanes]; only where KV blocks do not hold whole vectors
   float* values;   // [kSplitSize, head_dim]; only where KV blocks do not hold whole vectors
+  float* node_scores;  // [queries, kSplitSize], of the nodes of a tree, by slot
+  float* node_keys;    // [head_dim, kLanes], then values [kLanes, head_dim]; only where KV blocks
+                       // do not hold whole vectors
 
   static int64_t floats(AttentionShape shape) {
-    return shape.queries_per_tile() * (shape.padded_dim() + kSplitSize) +
-           2 * kSplitSize * shape.padded_dim();
+    return shape.queries_per_tile() * (shape.padded_dim() + 2 * kSplitSize) +
+           2 * (kSplitSize + kLanes) * shape.padded_dim();
   }
   SplitScratch(float* memory, AttentionShape shape)
       : queries(memory),
         scores(memory + shape.queries_per_tile() * shape.padded_dim()),
         keys(scores + shape.queries_per_tile() * kSplitSize),
-        values(keys + kSplitSize * shape.padded_dim()) {}
+        values(keys + kSplitSize * shape.padded_dim()),
+        node_scores(values + kSplitSize * shape.padded_dim()),
+        node_keys(node_scores + shape.queries_per_tile() * kSplitSize) {}
 };
 
 constexpr int64_t kGroups = kSplitSize / kLanes;
 
-// Addresses of a split's KV, for each group of kLanes positions that is visible to some query. Keys
-// of a group: [head_dim, kLanes] with a stride; values: [kLanes, head_dim].
+// Addresses of a split's KV, for each group of kLanes positions that is visible to some query; of a
+// tree, the prefix only, or one group where the split has none of it. Keys of a group: [head_dim, kLanes] with a stride; values: [kLanes, head_dim].
 struct SplitKv {
   Format format;
   int64_t key_stride;
@@ -92,6 +97,11 @@ class SplitKvAttention {
   Range positions_of(int64_t split) const;
   Range visible_to(int64_t query, Range positions) const;
   Range visible_to_any(Range positions) const;
+  Range shared_by(int64_t first, int64_t last, Range positions) const;
+  int64_t position_of(int64_t query) const;
+  uint64_t path_of(int64_t query) const;
+  Range prefix_of(Range positions) const;
+  bool has_nodes(Range positions) const;
 
   void gather_group(Range positions, int64_t group_begin, float* keys, float* values) const;
   template <Format>
@@ -100,6 +110,16 @@ class SplitKvAttention {
   template <Format>
   void accumulate_values(Range positions, const SplitKv& kv, const SplitKv& next,
                          SplitResult result) const;
+
+  // The nodes of a tree. Scores are computed by slot, as if the nodes were a chain, and then put
+  // where the positions on each query's path are; so all sums run over positions in the order of
+  // a chain, and have its bits.
+  void score_nodes(Range positions) const;
+  void compute_node_scores() const;
+  template <Format>
+  void accumulate_nodes(Range positions, SplitResult result) const;
+  template <typename Work>
+  void for_each_node(int64_t query, Range positions, Work&& work) const;
 
   const Batch& batch_;
   AttentionShape shape_;

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from specdec.sampling.distribution import TokenWeights
+from specdec.types.draft_tree import Parents
 from specdec.types.messages import DraftProbs
 from specdec.types.sampling_spec import Verifier
 
@@ -26,11 +27,13 @@ class Draft:
 
     probs: the distributions that the tokens were sampled from, if the verifier needs them; None if
         each token had probability 1.
+    parents: the tree of the tokens, for the coupled verifier only; None for a chain.
     """
 
     token_ids: Sequence[int]
     verifier: Verifier = field(default_factory=Verifier)
     probs: DraftProbs | None = None
+    parents: Parents | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,12 @@ class VerifiedTokens:
         """Wrap the tokens of sequences without drafts: one for each, [num_sequences]."""
         ones = np.ones(len(token_ids), dtype=np.int32)
         return cls(token_ids.astype(np.int32), ones, np.zeros_like(ones))
+
+    @classmethod
+    def of(cls, tokens: Sequence[tuple[int, ...]]) -> VerifiedTokens:
+        """Wrap the new tokens of each sequence."""
+        counts = np.array([len(each) for each in tokens], dtype=np.int32)
+        return cls(np.fromiter(chain(*tokens), dtype=np.int32), counts, counts - 1)
 
     def __iter__(self) -> Iterator[tuple[int, ...]]:
         token_ids, end = self.token_ids.tolist(), 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from threading import Lock
 
 import numpy as np
@@ -15,11 +16,15 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from specdec.text.grammar.translation import plain_reason
+from specdec.types.draft_tree import BASE, first_path, is_chain, paths, subtree
 from specdec.types.errors import GrammarError
 from specdec.types.sampling_params import StructuredOutput
 
 MAX_SHARING = 32
 """Maximum number of sequences that share one copy of a grammar; then it is compiled again."""
+
+MAX_CONSTRAINED_NODES = 16
+"""Most nodes of a tree of drafts under a grammar: the mask of each takes some ten microseconds."""
 
 ALL_ALLOWED = np.int32(-1)
 """A word of a mask that forbids nothing."""
@@ -169,15 +174,35 @@ class GrammarMatcher:
             raise GrammarError(f"structured_output cannot be continued: {reason}")
 
 
+class _PathMatcher:
+    """Moves a matcher between the nodes of a tree of drafts, by rollback to common ancestors."""
+
+    def __init__(self, matcher: GrammarMatcher, draft: Sequence[int]) -> None:
+        self._matcher = matcher
+        self._draft = draft
+        self._path: Sequence[int] = ()
+
+    def move(self, path: Sequence[int]) -> None:
+        """Advance along valid nodes, from the base on, and undo the nodes of the path before."""
+        pairs = zip(self._path, path, strict=False)
+        num_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        self._matcher.rollback(len(self._path) - num_same)
+        for node in path[num_same:]:
+            self._matcher.advance(self._draft[node])
+        self._path = path
+
+
 @dataclass(frozen=True, eq=False)
 class ConstrainedDraft:
-    """Draft tokens, with the mask of the tokens allowed at each of them and after the last.
+    """Draft tokens, with the mask of the tokens allowed after the text and after each of them.
 
-    masks: int32 [len(token_ids) + 1, num_words], as in StepRow.grammar_mask.
+    masks: int32 [len(token_ids) + 1, num_words], as in StepRow.grammar_mask. parents: of a tree of
+    drafts; None for a chain.
     """
 
     token_ids: tuple[int, ...]
     masks: NDArray[np.int32]
+    parents: tuple[int, ...] | None = None
 
 
 class OutputConstraint:
@@ -237,6 +262,38 @@ class OutputConstraint:
         for offset in range(len(masks)):
             masks[offset] = self._without_end(masks[offset], offset)
         return ConstrainedDraft(tuple(draft), masks)
+
+    def prune(self, draft: Sequence[int], parents: Sequence[int], limit: int) -> ConstrainedDraft:
+        """Return the valid nodes of a tree of drafts, at most MAX_CONSTRAINED_NODES of them.
+
+        Each is matched along its path. Where the grammar forces the next token, or no node is
+        valid, there is nothing to choose: the draft is the extended first path of the tree.
+        """
+        masks = {} if self._matcher.forced_tokens(1) else self._masks_of_nodes(draft, parents)
+        nodes = [node for node in masks if node != BASE]
+        if not nodes:
+            return self.extend([draft[node] for node in first_path(parents)], limit)
+        kept = subtree(parents, nodes)
+        return ConstrainedDraft(
+            tuple(draft[node] for node in nodes),
+            np.stack(list(masks.values())),
+            None if is_chain(kept) else kept,
+        )
+
+    def _masks_of_nodes(
+        self, draft: Sequence[int], parents: Sequence[int]
+    ) -> dict[int, NDArray[np.int32]]:
+        """Return the mask after the text (BASE) and after each valid node of a tree, in order."""
+        place, masks = _PathMatcher(self._matcher, draft), {BASE: self._mask(0)}
+        for node, path in enumerate(paths(parents[:MAX_CONSTRAINED_NODES])):
+            if parents[node] not in masks:
+                continue
+            place.move(path[:-1])
+            if self._matcher.num_valid([draft[node]]):
+                place.move(path)
+                masks[node] = self._mask(len(path))
+        place.move(())
+        return masks
 
     def _mask(self, offset: int) -> NDArray[np.int32]:
         """Return the allowed tokens, `offset` draft tokens after the last verified one."""
