@@ -50,6 +50,7 @@ class MethodConfig:
     name: ClassVar[str]
     proposer: ClassVar[str]
     place: ClassVar[DraftPlace] = DraftPlace.ENGINE
+    drafts_trees: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -77,6 +78,7 @@ class NgramConfig(MethodConfig):
 
     name = "ngram"
     proposer = "specdec.speculation.proposers.ngram:NgramProposer"
+    drafts_trees = True
 
     prompt_lookup_min: int = _within(2, 1, 16)
     prompt_lookup_max: int = 4
@@ -138,6 +140,7 @@ class SuffixConfig(MethodConfig):
 
     name = "suffix"
     proposer = "specdec.speculation.proposers.suffix:SuffixProposer"
+    drafts_trees = True
 
     suffix_decoding_max_tree_depth: int = _within(24, 2, 256)
     suffix_decoding_max_cached_requests: int = _within(10_000, 0, 10_000_000)

@@ -19,6 +19,7 @@ from specdec.config.methods import (
 from specdec.config.synthetic_acceptance import SyntheticAcceptance
 from specdec.types.control import MAX_SPECULATION_THRESHOLD, SpeculationControl
 from specdec.types.draft_length import LengthRule, LengthSchedule
+from specdec.types.draft_tree import MAX_TREE_NODES
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import (
     DEFAULT_TYPICAL_DELTA,
@@ -49,6 +50,9 @@ class SpeculativeConfig:
 
     drafter: the method and its own keys (`specdec.config.methods`).
     num_speculative_tokens: draft tokens for each sequence in a step.
+    num_draft_tree_tokens: draft tokens for each sequence where they are a tree, whose depth is
+        num_speculative_tokens; policy goodput chooses between such trees and chains. 0 drafts
+        chains only.
     first: a method that drafts before `drafter`, which then leaves out the sequences for which it
         has a draft (a lookup, if `drafter` is a model: a draft of full length). A head drafts for
         all; the longer draft is verified.
@@ -80,6 +84,7 @@ class SpeculativeConfig:
 
     drafter: MethodConfig = NgramConfig()  # noqa: RUF009
     num_speculative_tokens: int = 3
+    num_draft_tree_tokens: int = 0
     first: MethodConfig | None = None
     fallback: MethodConfig | None = None
     adaptive_length: bool = False
@@ -141,11 +146,30 @@ class SpeculativeConfig:
         count = self.num_speculative_tokens
         name = "speculative_config.num_speculative_tokens"
         require_range(name, count, 1, MAX_NUM_SPECULATIVE_TOKENS)
+        self._check_trees()
         self._check_policy()
         self._check_lengths()
         self._check_budget()
         self._check_verifiers()
         self._check_roles()
+
+    def _check_trees(self) -> None:
+        name, count = "speculative_config.num_draft_tree_tokens", self.num_draft_tree_tokens
+        if count == 0:
+            return
+        if not any(each.drafts_trees for each in self.drafters):
+            drafters = " or ".join(each for each in METHODS if METHODS[each].drafts_trees)
+            limit = f"0 unless method, first or fallback is {drafters}"
+            raise InvalidValueError(name, count, limit)
+        if self.chosen_policy == "table":
+            limit = "0 with policy table, whose rows are lengths of chains"
+            raise InvalidValueError(name, count, limit)
+        if self.batch_budget:
+            limit = "0 with batch_budget, which divides the tokens of chains"
+            raise InvalidValueError(name, count, limit)
+        if not self.num_speculative_tokens < count <= MAX_TREE_NODES:
+            least = f"above num_speculative_tokens ({self.num_speculative_tokens})"
+            raise InvalidValueError(name, count, f"0, or {least} and at most {MAX_TREE_NODES}")
 
     def _check_policy(self) -> None:
         name, threshold = "speculative_config.speculation_threshold", self.speculation_threshold

@@ -393,7 +393,7 @@ class Engine:
         num_verified = len(row.accepted_drafts(token_ids))
         num_accepted = min(num_kept, num_verified)
         self._count(choices, row, num_kept, num_accepted)
-        self._speculator.observe(seq, row.num_draft_tokens, num_verified)
+        self._speculator.observe(seq, row.draft_depth, num_verified)
         if stop is None:
             seq.lookahead = _lookahead(row, verified)
             drafted = verified.next_draft_token_ids
@@ -424,12 +424,11 @@ class Engine:
         self._counts.num_generated_tokens += num_kept
         self._batch_size += 1
         if row.num_draft_tokens or row.num_lookahead_tokens:
-            choices.speculation = choices.speculation.after_draft(
-                row.num_draft_tokens, num_accepted
-            )
+            depth = row.draft_depth
+            choices.speculation = choices.speculation.after_draft(depth, num_accepted)
             self._counts.num_lookahead_tokens += row.num_lookahead_tokens
             method = self._speculator.drafting_method(row.seq_id)
-            self._drafts.record(method, row.num_draft_tokens, num_accepted)
+            self._drafts.record(method, depth, num_accepted)
 
     def _on_bad_logits(self, seq: Sequence, row: StepRow) -> list[EngineOutput]:
         """Fail a request without publishing KV; a row with guesses is retried without them.

@@ -11,6 +11,7 @@ from specdec.config.engine import EngineConfig
 from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.sequence import Sequence, SequenceStatus
 from specdec.speculation.proposers import Proposal
+from specdec.text.grammar.matcher import MAX_CONSTRAINED_NODES
 from specdec.types.control import NO_SPECULATION, SpeculationControl
 from specdec.types.draft_decision import Decision, DecisionReason, chain
 from specdec.types.draft_length import draft_budget, share_budget
@@ -25,6 +26,8 @@ class ScheduledRow(NamedTuple):
     """A sequence's part of a step: its next `num_tokens`, and KV slots for guesses behind them.
 
     num_next_drafts: as in StepRow.
+    max_depth: where its draft may be a tree, most draft tokens that follow each other; None for a
+        chain.
     """
 
     seq: Sequence
@@ -32,11 +35,18 @@ class ScheduledRow(NamedTuple):
     num_draft_tokens: int = 0
     num_lookahead_tokens: int = 0
     num_next_drafts: int = 0
+    max_depth: int | None = None
 
     @property
     def num_guesses(self) -> int:
         """Draft and lookahead tokens."""
         return self.num_draft_tokens + self.num_lookahead_tokens
+
+    @property
+    def draft_depth(self) -> int:
+        """Most draft tokens that follow each other."""
+        most = self.num_draft_tokens
+        return most if self.max_depth is None else min(most, self.max_depth)
 
     @property
     def samples(self) -> bool:
@@ -356,7 +366,8 @@ class Scheduler:
         """
         num_useful = min(num_left, self._num_useful_guesses(seq) - num_drafts)
         num_lookahead = max(0, min(self._lookahead_window, num_useful)) if num_drafts else 0
-        return ScheduledRow(seq, 1, num_drafts, num_lookahead)
+        max_depth = self._decision.shape.depth if self._may_draft_tree(seq) else None
+        return ScheduledRow(seq, 1, num_drafts, num_lookahead, max_depth)
 
     def _prefill_budget(self) -> int:
         """Return how many prompt tokens the step may have beside its decoding sequences."""
@@ -436,14 +447,33 @@ class Scheduler:
         """Return how many draft tokens step, settings and request allow."""
         if self._decision.num_draft_tokens == 0 or not seq.is_eligible(self._control):
             return 0
-        count = seq.params.speculation.num_speculative_tokens
-        if count is None or not self._control.allow_request_override:
-            count = self._draft_length(seq)
-        return min(count, self._num_useful_guesses(seq))
+        return min(self._wanted_draft_tokens(seq), self._num_useful_guesses(seq))
+
+    def _wanted_draft_tokens(self, seq: Sequence) -> int:
+        own = self._own_draft_tokens(seq)
+        if own is not None:
+            return own
+        if not self._may_draft_tree(seq):
+            return self._draft_length(seq)
+        count = self._decision.num_draft_tokens
+        return count if seq.constraint is None else min(count, MAX_CONSTRAINED_NODES)
+
+    def _own_draft_tokens(self, seq: Sequence) -> int | None:
+        """Return the number that the request chose, if it may."""
+        may_choose = self._control.allow_request_override
+        return seq.params.speculation.num_speculative_tokens if may_choose else None
+
+    def _may_draft_tree(self, seq: Sequence) -> bool:
+        """Return whether a tree is decided, for a sequence that takes the decision."""
+        return (
+            self._decision.shape.is_tree
+            and seq.rules.acting_verifier == "coupled"
+            and self._own_draft_tokens(seq) is None
+        )
 
     def _draft_length(self, seq: Sequence) -> int:
         """Return the step's draft length, or the sequence's own that adapts to acceptance."""
-        most, first = self._decision.num_draft_tokens, self._decision.first_length
+        most, first = self._decision.shape.depth, self._decision.first_length
         if self._length_rule is None:
             return most
         start = most if first is None else first

@@ -12,7 +12,7 @@ from specdec.sequences.sequence import Sequence
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import DraftRequest, Proposal, Proposer, SynchronousProposer
 from specdec.types.control import NO_SPECULATION, SpeculationControl
-from specdec.types.draft_decision import Decision, DecisionReason, chain
+from specdec.types.draft_decision import Decision, DecisionReason, chain, tree
 from specdec.types.messages import StepRow
 from specdec.types.stats import STRUCTURED_OUTPUT
 
@@ -22,12 +22,14 @@ class Drafting:
     """The drafts of one step, each by sequence.
 
     drafts_by_token: in place of proposals, for a step whose tokens are pending; as in StepRow.
-    num_requested: the draft tokens that were wanted. methods: of the drafts that are not empty.
+    num_requested: the draft tokens that were wanted, of a tree its depth. trees: sequences for
+        which a tree was wanted. methods: of the drafts that are not empty.
     """
 
     proposals: Mapping[int, Proposal] = field(default_factory=dict)
     drafts_by_token: Mapping[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     num_requested: Mapping[int, int] = field(default_factory=dict)
+    trees: frozenset[int] = frozenset()
     methods: Mapping[int, str] = field(default_factory=dict)
 
 
@@ -77,7 +79,11 @@ class Speculator:
         if self._proposer is None or self._config is None:
             return Decision(chain(0), DecisionReason.OPERATOR)
         if self.policy is None:
-            return Decision(chain(self._config.num_speculative_tokens), DecisionReason.OPERATOR)
+            count, num_nodes = (
+                self._config.num_speculative_tokens,
+                self._config.num_draft_tree_tokens,
+            )
+            return Decision(tree(num_nodes, depth=count), DecisionReason.OPERATOR)
         return self.policy.decide(num_decoding, num_eligible)
 
     def propose(self, rows: collections.abc.Sequence[ScheduledRow]) -> Drafting:
@@ -92,7 +98,8 @@ class Speculator:
             for seq_id, each in proposals.items()
             if each.draft_token_ids
         }
-        return Drafting(proposals, {}, _num_requested(requests), methods)
+        trees = frozenset(each.seq.seq_id for each in requests if each.wants_tree)
+        return Drafting(proposals, {}, _num_requested(requests), trees, methods)
 
     def propose_ahead(self, rows: collections.abc.Sequence[ScheduledRow]) -> Drafting | None:
         """Return the drafts for a step ahead of the one in flight; None where they are not known.
@@ -105,21 +112,24 @@ class Speculator:
         if not isinstance(self._proposer, SynchronousProposer) or self._config is None:
             return None
         requests = self._requests(rows)
+        if any(each.wants_tree for each in requests):
+            return None
         ahead = self._proposer.propose_ahead(requests)
         if ahead is None:
             return None
         by_token = {each.seq_id: each.drafts_by_token for each in ahead}
         methods = dict.fromkeys(by_token, self._config.method)
-        return Drafting({}, by_token, _num_requested(requests), methods)
+        return Drafting({}, by_token, _num_requested(requests), methods=methods)
 
     def _requests(self, rows: collections.abc.Sequence[ScheduledRow]) -> list[DraftRequest]:
         control = self.control
         return [
             DraftRequest(
                 row.seq,
-                row.num_draft_tokens,
+                row.draft_depth,
                 row.num_lookahead_tokens,
                 row.seq.drafting_method(control),
+                row.num_draft_tokens,
             )
             for row in rows
         ]
@@ -148,19 +158,21 @@ class Speculator:
         """Return the method that a row's draft counts for, even if a grammar has extended it."""
         return self._drafting.methods.get(seq_id, STRUCTURED_OUTPUT)
 
-    def observe(self, seq: Sequence, num_drafted: int, num_accepted: int) -> None:
-        """Adapt draft length and policy to the outcome of a row's draft.
+    def observe(self, seq: Sequence, depth: int, num_accepted: int) -> None:
+        """Adapt draft length and policy to the outcome of a row's draft, of at most `depth` tokens.
 
-        The policy ignores requests that chose another method than the one in force.
+        Trees do not change a sequence's draft length, which is that of chains. The policy ignores
+        requests that chose another method than the one in force.
         """
-        if self._length_rule is not None and seq.draft_length is not None:
-            seq.draft_length = self._length_rule.after(seq.draft_length, num_drafted, num_accepted)
+        is_tree = seq.seq_id in self._drafting.trees
+        if self._length_rule is not None and seq.draft_length is not None and not is_tree:
+            seq.draft_length = self._length_rule.after(seq.draft_length, depth, num_accepted)
         control = self.control
         num_requested = self._drafting.num_requested.get(seq.seq_id, 0)
         if self._has_batch_budget:
             seq.acceptance = seq.acceptance.after(num_requested, num_accepted)
         if self.policy is not None and seq.drafting_method(control) == control.method:
-            self.policy.observe_row(num_requested, num_drafted, num_accepted)
+            self.policy.observe_row(num_requested, depth, num_accepted, is_tree=is_tree)
 
     def end_step(self) -> None:
         """Report to the policy that all rows of the step were observed."""

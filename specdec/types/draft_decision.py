@@ -43,17 +43,29 @@ class DraftShape(NamedTuple):
     """Shape of one sequence's draft, among which a policy chooses.
 
     num_draft_tokens: tokens that the target verifies, which determine the cost of a step; 0 for no
-        draft. depth: most of them that can be accepted.
+        draft. depth: most of them that can be accepted; less than their number in a tree.
     """
 
     num_draft_tokens: int
     depth: int
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether it has more tokens than a chain of its depth."""
+        return self.num_draft_tokens > self.depth
 
 
 @cache
 def chain(num_draft_tokens: int) -> DraftShape:
     """Return the shape of a chain; 0 tokens for no draft."""
     return DraftShape(num_draft_tokens, depth=num_draft_tokens)
+
+
+@cache
+def tree(num_draft_tokens: int, depth: int) -> DraftShape:
+    """Return the shape of a tree; a chain of `depth` where that needs as many tokens, or none."""
+    is_chain = depth == 0 or num_draft_tokens <= depth
+    return chain(depth) if is_chain else DraftShape(num_draft_tokens, depth)
 
 
 @cache

@@ -163,6 +163,11 @@ class StepRow(NamedTuple):
         return (0, *draft_tree.depths(self.parents))
 
     @property
+    def draft_depth(self) -> int:
+        """Most drafts that can be accepted."""
+        return self.num_draft_tokens if self.parents is None else max(self.depths)
+
+    @property
     def paths(self) -> Sequence[Sequence[int]]:
         """Indices of the drafts on the path to the last known token (none) and to each draft."""
         if self.parents is None:

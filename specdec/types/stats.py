@@ -60,7 +60,8 @@ def _combined(left: Any, right: Any, combine: Callable[[Any, Any], Any]) -> Any:
 class SpeculationStats(Additive):
     """Counts of verified drafts, their tokens and the accepted ones.
 
-    num_drafts: verified drafts, one per step and sequence. num_draft_tokens: tokens in them.
+    num_drafts: verified drafts, one per step and sequence. num_draft_tokens: tokens in them, the
+    siblings of a tree counted as one.
     num_accepted_tokens: those that became output.
     """
 
@@ -137,8 +138,8 @@ class Counts(Additive):
 
     num_requests: received requests, each choice counted as one.
     accepted_by_position, drafted_by_position: draft tokens by position, first to last; drafted
-        tokens whether accepted or not. drafted_by_method, accepted_by_method: the same for each
-        drafting method, STRUCTURED_OUTPUT included.
+        tokens whether accepted or not; the siblings of a tree count as one. drafted_by_method,
+        accepted_by_method: the same for each drafting method, STRUCTURED_OUTPUT included.
     decisions: steps by the reason of their decision. decided_lengths: steps by the number of draft
         tokens, 0 first.
     histograms: by metric name. ended: requests by finish reason. failed: calls by gRPC status code.

@@ -46,7 +46,7 @@ class TreeProposer:
         pass
 
     def propose(self, request):
-        seq, count = request.seq, min(self.num_nodes, request.max_tokens)
+        seq, count = request.seq, min(self.num_nodes, max(request.max_tokens, request.max_nodes))
         answer = self.answers[tuple(seq.token_ids[: seq.num_prompt_tokens])]
         tokens, parents = self.tree(answer, seq.num_tokens, count)
         return Proposal(

@@ -62,6 +62,7 @@ def make_policy(
         schedule=speculation.length_schedule,
         choosers=choosers,
         max_adaptive_tokens=rule.max_tokens if rule else 0,
+        num_tree_tokens=speculation.num_draft_tree_tokens,
         max_num_batched_tokens=config.max_num_batched_tokens,
         full_batch=full_batch,
         is_drafter_available=is_drafter_available,
@@ -80,7 +81,11 @@ def _choosers(
 ) -> dict[str | None, GoodputChooser]:
     """Return a chooser for each method, and one for all together (None): their costs differ."""
     rule = speculation.length_rule
-    most = max(speculation.num_speculative_tokens, rule.max_tokens if rule else 0)
+    most = max(
+        speculation.num_speculative_tokens,
+        speculation.num_draft_tree_tokens,
+        rule.max_tokens if rule else 0,
+    )
     profiler = CostProfiler(config, most, time.perf_counter)
     with_head = replace(profiler, with_head=speculation.head is not None)
     engine = measure_engine(most, _ENGINE_BUDGET_S)

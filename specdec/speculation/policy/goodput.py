@@ -60,13 +60,19 @@ class _Probe:
     ends_at_s: float = 0.0
     num_drafts_left: int = 0
     num_steps_left: int = 0
-    looks_up: bool = True
+    num_begun: int = 0
 
     def begin(self, now_s: float, shapes: Sequence[DraftShape], chosen: int) -> None:
-        """Begin a probe on one side of shapes[chosen], and next time on the other."""
-        beside = chosen + 1 if self.looks_up or chosen == 0 else chosen - 1
-        self.shape = shapes[beside if beside < len(shapes) else max(0, chosen - 1)]
-        self.looks_up = not self.looks_up
+        """Begin a probe above shapes[chosen], the next time below it, then of a tree."""
+        beside = [each for each in (chosen + 1, chosen - 1) if 0 <= each < len(shapes)]
+        trees = [
+            index
+            for index, shape in enumerate(shapes)
+            if shape.is_tree and index not in (chosen, *beside)
+        ]
+        probed = [*beside, *trees]
+        self.shape = shapes[probed[self.num_begun % len(probed)]]
+        self.num_begun += 1
         self.ends_at_s = now_s + _PROBE_S
         self.num_drafts_left, self.num_steps_left = _PROBE_DRAFTS, _PROBE_STEPS
 
@@ -122,7 +128,7 @@ class GoodputChooser:
     def choose(self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]) -> Decision:
         """Return the shape for the next step, chosen by goodput or a probe.
 
-        num_decoding: 1 or more. shapes: by ascending number of draft tokens, no draft first.
+        num_decoding: 1 or more. shapes: chains by ascending length, no draft first, then trees.
         """
         if self._chosen not in shapes:
             self._change(now_s, self._best(now_s, num_decoding, shapes))
@@ -142,9 +148,11 @@ class GoodputChooser:
         if self._probe.shape is not None:
             self._probe.cancel(now_s)
 
-    def observe_drafts(self, num_asked: int, num_accepted: int, now_s: float) -> None:
-        """Record one sequence's step, in which it was to draft `num_asked` tokens."""
-        self._acceptance.record(num_asked, num_accepted, now_s)
+    def observe_drafts(
+        self, num_asked: int, num_accepted: int, now_s: float, *, is_tree: bool = False
+    ) -> None:
+        """Record one sequence's step, in which it was to draft `num_asked` tokens in a row."""
+        self._acceptance.record(num_asked, num_accepted, now_s, is_tree=is_tree)
         self._probe.num_drafts_left -= 1
 
     def observe_step(

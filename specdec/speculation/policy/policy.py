@@ -27,6 +27,7 @@ from specdec.types.draft_decision import (
     DraftShape,
     chain,
     chains,
+    tree,
 )
 from specdec.types.draft_length import LengthSchedule, draft_budget
 from specdec.types.errors import InvalidValueError
@@ -63,6 +64,7 @@ class SpeculationPolicy:
         schedule: LengthSchedule | None = None,
         choosers: Mapping[str | None, GoodputChooser] = _NO_CHOOSERS,
         max_adaptive_tokens: int = 0,
+        num_tree_tokens: int = 0,
         max_num_batched_tokens: int = MAX_BATCHED_TOKENS,
         full_batch: int = 1,
         is_drafter_available: Callable[[], bool] = lambda: True,
@@ -73,6 +75,8 @@ class SpeculationPolicy:
         choosers: goodput choosers by the method that an operator may choose, None included; empty
             for other policies.
         max_adaptive_tokens: longest draft of a sequence whose length follows its acceptance.
+        num_tree_tokens: draft tokens of a tree, whose depth is the control's number; 0 for chains
+            only. Fixed decisions are trees; goodput chooses, and a schedule has chains.
         max_num_batched_tokens: of a step; goodput chooses at most an even share of it.
         full_batch: intended number of decoding requests, for `capacity_tokens_per_s`.
         is_drafter_available: called in each step. catches_up: whether a draft model has to run a
@@ -87,6 +91,7 @@ class SpeculationPolicy:
         self._schedule = schedule
         self._choosers = choosers
         self._max_adaptive_tokens = max_adaptive_tokens
+        self._num_tree_tokens = num_tree_tokens
         self._max_num_batched_tokens = max_num_batched_tokens
         self._full_batch = full_batch
         self._capacity_tokens_per_s: float | None = None
@@ -198,12 +203,14 @@ class SpeculationPolicy:
         self._log.record(decision.num_draft_tokens, reason, self._num_decoding)
         self._is_timed = not has_prefill
 
-    def observe_row(self, num_asked: int, num_drafted: int, num_accepted: int) -> None:
-        """Record the result of one sequence's draft of the step."""
+    def observe_row(
+        self, num_asked: int, num_drafted: int, num_accepted: int, *, is_tree: bool = False
+    ) -> None:
+        """Record the result of one sequence's draft of the step; of a tree the depths."""
         chooser = self._observer
         if chooser is None or num_asked == 0 or (num_drafted == 0 and self._is_settling):
             return
-        chooser.observe_drafts(num_asked, num_accepted, self._decided_at_s)
+        chooser.observe_drafts(num_asked, num_accepted, self._decided_at_s, is_tree=is_tree)
 
     def end_step(self) -> None:
         """Record that the step has been verified and committed."""
@@ -226,7 +233,10 @@ class SpeculationPolicy:
         """Return the decision under new settings until a request decodes."""
         count = self._control.num_speculative_tokens if self.is_on else 0
         reason = DecisionReason.THRESHOLD if self._control.mode == "auto" else self._fixed_reason
-        return Decision(chain(count), reason)
+        return Decision(self._fixed_shape(count), reason)
+
+    def _fixed_shape(self, count: int) -> DraftShape:
+        return tree(self._num_tree_tokens, depth=count)
 
     @property
     def _fixed_reason(self) -> DecisionReason:
@@ -257,7 +267,7 @@ class SpeculationPolicy:
     def _without_goodput(self, num_draft_tokens: int, reason: DecisionReason) -> Decision:
         if self._chooser is not None:
             self._chooser.pause(self._decided_at_s)
-        return Decision(chain(num_draft_tokens), reason)
+        return Decision(self._fixed_shape(num_draft_tokens), reason)
 
     def _by_policy(self, num_decoding: int, now_s: float) -> Decision:
         most, chooser = self._control.num_speculative_tokens, self._chooser
@@ -266,17 +276,20 @@ class SpeculationPolicy:
             self._pays = count > 0
             return Decision(chain(count), DecisionReason.TABLE_ROW, most)
         if chooser is None:
-            return Decision(chain(most), DecisionReason.THRESHOLD)
+            return Decision(self._fixed_shape(most), DecisionReason.THRESHOLD)
         choice = chooser.choose(now_s, num_decoding, self._shapes(num_decoding))
         if choice.reason is DecisionReason.GOODPUT:
             self._pays = choice.shape.num_draft_tokens > 0
         return replace(choice, first_length=most)
 
     def _shapes(self, num_decoding: int) -> tuple[DraftShape, ...]:
-        """Return the shapes for which the budget of a step suffices, by ascending size."""
-        budget = draft_budget(self._max_num_batched_tokens, num_decoding)
-        most = max(self._control.num_speculative_tokens, self._max_adaptive_tokens)
-        return chains(max(0, min(most, budget // num_decoding)))
+        """Return the shapes for which the budget of a step suffices: chains by length, a tree."""
+        share = draft_budget(self._max_num_batched_tokens, num_decoding) // num_decoding
+        count = self._control.num_speculative_tokens
+        lengths = chains(max(0, min(max(count, self._max_adaptive_tokens), share)))
+        whole = self._fixed_shape(count)
+        has_tree = whole.is_tree and whole.num_draft_tokens <= share
+        return (*lengths, whole) if has_tree else lengths
 
     def _estimate_capacity(self, now_s: float) -> None:
         self._capacity_at_s = now_s

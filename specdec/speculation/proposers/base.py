@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from specdec.sequences.sequence import Sequence
+from specdec.types.draft_tree import depths
 from specdec.types.messages import DraftProbs
 from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
 from specdec.types.stats import Additive
@@ -36,16 +37,25 @@ class IngestBudget:
 class DraftRequest:
     """A sequence to draft for.
 
-    max_tokens: most tokens to draft; 0 if drafts are not wanted yet, but soon.
+    max_tokens: most tokens to draft that follow each other; 0 if drafts are not wanted yet, but
+        soon.
     max_lookahead_tokens: most guesses to run behind the drafts. What follows them is in
         `seq.lookahead` after the step.
     method: the one method that is to draft, where several are loaded; None for all of them.
+    max_nodes: most tokens of a tree of that depth, for proposers that draft trees; a chain is
+        wanted unless they are more than max_tokens.
     """
 
     seq: Sequence
     max_tokens: int
     max_lookahead_tokens: int = 0
     method: str | None = None
+    max_nodes: int = 0
+
+    @property
+    def wants_tree(self) -> bool:
+        """Whether the draft may be a tree."""
+        return self.max_nodes > self.max_tokens > 0
 
 
 @dataclass(frozen=True)
@@ -70,6 +80,13 @@ class Proposal:
     lookahead_token_ids: tuple[int, ...] = ()
     method: str | None = None
     parents: tuple[int, ...] | None = None
+
+    @property
+    def depth(self) -> int:
+        """Most draft tokens that can be accepted."""
+        if self.parents is None:
+            return len(self.draft_token_ids)
+        return max(depths(self.parents), default=0)
 
 
 @dataclass(frozen=True)

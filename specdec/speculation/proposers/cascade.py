@@ -95,7 +95,7 @@ class CascadeProposer:
     def _is_served(self, request: DraftRequest, stage: Stage) -> bool:
         seq_id = request.seq.seq_id
         proposal = self._proposals.get(seq_id)
-        num_drafted = 0 if proposal is None else len(proposal.draft_token_ids)
+        num_drafted = 0 if proposal is None else proposal.depth
         may_replace = stage.is_model and seq_id not in self._by_models
         return num_drafted >= (request.max_tokens if may_replace else 1)
 
@@ -106,9 +106,9 @@ class CascadeProposer:
         """
         for each in stage.proposer.collect():
             before = self._proposals.get(each.seq_id)
-            num_before = 0 if before is None else len(before.draft_token_ids)
+            depth_before = 0 if before is None else before.depth
             guesses_alone = each.lookahead_token_ids and before is None
-            if len(each.draft_token_ids) >= max(1, num_before) or guesses_alone:
+            if each.depth >= max(1, depth_before) or guesses_alone:
                 self._proposals[each.seq_id] = replace(each, method=stage.method)
             if each.draft_token_ids and stage.is_model:
                 self._by_models.add(each.seq_id)

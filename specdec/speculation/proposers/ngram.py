@@ -14,13 +14,14 @@ from specdec.speculation.proposers.base import (
     ProposerMemory,
     SynchronousProposer,
 )
+from specdec.types.draft_tree import merged
 
 _MAX_NEW_ENTRIES = 16_384
 """Most index entries to add in one step, over all sequences, which takes a few milliseconds. A
 token adds one entry for each n-gram length."""
 
 _MAX_OCCURRENCES = 64
-"""Most earlier occurrences of a text's end to look at for drafts ahead."""
+"""Most earlier occurrences of a text's end to look at for drafts ahead, and for trees."""
 
 _MAX_DRAFTS_AHEAD = 256
 """Most drafts ahead in one step, over all sequences; each takes some microseconds."""
@@ -91,6 +92,21 @@ class OccurrenceIndex:
             self._last[ngram] = position
         return end == len(token_ids)
 
+    def followers(self, token_ids: Sequence[int]) -> list[int]:
+        """Return the positions after occurrences of the text's final n-gram, the latest first.
+
+        At most _MAX_OCCURRENCES, the text's end not counted.
+        """
+        if len(token_ids) < self._size:
+            return []
+        position = self._last.get(tuple(token_ids[len(token_ids) - self._size :]), -1)
+        found: list[int] = []
+        while position >= 0 and len(found) < _MAX_OCCURRENCES:
+            if position < len(token_ids):
+                found.append(position)
+            position = self._earlier[position]
+        return found
+
     def next_tokens(self, token_ids: Sequence[int]) -> set[int] | None:
         """Return the tokens that have followed the text's final n-gram; None if it is too frequent.
 
@@ -143,8 +159,31 @@ class NgramProposer(SynchronousProposer):
         index = self._indices.setdefault(seq.seq_id, NgramIndex(self._min_n, self._max_n))
         is_whole = index.update(seq.token_ids, self._budget)
         follower = index.follower(seq.token_ids) if is_whole else None
+        if follower is not None and request.wants_tree:
+            return self._propose_tree(request, follower)
         drafts = () if follower is None else copy_from(seq.token_ids, follower, request.max_tokens)
         return Proposal(seq.seq_id, seq.num_tokens, seq.token_ids[-1], drafts)
+
+    def _propose_tree(self, request: DraftRequest, follower: int) -> Proposal:
+        """Draft what followed several occurrences; the first path is the chain of `follower`."""
+        seq, text = request.seq, request.seq.token_ids
+        occurrences = self._occurrences.setdefault(seq.seq_id, OccurrenceIndex(self._min_n - 1))
+        occurrences.update(text, self._budget)
+        lengths = {each: self._match_length(text, each) for each in occurrences.followers(text)}
+        matches = sorted(
+            (each for each, length in lengths.items() if length >= self._min_n),
+            key=lambda each: (-lengths[each], -each),
+        )
+        starts = dict.fromkeys((follower, *matches))
+        continuations = [copy_from(text, start, request.max_tokens) for start in starts]
+        tokens, parents = merged(continuations, request.max_nodes)
+        return Proposal(seq.seq_id, seq.num_tokens, text[-1], tuple(tokens), parents=tuple(parents))
+
+    def _match_length(self, text: Sequence[int], follower: int) -> int:
+        """Return how many tokens before `follower` end the text too, at most the longest n-gram."""
+        most = min(self._max_n, follower)
+        lengths = range(1, most + 1)
+        return next((n - 1 for n in lengths if text[follower - n] != text[-n]), most)
 
     def propose_ahead(self, requests: Sequence[DraftRequest]) -> list[ProposalAhead] | None:
         """See SynchronousProposer; None also for texts that are not indexed yet."""

@@ -11,6 +11,7 @@ import collections.abc
 from array import array
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -26,16 +27,21 @@ from specdec.speculation.proposers.base import (
 from specdec.speculation.proposers.suffix_tree import (
     BYTES_PER_TOKEN,
     NO_CONTINUATION,
+    Branches,
     Continuation,
     OnlineSuffixTree,
     SuffixTree,
     Tokens,
 )
+from specdec.types.draft_tree import merged, paths
 
 _MAX_NEW_TOKENS = 1024
 """Most tokens to ingest in one step, of all running sequences together, and as many of finished
 outputs. Each costs some 10 µs; a prompt of 30,000 at once would delay all requests by a third of a
 second."""
+
+_MATCHES_PER_TREE = 8
+"""Lengths of matches whose branches fill a tree of drafts; each takes some ten microseconds."""
 
 MAX_NODES = 2**20
 """Most nodes of all trees together; about as many tokens."""
@@ -86,20 +92,25 @@ class SuffixProposer(SynchronousProposer):
     def _propose(self, request: DraftRequest) -> Proposal:
         seq = request.seq
         state = self._states.setdefault(seq.seq_id, _State(seq))
-        draft = self._draft(state, request.max_tokens) if request.max_tokens else NO_CONTINUATION
-        return Proposal(seq.seq_id, seq.num_tokens, seq.token_ids[-1], tuple(draft.token_ids))
+        base = seq.num_tokens, seq.token_ids[-1]
+        matches = list(self._matches(state)) if request.max_tokens else []
+        if request.wants_tree:
+            tokens, parents = self._tree(matches, request)
+            return Proposal(seq.seq_id, *base, tokens, parents=parents)
+        drafts = [self._best(*match, request.max_tokens) for match in matches]
+        draft = max(drafts, key=lambda each: each.score, default=NO_CONTINUATION)
+        return Proposal(seq.seq_id, *base, tuple(draft.token_ids))
 
-    def _draft(self, state: _State, max_tokens: int) -> Continuation:
+    def _matches(self, state: _State) -> Iterator[tuple[SuffixTree, Tokens, int]]:
+        """Yield each tree with the text's end and the length of its longest match there."""
         own = state.tree = state.tree or OnlineSuffixTree(self._max_depth)
         if not self._ingest(state.seq, own):
-            return NO_CONTINUATION
+            return
         context = own.token_ids[-self._max_depth :]
-        draft = self._best(own.tree, context, own.num_matched, max_tokens)
+        yield own.tree, context, own.num_matched
         cached = self.cache.tree(state.seq.request.cache_salt)
-        if cached is None:
-            return draft
-        other = self._best(cached, context, _num_matched(cached, context), max_tokens)
-        return max(draft, other, key=lambda each: each.score)
+        if cached is not None:
+            yield cached, context, _num_matched(cached, context)
 
     def _ingest(self, seq: Sequence, tree: OnlineSuffixTree) -> bool:
         """Append a sequence's new tokens, within the budget; return whether the tree has all."""
@@ -123,6 +134,35 @@ class SuffixProposer(SynchronousProposer):
             if draft.score > best.score:
                 best = draft
         return best
+
+    def _tree(
+        self, matches: list[tuple[SuffixTree, Tokens, int]], request: DraftRequest
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return tokens and parents of a tree of drafts: branches by score until it is full.
+
+        The longest matches have the most certain continuations, and often a single one; those of
+        shorter matches differ.
+        """
+        found = [
+            self._branches(tree, context[-length:], request)
+            for tree, context, num_matched in matches
+            for length in range(num_matched, max(0, num_matched - _MATCHES_PER_TREE), -1)
+        ]
+        found.sort(key=lambda each: -each.score)
+        continuations = [
+            [each.token_ids[node] for node in path]
+            for each in found
+            for path in paths(each.parents)
+        ]
+        token_ids, parents = merged(continuations, request.max_nodes)
+        return tuple(token_ids), tuple(parents)
+
+    def _branches(self, tree: SuffixTree, end: Tokens, request: DraftRequest) -> Branches:
+        """Return the branches behind a match, as deep as a chain may be there."""
+        place = tree.find(end)
+        assert place is not None, "the tree has no such match"
+        depth = _num_drafted(self._max_depth, self._max_factor, request.max_tokens, len(end))
+        return tree.branches(place, request.max_nodes, depth, self._min_prob)
 
 
 @dataclass
@@ -235,9 +275,14 @@ def _lengths(
     For each number only the longest match is tried: shorter ones were never better
     (docs/benchmarks/README.md), and trying them too took most of the time.
     """
-    tolerance = 1e-6  # a factor such as 0.1 may be slightly less as a float
     longest = {
-        min(max_tokens, int(length * max_factor + tolerance), max_depth - length): length
+        _num_drafted(max_depth, max_factor, max_tokens, length): length
         for length in range(1, min(num_matched, max_depth - 1) + 1)
     }
     return tuple((longest[count], count) for count in sorted(longest, reverse=True) if count > 0)
+
+
+def _num_drafted(max_depth: int, max_factor: float, max_tokens: int, length: int) -> int:
+    """Return how many tokens to draft behind a match of `length` tokens."""
+    tolerance = 1e-6  # a factor such as 0.1 may be slightly less as a float
+    return min(max_tokens, int(length * max_factor + tolerance), max_depth - length)

@@ -13,8 +13,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
+from heapq import heappop, heappush
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
+
+from specdec.types.draft_tree import BASE
 
 BYTES_PER_TOKEN = 300
 """Memory of a token with its share of the tree; 200 to 280 bytes were measured."""
@@ -72,6 +75,18 @@ class Continuation(NamedTuple):
     """
 
     token_ids: Tokens
+    score: float
+
+
+class Branches(NamedTuple):
+    """Most probable continuations of a place, as a tree of drafts.
+
+    score: the sum over the nodes of the share of suffixes that continue to there, which is the
+        expected number of correct tokens of a path.
+    """
+
+    token_ids: tuple[int, ...]
+    parents: tuple[int, ...]
     score: float
 
 
@@ -171,6 +186,41 @@ class SuffixTree:
             if prob < min_prob:
                 return Continuation(token_ids, score)
             node, offset = child, 0
+
+    def branches(self, place: Place, max_nodes: int, max_depth: int, min_prob: float) -> Branches:
+        """Return the tokens with the most probable paths, best first, of at least `min_prob`."""
+        token_ids: list[int] = []
+        parents: list[int] = []
+        score, num_pushed = 0.0, 0
+        # (-probability, age, place before the token, parent, depth); of equal ones the oldest.
+        heap: list[tuple[float, int, Place, int, int]] = []
+
+        def push(prob: float, at: Place, parent: int, depth: int) -> None:
+            nonlocal num_pushed
+            if depth <= max_depth:
+                for child, share in self._next_places(at):
+                    if prob * share >= min_prob:
+                        heappush(heap, (-prob * share, num_pushed, child, parent, depth))
+                        num_pushed += 1
+
+        push(1.0, place, BASE, 1)
+        while heap and len(token_ids) < max_nodes:
+            negative, _, at, parent, depth = heappop(heap)
+            token_ids.append(self._texts[at.node][self._starts[at.node] + at.offset - 1])
+            parents.append(parent)
+            score -= negative
+            push(-negative, at, len(token_ids) - 1, depth + 1)
+        return Branches(tuple(token_ids), tuple(parents), score)
+
+    def _next_places(self, place: Place) -> list[tuple[Place, float]]:
+        """Return the places one token further with their shares, the most frequent first."""
+        node, offset = place
+        if offset < self._label_length(node):
+            return [(Place(node, offset + 1), 1.0)]
+        best, total = self._best_child(node), self._counts[node]
+        children = (self._children[node] or {}).values()
+        ordered = sorted(children, key=lambda each: (-self._counts[each], each != best))
+        return [(Place(child, 1), self._counts[child] / total) for child in ordered]
 
     def check_integrity(self) -> None:
         """Assert that counts add up, and that no node is lost, empty or redundant."""

@@ -244,3 +244,29 @@ def test_wrong_configurations_get_one_clear_line(mapping, message):
 def test_what_decides_below_which_threshold(mapping, policy, threshold):
     read = read_speculation(mapping)
     assert (read.chosen_policy, read.control.threshold) == (policy, threshold)
+
+
+def test_trees_of_drafts_need_a_method_that_drafts_them():
+    read = read_speculation({"method": "suffix", "num_draft_tree_tokens": 16})
+    assert read.num_draft_tree_tokens == 16
+    mapping = {"method": "draft_model", "first": "ngram", "num_draft_tree_tokens": 8}
+    assert read_speculation(mapping).num_draft_tree_tokens == 8
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        ({"method": "lookahead", "num_draft_tree_tokens": 8}, "first or fallback is ngram or suff"),
+        ({"num_draft_tree_tokens": 3}, "above num_speculative_tokens"),
+        ({"num_draft_tree_tokens": 65}, "at most 64"),
+        ({"num_draft_tree_tokens": -1}, "above num_speculative_tokens"),
+        (
+            {"num_draft_tree_tokens": 8, "num_speculative_tokens_per_batch_size": [[1, 4, 3]]},
+            "0 with policy table",
+        ),
+        ({"num_draft_tree_tokens": 8, "batch_budget": True}, "0 with batch_budget"),
+    ],
+)
+def test_wrong_sizes_of_trees(mapping, message):
+    with pytest.raises(InvalidValueError, match=message):
+        read_speculation(mapping)

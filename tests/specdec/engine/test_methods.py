@@ -49,6 +49,18 @@ METHODS = {
     "lookahead last": {"method": "draft_model", "first": "ngram", "fallback": "lookahead"},
     "lookahead first": {"method": "ngram", "first": "lookahead", "fallback": "suffix"},
     **{method: {"method": method, "model": "fitted"} for method in HEADS if method != "medusa"},
+    "ngram trees": {"method": "ngram", "prompt_lookup_min": 1, "num_draft_tree_tokens": 12},
+    "suffix trees": {
+        "method": "suffix",
+        "num_draft_tree_tokens": 16,
+        "suffix_decoding_max_spec_factor": 4.0,
+        "suffix_decoding_min_token_prob": 0.0,
+    },
+    "suffix trees first": {
+        "method": "draft_model",
+        "first": "suffix",
+        "num_draft_tree_tokens": 10,
+    },
 }
 QUICK_METHODS = [
     pytest.param(method, marks=pytest.mark.slow)
@@ -110,7 +122,11 @@ def engine_for(directory, draft_dirs, method, k, group=None, kernels="auto", **c
         model = draft_model(draft_dir, group, vocabulary=vocabulary, max_model_len=90)
     config = engine_config(speculation=speculation, **{"num_blocks": 60, **changes})
     proposer = make_proposer(speculation, model)
-    policy = SpeculationPolicy(SpeculationControl("on", 32, k), clock=lambda: 0.0)
+    policy = SpeculationPolicy(
+        SpeculationControl("on", 32, k),
+        clock=lambda: 0.0,
+        num_tree_tokens=speculation.num_draft_tree_tokens,
+    )
     return local_engine(directory, config, group, proposer, policy, head=head, kernels=kernels)
 
 

@@ -10,7 +10,7 @@ from specdec.speculation.policy.cost_model import CostModel, CostTable
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
-from specdec.types.draft_decision import Decision, DecisionReason, chain
+from specdec.types.draft_decision import Decision, DecisionReason, DraftShape, chain
 from specdec.types.draft_length import LengthSchedule
 from specdec.types.errors import InvalidValueError
 from tests.clock import Clock
@@ -262,7 +262,7 @@ class RecordingChooser(GoodputChooser):
         self.asked_most.append(shapes[-1].num_draft_tokens)
         return Decision(shapes[min(len(shapes) - 1, 2)], DecisionReason.GOODPUT)
 
-    def observe_drafts(self, num_asked, num_accepted, now_s):
+    def observe_drafts(self, num_asked, num_accepted, now_s, *, is_tree=False):
         self.drafts.append((num_asked, num_accepted))
 
     def observe_step(self, num_decoding, shape, seconds, now_s):
@@ -333,3 +333,23 @@ def test_each_method_has_separate_estimates(clock):
     policy.update(dataclasses.replace(AUTO, method="ngram"))
     one_step(policy, clock, [(3, 3, 1)])
     assert (choosers[None].drafts, choosers["ngram"].drafts) == ([], [(3, 1)])
+
+
+@pytest.mark.parametrize(("mode", "threshold"), [("on", 32), ("auto", 32)])
+def test_fixed_decisions_are_trees_of_the_configured_size(clock, mode, threshold):
+    policy = SpeculationPolicy(SpeculationControl(mode, threshold, 4), clock, num_tree_tokens=12)
+    assert policy.decide(2).shape == DraftShape(12, depth=4)
+    policy.update(SpeculationControl(mode, threshold, 12))
+    assert policy.decide(2).shape == chain(12)
+    policy.update(SpeculationControl("off", threshold, 4))
+    assert policy.decide(2).shape == chain(0)
+
+
+def test_goodput_has_a_tree_to_choose_where_the_budget_allows(clock):
+    chooser = RecordingChooser()
+    policy = SpeculationPolicy(
+        AUTO, clock, choosers={None: chooser}, num_tree_tokens=16, max_num_batched_tokens=100
+    )
+    for num_decoding in (1, 3, 4):
+        policy.decide(num_decoding)
+    assert chooser.asked_most == [16, 16, AUTO.num_speculative_tokens]
