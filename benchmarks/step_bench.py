@@ -96,11 +96,16 @@ class StepBench:
             self._runner.execute(StepInput(0, (), (), (), (row,)))
             self._lengths[seq_id] = end
 
-    def measure(self, num_seqs: int, num_drafts: int) -> StepTime:
-        """Run one step of the first sequences with `num_drafts` drafts each; it has no effect."""
+    def measure(
+        self, num_seqs: int, num_drafts: int, parents: tuple[int, ...] | None = None
+    ) -> StepTime:
+        """Run one step of the first sequences with `num_drafts` drafts each; it has no effect.
+
+        parents: the tree of the drafts; None for a chain.
+        """
         tokens = (_TOKEN,) * (1 + num_drafts)
         rows = tuple(
-            StepRow(seq_id, length, tokens, num_drafts, True)
+            StepRow(seq_id, length, tokens, num_drafts, True, parents=parents)
             for seq_id, length in enumerate(self._lengths[:num_seqs])
         )
         with TimedRunner(self._runner) as timed:
