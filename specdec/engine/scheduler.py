@@ -367,7 +367,7 @@ class Scheduler:
         num_useful = min(num_left, self._num_useful_guesses(seq) - num_drafts)
         num_lookahead = max(0, min(self._lookahead_window, num_useful)) if num_drafts else 0
         max_depth = self._decision.shape.depth if self._may_draft_tree(seq) else None
-        return ScheduledRow(seq, 1, num_drafts, num_lookahead, max_depth)
+        return ScheduledRow(seq, 1, num_drafts, num_lookahead, max_depth=max_depth)
 
     def _prefill_budget(self) -> int:
         """Return how many prompt tokens the step may have beside its decoding sequences."""
