@@ -357,6 +357,8 @@ class Scheduler:
         most, useful = self._max_draft_tokens(row.seq), self._num_useful_guesses(row.seq)
         if self._longest_share is not None:  # the next step's share is not known yet
             most = self._share_limit(row.seq, most)
+        if self._may_draft_tree(row.seq):
+            most = min(most, self._decision.shape.depth)  # heads draft chains
         return max(0, min(most, useful - 1))
 
     def _decode_row(self, seq: Sequence, num_drafts: int, num_left: int) -> ScheduledRow:

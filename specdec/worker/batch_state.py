@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -216,17 +216,22 @@ class BatchState:
         ]
         return ModelInput(chunks, self._block_size)
 
-    def moves(self, row: StepRow, nodes: Sequence[int]) -> list[SlotMove]:
-        """Return the moves of KV that put a path of a row's tree behind its base, in order.
+    def compaction(
+        self, rows: Sequence[StepRow], tokens: Mapping[int, tuple[int, ...]]
+    ) -> list[SlotMove]:
+        """Return the moves of slots that put the accepted paths of trees behind their bases.
 
-        A node never stands before its depth, so no move overwrites the source of a later one.
+        tokens: the new tokens of sequences. The moves are in order: a node never stands before its
+        depth, so none overwrites the source of a later one.
         """
         return [
             SlotMove(
                 self._slot(row.seq_id, row.known_end + node),
                 self._slot(row.seq_id, row.known_end + place),
             )
-            for place, node in enumerate(nodes)
+            for row in rows
+            if row.parents is not None
+            for place, node in enumerate(row.accepted_drafts(tokens[row.seq_id][:-1]))
             if node != place
         ]
 

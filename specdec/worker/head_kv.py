@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.kernels.forward_batch import Chunk, Indices, on_device
+from specdec.kernels.forward_batch import Chunk, Indices, SlotMove, on_device
 from specdec.types.messages import StepInput, StepRow
 from specdec.worker.batch_state import BatchState
 
@@ -80,6 +80,12 @@ class HeadKv:
         self._features.index_copy_(0, slots, features.to(self._features.dtype))
         for row in rows:
             self._note_write(row)
+
+    def move(self, moves: Sequence[SlotMove]) -> None:
+        """Move features along with the KV of the target."""
+        if moves:
+            sources, targets = torch.tensor(moves, device=self._features.device).unbind(1)
+            self._features.index_copy_(0, targets, self._features[sources])
 
     def append_output(self, seq_id: int, token_ids: Sequence[int]) -> None:
         """Append verified tokens, whose features are stored except for the last one's."""

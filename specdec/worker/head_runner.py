@@ -96,6 +96,7 @@ class HeadRunner:
         if self._kv is not None:
             features = self.head.features(hidden, tapped)
             self._kv.store(rows, batch.slot_mapping, features)
+            self._kv.move(self._batch_state.compaction(rows, tokens))
             for row in verified:
                 self._kv.append_output(row.seq_id, row.token_ids)
         active = [row for row in rows if row.num_next_drafts and tokens.get(row.seq_id, (0,))]
@@ -129,7 +130,9 @@ class HeadRunner:
                 continue
             drafts.append(draft)
             chunks.append(Chunk(own[-1:], draft.num_tokens - 1, table))
-            last.append(starts[row.seq_id] + row.num_known_tokens - 1 + len(own) - 1)
+            path = row.accepted_drafts(own[:-1])
+            offset = path[-1] + 1 if path else 0  # of the last accepted draft behind the base
+            last.append(starts[row.seq_id] + row.num_known_tokens - 1 + offset)
         if drafts:
             index = torch.tensor(last, device=hidden.device)
             of_rows = None if tapped is None else tapped[index]

@@ -200,12 +200,10 @@ class TargetModelRunner(ModelRunner):
 
     def _compact(self, output: Sequence[tuple[StepRow, tuple[int, ...]]]) -> None:
         """Move the KV of the accepted nodes of trees to consecutive slots behind their base."""
-        moves = [
-            move
-            for row, token_ids in output
-            if row.parents is not None
-            for move in self._batch_state.moves(row, row.accepted_drafts(token_ids[:-1]))
-        ]
+        if not any(row.parents for row, _ in output):
+            return
+        tokens = {row.seq_id: token_ids for row, token_ids in output}
+        moves = self._batch_state.compaction([row for row, _ in output], tokens)
         if moves:
             self.model.move_kv(self.kv_cache, moves)
 

@@ -214,7 +214,10 @@ class DecoderKernel(ModelKernel):
 
     def move_kv(self, kv_cache: Tensor, block_size: int, moves: Sequence[SlotMove]) -> None:
         """Copy the KV of tokens between slots in all layers, one move after the other."""
-        slots, kv = array("i", [slot for move in moves for slot in move]), KvCacheStruct.of(kv_cache)
+        slots, kv = (
+            array("i", [slot for move in moves for slot in move]),
+            KvCacheStruct.of(kv_cache),
+        )
         address = slots.buffer_info()[0]
         self.library.specdec_move_kv(self.model, kv, block_size, address, len(moves))
 
