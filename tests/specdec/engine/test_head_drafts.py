@@ -12,8 +12,9 @@ from specdec.kernels.cpu import native_library
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.worker import HeadFiles
-from tests.specdec.engines import ScriptedProposer, engine_config, local_engine, request
+from tests.specdec.engines import ScriptedProposer, engine_config, local_engine, request, run
 from tests.specdec.heads import HEADS
+from tests.specdec.trees import TreeProposer
 
 K = 4
 KERNELS = ["torch"] + ["native"] * (native_library() is not None)
@@ -165,3 +166,20 @@ def test_a_window_changes_drafts_and_no_token(tiny_model_dir, head_dir_of, expec
     assert cut != whole
     again = Recording(tiny_model_dir, head_dir_of(method), method, "auto", **window)
     check(again.run(requests()).drafts, cut, 40)
+
+
+@pytest.mark.parametrize(("method", "kernels"), HEADS_AND_KERNELS)
+def test_drafts_behind_trees_are_those_of_an_undisturbed_run(
+    tiny_model_dir, head_dir_of, expected_of, method, kernels
+):
+    """Features move with the KV of the accepted path, so a draft behind it is the same."""
+    plain = run(local_engine(tiny_model_dir, engine_config(0)), requests())
+    answers = {
+        each.prompt_token_ids: (*each.prompt_token_ids, *plain[each.request_id].token_ids)
+        for each in requests()
+    }
+    trees = Recording(
+        tiny_model_dir, head_dir_of(method), method, kernels, TreeProposer(answers, K)
+    )
+    check(trees.run(requests()).drafts, expected_of(method, kernels), 60)
+    assert trees.counts.speculation.num_accepted_tokens > 30

@@ -61,6 +61,12 @@ METHODS = {
         "first": "suffix",
         "num_draft_tree_tokens": 10,
     },
+    "suffix trees, eagle3": {
+        "method": "eagle3",
+        "model": "fitted",
+        "first": "suffix",
+        "num_draft_tree_tokens": 10,
+    },
     "suffix trees, medusa": {
         "method": "medusa",
         "model": "fitted",
