@@ -160,9 +160,12 @@ def _warn(old: str, new: str) -> None:
 def _completed(mapping: Mapping[str, Any]) -> dict[str, Any]:
     """Add what vLLM infers: the method of a model, and the other bound of one n-gram length.
 
-    Method pard is a draft model that drafts in parallel.
+    Method pard is a draft model that drafts in parallel, and eagle3 in parallel is p_eagle.
     """
     values = dict(mapping)
+    if values.get("method") == "eagle3" and values.get("parallel_drafting"):
+        values["method"] = "p_eagle"
+        del values["parallel_drafting"]
     if values.get("method") == "pard":
         if not values.setdefault("parallel_drafting", True):
             limit = "true or left out where method is pard"

@@ -94,6 +94,10 @@ def test_older_spellings_are_read_with_a_warning(older, today, caplog):
         ({"rejection_sample_method": "standard"}, {"verifier": "rejection"}),
         ({"rejection_sample_method": "block"}, {"verifier": "block"}),
         ({"parallel_drafting": False}, {}),
+        (
+            {"method": "eagle3", "model": "./a", "parallel_drafting": True},
+            {"method": "p_eagle", "model": "./a"},
+        ),
         ({"method": "pard"}, {"method": "draft_model", "parallel_drafting": True}),
         ({"disable_padded_drafter_batch": True}, {}),
     ],
@@ -141,7 +145,9 @@ def test_synthetic_acceptance_is_no_verifier_of_requests_by_default():
     ("mapping", "message"),
     [
         ({"method": "orakel"}, "it must be one of ngram, draft_model, suffix, lookahead"),
-        ({"method": "eagle"}, "method is 'eagle'; it must be one of"),
+        ({"method": "eagle"}, "model is None; it must be the directory or Hub id of the head"),
+        ({"method": "mtp", "draft_window": 0}, "draft_window is 0; it must be from 1 to"),
+        ({"method": "medusa", "model": "./a", "draft_window": 9}, "left out unless method, first"),
         ({"method": 3}, "method is 3; it must be a string"),
         ({"num_speculative_tokens": 0}, "num_speculative_tokens is 0; it must be from 1 to 32"),
         ({"num_speculative_tokens": 2.5}, "num_speculative_tokens is 2.5; it must be a whole"),

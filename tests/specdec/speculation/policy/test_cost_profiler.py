@@ -58,7 +58,10 @@ def test_a_head_drafts_in_the_steps_with_drafts():
 
     config = engine_config(max_num_seqs=1, max_num_batched_tokens=64)
     table = CostProfiler(config, 4, clock, with_head=True).verification(TargetWithHead(clock), 100)
-    assert {row for each in costs for row in each} == {(0, 0), (1, 1), (2, 2), (4, 4)}
+    admission, *catch_up = costs[:3]
+    assert admission == []
+    assert catch_up == [[(0, 1)]] * 2, "a head with KV first computes that of the context"
+    assert {row for each in costs[3:] for row in each} == {(0, 0), (1, 1), (2, 2), (4, 4)}
     assert table.step_s(1, 4) == pytest.approx(0.01 + 0.005 + 0.4)
 
 
