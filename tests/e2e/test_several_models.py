@@ -94,7 +94,9 @@ def test_a_forwarded_request_counts_once_at_the_serving_model(service):
                 client.generate("The river", SHORT, model=model)
 
 
-def test_admin_commands_select_the_model(service):
+def test_admin_commands_select_the_model(service, monkeypatch):
+    monkeypatch.setenv("SPECDEC_API_KEY", KEY)  # without an admin token, a key is the credential
+
     def ask(*arguments):
         command = [sys.executable, "-m", "cluster", *arguments, "--address", service.grpc_address]
         return subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -102,13 +104,13 @@ def test_admin_commands_select_the_model(service):
     second = ["--model", "Second.Model"]
     assert ask("speculation", "set", "--mode", "off", *second).returncode == 0
     assert "off" in ask("speculation", "get", *second).stdout
-    with AdminClient(service.grpc_address, model="Second.Model") as admin:
+    with AdminClient(service.grpc_address, token=KEY, model="Second.Model") as admin:
         assert admin.get_speculation().in_force.mode == "off"
         assert next(admin.watch()).status.replicas[0].report.mode == "off"
         assert len(admin.replicas()) == 1
         entries = admin.audit_log().entries
         assert [each.version for each in entries] == [1]
-    with AdminClient(service.grpc_address) as admin:
+    with AdminClient(service.grpc_address, token=KEY) as admin:
         assert admin.audit_log().entries == ()
     unknown = ask("status", "--model", "third")
     assert unknown.returncode == 1
