@@ -220,8 +220,8 @@ def test_speculation_may_be_json():
     [
         ({"max_num_seq": 3}, "'max_num_seq'; did you mean max_num_seqs?"),
         (
-            {"speculative_config": {"num_draft_tokens": 3}},
-            "unknown speculative_config key 'num_draft_tokens'; "
+            {"speculative_config": {"num_spec_tokens": 3}},
+            "unknown speculative_config key 'num_spec_tokens'; "
             "did you mean num_speculative_tokens?",
         ),
         ({"zzz": 3}, "unknown configuration key 'zzz'; known: model, "),

@@ -195,7 +195,7 @@ SAMPLING_LIMITS = [
     ({"structured_output": pb.StructuredOutput(choice=pb.TextChoices())}, "structured_output"),
 ]
 SPECULATION_LIMITS = [
-    ({"method": 7}, "method"),
+    ({"method": 99}, "method"),
     ({"num_speculative_tokens": 33}, "num_speculative_tokens"),
     ({"verifier": 9}, "verifier"),
     ({"typical_epsilon": 1.5}, "typical_epsilon"),
