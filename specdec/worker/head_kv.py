@@ -1,4 +1,4 @@
-"""What a rank knows about the KV of its draft head: which pairs are computed, and their features.
+"""State of the KV of a draft head on one rank: which pairs are computed, and their features.
 
 The KV of a head is one more layer in the target's block tables (`specdec.models.heads.base`). It is
 computed lazily: while speculation is off only features are stored. So each sequence has a number of

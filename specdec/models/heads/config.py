@@ -1,4 +1,4 @@
-"""What the files of a draft head are, read without loading them.
+"""Configuration of a draft head, read from its files without loading them.
 
 `from_directory` detects the format, checks every tensor's shape against config.json and the target,
 and gives the sizes that a memory plan needs. It imports no torch for safetensors.

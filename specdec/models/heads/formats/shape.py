@@ -50,7 +50,7 @@ def _uses_all(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a checkpoint was taken for.
+    """Format and sizes that a checkpoint was taken for.
 
     format: name for people. target_name: of the model that the head was trained for, if the file
     has one. num_draft_tokens: as the file suggests. notes: assumptions, each a clause for the log.

@@ -1,4 +1,4 @@
-"""What files of the `speculators` library share: its version, the target and the draft length."""
+"""Fields that files of the `speculators` library share: version, target and draft length."""
 
 from __future__ import annotations
 

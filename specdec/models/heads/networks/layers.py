@@ -23,7 +23,7 @@ FIRST_SLOT = 1
 
 @dataclass(frozen=True)
 class LayerPass:
-    """What all layers of one forward pass share. plans: by window."""
+    """Values that all layers of one forward pass share. plans: by window."""
 
     rotation: Rotation
     attention: PagedAttention

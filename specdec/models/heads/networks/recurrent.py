@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -34,7 +35,7 @@ class RecurrentState:
     kv_cache: Tensor
 
 
-class RecurrentHead(nn.Module):
+class RecurrentHead(nn.Module, ABC):
     """One rank of a head with KV that runs once for each draft token, a DraftHead.
 
     Subclasses set these fields, and implement `run`.
@@ -68,6 +69,7 @@ class RecurrentHead(nn.Module):
         """Return the final hidden states: heads that read other layers override this."""
         return hidden.to(self.attention.dtype)
 
+    @abstractmethod
     def run(
         self,
         embedded: Tensor,  # [T, hidden_size]: of the token of each pair
@@ -76,7 +78,6 @@ class RecurrentHead(nn.Module):
         kv_cache: Tensor,
     ) -> Tensor:
         """Write the KV of pairs; return the output of the last layer, [T, hidden_size]."""
-        raise NotImplementedError
 
     @torch.inference_mode()
     def begin(
