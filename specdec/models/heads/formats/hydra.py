@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from specdec.models.config import ModelConfig
-from specdec.models.heads.formats.shape import Reading
+from specdec.models.heads.formats.shape import Reading, StatelessShape
 from specdec.models.heads.formats.source import HeadSource, Shape
 from specdec.types.errors import UnsupportedModelError
 
@@ -27,25 +27,12 @@ _PREFIX = re.compile(r"(?:model\.)?hydra_head\.")
 
 
 @dataclass(frozen=True)
-class HydraShape:
+class HydraShape(StatelessShape):
     """Sizes of Hydra heads. has_head_bias: of the output heads."""
 
-    hidden_size: int
-    num_heads: int
     num_layers: int
     draft_vocab_size: int
     has_head_bias: bool
-
-    taps: tuple[int, ...] = ()
-    decoder: ModelConfig | None = None
-
-    @property
-    def feature_size(self) -> int:
-        return self.hidden_size
-
-    @property
-    def max_draft_tokens(self) -> int:
-        return self.num_heads
 
     def input_size(self, head: int, layer: int) -> int:
         """Return the width of the input of a layer."""

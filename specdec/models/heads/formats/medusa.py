@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from specdec.models.config import ModelConfig
-from specdec.models.heads.formats.shape import Reading
+from specdec.models.heads.formats.shape import Reading, StatelessShape
 from specdec.models.heads.formats.source import HeadSource, Shape, TensorNames
 from specdec.types.errors import UnsupportedModelError
 
@@ -24,7 +24,7 @@ _PREFIX = re.compile(r"medusa_heads?\.")
 
 
 @dataclass(frozen=True)
-class MedusaShape:
+class MedusaShape(StatelessShape):
     """Sizes of Medusa heads.
 
     lm_heads: one for each head, one for all of them, or the target's.
@@ -32,25 +32,12 @@ class MedusaShape:
     output heads, of which `token_map` selects those that are used.
     """
 
-    hidden_size: int
-    num_heads: int
     num_layers: int
     has_bias: bool
     lm_heads: Literal["own", "shared", "target"]
     draft_vocab_size: int
     stored_vocab_size: int
     has_token_map: bool
-
-    taps: tuple[int, ...] = ()
-    decoder: ModelConfig | None = None
-
-    @property
-    def feature_size(self) -> int:
-        return self.hidden_size
-
-    @property
-    def max_draft_tokens(self) -> int:
-        return self.num_heads
 
     def tensors(self) -> dict[str, Shape]:
         """See HeadShape."""

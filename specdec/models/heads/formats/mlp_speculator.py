@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specdec.models.config import ModelConfig
-from specdec.models.heads.formats.shape import Reading
+from specdec.models.heads.formats.shape import Reading, StatelessShape
 from specdec.models.heads.formats.source import HeadSource, Shape
 
 
 @dataclass(frozen=True)
-class MlpSpeculatorShape:
+class MlpSpeculatorShape(StatelessShape):
     """Sizes of an MLP speculator.
 
     hidden_size: `emb_dim`, the target's. inner_size: width of the state. num_heads: `n_predict`.
@@ -21,23 +21,10 @@ class MlpSpeculatorShape:
     scales_input: normalize the target's hidden state first.
     """
 
-    hidden_size: int
     inner_size: int
-    num_heads: int
     draft_vocab_size: int
     ties_weights: bool
     scales_input: bool
-
-    taps: tuple[int, ...] = ()
-    decoder: ModelConfig | None = None
-
-    @property
-    def feature_size(self) -> int:
-        return self.hidden_size
-
-    @property
-    def max_draft_tokens(self) -> int:
-        return self.num_heads
 
     @property
     def num_stored_heads(self) -> int:

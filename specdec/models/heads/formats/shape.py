@@ -44,6 +44,33 @@ class HeadShape(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class StatelessShape:
+    """Base of the shapes of heads without attention, which read the target's last hidden state.
+
+    hidden_size: the target's. num_heads: each drafts one token.
+    """
+
+    hidden_size: int
+    num_heads: int
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def decoder(self) -> ModelConfig | None:
+        return None
+
+    @property
+    def feature_size(self) -> int:
+        return self.hidden_size
+
+    @property
+    def max_draft_tokens(self) -> int:
+        return self.num_heads
+
+
 def _uses_all(name: str) -> bool:
     return False
 
