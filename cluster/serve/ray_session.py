@@ -144,15 +144,18 @@ class RaySession:
             if hurry.is_set():
                 return  # done below; calling Serve while Ray ends would start another Serve
             with suppress(Exception):
-                self._delete(applications)
+                self._delete(applications, hurry)
                 deleted.set()
             hurry.set()  # nothing is left to wait for
 
         deleted = threading.Event()
         # The replica closes its servers and workers. Ray may not respond if it was killed too.
-        threading.Thread(target=drain_and_delete, daemon=True).start()
+        draining = threading.Thread(target=drain_and_delete, daemon=True)
+        draining.start()
         joined_stop_s = _DRAIN_ANSWER_TIMEOUT_S + _STOP_TIMEOUT_S
         hurry.wait(drain_timeout_s + (joined_stop_s if self.is_joined else _OWN_STOP_S))
+        hurry.set()
+        draining.join(_POLL_S)  # longer only while Ray does not answer it
         if self.is_joined and not deleted.is_set():
             self._abort(applications)  # the cluster goes on, and they with it
         self._to_guard.ending()
@@ -165,17 +168,20 @@ class RaySession:
         with suppress(Exception):
             _drain_replicas(applications, 0.0)
         try:
-            self._delete(applications)
+            self._delete(applications, threading.Event())
         except Exception as error:
             logger.warning("%s: check them with `serve status`", error)
 
-    def _delete(self, applications: Sequence[str]) -> None:
-        """Delete all at once; return when they are gone. Raises TimeoutError."""
+    def _delete(self, applications: Sequence[str], hurry: threading.Event) -> None:
+        """Delete all at once; return when they are gone.
+
+        Raises TimeoutError if they are not, at the latest when `hurry` is set.
+        """
         from ray import serve
 
         for name in applications:
             delete_application(name)
-        _wait_until_gone(applications)
+        _wait_until_gone(applications, hurry)
         if self.is_joined and self._starts_serve and not serve.status().applications:
             serve.shutdown()
 
@@ -208,14 +214,13 @@ def _require_servicers(found: Sequence[str]) -> None:
         )
 
 
-def _wait_until_gone(applications: Sequence[str]) -> None:
+def _wait_until_gone(applications: Sequence[str], hurry: threading.Event) -> None:
     from ray import serve
 
     deadline = time.monotonic() + _STOP_TIMEOUT_S
     while left := serve.status().applications.keys() & set(applications):
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline or hurry.wait(_POLL_S):
             raise TimeoutError(f"not gone after {_STOP_TIMEOUT_S:g} s: {', '.join(sorted(left))}")
-        time.sleep(_POLL_S)
 
 
 def _drain_replicas(applications: Sequence[str], timeout_s: float) -> None:

@@ -116,6 +116,8 @@ def test_an_own_ray_ends_before_the_guard_would_kill_it(fake_serve, monkeypatch)
     assert time.monotonic() - started_at < 5
     assert fake.deleted == ["a"]
     assert reports.mock_calls == [call.ending()]
+    draining = [each for each in threading.enumerate() if "drain_and_delete" in each.name]
+    assert draining == [], "its next call of Serve would start another Ray"
 
 
 def test_stuck_applications_are_all_deleted_and_logged(fake_serve, monkeypatch, caplog):
