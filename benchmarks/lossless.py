@@ -31,12 +31,15 @@ from benchmarks.prompts import BenchmarkPrompt, add_prompts_option, load_prompts
 from benchmarks.reference import TransformersReference
 from benchmarks.report_file import add_output, write_text
 from benchmarks.service import ServiceProcess, started_service
+from benchmarks.steered import steer
 from benchmarks.streams import Answer, Call, speculation_options, stream_all
 from benchmarks.ties import Difference, Reference, argmax_differences, first_difference
 from benchmarks.workloads import MODEL
+from specdec.client import AdminClient
 from specdec.config.speculative import SpeculativeConfig
 from specdec.models.resolve import resolve
 from specdec.text.tokenizer import Tokenizer
+from specdec.types.control import SpeculationChange
 from specdec.types.sampling_params import SamplingParams
 from specdec.types.stats import SpeculationStats
 
@@ -210,6 +213,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report: dict[str, Any] = {}
     for size, method in product(options.tensor_parallel, options.methods):
         with _service(method, size) as service:
+            with AdminClient(service.address) as admin:  # drafts must run even where they cost time
+                steer(admin, SpeculationChange(mode="on"))
             for outcome in check.run(service.address, method, size):
                 _print_outcome(outcome)
                 outcomes.append(outcome)
