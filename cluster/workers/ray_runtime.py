@@ -7,7 +7,7 @@ import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -23,8 +23,12 @@ from cluster.workers.ray_internals import (
 )
 from specdec.config.hardware import available_cpus
 
+logger = logging.getLogger(__name__)
+
 _OBJECT_STORE_BYTES = 100 * 2**20  # steps do not use it
 _EXIT_TIMEOUT_S = 5.0
+_MAX_STARTS = 3
+_SLOW_START = "timed out during startup"
 
 RAY_ENVIRONMENT = MappingProxyType(
     {
@@ -133,7 +137,7 @@ def start_ray() -> LocalRay:
     _authenticate(variables)
     import ray  # reads the environment when it is imported
 
-    try:
+    def start() -> None:
         ray.init(
             address="local",
             num_cpus=available_cpus(),
@@ -142,11 +146,37 @@ def start_ray() -> LocalRay:
             log_to_driver=True,  # log lines of the Router and the workers appear here
             logging_level=logging.ERROR,
         )
+
+    try:
+        _retry(start)
     except BaseException:
         _authenticate(before)
         token.close()
         raise
     return LocalRay(local_node(), token, before)
+
+
+def _retry(start: Callable[[], object]) -> None:
+    """Start Ray, again where its node is not up in the 30 s that Ray allows, on a busy machine."""
+    for attempts_left in reversed(range(_MAX_STARTS)):
+        before = set(psutil.Process().children())
+        try:
+            start()
+            return
+        except Exception as error:
+            if attempts_left == 0 or _SLOW_START not in str(error):
+                raise
+            logger.warning("Ray did not start within 30 s; starting it again")
+            _kill_ray(set(psutil.Process().children()) - before)  # Ray itself has no record of them
+
+
+def _kill_ray(children: set[psutil.Process]) -> None:
+    """Kill those children that are processes of Ray, and theirs."""
+    for child in children:
+        with suppress(psutil.NoSuchProcess):
+            if any("/ray/" in word for word in child.cmdline()):
+                for each in (child, *child.children(recursive=True)):
+                    each.kill()
 
 
 def _authenticate(variables: Mapping[str, str | None]) -> None:

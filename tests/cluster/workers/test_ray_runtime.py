@@ -1,7 +1,9 @@
 """A private Ray: its token, its processes, and the variables that are restored."""
 
 import os
+import signal
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -98,6 +100,33 @@ def test_variables_of_the_program_are_restored(machine, monkeypatch, fails):
     assert variables() == (None, "mine")
     header = AuthenticationTokenLoader.instance().get_token_for_http_header(ignore_auth_mode=True)
     assert "Bearer mine" in header.values(), "Ray has read it again"
+
+
+def test_a_start_that_takes_too_long_is_repeated(machine, monkeypatch, caplog):
+    children = []
+
+    def init(**_):
+        monkeypatch.setattr(ray, "init", started)
+        sleep = [sys.executable, "-Sc", "import time; time.sleep(60)"]
+        children.extend(subprocess.Popen([*sleep, word]) for word in ("", "/ray/raylet"))
+        raise RuntimeError("The current node timed out during startup.")
+
+    started = ray.init
+    monkeypatch.setattr(ray, "init", init)
+    start_ray().stop()
+    ours, rays = children
+    assert rays.wait(10) == -signal.SIGKILL
+    assert ours.poll() is None
+    ours.kill()
+    ours.wait()
+    assert "starting it again" in caplog.text
+
+
+def test_a_start_that_never_succeeds_is_an_error(machine):
+    machine.error = RuntimeError("The current node timed out during startup.")
+    with pytest.raises(RuntimeError, match="timed out"):
+        start_ray()
+    assert len(machine.seen) == 3
 
 
 def test_another_ray_that_the_program_has_started_since_is_left_alone(machine, monkeypatch):
