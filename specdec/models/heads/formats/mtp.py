@@ -8,33 +8,40 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from specdec.models.config import ModelConfig
 from specdec.models.heads.formats.fused import FusedShape
 from specdec.models.heads.formats.layers import read_layers
 from specdec.models.heads.formats.shape import Reading
-from specdec.models.heads.formats.source import HeadSource, TensorNames
+from specdec.models.heads.formats.source import HeadSource
 from specdec.types.errors import UnsupportedModelError
 
 
 @dataclass(frozen=True)
 class _Family:
-    """One layout. pattern: of its tensors' names, with the index of the MTP layer as a group.
+    """One layout.
 
-    renames: beginnings of names behind the pattern's match, and ours; the other tensors are those
-    of the decoder layer. adds_one: norms are stored as their difference from 1.
+    pattern: beginning of the names of its tensors, with the MTP layer's `index`. replacement: of
+    what matches, as in `re.sub`. renames: beginnings of the names that this gives, and ours; other
+    tensors are those of the decoder layer. adds_one: norms are stored as their difference from 1.
     """
 
     name: str
     pattern: re.Pattern[str]
-    renames: Mapping[str, str] = field(default_factory=dict)
+    renames: Mapping[str, str]
+    replacement: str = ""
     is_feature_first: bool = False
     adds_one: bool = False
 
+    def index(self, stored: str) -> int | None:
+        """Return the index of a tensor's MTP layer; None for a tensor of another layer."""
+        match = self.pattern.match(stored)
+        return None if match is None else int(match["index"] or 0)
+
     def canonical(self, stored: str) -> str:
         """Return our name of a tensor that matches the pattern."""
-        name = self.pattern.sub("", stored, count=1)
+        name = self.pattern.sub(self.replacement, stored, count=1)
         for start, ours in self.renames.items():
             if name.startswith(start):
                 return ours + name.removeprefix(start)
@@ -43,7 +50,7 @@ class _Family:
 
 _MIMO = _Family(
     "MiMo",
-    re.compile(r"model\.mtp_layers\.(\d+)\."),
+    re.compile(r"model\.mtp_layers\.(?P<index>\d+)\."),
     {
         "token_layernorm": "token_norm",
         "hidden_layernorm": "feature_norm",
@@ -54,7 +61,7 @@ _MIMO = _Family(
 )
 _QWEN3_NEXT = _Family(
     "Qwen3-Next",
-    re.compile(r"(?:model\.)?mtp\.()"),
+    re.compile(r"(?:model\.)?mtp\.(?P<index>)"),
     {
         "pre_fc_norm_embedding": "token_norm",
         "pre_fc_norm_hidden": "feature_norm",
@@ -67,7 +74,14 @@ _QWEN3_NEXT = _Family(
 )
 _ERNIE = _Family(
     "ERNIE-4.5",
-    re.compile(r"model\.mtp_(?=(?:emb_norm|hidden_norm|linear_proj|block)\.(\d+)\.)"),
+    re.compile(r"model\.mtp_(?P<part>emb_norm|hidden_norm|linear_proj|block)\.(?P<index>\d+)\."),
+    {
+        "emb_norm": "token_norm",
+        "hidden_norm": "feature_norm",
+        "linear_proj": "fc",
+        "block": "layers.0",
+    },
+    replacement=r"\g<part>.",
 )
 _DEEPSEEK_NAMES = {
     "enorm": "token_norm",
@@ -77,7 +91,6 @@ _DEEPSEEK_NAMES = {
     "shared_head.head": "lm_head",
     "embed_tokens": "embed_tokens",
 }
-_ERNIE_NAMES = {"emb_norm": "token_norm", "hidden_norm": "feature_norm", "linear_proj": "fc"}
 
 
 def has_mtp(source: HeadSource) -> bool:
@@ -92,9 +105,9 @@ def has_mtp(source: HeadSource) -> bool:
 def read_mtp(source: HeadSource, target: ModelConfig) -> Reading:
     """Read the MTP layers of a target's checkpoint, in the layout that the tensors show."""
     family = _family_of(source, target)
-    indices = {match[1] or "0" for name in source.shapes if (match := family.pattern.match(name))}
-    first = str(min(map(int, indices)))
-    names = _names(source, family, first)
+    indices = {index for name in source.shapes if (index := family.index(name)) is not None}
+    kept = source.restricted(lambda name: family.index(name) == min(indices))
+    names = kept.renamed(family.canonical)
     if "layers.0.mlp.gate_proj.weight" not in names:
         raise UnsupportedModelError(
             f"{source.directory}: MTP layers with experts or other MLPs are not supported"
@@ -130,28 +143,10 @@ def _family_of(source: HeadSource, target: ModelConfig) -> _Family:
             return family
     # Behind the layers of the model itself.
     numbers = "|".join(str(target.num_layers + index) for index in range(16))
-    pattern = re.compile(rf"model\.layers\.({numbers})\.")
+    pattern = re.compile(rf"model\.layers\.(?P<index>{numbers})\.")
     if not any(pattern.match(name) for name in source.shapes):
         raise UnsupportedModelError(
             f"{source.directory} has no MTP layer behind the {target.num_layers} layers of the "
             "target"
         )
     return _Family("DeepSeek", pattern, _DEEPSEEK_NAMES)
-
-
-def _names(source: HeadSource, family: _Family, first: str) -> TensorNames:
-    """Return the tensors of MTP layer `first`."""
-
-    def is_used(name: str) -> bool:
-        match = family.pattern.match(name)
-        return match is not None and (match[1] or "0") == first
-
-    kept = source.restricted(is_used)
-    return kept.renamed(_canonical_ernie if family is _ERNIE else family.canonical)
-
-
-def _canonical_ernie(stored: str) -> str:
-    """Return our name of `model.mtp_<part>.<index>.<rest>`."""
-    part, _, rest = stored.removeprefix("model.mtp_").partition(".")
-    rest = rest.partition(".")[2]
-    return f"layers.0.{rest}" if part == "block" else f"{_ERNIE_NAMES[part]}.{rest}"
