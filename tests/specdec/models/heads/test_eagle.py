@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 from specdec.models.heads.config import HeadConfig
-from specdec.types.errors import InvalidValueError
+from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from tests.specdec.models.heads.driver import (
     HIDDEN,
     KERNELS,
@@ -101,6 +101,48 @@ def test_two_layers_and_norms_of_modelopt(tmp_path, target_dir):
     found = head_logits(tmp_path, target_dir, parts, borders=(5,))
     expected = reference(made, parts, target_dir, layers=2)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+HASS_NORMS = ("enorm.weight", "hnorm.weight", "norm.weight")
+FIRST_NORM = "layers.0.input_layernorm.weight"
+
+
+@pytest.mark.parametrize(
+    ("switches", "used"),
+    [
+        (
+            {"add_para_norm": True, "skip_prenorm": False, "skip_output_norm": False},
+            (*HASS_NORMS, FIRST_NORM),
+        ),
+        ({"add_para_norm": True}, HASS_NORMS[:2]),
+        ({"skip_prenorm": False}, (FIRST_NORM,)),
+        ({}, ()),
+    ],
+)
+@pytest.mark.parametrize("file", ["pytorch_model.bin", "model.safetensors"])
+def test_norms_of_hass_in_vllms_layout(tmp_path, target_dir, switches, used, file):
+    """The file stores the layer's norm and the final one even where they are not applied."""
+    made, parts = eagle_weights(True, 1, (*HASS_NORMS, FIRST_NORM)), sequences()
+    if not switches.get("add_para_norm"):
+        del made["enorm.weight"], made["hnorm.weight"]
+    stored = {f"model.{name}" if name[0] in "ln" else name: each for name, each in made.items()}
+    config = {"architectures": ["EAGLEModel"], "model_type": "eagle", "model": CONFIG | switches}
+    save(tmp_path, config, stored, file)
+    found = head_logits(tmp_path, target_dir, parts, borders=(5,))
+    norms = {*HASS_NORMS, FIRST_NORM} - set(used)
+    kept = {name: each for name, each in made.items() if name not in norms}
+    torch.testing.assert_close(found, reference(kept, parts, target_dir), atol=1e-4, rtol=1e-4)
+
+
+def test_norms_of_hass_need_their_tensors(tmp_path, target):
+    made = eagle_weights()
+    save(tmp_path, CONFIG | {"add_para_norm": True}, made)
+    with pytest.raises(UnsupportedModelError, match=r"no tensor token_norm\.weight; expected"):
+        HeadConfig.from_directory(tmp_path, target)
+    extra = weights(dict.fromkeys(("enorm.weight", "hnorm.weight"), (HIDDEN,)))
+    save(tmp_path, CONFIG | {"add_para_norm": False}, made | extra)
+    with pytest.raises(UnsupportedModelError, match=r"tensor enorm\.weight .*; expected none"):
+        HeadConfig.from_directory(tmp_path, target)
 
 
 @pytest.mark.parametrize("size", [1, 2])
