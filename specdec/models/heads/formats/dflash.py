@@ -38,8 +38,9 @@ class DFlashShape:
     """Sizes and switches of a block drafter.
 
     layers_read: inputs of the projection of the context. block_size: slots of a block, the anchor
-    included. predicts_from_anchor: as in DSpark. is_causal: within the block. markov_rank: of the
-    correction by the token before; 0 without it. markov_has_bias: of its projection.
+    included. predicts_from_anchor: as in DSpark. causal_layers: layers in which a slot of the block
+    sees no later one. markov_rank: of the correction by the token before; 0 without it.
+    markov_has_bias: of its projection.
     """
 
     decoder: ModelConfig
@@ -48,7 +49,7 @@ class DFlashShape:
     block_size: int
     mask_token_id: int
     predicts_from_anchor: bool
-    is_causal: bool
+    causal_layers: frozenset[int]
     has_embedding: bool
     has_lm_head: bool
     has_draft_ids: bool
@@ -121,7 +122,10 @@ class DFlashShape:
         )
         parts = [self.layers_read.describe(), f"layers: {self.decoder.num_layers}"]
         parts += [describe_windows(self.decoder), f"blocks of {self.block_size}", source]
-        parts += ["causal blocks"] * self.is_causal
+        if self.causal_layers:
+            is_all = len(self.causal_layers) == self.decoder.num_layers
+            some = f" in layers {', '.join(map(str, sorted(self.causal_layers)))}"
+            parts.append(f"causal blocks{'' if is_all else some}")
         if self.markov_rank:
             parts.append(f"{self.markov_kind} Markov head of rank {self.markov_rank}")
         parts.append(f"{self.draft_vocab_size} draft tokens")
@@ -135,21 +139,22 @@ def read_dflash(source: HeadSource, target: ModelConfig) -> Reading:
     nested = fields.nested("dflash_config")
     keys = Fields({**fields.raw, **nested.raw}, fields.path)
     _require_supported(source, keys)
-    layers = speculators.layer_fields(fields)
+    layers = _with_usual_window(speculators.layer_fields(fields), keys)
     layers.require_equal("hidden_size", target.hidden_size, "the target")
     layers.require_equal("vocab_size", target.vocab_size, "the target")
     is_own = "lm_head.weight" in names
     draft_vocab_size = names.shape("lm_head.weight", 2)[0] if is_own else target.vocab_size
-    is_dspark = _predicts_from_anchor(fields)
+    is_dspark = _predicts_from_anchor(keys)
+    decoder = read_layers(layers, names, target)
     rank = keys.count("markov_rank", 0, least=0)
     shape = DFlashShape(
-        decoder=read_layers(layers, names, target),
+        decoder=decoder,
         draft_vocab_size=draft_vocab_size,
         layers_read=_layers_read(fields, keys, names, target),
         block_size=_block_size(keys, least=1 if is_dspark else 2),
         mask_token_id=_mask_token_id(keys, target),
         predicts_from_anchor=is_dspark,
-        is_causal=keys.flag("causal", default=False),
+        causal_layers=_causal_layers(keys, decoder),
         has_embedding="embed_tokens.weight" in names,
         has_lm_head=is_own,
         has_draft_ids="d2t" in names and draft_vocab_size < target.vocab_size,
@@ -201,6 +206,30 @@ def _predicts_from_anchor(fields: Fields) -> bool:
     architecture = str(fields.raw.get("architectures"))
     is_deepspec = "DSpark" in architecture or "markov_rank" in fields
     return fields.flag("sample_from_anchor", default=is_deepspec)
+
+
+def _with_usual_window(layers: Fields, keys: Fields) -> Fields:
+    """Return the fields of the layers, with z-lab's window (`use_swa`) under transformers' keys.
+
+    `sliding_window` wins where both are given.
+    """
+    if not keys.flag("use_swa", default=False):
+        return layers
+    window = layers.raw.get("sliding_window") or keys.count("swa_window_size")
+    changes = {"use_sliding_window": True, "sliding_window": window}
+    return Fields({**layers.raw, **changes}, layers.path)
+
+
+def _causal_layers(keys: Fields, decoder: ModelConfig) -> frozenset[int]:
+    """Return the layers with causal blocks.
+
+    All with `causal`; those with a window if speculators' `sliding_window_non_causal` is false.
+    """
+    if keys.flag("causal", default=False):
+        return frozenset(range(decoder.num_layers))
+    if keys.flag("sliding_window_non_causal", default=True):
+        return frozenset()
+    return frozenset(i for i, each in enumerate(decoder.sliding_windows) if each is not None)
 
 
 def _layers_read(fields: Fields, keys: Fields, names: TensorNames, target: ModelConfig) -> Taps:

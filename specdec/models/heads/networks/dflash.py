@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -39,15 +40,22 @@ class BlockState:
     markov: MarkovState | None
 
 
+class _Visibility(NamedTuple):
+    """What a block sees in a layer. is_causal: within the block."""
+
+    window: int | None
+    is_causal: bool
+
+
 @dataclass(frozen=True)
 class _Context:
     """KV slots of one sequence's context, [S] int64, and what each slot of its block sees.
 
-    mask: [block_size, S + block_size] additive; None where everything is visible.
+    masks: [block_size, S + block_size] additive, by visibility; None where everything is visible.
     """
 
     slots: Tensor
-    masks: dict[int | None, Tensor | None]
+    masks: dict[_Visibility, Tensor | None]
 
 
 class DFlashHead(nn.Module):
@@ -78,6 +86,10 @@ class DFlashHead(nn.Module):
         )
         self.norm = RMSNorm(reader, "norm.weight", hidden, eps)
         self.markov = MarkovHead(shape, reader, target) if shape.markov_rank else None
+        self.visibilities = [
+            _Visibility(window, index in shape.causal_layers)
+            for index, window in enumerate(decoder.sliding_windows)
+        ]
         heads = self.attention.heads
         kv_of_queries = [index // heads.heads_per_kv - heads.kv.start for index in heads.query]
         self.kv_of_queries = torch.tensor(kv_of_queries, device=target.device)
@@ -173,9 +185,9 @@ class DFlashHead(nn.Module):
         kv_cache: Tensor,  # [num_slots, 2, num_kv_heads, head_dim]
     ) -> Tensor:
         query, kv = _query_and_kv(layer.attention, layer.input_norm(x), rotation)
-        window, size = self.attention.windows[index], self.shape.block_size
+        kind, size = self.visibilities[index], self.shape.block_size
         attended = [
-            self._attend(own_query, torch.cat([kv_cache[each.slots], own_kv]), each.masks[window])
+            self._attend(own_query, torch.cat([kv_cache[each.slots], own_kv]), each.masks[kind])
             for each, own_query, own_kv in zip(
                 contexts, query.split(size), kv.split(size), strict=True
             )
@@ -197,20 +209,20 @@ class DFlashHead(nn.Module):
         slots = torch.arange(1, chunk.end, device=self.device)
         table = torch.tensor(list(chunk.block_table), device=self.device)
         pages = table[slots // self.block_size] * self.block_size + slots % self.block_size
-        windows = set(self.attention.windows)
-        return _Context(pages, {window: self._mask(chunk.end - 1, window) for window in windows})
+        kinds = set(self.visibilities)
+        return _Context(pages, {kind: self._mask(chunk.end - 1, kind) for kind in kinds})
 
-    def _mask(self, num_features: int, window: int | None) -> Tensor | None:
+    def _mask(self, num_features: int, kind: _Visibility) -> Tensor | None:
         """Return what a block behind `num_features` tokens sees; positions count from 0."""
-        if window is None and not self.shape.is_causal:
+        if kind.window is None and not kind.is_causal:
             return None
         keys = torch.arange(num_features + self.shape.block_size, device=self.device)
         queries = keys[num_features:, None]
         is_masked = torch.zeros(len(queries), len(keys), dtype=torch.bool, device=self.device)
-        if self.shape.is_causal:
+        if kind.is_causal:
             is_masked |= keys > queries
-        if window is not None:
-            is_masked |= keys <= queries - window
+        if kind.window is not None:
+            is_masked |= keys <= queries - kind.window
         mask = torch.zeros(is_masked.shape, dtype=self.attention.dtype, device=self.device)
         return mask.masked_fill_(is_masked, float("-inf"))
 

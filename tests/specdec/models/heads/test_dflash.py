@@ -9,6 +9,7 @@ from tests.specdec.models.heads.driver import (
     HIDDEN,
     RANKS_AND_KERNELS,
     VOCAB,
+    draft_logits,
     head_logits,
     save,
     selected_logits,
@@ -80,8 +81,20 @@ def block_weights(extra=None, vocab=None):
     return weights(shapes | (extra or {}))
 
 
-def outputs(made, part, target_dir, *, causal=False, window=None):
-    """Return the normed outputs of all slots, [BLOCK, HIDDEN], and the output head."""
+def visibility(count, causal, window):
+    """Return what the slots of a block see of `count` features and the block, [BLOCK, S]."""
+    positions = torch.arange(count + BLOCK)
+    rows, cols = positions[count:, None], positions[None]
+    visible = torch.ones(BLOCK, count + BLOCK, dtype=torch.bool)
+    visible &= ~(cols > rows) if causal else visible
+    return visible & (cols > rows - window) if window else visible
+
+
+def outputs(made, part, target_dir, *, causal=(False, False), windows=(None, None)):
+    """Return the normed outputs of all slots, [BLOCK, HIDDEN], and the output head.
+
+    causal, windows: of each layer.
+    """
     own = load_file(target_dir / "model.safetensors")
     embedding = made.get("embed_tokens.weight", own["model.embed_tokens.weight"])
     inputs = torch.cat([part.inputs[:, each] for each in IDS], dim=1)
@@ -89,11 +102,8 @@ def outputs(made, part, target_dir, *, causal=False, window=None):
     count, sizes = len(context), Layers()
     positions = torch.arange(count + BLOCK).float()
     x = embedding[torch.tensor([part.tokens[-1]] + [MASK] * (BLOCK - 1))]
-    rows, cols = positions[count:, None], positions[None]
-    visible = torch.ones(BLOCK, count + BLOCK, dtype=torch.bool)
-    visible &= ~(cols > rows) if causal else visible
-    visible &= (cols > rows - window) if window else visible
     for index in range(2):
+        visible = visibility(count, causal[index], windows[index])
         prefix = f"layers.{index}"
         normed = rms(x, made[f"{prefix}.input_layernorm.weight"])
         both = torch.cat([context, normed])
@@ -151,15 +161,77 @@ def test_what_a_slot_predicts(tmp_path, target_dir, target, config, from_anchor,
     check(tmp_path, target_dir, expected, PARTS, borders=(5, 12), **options)
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_causal_blocks_and_windows(tmp_path, target_dir, size):
+def test_pickled_files_of_z_lab(tmp_path, target_dir):
     made = block_weights()
-    types = ["sliding_attention"] * 2
-    config = Z_LAB | {"layer_types": types, "sliding_window": 5}
-    config["dflash_config"] = Z_LAB["dflash_config"] | {"causal": True}
+    save(tmp_path, Z_LAB, made, "pytorch_model.bin")
+    check(tmp_path, target_dir, reference(made, PARTS, target_dir), PARTS)
+
+
+WINDOWED = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 5}
+BOTH = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 5}
+
+
+def z_lab(changes, **nested):
+    return {**Z_LAB, **changes, "dflash_config": Z_LAB["dflash_config"] | nested}
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(
+    ("config", "causal", "windows"),
+    [
+        (z_lab(BOTH, causal=True), (True, True), (5, 5)),
+        (z_lab(BOTH), (False, False), (5, 5)),
+        (z_lab({}, causal=True), (True, True), (None, None)),
+        (z_lab({}, use_swa=True, swa_window_size=5), (False, False), (5, 5)),
+        (z_lab({}, use_swa=False, swa_window_size=5), (False, False), (None, None)),
+        (
+            z_lab(WINDOWED | {"sliding_window": None}, use_swa=True, swa_window_size=7),
+            (False, False),
+            (None, 7),
+        ),
+        (
+            speculators("dflash", transformer_layer_config=LAYERS | WINDOWED),
+            (False, False),
+            (None, 5),
+        ),
+        (
+            speculators(
+                "dflash",
+                transformer_layer_config=LAYERS | WINDOWED,
+                sliding_window_non_causal=False,
+            ),
+            (False, True),
+            (None, 5),
+        ),
+    ],
+)
+def test_causal_blocks_and_windows(tmp_path, target_dir, size, config, causal, windows):
+    made = block_weights()
     save(tmp_path, config, made)
-    expected = reference(made, PARTS, target_dir, causal=True, window=5)
+    expected = reference(made, PARTS, target_dir, causal=causal, windows=windows)
     check(tmp_path, target_dir, expected, PARTS, size=size)
+
+
+def test_a_draft_window_makes_no_layer_causal(tmp_path, target_dir, target):
+    made, layers = block_weights(), LAYERS | WINDOWED
+    config = speculators("dflash", transformer_layer_config=layers, sliding_window_non_causal=False)
+    save(tmp_path, config, made)
+    head = HeadConfig.from_directory(tmp_path, target, draft_window=6)
+    assert (
+        "window 6, blocks of 6, each mask predicts its own token, causal blocks in layers 1,"
+        in (head.describe()[0])
+    )
+    expected = reference(made, PARTS, target_dir, causal=(False, True), windows=(6, 6))
+    found = draft_logits(head, target_dir, PARTS)
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
+
+
+def test_the_anchor_may_be_named_in_dflash_config(tmp_path, target_dir):
+    """As in a published DSpark head whose slots predict their own tokens."""
+    made = block_weights()
+    config = DEEPSPEC | {"dflash_config": {"sample_from_anchor": False}}
+    save(tmp_path, config, made)
+    check(tmp_path, target_dir, reference(made, PARTS, target_dir), PARTS)
 
 
 def test_default_layers_are_evenly_spaced(tmp_path, target):
@@ -205,7 +277,7 @@ def markov_bias(kind, made):
     return bias
 
 
-def save_dspark(directory, kind):
+def save_dspark(directory, kind, file="model.safetensors"):
     """Write a DSpark file with copies of embedding and head, and a confidence head."""
     shapes = {
         "markov_w1.weight": (VOCAB, RANK),
@@ -217,14 +289,16 @@ def save_dspark(directory, kind):
     extra |= {"confidence_head.proj.weight": (1, HIDDEN + RANK), "confidence_head.proj.bias": (1,)}
     made = block_weights(extra, vocab=VOCAB)
     config = DEEPSPEC | {"markov_rank": RANK, "markov_head_type": kind}
-    save(directory, config, made)
+    save(directory, config, made, file)
     return made
 
 
 @pytest.mark.parametrize(("size", "kernels"), RANKS_AND_KERNELS)
 @pytest.mark.parametrize("kind", MARKOV)
 def test_markov_heads(tmp_path, target_dir, kind, size, kernels):
-    made = save_dspark(tmp_path, kind)
+    made = save_dspark(
+        tmp_path, kind, "pytorch_model.bin" if kind == "rnn" else "model.safetensors"
+    )
     bias = markov_bias(kind, made)
     expected = reference(made, PARTS, target_dir, from_anchor=True, bias=bias)
     check(tmp_path, target_dir, expected, PARTS, size=size, kernels=kernels, borders=(7,))
