@@ -11,7 +11,7 @@ from specdec.models.heads.formats.dflash import is_block_drafter, read_dflash
 from specdec.models.heads.formats.eagle import read_eagle
 from specdec.models.heads.formats.eagle3 import read_eagle3
 from specdec.models.heads.formats.hydra import read_hydra
-from specdec.models.heads.formats.medusa import read_medusa
+from specdec.models.heads.formats.medusa import has_medusa, read_medusa
 from specdec.models.heads.formats.mlp_speculator import read_mlp_speculator
 from specdec.models.heads.formats.mtp import has_mtp, read_mtp
 from specdec.models.heads.formats.shape import Reading
@@ -50,7 +50,7 @@ def _reader_of(source: HeadSource) -> Reader:
         return read_mlp_speculator
     if "hydra_num_heads" in fields:
         return read_hydra
-    if model_type == "medusa" or "medusa_num_heads" in fields or _has_medusa_file(source):
+    if has_medusa(source):
         return read_medusa
     if "pard_token" in fields and "mask_hidden" not in source.shapes:
         raise UnsupportedModelError(
@@ -92,7 +92,3 @@ def _names(source: HeadSource) -> set[str]:
 def _architecture(fields: Fields) -> str:
     names = fields.raw.get("architectures")
     return str(names[0]) if isinstance(names, list) and names else "none"
-
-
-def _has_medusa_file(source: HeadSource) -> bool:
-    return any(path.name.startswith("medusa_lm_head") for path in source.files)

@@ -1,7 +1,8 @@
 """Medusa heads (Cai et al. 2024): residual blocks on the target's last hidden state.
 
 Layouts: `medusa_lm_head.pt` of FasterDecoding, the same under `medusa_heads.` as ModelOpt exports
-it, and vLLM's. Head i drafts token i; the target's own head gives the token before them.
+it, with or without the target's tensors beside it, and vLLM's. Head i drafts token i; the target's
+own head gives the token before them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,17 @@ _RENAMES = (
     (re.compile(r"(\d+)\.\d+\.weight"), r"lm_heads.\1.weight"),
 )
 _PREFIX = re.compile(r"medusa_heads?\.")
+
+
+def has_medusa(source: HeadSource) -> bool:
+    """Return whether a checkpoint has Medusa heads: by its keys, its file or its tensors."""
+    fields = source.fields
+    return (
+        fields.raw.get("model_type") == "medusa"
+        or "medusa_num_heads" in fields
+        or any(path.name.startswith("medusa_lm_head") for path in source.files)
+        or any(_PREFIX.match(name) for name in source.shapes)
+    )
 
 
 @dataclass(frozen=True)
@@ -77,6 +89,8 @@ def read_medusa(source: HeadSource, target: ModelConfig) -> Reading:
     fields = source.fields
     fields.require_equal("hidden_size", target.hidden_size, "the target")
     fields.require_equal("vocab_size", target.vocab_size, "the target")
+    if "medusa" in fields:
+        source = source.restricted(lambda name: bool(_PREFIX.match(name)))
     names = source.renamed(_canonical)
     num_heads, lm_heads = names.count("blocks"), _kind_of_lm_heads(names)
     if lm_heads == "shared" and "lm_head.weight" not in names:
@@ -99,8 +113,13 @@ def read_medusa(source: HeadSource, target: ModelConfig) -> Reading:
         stored_vocab_size=stored if stored == draft_vocab_size else target.vocab_size,
         has_token_map=has_map,
     )
-    layout = "vLLM" if any("blocks." in name for name in source.shapes) else "FasterDecoding"
-    return Reading("medusa", f"Medusa ({layout})", shape, names, _target_name(source))
+    return Reading("medusa", f"Medusa ({_layout(source)})", shape, names, _target_name(source))
+
+
+def _layout(source: HeadSource) -> str:
+    if any("blocks." in name for name in source.shapes):
+        return "vLLM"
+    return "ModelOpt" if "medusa" in source.fields else "FasterDecoding"
 
 
 def _canonical(stored: str) -> str:

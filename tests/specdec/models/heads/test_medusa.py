@@ -1,8 +1,11 @@
 """Medusa heads in each layout against the equations of the paper."""
 
+import json
+
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 
 from specdec.models.heads.config import HeadConfig, named_target
 from tests.specdec.models.heads.driver import (
@@ -95,6 +98,19 @@ def test_logits_equal_the_paper(tmp_path, target_dir, config, file, rename, size
     torch.testing.assert_close(found, reference(made, parts), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("has_target", [True, False])
+def test_modelopt_beside_the_tensors_of_the_target(tmp_path, target_dir, target, has_target):
+    made, parts = medusa_weights(), sequences()
+    tensors = load_file(target_dir / "model.safetensors") if has_target else {}
+    config = json.loads((target_dir / "config.json").read_text())
+    config["medusa"] = {"num_medusa_heads": NUM_HEADS, "num_medusa_layers": NUM_LAYERS}
+    save(tmp_path, config, tensors | original(made, "medusa_heads."))
+    found = head_logits(tmp_path, target_dir, parts)
+    torch.testing.assert_close(found, reference(made, parts), atol=1e-4, rtol=1e-4)
+    description = HeadConfig.from_directory(tmp_path, target).describe()[0]
+    assert description.startswith("taken for Medusa (ModelOpt): 3 heads of 2 layers")
+
+
 def test_blocks_without_bias(tmp_path, target_dir):
     made, parts = medusa_weights(bias=False), sequences()
     save(tmp_path, VLLM, of_vllm(made, bias=False))
@@ -113,8 +129,6 @@ def test_one_output_head_for_all(tmp_path, target_dir, name):
 
 
 def test_output_head_of_the_target(tmp_path, target_dir):
-    from safetensors.torch import load_file
-
     made, parts = medusa_weights(), sequences()
     tensors = {k: v for k, v in of_vllm(made).items() if "lm_head" not in k}
     save(tmp_path, VLLM | {"original_lm_head": True}, tensors)
