@@ -94,12 +94,6 @@ class HeadConfig:
         return decoder.num_layers if decoder else 0
 
     @property
-    def draft_windows(self) -> tuple[int | None, ...]:
-        """The attention window of each layer with KV; None: all tokens."""
-        decoder = self.shape.decoder
-        return decoder.sliding_windows if decoder else ()
-
-    @property
     def target_name(self) -> str | None:
         """The model that the head was trained for, if its files name one."""
         return self.reading.target_name

@@ -25,7 +25,8 @@ from specdec.types.errors import UnsupportedModelError
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
 _LEGACY_NORMS = {"aux_norm_low": 0, "aux_norm_mid": 1, "aux_norm_high": 2}
-_UNUSED = re.compile(r".*rotary_emb\.inv_freq|t2d|d2t|parallel_draft_heads\..*|norm\.weight")
+_PARALLEL = "parallel_draft_heads."
+_UNUSED = re.compile(rf".*rotary_emb\.inv_freq|t2d|d2t|{re.escape(_PARALLEL)}.*|norm\.weight")
 
 
 @dataclass(frozen=True)
@@ -158,9 +159,15 @@ def read_eagle3(source: HeadSource, target: ModelConfig) -> Reading:
         names,
         speculators.target_name(fields),
         speculators.num_draft_tokens(fields),
-        theta_note(layers, target),
+        (*theta_note(layers, target), *_unused_note(names)),
         lambda name: bool(_UNUSED.fullmatch(name)),
     )
+
+
+def _unused_note(names: TensorNames) -> tuple[str, ...]:
+    """Return a note if the file has Medusa-like heads beside the recurrent one (ModelOpt)."""
+    has_parallel = any(name.startswith(_PARALLEL) for name in names.shapes)
+    return ("its parallel_draft_heads are not used",) * has_parallel
 
 
 def _switches(fields: Fields) -> Fields:

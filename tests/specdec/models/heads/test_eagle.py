@@ -150,7 +150,7 @@ def test_draft_window(tmp_path, target_dir, target, size):
     made, parts = eagle_weights(), sequences()
     save(tmp_path, CONFIG, made)
     config = HeadConfig.from_directory(tmp_path, target, draft_window=6)
-    assert config.draft_windows == (6,)
+    assert "layers: 1, window 6, " in config.describe()[0]
     found = draft_logits(config, target_dir, parts, size=size, borders=(8,))
     expected = reference(made, parts, target_dir, Layers(window=6))
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)

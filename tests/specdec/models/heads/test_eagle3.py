@@ -259,8 +259,17 @@ def test_norm_output_of_specforge_is_the_norm_before_the_head(tmp_path, target_d
 def test_switches_of_modelopt(tmp_path, target_dir, key, switch, unused):
     made, parts = eagle3_weights(), sequences()
     del made[unused], made["t2d"]
-    save(tmp_path, CONFIG | {"eagle_config": {key: False}}, made)
+    save(tmp_path, CONFIG | {"eagle_config": {key: False}}, made, "pytorch_model.bin")
     check(tmp_path, target_dir, Reference(made, target_dir, **{switch: False}), parts)
+
+
+def test_parallel_heads_of_modelopt_are_not_used(tmp_path, target_dir, target):
+    made, parts = eagle3_weights(), sequences()
+    extra = {f"parallel_draft_heads.0.medusa_layers.0.linear.{n}": torch.ones(1) for n in "wb"}
+    save(tmp_path, CONFIG, made | extra)
+    check(tmp_path, target_dir, Reference(made, target_dir), parts)
+    description = HeadConfig.from_directory(tmp_path, target).describe()
+    assert description[1] == "its parallel_draft_heads are not used"
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
