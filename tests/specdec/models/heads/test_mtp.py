@@ -166,6 +166,17 @@ def test_logits_equal_the_reference(tmp_path, target_dir, family, size, kernels)
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
 
 
+def test_layers_in_a_pickled_checkpoint(tmp_path, target_dir, family):
+    made, parts = weights_of_16(family), sequences()
+    directory = with_mtp(target_dir, tmp_path / "a", stored(made, family), family.config)
+    path = directory / "model.safetensors"
+    torch.save(load_file(path), directory / "pytorch_model.bin")
+    path.unlink()
+    found = head_logits(directory, target_dir, parts)
+    expected = reference(made, parts, target_dir, family)
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
+
+
 def test_the_target_loads_without_its_mtp_layers(tmp_path, target_dir, target, family):
     tensors = stored(weights_of_16(family), family)
     directory = with_mtp(target_dir, tmp_path / "a", tensors, {"num_nextn_predict_layers": 1})
