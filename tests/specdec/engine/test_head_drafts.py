@@ -40,22 +40,25 @@ def requests():
 
 
 @pytest.fixture(scope="module")
-def head_dir_of(tiny_model_dir, tmp_path_factory):
-    engine = local_engine(tiny_model_dir, engine_config(0))
-    outputs = {}
-    for each in requests():
-        engine.add(each)
-    while engine.has_work:
-        for output in engine.step():
-            outputs.setdefault(output.request_id, []).extend(output.token_ids)
-    texts = [[*each.prompt, *outputs[each.request_id]] for each in requests()]
+def tokens(tiny_model_dir):
+    """Return the tokens without speculation, by request."""
+    transcripts = run(local_engine(tiny_model_dir, engine_config(0)), requests())
+    return {name: each.token_ids for name, each in transcripts.items()}
+
+
+@pytest.fixture(scope="module")
+def head_dir_of(tiny_model_dir, tmp_path_factory, tokens):
+    texts = [[*each.prompt, *tokens[each.request_id]] for each in requests()]
     return cache(
         lambda method: HEADS[method](tiny_model_dir, tmp_path_factory.mktemp(method), texts)
     )
 
 
 class Recording:
-    """An engine, and the drafts that its head made: by request and length of its text."""
+    """An engine, the drafts that its head made by request and length of its text, and the tokens.
+
+    The tokens are those of the last run, by request.
+    """
 
     def __init__(self, directory, head_dir, method, kernels, proposer=None, **changes):
         speculation = SpeculativeConfig.of(
@@ -67,17 +70,19 @@ class Recording:
         self.engine = local_engine(
             directory, config, proposer=proposer, policy=policy, head=head, kernels=kernels
         )
-        self.drafts = {}
+        self.drafts, self.tokens = {}, {}
 
     def run(self, asked, toggle=None):
         for each in asked:
             self.engine.add(each)
+            self.tokens[each.request_id] = []
         num_steps = 0
         while self.engine.has_work:
             if toggle is not None:
                 mode = "on" if toggle(num_steps) else "off"
                 self.engine.set_speculation(SpeculationControl(mode, 32, K))
-            self.engine.step()
+            for output in self.engine.step():
+                self.tokens[output.request_id].extend(output.token_ids)
             self.engine.check_integrity()
             self.record()
             num_steps += 1
@@ -123,7 +128,7 @@ def check(found, expected, least):
 
 @pytest.mark.parametrize(("method", "kernels"), HEADS_AND_KERNELS)
 def test_drafts_are_those_of_an_undisturbed_run(
-    tiny_model_dir, head_dir_of, expected_of, method, kernels
+    tiny_model_dir, head_dir_of, expected_of, tokens, method, kernels
 ):
     expected = expected_of(method, kernels)
     assert len(expected) > 140
@@ -132,50 +137,57 @@ def test_drafts_are_those_of_an_undisturbed_run(
     def recording(**changes):
         return Recording(tiny_model_dir, head_dir_of(method), method, kernels, **changes)
 
+    def check_run(made, least):
+        check(made.drafts, expected, least)
+        assert made.tokens == tokens
+
     plain = recording(max_num_seqs=1)
-    check(plain.run(requests()).drafts, expected, 60)
+    check_run(plain.run(requests()), 60)
     assert plain.counts.speculation.num_accepted_tokens > 0
     assert plain.counts.num_cached_tokens > 0, "the prompts have a common beginning"
     num_cached = plain.counts.num_cached_tokens
     plain.drafts = {}
-    check(plain.run(requests()[::-1]).drafts, expected, 60)
+    check_run(plain.run(requests()[::-1]), 60)
     assert plain.counts.num_cached_tokens > num_cached + 60, "whole prompts are cached now"
 
     chunked = recording(max_num_batched_tokens=9, max_num_seqs=3).run(requests())
     assert chunked.counts.num_prefill_chunks > 4
-    check(chunked.drafts, expected, 40)
+    check_run(chunked, 40)
 
     preempted = recording(num_blocks=40).run(requests())
     assert preempted.counts.num_preemptions > 0
-    check(preempted.drafts, expected, 40)
+    check_run(preempted, 40)
 
     toggled = recording(max_num_batched_tokens=12).run(requests(), lambda step: step // 6 % 2)
-    check(toggled.drafts, expected, 15)
+    check_run(toggled, 15)
 
     switched_on = recording(max_num_batched_tokens=8).run(requests(), lambda step: step > 16)
-    check(switched_on.drafts, expected, 10)
+    check_run(switched_on, 10)
     assert min(length for _, length in switched_on.drafts) > 40, "a gap takes several steps"
 
 
-@pytest.mark.parametrize("method", ["eagle3"])
-def test_a_window_changes_drafts_and_no_token(tiny_model_dir, head_dir_of, expected_of, method):
-    whole = expected_of(method, "auto")
+@pytest.mark.parametrize(("method", "kernels"), HEADS_AND_KERNELS)
+def test_a_window_changes_drafts_and_no_token(
+    tiny_model_dir, head_dir_of, expected_of, tokens, method, kernels
+):
+    whole = expected_of(method, kernels)
     window = {"speculation": {"draft_window": 6}}
-    cut = expected_of(method, "auto", **window)
+    cut = expected_of(method, kernels, **window)
     assert cut.keys() == whole.keys()
     assert cut != whole
-    again = Recording(tiny_model_dir, head_dir_of(method), method, "auto", **window)
+    again = Recording(tiny_model_dir, head_dir_of(method), method, kernels, **window)
     check(again.run(requests()).drafts, cut, 40)
+    assert again.tokens == tokens
+    assert again.counts.speculation.num_accepted_tokens > 0
 
 
 @pytest.mark.parametrize(("method", "kernels"), HEADS_AND_KERNELS)
 def test_drafts_behind_trees_are_those_of_an_undisturbed_run(
-    tiny_model_dir, head_dir_of, expected_of, method, kernels
+    tiny_model_dir, head_dir_of, expected_of, tokens, method, kernels
 ):
     """Features move with the KV of the accepted path, so a draft behind it is the same."""
-    plain = run(local_engine(tiny_model_dir, engine_config(0)), requests())
     answers = {
-        each.prompt_token_ids: (*each.prompt_token_ids, *plain[each.request_id].token_ids)
+        each.prompt_token_ids: (*each.prompt_token_ids, *tokens[each.request_id])
         for each in requests()
     }
     trees = Recording(
@@ -183,3 +195,4 @@ def test_drafts_behind_trees_are_those_of_an_undisturbed_run(
     )
     check(trees.run(requests()).drafts, expected_of(method, kernels), 60)
     assert trees.counts.speculation.num_accepted_tokens > 30
+    assert trees.tokens == tokens
