@@ -141,9 +141,18 @@ _RECIPES = {
 
 
 def fitted_head_dir(
-    method: str, target_dir: Path, directory: Path, texts: Sequence[Sequence[int]]
+    method: str,
+    target_dir: Path,
+    directory: Path,
+    texts: Sequence[Sequence[int]],
+    num_prompt_tokens: Sequence[int] | None = None,
+    depth: int = 1,
 ) -> Path:
-    """Write a head of `method`, whose output heads are fitted to texts by least squares."""
+    """Write a head of `method`, whose output heads are fitted to texts by least squares.
+
+    num_prompt_tokens: of each text; the head is fitted behind them. depth: draft tokens to which
+    an output head that drafts all of them is fitted.
+    """
     recipe, target = _RECIPES[method], ModelConfig.from_directory(target_dir)
     directory.mkdir(parents=True, exist_ok=True)
     tensors = _random(recipe.tensors(target))
@@ -155,7 +164,12 @@ def fitted_head_dir(
     for name in recipe.lm_heads:
         tensors[name] = torch.zeros(len(draft_ids), target.hidden_size)
     _save(recipe, target, target_dir, directory, tensors)
-    states, tokens = _samples(directory, target_dir, target, texts, len(recipe.lm_heads))
+    is_shared = len(recipe.lm_heads) == 1
+    starts = num_prompt_tokens or [1] * len(texts)
+    places = _Places(texts, starts, depth if is_shared else len(recipe.lm_heads))
+    states, tokens = _samples(directory, target_dir, target, places)
+    if is_shared:
+        states, tokens = states.flatten(0, 1)[:, None], tokens.flatten()[:, None]
     for index, name in enumerate(recipe.lm_heads):
         wanted = F.one_hot(tokens[:, index], target.vocab_size)[:, draft_ids].float()
         tensors[name] = (torch.linalg.pinv(states[:, index], rtol=1e-3) @ wanted).T.contiguous()
@@ -204,12 +218,25 @@ def _save(
     return directory
 
 
+@dataclass(frozen=True)
+class _Places:
+    """Places of texts behind which a head is fitted to `num_steps` draft tokens."""
+
+    texts: Sequence[Sequence[int]]
+    num_prompt_tokens: Sequence[int]
+    num_steps: int
+
+    def with_pair(self, place: int) -> list[int]:
+        """Return the indices of the texts with `num_steps` tokens behind the pair at `place`."""
+        return [i for i, text in enumerate(self.texts) if place + self.num_steps < len(text)]
+
+    def is_fitted(self, index: int, place: int) -> bool:
+        """Return whether the pair of a text is used: those in its prompt only write KV."""
+        return place >= self.num_prompt_tokens[index]
+
+
 def _samples(
-    directory: Path,
-    target_dir: Path,
-    target: ModelConfig,
-    texts: Sequence[Sequence[int]],
-    num_steps: int,
+    directory: Path, target_dir: Path, target: ModelConfig, places: _Places
 ) -> tuple[Tensor, Tensor]:
     """Return inputs of the output heads [N, num_steps, hidden], and the tokens [N, num_steps]."""
     model = load_model(
@@ -226,15 +253,14 @@ def _samples(
         head.lm_heads = nn.ModuleList(nn.Identity() for _ in head.lm_heads)
     else:
         head.lm_head = nn.Identity()
-    states, tokens = zip(*_steps(model, head, texts, num_steps), strict=True)
+    states, tokens = zip(*_steps(model, head, places), strict=True)
     return torch.cat(states), torch.cat(tokens)
 
 
 @torch.inference_mode()
-def _steps(
-    model: Decoder, head: DraftHead, texts: Sequence[Sequence[int]], num_steps: int
-) -> Iterator[tuple[Tensor, Tensor]]:
+def _steps(model: Decoder, head: DraftHead, places: _Places) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield states and tokens behind one pair of each text, pair by pair."""
+    texts, num_steps = places.texts, places.num_steps
     num_blocks = _MAX_LEN // _BLOCK_SIZE
     tables = [range(index * num_blocks, (index + 1) * num_blocks) for index in range(len(texts))]
     num_slots = len(texts) * num_blocks * _BLOCK_SIZE
@@ -247,10 +273,14 @@ def _steps(
     lengths = [len(text) for text in texts]
     features = head.features(hidden, tapped if head.taps else None).split(lengths)
     for place in range(1, max(lengths) - num_steps):
-        own = [index for index, length in enumerate(lengths) if place + num_steps < length]
+        own = places.with_pair(place)
         chunks = [Chunk([texts[index][place]], place, tables[index]) for index in own]
         of_pairs = torch.stack([features[index][place - 1] for index in own])
         state = head.begin(ModelInput(chunks, _BLOCK_SIZE), of_pairs, head_cache, num_steps)
+        rows = [row for row, index in enumerate(own) if places.is_fitted(index, place)]
+        if not rows:
+            continue
+        state, own = head.select(state, rows), [own[row] for row in rows]
         found, wanted = [], []
         for step in range(num_steps):
             tokens = [texts[index][place + 1 + step] for index in own]

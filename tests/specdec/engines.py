@@ -94,6 +94,7 @@ def draft_model(
     group: TensorParallelGroup | None = None,
     quantization: QuantizationMethod | None = None,
     vocabulary: DraftVocabulary | None = None,
+    kernels: Kernels = "auto",
     **changes: float,
 ) -> DraftModelProposer:
     """Make a proposer with the draft model in this process, with small limits."""
@@ -102,7 +103,13 @@ def draft_model(
     limits = DraftLimits(**{**values, **changes})  # type: ignore[arg-type]
     group = group or TensorParallelGroup()
     runner = load_draft_runner(
-        directory, "float32", limits, group, quantization, vocabulary=vocabulary.shared
+        directory,
+        "float32",
+        limits,
+        group,
+        quantization,
+        vocabulary=vocabulary.shared,
+        kernels=kernels,
     )
     return DraftModelProposer(LocalDraftWorker(runner), limits, vocabulary.new_adapter())
 

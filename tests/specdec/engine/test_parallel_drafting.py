@@ -1,4 +1,7 @@
-"""Parallel drafting (PARD) through the real engine, against an independent reference."""
+"""Parallel drafting (PARD) through the real engine, against an independent reference.
+
+`test_head_matrix.py` has every length, batch and size.
+"""
 
 import json
 from dataclasses import replace
@@ -97,9 +100,9 @@ def test_drafts_are_those_of_one_pass_over_masks(tiny_model_dir, pard_dir, tempe
     assert engine.stats().counts.accepted_by_position[0] > 5
 
 
-def check(directory, pard, temperature, k, batch_size, group=None):
+def check(directory, pard, temperature, k, group=None):
     proposer = parallel_model(pard, group, max_model_len=90)
-    config = engine_config(k, num_blocks=60, max_num_seqs=batch_size)
+    config = engine_config(k, num_blocks=60)
     engine = local_engine(directory, config, group, proposer)
     asked = requests(temperature=temperature)
     for order in (1, -1):
@@ -108,7 +111,7 @@ def check(directory, pard, temperature, k, batch_size, group=None):
     counts = engine.stats().counts
     assert counts.num_prefill_chunks > 0
     assert counts.num_cached_tokens > 0
-    assert (counts.num_preemptions > 0) == (batch_size == 8)
+    assert counts.num_preemptions > 0
     assert counts.speculation.num_accepted_tokens > 0
     assert k == 1 or counts.speculation.num_accepted_tokens < counts.speculation.num_draft_tokens
     proposer.check_integrity()
@@ -116,24 +119,12 @@ def check(directory, pard, temperature, k, batch_size, group=None):
 
 @pytest.mark.parametrize(("temperature", "k"), [(0.8, 3), (0.0, 5)])
 def test_tokens_are_those_without_speculation(tiny_model_dir, pard_dir, temperature, k):
-    check(tiny_model_dir, pard_dir, temperature, k, batch_size=8)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("batch_size", [1, 8])
-@pytest.mark.parametrize("k", [1, 3, 5])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_every_length_batch_and_size(tiny_model_dir, pard_dir, temperature, k, batch_size, size):
-    reference_tokens(tiny_model_dir, temperature)  # before the ranks start
-    run_ranks(
-        size, lambda group: check(tiny_model_dir, pard_dir, temperature, k, batch_size, group)
-    )
+    check(tiny_model_dir, pard_dir, temperature, k)
 
 
 def test_two_ranks_agree(tiny_model_dir, pard_dir):
     reference_tokens(tiny_model_dir, 0.8)
-    run_ranks(2, lambda group: check(tiny_model_dir, pard_dir, 0.8, 3, 8, group))
+    run_ranks(2, lambda group: check(tiny_model_dir, pard_dir, 0.8, 3, group))
 
 
 def test_the_longest_draft_needs_no_catching_up():
