@@ -23,7 +23,7 @@ _UNUSED = re.compile(rf".*rotary_emb\.inv_freq|t2d|d2t|{_FIRST_NORM}|{_FINAL_NOR
 
 def read_eagle(source: HeadSource, target: ModelConfig) -> Reading:
     """Read an EAGLE-1 or EAGLE-2 head."""
-    is_nested = "model" in source.fields
+    is_nested = isinstance(source.fields.raw.get("model"), dict)
     fields = source.fields.nested("model") if is_nested else source.fields
     fields.require_equal("hidden_size", target.hidden_size, "the target")
     fields.require_equal("vocab_size", target.vocab_size, "the target")
