@@ -183,7 +183,7 @@ class HashTarget:
         vocab_size: int,
         head: Callable[[Sequence[int], int], Sequence[int]] | None = None,
     ) -> None:
-        """head: makes a draft of at most so many tokens behind a text, as on the ranks."""
+        """head: makes a draft behind a text, of at most N tokens, as on the ranks."""
         self.block_size = block_size
         self.vocab_size = vocab_size
         self._head = head
