@@ -40,11 +40,11 @@ class Drafting:
 
     def resolved(self, rows: collections.abc.Sequence[StepRow]) -> Drafting:
         """Return it with the number that each resolved row wanted of held drafts."""
-        num_requested = dict(self.num_requested)
-        num_requested.update(
-            (row.seq_id, row.num_held_drafts) for row in rows if row.seq_id in self.ahead
-        )
-        return replace(self, num_requested=num_requested)
+        held = {row.seq_id: row.num_held_drafts for row in rows if self._is_held(row.seq_id)}
+        return replace(self, num_requested={**self.num_requested, **held})
+
+    def _is_held(self, seq_id: int) -> bool:
+        return seq_id in self.ahead and self.ahead[seq_id].num_held_drafts > 0
 
 
 class Speculator:

@@ -24,6 +24,7 @@ from tests.specdec.engines import (
     HashTarget,
     Transcript,
     engine_config,
+    local_engine,
     make_engine,
     request,
     run,
@@ -377,6 +378,27 @@ def test_the_policy_may_stop_drafts_behind_a_step_with_drafts(tiny_model_dir, he
     kinds = {any(row.num_held_drafts for row in rows) for rows in ahead}
     assert kinds == {False, True}
     assert outcome.counts.speculation.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("method", ["medusa", "ngram"])
+def test_the_policy_observes_what_it_does_with_synchronous_scheduling(
+    tiny_model_dir, head_dir_of, method
+):
+    """Drafts that were wanted, made and accepted, to the end of the request."""
+    observed = {}
+    for is_async in (False, True):
+        keys = {"model": str(head_dir_of(method))} if method in HEADS else {"prompt_lookup_min": 1}
+        speculation = SpeculativeConfig.of(method, K, **keys)
+        config = engine_config(speculation=speculation, async_scheduling=is_async)
+        policy = SpeculationPolicy(SpeculationControl("on", 32, K), clock=lambda: 0.0)
+        rows = observed[is_async] = []
+        policy.observe_row = lambda *counts, is_tree, rows=rows: rows.append(counts)
+        head = HeadFiles(head_dir_of(method)) if method in HEADS else None
+        engine = local_engine(tiny_model_dir, config, policy=policy, head=head, kernels="torch")
+        run(engine, [request("a", prompt(0)[:4] * 6, max_tokens=30)])
+        assert (engine.stats().counts.num_steps_ahead > 0) == is_async
+    assert observed[True] == observed[False]
+    assert any(made for _, made, _ in observed[True])
 
 
 def test_a_lost_target_loses_both_steps_in_flight(tiny_model_dir, head_dir_of, plain):
