@@ -133,8 +133,8 @@ class LLMConfig:
         True,
         BOOLEAN,
         "Schedule the next step while the current one runs, if that has no drafts and those of the "
-        "next one do not depend on it; when a sequence stops, the step scheduled ahead for it is "
-        "discarded",
+        "next one do not depend on it, or if a head on the target's ranks makes them; when a "
+        "sequence stops, the step scheduled ahead for it is discarded",
     )
     kv_cache_memory_gib: float | None = setting(
         None,

@@ -3,7 +3,8 @@
 Asynchronous scheduling makes the rows of the next step before the tokens of this one are known. As
 in vLLM and SGLang, a worker that already has its next step does not wait while the engine
 commits this one. Behind a step without drafts, everything about the next step is known except the
-tokens, and those the worker has; an n-gram lookup supplies a draft for each. If a token ends its
+tokens, and those the worker has; an n-gram lookup supplies a draft for each. Behind a step with
+drafts of a head, the worker also has the positions and the next drafts. If a token ends its
 sequence, the result of that sequence's next row is discarded.
 """
 
@@ -11,16 +12,18 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import NamedTuple
 
 from specdec.engine.metrics import StepRecorder
 from specdec.engine.scheduler import ScheduledRow, Scheduler
+from specdec.engine.speculator import Drafting
 from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.sequence import Sequence, SequenceStatus
 from specdec.sequences.worker_view import WorkerView
+from specdec.speculation.proposers import ProposalAhead
 from specdec.types.control import SpeculationControl
 from specdec.types.draft_decision import Decision
 from specdec.types.errors import GrammarError
@@ -105,9 +108,9 @@ class StepsInFlight:
         return rows, verified
 
     def resolve(self) -> None:
-        """Select the drafts of the step in flight by the tokens that the step before has yielded.
+        """Put what the step before has yielded into the rows of the step in flight.
 
-        The ranks do the same. Rows of sequences that have ended keep them: they are discarded.
+        The ranks do the same. Rows of sequences that have ended stay pending: they are discarded.
         """
         if self._steps:
             step = self._steps[0]
@@ -128,13 +131,18 @@ def schedule_ahead(
     decision: Decision,
     control: SpeculationControl,
     max_model_len: int,
+    *,
+    holds_drafts: bool,
 ) -> list[ScheduledRow]:
-    """Return the rows behind those in flight; none where they are not known yet."""
-    if not _are_predictable(in_flight):
+    """Return the rows behind those in flight; none where they are not known yet.
+
+    holds_drafts: whether the drafts behind drafts are held by the target's ranks.
+    """
+    if not _are_predictable(in_flight, holds_drafts=holds_drafts):
         return []
-    ended = _ending(in_flight, max_model_len)
-    if ended and scheduler.num_waiting:
+    if scheduler.num_waiting and _ending(in_flight, max_model_len, at_least=False):
         return []  # a waiting sequence takes the place of one that ends
+    ended = _ending(in_flight, max_model_len, at_least=True)
     with _anticipated(in_flight):
         rows = scheduler.schedule_ahead(decision, control)
         if any(row.num_draft_tokens and not row.seq.num_pending for row in rows):
@@ -143,18 +151,13 @@ def schedule_ahead(
 
 
 def rows_ahead(
-    scheduled: list[ScheduledRow],
-    in_flight: Rows,
-    drafts_by_token: Mapping[int, tuple[tuple[int, ...], ...]],
+    scheduled: list[ScheduledRow], in_flight: Rows, drafting: Drafting, max_model_len: int
 ) -> Rows:
-    """Return the rows to send; none where the grammar of one cannot continue.
-
-    drafts_by_token: as in StepRow, by sequence.
-    """
+    """Return the rows to send; none where the grammar of one cannot continue."""
     try:
         with _anticipated(in_flight):
             return [
-                (row.seq, _row_ahead(row, drafts_by_token.get(row.seq.seq_id, ())))
+                (row.seq, _row_ahead(row, drafting.ahead.get(row.seq.seq_id), max_model_len))
                 for row in scheduled
             ]
     except GrammarError:
@@ -163,44 +166,57 @@ def rows_ahead(
 
 @contextmanager
 def _anticipated(in_flight: Rows) -> Iterator[None]:
-    """Advance sequences to their state after the step in flight, whose tokens are pending."""
+    """Advance sequences to their state after the step in flight, whose tokens are pending.
+
+    All its drafts count as accepted.
+    """
     running = [(seq, row) for seq, row in in_flight if seq.status is SequenceStatus.RUNNING]
     before = [seq.num_computed_tokens for seq, _ in running]
     for seq, row in running:
-        seq.num_computed_tokens, seq.num_pending = row.end, int(row.samples)
+        seq.num_pending_drafts = row.draft_depth
+        seq.num_computed_tokens = row.known_end + row.draft_depth
+        seq.num_pending = row.draft_depth + 1 if row.samples else 0
     try:
         yield
     finally:
         for (seq, _), num_computed_tokens in zip(running, before, strict=True):
-            seq.num_computed_tokens, seq.num_pending = num_computed_tokens, 0
+            seq.num_computed_tokens = num_computed_tokens
+            seq.num_pending = seq.num_pending_drafts = 0
 
 
-def _are_predictable(in_flight: Rows) -> bool:
-    """Return whether each row yields one token, on which nothing else of the next row depends.
+def _are_predictable(in_flight: Rows, *, holds_drafts: bool) -> bool:
+    """Return whether the next row of each sequence depends on what the target's ranks have alone.
 
-    A grammar needs the token for the mask of the next position. A chunk of a prompt yields none.
+    A grammar needs the token for the mask of the next position. Of rows with guesses the engine
+    does not know how many tokens they yield. A chunk of a prompt yields none.
     """
     return not any(
-        row.samples and (row.guesses or seq.constraint is not None) for seq, row in in_flight
+        row.samples and (seq.constraint is not None or (row.guesses and not holds_drafts))
+        for seq, row in in_flight
     )
 
 
-def _ending(in_flight: Rows, max_model_len: int) -> set[int]:
-    """Return the ids of the running sequences that certainly end with their pending token."""
+def _ending(in_flight: Rows, max_model_len: int, *, at_least: bool) -> set[int]:
+    """Return the ids of the running sequences that end by length with their pending tokens.
+
+    at_least: counts one token of each, so that they certainly end; else all that may come.
+    """
     return {
         seq.seq_id
         for seq, row in in_flight
         if seq.status is SequenceStatus.RUNNING
         and row.samples
-        and (seq.num_tokens + 1 >= max_model_len or seq.num_output_tokens + 1 == seq.max_tokens)
+        and seq.num_tokens + (1 if at_least else 1 + row.draft_depth)
+        >= seq.max_length(max_model_len)
     }
 
 
-def _row_ahead(row: ScheduledRow, drafts_by_token: tuple[tuple[int, ...], ...]) -> StepRow:
+def _row_ahead(row: ScheduledRow, proposal: ProposalAhead | None, max_model_len: int) -> StepRow:
     """Return the row of an anticipated sequence. Raises GrammarError where it cannot continue."""
     seq = row.seq
     if not seq.num_pending:
         return row.step_row(None)
+    proposal = proposal or ProposalAhead(seq.seq_id)
     return StepRow(
         seq.seq_id,
         seq.num_computed_tokens,
@@ -208,12 +224,15 @@ def _row_ahead(row: ScheduledRow, drafts_by_token: tuple[tuple[int, ...], ...]) 
         0,
         True,
         adapter_id=seq.request.adapter_id,
-        drafts_by_token=drafts_by_token,
+        drafts_by_token=proposal.drafts_by_token,
         num_next_drafts=row.num_next_drafts,
+        num_held_drafts=proposal.num_held_drafts,
+        max_end=seq.max_length(max_model_len) - 1,
     )
 
 
 def _resolved(seq: Sequence, row: StepRow) -> tuple[Sequence, StepRow]:
-    if not row.drafts_by_token or seq.status is not SequenceStatus.RUNNING:
+    if not row.is_pending or seq.status is not SequenceStatus.RUNNING:
         return seq, row
-    return seq, row.resolved(seq.token_ids[-1])
+    held = seq.head_draft.token_ids if seq.head_draft else ()
+    return seq, row.resolved(seq.num_tokens - 1, seq.token_ids[-1], held)

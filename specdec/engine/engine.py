@@ -291,15 +291,21 @@ class Engine:
         if decision is None or len(self._steps) != 1:
             return False
         in_flight, control = self._steps.rows, self.control
+        max_model_len = self.config.max_model_len
         scheduled = schedule_ahead(
-            in_flight, self._scheduler, decision, control, self.config.max_model_len
+            in_flight,
+            self._scheduler,
+            decision,
+            control,
+            max_model_len,
+            holds_drafts=self._speculator.holds_drafts,
         )
         drafting: Drafting | None = Drafting()
         if scheduled and decision.num_draft_tokens:
             drafting = self._speculator.propose_ahead(self._eligible(scheduled))
         if drafting is None:
             return False
-        rows = rows_ahead(scheduled, in_flight, drafting.drafts_by_token)
+        rows = rows_ahead(scheduled, in_flight, drafting, max_model_len)
         if rows:
             self._send(rows)
             self._drafting_ahead = drafting
@@ -309,7 +315,8 @@ class Engine:
         """Go on with the step that was begun ahead."""
         if self._scheduler.num_decoding:  # otherwise its results are discarded
             rows = [row for _, row in self._steps.rows]
-            self._speculator.begin_step(rows, self._drafting_ahead, is_as_decided=is_as_decided)
+            drafting = self._drafting_ahead.resolved(rows)
+            self._speculator.begin_step(rows, drafting, is_as_decided=is_as_decided)
 
     def _step_rows(
         self,
@@ -436,7 +443,7 @@ class Engine:
         Guesses can corrupt a whole row: attention multiplies their NaN values by 0.
         """
         if row.guesses:
-            seq.may_draft = False
+            seq.may_draft, seq.head_draft = False, None
             self._drop_rejected(seq)
             return []
         return [self._fail(seq, self._logits_error(seq, row))]
@@ -451,7 +458,7 @@ class Engine:
         self._blocks.publish(seq.seq_id, seq.token_ids, seq.num_computed_tokens)
 
     def _drop_rejected(self, seq: Sequence) -> None:
-        """Free the blocks that only rejected drafts needed; a step begun ahead has no drafts."""
+        """Free the blocks that only rejected drafts needed; a step begun ahead may need them."""
         if not self._steps and self._blocks.truncate(seq.seq_id, seq.num_computed_tokens):
             self._steps.truncate(seq.seq_id)
 

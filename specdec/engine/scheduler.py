@@ -238,9 +238,11 @@ class Scheduler:
     def schedule_ahead(self, decision: Decision, control: SpeculationControl) -> list[ScheduledRow]:
         """Return the rows of the step behind the one in flight; none if it depends on that one.
 
-        The running sequences are in the state after the step in flight. None is preempted, and
-        none is admitted, since blocks that it could share may be published by then. Where either
-        would happen, or a row would lose guesses for want of blocks, the step cannot be known.
+        The running sequences are in the state after the step in flight. Where it has drafts they
+        have all been accepted, so that each row has the blocks for its highest position. None is
+        preempted, and none is admitted, since blocks that it could share may be published by then.
+        Where either would happen, or a row would lose guesses or its next drafts for want of
+        blocks, the step cannot be known.
         """
         self._rows = {}
         self._decision, self._control = decision, control
@@ -256,8 +258,7 @@ class Scheduler:
         self._reserve_guesses()
         if list(self._rows.values())[: len(planned)] != planned:
             return []
-        self._plan_next_drafts()
-        return list(self._rows.values())
+        return list(self._rows.values()) if self._plan_next_drafts() else []
 
     def _num_missing_blocks(self) -> int:
         """Return at least how many blocks the next tokens of the running sequences take."""
@@ -328,26 +329,29 @@ class Scheduler:
         Guesses are optional: no sequence is preempted or kept waiting for their slots.
         """
         for seq_id, row in self._rows.items():
-            num_tokens = row.seq.num_tokens + row.num_guesses
+            num_tokens = min(row.seq.num_tokens + row.num_guesses, self._config.max_model_len)
             if row.num_guesses and not self._blocks.reserve(seq_id, num_tokens):
                 self._rows[seq_id] = ScheduledRow(row.seq, 1)
 
-    def _plan_next_drafts(self) -> None:
+    def _plan_next_drafts(self) -> bool:
         """Let the target's head draft for the next step, where it has one, as far as it is useful.
 
         The draft length of the next step is the present one, or with a batch budget the longest. A
         head with KV runs the tokens that this step yields and its own drafts behind them, in slots
-        that no other sequence waits for.
+        that no other sequence waits for. Returns whether there were blocks for all of them.
         """
         if self._head is None or self._decision.num_draft_tokens == 0:
-            return
+            return True
+        has_room = True
         for seq_id, row in self._rows.items():
             count = self._num_next_drafts(row)
             if count and row.samples and self._head.writes_kv:
                 num_slots = row.seq.num_tokens + row.num_draft_tokens + 1 + count
                 num_slots = min(num_slots, self._config.max_model_len)
-                count = count if self._blocks.reserve(seq_id, num_slots) else 0
+                if not self._blocks.reserve(seq_id, num_slots):
+                    has_room, count = False, 0
             self._rows[seq_id] = row._replace(num_next_drafts=count)
+        return has_room
 
     def _num_next_drafts(self, row: ScheduledRow) -> int:
         """Return the draft tokens that could become output behind the one that a row yields."""
@@ -485,11 +489,12 @@ class Scheduler:
         )
 
     def _num_useful_guesses(self, seq: Sequence) -> int:
-        """Return how many guesses could still become output, beside a token of the target."""
-        room = self._config.max_model_len - seq.num_tokens
-        if seq.max_tokens is not None:
-            room = min(room, seq.max_tokens - seq.num_output_tokens)
-        return max(0, room - 1)
+        """Return how many guesses could still become output, beside a token of the target.
+
+        Of pending drafts none may be accepted; if more are, `StepRow.max_end` cuts held drafts.
+        """
+        num_tokens = seq.num_tokens - seq.num_pending_drafts
+        return max(0, seq.max_length(self._config.max_model_len) - num_tokens - 1)
 
 
 def require_room(config: EngineConfig, num_present: int, num_choices: int) -> None:

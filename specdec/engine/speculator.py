@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import collections.abc
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.scheduler import ScheduledRow
 from specdec.sequences.sequence import Sequence
 from specdec.speculation.policy.policy import SpeculationPolicy
-from specdec.speculation.proposers import DraftRequest, Proposal, Proposer, SynchronousProposer
+from specdec.speculation.proposers import (
+    DraftRequest,
+    Proposal,
+    ProposalAhead,
+    Proposer,
+    SynchronousProposer,
+)
 from specdec.types.control import NO_SPECULATION, SpeculationControl
 from specdec.types.draft_decision import Decision, DecisionReason, chain, tree
 from specdec.types.messages import StepRow
@@ -21,16 +27,24 @@ from specdec.types.stats import STRUCTURED_OUTPUT
 class Drafting:
     """The drafts of one step, each by sequence.
 
-    drafts_by_token: in place of proposals, for a step whose tokens are pending; as in StepRow.
+    ahead: in place of proposals, for a step whose tokens are pending.
     num_requested: the draft tokens that were wanted, of a tree its depth. trees: sequences for
         which a tree was wanted. methods: of the drafts that are not empty.
     """
 
     proposals: Mapping[int, Proposal] = field(default_factory=dict)
-    drafts_by_token: Mapping[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    ahead: Mapping[int, ProposalAhead] = field(default_factory=dict)
     num_requested: Mapping[int, int] = field(default_factory=dict)
     trees: frozenset[int] = frozenset()
     methods: Mapping[int, str] = field(default_factory=dict)
+
+    def resolved(self, rows: collections.abc.Sequence[StepRow]) -> Drafting:
+        """Return it with the number that each resolved row wanted of held drafts."""
+        held = {row.seq_id: row.num_held_drafts for row in rows if self._is_held(row.seq_id)}
+        return replace(self, num_requested={**self.num_requested, **held})
+
+    def _is_held(self, seq_id: int) -> bool:
+        return seq_id in self.ahead and self.ahead[seq_id].num_held_drafts > 0
 
 
 class Speculator:
@@ -86,6 +100,11 @@ class Speculator:
             return Decision(tree(num_nodes, depth=count), DecisionReason.OPERATOR)
         return self.policy.decide(num_decoding, num_eligible)
 
+    @property
+    def holds_drafts(self) -> bool:
+        """Whether drafts behind drafts are known to the target's ranks."""
+        return isinstance(self._proposer, SynchronousProposer) and self._proposer.holds_drafts
+
     def propose(self, rows: collections.abc.Sequence[ScheduledRow]) -> Drafting:
         """Return the drafts for those of `rows` that have any."""
         if not rows or self._proposer is None or self._config is None:
@@ -104,8 +123,8 @@ class Speculator:
     def propose_ahead(self, rows: collections.abc.Sequence[ScheduledRow]) -> Drafting | None:
         """Return the drafts for a step ahead of the one in flight; None where they are not known.
 
-        The pending token of a row selects its draft. A draft model catches up on rows without
-        drafts as it does for any step.
+        The pending token of a row selects its draft, or the target's ranks have it. A draft model
+        catches up on rows without drafts as it does for any step.
         """
         if not any(row.num_draft_tokens for row in rows):
             return self.propose(rows)
@@ -117,9 +136,9 @@ class Speculator:
         ahead = self._proposer.propose_ahead(requests)
         if ahead is None:
             return None
-        by_token = {each.seq_id: each.drafts_by_token for each in ahead}
-        methods = dict.fromkeys(by_token, self._config.method)
-        return Drafting({}, by_token, _num_requested(requests), methods=methods)
+        by_sequence = {each.seq_id: each for each in ahead}
+        methods = dict.fromkeys(by_sequence, self._config.method)
+        return Drafting({}, by_sequence, _num_requested(requests), methods=methods)
 
     def _requests(self, rows: collections.abc.Sequence[ScheduledRow]) -> list[DraftRequest]:
         control = self.control

@@ -138,8 +138,9 @@ class Sequence:
     drafts. draft_length: adapts to acceptance; None before the first draft. acceptance: of its
     drafts, for the division of a budget. lookahead: of the last step, if it had any. head_draft: of
     the last step. output_buffer: tokens not sent yet. constraint: its structured output.
-    num_pending: tokens that the step in flight will yield, 0 or 1, while the next step is scheduled
-    ahead of it; else 0. block_keys: of its prefix, as `BlockManager.attach` extends them.
+    num_pending: most tokens that the step in flight will yield, while the next step is scheduled
+    ahead of it; else 0. num_pending_drafts: those of them that are drafts and may be rejected.
+    block_keys: of its prefix, as `BlockManager.attach` extends them.
     arrival_s: when its request was added, by the engine's clock.
     """
 
@@ -153,6 +154,7 @@ class Sequence:
     token_ids: list[int] = field(init=False)
     num_computed_tokens: int = 0
     num_pending: int = 0
+    num_pending_drafts: int = 0
     num_cached_tokens: int = 0
     has_run: bool = False
     may_draft: bool = True
@@ -194,7 +196,14 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
+        """Number of tokens; while some are pending, the greatest that is possible."""
         return len(self.token_ids) + self.num_pending
+
+    def max_length(self, max_model_len: int) -> int:
+        """Return the number of tokens at which it ends, if nothing ends it before."""
+        if self.max_tokens is None:
+            return max_model_len
+        return min(max_model_len, self.num_prompt_tokens + self.max_tokens)
 
     @property
     def num_output_tokens(self) -> int:

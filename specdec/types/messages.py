@@ -76,7 +76,8 @@ class StepRow(NamedTuple):
 
     The first token's position is `num_computed_tokens`. A row that does not sample is a prefill
     chunk, and more of its prompt follows. The only token of a row without guesses may be
-    PENDING_TOKEN.
+    PENDING_TOKEN. Behind drafts its position is then pending too, and the given one is the highest
+    that is possible.
 
     num_lookahead_tokens: guesses behind the drafts, which are run for the target's predictions
         after them and are never verified.
@@ -92,6 +93,9 @@ class StepRow(NamedTuple):
     num_next_drafts: draft tokens that the rank's head makes behind what the row yields, for the
         next step. 0: the head does not run. For a prefill chunk any other number lets it run the
         chunk, so that it can draft when the prompt ends.
+    num_held_drafts: for PENDING_TOKEN, most draft tokens to take from those that the rank's head
+        has made behind that token. `resolved` takes them.
+    max_end: for held drafts, the greatest `end` with which all drafts could become output.
     """
 
     seq_id: int
@@ -106,13 +110,24 @@ class StepRow(NamedTuple):
     parents: tuple[int, ...] | None = None
     drafts_by_token: tuple[tuple[int, ...], ...] = ()
     num_next_drafts: int = 0
+    num_held_drafts: int = 0
+    max_end: int = 0
 
-    def resolved(self, token: int) -> StepRow:
-        """Return the row with `token` in place of PENDING_TOKEN, and the draft behind it."""
+    def resolved(self, position: int, token: int, held: tuple[int, ...] = ()) -> StepRow:
+        """Return the row with `token` in place of PENDING_TOKEN, and the draft behind it.
+
+        position: of the token. held: the draft that a head has made behind it. The result's
+        num_held_drafts is the number that was wanted of these.
+        """
         matches = (each[1:] for each in self.drafts_by_token if each[0] == token)
-        draft = next(matches, ())
+        num_held = max(0, min(self.num_held_drafts, self.max_end - position - 1))
+        draft = next(matches, held[:num_held])
         return self._replace(
-            token_ids=(token, *draft), num_draft_tokens=len(draft), drafts_by_token=()
+            num_computed_tokens=position,
+            token_ids=(token, *draft),
+            num_draft_tokens=len(draft),
+            drafts_by_token=(),
+            num_held_drafts=num_held,
         )
 
     @property

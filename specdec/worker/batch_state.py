@@ -19,6 +19,7 @@ from specdec.types.messages import (
     SequenceAdmission,
     StepInput,
     StepRow,
+    VerifiedRow,
 )
 from specdec.types.sampling_spec import SamplingRules
 
@@ -30,7 +31,8 @@ class SequenceState:
     sample_params: its SAMPLE_PARAMS record, with position 0.
     history: its tokens if its rules depend on them; otherwise they are not stored.
     is_plain_greedy: whether its output is the argmax of the model's own logits.
-    last_token: the last output token that the rank has sampled.
+    num_tokens, last_token: its length and last token after the last row that sampled. held_draft:
+    what a head has drafted behind them.
     """
 
     admission: SequenceAdmission
@@ -39,7 +41,9 @@ class SequenceState:
     history: TokenHistory | None
     is_plain_greedy: bool
     block_table: array[int] = field(default_factory=lambda: array("i"))
+    num_tokens: int = 0
     last_token: int = 0
+    held_draft: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, admission: SequenceAdmission, tokens: range) -> SequenceState:
@@ -51,6 +55,10 @@ class SequenceState:
         processor = LogitsProcessor.of(rules, tokens)
         is_plain_greedy = rules.is_greedy and processor.is_noop and rules.logprobs is None
         return cls(admission, processor, _sample_params(rules), history, is_plain_greedy)
+
+    def resolved(self, row: StepRow) -> StepRow:
+        """Return its row with the pending token, position and drafts."""
+        return row.resolved(self.num_tokens - 1, self.last_token, self.held_draft)
 
     def apply(self, delta: BlockTableDelta) -> None:
         """Replace the end of the block table."""
@@ -118,10 +126,7 @@ class BatchState:
 
     def resolve_pending(self, rows: Sequence[StepRow]) -> Sequence[StepRow]:
         """Replace PENDING_TOKEN, which was not sampled when the step was scheduled."""
-        return [
-            row.resolved(self._states[row.seq_id].last_token) if row.is_pending else row
-            for row in rows
-        ]
+        return [self._states[row.seq_id].resolved(row) if row.is_pending else row for row in rows]
 
     def update_histories(self, rows: Sequence[StepRow]) -> None:
         """Store the known tokens of `rows`, without drafts, for rules that depend on tokens.
@@ -133,13 +138,18 @@ class BatchState:
             if history is not None:
                 history.follow(row.num_computed_tokens, row.known, is_end=row.samples)
 
-    def append_output(self, seq_id: int, token_ids: Sequence[int]) -> None:
-        """Append new output tokens; the next row of the sequence repeats the last one."""
-        state = self._states[seq_id]
-        if token_ids:
-            state.last_token = token_ids[-1]
+    def append_output(self, row: StepRow, token_ids: Sequence[int]) -> None:
+        """Append the new output tokens of a row; the sequence's next row repeats the last one."""
+        state = self._states[row.seq_id]
+        state.num_tokens = row.known_end + len(token_ids)
+        state.last_token = token_ids[-1] if token_ids else row.known[-1]
         if state.history is not None:
             state.history.extend(token_ids)
+
+    def hold_drafts(self, verified: Sequence[VerifiedRow]) -> None:
+        """Keep what a head has drafted, in place of the drafts of the last step."""
+        for row in verified:
+            self._states[row.seq_id].held_draft = row.next_draft_token_ids
 
     def is_plain_greedy(self, row: StepRow) -> bool:
         """Return whether the output of a row is the argmax of the model's own logits."""

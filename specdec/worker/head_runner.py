@@ -2,7 +2,7 @@
 
 The head sees the target's hidden states, which never leave the rank. It drafts behind the tokens
 that the step has verified; drafts and tokens are returned together, and the engine sends the drafts
-back with the next step.
+back with the next step, or has it take them from here.
 """
 
 from __future__ import annotations

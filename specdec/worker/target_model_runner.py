@@ -93,6 +93,7 @@ class TargetModelRunner(ModelRunner):
         verified = (*self._verify(rows, hidden), *_invalid_chunks(rows, hidden))
         if self.head is not None:
             verified = self.head.draft(rows, batch, hidden, tapped, verified)
+            self._batch_state.hold_drafts(verified)
         return VerifyOutput(step.step_id, verified, prompt_logprobs)
 
     def _forward(self, batch: ModelInput) -> tuple[Tensor, Tensor | None]:
@@ -190,7 +191,7 @@ class TargetModelRunner(ModelRunner):
         self._compact(output)
         logprobs = kept.logprobs(output, self._shard) if kept else {}
         for row, token_ids in output:
-            self._batch_state.append_output(row.seq_id, token_ids)
+            self._batch_state.append_output(row, token_ids)
         return [
             VerifiedRow(
                 row.seq_id, token_ids, logprobs.get(row.seq_id), has_bad_logits=not token_ids

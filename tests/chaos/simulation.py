@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
 from specdec.engine.outputs import TargetLostError
 from specdec.models.config import ModelConfig
@@ -17,7 +18,7 @@ from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import SpecdecError, TargetFailedError
-from specdec.types.messages import StepInput, VerifyOutput
+from specdec.types.messages import StepInput, StepRow, VerifyOutput
 from specdec.types.responses import EngineOutput
 from specdec.types.sampling_params import SamplingParams
 from tests.chaos.history import CANCELLED, FINISHED, Call, Tokens, violations
@@ -37,11 +38,19 @@ Deliver = Callable[[Sequence[EngineOutput]], Sequence[EngineOutput]]
 
 
 class LossyTarget(HashTarget):
-    """A target that is lost in its next `begin` or `collect`, as the simulation decides."""
+    """A target that is lost in its next `begin` or `collect`, as the simulation decides.
 
-    def __init__(self) -> None:
-        super().__init__(BLOCK_SIZE, VOCAB_SIZE)
+    has_bad_logits: whether the logits of a row with drafts are not numbers, at random.
+    """
+
+    def __init__(
+        self,
+        head: Callable[[Sequence[int], int], Sequence[int]],
+        has_bad_logits: Callable[[], bool],
+    ) -> None:
+        super().__init__(BLOCK_SIZE, VOCAB_SIZE, head)
         self.loses_in: str | None = None
+        self._has_bad_logits = has_bad_logits
 
     def begin(self, step: StepInput) -> None:
         if self.loses_in == "begin":
@@ -61,6 +70,11 @@ class LossyTarget(HashTarget):
         output = super().collect()
         self.steps = later
         return output
+
+    def _verify(self, context: list[int], row: StepRow) -> tuple[int, ...]:
+        if row.num_draft_tokens and self._has_bad_logits():
+            return ()
+        return super()._verify(context, row)
 
 
 @dataclass
@@ -91,7 +105,7 @@ class Simulation:
         self._clients: dict[str, Client] = {}  # of open requests, by request id
         self._calls: list[Call] = []
         self._reference = HashTarget(BLOCK_SIZE, VOCAB_SIZE)
-        self._target = LossyTarget()
+        self.target = self._make_target()
         self._is_lost = False
         self.num_losses = 0
         self.engine = self._make_engine(model, tokenizer)
@@ -111,7 +125,7 @@ class Simulation:
         """Let all calls end without further events; return what keeps them from it."""
         if self._is_lost:
             self._recover()
-        self._target.loses_in = None
+        self.target.loses_in = None
         for _ in range(MAX_STEPS_TO_END):
             if not self.engine.has_work:
                 break
@@ -122,10 +136,19 @@ class Simulation:
             faults.append(f"{stats.num_blocks - stats.num_free_blocks} KV blocks leaked")
         return faults
 
+    def _make_target(self) -> LossyTarget:
+        return LossyTarget(self._draft, lambda: self.random.random() < 0.01)
+
     def _make_engine(self, model: ModelConfig, tokenizer: Tokenizer) -> Engine:
         choose = self.random.choice
-        config = engine_config(
+        has_head = choose((True, False))
+        speculation = SpeculativeConfig.of(
+            choose(("medusa", "eagle3")) if has_head else "ngram",
             choose((1, 3, 5)),
+            **({"model": "head"} if has_head else {"prompt_lookup_min": 1}),
+        )
+        config = engine_config(
+            speculation=speculation,
             max_model_len=MAX_MODEL_LEN,
             num_blocks=choose((12, 16, 30, 100)),
             max_num_seqs=choose((1, 2, 4, 8)),
@@ -135,13 +158,14 @@ class Simulation:
             stream_interval=choose((1, 1, 3)),
             async_scheduling=choose((True, False)),
         )
-        proposer = ScriptedProposer(self._draft) if choose((True, False)) else None
+        is_scripted = choose((True, False)) and not has_head
+        proposer = ScriptedProposer(self._draft) if is_scripted else None
         policy = SpeculationPolicy(SpeculationControl("on", 32, 3), lambda: self._now_s)
         return Engine(
-            config, model, self._target, tokenizer, proposer, policy, clock=lambda: self._now_s
+            config, model, self.target, tokenizer, proposer, policy, clock=lambda: self._now_s
         )
 
-    def _draft(self, tokens: list[int], count: int) -> list[int]:
+    def _draft(self, tokens: Sequence[int], count: int) -> list[int]:
         """Return drafts that are right up to a random place."""
         drafts = self._reference.continuation(tokens, self.random.randint(0, count))
         if drafts and self.random.random() < 0.4:
@@ -242,13 +266,13 @@ class Simulation:
 
     def _lose(self) -> None:
         """Have the target fail soon, or mark it as lost between two steps."""
-        self._target.loses_in = self.random.choice(("begin", "after begin", "collect"))
+        self.target.loses_in = self.random.choice(("begin", "after begin", "collect"))
         if self.random.random() < 0.2:
             self._is_lost = True
 
     def _recover(self) -> None:
-        self._target, self._is_lost = LossyTarget(), False
-        self.engine.replace_target(self._target)
+        self.target, self._is_lost = self._make_target(), False
+        self.engine.replace_target(self.target)
 
     def _step(self) -> None:
         if not self.engine.has_work:

@@ -78,3 +78,4 @@ def test_these_interleavings_lose_targets_preempt_and_draft(models):
     assert sum(each.num_losses for each in simulations) > 25
     assert counts.num_preemptions > 25
     assert counts.speculation.num_accepted_tokens > 100
+    assert sum(each.target.num_held for each in simulations) > 100

@@ -180,18 +180,28 @@ class HashTarget:
     table, a stale slot, or a row with a wrong start. Steps may be begun while another is in flight;
     they run in `collect`.
 
-    steps: all that were begun. num_ahead: those of them that were begun behind another.
+    steps: all that were begun. num_ahead: those of them that were begun behind another. num_held:
+    rows that took a draft of the head that was held here.
     """
 
-    def __init__(self, block_size: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        vocab_size: int,
+        head: Callable[[Sequence[int], int], Sequence[int]] | None = None,
+    ) -> None:
+        """head: makes a draft behind a text, of at most N tokens, as on the ranks."""
         self.block_size = block_size
         self.vocab_size = vocab_size
+        self._head = head
         self.steps: list[StepInput] = []
         self.num_ahead = 0
+        self.num_held = 0
         self._in_flight: deque[StepInput] = deque()
         self._slots: dict[int, int] = {}
         self._tables: dict[int, list[int]] = {}
-        self._last_tokens: dict[int, int] = {}  # by sequence
+        # By sequence: the last token's position, that token, and the head's draft behind it.
+        self._ends: dict[int, tuple[int, int, tuple[int, ...]]] = {}
 
     def begin(self, step: StepInput) -> None:
         self.num_ahead += bool(self._in_flight)
@@ -212,8 +222,18 @@ class HashTarget:
                     target = self._slot(table, row.known_end + place)
                     self._slots[target] = self._slots[self._slot(table, row.known_end + node)]
                 ahead = self._look_ahead(written, row) if row.num_lookahead_tokens else ()
-                self._last_tokens[row.seq_id] = tokens[-1]
-                verified.append(VerifiedRow(row.seq_id, tokens, lookahead_token_ids=ahead))
+                text = [*written[: row.known_end], *tokens]
+                draft = self._draft(text, row) if tokens else ()
+                self._ends[row.seq_id] = len(text) - 1, text[-1], draft
+                verified.append(
+                    VerifiedRow(
+                        row.seq_id,
+                        tokens,
+                        has_bad_logits=not tokens,
+                        lookahead_token_ids=ahead,
+                        next_draft_token_ids=draft,
+                    )
+                )
         return VerifyOutput(step.step_id, tuple(verified))
 
     def continuation(self, prompt: Sequence[int], count: int) -> list[int]:
@@ -238,7 +258,15 @@ class HashTarget:
             self._tables[delta.seq_id][delta.start :] = delta.block_ids
 
     def _resolved(self, row: StepRow) -> StepRow:
-        return row.resolved(self._last_tokens[row.seq_id]) if row.is_pending else row
+        if not row.is_pending:
+            return row
+        resolved = row.resolved(*self._ends[row.seq_id])
+        assert resolved.num_computed_tokens <= row.num_computed_tokens
+        self.num_held += bool(row.num_held_drafts and resolved.num_draft_tokens)
+        return resolved
+
+    def _draft(self, text: list[int], row: StepRow) -> tuple[int, ...]:
+        return tuple(self._head(text, row.num_next_drafts)) if self._head else ()
 
     def _verify(self, context: list[int], row: StepRow) -> tuple[int, ...]:
         new = [self.next_token(context)]

@@ -206,16 +206,20 @@ def _counts(most: int, smallest: int) -> tuple[int, ...]:
     return tuple(sorted({n for n in (0, 1, most // 2, most) if n >= smallest}))
 
 
-def with_engine(steps: CostTable, engine: CostTable, *, overlaps: bool) -> CostTable:
+def with_engine(
+    steps: CostTable, engine: CostTable, *, overlaps: bool, holds_drafts: bool = False
+) -> CostTable:
     """Add the engine's own seconds, in which the target waits.
 
     overlaps: whether the engine works during a forward pass behind a step without draft tokens, as
     with asynchronous scheduling. Then the longer one of the two counts for these steps.
+    holds_drafts: whether also behind draft tokens, since the target's ranks hold the next ones.
     """
 
     def whole(size: int, count: int, value: float) -> float:
         engine_s = engine.step_s(size, count)
-        return max(value, engine_s) if overlaps and count == 0 else value + engine_s
+        is_hidden = overlaps and (count == 0 or holds_drafts)
+        return max(value, engine_s) if is_hidden else value + engine_s
 
     return steps.mapped(whole)
 

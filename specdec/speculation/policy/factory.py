@@ -90,8 +90,12 @@ def _choosers(
     with_head = replace(profiler, with_head=speculation.head is not None)
     engine = measure_engine(most, _ENGINE_BUDGET_S)
     overlaps = config.async_scheduling
+    is_head_alone = speculation.head is not None and len(speculation.drafters) == 1
     whole = verification = with_engine(
-        with_head.verification(target, _VERIFICATION_BUDGET_S), engine, overlaps=overlaps
+        with_head.verification(target, _VERIFICATION_BUDGET_S),
+        engine,
+        overlaps=overlaps,
+        holds_drafts=is_head_alone and not speculation.num_draft_tree_tokens,
     )
     if speculation.head is not None and len(speculation.drafters) > 1:
         verification = with_engine(

@@ -7,6 +7,7 @@ One module a method; `specdec.config.methods` registers them. Running a draft mo
 from specdec.speculation.proposers.base import (
     DraftRequest,
     Proposal,
+    ProposalAhead,
     Proposer,
     ProposerMemory,
     SynchronousProposer,
@@ -21,6 +22,7 @@ __all__ = [
     "DraftRequest",
     "DraftVocabulary",
     "Proposal",
+    "ProposalAhead",
     "Proposer",
     "ProposerMemory",
     "SynchronousProposer",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections.abc
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from specdec.sequences.sequence import Sequence
 from specdec.types.draft_tree import depths
@@ -94,10 +94,12 @@ class ProposalAhead:
     """Drafts for one sequence behind its next token, which is not known yet.
 
     drafts_by_token: as in StepRow, for every token behind which there is a draft.
+    num_held_drafts: as in StepRow, where the target's ranks have the draft.
     """
 
     seq_id: int
-    drafts_by_token: tuple[tuple[int, ...], ...]
+    drafts_by_token: tuple[tuple[int, ...], ...] = ()
+    num_held_drafts: int = 0
 
 
 class Proposer(Protocol):
@@ -117,7 +119,13 @@ class Proposer(Protocol):
 
 
 class SynchronousProposer(ABC):
-    """Base of proposers that draft synchronously, in microseconds."""
+    """Base of proposers that draft synchronously, in microseconds.
+
+    holds_drafts: whether the target's ranks have its drafts before the engine does, so that
+        `propose_ahead` is possible behind a step with drafts too.
+    """
+
+    holds_drafts: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._proposals: list[Proposal] = []

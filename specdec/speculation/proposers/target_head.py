@@ -1,15 +1,19 @@
 """Proposer of the drafts that a head on the target's ranks made at the end of the last step.
 
 The ranks draft behind the tokens that they have just verified, from their hidden states, and return
-drafts and tokens together (`specdec.worker.head_runner`). Here a draft waits for its step.
+drafts and tokens together (`specdec.worker.head_runner`). Here a draft waits for its step. A step
+ahead takes it on the ranks instead.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from specdec.config.methods import HeadMethodConfig
 from specdec.speculation.proposers.base import (
     DraftRequest,
     Proposal,
+    ProposalAhead,
     ProposerMemory,
     SynchronousProposer,
 )
@@ -17,6 +21,8 @@ from specdec.speculation.proposers.base import (
 
 class TargetHeadProposer(SynchronousProposer):
     """Proposer that passes on the drafts of the target's head, without any state."""
+
+    holds_drafts = True
 
     def __init__(self, config: HeadMethodConfig) -> None:
         super().__init__()
@@ -30,6 +36,10 @@ class TargetHeadProposer(SynchronousProposer):
 
     def release(self, seq_id: int) -> None:
         """Do nothing: the drafts are kept by the sequences."""
+
+    def propose_ahead(self, requests: Sequence[DraftRequest]) -> list[ProposalAhead]:
+        """Have the ranks take what they will have drafted behind the tokens in flight."""
+        return [ProposalAhead(each.seq.seq_id, (), each.max_tokens) for each in requests]
 
     def _propose(self, request: DraftRequest) -> Proposal:
         """Return the draft as far as it is wanted now; the number was another when it was made."""

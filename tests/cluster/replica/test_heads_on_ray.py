@@ -1,4 +1,7 @@
-"""`LLM` with a draft head on ranks that are Ray actors: the same tokens, some of them drafted."""
+"""`LLM` with a draft head on ranks that are Ray actors: the same tokens, some of them drafted.
+
+The ranks hold the drafts of steps that are begun ahead.
+"""
 
 import pytest
 
@@ -10,6 +13,7 @@ from tests.specdec.llm.models import arguments
 COUNTERS = """
 metrics = {each.name: getattr(each, "value", None) for each in llm.get_metrics()}
 print("accepted", metrics["specdec:spec_decode_num_accepted_tokens"])
+print("ahead", metrics["specdec:engine_steps_ahead"])
 """
 
 
@@ -35,5 +39,10 @@ def test_ranks_on_ray_draft_with_a_head(tiny_model_dir, tmp_path, method, size):
     assert done.returncode == 0, done.stderr
     assert token_ids_in(done.stdout) == expected
     assert "taken for" in done.stderr, "the log names the format of the head"
-    [accepted] = [line for line in done.stdout.splitlines() if line.startswith("accepted")]
-    assert int(accepted.split()[1]) > 0
+    counts = dict(
+        line.split()
+        for line in done.stdout.splitlines()
+        if line.startswith(("accepted ", "ahead "))
+    )
+    assert int(counts["accepted"]) > 0
+    assert int(counts["ahead"]) > 0

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.workers import serialization
+from specdec.config.speculative import SpeculativeConfig
 from specdec.types.messages import (
     BlockTableDelta,
     DraftedRow,
@@ -26,6 +27,7 @@ from specdec.types.messages import (
 )
 from specdec.types.sampling_params import StructuredOutput
 from specdec.types.sampling_spec import SamplingRules, Verifier
+from tests.specdec.engines import HashTarget, engine_config, make_engine, request, run
 
 INT32 = st.integers(0, 2**31 - 1)
 SEQ_IDS = st.integers(0, 2**62)
@@ -63,6 +65,8 @@ def step_rows(draw):
         draw(TOKENS) or None,
         tuple(draw(st.lists(TOKENS.filter(bool), max_size=3))),
         draw(COUNTS),
+        draw(COUNTS),
+        draw(INT32),
     )
 
 
@@ -226,3 +230,29 @@ def test_no_frame_is_unpickled(decode, extension, tmp_path):
     assert not (tmp_path / "ran").exists()
     pickle.loads(code).close()
     assert (tmp_path / "ran").exists(), "the object would have created it"
+
+
+class SerializedTarget(HashTarget):
+    """A target that receives and answers steps as they are sent to ranks."""
+
+    def begin(self, step):
+        super().begin(serialization.decode_step(serialization.encode_step(step)))
+
+    def collect(self):
+        return serialization.decode_output(serialization.encode_output(super().collect()))
+
+
+def test_ranks_take_the_drafts_that_they_hold(tiny_model_dir):
+    speculation = SpeculativeConfig.of("medusa", 4, model="head")
+    config = engine_config(speculation=speculation, async_scheduling=True)
+    target = SerializedTarget(config.block_size, 383)
+    target._head = lambda text, count: [
+        token + (place == 2) for place, token in enumerate(target.continuation(text, count))
+    ]
+    prompts = [(10, 11, 12), (13, 14)]
+    asked = [request(f"r{i}", prompt, max_tokens=40) for i, prompt in enumerate(prompts)]
+    transcripts = run(make_engine(tiny_model_dir, config, target), asked)
+    for each in asked:
+        expected = target.continuation(each.prompt, 40)
+        assert transcripts[each.request_id].token_ids == expected
+    assert target.num_held > 15

@@ -11,12 +11,31 @@ PENDING = StepRow(
 
 @pytest.mark.parametrize(("token", "drafts"), [(7, (8, 9)), (5, (6,)), (8, ())])
 def test_the_pending_token_selects_its_draft(token, drafts):
-    row = PENDING.resolved(token)
+    row = PENDING.resolved(10, token)
     assert row == StepRow(3, 10, (token, *drafts), len(drafts), True, adapter_id=2)
     assert (row.known, row.drafts, row.known_end) == ((token,), drafts, 11)
 
 
 def test_only_a_pending_row_is_resolved():
     assert PENDING.is_pending
-    assert not PENDING.resolved(7).is_pending
+    assert not PENDING.resolved(10, 7).is_pending
     assert not StepRow(3, 0, (1, 2), 0, False).is_pending
+
+
+@pytest.mark.parametrize(
+    ("position", "wanted"), [(20, 3), (21, 3), (22, 2), (23, 1), (24, 0), (26, 0)]
+)
+def test_held_drafts_end_where_the_sequence_may(position, wanted):
+    """The row's own position is the highest that is possible; the drafts fit below `max_end`."""
+    pending = StepRow(3, 26, (PENDING_TOKEN,), 0, True, num_held_drafts=3, max_end=25)
+    row = pending.resolved(position, 5, (6, 7, 8, 9))
+    assert row.num_computed_tokens == position
+    assert (row.known, row.drafts) == ((5,), (6, 7, 8)[:wanted])
+    assert (row.num_draft_tokens, row.num_held_drafts) == (wanted, wanted)
+    assert row.end <= max(25, position + 1)
+
+
+def test_a_head_may_hold_less_than_is_wanted():
+    pending = StepRow(3, 26, (PENDING_TOKEN,), 0, True, num_held_drafts=3, max_end=90)
+    row = pending.resolved(20, 5, (6,))
+    assert (row.drafts, row.num_held_drafts) == ((6,), 3)

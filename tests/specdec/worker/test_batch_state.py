@@ -80,7 +80,7 @@ def test_histories_of_a_target_with_drafts_and_preemption(seed):
         worker.check()
         num_accepted = worker.random.randint(0, row.num_draft_tokens)
         new = [*row.drafts[:num_accepted], *worker.tokens(1)]
-        worker.table.append_output(7, new)
+        worker.table.append_output(row, new)
         worker.known += new
         worker.check()
 
@@ -136,8 +136,9 @@ def test_penalties_include_earlier_drafts_of_the_row():
 def test_no_history_without_rules_that_need_tokens():
     table = BatchState(4, torch.device("cpu"), range(10))
     table.update(StepInput(0, (), (SequenceAdmission(0, 3, SamplingRules()),), (), ()))
-    table.update_histories([StepRow(0, 0, (1, 2, 3), 0, True)])
-    table.append_output(0, (4,))
+    row = StepRow(0, 0, (1, 2, 3), 0, True)
+    table.update_histories([row])
+    table.append_output(row, (4,))
     assert table._states[0].history is None
 
 

@@ -94,6 +94,8 @@ def test_the_engines_own_part_is_serial_unless_steps_are_begun_ahead():
     engine = CostTable((1, 2), (0, 1), ((0.25, 0.5), (4.5, 5.0)))
     assert with_engine(steps, engine, overlaps=False).seconds == ((1.25, 2.5), (7.5, 9.0))
     assert with_engine(steps, engine, overlaps=True).seconds == ((1.0, 2.5), (4.5, 9.0))
+    held = with_engine(steps, engine, overlaps=True, holds_drafts=True)
+    assert held.seconds == ((1.0, 2.0), (4.5, 5.0))
 
 
 def test_profiling_leaves_no_state_in_a_real_model(tiny_model_dir):

@@ -1,0 +1,495 @@
+"""Steps begun behind a step with drafts, whose drafts the target's ranks hold.
+
+Tokens, drafts and counts are those of synchronous scheduling, which verifies the same drafts.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import pytest
+
+from specdec.config.speculative import SpeculativeConfig
+from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.cpu import native_library
+from specdec.models.config import ModelConfig
+from specdec.speculation.policy.policy import SpeculationPolicy
+from specdec.text.grammar import GrammarCompiler
+from specdec.text.tokenizer import Tokenizer
+from specdec.types.control import SpeculationControl
+from specdec.types.errors import TargetFailedError
+from specdec.types.sampling_params import SpeculationOptions, StructuredOutput
+from specdec.worker import HeadFiles, LocalTarget, load_runner
+from tests.specdec.engines import (
+    HashTarget,
+    Transcript,
+    engine_config,
+    local_engine,
+    make_engine,
+    request,
+    run,
+)
+from tests.specdec.fakes import run_ranks
+from tests.specdec.heads import HEADS
+
+K = 4
+KERNELS = ["torch"] + ["native"] * (native_library() is not None)
+FAST = [("medusa", "torch"), ("eagle3", KERNELS[-1])]
+HEADS_AND_KERNELS = [
+    pytest.param(method, kernels, marks=[] if (method, kernels) in FAST else pytest.mark.slow)
+    for method in HEADS
+    for kernels in KERNELS
+]
+SCARCE = [
+    {"num_blocks": 45},
+    {"max_num_batched_tokens": 12, "max_num_seqs": 3},
+    {"max_prefill_tokens": 5, "num_blocks": 60},
+]
+"""Limits by which drafts are cut, or sequences preempted, at other places than by default."""
+
+
+FAST_SCARCE = [("medusa", "torch", 0), ("eagle3", KERNELS[-1], 2)]
+SCARCE_HEADS = [
+    pytest.param(
+        method,
+        kernels,
+        changes,
+        marks=[] if (method, kernels, index) in FAST_SCARCE else pytest.mark.slow,
+        id=f"{method}-{kernels}-{index}",
+    )
+    for method in HEADS
+    for kernels in KERNELS
+    for index, changes in enumerate(SCARCE)
+]
+
+
+def prompt(index):
+    return [(29 * index + 31 * place) % 380 + 3 for place in range(9 + 3 * index)]
+
+
+def requests():
+    return [
+        request("greedy", prompt(0), max_tokens=30),
+        request("short", prompt(1), max_tokens=1),
+        request("drawn", prompt(2), temperature=0.9, top_p=0.95, seed=7, max_tokens=17),
+        request("penalties", prompt(3), repetition_penalty=1.3, frequency_penalty=0.5),
+        request("stops", prompt(0), temperature=1.0, seed=3, ignore_eos=False, max_tokens=60),
+        request("choices", prompt(1), temperature=0.8, seed=5, n=3, max_tokens=14),
+        request("logprobs", prompt(3), logprobs=2, prompt_logprobs=1, stop=["he"], max_tokens=40),
+        request("own", prompt(4), max_tokens=31, speculation=SpeculationOptions(None, 2)),
+        request("out", prompt(2), max_tokens=12, speculation=SpeculationOptions(enabled=False)),
+    ]
+
+
+class SpiedTarget(LocalTarget):
+    """Keeps the rows of every step as they were sent, and whether it was begun ahead."""
+
+    def __init__(self, runner):
+        super().__init__(runner)
+        self.sent = []
+
+    def begin(self, step):
+        self.sent.append((step.rows, bool(self._steps)))
+        super().begin(step)
+
+    @property
+    def num_ahead(self):
+        return sum(is_ahead for _, is_ahead in self.sent)
+
+    @property
+    def num_held(self):
+        """Rows that took their drafts on the rank."""
+        return sum(row.num_held_drafts > 0 for rows, _ in self.sent for row in rows)
+
+
+@dataclass
+class Outcome:
+    """What a run yields, and the drafts that were verified: by choice and length of the text."""
+
+    tokens: dict = field(default_factory=dict)
+    drafts: dict = field(default_factory=dict)
+    counts: object = None
+    target: SpiedTarget | None = None
+
+
+class Run:
+    """An engine that records its tokens and the drafts of the steps that it collects."""
+
+    def __init__(
+        self,
+        directory,
+        head_dir,
+        method="medusa",
+        kernels="torch",
+        group=None,
+        speculation=None,
+        **changes,
+    ):
+        config = SpeculativeConfig.of(method, K, model=str(head_dir), **(speculation or {}))
+        self.config = engine_config(speculation=config, **changes)
+        self.target = self.new_target(directory, head_dir, kernels, group)
+        policy = SpeculationPolicy(SpeculationControl("on", 32, K), clock=lambda: 0.0)
+        self.engine = make_engine(directory, self.config, self.target, policy=policy)
+        self.transcripts = defaultdict(Transcript)
+        self.drafts = {}
+
+    def new_target(self, directory, head_dir, kernels="torch", group=None):
+        head = HeadFiles(head_dir)
+        runner = load_runner(
+            directory,
+            "float32",
+            self.config,
+            group or TensorParallelGroup(),
+            kernels=kernels,
+            head=head,
+        )
+        return SpiedTarget(runner)
+
+    def step(self):
+        collect = self.engine._steps.collect
+
+        def spied_collect():
+            rows, verified = collect()
+            for seq, row in rows:
+                if row.drafts and seq.status.value == "running":
+                    place = seq.request.request_id, seq.choice, row.known_end
+                    self.drafts.setdefault(place, []).append(row.drafts)
+            return rows, verified
+
+        self.engine._steps.collect = spied_collect
+        for output in self.engine.step():
+            self.transcripts[output.request_id, output.choice].add(output)
+        self.engine._steps.collect = collect
+        self.engine.check_integrity()
+
+    def finish(self, asked=()):
+        for each in asked:
+            self.engine.add(each)
+        while self.engine.has_work:
+            self.step()
+        return Outcome(self.tokens, self.drafts, self.engine.stats().counts, self.target)
+
+    @property
+    def tokens(self):
+        return {
+            name: (
+                each.token_ids,
+                each.text,
+                each.finish_reason,
+                [row.round(2).tolist() for part in each.logprobs for row in part.logprobs],
+            )
+            for name, each in self.transcripts.items()
+        }
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_model_dir):
+    """Return what no speculation yields."""
+    runner = load_runner(tiny_model_dir, "float32", engine_config(0), TensorParallelGroup())
+    made = Run.__new__(Run)
+    made.target = SpiedTarget(runner)
+    made.engine = make_engine(tiny_model_dir, engine_config(0), made.target)
+    made.transcripts, made.drafts = defaultdict(Transcript), {}
+    return made.finish(requests())
+
+
+@pytest.fixture(scope="module")
+def head_dir_of(tiny_model_dir, tmp_path_factory, plain):
+    prompts = {each.request_id: each.prompt_token_ids for each in requests()}
+    texts = [
+        [*prompts[name], *tokens]
+        for (name, _), (tokens, *_) in plain.tokens.items()
+        if len(tokens) > 10
+    ]
+    return cache(
+        lambda method: HEADS[method](tiny_model_dir, tmp_path_factory.mktemp(method), texts)
+    )
+
+
+def outcome_of(directory, head_dir, method, kernels, is_async, **changes):
+    made = Run(directory, head_dir, method, kernels, async_scheduling=is_async, **changes)
+    return made.finish(requests())
+
+
+def assert_same_drafts(found, expected, least):
+    """Compare the drafts behind the same texts as far as both go."""
+    common = found.keys() & expected.keys()
+    assert len(common) >= least
+    for place in common:
+        for one, other in zip(found[place], expected[place], strict=False):
+            length = min(len(one), len(other))
+            assert one[:length] == other[:length], place
+
+
+@pytest.mark.parametrize(("method", "kernels"), HEADS_AND_KERNELS)
+def test_tokens_and_drafts_are_those_of_synchronous_scheduling(
+    tiny_model_dir, head_dir_of, plain, method, kernels
+):
+    ahead, behind = (
+        outcome_of(
+            tiny_model_dir,
+            head_dir_of(method),
+            method,
+            kernels,
+            is_async,
+            max_num_batched_tokens=128,
+        )
+        for is_async in (True, False)
+    )
+    assert ahead.tokens == behind.tokens == plain.tokens
+    assert ahead.drafts == behind.drafts
+    assert ahead.counts.speculation == behind.counts.speculation
+    assert ahead.counts.accepted_by_position == behind.counts.accepted_by_position
+    assert ahead.counts.speculation.num_accepted_tokens > 20
+    assert ahead.target.num_held > 40
+    assert behind.target.num_ahead == 0
+
+
+@pytest.mark.parametrize(("method", "kernels", "changes"), SCARCE_HEADS)
+def test_scarce_blocks_and_budgets_change_no_token(
+    tiny_model_dir, head_dir_of, plain, method, kernels, changes
+):
+    ahead, behind = (
+        outcome_of(tiny_model_dir, head_dir_of(method), method, kernels, is_async, **changes)
+        for is_async in (True, False)
+    )
+    assert ahead.tokens == plain.tokens
+    assert_same_drafts(ahead.drafts, behind.drafts, 20)
+    assert ahead.target.num_held > 10
+    assert (ahead.counts.num_preemptions > 0) == (changes.get("num_blocks", 200) < 50)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_every_rank_holds_the_same_drafts(tiny_model_dir, head_dir_of, plain, num_ranks):
+    head_dir = head_dir_of("medusa")
+
+    def outcome(group):
+        made = Run(
+            tiny_model_dir,
+            head_dir,
+            group=group,
+            async_scheduling=True,
+            max_num_batched_tokens=128,
+        )
+        return made.finish(requests())
+
+    ranks = run_ranks(num_ranks, outcome)
+    for each in ranks:
+        assert each.tokens == plain.tokens
+        assert each.drafts == ranks[0].drafts
+        assert each.target.num_held > 40
+
+
+def test_every_step_runs_ahead_and_takes_its_drafts_on_the_rank(tiny_model_dir, head_dir_of):
+    """All but the first step; a row's position is the highest that is possible."""
+    made = Run(tiny_model_dir, head_dir_of("medusa"), async_scheduling=True)
+    made.finish([request("a", prompt(0), max_tokens=30)])
+    sent = [(row, is_ahead) for rows, is_ahead in made.target.sent for row in rows]
+    assert [is_ahead for _, is_ahead in sent] == [False] + [True] * (len(sent) - 1)
+    assert len(sent) < 20, "drafts were accepted"
+    assert all(row.is_pending and not row.drafts for row, _ in sent[1:])
+    assert [row.num_held_drafts for row, _ in sent[1:6]] == [K] * 5
+    drafts = {length: each for (_, _, length), [each] in made.drafts.items()}
+    lengths = [9 + 1, *sorted(drafts)[1:]]
+    positions = [row.num_computed_tokens for row, _ in sent[1 : len(lengths) + 1]]
+    assert positions[0] == 9
+    for before, position in zip(lengths, positions[1:], strict=False):
+        assert position == before + len(drafts[before])
+
+
+def test_a_row_ahead_is_discarded_after_an_end_within_a_draft(tiny_model_dir, head_dir_of, plain):
+    token_ids = plain.tokens["greedy", 0][0]
+    stop = next(token for token in token_ids[4:] if token_ids.count(token) == 1)
+    made = Run(tiny_model_dir, head_dir_of("medusa"), async_scheduling=True)
+    other = request("other", prompt(0), max_tokens=30)
+    done = made.finish([request("a", prompt(0), stop_token_ids=[stop]), other])
+    assert done.tokens["a", 0][0] == token_ids[: token_ids.index(stop) + 1]
+    assert done.tokens["other", 0][0] == token_ids, "no block of it was written by the other"
+    again = made.finish([request("again", [*prompt(0), *token_ids[:20]], max_tokens=9)])
+    assert again.tokens["again", 0][0] == token_ids[20:29], "published blocks hold the right KV"
+    assert again.counts.num_cached_tokens > 8
+
+
+def test_requests_added_and_aborted_while_steps_run_ahead(tiny_model_dir, head_dir_of):
+    outcomes = {}
+    for is_async in (False, True):
+        made = Run(tiny_model_dir, head_dir_of("medusa"), async_scheduling=is_async)
+        for index in range(6):
+            made.engine.add(request(f"r{index}", prompt(index % 4), seed=index, temperature=0.8))
+            for _ in range(3):
+                made.step()
+            if index == 3:
+                made.engine.abort("r1")
+        outcomes[is_async] = made.finish()
+        del made.transcripts["r1", 0]  # how far it came is not defined
+        outcomes[is_async].tokens = made.tokens
+    assert outcomes[True].tokens == outcomes[False].tokens
+    assert outcomes[True].drafts == outcomes[False].drafts
+    assert outcomes[True].target.num_held > 10
+
+
+@pytest.mark.parametrize(
+    ("method", "kernels"),
+    [("medusa", "torch"), pytest.param("eagle3", KERNELS[-1], marks=pytest.mark.slow)],
+)
+def test_toggles_take_effect_as_with_synchronous_scheduling(
+    tiny_model_dir, head_dir_of, plain, method, kernels
+):
+    counts = [4, 0, 4, 2, 0, 3]
+    outcomes = {}
+    for is_async in (False, True):
+        made = Run(
+            tiny_model_dir,
+            head_dir_of(method),
+            method,
+            kernels,
+            async_scheduling=is_async,
+            max_num_batched_tokens=128,
+            max_num_seqs=16,
+        )
+        for each in requests():
+            made.engine.add(each)
+        for place, count in enumerate(counts):
+            mode = "on" if count else "off"
+            made.engine.set_speculation(SpeculationControl(mode, 32, count))
+            for _ in range(1 + place % 3):
+                made.step()
+        outcomes[is_async] = made.finish()
+    assert outcomes[True].tokens == plain.tokens
+    assert outcomes[True].drafts == outcomes[False].drafts
+    assert outcomes[True].target.num_held > 20
+
+
+def test_the_policy_may_stop_drafts_behind_a_step_with_drafts(tiny_model_dir, head_dir_of, plain):
+    """It decides for the step after the one in flight, whose rows then have no draft."""
+    made = Run(tiny_model_dir, head_dir_of("medusa"), async_scheduling=True)
+    policy = made.engine._speculator.policy
+    decide = policy.decide
+    off, on = (SpeculationControl(mode, 32, K) for mode in ("off", "on"))
+
+    def alternate(*loads):
+        policy.update(on if len(made.target.sent) // 3 % 2 else off)
+        return decide(*loads)
+
+    policy.decide = alternate
+    outcome = made.finish(requests())
+    assert outcome.tokens == plain.tokens
+    ahead = [rows for rows, is_ahead in outcome.target.sent if is_ahead]
+    kinds = {any(row.num_held_drafts for row in rows) for rows in ahead}
+    assert kinds == {False, True}
+    assert outcome.counts.speculation.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("method", ["medusa", "ngram"])
+def test_the_policy_observes_what_it_does_with_synchronous_scheduling(
+    tiny_model_dir, head_dir_of, method
+):
+    """Drafts that were wanted, made and accepted, to the end of the request."""
+    observed = {}
+    for is_async in (False, True):
+        keys = {"model": str(head_dir_of(method))} if method in HEADS else {"prompt_lookup_min": 1}
+        speculation = SpeculativeConfig.of(method, K, **keys)
+        config = engine_config(speculation=speculation, async_scheduling=is_async)
+        policy = SpeculationPolicy(SpeculationControl("on", 32, K), clock=lambda: 0.0)
+        rows = observed[is_async] = []
+        policy.observe_row = lambda *counts, is_tree, rows=rows: rows.append(counts)
+        head = HeadFiles(head_dir_of(method)) if method in HEADS else None
+        engine = local_engine(tiny_model_dir, config, policy=policy, head=head, kernels="torch")
+        run(engine, [request("a", prompt(0)[:4] * 6, max_tokens=30)])
+        assert (engine.stats().counts.num_steps_ahead > 0) == is_async
+    assert observed[True] == observed[False]
+    assert any(made for _, made, _ in observed[True])
+
+
+def test_a_lost_target_loses_both_steps_in_flight(tiny_model_dir, head_dir_of, plain):
+    made = Run(tiny_model_dir, head_dir_of("medusa"), async_scheduling=True)
+    collect = made.target.collect
+
+    def lose_both():
+        if made.target.num_held > 20 and len(made.target._steps) == 2:
+            raise TargetFailedError("lost")
+        return collect()
+
+    made.target.collect = lose_both
+    with pytest.raises(TargetFailedError):
+        made.finish(requests())
+    assert made.engine.stats().num_running > 3
+    made.engine.replace_target(made.new_target(tiny_model_dir, head_dir_of("medusa")))
+    assert made.finish().tokens == plain.tokens
+
+
+def test_no_step_runs_ahead_with_a_grammar(tiny_model_dir, head_dir_of):
+    model = ModelConfig.from_directory(tiny_model_dir)
+    compiler = GrammarCompiler(Tokenizer(tiny_model_dir), model.vocab_size, model.eos_token_ids)
+    spec = StructuredOutput(regex="[a-z]{8,20}")
+    constrained = request("a", prompt(0), structured_output=spec, max_tokens=40)
+    made = Run(tiny_model_dir, head_dir_of("medusa"), async_scheduling=True)
+    for each in (replace(constrained, grammar=compiler.compile(spec)), request("b", prompt(1))):
+        made.engine.add(each)
+    made.step()
+    while made.engine.stats().num_running == 2:
+        made.step()
+        assert made.target.num_ahead == 0
+
+
+def test_no_step_runs_ahead_of_a_lookup_before_the_head(tiny_model_dir, head_dir_of, plain):
+    lookups = {"first": "ngram", "prompt_lookup_min": 1}
+    made = Run(tiny_model_dir, head_dir_of("medusa"), async_scheduling=True, speculation=lookups)
+    outcome = made.finish(requests())
+    assert outcome.tokens == plain.tokens
+    assert outcome.target.num_held == 0
+
+
+def test_a_row_with_bad_logits_is_retried_without_the_held_drafts(tiny_model_dir):
+    """The step ahead is the retry: the rank has no draft behind a row without tokens."""
+
+    class BadTarget(HashTarget):
+        num_left = 1
+
+        def _verify(self, context, row):
+            if row.num_draft_tokens and len(context) > 15 and self.num_left:
+                self.num_left -= 1
+                return ()
+            return super()._verify(context, row)
+
+    speculation = SpeculativeConfig.of("medusa", K, model="head")
+    config = engine_config(speculation=speculation, async_scheduling=True)
+    target = BadTarget(4, 383, lambda text, count: [11] * count)
+    engine = make_engine(tiny_model_dir, config, target)
+    text = run(engine, [request("a", [10, 11, 12], max_tokens=40)])["a"].token_ids
+    assert text == target.continuation([10, 11, 12], 40)
+    assert target.num_left == 0
+    assert target.num_held > 3
+
+
+def test_waiting_requests_join_as_early_as_with_synchronous_scheduling(tiny_model_dir):
+    joined = {}
+    for is_async in (False, True):
+        speculation = SpeculativeConfig.of("medusa", K, model="head")
+        config = engine_config(speculation=speculation, max_num_seqs=2, async_scheduling=is_async)
+        target = HashTarget(4, 383)
+        target._head = lambda text, count, target=target: [
+            token + (place == 2) for place, token in enumerate(target.continuation(text, count))
+        ]
+        engine = make_engine(tiny_model_dir, config, target)
+        lengths = (25, 39, 26, 17, 33)
+        asked = [request(f"r{i}", [i, 7], max_tokens=n) for i, n in enumerate(lengths)]
+        run(engine, asked)
+        assert (target.num_held > 5) == is_async
+        joined[is_async] = [(step.step_id, each) for step in target.steps for each in step.admitted]
+    assert joined[True] == joined[False]
+
+
+@pytest.mark.parametrize("method", ["medusa", "eagle3"])
+def test_blocks_are_reserved_for_the_highest_position_and_no_more(tiny_model_dir, method):
+    """Nothing lies behind the last slot that a sequence may have."""
+    speculation = SpeculativeConfig.of(method, K, model="head")
+    changes = {"max_model_len": 40, "num_blocks": 10, "async_scheduling": True}
+    config = engine_config(speculation=speculation, **changes)
+    target = HashTarget(4, 383)
+    target._head = target.continuation
+    engine = make_engine(tiny_model_dir, config, target)
+    text = run(engine, [request("a", [10, 11, 12], max_tokens=None)])["a"].token_ids
+    assert text == target.continuation([10, 11, 12], 37)
+    assert target.num_held > 3
+    assert engine.stats().counts.num_preemptions == 0
