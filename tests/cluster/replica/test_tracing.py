@@ -326,6 +326,7 @@ async def test_grpc_metadata_is_available_in_a_request(method):
     )
     context = SimpleNamespace(
         invocation_metadata=lambda: (("traceparent", TRACEPARENT), ("other", "value")),
+        peer=lambda: "",
         set_code=lambda code: None,
         set_details=lambda details: None,
         set_trailing_metadata=lambda metadata: None,
