@@ -373,5 +373,5 @@ async def test_an_unavailable_collector_does_not_block_closing(monkeypatch, capl
     tracing.begin("r", CALL, Clock()).end(101.0, None)
     began_at = time.monotonic()
     await asyncio.to_thread(tracing.close)
-    assert time.monotonic() - began_at < 1.2
+    assert time.monotonic() - began_at < 5, "the exporter's own limit is 10 s"
     assert "the last traces were not sent within 0.2 s" in caplog.text
