@@ -17,10 +17,11 @@ import yaml
 
 from cluster.config.secrets import KEYS_VARIABLE, TOKEN_VARIABLE
 from cluster.config.serve_config import ServeConfig
-from cluster.observability.request_context import current_caller
+from cluster.observability.request_context import current_address, current_caller
 from cluster.replica.limits import MAX_PRIORITY
 from specdec.types.control import is_number
 from specdec.types.errors import InvalidValueError, OverloadedError, UnauthenticatedError
+from specdec.types.request import Caller
 
 _SCHEME = "bearer "
 _MIN_KEY_CHARS = 8
@@ -188,13 +189,15 @@ class ApiKeys:
     def admit(self, authorization: str | None) -> Lease:
         """Take a slot for a request with this `authorization` header or metadata.
 
-        The key's name is the `current_caller` of what the request runs.
+        The key, or the address of a client without one, is the `current_caller` of what the
+        request runs.
         Raise NoApiKeyError, or OverloadedError if the key is over one of its limits.
         """
         if not self._known:
+            current_caller.set(Caller(current_address.get()(), is_stranger=True))
             return Lease()
         limiter = self._find(authorization)
-        current_caller.set(limiter.name)
+        current_caller.set(Caller(limiter.name))
         return limiter.take()
 
     def check(self, authorization: str | None) -> None:

@@ -1,13 +1,15 @@
-"""Headers and caller of the current request, in context variables."""
+"""Headers, address and caller of the current request, in context variables."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
+from ipaddress import IPv6Address, ip_address
+from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from specdec.types.request import ANONYMOUS
+from specdec.types.request import OWN_PROCESS, Caller
 
 Headers = Iterable[tuple[str | bytes, str | bytes]]
 
@@ -22,20 +24,25 @@ current_headers: ContextVar[Callable[[], Headers]] = ContextVar("headers", defau
 Set where a call arrives; evaluated only when the headers are needed.
 """
 
-current_caller: ContextVar[str] = ContextVar("caller", default=ANONYMOUS)
-"""The name of the API key of that call, by which grammars are compiled in turn."""
+current_address: ContextVar[Callable[[], str]] = ContextVar("address", default=str)
+"""Returns the network address of the client of that call; empty if it is not known."""
+
+current_caller: ContextVar[Caller] = ContextVar("caller", default=OWN_PROCESS)
+"""The client of that call, by which grammars are compiled in turn."""
 
 
 class KeepHeaders:
-    """ASGI middleware that stores the headers of each HTTP request in `current_headers`."""
+    """ASGI middleware that stores headers and address of each HTTP request in the variables."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Store the headers and call the application."""
+        """Store headers and address, and call the application."""
         if scope["type"] == "http":
             current_headers.set(lambda: scope["headers"])
+            host, _ = scope.get("client") or ("", 0)
+            current_address.set(lambda: network_of(host))
         await self._app(scope, receive, send)
 
 
@@ -44,6 +51,24 @@ def text_headers(names: Iterable[str]) -> dict[str, str]:
     wanted = frozenset(names)
     pairs = ((_text(name).lower(), value) for name, value in current_headers.get()())
     return {name: _text(value) for name, value in pairs if name in wanted}
+
+
+def network_of(host: str) -> str:
+    """Return the network that one client may have: an address, or the /64 of an IPv6 address."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host
+    if not isinstance(address, IPv6Address):
+        return str(address)
+    mapped = address.ipv4_mapped
+    return f"{IPv6Address(int(address) >> 64 << 64)}/64" if mapped is None else str(mapped)
+
+
+def network_of_peer(peer: str) -> str:
+    """Return `network_of` the host in grpc's name of a peer, such as ipv6:%5B::1%5D:52140."""
+    _, _, host_and_port = unquote(peer).partition(":")
+    return network_of(host_and_port.rpartition(":")[0].strip("[]"))
 
 
 def _text(value: str | bytes) -> str:

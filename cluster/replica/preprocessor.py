@@ -23,7 +23,7 @@ from specdec.text.grammar import (
 from specdec.text.tokenizer import Tokenizer, check_token_ids
 from specdec.text.vocab_bytes import TokenBytes
 from specdec.types.errors import OverloadedError
-from specdec.types.request import ANONYMOUS, ChatMessage, Conversation, Prompt
+from specdec.types.request import OWN_PROCESS, Caller, ChatMessage, Conversation, Prompt
 from specdec.types.sampling_params import StructuredOutput
 
 T = TypeVar("T")
@@ -147,11 +147,11 @@ class Preprocessor:
         return await self._limiter.run(lambda: asyncio.to_thread(work), num_chars)
 
     async def compile(
-        self, spec: StructuredOutput | None, caller: str = ANONYMOUS
+        self, spec: StructuredOutput | None, caller: Caller = OWN_PROCESS
     ) -> Grammar | None:
         """Return the compiled grammar of a request; None where it has none.
 
-        caller: the name of its API key; the grammars of different callers are compiled in turn.
+        The grammars of different callers are compiled in turn.
         Compiles in another process, which may take more than a second. Raises InvalidValueError for
         what cannot be compiled, and OverloadedError when it takes too long.
         """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,9 +13,9 @@ from cluster.config.config_file import application_name, check_prefix
 from cluster.config.network import address_of, listen_error
 from cluster.config.serve_config import ServeConfig
 from cluster.control.store import ControlStore, state_dir
-from cluster.serve.guard import ABORT, STOP_SIGNALS
 from cluster.serve.processes import ToGuard
 from cluster.serve.ray_session import Listening, RaySession, StartupError
+from cluster.serve.signals import Signals
 from cluster.workers.resources import (
     FoundByDriver,
     check_ranks,
@@ -55,7 +54,7 @@ def serve_forever(
     Everything that was started is stopped on return. Raises SpecdecError if start-up fails.
     """
     to_guard = to_guard or ToGuard()
-    signals = _Signals(to_guard)
+    signals = Signals(to_guard)
     with running_service(config, report, signals.abort, others, to_guard):
         signals.wait()
         report(
@@ -121,33 +120,6 @@ def _access(configs: Sequence[ServeConfig]) -> str:
     else:
         text = "; ".join(f"{', '.join(names)}: {each}" for each, names in summaries.items())
     return f"access: {text}; health and metrics are open"
-
-
-class _Signals:
-    """Handler of signals: the first one stops, ABORT or without a guard a second one aborts.
-
-    With a guard, which counts, further signals change nothing: a process manager may have sent the
-    same one to every process.
-    """
-
-    def __init__(self, to_guard: ToGuard) -> None:
-        self.abort = threading.Event()
-        self._stop = threading.Event()
-        self._to_guard = to_guard
-
-    def wait(self) -> None:
-        """Wait for the first signal. Call it after Ray has started, which handles SIGTERM."""
-        for number in (*STOP_SIGNALS, ABORT):
-            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-                signal.signal(number, self._receive)
-        self._to_guard.ready()
-        self._stop.wait()
-
-    def _receive(self, number: int, _: object) -> None:
-        is_second = self._stop.is_set() and not self._to_guard.is_guarded
-        self._stop.set()
-        if is_second or number == ABORT:
-            self.abort.set()
 
 
 def _require_free_port(host: str, port: int) -> None:

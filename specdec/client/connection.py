@@ -41,6 +41,9 @@ _OPTIONS = [
     ),
 ]
 
+_ADDRESS = "host:port of the gRPC API, such as 127.0.0.1:9000"
+_URL_SCHEMES = ("http://", "https://", "grpc://", "grpcs://")
+
 
 @dataclass(frozen=True)
 class Destination:
@@ -60,7 +63,10 @@ class Destination:
 
     def __post_init__(self) -> None:
         if ":" not in self.address:
-            raise InvalidValueError("address", self.address, "host:port, such as 127.0.0.1:9000")
+            raise InvalidValueError("address", self.address, _ADDRESS)
+        if self.address.lower().startswith(_URL_SCHEMES):
+            limit = f"{_ADDRESS}, without a scheme"
+            raise InvalidValueError("address", self.address, limit)
         bearer = self.bearer or ""
         if not (bearer.isascii() and (bearer == "" or bearer.isprintable())):
             limit = "printable ASCII characters"

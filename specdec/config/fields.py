@@ -5,13 +5,17 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
 from specdec.types.errors import UnknownNameError
+
+_SYNONYMS: Mapping[str, str] = MappingProxyType({"num_draft_tokens": "num_speculative_tokens"})
+"""What is meant by names that exist nowhere and are nearer to another one by their letters."""
 
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?")
 
@@ -138,6 +142,9 @@ def refuse_unknown(what: str, names: Iterable[object], known: Iterable[str]) -> 
     known = list(known)
     for name in names:
         if name not in known:
-            nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+            synonyms = {each: meant for each, meant in _SYNONYMS.items() if meant in known}
+            others = [*synonyms, *known]
+            nearest = difflib.get_close_matches(str(name), others, n=1, cutoff=0.5)
+            nearest = [synonyms.get(each, each) for each in nearest]
             limit = f"did you mean {nearest[0]}?" if nearest else f"known: {', '.join(known)}"
             raise UnknownNameError(what, name, limit)

@@ -229,7 +229,9 @@ class Scheduler:
         self._decision, self._control = decision, control
         self._schedule_decodes()
         self._plan_guesses()
+        planned = self._decodes()
         budget = self._schedule_prefills(self._prefill_budget())
+        self._return_guesses(planned)
         self._admit_waiting(budget)
         self._reserve_guesses()
         self._plan_next_drafts()
@@ -285,10 +287,18 @@ class Scheduler:
             if seq.status is SequenceStatus.RUNNING:  # not preempted for one that ranks before it
                 self._add_row(ScheduledRow(seq, 1))
 
-    def _plan_guesses(self) -> None:
-        """Divide the token budget of guesses among the decoding sequences; blocks come later."""
-        rows = list(self._rows.values())
+    def _decodes(self) -> list[ScheduledRow]:
+        return [row for row in self._rows.values() if row.seq.is_decoding]
+
+    def _plan_guesses(self, most: int | None = None) -> None:
+        """Divide the token budget of guesses among the decoding sequences; blocks come later.
+
+        most: a lower limit of the step's guesses.
+        """
+        rows = self._decodes()
         num_guesses_left = draft_budget(self._config.max_num_batched_tokens, len(rows))
+        if most is not None:
+            num_guesses_left = min(num_guesses_left, most)
         wanted = [self._max_draft_tokens(row.seq) for row in rows]
         shares = self._shares([row.seq for row in rows], wanted, num_guesses_left)
         num_left = num_guesses_left - sum(shares)
@@ -296,6 +306,14 @@ class Scheduler:
             planned = self._decode_row(row.seq, share, num_left // (len(rows) - index))
             num_left -= planned.num_lookahead_tokens
             self._rows[row.seq.seq_id] = planned
+
+    def _return_guesses(self, planned: collections.abc.Sequence[ScheduledRow]) -> None:
+        """Divide the guesses of rows that a prompt has preempted among those that remain.
+
+        planned: the rows before. Their guesses are not exceeded: prompts have the other tokens.
+        """
+        if len(self._decodes()) < len(planned):
+            self._plan_guesses(sum(row.num_guesses for row in planned))
 
     def _shares(
         self, sequences: collections.abc.Sequence[Sequence], wanted: list[int], budget: int

@@ -10,8 +10,20 @@ from specdec.types.sampling_params import SamplingParams
 
 CHAT_ROLES = ("system", "user", "assistant")
 
-ANONYMOUS = ""
-"""The caller of requests without an API key; the name of the key is that of the others."""
+
+@dataclass(frozen=True)
+class Caller:
+    """Client of a request, for limits of each client.
+
+    name: that of its API key; the network address of a stranger; empty for the process itself.
+    is_stranger: whether it has no API key.
+    """
+
+    name: str = ""
+    is_stranger: bool = False
+
+
+OWN_PROCESS = Caller()
 
 
 @dataclass(frozen=True)

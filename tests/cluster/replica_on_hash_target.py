@@ -82,6 +82,7 @@ class Replica:
         """One call that is refused for what it asks."""
         context = SimpleNamespace(
             invocation_metadata=lambda: (),
+            peer=lambda: "",
             set_code=lambda _: None,
             set_details=lambda _: None,
             set_trailing_metadata=lambda _: None,

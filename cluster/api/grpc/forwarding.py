@@ -25,11 +25,15 @@ Metadata = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class ForwardedCall:
-    """A call of the RPC `method`; `request` is its protobuf message."""
+    """A call of the RPC `method`; `request` is its protobuf message.
+
+    peer: the client, as grpc names it.
+    """
 
     method: str
     request: Any
     metadata: Metadata
+    peer: str
 
 
 @dataclass
@@ -40,12 +44,16 @@ class _Context:
     """
 
     metadata: Metadata = ()
+    client: str = ""
     code: StatusCode | None = None
     details: str = ""
     trailing_metadata: Metadata = ()
 
     def invocation_metadata(self) -> Metadata:
         return self.metadata
+
+    def peer(self) -> str:
+        return self.client
 
     def set_code(self, code: StatusCode) -> None:
         self.code = code
@@ -59,7 +67,7 @@ class _Context:
 
 async def answer(servicer: Any, call: ForwardedCall) -> AsyncGenerator[Any, None]:
     """Yield the messages of a call that another Router has forwarded, and then its context."""
-    context = _Context(call.metadata)
+    context = _Context(call.metadata, call.peer)
     method = getattr(servicer, call.method)
     if isasyncgenfunction(method):
         async with aclosing(method(call.request, context)) as messages:
@@ -139,7 +147,7 @@ class Forwarding:
     ) -> AsyncGenerator[Any, None]:
         """Yield the messages of another application; its status goes to `grpc_context`."""
         metadata = tuple(grpc_context.invocation_metadata() or ())
-        call = ForwardedCall(method, request, metadata)
+        call = ForwardedCall(method, request, metadata, grpc_context.peer())
         with self.budget.hold(request.ByteSize()):
             async with aclosing(peer.stream("answer_call", call)) as messages:
                 async for message in messages:

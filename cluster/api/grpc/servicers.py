@@ -21,7 +21,11 @@ from cluster.api.grpc.forwarding import Forwarding
 from cluster.api.grpc.status import DecodingServer, empty_response, raise_on_serve, reporting_to
 from cluster.control.client import ControlClient, StatsStreams
 from cluster.control.peers import Applications
-from cluster.observability.request_context import current_headers
+from cluster.observability.request_context import (
+    current_address,
+    current_headers,
+    network_of_peer,
+)
 from cluster.replica.limits import check_detokenize, check_model, check_request, check_tokenize
 from cluster.replica.router import Router
 from protos.specdec.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
@@ -329,3 +333,4 @@ def decode_generate(message: pb.GenerateRequest) -> GenerateRequest:
 
 def _keep_metadata(grpc_context: Any) -> None:
     current_headers.set(lambda: grpc_context.invocation_metadata() or ())
+    current_address.set(lambda: network_of_peer(grpc_context.peer()))

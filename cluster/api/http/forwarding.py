@@ -26,13 +26,17 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 @dataclass(frozen=True)
 class ForwardedRequest:
-    """A whole request. path: without the prefix of the application that received it."""
+    """A whole request. path: without the prefix of the application that received it.
+
+    client: host and port, if known.
+    """
 
     method: str
     path: str
     query: bytes
     headers: Headers
     body: bytes
+    client: tuple[str, int] | None = None
 
     @classmethod
     def of(cls, request: Request, body: bytes) -> ForwardedRequest:
@@ -40,7 +44,8 @@ class ForwardedRequest:
         scope = request.scope
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         headers = tuple((bytes(name), bytes(value)) for name, value in scope["headers"])
-        return cls(request.method, path, scope["query_string"], headers, body)
+        client = scope.get("client")
+        return cls(request.method, path, scope["query_string"], headers, body, client)
 
     @property
     def scope(self) -> Scope:
@@ -56,7 +61,7 @@ class ForwardedRequest:
             "query_string": self.query,
             "root_path": "",
             "headers": list(self.headers),
-            "client": None,
+            "client": self.client,
             "server": None,
             _MARK: True,
         }

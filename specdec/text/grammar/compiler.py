@@ -18,7 +18,7 @@ from specdec.text.grammar.translation import refusal
 from specdec.text.grammar.trial import TrialProcess, first_matcher
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import InvalidValueError, OverloadedError, UnsupportedModelError
-from specdec.types.request import ANONYMOUS
+from specdec.types.request import OWN_PROCESS, Caller
 from specdec.types.sampling_params import StructuredOutput
 
 COMPILE_TIMEOUT_S = 1.9
@@ -28,6 +28,9 @@ NUM_TRIAL_PROCESSES = NUM_THREADS + 1
 
 MAX_WAITING = 16
 """Limit of the compilations of one caller that wait or run."""
+
+MAX_WAITING_OF_STRANGER = 8
+"""The same for a caller without an API key."""
 
 MAX_CACHED_GRAMMARS = 64
 MAX_CACHED_BYTES = 512 * 2**20
@@ -95,9 +98,9 @@ class GrammarCompiler:
                 self._trials.put(trial)
         self._lock = Lock()  # guards the two below
         self._cache: OrderedDict[StructuredOutput, _Compilation] = OrderedDict()
-        self._queue = FairQueue[_Compilation](MAX_WAITING)
+        self._queue = FairQueue[_Compilation]()
 
-    def compile(self, spec: StructuredOutput, caller: str = ANONYMOUS) -> Grammar:
+    def compile(self, spec: StructuredOutput, caller: Caller = OWN_PROCESS) -> Grammar:
         """Compile `spec`, or return it from the cache; blocks for up to 2 s.
 
         Waits for the vocabulary first. Raises InvalidValueError for a grammar that cannot be
@@ -124,17 +127,18 @@ class GrammarCompiler:
         while not self._trials.empty():
             self._trials.get().close()
 
-    def submit(self, spec: StructuredOutput, caller: str = ANONYMOUS) -> Future[Grammar]:
+    def submit(self, spec: StructuredOutput, caller: Caller = OWN_PROCESS) -> Future[Grammar]:
         """Compile `spec` in the background.
 
-        caller: the name of an API key. The future may be shared with other callers and must not be
-        cancelled. Raises OverloadedError.
+        The future may be shared with other callers and must not be cancelled. Raises
+        OverloadedError.
         """
+        max_open = MAX_WAITING_OF_STRANGER if caller.is_stranger else MAX_WAITING
         with self._lock:
             compilation = self._cache.get(spec)
             if compilation is None or compilation.is_used_up:
                 compilation = _Compilation(spec)
-            if not compilation.result.done() and self._queue.put(compilation, caller):
+            if not compilation.result.done() and self._queue.put(compilation, caller, max_open):
                 self._pool.submit(self._run_next)
             self._cache[spec] = compilation
             self._cache.move_to_end(spec)

@@ -42,12 +42,10 @@ class FairQueue(Generic[Item]):
     a caller with many items is not starved by others that add one at a time.
     """
 
-    def __init__(self, max_open: int) -> None:
-        """max_open: limit of the items of each caller that wait or run."""
-        self._max_open = max_open
+    def __init__(self) -> None:
         self._turn = 0  # of the caller that was served last
         self._numbers = count()
-        self._callers: dict[str, _Caller[Item]] = {}
+        self._callers: dict[Hashable, _Caller[Item]] = {}
         self._sharers: dict[Item, list[_Caller[Item]]] = {}  # of each waiting item
         self._runs_for: dict[Item, _Caller[Item]] = {}
 
@@ -55,18 +53,19 @@ class FairQueue(Generic[Item]):
         """Return the number of waiting items."""
         return len(self._sharers)
 
-    def put(self, item: Item, caller: str) -> bool:
+    def put(self, item: Item, caller: Hashable, max_open: int) -> bool:
         """Queue an item for a caller; return whether it is new.
 
         One that already waits, for another caller, runs as soon as it is the turn of either; one
-        that runs is left alone. Raises OverloadedError if the caller has too many.
+        that runs is left alone. Raises OverloadedError if `max_open` items of the caller wait or
+        run.
         """
         if item in self._runs_for:
             return False
         known = self._callers.get(caller) or _Caller()
         if item in known.waiting:
             return False
-        if known.num_open >= self._max_open:
+        if known.num_open >= max_open:
             raise OverloadedError(BUSY)
         if not known.num_open:
             known.turn, known.since = max(known.turn, self._turn), next(self._numbers)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -106,7 +107,8 @@ def test_an_error_does_not_end_a_chat_nor_enter_the_history(service, capsys):
 
 def interrupt_once_it_hangs(service):
     assert service.is_hanging.wait(30)
-    time.sleep(0.5)  # until the first chunk is shown
+    while "Blue" not in sys.stdout.getvalue():  # pytest's
+        time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGINT)
 
 

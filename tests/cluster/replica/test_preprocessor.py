@@ -9,7 +9,7 @@ import pytest
 from cluster.replica.preprocessor import EncodeLimiter, Preprocessor
 from specdec.models.config import ModelConfig
 from specdec.types.errors import InvalidValueError, OverloadedError
-from specdec.types.request import ANONYMOUS, ChatMessage, Conversation
+from specdec.types.request import OWN_PROCESS, Caller, ChatMessage, Conversation
 from specdec.types.sampling_params import StructuredOutput
 
 TEXT = "Ask the baker for a café"
@@ -121,9 +121,9 @@ async def test_a_grammar_is_queued_for_its_caller(text):
 
     text._grammars = type("Queue", (), {"submit": submit})()
     spec = StructuredOutput(regex="a*")
-    await text.compile(spec, "ann")
+    await text.compile(spec, Caller("ann"))
     await text.compile(spec)
-    assert submitted == [(spec, "ann"), (spec, ANONYMOUS)]
+    assert submitted == [(spec, Caller("ann")), (spec, OWN_PROCESS)]
 
 
 async def test_a_slow_compilation_is_refused_and_not_cancelled(text, monkeypatch):

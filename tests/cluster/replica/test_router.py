@@ -72,6 +72,7 @@ async def test_log_probabilities_of_an_answer_in_one_message_are_limited(
     codes = []
     context = SimpleNamespace(
         invocation_metadata=lambda: (),
+        peer=lambda: "",
         set_code=codes.append,
         set_details=lambda _: None,
         set_trailing_metadata=lambda _: None,

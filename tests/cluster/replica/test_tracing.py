@@ -326,6 +326,7 @@ async def test_grpc_metadata_is_available_in_a_request(method):
     )
     context = SimpleNamespace(
         invocation_metadata=lambda: (("traceparent", TRACEPARENT), ("other", "value")),
+        peer=lambda: "",
         set_code=lambda code: None,
         set_details=lambda details: None,
         set_trailing_metadata=lambda metadata: None,
@@ -372,5 +373,5 @@ async def test_an_unavailable_collector_does_not_block_closing(monkeypatch, capl
     tracing.begin("r", CALL, Clock()).end(101.0, None)
     began_at = time.monotonic()
     await asyncio.to_thread(tracing.close)
-    assert time.monotonic() - began_at < 1.2
+    assert time.monotonic() - began_at < 5, "the exporter's own limit is 10 s"
     assert "the last traces were not sent within 0.2 s" in caplog.text

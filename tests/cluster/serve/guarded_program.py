@@ -7,13 +7,12 @@ has its environment.
 import os
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 from cluster.serve import processes
 from cluster.serve.processes import guarded
-from cluster.serve.startup import _Signals
+from cluster.serve.signals import Signals
 
 DRAIN_S = 0.2
 STOP_S = 3.0
@@ -38,8 +37,8 @@ def serve(to_guard, scenario):
     if scenario in ("starts", "joins"):
         show("started")
         time.sleep(300)
-    signals = _Signals(to_guard)
-    threading.Thread(target=show_when_ready, args=(to_guard,), daemon=True).start()
+    signals = Signals(to_guard)
+    show_when_ready(to_guard)
     signals.wait()
     show("stopping")
     if signals.abort.wait(DRAIN_S if scenario != "hangs" else 300):
@@ -49,8 +48,14 @@ def serve(to_guard, scenario):
 
 
 def show_when_ready(to_guard):
-    time.sleep(0.2)  # `wait` has installed its handlers
-    show("ready")
+    """Show it once `Signals.wait` has installed its handlers and reported to the guard."""
+    report = to_guard.ready
+
+    def ready():
+        report()
+        show("ready")
+
+    to_guard.ready = ready
 
 
 def show(line):

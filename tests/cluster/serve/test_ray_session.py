@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock, call
@@ -109,11 +108,9 @@ def test_an_own_ray_ends_before_the_guard_would_kill_it(fake_serve, monkeypatch)
     fake = fake_serve("a", is_stuck=True)
     fake.aborted.set()
     reports = Mock()
-    started_at = time.monotonic()
     RaySession(replace(CONFIG, ray_address=None), to_guard=reports).stop(
         ["a"], 0.1, threading.Event()
     )
-    assert time.monotonic() - started_at < 5
     assert fake.deleted == ["a"]
     assert reports.mock_calls == [call.ending()]
     draining = [each for each in threading.enumerate() if "drain_and_delete" in each.name]

@@ -4,7 +4,7 @@ import errno
 import os
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -19,45 +19,62 @@ def policy_of_a_child():
     return int(subprocess.run(PRINT_POLICY, check=True, capture_output=True).stdout)
 
 
-def in_a_thread(work):
-    """Return the result of a function on a new thread, whose policy ends with it."""
-    results = []
-    thread = threading.Thread(target=lambda: results.append(work()))
-    thread.start()
-    thread.join()
-    return results[0]
+def with_policy(policy, work):
+    """Return the result of a function on a new thread, which begins with a policy.
+
+    So the policy of the process that runs the tests does not matter, and does not change.
+    """
+
+    def run():
+        try:
+            os.sched_setscheduler(0, policy, os.sched_param(0))
+        except PermissionError:
+            pytest.skip("this process may not leave SCHED_IDLE")
+        return work()
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(run).result()
+
+
+def own_policy():
+    return os.sched_getscheduler(0)
 
 
 def test_processes_started_meanwhile_are_batch_work_and_this_thread_is_not():
-    with starting_batch_work():
-        assert policy_of_a_child() == os.SCHED_BATCH
-    assert os.sched_getscheduler(0) == os.SCHED_OTHER
-    assert policy_of_a_child() == os.SCHED_OTHER
+    def policies():
+        with starting_batch_work():
+            meanwhile = policy_of_a_child()
+        return meanwhile, own_policy(), policy_of_a_child()
+
+    expected = (os.SCHED_BATCH, os.SCHED_OTHER, os.SCHED_OTHER)
+    assert with_policy(os.SCHED_OTHER, policies) == expected
 
 
 def test_an_error_leaves_this_thread_as_it_was():
-    with pytest.raises(RuntimeError), starting_batch_work():
-        raise RuntimeError
-    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+    def policy():
+        with pytest.raises(RuntimeError), starting_batch_work():
+            raise RuntimeError
+        return own_policy()
+
+    assert with_policy(os.SCHED_OTHER, policy) == os.SCHED_OTHER
 
 
 def test_a_model_and_its_threads_use_the_default_policy():
     def policies():
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         run_as_model()
-        return os.sched_getscheduler(0), in_a_thread(lambda: os.sched_getscheduler(0))
+        with ThreadPoolExecutor(1) as thread:
+            return own_policy(), thread.submit(own_policy).result()
 
-    assert in_a_thread(policies) == (os.SCHED_OTHER, os.SCHED_OTHER)
+    assert with_policy(os.SCHED_BATCH, policies) == (os.SCHED_OTHER, os.SCHED_OTHER)
 
 
 def test_another_policy_is_left_alone():
     def policies():
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         run_as_model()
         with starting_batch_work():
-            return os.sched_getscheduler(0), policy_of_a_child()
+            return own_policy(), policy_of_a_child()
 
-    assert in_a_thread(policies) == (os.SCHED_IDLE, os.SCHED_IDLE)
+    assert with_policy(os.SCHED_IDLE, policies) == (os.SCHED_IDLE, os.SCHED_IDLE)
 
 
 @pytest.mark.parametrize("name", ["sched_getscheduler", "sched_setscheduler"])

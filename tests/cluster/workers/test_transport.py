@@ -171,9 +171,10 @@ def test_sending_to_a_peer_that_does_not_read_times_out(pair):
     router, _ = pair
     with pytest.raises(TimeoutError):
         router.send([bytes(8 * 2**20)])
-    began_at_s = time.monotonic()
-    router.send_last([b"stop"])  # neither waits nor raises
-    assert time.monotonic() - began_at_s < TIMEOUT_S / 2
+    began_at_s, count = time.monotonic(), 100
+    for _ in range(count):
+        router.send_last([b"stop"])  # neither waits nor raises
+    assert time.monotonic() - began_at_s < count * TIMEOUT_S / 4
 
 
 def test_receiving_an_incomplete_message_times_out(listen):
@@ -266,7 +267,7 @@ def test_a_network_that_fails_is_noticed_while_nothing_is_sent(relayed):
     relay.fail()
     began_at = time.monotonic()
     while not router.is_lost:
-        assert time.monotonic() - began_at < 3.0
+        assert time.monotonic() - began_at < 30.0
         time.sleep(0.01)
     router.close()
     assert router.is_lost, "a loss is permanent"

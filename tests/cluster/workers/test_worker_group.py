@@ -149,12 +149,11 @@ def test_a_late_draft_is_not_waited_for(drafting):
     for _ in range(MIN_SAMPLES):
         assert drafts(supervisor, seq) == [(7, 7, 7)]
     groups[0].is_running.clear()
-    began_s = time.monotonic()
     for _ in range(20):
         made[len(drafts(supervisor, seq))] += 1
-    assert time.monotonic() - began_s < 3, "only the first step waits, and not for long"
     assert made == {0: 20}
-    assert supervisor.num_late_drafts == 1
+    assert supervisor.num_late_drafts == 1, "only the first step waits"
+    assert len(groups) == 1, "not until the worker is restarted"
     supervisor._proposer.check_integrity()
 
 
@@ -181,12 +180,12 @@ def test_a_late_draft_does_not_lengthen_the_patience(drafting):
     for _ in range(3):
         groups[0].is_running.clear()
         assert drafts(supervisor, seq) == []
-        time.sleep(0.5)
         groups[0].is_running.set()
         ends_at_s = time.monotonic() + 10
         while drafts(supervisor, seq) == []:
             assert time.monotonic() < ends_at_s
-    assert groups[0]._patience.limit_s(16) < 0.5
+    num_recorded = sum(map(len, groups[0]._patience._seconds.values()))
+    assert num_recorded == MIN_SAMPLES + 3, "only the drafts that were in time"
 
 
 def test_a_draft_worker_that_stays_late_is_restarted(drafting, monkeypatch):

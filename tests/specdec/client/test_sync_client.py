@@ -306,6 +306,14 @@ def test_an_address_needs_a_port():
         Client("localhost")
 
 
+@pytest.mark.parametrize("address", ["http://127.0.0.1:8000", "HTTPS://host", "grpc://host:9000"])
+def test_an_address_is_no_url(address):
+    message = f"address is '{address}'; it must be host:port of the gRPC API, such as "
+    with pytest.raises(InvalidValueError, match=message) as caught:
+        Client(address)
+    assert "without a scheme" in str(caught.value)
+
+
 def test_a_rejection_carries_code_and_message(client, service):
     service.error = (grpc.StatusCode.INVALID_ARGUMENT, "top_p is 2.0; it must be at most 1")
     with pytest.raises(ClientError) as caught:

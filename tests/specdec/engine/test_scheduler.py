@@ -28,10 +28,13 @@ def sequence(seq_id, num_tokens, *, priority=0, max_tokens=None):
     return Sequence(seq_id, request, SamplingRules(), detokenizer=None, max_tokens=max_tokens)
 
 
-def scheduler_with(num_blocks, sequences):
+def scheduler_with(num_blocks, sequences, max_num_batched_tokens=96):
     blocks = BlockManager(num_blocks, BLOCK_SIZE)
     config = engine_config(
-        4, num_blocks=num_blocks, max_model_len=num_blocks * BLOCK_SIZE, max_num_batched_tokens=96
+        4,
+        num_blocks=num_blocks,
+        max_model_len=num_blocks * BLOCK_SIZE,
+        max_num_batched_tokens=max_num_batched_tokens,
     )
     scheduler = Scheduler(config, blocks)
     for seq in sequences:
@@ -83,15 +86,29 @@ def test_a_later_sequence_gets_its_next_token_before_earlier_ones_get_drafts():
     assert scheduler.preempted == []
 
 
-def test_a_preempted_row_leaves_its_share_of_the_draft_budget_to_others():
-    """Sequence 1 is preempted for the next token of sequence 0, which then drafts all it can."""
-    sequences = [sequence(0, 12), sequence(1, 12)]
-    scheduler, blocks = scheduler_with(6, sequences)
-    all_steps = steps(scheduler, blocks, 4)
+def test_a_sequence_preempted_for_a_token_has_no_share_of_the_draft_budget():
+    """Sequence 2 is preempted for sequence 1; three rows would have 5 drafts, not 3 each."""
+    sequences = [sequence(seq_id, 4) for seq_id in range(3)]
+    scheduler, blocks = scheduler_with(4, sequences, max_num_batched_tokens=14)
+    all_steps = steps(scheduler, blocks, 3)
     next(all_steps)
     rows = next(all_steps)
-    assert scheduler.preempted == [sequences[1]]
-    assert [(row.seq.seq_id, row.num_draft_tokens) for row in rows] == [(0, 4)]
+    assert scheduler.preempted == [sequences[2]]
+    assert [(row.seq.seq_id, row.num_draft_tokens) for row in rows] == [(0, 3), (1, 3)]
+
+
+def test_a_sequence_preempted_for_a_prompt_returns_its_share_of_the_draft_budget():
+    """Sequence 1 loses its row to the last chunk of an urgent prompt; each of both had 3 drafts."""
+    sequences = [sequence(0, 4), sequence(1, 4)]
+    scheduler, blocks = scheduler_with(8, sequences, max_num_batched_tokens=14)
+    all_steps = steps(scheduler, blocks, 4)
+    next(all_steps)
+    scheduler.add([sequence(2, 20, priority=-3)])
+    while sequences[1] not in scheduler.preempted:
+        rows = next(all_steps)
+    drafts = {row.seq.seq_id: row.num_draft_tokens for row in rows}
+    assert drafts == {0: 4, 2: 0}
+    assert sum(row.num_tokens + row.num_guesses for row in rows) <= 14
 
 
 def test_waiting_outweighs_priority_in_the_end():

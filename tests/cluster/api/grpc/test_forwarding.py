@@ -25,6 +25,9 @@ class Context:
     def invocation_metadata(self):
         return (("traceparent", "00-1"),)
 
+    def peer(self):
+        return "ipv4:192.0.2.7:5000"
+
     def set_code(self, code):
         self.code = code
 
@@ -40,7 +43,7 @@ class Servicer:
 
     def __init__(self, name, other=None, error=None):
         self.name, self.other, self.error = name, other, error
-        self.metadata = None
+        self.metadata = self.peer = None
         self.is_closed, self.num_checked, self.num_lookups = False, 0, 0
         self.counted = []
         forwarding = Forwarding(self, self._check, self.counted.append, ByteBudget())
@@ -72,7 +75,7 @@ class Servicer:
                 yield each
 
     async def Detokenize(self, request, grpc_context):  # noqa: N802 - the name of its RPC
-        self.metadata = grpc_context.invocation_metadata()
+        self.metadata, self.peer = grpc_context.invocation_metadata(), grpc_context.peer()
         with grpc_forwarding.reporting_to(grpc_context):
             if self.error is not None:
                 raise self.error
@@ -103,6 +106,7 @@ async def test_each_application_answers_for_its_model():
         assert await detokenized(a, model, Context()) == name
         assert await streamed(a, model, Context()) == [f"{name}{i}" for i in range(3)]
     assert a.other.metadata == (("traceparent", "00-1"),)
+    assert a.other.peer == "ipv4:192.0.2.7:5000", "the client's, by which its share is limited"
 
 
 async def test_an_error_of_the_other_is_the_status_of_the_call():
@@ -159,7 +163,7 @@ async def test_a_name_that_is_too_long_is_not_looked_up():
 async def test_a_forwarded_call_is_not_forwarded_again():
     """Even if `b` forwards calls for that model."""
     b = Servicer("b", Servicer("c"))
-    call = ForwardedCall("Detokenize", pb.DetokenizeRequest(model="c"), ())
+    call = ForwardedCall("Detokenize", pb.DetokenizeRequest(model="c"), (), "")
     answer, status = [each async for each in grpc_forwarding.answer(b, call)]
     assert answer.text == "b"
     assert status.code is None
@@ -174,6 +178,9 @@ class ServeContext(RayServegRPCContext):
 
     def invocation_metadata(self):
         return ()
+
+    def peer(self):
+        return ""
 
 
 @pytest.mark.parametrize("model", ["a", "b"])

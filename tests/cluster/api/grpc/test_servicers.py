@@ -11,7 +11,7 @@ from cluster.api.authentication import ApiKey, ApiKeys
 from cluster.observability.logs import JsonFormatter
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.types.errors import OverloadedError
-from specdec.types.request import ANONYMOUS
+from specdec.types.request import Caller
 from tests.cluster.replica_on_hash_target import running_replica
 
 KEY, OTHER = "sk-correct-horse", "sk-battery-staple"
@@ -31,12 +31,13 @@ async def replica(tiny_model_dir, tmp_path):
         yield replica
 
 
-async def call(replica, method, key=None, **fields):
+async def call(replica, method, key=None, peer="ipv4:192.0.2.1:5000", **fields):
     """Call a method; return the status code and the trailing metadata."""
     status = SimpleNamespace(code=StatusCode.OK, trailing=[])
     metadata = () if key is None else (("authorization", f"Bearer {key}"),)
     context = SimpleNamespace(
         invocation_metadata=lambda: metadata,
+        peer=lambda: peer,
         set_code=lambda code: setattr(status, "code", code),
         set_details=lambda details: None,
         set_trailing_metadata=status.trailing.extend,
@@ -103,7 +104,7 @@ async def test_the_priority_is_limited(replica, method):
 
 
 @pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
-async def test_grammars_are_compiled_in_the_name_of_the_key(replica, method, monkeypatch):
+async def test_grammars_are_compiled_in_the_name_of_the_client(replica, method, monkeypatch):
     callers = []
 
     async def compile(spec, caller):
@@ -114,7 +115,10 @@ async def test_grammars_are_compiled_in_the_name_of_the_key(replica, method, mon
     structured = pb.StructuredOutput(regex="a+")
     sampling = pb.SamplingParams(max_tokens=2, structured_output=structured)
     refused = StatusCode.RESOURCE_EXHAUSTED
-    assert (await asyncio.create_task(call(replica, method, sampling=sampling)))[0] == refused
+    peers = ("ipv4:192.0.2.7:5000", "ipv6:%5B2001:db8::7%5D:5000")
+    for peer in peers:
+        without_key = call(replica, method, peer=peer, sampling=sampling)
+        assert (await asyncio.create_task(without_key))[0] == refused
     replica.servicer.keys = ApiKeys([ApiKey("ann", KEY), ApiKey("bob", KEY + "2")])
     for key in (KEY + "2", KEY):
         assert (await asyncio.create_task(call(replica, method, key, sampling=sampling)))[
@@ -122,4 +126,6 @@ async def test_grammars_are_compiled_in_the_name_of_the_key(replica, method, mon
         ] == refused
     unknown = await asyncio.create_task(call(replica, method, sampling=sampling))
     assert unknown[0] == StatusCode.UNAUTHENTICATED
-    assert callers == [ANONYMOUS, "bob", "ann"], "nothing is compiled without a key"
+    strangers = [Caller(each, is_stranger=True) for each in ("192.0.2.7", "2001:db8::/64")]
+    expected = [*strangers, Caller("bob"), Caller("ann")]
+    assert callers == expected, "nothing is compiled without a key where there are keys"

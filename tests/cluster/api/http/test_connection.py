@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from contextlib import AsyncExitStack
 
 import pytest
@@ -163,12 +162,11 @@ async def test_a_header_block_that_does_not_arrive_ends_the_connection(monkeypat
 async def test_bytes_that_arrive_slowly_do_not_extend_the_time(monkeypatch):
     monkeypatch.setattr(connection, "HEADER_TIMEOUT_S", 0.5)
     async with running_server(hello) as port, connected(port) as client:
-        started_at = time.monotonic()
         answer = asyncio.ensure_future(client.answer())
         while not answer.done():
             await client.send(b"G" if client.num_sent == 0 else b"E")
             await asyncio.sleep(0.05)
-    assert time.monotonic() - started_at < 3
+    await answer  # raises TimeoutError if it took 10 s
 
 
 async def test_a_slow_request_is_served_within_the_time():

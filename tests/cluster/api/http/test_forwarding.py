@@ -20,6 +20,7 @@ def other_app():
     async def echo(request: Request):
         body = (await request.body()).decode()
         received = {"body": body, "query": str(request.query_params), "is": is_forwarded(request)}
+        received["from"] = request.client.host
         return {**received, "key": request.headers["authorization"]}
 
     @app.post("/endless")
@@ -76,7 +77,8 @@ async def test_the_request_arrives_unchanged(client):
     headers = {"authorization": "Bearer x"}
     answer = await client.post("/a/echo?model=b", content="text", headers=headers)
     assert answer.status_code == 200
-    assert answer.json() == {"body": "text", "query": "model=b", "is": True, "key": "Bearer x"}
+    received = {"body": "text", "query": "model=b", "is": True, "from": "127.0.0.1"}
+    assert answer.json() == {**received, "key": "Bearer x"}
 
 
 async def test_an_unknown_path_gets_the_response_of_the_other(client):

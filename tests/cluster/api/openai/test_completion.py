@@ -8,6 +8,7 @@ import pytest
 from cluster.api.authentication import ApiKey, ApiKeys
 from cluster.api.http.app import make_app
 from specdec.types.errors import OverloadedError
+from specdec.types.request import Caller
 from tests.cluster.api.openai.conftest import ALONE, events
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -173,7 +174,7 @@ async def test_the_error_names_the_invalid_field(http, changes, param):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("prompt", [TEXT, [TEXT, "The baker"]], ids=["one", "two"])
-async def test_grammars_are_compiled_in_the_name_of_the_key(router, monkeypatch, prompt, stream):
+async def test_grammars_are_compiled_in_the_name_of_the_client(router, monkeypatch, prompt, stream):
     callers = []
 
     async def compile(spec, caller):
@@ -183,6 +184,7 @@ async def test_grammars_are_compiled_in_the_name_of_the_key(router, monkeypatch,
     monkeypatch.setattr(router.text, "compile", compile)
     keys = ApiKeys([ApiKey("ann", "sk-correct-horse"), ApiKey("bob", "sk-battery-staple")])
     app = make_app(lambda: router, lambda: ALONE, lambda: keys)
+    open_app = make_app(lambda: router, lambda: ALONE, ApiKeys)
     body = {**ASKED, "prompt": prompt, "stream": stream, "guided_regex": "a+"}
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://test"
@@ -194,7 +196,13 @@ async def test_grammars_are_compiled_in_the_name_of_the_key(router, monkeypatch,
         ):
             response = await client.post(URL, json=body, headers=headers)
             assert response.status_code == status, response.text
-    assert list(dict.fromkeys(callers)) == ["bob", "ann"], "nothing is compiled without a key"
+    for host in ("192.0.2.7", "192.0.2.8"):
+        transport = httpx.ASGITransport(open_app, client=(host, 5000))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            assert (await client.post(URL, json=body)).status_code == 429
+    strangers = [Caller(f"192.0.2.{number}", is_stranger=True) for number in (7, 8)]
+    expected = [Caller("bob"), Caller("ann"), *strangers]
+    assert list(dict.fromkeys(callers)) == expected, "nothing without a key where there are keys"
 
 
 @pytest.mark.parametrize("temperature", [0, 1])

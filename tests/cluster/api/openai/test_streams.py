@@ -215,10 +215,10 @@ async def test_work_is_cancelled_at_the_deadline():
 
 
 async def test_work_that_ends_in_time_is_not_cancelled():
-    deadline = Deadline.after(10)
+    deadline = Deadline.after(100)
     async with deadline.enforce():
         await asyncio.sleep(0)
-    assert 9 < deadline.remaining_s < 10
+    assert 50 < deadline.remaining_s < 100
 
 
 async def test_another_timeout_is_not_converted():

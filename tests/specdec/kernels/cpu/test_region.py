@@ -57,10 +57,8 @@ def test_rank_that_ends_early_is_an_error(tmp_path):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_missing_rank_times_out(tmp_path, rank):
-    began_at = time.monotonic()
     with pytest.raises(TimeoutError), shared_region(rank, 2, 4096, tmp_path / "address", 0.2):
         pytest.fail("entered the context alone")
-    assert time.monotonic() - began_at < 5
 
 
 def run_as_other_user(work):

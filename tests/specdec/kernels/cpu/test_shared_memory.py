@@ -183,8 +183,8 @@ def test_killed_peer_is_detected(tmp_path, size, num_threads):
         index, message, first_s, second_s = outcomes[rank].result
         assert index == 20
         assert message == "rank 1 has ended, or did not respond for 30 s"
-        assert first_s < 5, "detected within 0.1 s on an idle machine"
-        assert second_s < 5
+        assert first_s < 20, "detected within 0.1 s on an idle machine"
+        assert second_s < 20
 
 
 def reduce_while_another_is_killed(rank, size, directory):
@@ -220,13 +220,14 @@ def test_long_wait_sleeps(tmp_path):
 
 def arrive_too_late(rank, size, directory):
     memory = join(rank, size, directory, timeout_s=0.5)
+    timed_out = directory / "timed out"
     if rank == 1:
-        time.sleep(3)
+        while not timed_out.exists():
+            time.sleep(0.01)
         return
-    began_at = time.monotonic()
     with pytest.raises(RuntimeError, match=r"rank 1 has ended, or did not respond for 0\.5 s"):
         memory.all_reduce(torch.ones(3))
-    assert time.monotonic() - began_at < 2.5, "before the other rank ended"
+    timed_out.touch()
 
 
 def test_absent_peer_times_out(tmp_path):

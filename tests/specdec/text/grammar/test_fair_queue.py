@@ -14,8 +14,8 @@ BOMB_S, ORDINARY_S = 1.0, 0.01
 class SimulatedCompiler:
     """Threads that compile the items of a queue; `ended_at_s` by item."""
 
-    def __init__(self, num_threads, max_open=16):
-        self.queue = FairQueue(max_open)
+    def __init__(self, num_threads):
+        self.queue = FairQueue()
         self.now_s = 0.0
         self.ended_at_s = {}
         self._num_free = num_threads
@@ -24,7 +24,7 @@ class SimulatedCompiler:
 
     def put(self, caller, item, seconds):
         self._seconds[item] = seconds
-        self.queue.put(item, caller)
+        self.queue.put(item, caller, 16)
         self._begin()
 
     def run_until(self, now_s):
@@ -68,10 +68,10 @@ def test_two_callers_share_the_threads():
 
 
 def test_callers_are_served_in_turn():
-    queue = FairQueue(8)
+    queue = FairQueue()
     for number in range(2):
         for caller in "abc":
-            queue.put(caller + str(number), caller)
+            queue.put(caller + str(number), caller, 8)
     taken = []
     while len(queue):
         taken.append(queue.take())
@@ -80,37 +80,37 @@ def test_callers_are_served_in_turn():
 
 
 def test_an_item_of_two_callers_runs_at_the_turn_of_either():
-    queue = FairQueue(8)
+    queue = FairQueue()
     for item in ("bomb 0", "bomb 1", "shared"):
-        assert queue.put(item, "bomber")
+        assert queue.put(item, "bomber", 8)
     assert queue.take() == "bomb 0"
-    assert not queue.put("shared", "user")
-    assert not queue.put("shared", "user")
+    assert not queue.put("shared", "user", 8)
+    assert not queue.put("shared", "user", 8)
     assert queue.take() == "shared"
-    assert not queue.put("shared", "late"), "it runs already"
+    assert not queue.put("shared", "late", 8), "it runs already"
     assert queue.take() == "bomb 1"
     assert len(queue) == 0
 
 
 def test_the_limit_is_for_each_caller_and_includes_running_items():
-    queue = FairQueue(2)
-    queue.put(1, "a")
-    queue.put(2, "a")
+    queue = FairQueue()
+    queue.put(1, "a", 2)
+    queue.put(2, "a", 2)
     queue.take()
     with pytest.raises(OverloadedError, match="too many grammars"):
-        queue.put(3, "a")
-    assert queue.put(3, "b")
+        queue.put(3, "a", 2)
+    assert queue.put(3, "b", 2)
     queue.finish(1)
-    assert queue.put(4, "a")
+    assert queue.put(4, "a", 2)
 
 
 def test_a_caller_with_many_items_is_not_starved_by_callers_with_one_at_a_time():
-    queue, taken = FairQueue(16), []
+    queue, taken = FairQueue(), []
     for number in range(8):
-        queue.put(("many", number), "many")
+        queue.put(("many", number), "many", 16)
     for number in range(100):
         for caller in ("one", "other"):
-            queue.put((caller, number), caller)
+            queue.put((caller, number), caller, 16)
         for _ in range(2):
             taken.append(queue.take())
             queue.finish(taken[-1])
@@ -120,7 +120,7 @@ def test_a_caller_with_many_items_is_not_starved_by_callers_with_one_at_a_time()
 
 
 def test_random_operations_lose_no_item_and_repeat_none():
-    rng, queue = random.Random(0), FairQueue(4)
+    rng, queue = random.Random(0), FairQueue()
     waiting, running, num_taken = set(), [], 0
     for number in range(5000):
         operation = rng.choice(("put", "put", "put again", "take", "finish"))
@@ -128,7 +128,7 @@ def test_random_operations_lose_no_item_and_repeat_none():
             again = operation == "put again" and waiting
             item = rng.choice(sorted(waiting)) if again else number
             try:
-                is_new = queue.put(item, rng.choice("abcde"))
+                is_new = queue.put(item, rng.choice("abcde"), 4)
             except OverloadedError:
                 continue
             assert is_new == (item not in waiting)
