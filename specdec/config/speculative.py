@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args, get_type_hints
 
 from specdec.config.fields import refuse_unknown
@@ -42,6 +42,8 @@ DEFAULT_GOODPUT_THRESHOLD = 256
 DEFAULT_BATCH_BUDGET_MAX = 8
 
 _ROLES = ("drafter", "first", "fallback")
+_NO_KEYS = ("left_out", *_ROLES)
+"""Fields that are not read from keys of the same name."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,8 @@ class SpeculativeConfig:
         default all but `synthetic`, which joins them where it is `verifier`.
     synthetic_acceptance_rate, synthetic_acceptance_rates, synthetic_acceptance_length: as in
         SyntheticAcceptance, for verifier `synthetic`.
+    left_out: `method` and `num_speculative_tokens`, where they were not given: the files of the
+        model may decide them (`specdec.engine.model_detection`).
     """
 
     drafter: MethodConfig = NgramConfig()  # noqa: RUF009
@@ -106,16 +110,22 @@ class SpeculativeConfig:
     synthetic_acceptance_rate: float | None = None
     synthetic_acceptance_rates: tuple[float, ...] = ()
     synthetic_acceptance_length: float | None = None
+    left_out: frozenset[str] = field(default=frozenset(), compare=False)
 
     @classmethod
     def of(
-        cls, method: str = "ngram", num_speculative_tokens: int = 3, **keys: Any
+        cls, method: str | None = None, num_speculative_tokens: int | None = None, **keys: Any
     ) -> SpeculativeConfig:
         """Return the configuration of flat keys, as they stand in a configuration file.
 
-        first, fallback: names of other methods, or None. Raise InvalidValueError, also for a key
-        that is unknown, or belongs to a method that is not loaded and differs from its default.
+        method: None for draft_model if there is a model for it, else ngram; the model's files may
+        decide otherwise. first, fallback: names of other methods, or None. Raise InvalidValueError,
+        also for a key that is unknown, or belongs to a method that is not loaded and differs from
+        its default.
         """
+        given = {"method": method, "num_speculative_tokens": num_speculative_tokens}
+        left_out = frozenset(name for name, value in given.items() if value is None)
+        method = _default_method(keys) if method is None else method
         require_choice("speculative_config.method", method, METHOD_NAMES)
         others = {role: keys.pop(role, None) for role in ("first", "fallback")}
         for role, name in others.items():
@@ -128,19 +138,29 @@ class SpeculativeConfig:
         names = {"drafter": method, **others}
         roles = {role: _method(name, keys) for role, name in names.items() if name is not None}
         common = {name: value for name, value in keys.items() if name in _COMMON_KEYS}
-        config = cls(num_speculative_tokens=num_speculative_tokens, **roles, **common)  # type: ignore[arg-type]
+        if num_speculative_tokens is not None:
+            common["num_speculative_tokens"] = num_speculative_tokens
+        config = cls(left_out=left_out, **roles, **common)  # type: ignore[arg-type]
         config._refuse_keys_of_other_methods(keys)
         return config
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the flat keys, which `of` reads."""
+        """Return the flat keys, which `of` reads, without those that were left out."""
         mapping: dict[str, Any] = {"method": self.method}
         for role in ("first", "fallback"):
             other = getattr(self, role)
             mapping[role] = None if other is None else other.name
         for each in self.drafters:
             mapping |= asdict(each)
-        return mapping | {name: getattr(self, name) for name in _COMMON_KEYS}
+        mapping |= {name: getattr(self, name) for name in _COMMON_KEYS}
+        return {name: value for name, value in mapping.items() if name not in self.left_out}
+
+    def with_method(self, method: str, **keys: Any) -> SpeculativeConfig:
+        """Return the configuration with the method that its files were found to be for.
+
+        keys: to change. Raise InvalidValueError for a key that this method does not have.
+        """
+        return SpeculativeConfig.of(**{**self.to_mapping(), "method": method, **keys})
 
     def __post_init__(self) -> None:
         count = self.num_speculative_tokens
@@ -346,6 +366,17 @@ class SpeculativeConfig:
         return LengthSchedule(rows) if rows else None
 
 
+def _default_method(keys: Mapping[str, Any]) -> str:
+    """Return draft_model if there is a model and no other role for it, else ngram."""
+    others = (keys.get("first"), keys.get("fallback"))
+    has_model = keys.get("model") is not None and not any(map(_takes_model, others))
+    return DraftModelConfig.name if has_model else NgramConfig.name
+
+
+def _takes_model(name: object) -> bool:
+    return isinstance(name, str) and name in METHODS and "model" in keys_of(METHODS[name])
+
+
 def _method(name: str, keys: Mapping[str, Any]) -> MethodConfig:
     config_class = METHODS[name]
     return config_class(**{key: keys[key] for key in keys_of(config_class) if key in keys})
@@ -368,6 +399,6 @@ def key_types() -> dict[str, Any]:
 
 _HINTS = get_type_hints(SpeculativeConfig)
 _COMMON_KEYS: Mapping[str, Any] = {
-    each.name: _HINTS[each.name] for each in fields(SpeculativeConfig) if each.name not in _ROLES
+    each.name: _HINTS[each.name] for each in fields(SpeculativeConfig) if each.name not in _NO_KEYS
 }
 """Types of the keys that are of no method."""

@@ -83,7 +83,7 @@ def default_speculation(model: str, device: str, quantization: str) -> Speculati
     is_faster = device == "cpu" and quantization == "none" and has_fbgemm()
     if model in ALIASES and ALIASES[model].drafts_for_itself and is_faster:
         return SpeculativeConfig.of("draft_model", quantization="int8")
-    return SpeculativeConfig.of("ngram")
+    return SpeculativeConfig.of()
 
 
 def read_speculation(value: object) -> SpeculativeConfig | None:
@@ -158,7 +158,7 @@ def _warn(old: str, new: str) -> None:
 
 
 def _completed(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Add what vLLM infers: the method of a model, and the other bound of one n-gram length.
+    """Add what vLLM infers: the method behind a name, and the other bound of one n-gram length.
 
     Method pard is a draft model that drafts in parallel, and eagle3 in parallel is p_eagle.
     """
@@ -171,20 +171,11 @@ def _completed(mapping: Mapping[str, Any]) -> dict[str, Any]:
             limit = "true or left out where method is pard"
             raise InvalidValueError("speculative_config.parallel_drafting", False, limit)
         values["method"] = "draft_model"
-    others = (values.get("first"), values.get("fallback"))
-    if values.get("model") is not None and not any(map(_has_model, others)):
-        values.setdefault("method", "draft_model")
     lengths = ("prompt_lookup_min", "prompt_lookup_max")
     given = [values[name] for name in lengths if name in values]
     if len(given) == 1:
         values |= dict.fromkeys(lengths, given[0])
     return values
-
-
-def _has_model(method: object) -> bool:
-    from specdec.config.methods import METHODS, keys_of
-
-    return isinstance(method, str) and method in METHODS and "model" in keys_of(METHODS[method])
 
 
 def read_value(name: str, value: object, expected: Any) -> Any:

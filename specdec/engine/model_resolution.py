@@ -9,7 +9,7 @@ from specdec.config.engine import DTYPE_BYTES
 from specdec.config.llm import Config, LLMConfig
 from specdec.config.methods import HeadMethodConfig
 from specdec.models.config import ModelConfig
-from specdec.models.heads.config import HeadConfig
+from specdec.models.heads.config import HeadConfig, head_method_of
 from specdec.models.hub import Progress
 from specdec.models.resolve import resolve
 from specdec.speculation.proposers import DraftVocabulary
@@ -75,10 +75,19 @@ def resolve_models(config: LLMConfig, progress: Progress) -> ModelDirectories:
     if name is None:
         return ModelDirectories(target, target)
     draft = resolve(name, progress=progress)
+    _require_model(draft)
     shared = DraftVocabulary.between(draft, target).shared
     if shared is not None:
         require_enough_shared(shared, "speculative_config.model", name)
     return ModelDirectories(target, draft)
+
+
+def _require_model(directory: Path) -> None:
+    """Raise InvalidValueError for a draft model whose files are those of a head."""
+    method = head_method_of(directory)
+    if method not in (None, "mtp"):  # a whole model may have layers for multi-token prediction
+        limit = f"{method}: {directory} is a head of that method, not a model"
+        raise InvalidValueError("speculative_config.method", "draft_model", limit)
 
 
 def _resolve_head(method: HeadMethodConfig, target: Path, progress: Progress) -> Path:

@@ -140,7 +140,7 @@ def read_dflash(source: HeadSource, target: ModelConfig) -> Reading:
     layers.require_equal("vocab_size", target.vocab_size, "the target")
     is_own = "lm_head.weight" in names
     draft_vocab_size = names.shape("lm_head.weight", 2)[0] if is_own else target.vocab_size
-    is_dspark = _predicts_from_anchor(fields)
+    is_dspark = predicts_from_anchor(fields)
     rank = keys.count("markov_rank", 0, least=0)
     shape = DFlashShape(
         decoder=read_layers(layers, names, target),
@@ -190,7 +190,7 @@ def _require_supported(source: HeadSource, keys: Fields) -> None:
             raise UnsupportedModelError(f"{source.directory}: {name} is not supported")
 
 
-def _predicts_from_anchor(fields: Fields) -> bool:
+def predicts_from_anchor(fields: Fields) -> bool:
     """Return whether the slot of the anchor predicts.
 
     A key decides in files of speculators, which default to false. Otherwise DeepSpec's
