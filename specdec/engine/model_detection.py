@@ -1,6 +1,6 @@
 """Completes a configuration from the files of its models, before they are resolved.
 
-The method of a draft may be left out.
+`--model` may be a head whose files name its target, and the method of a draft may be left out.
 """
 
 from __future__ import annotations
@@ -12,21 +12,62 @@ from typing import Any
 from specdec.config.llm import Config
 from specdec.config.methods import DraftModelConfig
 from specdec.config.speculative import SpeculativeConfig
-from specdec.models.heads.config import method_of, suggested_draft_tokens
+from specdec.models.heads.config import (
+    head_method_of,
+    method_of,
+    named_target,
+    suggested_draft_tokens,
+)
 from specdec.models.heads.formats.detect import DetectedMethod
 from specdec.models.hub import Progress
 from specdec.models.resolve import resolve
+from specdec.types.errors import ModelNotFoundError
 from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
 
 
 def with_detected_models(config: Config, progress: Progress, *, downloads: bool = True) -> Config:
-    """Return the configuration with the drafting method that the files give.
+    """Return the configuration with the target and the drafting method that the files give.
 
     downloads: False leaves a model open that is not in a directory here. Raises ModelNotFoundError
-    for a model that is not available, UnsupportedModelError where the files leave the
+    for a model or target that is not available, UnsupportedModelError where the files leave the
     method open, and InvalidValueError for keys that the method does not have.
     """
-    return _with_detected_method(config, progress, downloads=downloads)
+    found = _with_named_target(config, progress, downloads=downloads)
+    return _with_detected_method(found, progress, downloads=downloads)
+
+
+def _with_named_target(config: Config, progress: Progress, *, downloads: bool) -> Config:
+    """Replace a model that is a head by the target that its config.json names."""
+    directory = _located(config.model, progress, downloads=downloads)
+    name = None if directory is None else named_target(directory)
+    if directory is None or name is None:
+        return config
+    method = head_method_of(directory)
+    if method in (None, "mtp"):  # a model that names the one it was fine-tuned from
+        return config
+    target = _target_of(directory, name, progress, downloads=downloads)
+    progress(f"{config.model} is a head for method {method}; its target is {target}")
+    speculation = config.speculative_config
+    if speculation is not None and _is_open(speculation) and _draft_model(speculation) is None:
+        speculation = _with_method(speculation, method, directory, model=config.model)
+    return replace(config, model=target, speculative_config=speculation)
+
+
+def _target_of(directory: Path, name: str, progress: Progress, *, downloads: bool) -> str:
+    """Return the target's name for `resolve`; a path may be relative to the head's directory.
+
+    Raises ModelNotFoundError if it is not available.
+    """
+    if name.startswith(".") and (directory / name).is_dir():
+        return str((directory / name).resolve())
+    try:
+        _located(name, progress, downloads=downloads)
+    except ModelNotFoundError as error:
+        raise ModelNotFoundError(
+            f"{directory} is a head for the target {name!r}, which is not available: {error}; set "
+            "model to a copy of the target, and speculative_config.model to the head"
+        ) from error
+    return name
 
 
 def _with_detected_method(config: Config, progress: Progress, *, downloads: bool) -> Config:

@@ -1,4 +1,4 @@
-"""What a configuration leaves open follows from files: the method of a draft."""
+"""What a configuration leaves open follows from files: the method of a draft, and the target."""
 
 import json
 import shutil
@@ -6,11 +6,14 @@ import shutil
 import pytest
 
 from specdec.config.llm import LLMConfig
-from specdec.config.speculative_keys import read_speculation
+from specdec.config.speculative_keys import AUTO, read_speculation
 from specdec.engine.model_detection import with_detected_models
 from specdec.engine.model_resolution import resolve_models
-from specdec.types.errors import InvalidValueError, UnsupportedModelError
+from specdec.llm import LLM
+from specdec.types.errors import InvalidValueError, ModelNotFoundError, UnsupportedModelError
+from specdec.types.sampling_params import SamplingParams
 from tests.specdec.heads import HEADS
+from tests.specdec.llm.models import arguments
 
 TEXT = [(29 * place) % 380 + 3 for place in range(40)]
 
@@ -84,3 +87,86 @@ class TestMethod:
         found = detected(tiny_model_dir, {"model": "org/head"}, downloads=False)
         assert found.draft_model.model == "org/head"
         assert "method" in found.speculative_config.left_out
+
+
+class TestTarget:
+    @pytest.fixture
+    def speculator(self, tiny_model_dir, head_dirs, tmp_path):
+        """Return a function that writes an EAGLE-3 head in the layout of speculators."""
+        fields = json.loads((head_dirs["eagle3"] / "config.json").read_text())
+        ids = fields.pop("eagle_aux_hidden_state_layer_ids")
+        shutil.copytree(head_dirs["eagle3"], tmp_path / "head")
+
+        def write(target=tiny_model_dir, num_tokens=2):
+            config = {
+                "speculators_model_type": "eagle3",
+                "transformer_layer_config": fields,
+                "eagle_aux_hidden_state_layer_ids": ids,
+                "draft_vocab_size": fields["draft_vocab_size"],
+                "speculators_config": {
+                    "verifier": {"name_or_path": str(target)},
+                    "proposal_methods": [{"speculative_tokens": num_tokens}],
+                },
+            }
+            (tmp_path / "head" / "config.json").write_text(json.dumps(config))
+            return tmp_path / "head"
+
+        return write
+
+    def test_the_head_drafts_for_the_target_that_it_names(self, speculator, tiny_model_dir):
+        lines, head = [], speculator()
+        found = detected(head, AUTO, lines.append)
+        assert found.model == str(tiny_model_dir)
+        keys = {"method": "eagle3", "model": str(head), "num_speculative_tokens": 2}
+        assert found.speculative_config == read_speculation(keys)
+        assert lines == [f"{head} is a head for method eagle3; its target is {tiny_model_dir}"]
+
+    @pytest.mark.parametrize(
+        ("keys", "expected"),
+        [
+            ({"num_speculative_tokens": 5}, {"method": "eagle3", "num_speculative_tokens": 5}),
+            ({"first": "suffix"}, {"method": "eagle3", "num_speculative_tokens": 2}),
+        ],
+    )
+    def test_other_keys_are_kept(self, speculator, keys, expected):
+        head = speculator()
+        found = detected(head, keys).speculative_config
+        assert found == read_speculation({"model": str(head), **keys, **expected})
+
+    def test_a_given_method_drafts_in_place_of_the_head(self, speculator, tiny_model_dir):
+        for keys in (None, {"method": "ngram"}):
+            found = detected(speculator(), keys)
+            assert (found.model, found.head) == (str(tiny_model_dir), None)
+            assert found.speculative_config == read_speculation(keys)
+
+    def test_a_target_beside_the_head(self, speculator, tiny_model_dir, tmp_path):
+        (tmp_path / "target").symlink_to(tiny_model_dir)
+        assert detected(speculator("../target"), AUTO).model == str(tiny_model_dir)
+
+    def test_an_alias_as_the_target(self, speculator):
+        head = speculator("smollm2-135m-instruct")
+        assert detected(head, AUTO, downloads=False).model == "smollm2-135m-instruct"
+
+    def test_a_target_that_is_not_there(self, speculator):
+        head = speculator("./no-such-model")
+        with pytest.raises(ModelNotFoundError, match=r"for the target './no-such-model', which is"):
+            detected(head, AUTO)
+
+    def test_a_model_that_names_the_one_it_was_tuned_from(self, tiny_model_dir, tmp_path):
+        model = shutil.copytree(tiny_model_dir, tmp_path / "model")
+        config = json.loads((model / "config.json").read_text())
+        config["base_model_name_or_path"] = "org/base"
+        (model / "config.json").write_text(json.dumps(config))
+        assert detected(model, AUTO).model == str(model)
+
+    def test_an_llm_of_a_speculator_writes_the_tokens_of_its_target(
+        self, speculator, tiny_model_dir
+    ):
+        params = SamplingParams(temperature=0.8, seed=3, max_tokens=16, ignore_eos=True)
+        tokens = []
+        keys = {"num_speculative_tokens": 2, "policy": "threshold"}
+        for model, speculation in ((speculator(), keys), (tiny_model_dir, None)):
+            with LLM(**arguments(model, speculative_config=speculation)) as llm:
+                [output] = llm.generate(["The river"], params, use_tqdm=False)
+                tokens.append(output.outputs[0].token_ids)
+        assert tokens[0] == tokens[1]
