@@ -22,7 +22,7 @@ from specdec.models.heads.formats.layers import (
 )
 from specdec.models.heads.formats.shape import Reading
 from specdec.models.heads.formats.source import Fields, HeadSource, Shape, TensorNames
-from specdec.models.heads.formats.taps import Taps, input_of, output_of
+from specdec.models.heads.formats.taps import Taps, default_note, input_of, output_of
 from specdec.types.errors import UnsupportedModelError
 
 MarkovKind = Literal["vanilla", "gated", "rnn"]
@@ -171,7 +171,12 @@ def read_dflash(source: HeadSource, target: ModelConfig) -> Reading:
         names,
         speculators.target_name(fields),
         speculators.num_draft_tokens(fields),
-        theta_note(layers, target),
+        (
+            *theta_note(layers, target),
+            *default_note(
+                shape.layers_read, is_given=_given_layers(fields, keys, target) is not None
+            ),
+        ),
         lambda name: bool(_UNUSED.fullmatch(name)),
     )
 
@@ -206,13 +211,14 @@ def predicts_from_anchor(fields: Fields) -> bool:
 def _layers_read(fields: Fields, keys: Fields, names: TensorNames, target: ModelConfig) -> Taps:
     _, width = names.shape("fc.weight", 2)
     count = width // target.hidden_size
+    return _given_layers(fields, keys, target) or _evenly_spaced(count, target)
+
+
+def _given_layers(fields: Fields, keys: Fields, target: ModelConfig) -> Taps | None:
+    """Return the layers that the file names."""
     if "aux_hidden_state_layer_ids" in fields:
-        taps = input_of(fields, "aux_hidden_state_layer_ids", target)
-    elif "target_layer_ids" in keys:
-        taps = output_of(keys, "target_layer_ids", target)
-    else:
-        taps = _evenly_spaced(count, target)
-    return taps
+        return input_of(fields, "aux_hidden_state_layer_ids", target)
+    return output_of(keys, "target_layer_ids", target) if "target_layer_ids" in keys else None
 
 
 def _evenly_spaced(count: int, target: ModelConfig) -> Taps:
