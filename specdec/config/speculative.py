@@ -7,6 +7,13 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args, get_type_hints
 
 from specdec.config.fields import refuse_unknown
+from specdec.config.method_roles import (
+    OTHER_ROLES,
+    check_roles,
+    default_method,
+    read_roles,
+    role_mapping,
+)
 from specdec.config.methods import (
     METHOD_NAMES,
     METHODS,
@@ -119,40 +126,26 @@ class SpeculativeConfig:
         """Return the configuration of flat keys, as they stand in a configuration file.
 
         method: None for draft_model if there is a model for it, else ngram; the model's files may
-        decide otherwise. first, fallback: names of other methods, or None. Raise InvalidValueError,
-        also for a key that is unknown, or belongs to a method that is not loaded and differs from
-        its default.
+        decide otherwise. first, fallback: as in `specdec.config.method_roles`. Raise
+        InvalidValueError, also for a key that is unknown, or belongs to a method that is not loaded
+        and differs from its default.
         """
-        given = {"method": method, "num_speculative_tokens": num_speculative_tokens}
-        left_out = frozenset(name for name, value in given.items() if value is None)
-        method = _default_method(keys) if method is None else method
-        require_choice("speculative_config.method", method, METHOD_NAMES)
-        others = {role: keys.pop(role, None) for role in ("first", "fallback")}
-        for role, name in others.items():
-            if name not in (None, *METHOD_NAMES):
-                limit = f"one of {', '.join(METHOD_NAMES)}, or left out"
-                raise InvalidValueError(f"speculative_config.{role}", name, limit)
+        may_follow = {"method": method, "num_speculative_tokens": num_speculative_tokens}
+        left_out = frozenset(name for name, value in may_follow.items() if value is None)
+        method = default_method(keys) if method is None else method
+        given = {"method": method, **{role: keys.pop(role, None) for role in OTHER_ROLES}}
         refuse_unknown("speculative_config key", keys, key_types())
         if keys.get("verifier") == "synthetic":
             keys.setdefault("allowed_verifiers", VERIFIERS)
-        names = {"drafter": method, **others}
-        roles = {role: _method(name, keys) for role, name in names.items() if name is not None}
-        common = {name: value for name, value in keys.items() if name in _COMMON_KEYS}
+        common = {name: keys.pop(name) for name in _COMMON_KEYS if name in keys}
         if num_speculative_tokens is not None:
             common["num_speculative_tokens"] = num_speculative_tokens
-        config = cls(left_out=left_out, **roles, **common)  # type: ignore[arg-type]
-        config._refuse_keys_of_other_methods(keys)
-        return config
+        roles = read_roles(given, keys)
+        return cls(drafter=roles.pop("method"), left_out=left_out, **roles, **common)  # type: ignore[arg-type]
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the flat keys, which `of` reads, without those that were left out."""
-        mapping: dict[str, Any] = {"method": self.method}
-        for role in ("first", "fallback"):
-            other = getattr(self, role)
-            mapping[role] = None if other is None else other.name
-        for each in self.drafters:
-            mapping |= asdict(each)
-        mapping |= {name: getattr(self, name) for name in _COMMON_KEYS}
+        """Return the keys that `of` reads, without those that were left out."""
+        mapping = role_mapping(self._roles) | {name: getattr(self, name) for name in _COMMON_KEYS}
         return {name: value for name, value in mapping.items() if name not in self.left_out}
 
     def with_method(self, method: str, **keys: Any) -> SpeculativeConfig:
@@ -161,6 +154,11 @@ class SpeculativeConfig:
         keys: to change. Raise InvalidValueError for a key that this method does not have.
         """
         return SpeculativeConfig.of(**{**self.to_mapping(), "method": method, **keys})
+
+    @property
+    def _roles(self) -> dict[str, MethodConfig]:
+        roles = {"method": self.drafter, "first": self.first, "fallback": self.fallback}
+        return {role: each for role, each in roles.items() if each is not None}
 
     def __post_init__(self) -> None:
         count = self.num_speculative_tokens
@@ -172,6 +170,12 @@ class SpeculativeConfig:
         self._check_budget()
         self._check_verifiers()
         self._check_roles()
+
+    def _check_roles(self) -> None:
+        roles = self._roles
+        if "method" in self.left_out and isinstance(self.drafter, DraftModelConfig):
+            del roles["method"]  # it is checked when the files have given the method
+        check_roles(roles)
 
     def _check_trees(self) -> None:
         name, count = "speculative_config.num_draft_tree_tokens", self.num_draft_tree_tokens
@@ -247,36 +251,6 @@ class SpeculativeConfig:
         if self.verifier not in names:
             limit = f"one of allowed_verifiers: {', '.join(names)}"
             raise InvalidValueError("speculative_config.verifier", self.verifier, limit)
-
-    def _check_roles(self) -> None:
-        roles = {"method": self.drafter, "first": self.first, "fallback": self.fallback}
-        role_of: dict[str, str] = {}
-        for role, each in roles.items():
-            if each is None:
-                continue
-            if each.name in role_of:
-                limit = f"another method than {role_of[each.name]}, since each drafts once"
-                raise InvalidValueError(f"speculative_config.{role}", each.name, limit)
-            role_of[each.name] = role
-            for before in self._before(role):
-                if shared := set(keys_of(type(before))) & set(keys_of(type(each))):
-                    limit = f"a method without the key {min(shared)}, which is of {before.name}"
-                    raise InvalidValueError(f"speculative_config.{role}", each.name, limit)
-
-    def _before(self, role: str) -> list[MethodConfig]:
-        """Return the methods of the roles that are checked before `role`."""
-        checked = {"method": (), "first": (self.drafter,), "fallback": (self.drafter, self.first)}
-        return [each for each in checked[role] if each is not None]
-
-    def _refuse_keys_of_other_methods(self, keys: Mapping[str, Any]) -> None:
-        """Refuse rather than ignore keys that have no effect."""
-        own = {key for each in self.drafters for key in keys_of(type(each))}
-        for key in (each for each in keys if each not in own and each not in _COMMON_KEYS):
-            owners = [each for each in METHODS.values() if key in keys_of(each)]
-            if keys[key] != getattr(owners[0], key):
-                names = " or ".join(each.name for each in owners)
-                limit = f"left out unless method, first or fallback is {names}"
-                raise InvalidValueError(f"speculative_config.{key}", keys[key], limit)
 
     @property
     def method(self) -> str:
@@ -364,22 +338,6 @@ class SpeculativeConfig:
         """The rows of policy table; None for the other policies."""
         rows = self.num_speculative_tokens_per_batch_size
         return LengthSchedule(rows) if rows else None
-
-
-def _default_method(keys: Mapping[str, Any]) -> str:
-    """Return draft_model if there is a model and no other role for it, else ngram."""
-    others = (keys.get("first"), keys.get("fallback"))
-    has_model = keys.get("model") is not None and not any(map(_takes_model, others))
-    return DraftModelConfig.name if has_model else NgramConfig.name
-
-
-def _takes_model(name: object) -> bool:
-    return isinstance(name, str) and name in METHODS and "model" in keys_of(METHODS[name])
-
-
-def _method(name: str, keys: Mapping[str, Any]) -> MethodConfig:
-    config_class = METHODS[name]
-    return config_class(**{key: keys[key] for key in keys_of(config_class) if key in keys})
 
 
 def _literal(names: tuple[str, ...]) -> Any:

@@ -91,6 +91,7 @@ def read_speculation(value: object) -> SpeculativeConfig | None:
 
     Raise InvalidValueError, which names the key, the value and the limit.
     """
+    from specdec.config.method_roles import OTHER_ROLES
     from specdec.config.speculative import SpeculativeConfig, key_types
 
     read = as_mapping(value)
@@ -101,10 +102,21 @@ def read_speculation(value: object) -> SpeculativeConfig | None:
     mapping, types = _without_vllm_keys(dict(read)), key_types()
     refuse_unknown("speculative_config key", mapping, types)
     values = {
-        name: read_value(f"speculative_config.{name}", value, types[name])
+        name: _read_role(name, value, types)
+        if name in OTHER_ROLES and isinstance(value, Mapping)
+        else read_value(f"speculative_config.{name}", value, types[name])
         for name, value in mapping.items()
     }
     return SpeculativeConfig.of(**_completed(values))
+
+
+def _read_role(role: str, given: Mapping[Any, Any], types: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the object of a role, with values of the right types."""
+    field = f"speculative_config.{role}"
+    refuse_unknown(f"{field} key", given, types)
+    return _completed(
+        {name: read_value(f"{field}.{name}", value, types[name]) for name, value in given.items()}
+    )
 
 
 def as_mapping(value: object) -> Mapping[Any, Any] | Literal["auto"] | None:

@@ -76,6 +76,15 @@ class TestMethod:
         with pytest.raises(UnsupportedModelError, match="is not a draft head of a known format"):
             resolve_models(found, ignore)
 
+    def test_a_draft_model_behind_a_head_that_is_detected(self, tiny_model_dir, head_dirs):
+        fallback = {"method": "draft_model", "quantization": "int8"}
+        keys = {"model": str(head_dirs["eagle"]), "fallback": fallback}
+        found = detected(tiny_model_dir, keys)
+        assert found.speculative_config.methods == ("eagle", "draft_model")
+        assert found.draft_model.quantization == "int8"
+        with pytest.raises(InvalidValueError, match="another method than method, since each draf"):
+            detected(tiny_model_dir, {"model": str(tiny_model_dir), "fallback": fallback})
+
     def test_a_key_that_the_method_does_not_have(self, tiny_model_dir, head_dirs):
         keys = {"model": str(head_dirs["medusa"]), "draft_window": 9}
         with pytest.raises(
