@@ -1,8 +1,8 @@
 """Builds the service as a Ray Serve application, for an existing Ray cluster or KubeRay.
 
 A Serve config file refers to it as `import_path: cluster.app:build`, once for each model; `args`
-has the keys of the configuration file of `specdec serve --config`. The builder does not read model
-files: Serve may run it on any node, and the models are on other nodes.
+has the keys of the configuration file of `specdec serve --config`. The builder reads model files at
+most from a directory on its node: Serve may run it on any node, and the models are on other nodes.
 """
 
 from __future__ import annotations

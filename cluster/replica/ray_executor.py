@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import atexit
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cluster.config.serve_config import ServeConfig
 from cluster.workers.ray_runtime import LocalRay, start_ray
@@ -32,6 +33,8 @@ if TYPE_CHECKING:  # they import Ray, which reads the environment when it is imp
 
     from cluster.workers.group_spec import GroupSpec, HeadSource
     from cluster.workers.supervisors import DraftSupervisor, Supervisor, TargetSupervisor
+
+Measured = TypeVar("Measured")
 
 _DRAFT_TIMEOUT_S = 10.0
 """Streams wait for drafts; a slower draft worker is better restarted."""
@@ -134,6 +137,10 @@ class RayExecutor:
             full_batch,
             measure_engine,
         )
+
+    def measure(self, function: Callable[[Target], Measured]) -> Measured:
+        """See Executor."""
+        return function(self.target)
 
     @property
     def can_draft(self) -> bool:

@@ -190,6 +190,7 @@ class Router:
             decision_changes=decision_news(stats, time.monotonic(), datetime.now(UTC)),
             estimated_speedup=stats.estimated_speedup,
             estimated_tokens_per_s=stats.estimated_tokens_per_s,
+            head_probe_acceptance=stats.head_probe_acceptance,
             mode=stats.mode,
             is_draft_worker_up=self._models.is_draft_up,
             counts=stats.counts,

@@ -51,6 +51,7 @@ from cluster.workers.resources import (
     placement_bundles,
 )
 from specdec.config.hardware import available_memory_bytes
+from specdec.engine.model_detection import with_detected_models
 from specdec.engine.model_resolution import resolve_models
 from specdec.types.errors import InvalidValueError, TargetFailedError
 from specdec.types.profile import ProfileOrder, ProfileReport
@@ -246,6 +247,7 @@ def _make_router(
     """Create the Router; without `found`, locate the models and the memory of the nodes here."""
     if found is None:
         shares = node_shares(config, application)
+        config = with_detected_models(config, log_progress)
         directories = resolve_models(config, log_progress)
         memory = replica_memory(config, placement, shares)
         return Router(config, directories, memory, replica_id, shares.target)
@@ -261,6 +263,8 @@ def make_application(config: ServeConfig, found: FoundByDriver | None = None) ->
     Serve updates one replica at a time. The placement group packs its bundles on few nodes; the
     ranks of a bundle are on one node.
     """
+    if found is None:
+        config = with_detected_models(config, log_progress, downloads=False)
     replica = serve.ingress(_serve_app)(RouterReplica)
     deployment = serve.deployment(replica).options(
         name=ROUTER,

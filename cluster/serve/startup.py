@@ -25,6 +25,7 @@ from cluster.workers.resources import (
 )
 from specdec.config.hardware import available_cpus, num_gpus
 from specdec.engine.memory_plan import memory_plan
+from specdec.engine.model_detection import with_detected_models
 from specdec.engine.model_resolution import ModelDirectories, resolve_models, with_resolved_dtype
 
 Report = Callable[[str], None]
@@ -80,7 +81,7 @@ def running_service(
     configs, session = (config, *others), RaySession(config, others, to_guard)
     access = _access(configs)  # raises for an invalid file
     served = (
-        [ServedModel(each) for each in configs]
+        [ServedModel(with_detected_models(each, report, downloads=False)) for each in configs]
         if session.is_joined
         else _locate_models(configs, report)
     )
@@ -132,6 +133,7 @@ def _locate_models(configs: Sequence[ServeConfig], report: Report) -> list[Serve
     """Check ports, and locate models and memory, on the only node of a local Ray instance."""
     for port in (configs[0].grpc_port, configs[0].http_port):
         _require_free_port(configs[0].host, port)
+    configs = [with_detected_models(each, report) for each in configs]
     directories = [resolve_models(config, report) for config in configs]
     num_replicas = sum(config.most_replicas for config in configs)
     check_together(configs, available_cpus(), num_gpus)

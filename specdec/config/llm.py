@@ -240,9 +240,9 @@ class LLMConfig:
             raise InvalidValueError("max_num_batched_tokens", self.max_num_batched_tokens, limit)
 
     def _refuse_quantization(self, limit: str, *methods: QuantizationMethod) -> None:
-        drafter = self.draft_model or self.head
-        of_draft = None if drafter is None else drafter.quantization
         if self.quantization in methods:
             raise InvalidValueError("quantization", self.quantization, limit)
-        if of_draft in methods:
-            raise InvalidValueError("speculative_config.quantization", of_draft, limit)
+        for drafter in (self.draft_model, self.head):
+            if drafter is not None and drafter.quantization in methods:
+                field = "speculative_config.quantization"
+                raise InvalidValueError(field, drafter.quantization, limit)

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args, get_type_hints
 
 from specdec.config.fields import refuse_unknown
+from specdec.config.method_roles import (
+    OTHER_ROLES,
+    check_roles,
+    default_method,
+    read_roles,
+    role_mapping,
+)
 from specdec.config.methods import (
     METHOD_NAMES,
     METHODS,
@@ -42,6 +49,8 @@ DEFAULT_GOODPUT_THRESHOLD = 256
 DEFAULT_BATCH_BUDGET_MAX = 8
 
 _ROLES = ("drafter", "first", "fallback")
+_NO_KEYS = ("left_out", *_ROLES)
+"""Fields that are not read from keys of the same name."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,8 @@ class SpeculativeConfig:
         default all but `synthetic`, which joins them where it is `verifier`.
     synthetic_acceptance_rate, synthetic_acceptance_rates, synthetic_acceptance_length: as in
         SyntheticAcceptance, for verifier `synthetic`.
+    left_out: `method` and `num_speculative_tokens`, where they were not given: the files of the
+        model may decide them (`specdec.engine.model_detection`).
     """
 
     drafter: MethodConfig = NgramConfig()  # noqa: RUF009
@@ -106,41 +117,48 @@ class SpeculativeConfig:
     synthetic_acceptance_rate: float | None = None
     synthetic_acceptance_rates: tuple[float, ...] = ()
     synthetic_acceptance_length: float | None = None
+    left_out: frozenset[str] = field(default=frozenset(), compare=False)
 
     @classmethod
     def of(
-        cls, method: str = "ngram", num_speculative_tokens: int = 3, **keys: Any
+        cls, method: str | None = None, num_speculative_tokens: int | None = None, **keys: Any
     ) -> SpeculativeConfig:
         """Return the configuration of flat keys, as they stand in a configuration file.
 
-        first, fallback: names of other methods, or None. Raise InvalidValueError, also for a key
-        that is unknown, or belongs to a method that is not loaded and differs from its default.
+        method: None for draft_model if there is a model for it, else ngram; the model's files may
+        decide otherwise. first, fallback: as in `specdec.config.method_roles`. Raise
+        InvalidValueError, also for a key that is unknown, or belongs to a method that is not loaded
+        and differs from its default.
         """
-        require_choice("speculative_config.method", method, METHOD_NAMES)
-        others = {role: keys.pop(role, None) for role in ("first", "fallback")}
-        for role, name in others.items():
-            if name not in (None, *METHOD_NAMES):
-                limit = f"one of {', '.join(METHOD_NAMES)}, or left out"
-                raise InvalidValueError(f"speculative_config.{role}", name, limit)
+        may_follow = {"method": method, "num_speculative_tokens": num_speculative_tokens}
+        left_out = frozenset(name for name, value in may_follow.items() if value is None)
+        method = default_method(keys) if method is None else method
+        given = {"method": method, **{role: keys.pop(role, None) for role in OTHER_ROLES}}
         refuse_unknown("speculative_config key", keys, key_types())
         if keys.get("verifier") == "synthetic":
             keys.setdefault("allowed_verifiers", VERIFIERS)
-        names = {"drafter": method, **others}
-        roles = {role: _method(name, keys) for role, name in names.items() if name is not None}
-        common = {name: value for name, value in keys.items() if name in _COMMON_KEYS}
-        config = cls(num_speculative_tokens=num_speculative_tokens, **roles, **common)  # type: ignore[arg-type]
-        config._refuse_keys_of_other_methods(keys)
-        return config
+        common = {name: keys.pop(name) for name in _COMMON_KEYS if name in keys}
+        if num_speculative_tokens is not None:
+            common["num_speculative_tokens"] = num_speculative_tokens
+        roles = read_roles(given, keys)
+        return cls(drafter=roles.pop("method"), left_out=left_out, **roles, **common)  # type: ignore[arg-type]
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the flat keys, which `of` reads."""
-        mapping: dict[str, Any] = {"method": self.method}
-        for role in ("first", "fallback"):
-            other = getattr(self, role)
-            mapping[role] = None if other is None else other.name
-        for each in self.drafters:
-            mapping |= asdict(each)
-        return mapping | {name: getattr(self, name) for name in _COMMON_KEYS}
+        """Return the keys that `of` reads, without those that were left out."""
+        mapping = role_mapping(self._roles) | {name: getattr(self, name) for name in _COMMON_KEYS}
+        return {name: value for name, value in mapping.items() if name not in self.left_out}
+
+    def with_method(self, method: str, **keys: Any) -> SpeculativeConfig:
+        """Return the configuration with the method that its files were found to be for.
+
+        keys: to change. Raise InvalidValueError for a key that this method does not have.
+        """
+        return SpeculativeConfig.of(**{**self.to_mapping(), "method": method, **keys})
+
+    @property
+    def _roles(self) -> dict[str, MethodConfig]:
+        roles = {"method": self.drafter, "first": self.first, "fallback": self.fallback}
+        return {role: each for role, each in roles.items() if each is not None}
 
     def __post_init__(self) -> None:
         count = self.num_speculative_tokens
@@ -152,6 +170,12 @@ class SpeculativeConfig:
         self._check_budget()
         self._check_verifiers()
         self._check_roles()
+
+    def _check_roles(self) -> None:
+        roles = self._roles
+        if "method" in self.left_out and isinstance(self.drafter, DraftModelConfig):
+            del roles["method"]  # it is checked when the files have given the method
+        check_roles(roles)
 
     def _check_trees(self) -> None:
         name, count = "speculative_config.num_draft_tree_tokens", self.num_draft_tree_tokens
@@ -227,36 +251,6 @@ class SpeculativeConfig:
         if self.verifier not in names:
             limit = f"one of allowed_verifiers: {', '.join(names)}"
             raise InvalidValueError("speculative_config.verifier", self.verifier, limit)
-
-    def _check_roles(self) -> None:
-        roles = {"method": self.drafter, "first": self.first, "fallback": self.fallback}
-        role_of: dict[str, str] = {}
-        for role, each in roles.items():
-            if each is None:
-                continue
-            if each.name in role_of:
-                limit = f"another method than {role_of[each.name]}, since each drafts once"
-                raise InvalidValueError(f"speculative_config.{role}", each.name, limit)
-            role_of[each.name] = role
-            for before in self._before(role):
-                if shared := set(keys_of(type(before))) & set(keys_of(type(each))):
-                    limit = f"a method without the key {min(shared)}, which is of {before.name}"
-                    raise InvalidValueError(f"speculative_config.{role}", each.name, limit)
-
-    def _before(self, role: str) -> list[MethodConfig]:
-        """Return the methods of the roles that are checked before `role`."""
-        checked = {"method": (), "first": (self.drafter,), "fallback": (self.drafter, self.first)}
-        return [each for each in checked[role] if each is not None]
-
-    def _refuse_keys_of_other_methods(self, keys: Mapping[str, Any]) -> None:
-        """Refuse rather than ignore keys that have no effect."""
-        own = {key for each in self.drafters for key in keys_of(type(each))}
-        for key in (each for each in keys if each not in own and each not in _COMMON_KEYS):
-            owners = [each for each in METHODS.values() if key in keys_of(each)]
-            if keys[key] != getattr(owners[0], key):
-                names = " or ".join(each.name for each in owners)
-                limit = f"left out unless method, first or fallback is {names}"
-                raise InvalidValueError(f"speculative_config.{key}", keys[key], limit)
 
     @property
     def method(self) -> str:
@@ -346,11 +340,6 @@ class SpeculativeConfig:
         return LengthSchedule(rows) if rows else None
 
 
-def _method(name: str, keys: Mapping[str, Any]) -> MethodConfig:
-    config_class = METHODS[name]
-    return config_class(**{key: keys[key] for key in keys_of(config_class) if key in keys})
-
-
 def _literal(names: tuple[str, ...]) -> Any:
     """Return the Literal type of names that are known at run time only."""
     return Literal.__getitem__(names)
@@ -368,6 +357,6 @@ def key_types() -> dict[str, Any]:
 
 _HINTS = get_type_hints(SpeculativeConfig)
 _COMMON_KEYS: Mapping[str, Any] = {
-    each.name: _HINTS[each.name] for each in fields(SpeculativeConfig) if each.name not in _ROLES
+    each.name: _HINTS[each.name] for each in fields(SpeculativeConfig) if each.name not in _NO_KEYS
 }
 """Types of the keys that are of no method."""

@@ -83,7 +83,7 @@ def default_speculation(model: str, device: str, quantization: str) -> Speculati
     is_faster = device == "cpu" and quantization == "none" and has_fbgemm()
     if model in ALIASES and ALIASES[model].drafts_for_itself and is_faster:
         return SpeculativeConfig.of("draft_model", quantization="int8")
-    return SpeculativeConfig.of("ngram")
+    return SpeculativeConfig.of()
 
 
 def read_speculation(value: object) -> SpeculativeConfig | None:
@@ -91,6 +91,7 @@ def read_speculation(value: object) -> SpeculativeConfig | None:
 
     Raise InvalidValueError, which names the key, the value and the limit.
     """
+    from specdec.config.method_roles import OTHER_ROLES
     from specdec.config.speculative import SpeculativeConfig, key_types
 
     read = as_mapping(value)
@@ -101,10 +102,21 @@ def read_speculation(value: object) -> SpeculativeConfig | None:
     mapping, types = _without_vllm_keys(dict(read)), key_types()
     refuse_unknown("speculative_config key", mapping, types)
     values = {
-        name: read_value(f"speculative_config.{name}", value, types[name])
+        name: _read_role(name, value, types)
+        if name in OTHER_ROLES and isinstance(value, Mapping)
+        else read_value(f"speculative_config.{name}", value, types[name])
         for name, value in mapping.items()
     }
     return SpeculativeConfig.of(**_completed(values))
+
+
+def _read_role(role: str, given: Mapping[Any, Any], types: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the object of a role, with values of the right types."""
+    field = f"speculative_config.{role}"
+    refuse_unknown(f"{field} key", given, types)
+    return _completed(
+        {name: read_value(f"{field}.{name}", value, types[name]) for name, value in given.items()}
+    )
 
 
 def as_mapping(value: object) -> Mapping[Any, Any] | Literal["auto"] | None:
@@ -158,7 +170,7 @@ def _warn(old: str, new: str) -> None:
 
 
 def _completed(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Add what vLLM infers: the method of a model, and the other bound of one n-gram length.
+    """Add what vLLM infers: the method behind a name, and the other bound of one n-gram length.
 
     Method pard is a draft model that drafts in parallel, and eagle3 in parallel is p_eagle.
     """
@@ -171,20 +183,11 @@ def _completed(mapping: Mapping[str, Any]) -> dict[str, Any]:
             limit = "true or left out where method is pard"
             raise InvalidValueError("speculative_config.parallel_drafting", False, limit)
         values["method"] = "draft_model"
-    others = (values.get("first"), values.get("fallback"))
-    if values.get("model") is not None and not any(map(_has_model, others)):
-        values.setdefault("method", "draft_model")
     lengths = ("prompt_lookup_min", "prompt_lookup_max")
     given = [values[name] for name in lengths if name in values]
     if len(given) == 1:
         values |= dict.fromkeys(lengths, given[0])
     return values
-
-
-def _has_model(method: object) -> bool:
-    from specdec.config.methods import METHODS, keys_of
-
-    return isinstance(method, str) and method in METHODS and "model" in keys_of(METHODS[method])
 
 
 def read_value(name: str, value: object, expected: Any) -> Any:

@@ -165,6 +165,8 @@ def _default(keys: Mapping[str, Any], served: Mapping[str, Any]) -> dict[str, An
         if not isinstance(served[name], str):
             raise InvalidValueError(name, served[name], TEXT.text)
     default = default_speculation(model, resolved_device(device), quantization)
+    if "method" in default.left_out:
+        return {}
     draft = default.draft_model
     quantized = {"quantization": draft.quantization} if draft and draft.quantization else {}
     return {"method": default.method, **quantized}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
@@ -9,6 +11,7 @@ from specdec.config.llm import LLMConfig
 from specdec.engine.engine import Engine
 from specdec.engine.engine_profiler import EngineProfiler
 from specdec.engine.engine_thread import EngineThread
+from specdec.engine.head_probe import HeadProbe, likely_causes
 from specdec.engine.memory_plan import memory_plan
 from specdec.engine.metrics import Metrics, StepRecorder
 from specdec.engine.model_resolution import Models, with_resolved_dtype
@@ -23,6 +26,9 @@ from specdec.types.sampling_params import SamplingDefaults
 from specdec.types.stats import Counts, EngineStats
 
 Config = TypeVar("Config", bound=LLMConfig)
+Measured = TypeVar("Measured")
+
+logger = logging.getLogger(__name__)
 
 
 class Executor(Protocol):
@@ -46,6 +52,9 @@ class Executor(Protocol):
         self, control: SpeculationControl, full_batch: int, measure_engine: MeasureEngine
     ) -> SpeculationPolicy | None:
         """See `specdec.speculation.policy.factory`; call it before there is a sequence."""
+
+    def measure(self, function: Callable[[Target], Measured]) -> Measured:
+        """Call a function with the target, before there is a sequence."""
 
     def mark_target_lost(self) -> None:
         """Prepare for `restart_target`; called on the engine's thread."""
@@ -88,6 +97,8 @@ class EngineCore(Generic[Config]):
             self.config, models, target_bytes, draft_bytes, in_process=in_process
         )
         self.metrics = Metrics()
+        self._head = models.head
+        self._head_probe_acceptance: float | None = None
         self.thread: EngineThread | None = None
         speculation = config.speculative_config
         self.control = speculation.control if speculation else None
@@ -107,6 +118,7 @@ class EngineCore(Generic[Config]):
         full_batch: the largest intended number of decoding requests. recorder: None for `metrics`.
         """
         policy = None
+        self._probe_head(executor, tokenizer)
         if self.control is not None:
             profiler = EngineProfiler(self.plan.engine, self.model, tokenizer)
             policy = executor.make_policy(self.control, full_batch, profiler.measure)
@@ -120,6 +132,28 @@ class EngineCore(Generic[Config]):
             recorder=recorder or self.metrics,
         )
         self._executor = executor
+
+    def _probe_head(self, executor: Executor, tokenizer: Tokenizer) -> None:
+        """Measure whether the drafts of a head fit the target; log a warning where they do not."""
+        if self._head is None:
+            return
+        probe = HeadProbe(self.plan.engine, tokenizer, self.model.eos_token_ids)
+        result = executor.measure(probe.measure)
+        if result is None:
+            return
+        self._head_probe_acceptance = result.acceptance
+        if not result.is_low:
+            logger.info("draft head: %s", result.describe())
+            return
+        causes = likely_causes(result, self._head, self.config.model)
+        logger.warning(
+            "draft head: %s, which is low; %s. The head was %s",
+            result.describe(),
+            "; ".join(causes)
+            or "it may belong to another target, or its layers, norms or rope "
+            "differ from what its files were taken for",
+            self._head.describe()[0],
+        )
 
     def start_thread(self) -> EngineThread:
         """Run the engine for the running event loop, in place of an earlier one."""
@@ -181,6 +215,7 @@ class EngineCore(Generic[Config]):
         return replace(
             stats,
             mode=self.control.mode if self.control else "",
+            head_probe_acceptance=self._head_probe_acceptance,
             counts=Counts.sum((stats.counts, self.metrics.counts, models)),
         )
 

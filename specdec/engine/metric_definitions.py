@@ -203,5 +203,10 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
     gauge(
         "speculation_estimated_speedup", "Estimated speedup over no drafts.", "estimated_speedup"
     ),
+    gauge(
+        "speculation_head_probe_acceptance",
+        "Acceptance of a head's first draft token at start-up, from 0 to 1.",
+        "head_probe_acceptance",
+    ),
     gauge("goodput_tokens_per_second", "Estimated tokens per second.", "estimated_tokens_per_s"),
 )

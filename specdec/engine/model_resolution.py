@@ -7,9 +7,9 @@ from pathlib import Path
 
 from specdec.config.engine import DTYPE_BYTES
 from specdec.config.llm import Config, LLMConfig
-from specdec.config.methods import HeadMethodConfig
+from specdec.config.methods import DraftModelConfig, HeadMethodConfig
 from specdec.models.config import ModelConfig
-from specdec.models.heads.config import HeadConfig
+from specdec.models.heads.config import HeadConfig, head_method_of
 from specdec.models.hub import Progress
 from specdec.models.resolve import resolve
 from specdec.speculation.proposers import DraftVocabulary
@@ -67,18 +67,33 @@ def resolve_models(config: LLMConfig, progress: Progress) -> ModelDirectories:
     and UnsupportedModelError where that cannot be determined.
     """
     target = resolve(config.model, progress=progress)
-    if config.head is not None:
-        return ModelDirectories(target, None, _resolve_head(config.head, target, progress))
-    if config.draft_model is None:
-        return ModelDirectories(target, None)
-    name = config.draft_model.model
+    head, drafting = config.head, config.draft_model
+    return ModelDirectories(
+        target,
+        None if drafting is None else _resolve_draft(drafting, target, progress),
+        None if head is None else _resolve_head(head, target, progress),
+    )
+
+
+def _resolve_draft(drafting: DraftModelConfig, target: Path, progress: Progress) -> Path:
+    """Find or download a draft model; without a name it is the target."""
+    name = drafting.model
     if name is None:
-        return ModelDirectories(target, target)
+        return target
     draft = resolve(name, progress=progress)
+    _require_model(draft)
     shared = DraftVocabulary.between(draft, target).shared
     if shared is not None:
         require_enough_shared(shared, "speculative_config.model", name)
-    return ModelDirectories(target, draft)
+    return draft
+
+
+def _require_model(directory: Path) -> None:
+    """Raise InvalidValueError for a draft model whose files are those of a head."""
+    method = head_method_of(directory)
+    if method not in (None, "mtp"):  # a whole model may have layers for multi-token prediction
+        limit = f"{method}: {directory} is a head of that method, not a model"
+        raise InvalidValueError("speculative_config.method", "draft_model", limit)
 
 
 def _resolve_head(method: HeadMethodConfig, target: Path, progress: Progress) -> Path:

@@ -17,6 +17,7 @@ from specdec.config.llm import LLMConfig
 from specdec.engine.core import EngineCore, Executor
 from specdec.engine.engine_thread import EngineThread
 from specdec.engine.memory_plan import MemoryPlan
+from specdec.engine.model_detection import with_detected_models
 from specdec.engine.model_resolution import ModelDirectories, resolve_models
 from specdec.engine.request_metrics import AbortedError, RequestMetrics
 from specdec.llm.arguments import Arguments
@@ -59,7 +60,8 @@ class EngineHost:
 
     def __init__(self, arguments: Arguments) -> None:
         """Find, load and measure the models. Raises what any of that raises."""
-        self.arguments = arguments
+        config = with_detected_models(arguments.config, print_progress)
+        self.arguments = arguments = replace(arguments, config=config)
         directories = resolve_models(arguments.config, print_progress)
         self.core = EngineCore(
             arguments.config,

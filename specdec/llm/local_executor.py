@@ -101,6 +101,10 @@ class LocalExecutor:
         )
         return _on_thread(measured)
 
+    def measure(self, function: Callable[[LocalTarget], T]) -> T:
+        """See Executor."""
+        return _on_thread(lambda: function(self.target))
+
     def mark_target_lost(self) -> None:
         """See Executor."""
 

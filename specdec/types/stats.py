@@ -237,6 +237,8 @@ class EngineReport:
     mode: of speculation, with the active rule; empty where nothing can draft.
     estimated_speedup: over no speculation, for the decision and batch of the last step; None where
         no costs are known. estimated_tokens_per_s: of that batch; None likewise.
+    head_probe_acceptance: share of the first draft tokens of a head that were the target's in the
+        probe at start-up; None without a head.
     counts: since the start.
     """
 
@@ -247,6 +249,7 @@ class EngineReport:
     mode: str = ""
     estimated_speedup: float | None = None
     estimated_tokens_per_s: float | None = None
+    head_probe_acceptance: float | None = None
     counts: Counts = field(default_factory=Counts)
 
 

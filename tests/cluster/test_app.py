@@ -11,6 +11,7 @@ from cluster.config.serve_config import ServeConfig
 from cluster.control.plane import ControlPlaneReplica
 from cluster.serve.deployment import GRPC_SERVICER_FUNCTIONS
 from specdec.types.errors import InvalidValueError
+from tests.specdec.heads import fitted_medusa_dir
 
 CONFIG_FILES = sorted(Path("deploy/serve").glob("*.yaml"))
 
@@ -23,6 +24,16 @@ def test_the_builder_does_not_read_the_model(tmp_path):
     assert config["ingress"] == "serve"
     assert control_plane._bound_deployment.name == "ControlPlane"
     assert found is None
+
+
+def test_a_directory_on_the_node_of_the_builder_gives_method_and_target(tiny_model_dir, tmp_path):
+    """So that the ControlPlane knows the methods, and the placement group the workers."""
+    head = fitted_medusa_dir(tiny_model_dir, tmp_path / "head", [list(range(3, 30))])
+    args = {"model": str(tiny_model_dir), "speculative_config": {"model": str(head)}}
+    config, control_plane, _ = build(args)._bound_deployment.init_args
+    assert config["speculative_config"]["method"] == "medusa"
+    _, limits, *_ = control_plane._bound_deployment.init_args
+    assert limits.methods == ("medusa",)
 
 
 def test_the_state_directory_is_resolved_on_the_head_node(monkeypatch, tmp_path):

@@ -13,7 +13,13 @@ from pathlib import Path
 from specdec.config.engine import DTYPE_BYTES, DTypeName
 from specdec.config.quantization import QuantizationMethod
 from specdec.models.config import ModelConfig
-from specdec.models.heads.formats.detect import read_head
+from specdec.models.heads.formats import speculators
+from specdec.models.heads.formats.detect import (
+    DetectedMethod,
+    detect_method,
+    head_method,
+    read_head,
+)
 from specdec.models.heads.formats.layers import with_window
 from specdec.models.heads.formats.shape import HeadMethod, HeadShape, Reading
 from specdec.models.heads.formats.source import HeadSource, TensorNames, read_fields
@@ -139,6 +145,21 @@ class HeadConfig:
         if self.reading.notes:
             lines.append("; ".join(self.reading.notes))
         return tuple(lines)
+
+
+def method_of(directory: Path) -> DetectedMethod:
+    """Return the method that the checkpoint in `directory` is for; see `detect_method`."""
+    return detect_method(HeadSource.open(directory))
+
+
+def head_method_of(directory: Path) -> HeadMethod | None:
+    """Return the method of the head in `directory`; None if it is not a head. See `head_method`."""
+    return head_method(HeadSource.open(directory))
+
+
+def suggested_draft_tokens(directory: Path) -> int | None:
+    """Return the draft length that a head's config.json suggests, if any."""
+    return speculators.num_draft_tokens(read_fields(directory))
 
 
 def named_target(directory: Path) -> str | None:

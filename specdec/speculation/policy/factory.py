@@ -87,28 +87,41 @@ def _choosers(
         rule.max_tokens if rule else 0,
     )
     profiler = CostProfiler(config, most, time.perf_counter)
-    with_head = replace(profiler, with_head=speculation.head is not None)
     engine = measure_engine(most, _ENGINE_BUDGET_S)
-    overlaps = config.async_scheduling
     is_head_alone = speculation.head is not None and len(speculation.drafters) == 1
-    whole = verification = with_engine(
-        with_head.verification(target, _VERIFICATION_BUDGET_S),
-        engine,
-        overlaps=overlaps,
-        holds_drafts=is_head_alone and not speculation.num_draft_tree_tokens,
-    )
-    if speculation.head is not None and len(speculation.drafters) > 1:
-        verification = with_engine(
-            profiler.verification(target, _VERIFICATION_BUDGET_S), engine, overlaps=overlaps
-        )
+    holds_drafts = is_head_alone and not speculation.num_draft_tree_tokens
+
+    def verification(profiler: CostProfiler) -> CostTable:
+        table = profiler.verification(target, _VERIFICATION_BUDGET_S)
+        overlaps = config.async_scheduling
+        return with_engine(table, engine, overlaps=overlaps, holds_drafts=holds_drafts)
+
+    tables: dict[DraftPlace, CostTable] = {}
+    if speculation.head is not None:
+        tables[DraftPlace.TARGET] = verification(replace(profiler, with_head=True))
+    if not tables or len(speculation.drafters) > 1:
+        tables[DraftPlace.ENGINE] = verification(profiler)
     if measure_draft is not None and draft_limits is not None:
         num_blocks = draft_limits.num_blocks
         drafting = measure_draft(
             lambda worker: profiler.drafting(worker, num_blocks, _DRAFTING_BUDGET_S)
         )
-        whole = verification if drafting is None else with_drafting(verification, drafting)
+        of_lookups = tables[DraftPlace.ENGINE]
+        tables[DraftPlace.DRAFT_WORKER] = (
+            of_lookups if drafting is None else with_drafting(of_lookups, drafting)
+        )
+    whole = tables.get(_main_place(speculation)) or tables[DraftPlace.ENGINE]
     logger.info("seconds of a step: %s", whole)
     by_method: dict[str | None, CostTable] = {None: whole}
-    for each in speculation.drafters:
-        by_method[each.name] = verification if each.place is DraftPlace.ENGINE else whole
+    by_method |= {each.name: tables.get(each.place, whole) for each in speculation.drafters}
     return {method: GoodputChooser(CostModel(table)) for method, table in by_method.items()}
+
+
+def _main_place(speculation: SpeculativeConfig) -> DraftPlace:
+    """Return the place of the first model, which drafts for most sequences; else that of lookups.
+
+    A model behind another drafts only where that one has nothing.
+    """
+    places = (each.place for each in speculation.drafters)
+    models = (each for each in places if each is not DraftPlace.ENGINE)
+    return next(models, DraftPlace.ENGINE)

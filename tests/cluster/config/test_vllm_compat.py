@@ -55,11 +55,11 @@ def test_a_later_source_wins_key_by_key():
             {"num_speculative_tokens": 5},
             {"method": "draft_model", "quantization": "int8", "num_speculative_tokens": 5},
         ),
-        ("tiny", {"spec_tokens": 5}, {"method": "ngram", "num_speculative_tokens": 5}),
+        ("tiny", {"spec_tokens": 5}, {"num_speculative_tokens": 5}),
         (
             "smollm2-135m-instruct",
             {"num_speculative_tokens": 5, "quantization": "w8a8"},
-            {"method": "ngram", "num_speculative_tokens": 5},
+            {"num_speculative_tokens": 5},
         ),
         (
             "smollm2-135m-instruct",

@@ -45,6 +45,7 @@ FULL = ReplicaReport(
     decision_reason="goodput",
     estimated_speedup=1.5,
     estimated_tokens_per_s=120.0,
+    head_probe_acceptance=0.75,
     mode="auto",
     is_draft_worker_up=False,
     counts=Counts(
@@ -159,6 +160,7 @@ def test_the_hand_worked_values_of_a_report():
         ("speculation_decisions_total", "threshold"): 0,
         ("speculation_estimated_speedup",): 1.5,
         ("goodput_tokens_per_second",): 120,
+        ("speculation_head_probe_acceptance",): 0.75,
         ("replica_ready",): 1,
         ("draft_worker_up",): 0,
         ("draft_worker_restarts_total",): 2,

@@ -22,12 +22,25 @@ print("ahead", metrics["specdec:engine_steps_ahead"])
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("method", HEADS)
 def test_ranks_on_ray_draft_with_a_head(tiny_model_dir, tmp_path, method, size):
+    check(tiny_model_dir, tmp_path, method, size, {"method": method})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_draft_model_on_ray_beside_a_head_of_a_detected_method(tiny_model_dir, tmp_path):
+    fallback = {"method": "draft_model", "quantization": "int8"}
+    stderr = check(tiny_model_dir, tmp_path, "eagle3", 2, {"fallback": fallback})
+    assert "method eagle3, by its files" in stderr
+
+
+def check(tiny_model_dir, tmp_path, method, size, keys):
+    """Compare the tokens of ranks on Ray with those of no speculation; return the log."""
     with LLM(**arguments(tiny_model_dir, speculative_config=None)) as llm:
         outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
     expected = [each.outputs[0].token_ids for each in outputs]
     texts = [[*each.prompt_token_ids, *each.outputs[0].token_ids] for each in outputs]
     head = HEADS[method](tiny_model_dir, tmp_path, texts)
-    speculation = {"method": method, "model": str(head), "policy": "threshold"}
+    speculation = {"model": str(head), "policy": "threshold", **keys}
     done = run_program(
         tiny_model_dir,
         COUNTERS,
@@ -46,3 +59,4 @@ def test_ranks_on_ray_draft_with_a_head(tiny_model_dir, tmp_path, method, size):
     )
     assert int(counts["accepted"]) > 0
     assert int(counts["ahead"]) > 0
+    return done.stderr

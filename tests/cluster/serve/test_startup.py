@@ -1,5 +1,6 @@
 """The checks of `specdec serve` before it starts Ray, and the message when it is ready."""
 
+import json
 import socket
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from cluster.serve.ray_session import Listening, RaySession, StartupError
 from cluster.serve.startup import ServedModel, _access, _ready_message, deploy, running_service
 from specdec.types.errors import InvalidValueError, ModelNotFoundError, OutOfMemoryError
 from tests.e2e.conftest import free_ports
+from tests.specdec.heads import fitted_medusa_dir
 from tests.specdec.tiny import renamed_dtype_dir
 
 
@@ -92,6 +94,23 @@ def test_speculation_overrides_are_reported(start, lines, monkeypatch, tiny_mode
         start(**served)
     line = "speculation overrides by ann@host: mode off, threshold 4; "
     assert line + "reset with `specdec speculation reset`" in lines
+
+
+def test_a_head_is_served_with_the_target_that_it_names(
+    start, lines, monkeypatch, tiny_model_dir, tmp_path
+):
+    def stop(session):
+        raise RayWouldStartError
+
+    head = fitted_medusa_dir(tiny_model_dir, tmp_path / "head", [list(range(3, 30))])
+    config = json.loads((head / "config.json").read_text())
+    config["base_model_name_or_path"] = str(tiny_model_dir)
+    (head / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(RaySession, "start", stop)
+    with pytest.raises(RayWouldStartError):
+        start(model=str(head), served_model_name="tiny")
+    assert f"{head} is a head for method medusa; its target is {tiny_model_dir}" in lines
+    assert any(line.startswith(f"head {head}: taken for Medusa") for line in lines)
 
 
 def test_the_access_to_each_model_is_summarized(tmp_path, monkeypatch):

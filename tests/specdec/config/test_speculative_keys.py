@@ -39,6 +39,15 @@ def test_every_key_of_suffix_decoding_with_its_default():
         ({"fallback": "draft_model", "model": "./small"}, ("ngram", "draft_model")),
         ({"method": "lookahead", "first": "ngram"}, ("ngram", "lookahead")),
         (
+            {
+                "method": "eagle",
+                "model": "./head",
+                "first": "ngram",
+                "fallback": {"method": "draft_model", "model": "./small"},
+            },
+            ("ngram", "eagle", "draft_model"),
+        ),
+        (
             {"method": "suffix", "first": "draft_model", "fallback": "lookahead"},
             ("draft_model", "suffix", "lookahead"),
         ),
@@ -115,6 +124,29 @@ def test_todays_spellings_are_read_without_one(caplog):
     assert not caplog.records
 
 
+HEAD = {"method": "medusa", "model": "./head"}
+
+
+def test_roles_with_their_own_keys():
+    fallback = {"method": "draft_model", "model": "./small", "quantization": "int8"}
+    first = {"method": "suffix", "suffix_decoding_max_tree_depth": 9}
+    read = read_speculation(json.dumps({**HEAD, "first": first, "fallback": fallback}))
+    assert (read.head.model, read.head.quantization) == ("./head", None)
+    assert (read.draft_model.model, read.draft_model.quantization) == ("./small", "int8")
+    assert read.first.suffix_decoding_max_tree_depth == 9
+    mapping = read.to_mapping()
+    assert (mapping["first"], mapping["fallback"]["model"]) == ("suffix", "./small")
+    assert SpeculativeConfig.of(**mapping) == read_speculation(mapping) == read
+
+
+def test_a_role_has_the_names_of_vllm_too():
+    fallback = {"method": "pard", "model": "./pard"}
+    read = read_speculation({**HEAD, "fallback": fallback})
+    assert read.draft_model.parallel_drafting
+    keys = {"method": "ngram", "fallback": {"method": "suffix"}, "prompt_lookup_max": 3}
+    assert read_speculation(keys).drafter.prompt_lookup_min == 3
+
+
 DRAFT = {"method": "draft_model"}
 SYNTHETIC = {"rejection_sample_method": "synthetic"}
 
@@ -170,6 +202,21 @@ def test_synthetic_acceptance_is_no_verifier_of_requests_by_default():
             {"method": "medusa", "model": "./a", "fallback": "draft_model"},
             "fallback is 'draft_model'; it must be a method without the key model, which",
         ),
+        ({**HEAD, "fallback": {"model": "./a"}}, "it must be an object with the key method"),
+        ({**HEAD, "fallback": {"method": "oracle"}}, "fallback.method is 'oracle'; it must be one"),
+        ({**HEAD, "fallback": {"method": 3}}, "fallback.method is 3; it must be a string"),
+        ({**HEAD, "fallback": {**DRAFT, "prompt_lookup_max": 3}}, "fallback key"),
+        ({**HEAD, "fallback": {**DRAFT, "num_speculative_tokens": 3}}, "fallback key"),
+        (
+            {**HEAD, "fallback": {**DRAFT, "max_model_len": 1}},
+            "speculative_config.fallback.max_model_len is 1; it must be from 2",
+        ),
+        (
+            {**HEAD, "fallback": {"method": "eagle", "model": "./a"}},
+            "fallback is 'eagle'; it must be another method than a head, since the target's ranks",
+        ),
+        ({**HEAD, "first": HEAD}, "first is 'medusa'; it must be another method than method"),
+        ({**HEAD, "fallback": DRAFT, "max_model_len": 9}, "left out unless method, first or fall"),
         ({"suffix_decoding_max_tree_depth": 9}, "left out unless method, first or fallback is suf"),
         ({"method": "suffix", "prompt_lookup_max": 3}, "unless method, first or fallback is ngram"),
         ({**DRAFT, "first": "ngram", "suffix_decoding_max_spec_factor": 2}, "fallback is suffix"),

@@ -50,6 +50,18 @@ def test_a_head_is_reported_as_what_its_files_are(tiny_model_dir, tmp_path):
     assert directories.configs().head.max_draft_tokens == 5
 
 
+def test_a_draft_model_beside_a_head(tiny_model_dir, tmp_path):
+    head = fitted_medusa_dir(tiny_model_dir, tmp_path, [list(range(3, 30))])
+    keys = {"method": "medusa", "model": str(head)}
+    fallback = {"method": "draft_model", "quantization": "int8"}
+    speculation = SpeculativeConfig.of(**keys, fallback=fallback)
+    config = LLMConfig(model=str(tiny_model_dir), speculative_config=speculation)
+    directories = resolve_models(config, lambda line: None)
+    assert directories == ModelDirectories(tiny_model_dir, tiny_model_dir, head)
+    with pytest.raises(InvalidValueError, match="quantization is 'int8'; it must be left out wher"):
+        LLMConfig(device="cuda", speculative_config=speculation)
+
+
 def test_a_head_of_another_method_is_rejected(tiny_model_dir, tmp_path):
     head = fitted_medusa_dir(tiny_model_dir, tmp_path, [list(range(3, 30))])
     with pytest.raises(InvalidValueError, match=r"method is 'mlp_speculator'; it must be medusa: "):

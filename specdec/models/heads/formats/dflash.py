@@ -22,7 +22,7 @@ from specdec.models.heads.formats.layers import (
 )
 from specdec.models.heads.formats.shape import Reading
 from specdec.models.heads.formats.source import Fields, HeadSource, Shape, TensorNames
-from specdec.models.heads.formats.taps import Taps, input_of, output_of
+from specdec.models.heads.formats.taps import Taps, default_note, input_of, output_of
 from specdec.types.errors import UnsupportedModelError
 
 MarkovKind = Literal["vanilla", "gated", "rnn"]
@@ -136,15 +136,14 @@ def read_dflash(source: HeadSource, target: ModelConfig) -> Reading:
     """Read a block drafter of z-lab, DeepSpec or speculators."""
     fields = source.fields
     names = source.renamed(lambda name: name.removeprefix("model."))
-    nested = fields.nested("dflash_config")
-    keys = Fields({**fields.raw, **nested.raw}, fields.path)
+    keys = _all_keys(fields)
     _require_supported(source, keys)
     layers = _with_usual_window(speculators.layer_fields(fields), keys)
     layers.require_equal("hidden_size", target.hidden_size, "the target")
     layers.require_equal("vocab_size", target.vocab_size, "the target")
     is_own = "lm_head.weight" in names
     draft_vocab_size = names.shape("lm_head.weight", 2)[0] if is_own else target.vocab_size
-    is_dspark = _predicts_from_anchor(keys)
+    is_dspark = predicts_from_anchor(fields)
     decoder = read_layers(layers, names, target)
     rank = keys.count("markov_rank", 0, least=0)
     shape = DFlashShape(
@@ -176,7 +175,12 @@ def read_dflash(source: HeadSource, target: ModelConfig) -> Reading:
         names,
         speculators.target_name(fields),
         speculators.num_draft_tokens(fields),
-        theta_note(layers, target),
+        (
+            *theta_note(layers, target),
+            *default_note(
+                shape.layers_read, is_given=_given_layers(fields, keys, target) is not None
+            ),
+        ),
         lambda name: bool(_UNUSED.fullmatch(name)),
     )
 
@@ -195,17 +199,23 @@ def _require_supported(source: HeadSource, keys: Fields) -> None:
             raise UnsupportedModelError(f"{source.directory}: {name} is not supported")
 
 
-def _predicts_from_anchor(fields: Fields) -> bool:
+def _all_keys(fields: Fields) -> Fields:
+    """Return the keys of a head and, in front of them, those of its `dflash_config`."""
+    return Fields({**fields.raw, **fields.nested("dflash_config").raw}, fields.path)
+
+
+def predicts_from_anchor(fields: Fields) -> bool:
     """Return whether the slot of the anchor predicts.
 
     A key decides in files of speculators, which default to false. Otherwise DeepSpec's
     architectures, and those with a Markov head, predict from the anchor, and z-lab's do not.
     """
-    if speculators.is_speculators(fields):
-        return fields.flag("sample_from_anchor", default=False)
-    architecture = str(fields.raw.get("architectures"))
-    is_deepspec = "DSpark" in architecture or "markov_rank" in fields
-    return fields.flag("sample_from_anchor", default=is_deepspec)
+    keys = _all_keys(fields)
+    if speculators.is_speculators(keys):
+        return keys.flag("sample_from_anchor", default=False)
+    architecture = str(keys.raw.get("architectures"))
+    is_deepspec = "DSpark" in architecture or "markov_rank" in keys
+    return keys.flag("sample_from_anchor", default=is_deepspec)
 
 
 def _with_usual_window(layers: Fields, keys: Fields) -> Fields:
@@ -235,13 +245,14 @@ def _causal_layers(keys: Fields, decoder: ModelConfig) -> frozenset[int]:
 def _layers_read(fields: Fields, keys: Fields, names: TensorNames, target: ModelConfig) -> Taps:
     _, width = names.shape("fc.weight", 2)
     count = width // target.hidden_size
+    return _given_layers(fields, keys, target) or _evenly_spaced(count, target)
+
+
+def _given_layers(fields: Fields, keys: Fields, target: ModelConfig) -> Taps | None:
+    """Return the layers that the file names."""
     if "aux_hidden_state_layer_ids" in fields:
-        taps = input_of(fields, "aux_hidden_state_layer_ids", target)
-    elif "target_layer_ids" in keys:
-        taps = output_of(keys, "target_layer_ids", target)
-    else:
-        taps = _evenly_spaced(count, target)
-    return taps
+        return input_of(fields, "aux_hidden_state_layer_ids", target)
+    return output_of(keys, "target_layer_ids", target) if "target_layer_ids" in keys else None
 
 
 def _evenly_spaced(count: int, target: ModelConfig) -> Taps:

@@ -20,7 +20,7 @@ from specdec.models.heads.formats.layers import (
 )
 from specdec.models.heads.formats.shape import Reading
 from specdec.models.heads.formats.source import Fields, HeadSource, Shape, TensorNames
-from specdec.models.heads.formats.taps import Taps, default_taps, input_of, output_of
+from specdec.models.heads.formats.taps import Taps, default_note, default_taps, input_of, output_of
 from specdec.types.errors import UnsupportedModelError
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
@@ -159,7 +159,11 @@ def read_eagle3(source: HeadSource, target: ModelConfig) -> Reading:
         names,
         speculators.target_name(fields),
         speculators.num_draft_tokens(fields),
-        (*theta_note(layers, target), *_unused_note(names)),
+        (
+            *theta_note(layers, target),
+            *_unused_note(names),
+            *default_note(shape.layers_read, is_given=_given_layers(fields, target) is not None),
+        ),
         lambda name: bool(_UNUSED.fullmatch(name)),
     )
 

@@ -105,7 +105,7 @@ def theta_note(fields: Fields, target: ModelConfig) -> tuple[str, ...]:
         return ()
     return (
         f"config.json has no rope_theta: {_read_rope(fields, target).theta:g} is assumed, the "
-        f"target has {target.rope.theta:g}",
+        f"target has {target.rope.theta:g}; set it there if the acceptance is low",
     )
 
 

@@ -61,6 +61,15 @@ def default_taps(count: int, target: ModelConfig) -> Taps | None:
     return Taps(tuple(sorted(distinct))) if len(distinct) == count else None
 
 
+def default_note(taps: Taps | None, *, is_given: bool) -> tuple[str, ...]:
+    """Return a note if a head reads layers that its config.json does not name."""
+    if taps is None or is_given:
+        return ()
+    return (
+        f"config.json names no layers of the target: the default is assumed ({taps.describe()})",
+    )
+
+
 def _checked(fields: Fields, name: str, offset: int, target: ModelConfig) -> Taps:
     ids = tuple(each + offset for each in fields.counts(name))
     if any(not 0 <= each <= target.num_layers for each in ids):

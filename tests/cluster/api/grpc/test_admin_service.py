@@ -53,6 +53,7 @@ REPORT = ReplicaReport(
     ),
     estimated_speedup=1.25,
     estimated_tokens_per_s=80.5,
+    head_probe_acceptance=0.625,
     mode="auto",
     is_draft_worker_up=False,
 )

@@ -237,7 +237,12 @@ def test_the_anchor_may_be_named_in_dflash_config(tmp_path, target_dir):
 def test_default_layers_are_evenly_spaced(tmp_path, target):
     config = {**Z_LAB, "dflash_config": {"mask_token_id": MASK}}
     save(tmp_path, config, block_weights())
-    assert HeadConfig.from_directory(tmp_path, target).taps == (2, 4, 6)
+    found = HeadConfig.from_directory(tmp_path, target)
+    assert found.taps == (2, 4, 6)
+    assert found.reading.notes == (
+        "config.json names no layers of the target: the default is assumed (layers enter 2, 4, 6 "
+        "(output-of 1, 3, 5))",
+    )
 
 
 def test_reduced_vocabulary(tmp_path, target_dir, target):

@@ -200,7 +200,8 @@ def test_a_missing_rope_theta_is_reported_and_can_be_the_targets(tmp_path, targe
     target = replace(target, rope=DefaultRope(500_000.0))
     config = HeadConfig.from_directory(tmp_path, target)
     assert config.describe()[1] == (
-        "config.json has no rope_theta: 10000 is assumed, the target has 500000"
+        "config.json has no rope_theta: 10000 is assumed, the target has 500000; set it there if "
+        "the acceptance is low"
     )
     found = draft_logits(config.with_target_rope(), target_dir, parts)
     expected = reference(made, parts, target_dir, Layers(theta=500_000.0))

@@ -213,7 +213,9 @@ def test_switches_of_speculators(tmp_path, target_dir, target, name, changes, ex
 def test_layers_of_the_target_in_both_numberings(tmp_path, target_dir, target, config, ids):
     made, parts = eagle3_weights(), sequences()
     save(tmp_path, config, made)
-    assert HeadConfig.from_directory(tmp_path, target).taps == tuple(sorted(set(ids)))
+    found = HeadConfig.from_directory(tmp_path, target)
+    assert found.taps == tuple(sorted(set(ids)))
+    assert any("names no layers" in each for each in found.reading.notes) == (ids == DEFAULT)
     check(tmp_path, target_dir, Reference(made, target_dir, ids), parts)
 
 

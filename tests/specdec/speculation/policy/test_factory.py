@@ -2,10 +2,11 @@
 
 import pytest
 
+from specdec.config.methods import DraftPlace
 from specdec.config.speculative import SpeculativeConfig
 from specdec.distributed.group import TensorParallelGroup
 from specdec.speculation.policy.cost_model import CostTable
-from specdec.speculation.policy.factory import make_policy
+from specdec.speculation.policy.factory import _main_place, make_policy
 from specdec.types.draft_decision import DecisionReason
 from specdec.worker import LocalTarget, load_runner
 from tests.specdec.engines import engine_config
@@ -42,6 +43,23 @@ def test_each_policy_decides(make, changes, reason):
     policy = make(SpeculativeConfig.of("ngram", **changes))
     assert policy.decide(2).reason is reason
     assert (policy.capacity_tokens_per_s is not None) == (reason is DecisionReason.GOODPUT)
+
+
+HEAD = {"method": "medusa", "model": "head"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "place"),
+    [
+        ({"method": "ngram", "fallback": "suffix"}, DraftPlace.ENGINE),
+        ({"method": "draft_model", "first": "ngram"}, DraftPlace.DRAFT_WORKER),
+        ({**HEAD, "first": "ngram"}, DraftPlace.TARGET),
+        ({**HEAD, "fallback": {"method": "draft_model"}}, DraftPlace.TARGET),
+        ({"method": "draft_model", "fallback": HEAD}, DraftPlace.DRAFT_WORKER),
+    ],
+)
+def test_the_first_model_decides_what_a_step_costs(keys, place):
+    assert _main_place(SpeculativeConfig.of(**keys)) is place
 
 
 def test_without_speculation_there_is_no_policy(make):

@@ -1,0 +1,254 @@
+"""Start-up probe of a draft head: whether its drafts fit the target.
+
+A head whose files were misread (another numbering of layers, other norms, another rope) or that
+belongs to another target still drafts, and only its acceptance shows that it is wrong. The probe
+has the target continue short texts, without drafts, and compares each token with the one that the
+head drafted for its position.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from specdec.config.engine import EngineConfig
+from specdec.models.heads.config import HeadConfig
+from specdec.text.tokenizer import Tokenizer
+from specdec.types.messages import (
+    BlockTableDelta,
+    SequenceAdmission,
+    StepInput,
+    StepRow,
+    Target,
+    VerifiedRow,
+)
+from specdec.types.sampling_spec import SamplingRules
+
+LOW_ACCEPTANCE = 0.4
+
+_PROMPTS = (
+    "The harbour was quiet in the early morning. The fishermen had left before sunrise, and",
+    'def mean(values):\n    """Return the arithmetic mean of a list of numbers."""\n',
+    "Question: Why does ice float on water?\nAnswer: Ice floats on water because",
+)
+_NUM_TOKENS = 32
+"""Tokens that the target writes behind each prompt."""
+_MAX_PROMPT_TOKENS = 64
+_BUDGET_S = 1.5
+_MIN_COMPARED = 12
+"""Fewer drafts do not show whether the acceptance is low."""
+_MARGIN = 0.3
+"""A neighbouring token is the one that is drafted if it is found this much more often."""
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """Shares of the compared positions at which the head drafted a certain token.
+
+    num_positions: that were compared. acceptance: the target's token of that position. early, late:
+    the token one position before or behind, as a head drafts whose outputs are taken for those of
+    another position. missing: none, as where the head's logits are NaN or infinite.
+    """
+
+    num_positions: int
+    acceptance: float
+    early: float
+    late: float
+    missing: float
+
+    @property
+    def is_low(self) -> bool:
+        """Whether the acceptance is below that of a head that fits."""
+        return self.acceptance < LOW_ACCEPTANCE
+
+    def describe(self) -> str:
+        """Return the acceptance for the log."""
+        return (
+            f"{self.acceptance:.0%} of the first draft tokens are those of the target "
+            f"({self.num_positions} positions)"
+        )
+
+
+@dataclass
+class _Text:
+    """A sequence of the probe. drafted: the draft for the token at a position; None without one."""
+
+    seq_id: int
+    tokens: list[int]
+    drafted: dict[int, int | None] = field(default_factory=dict)
+    is_ended: bool = False
+
+
+class _Chunk(NamedTuple):
+    """The tokens of a text from `start` to `end`; the head drafts if they are the last."""
+
+    text: _Text
+    start: int
+    end: int
+
+    @property
+    def row(self) -> StepRow:
+        tokens = self.text.tokens
+        return StepRow(
+            self.text.seq_id,
+            self.start,
+            tuple(tokens[self.start : self.end]),
+            0,
+            samples=self.end == len(tokens),
+            num_next_drafts=1,
+        )
+
+
+@dataclass(frozen=True)
+class HeadProbe:
+    """Probe of the head on a target without sequences, whose state it leaves empty.
+
+    Its sequences are numbered from 0 and released at the end. eos_token_ids: end a text.
+    """
+
+    config: EngineConfig
+    tokenizer: Tokenizer
+    eos_token_ids: frozenset[int]
+    clock: Callable[[], float] = time.monotonic
+
+    def measure(self, target: Target) -> ProbeResult | None:
+        """Return the result; None where the texts are too short to have one.
+
+        It takes at most 1.5 seconds, or the steps that a result needs where these take longer.
+        Raises TargetFailedError.
+        """
+        texts, started_at_s = self._texts(), self.clock()
+        if not texts:
+            return None
+        self._run(target, StepInput(0, (), self._admitted(texts), self._tables(texts), ()))
+        try:
+            self._run_prompts(target, texts)
+            for _ in range(self._num_tokens):
+                is_late = self.clock() - started_at_s > _BUDGET_S
+                open_texts = [each for each in texts if not each.is_ended]
+                if not open_texts or (is_late and len(_compared(texts)) >= _MIN_COMPARED):
+                    break
+                self._decode(target, open_texts)
+        finally:
+            seq_ids = tuple(each.seq_id for each in texts)
+            self._run(target, StepInput(0, seq_ids, (), (), ()))
+        return _result(texts)
+
+    @property
+    def _num_tokens(self) -> int:
+        return min(_NUM_TOKENS, self.config.max_model_len // 2 - 1)
+
+    def _texts(self) -> list[_Text]:
+        """Return the prompts that fit into the limits of the engine."""
+        longest = min(_MAX_PROMPT_TOKENS, self.config.max_model_len - self._num_tokens - 2)
+        count = min(self.config.max_num_seqs, self.config.num_blocks // self._num_blocks)
+        prompts = [self.tokenizer.encode(each)[:longest] for each in _PROMPTS[:count]]
+        return [_Text(index, [*each]) for index, each in enumerate(prompts) if each]
+
+    @property
+    def _num_blocks(self) -> int:
+        """Blocks of a text, with a slot for the draft behind it."""
+        longest = _MAX_PROMPT_TOKENS + _NUM_TOKENS + 2
+        return -(-min(longest, self.config.max_model_len) // self.config.block_size)
+
+    def _admitted(self, texts: Sequence[_Text]) -> tuple[SequenceAdmission, ...]:
+        rules = SamplingRules(temperature=0.0)
+        return tuple(
+            SequenceAdmission(each.seq_id, len(each.tokens), rules, tuple(each.tokens))
+            for each in texts
+        )
+
+    def _tables(self, texts: Sequence[_Text]) -> tuple[BlockTableDelta, ...]:
+        size = self._num_blocks
+        return tuple(
+            BlockTableDelta(each.seq_id, 0, tuple(range(index * size, (index + 1) * size)))
+            for index, each in enumerate(texts)
+        )
+
+    def _run_prompts(self, target: Target, texts: Sequence[_Text]) -> None:
+        """Run the prompts in as few steps as the engine's limit allows."""
+        chunks, room = list[_Chunk](), self.config.max_num_batched_tokens
+        for text in texts:
+            start, end = 0, len(text.tokens)
+            while start < end:
+                chunks.append(_Chunk(text, start, min(end, start + room)))
+                room -= chunks[-1].end - start
+                start = chunks[-1].end
+                if room == 0:
+                    self._step(target, chunks)
+                    chunks, room = [], self.config.max_num_batched_tokens
+        if chunks:
+            self._step(target, chunks)
+
+    def _decode(self, target: Target, texts: Sequence[_Text]) -> None:
+        """Run the last token of each text."""
+        chunks = [_Chunk(each, len(each.tokens) - 1, len(each.tokens)) for each in texts]
+        size = self.config.max_num_batched_tokens
+        for first in range(0, len(chunks), size):
+            self._step(target, chunks[first : first + size])
+
+    def _step(self, target: Target, chunks: Sequence[_Chunk]) -> None:
+        """Run a step, and add what the target and the head yield to the texts."""
+        texts = {each.text.seq_id: each.text for each in chunks}
+        rows = tuple(each.row for each in chunks)
+        for row in self._run(target, StepInput(0, (), (), (), rows)):
+            self._append(texts[row.seq_id], row)
+
+    def _append(self, text: _Text, row: VerifiedRow) -> None:
+        text.tokens.extend(row.token_ids)
+        text.is_ended = not row.token_ids or row.token_ids[-1] in self.eos_token_ids
+        text.drafted[len(text.tokens)] = next(iter(row.next_draft_token_ids), None)
+
+    @staticmethod
+    def _run(target: Target, step: StepInput) -> tuple[VerifiedRow, ...]:
+        target.begin(step)
+        return target.collect().rows
+
+
+def _compared(texts: Sequence[_Text]) -> list[tuple[int | None, list[int]]]:
+    """Return each draft with the tokens before, at and behind its position, where all are known."""
+    return [
+        (drafted, text.tokens[position - 1 : position + 2])
+        for text in texts
+        for position, drafted in text.drafted.items()
+        if position + 1 < len(text.tokens)
+    ]
+
+
+def _result(texts: Sequence[_Text]) -> ProbeResult | None:
+    compared = _compared(texts)
+    if len(compared) < _MIN_COMPARED:
+        return None
+    before, at, behind = (
+        sum(drafted == around[place] for drafted, around in compared) / len(compared)
+        for place in range(3)
+    )
+    missing = sum(drafted is None for drafted, _ in compared) / len(compared)
+    return ProbeResult(len(compared), at, before, behind, missing)
+
+
+def likely_causes(result: ProbeResult, head: HeadConfig, model: str) -> tuple[str, ...]:
+    """Return what may be the cause of a low acceptance, by the files and the drafts.
+
+    model: the name of the target that is served.
+    """
+    causes = []
+    if result.missing > 1 - LOW_ACCEPTANCE:
+        causes.append("its logits are NaN or infinite at most positions")
+    if result.late > result.acceptance + _MARGIN:
+        causes.append(
+            "it drafts the token one position too far: the file may predict from the last known "
+            "token (sample_from_anchor)"
+        )
+    if result.early > result.acceptance + _MARGIN:
+        causes.append("it repeats the token before: its outputs may belong to a position earlier")
+    if head.target_name is not None and _base(head.target_name) != _base(model):
+        causes.append(f"its files name the target {head.target_name}, and {model} is served")
+    return (*causes, *head.reading.notes)
+
+
+def _base(name: str) -> str:
+    """Return the last part of a model's name or path, without a revision."""
+    return name.rstrip("/").rpartition("/")[2].partition("@")[0].lower()

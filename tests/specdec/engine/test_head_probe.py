@@ -1,0 +1,209 @@
+"""The probe of a head at start-up: what it measures, and that it leaves nothing behind."""
+
+import logging
+import shutil
+from dataclasses import replace
+from itertools import count
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from specdec import LLM
+from specdec.config.speculative import SpeculativeConfig
+from specdec.distributed.group import TensorParallelGroup
+from specdec.engine import head_probe
+from specdec.engine.head_probe import HeadProbe, ProbeResult, likely_causes
+from specdec.models.config import ModelConfig
+from specdec.models.heads.config import HeadConfig
+from specdec.text.tokenizer import Tokenizer
+from specdec.worker import HeadFiles, LocalTarget, load_runner
+from tests.specdec.engines import (
+    HashTarget,
+    engine_config,
+    local_engine,
+    make_engine,
+    request,
+    run,
+)
+from tests.specdec.heads import HEADS, fitted_medusa_dir
+from tests.specdec.llm.models import arguments, metrics_of
+
+CONFIG = engine_config(speculation=SpeculativeConfig.of("medusa", model="head"))
+REQUESTS = [request(f"r{i}", [(29 * i + place) % 380 + 3 for place in range(9)]) for i in range(3)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model_dir):
+    return Tokenizer(tiny_model_dir)
+
+
+@pytest.fixture(scope="module")
+def head_dir(tiny_model_dir, tokenizer, tmp_path_factory):
+    """Return Medusa heads that are fitted to what the target writes behind the probe's prompts."""
+    prompts = [tokenizer.encode(each)[:64] for each in head_probe._PROMPTS]
+    asked = [request(str(i), each, max_tokens=48) for i, each in enumerate(prompts)]
+    written = run(local_engine(tiny_model_dir, engine_config(0)), asked)
+    texts = [[*each, *written[str(i)].token_ids] for i, each in enumerate(prompts)]
+    return fitted_medusa_dir(tiny_model_dir, tmp_path_factory.mktemp("head"), texts)
+
+
+@pytest.fixture(scope="module")
+def random_dir(head_dir, tmp_path_factory):
+    """Return the same heads for the tokens of another vocabulary."""
+    directory = tmp_path_factory.mktemp("random")
+    shutil.copy(head_dir / "config.json", directory)
+    tensors = load_file(head_dir / "model.safetensors")
+    changed = {name: each.roll(7, 0).contiguous() for name, each in tensors.items()}
+    save_file(changed, directory / "model.safetensors")
+    return directory
+
+
+def target_of(model_dir, head_dir, config=CONFIG):
+    group, head = TensorParallelGroup(), HeadFiles(head_dir)
+    return LocalTarget(load_runner(model_dir, "float32", config, group, head=head))
+
+
+def probe(tokenizer, config=CONFIG, **changes):
+    return HeadProbe(config, tokenizer, frozenset(), **changes)
+
+
+def test_a_head_that_fits_and_one_that_does_not(tiny_model_dir, tokenizer, head_dir, random_dir):
+    fits = probe(tokenizer).measure(target_of(tiny_model_dir, head_dir))
+    assert fits.num_positions == 3 * 31
+    assert fits.acceptance > 0.8
+    assert not fits.is_low
+    other = probe(tokenizer).measure(target_of(tiny_model_dir, random_dir))
+    assert other.is_low
+
+
+@pytest.mark.parametrize("method", ["eagle3", "dflash"])
+def test_the_sequences_that_follow_are_those_without_a_probe(
+    tiny_model_dir, tokenizer, method, tmp_path
+):
+    head = HEADS[method](tiny_model_dir, tmp_path, [list(range(3, 40))])
+    config = replace(CONFIG, speculation=SpeculativeConfig.of(method, model=str(head)))
+    drafts = []
+    for is_probed in (False, True):
+        target = target_of(tiny_model_dir, head, config)
+        if is_probed:
+            assert probe(tokenizer, config).measure(target).is_low
+        engine = make_engine(tiny_model_dir, config, target)
+        tokens = {name: each.token_ids for name, each in run(engine, REQUESTS).items()}
+        drafts.append((tokens, engine.stats().counts.speculation))
+    assert drafts[0] == drafts[1]
+
+
+@pytest.mark.parametrize(
+    ("limits", "num_positions"),
+    [
+        ({"max_num_batched_tokens": 8}, 93),
+        ({"max_num_batched_tokens": 1, "max_num_seqs": 1}, 31),
+        ({"max_num_seqs": 2}, 62),
+        ({"num_blocks": 40}, 31),
+        ({"max_model_len": 40}, 54),
+        ({"max_model_len": 8, "num_blocks": 4}, None),
+    ],
+)
+def test_it_keeps_to_the_limits_of_the_engine(tokenizer, limits, num_positions):
+    config = replace(CONFIG, **limits)
+    target = DraftingTarget(config.block_size)
+    result = probe(tokenizer, config).measure(target)
+    assert (result and result.num_positions) == num_positions
+    assert not target._tables, "sequences were not released"
+    for step in target.steps:
+        assert sum(len(row.token_ids) for row in step.rows) <= config.max_num_batched_tokens
+        assert all(row.end < config.max_model_len for row in step.rows)
+        tables = [each.block_ids for each in step.block_table_deltas]
+        assert all(0 <= block < config.num_blocks for table in tables for block in table)
+
+
+def test_it_stops_when_its_time_is_over(tokenizer):
+    clock = count(0.0, 0.1)
+    target = DraftingTarget(CONFIG.block_size)
+    result = probe(tokenizer, clock=lambda: next(clock)).measure(target)
+    assert 30 <= result.num_positions <= 45
+
+
+def test_a_text_ends_at_an_end_token(tokenizer):
+    ends = replace(probe(tokenizer), eos_token_ids=frozenset(range(10, 15)))
+    assert ends.measure(DraftingTarget(CONFIG.block_size)) is None
+
+
+class DraftingTarget(HashTarget):
+    """Target whose head drafts the token at some distance from the one that is asked for."""
+
+    def __init__(self, block_size, distance=0):
+        super().__init__(block_size, 383)
+        self.distance = distance
+
+    def collect(self):
+        step = self._in_flight[0]
+        output = super().collect()
+        rows = {row.seq_id: row for row in step.rows}
+        drafted = [self._drafted(rows[each.seq_id], each) for each in output.rows]
+        return replace(output, rows=tuple(drafted))
+
+    def _drafted(self, row, verified):
+        if self.distance is None:
+            return verified
+        written = [self._slots[self._slot(self._tables[row.seq_id], i)] for i in range(row.end)]
+        context = [*written, *verified.token_ids]
+        ahead = [context[-1], *self.continuation(context, 2)]
+        return verified._replace(next_draft_token_ids=(ahead[1 + self.distance],))
+
+
+HINTS = {
+    0: None,
+    1: "one position too far",
+    -1: "repeats the token before",
+    None: "logits are NaN or infinite",
+}
+
+
+@pytest.mark.parametrize("distance", HINTS)
+def test_the_cause_follows_from_what_is_drafted_instead(
+    tokenizer, tiny_model_dir, head_dir, distance
+):
+    target = DraftingTarget(CONFIG.block_size, distance)
+    result = probe(tokenizer).measure(target)
+    assert result.is_low == (distance != 0)
+    assert (result.acceptance == 1) == (distance == 0)
+    head = HeadConfig.from_directory(head_dir, ModelConfig.from_directory(tiny_model_dir))
+    causes = likely_causes(result, head, "tiny")
+    assert len(causes) == (distance != 0)
+    assert all(HINTS[distance] in each for each in causes)
+
+
+def test_causes_in_the_files(tiny_model_dir, head_dir):
+    head = HeadConfig.from_directory(head_dir, ModelConfig.from_directory(tiny_model_dir))
+    notes = ("config.json has no rope_theta: 10000 is assumed, the target has 500000",)
+    head = replace(head, reading=replace(head.reading, target_name="org/Big", notes=notes))
+    low = ProbeResult(96, 0.1, 0.0, 0.0, 0.0)
+    mismatch = "its files name the target org/Big, and ./small is served"
+    assert likely_causes(low, head, "./small") == (mismatch, *notes)
+    assert likely_causes(low, head, "./models/big/") == notes
+    assert likely_causes(low, head, "other/big@main") == notes
+
+
+@pytest.mark.parametrize("is_random", [False, True])
+def test_an_llm_warns_of_a_head_that_does_not_fit(
+    tiny_model_dir, head_dir, random_dir, caplog, is_random
+):
+    directory = random_dir if is_random else head_dir
+    keys = {"method": "medusa", "model": str(directory), "policy": "threshold"}
+    with (
+        caplog.at_level(logging.INFO, "specdec.engine.core"),
+        LLM(**arguments(tiny_model_dir, speculative_config=keys)) as llm,
+    ):
+        acceptance = metrics_of(llm)["speculation_head_probe_acceptance"]
+    [record] = [each for each in caplog.records if "draft head" in each.getMessage()]
+    message = record.getMessage()
+    assert f"{acceptance:.0%} of the first draft tokens are those of the target (93 pos" in message
+    assert (record.levelno == logging.WARNING) == is_random == (acceptance < 0.4)
+    assert ("which is low; it may belong to another target" in message) == is_random
+    assert ("taken for Medusa (vLLM): 5 heads" in message) == is_random
+
+
+def test_no_probe_without_a_head(tiny_model_dir):
+    with LLM(**arguments(tiny_model_dir)) as llm:
+        assert "speculation_head_probe_acceptance" not in metrics_of(llm)
