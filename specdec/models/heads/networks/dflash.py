@@ -78,6 +78,7 @@ class DFlashHead(nn.Module):
         )
         self.norm = RMSNorm(reader, "norm.weight", hidden, eps)
         self.markov = MarkovHead(shape, reader, target) if shape.markov_rank else None
+        self.reads_drafts = self.markov is not None
         heads = self.attention.heads
         kv_of_queries = [index // heads.heads_per_kv - heads.kv.start for index in heads.query]
         self.kv_of_queries = torch.tensor(kv_of_queries, device=target.device)
