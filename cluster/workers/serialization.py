@@ -54,7 +54,7 @@ _FLOAT32 = np.dtype("<f4")
 
 
 def encode_step(step: StepInput) -> Frames:
-    """Encode as [header, rows [B, 12], tokens, parents, drafts, 3 arrays, deltas [D, 3], blocks].
+    """Encode as [header, rows [B, 13], tokens, parents, drafts, 3 arrays, deltas [D, 3], blocks].
 
     drafts: those by token, each [token, number of draft tokens, draft tokens].
     """
@@ -90,7 +90,7 @@ def decode_step(frames: Sequence[bytes]) -> StepInput:
             for (seq_id, start, _), block_ids in zip(delta_table, delta_blocks, strict=True)
         ),
         rows=tuple(
-            _decode_step_rows(_table(rows, 12), tokens, parents, drafts, listed, probs, masks)
+            _decode_step_rows(_table(rows, 13), tokens, parents, drafts, listed, probs, masks)
         ),
     )
 
@@ -285,6 +285,7 @@ def _step_row(row: StepRow) -> tuple[int, ...]:
         len(row.parents or ()),
         sum(1 + len(each) for each in row.drafts_by_token),
         row.num_next_drafts,
+        row.next_draft_depth,
     )
 
 
@@ -332,7 +333,7 @@ def _decode_step_rows(
             adapter_id,
             own_parents or None,
             tuple(_drafts_by_token(by_token)),
-            row[11],
+            *row[11:],
         )
 
 

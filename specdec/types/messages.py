@@ -92,6 +92,8 @@ class StepRow(NamedTuple):
     num_next_drafts: draft tokens that the rank's head makes behind what the row yields, for the
         next step. 0: the head does not run. For a prefill chunk any other number lets it run the
         chunk, so that it can draft when the prompt ends.
+    next_draft_depth: where that draft is to be a tree, most of its tokens that follow each other; 0
+        for a chain.
     """
 
     seq_id: int
@@ -106,6 +108,7 @@ class StepRow(NamedTuple):
     parents: tuple[int, ...] | None = None
     drafts_by_token: tuple[tuple[int, ...], ...] = ()
     num_next_drafts: int = 0
+    next_draft_depth: int = 0
 
     def resolved(self, token: int) -> StepRow:
         """Return the row with `token` in place of PENDING_TOKEN, and the draft behind it."""

@@ -7,12 +7,14 @@ drafts and tokens together (`specdec.worker.head_runner`). Here a draft waits fo
 from __future__ import annotations
 
 from specdec.config.methods import HeadMethodConfig
+from specdec.sequences.sequence import HeadDraft
 from specdec.speculation.proposers.base import (
     DraftRequest,
     Proposal,
     ProposerMemory,
     SynchronousProposer,
 )
+from specdec.types.draft_tree import first_path, nodes_within, subtree
 
 
 class TargetHeadProposer(SynchronousProposer):
@@ -36,5 +38,18 @@ class TargetHeadProposer(SynchronousProposer):
         seq, draft = request.seq, request.seq.head_draft
         if draft is None:
             return Proposal(seq.seq_id, seq.num_tokens, seq.token_ids[-1], ())
-        drafts = draft.token_ids[: request.max_tokens]
-        return Proposal(seq.seq_id, draft.base_length, draft.base_token, drafts)
+        drafts, parents = _wanted(draft, request)
+        return Proposal(seq.seq_id, draft.base_length, draft.base_token, drafts, parents=parents)
+
+
+def _wanted(
+    draft: HeadDraft, request: DraftRequest
+) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """Return the tokens that are wanted now, and their tree; None for a chain."""
+    if draft.parents is None:
+        return draft.token_ids[: request.max_tokens], None
+    if not request.wants_tree:
+        path = first_path(draft.parents)[: request.max_tokens]
+        return tuple(draft.token_ids[node] for node in path), None
+    nodes = nodes_within(draft.parents, request.max_tokens)[: request.max_nodes]
+    return tuple(draft.token_ids[node] for node in nodes), subtree(draft.parents, nodes)

@@ -63,6 +63,7 @@ def step_rows(draw):
         draw(TOKENS) or None,
         tuple(draw(st.lists(TOKENS.filter(bool), max_size=3))),
         draw(COUNTS),
+        draw(COUNTS),
     )
 
 
