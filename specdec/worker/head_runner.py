@@ -138,7 +138,8 @@ class HeadRunner:
             index = torch.tensor(last, device=hidden.device)
             of_rows = None if tapped is None else tapped[index]
             features = self.head.features(hidden[index], of_rows)
-            self._continue(self._begin(chunks, features, drafts), range(len(drafts)), drafts)
+            state = self._begin(chunks, features, drafts)
+            self._continue(state, len(chunks), range(len(chunks)), drafts)
         return drafts
 
     def _draft_with_kv(self, kv: HeadKv, active: Sequence[StepRow]) -> Sequence[HeadDraft]:
@@ -164,7 +165,7 @@ class HeadRunner:
             return drafts
         state = self._begin(chunks, features, drafts)
         if drafts:
-            self._continue(state, members, drafts)
+            self._continue(state, len(chunks), members, drafts)
         return drafts
 
     def _draft_whole(
@@ -210,14 +211,18 @@ class HeadRunner:
         pairs = ModelInput(chunks, self._block_size)
         return self.head.begin(pairs, features, self._kv_cache, longest)
 
-    def _continue(self, state: HeadState, rows: Sequence[int], drafts: Sequence[HeadDraft]) -> None:
-        """Draft chains and trees. rows: of the state, for each draft, in order."""
+    def _continue(
+        self, state: HeadState, num_rows: int, rows: Sequence[int], drafts: Sequence[HeadDraft]
+    ) -> None:
+        """Draft chains and trees. rows: of the state's `num_rows`, for each draft, in order."""
         pairs = list(zip(rows, drafts, strict=True))
         chains = [(row, draft) for row, draft in pairs if not draft.is_tree]
         trees = [(row, draft) for row, draft in pairs if draft.is_tree]
         for draft_all, members in ((self._extend, chains), (self._trees.draft, trees)):
             if members:
-                own = self.head.select(state, [row for row, _ in members])
+                selected = [row for row, _ in members]
+                is_whole = len(selected) == num_rows
+                own = state if is_whole else self.head.select(state, selected)
                 draft_all(own, [draft for _, draft in members])
 
     def _extend(self, state: HeadState, drafts: Sequence[HeadDraft]) -> None:

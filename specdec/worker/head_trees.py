@@ -58,9 +58,10 @@ class HeadTrees:
                     found[row].append(own)
                     if len(found[row]) < drafts[row].depth:
                         going.append(place)
+            if 0 < len(going) < len(rows):
+                state = self._head.select(state, going)
             rows = [rows[place] for place in going]
             if rows:
-                state = self._head.select(state, going)
                 tokens = [_best_tokens(found[row])[-1] for row in rows]
                 state = self._head.advance(state, tokens, index)
             index += 1
