@@ -21,7 +21,8 @@ from benchmarks.step_bench import PRECISIONS, StepBench
 from benchmarks.summary import Bar, at_most, print_bars
 from benchmarks.workloads import MODEL
 from specdec.models.resolve import resolve
-from specdec.sampling.tree_growth import StaticTree, fitted_choices
+from specdec.sampling.tree_growth import fitted_choices
+from specdec.types.static_tree import StaticTree
 
 _PRECISIONS = ("fp32", "int8")
 _CONTEXT_TOKENS = (128, 1000)

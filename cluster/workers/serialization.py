@@ -54,7 +54,7 @@ _FLOAT32 = np.dtype("<f4")
 
 
 def encode_step(step: StepInput) -> Frames:
-    """Encode as [header, rows [B, 14], tokens, parents, drafts, 3 arrays, deltas [D, 3], blocks].
+    """Encode as [header, rows [B, 15], tokens, parents, drafts, 3 arrays, deltas [D, 3], blocks].
 
     drafts: those by token, each [token, number of draft tokens, draft tokens].
     """
@@ -90,7 +90,7 @@ def decode_step(frames: Sequence[bytes]) -> StepInput:
             for (seq_id, start, _), block_ids in zip(delta_table, delta_blocks, strict=True)
         ),
         rows=tuple(
-            _decode_step_rows(_table(rows, 14), tokens, parents, drafts, listed, probs, masks)
+            _decode_step_rows(_table(rows, 15), tokens, parents, drafts, listed, probs, masks)
         ),
     )
 
@@ -287,6 +287,7 @@ def _step_row(row: StepRow) -> tuple[int, ...]:
         row.num_next_drafts,
         row.num_held_drafts,
         row.max_end,
+        row.next_draft_depth,
     )
 
 

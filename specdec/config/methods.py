@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from specdec.config.quantization import QuantizationMethod, require_quantization
 from specdec.types.errors import InvalidValueError
+from specdec.types.static_tree import StaticTree
 from specdec.types.validation import require_range
 
 
@@ -184,6 +185,7 @@ class HeadMethodConfig(MethodConfig):
     is_in_target: ClassVar[bool] = False
     proposer = "specdec.speculation.proposers.target_head:TargetHeadProposer"
     place = DraftPlace.TARGET
+    drafts_trees = True
 
     model: str | None = None
     quantization: QuantizationMethod | None = None
@@ -199,6 +201,11 @@ class HeadMethodConfig(MethodConfig):
     def window(self) -> int | None:
         """The attention window of the head's layers; None for that of its files."""
         return None
+
+    @property
+    def tree_choices(self) -> tuple[tuple[int, ...], ...]:
+        """The shape of its trees, as in `StaticTree.of_choices`; none where each is fitted."""
+        return ()
 
 
 @dataclass(frozen=True)
@@ -220,9 +227,25 @@ class AttentionHeadConfig(HeadMethodConfig):
 
 @dataclass(frozen=True)
 class MedusaConfig(HeadMethodConfig):
-    """Medusa heads: each predicts the token at one distance from the target's last hidden state."""
+    """Medusa heads: each predicts the token at one distance from the target's last hidden state.
+
+    medusa_choices: shape of its trees, as paths of ranks among a head's best tokens: [0, 1] is the
+        second best token of the second head, behind the best one of the first. The order is free.
+        Without choices each tree has the shape with the most expected accepted tokens.
+    """
 
     name = "medusa"
+
+    medusa_choices: tuple[tuple[int, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        StaticTree.of_choices(self.medusa_choices, "speculative_config.medusa_choices")
+
+    @property
+    def tree_choices(self) -> tuple[tuple[int, ...], ...]:
+        """`medusa_choices`."""
+        return self.medusa_choices
 
 
 @dataclass(frozen=True)

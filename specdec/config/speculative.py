@@ -61,7 +61,7 @@ class SpeculativeConfig:
     num_speculative_tokens: draft tokens for each sequence in a step.
     num_draft_tree_tokens: draft tokens for each sequence where they are a tree, whose depth is
         num_speculative_tokens; policy goodput chooses between such trees and chains. 0 drafts
-        chains only.
+        chains only. With medusa_choices it is their number.
     first: a method that drafts before `drafter`, which then leaves out the sequences for which it
         has a draft (a lookup, if `drafter` is a model: a draft of full length). A head drafts for
         all; the longer draft is verified.
@@ -140,6 +140,8 @@ class SpeculativeConfig:
         common = {name: keys.pop(name) for name in _COMMON_KEYS if name in keys}
         if num_speculative_tokens is not None:
             common["num_speculative_tokens"] = num_speculative_tokens
+        if choices := keys.get("medusa_choices"):
+            common.setdefault("num_draft_tree_tokens", len(choices))
         roles = read_roles(given, keys)
         return cls(drafter=roles.pop("method"), left_out=left_out, **roles, **common)  # type: ignore[arg-type]
 
@@ -178,6 +180,7 @@ class SpeculativeConfig:
         check_roles(roles)
 
     def _check_trees(self) -> None:
+        self._check_tree_choices()
         name, count = "speculative_config.num_draft_tree_tokens", self.num_draft_tree_tokens
         if count == 0:
             return
@@ -194,6 +197,20 @@ class SpeculativeConfig:
         if not self.num_speculative_tokens < count <= MAX_TREE_NODES:
             least = f"above num_speculative_tokens ({self.num_speculative_tokens})"
             raise InvalidValueError(name, count, f"0, or {least} and at most {MAX_TREE_NODES}")
+
+    def _check_tree_choices(self) -> None:
+        choices = self.head.tree_choices if self.head else ()
+        if not choices:
+            return
+        name, count = "speculative_config.num_draft_tree_tokens", self.num_draft_tree_tokens
+        if count != len(choices):
+            limit = f"left out or {len(choices)}, the number of medusa_choices"
+            raise InvalidValueError(name, count, limit)
+        depth = max(map(len, choices))
+        if depth > self.num_speculative_tokens:
+            name, limit = "speculative_config.num_speculative_tokens", f"at least {depth}"
+            limit += ", the length of the longest path in medusa_choices"
+            raise InvalidValueError(name, self.num_speculative_tokens, limit)
 
     def _check_policy(self) -> None:
         name, threshold = "speculative_config.speculation_threshold", self.speculation_threshold

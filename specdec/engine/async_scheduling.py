@@ -26,6 +26,7 @@ from specdec.sequences.worker_view import WorkerView
 from specdec.speculation.proposers import ProposalAhead
 from specdec.types.control import SpeculationControl
 from specdec.types.draft_decision import Decision
+from specdec.types.draft_tree import chain_of
 from specdec.types.errors import GrammarError
 from specdec.types.messages import PENDING_TOKEN, StepInput, StepRow, Target, VerifyOutput
 
@@ -226,6 +227,7 @@ def _row_ahead(row: ScheduledRow, proposal: ProposalAhead | None, max_model_len:
         adapter_id=seq.request.adapter_id,
         drafts_by_token=proposal.drafts_by_token,
         num_next_drafts=row.num_next_drafts,
+        next_draft_depth=row.next_draft_depth,
         num_held_drafts=proposal.num_held_drafts,
         max_end=seq.max_length(max_model_len) - 1,
     )
@@ -234,5 +236,6 @@ def _row_ahead(row: ScheduledRow, proposal: ProposalAhead | None, max_model_len:
 def _resolved(seq: Sequence, row: StepRow) -> tuple[Sequence, StepRow]:
     if not row.is_pending or seq.status is not SequenceStatus.RUNNING:
         return seq, row
-    held = seq.head_draft.token_ids if seq.head_draft else ()
+    draft = seq.head_draft
+    held = chain_of(draft.token_ids, draft.parents) if draft else ()
     return seq, row.resolved(seq.num_tokens - 1, seq.token_ids[-1], held)

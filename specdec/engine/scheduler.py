@@ -13,10 +13,10 @@ from specdec.sequences.sequence import Sequence, SequenceStatus
 from specdec.speculation.proposers import Proposal
 from specdec.text.grammar.matcher import MAX_CONSTRAINED_NODES
 from specdec.types.control import NO_SPECULATION, SpeculationControl
-from specdec.types.draft_decision import Decision, DecisionReason, chain
+from specdec.types.draft_decision import Decision, DecisionReason, DraftShape, chain, tree
 from specdec.types.draft_length import draft_budget, share_budget
 from specdec.types.draft_survival import share_by_survival
-from specdec.types.draft_tree import first_path, is_chain, require_tree
+from specdec.types.draft_tree import chain_of, is_chain, num_growth_slots, require_tree
 from specdec.types.errors import InvalidValueError, OverloadedError
 from specdec.types.messages import StepRow
 from specdec.types.stats import Counts
@@ -25,7 +25,7 @@ from specdec.types.stats import Counts
 class ScheduledRow(NamedTuple):
     """A sequence's part of a step: its next `num_tokens`, and KV slots for guesses behind them.
 
-    num_next_drafts: as in StepRow.
+    num_next_drafts, next_draft_depth: as in StepRow.
     max_depth: where its draft may be a tree, most draft tokens that follow each other; None for a
         chain.
     """
@@ -36,6 +36,7 @@ class ScheduledRow(NamedTuple):
     num_lookahead_tokens: int = 0
     num_next_drafts: int = 0
     max_depth: int | None = None
+    next_draft_depth: int = 0
 
     @property
     def num_guesses(self) -> int:
@@ -90,6 +91,7 @@ class ScheduledRow(NamedTuple):
             seq.request.adapter_id,
             parents,
             num_next_drafts=self.num_next_drafts,
+            next_draft_depth=self.next_draft_depth,
         )
 
 
@@ -112,7 +114,7 @@ def _verifiable(
         return drafts, None
     if seq.rules.acting_verifier == "coupled":
         return drafts, parents
-    return tuple(drafts[node] for node in first_path(parents)), None
+    return chain_of(drafts, parents), None
 
 
 def _continues(proposal: Proposal, seq: Sequence) -> bool:
@@ -362,26 +364,30 @@ class Scheduler:
             return True
         has_room = True
         for seq_id, row in self._rows.items():
-            count = self._num_next_drafts(row)
-            if count and row.samples and self._head.writes_kv:
-                num_slots = row.seq.num_tokens + row.num_draft_tokens + 1 + count
+            shape = self._next_draft_shape(row)
+            if shape.num_draft_tokens and row.samples and self._head.writes_kv:
+                num_slots = row.seq.num_tokens + row.num_draft_tokens + 1 + _num_head_slots(shape)
                 num_slots = min(num_slots, self._config.max_model_len)
                 if not self._blocks.reserve(seq_id, num_slots):
-                    has_room, count = False, 0
-            self._rows[seq_id] = row._replace(num_next_drafts=count)
+                    has_room, shape = False, chain(0)
+            self._rows[seq_id] = row._replace(
+                num_next_drafts=shape.num_draft_tokens,
+                next_draft_depth=shape.depth if shape.is_tree else 0,
+            )
         return has_room
 
-    def _num_next_drafts(self, row: ScheduledRow) -> int:
-        """Return the draft tokens that could become output behind the one that a row yields."""
+    def _next_draft_shape(self, row: ScheduledRow) -> DraftShape:
+        """Return the shape of the draft that could become output behind the token of a row."""
         assert self._head is not None, "no head drafts"
         if row.seq.drafting_method(self._control) not in (None, self._head.name):
-            return 0
+            return chain(0)
         most, useful = self._max_draft_tokens(row.seq), self._num_useful_guesses(row.seq)
         if self._longest_share is not None:  # the next step's share is not known yet
             most = self._share_limit(row.seq, most)
-        if self._may_draft_tree(row.seq):
-            most = min(most, self._decision.shape.depth)  # heads draft chains
-        return max(0, min(most, useful - 1))
+        count = max(0, min(most, useful - 1))
+        if not self._may_draft_tree(row.seq):
+            return chain(count)
+        return tree(count, depth=min(count, self._decision.shape.depth))
 
     def _decode_row(self, seq: Sequence, num_drafts: int, num_left: int) -> ScheduledRow:
         """Return a row whose lookahead fits into `num_left` guesses; without drafts it has none.
@@ -513,6 +519,13 @@ class Scheduler:
         """
         num_tokens = seq.num_tokens - seq.num_pending_drafts
         return max(0, seq.max_length(self._config.max_model_len) - num_tokens - 1)
+
+
+def _num_head_slots(shape: DraftShape) -> int:
+    """Return the KV slots that a head writes behind a sequence while it drafts."""
+    if not shape.is_tree:
+        return shape.num_draft_tokens
+    return num_growth_slots(shape.num_draft_tokens, shape.depth)
 
 
 def require_room(config: EngineConfig, num_present: int, num_choices: int) -> None:

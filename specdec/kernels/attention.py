@@ -99,7 +99,9 @@ class PagedAttention:
         members: dict[tuple[int, int], list[_Member]] = defaultdict(list)
         for index, context_len in enumerate(batch.context_lens.tolist()):
             query_len = batch.query_len(index)
-            first_visible = 0 if window is None else max(0, context_len - query_len - window + 1)
+            nodes = batch.chunks[index].num_nodes
+            first_position = context_len - max(query_len, nodes + 1)  # of a tree, that of the base
+            first_visible = 0 if window is None else max(0, first_position - window + 1)
             member = _Member(index, first_visible // self.block_size)
             num_visible = context_len - member.first_block * self.block_size
             is_long = query_len > MAX_SHORT_QUERY_TOKENS
@@ -228,8 +230,8 @@ def _is_masked(
 def _mask_tree(is_masked: Tensor, parents: Parents, query_len: int, window: int | None) -> None:
     """Mask the nodes of a tree that are not ancestors of a query, in place.
 
-    is_masked: [Q, S] of one sequence, whose last slots and last of `query_len` queries are the
-    nodes; further queries repeat the last one.
+    is_masked: [Q, S] of one sequence, whose last slots are the nodes, and whose last of `query_len`
+    queries are the last nodes; further queries repeat the last one.
     """
     depth = torch.tensor(depths(parents), device=is_masked.device)
     nodes = torch.arange(len(parents), device=is_masked.device)
@@ -237,7 +239,7 @@ def _mask_tree(is_masked: Tensor, parents: Parents, query_len: int, window: int 
     is_visible = (words[:, None] >> nodes) & 1 == 1  # [nodes as queries, nodes as keys]
     if window is not None:
         is_visible &= depth[:, None] - depth < window
-    first = query_len - len(parents)
+    first = max(0, query_len - len(parents))
     columns = is_masked[:, is_masked.shape[1] - len(parents) :]
-    columns[first:query_len] = ~is_visible
+    columns[first:query_len] = ~is_visible[first - query_len :]
     columns[query_len:] = ~is_visible[-1]

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +25,8 @@ class Chunk(NamedTuple):
     start: number of tokens before them, which have KV. block_table: of the sequence, in order, at
     least up to the last of the tokens. An array of 32 bits ("i") is not copied.
     parents: where the last tokens are a tree of drafts, the parent of each of them
-    (`specdec.types.draft_tree`); the base is the token before the first one.
+    (`specdec.types.draft_tree`); the base is the token before the first one. A tree may have more
+    nodes than the chunk has tokens: the KV of its first nodes exists.
     """
 
     token_ids: Sequence[int]
@@ -47,8 +49,8 @@ class Chunk(NamedTuple):
         if self.parents is None:
             return range(self.start, self.end)
         first_slot = self.end - self.num_nodes
-        by_depth = (first_slot - 1 + depth for depth in depths(self.parents))
-        return (*range(self.start, first_slot), *by_depth)
+        by_depth = [first_slot - 1 + depth for depth in depths(self.parents)]
+        return (*range(self.start, first_slot), *by_depth[-len(self.token_ids) :])
 
 
 class SlotMove(NamedTuple):
@@ -82,6 +84,11 @@ class ModelInput:
         bounds = np.zeros(len(self.chunks) + 1, np.int32)
         np.cumsum(self._query_lens, out=bounds[1:])
         return bounds
+
+    @property
+    def last_tokens(self) -> list[int]:
+        """Index of the last token of each sequence."""
+        return [end - 1 for end in accumulate(self._query_lens)]
 
     @cached_property
     def context_lens(self) -> Indices:

@@ -1,6 +1,6 @@
-"""Growth of draft trees from a draft model's scores: static trees, and dynamic ones by value.
+"""Growth of draft trees from a draft model's scores: fitted shapes, and dynamic trees by value.
 
-Static: Medusa (Cai et al. 2024, arXiv 2401.10774, section 2.3 and appendix on optimized trees).
+Fitted: Medusa (Cai et al. 2024, arXiv 2401.10774, section 2.3 and appendix on optimized trees).
 Dynamic: EAGLE-2 (Li et al. 2024, arXiv 2406.16858, sections 4.1 and 4.2): the *value* of a node is
 the product of confidences along its path, an estimate of the probability that it is accepted.
 
@@ -17,64 +17,38 @@ from heapq import heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec.types.draft_tree import BASE, MAX_TREE_NODES
-from specdec.types.errors import InvalidValueError
+from specdec.types.draft_tree import BASE
+from specdec.types.static_tree import Choice
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-Choice = tuple[int, ...]
-"""A node by the ranks among siblings on its path, 0 for the best: () is the base."""
 
+def fitted_choices(
+    rates: Sequence[Sequence[float]], num_nodes: int, *, with_chain: bool = False
+) -> list[Choice]:
+    """Return the choices with the most expected accepted tokens, in any order.
 
-@dataclass(frozen=True)
-class StaticTree:
-    """A tree whose shape does not depend on the text.
+    A greedy choice is optimal: no node is accepted more often than its parent.
 
-    parents: as in `specdec.types.draft_tree`. ranks: of each node among its possible siblings.
+    rates: by depth and rank, the probability that the token is the target's, ranks of a depth in
+    descending order; a rank with rate 0 is never chosen. with_chain: whether the chain of first
+    ranks is always among the choices, so that the tree accepts at least what this chain does.
     """
-
-    parents: tuple[int, ...]
-    ranks: tuple[int, ...]
-
-    @classmethod
-    def of_choices(cls, choices: Sequence[Sequence[int]]) -> StaticTree:
-        """Return the tree of Medusa's choices, such as [[0], [1], [0, 0]], in any order.
-
-        Raises InvalidValueError for a repeated choice, one without its parent, and more than
-        MAX_TREE_NODES.
-        """
-        ordered = sorted(map(tuple, choices), key=lambda choice: (len(choice), choice))
-        places: dict[Choice, int] = {(): BASE}
-        for place, choice in enumerate(ordered):
-            if choice in places or choice[:-1] not in places or min(choice) < 0:
-                limit = "ranks from 0 up, once, with all beginnings of the path listed too"
-                raise InvalidValueError("tree choice", list(choice), limit)
-            places[choice] = place
-        if len(ordered) > MAX_TREE_NODES:
-            raise InvalidValueError("tree choices", len(ordered), f"at most {MAX_TREE_NODES}")
-        parents = tuple(places[choice[:-1]] for choice in ordered)
-        return cls(parents, tuple(choice[-1] for choice in ordered))
-
-
-def fitted_choices(rates: Sequence[Sequence[float]], num_nodes: int) -> list[Choice]:
-    """Return the choices with the most expected accepted tokens, the best first.
-
-    rates: by depth and rank, the share of drafts whose token was the target's, ranks of a depth in
-    descending order. A greedy choice is optimal: no node is accepted more often than its parent.
-    """
-    chosen: list[Choice] = []
+    chain = [(0,) * depth for depth in range(1, len(rates) + 1)] if with_chain else []
+    chosen: list[Choice] = chain[:num_nodes]
     heap: list[tuple[float, Choice]] = []
 
     def offer(choice: Choice, parent_rate: float) -> None:
         depth, rank = len(choice) - 1, choice[-1]
-        if depth < len(rates) and rank < len(rates[depth]):
+        if depth < len(rates) and rank < len(rates[depth]) and rates[depth][rank] > 0:
             heappush(heap, (-parent_rate * rates[depth][rank], choice))
 
     offer((0,), 1.0)
     while heap and len(chosen) < num_nodes:
         negative, choice = heappop(heap)
-        chosen.append(choice)
+        if choice not in chain:
+            chosen.append(choice)
         offer((*choice, 0), -negative)
         *before, rank = choice
         offer((*before, rank + 1), -negative / rates[len(before)][rank])
@@ -86,37 +60,47 @@ class Children:
     """The best children of each of N nodes, best first.
 
     token_ids: [N, m]. confidences: [N, m], estimates of the probability that each is the target's
-    token.
+    token; 0 where there is no such child.
     """
 
     token_ids: Integers
     confidences: Floats
 
+    @classmethod
+    def none(cls, num_nodes: int, count: int) -> Children:
+        """Return nodes without children."""
+        shape = (num_nodes, count)
+        return cls(np.zeros(shape, np.int64), np.zeros(shape))
 
-def best_children(scores: Floats, count: int, tau: float = 1.0) -> Children:
-    """Return the `count` best children of each node; equal scores are ordered by token id.
+    def put(self, nodes: Sequence[int], others: Children) -> None:
+        """Replace the children of some nodes, in place."""
+        index = list(nodes)
+        self.token_ids[index], self.confidences[index] = others.token_ids, others.confidences
 
-    scores: [N, vocab_size], log q, plus the target's noise above temperature 0. tau: temperature of
-    the softmax that turns scores into confidences, fitted to acceptance by rank; 1 for log q alone.
-    """
-    token_ids = np.argsort(-scores, axis=1, kind="stable")[:, :count]
-    shifted = (scores - scores.max(axis=1, keepdims=True)) / tau
-    weights = np.exp(shifted)
-    confidences = np.take_along_axis(weights, token_ids, axis=1)
-    return Children(token_ids, confidences / weights.sum(axis=1, keepdims=True))
+    def take(self, nodes: Sequence[int]) -> Children:
+        """Return the children of some nodes."""
+        index = list(nodes)
+        return Children(self.token_ids[index], self.confidences[index])
+
+    def of(self, node: int) -> tuple[list[int], list[float]]:
+        """Return the tokens and confidences of the children of one node."""
+        is_child = self.confidences[node] > 0
+        return self.token_ids[node][is_child].tolist(), self.confidences[node][is_child].tolist()
 
 
 class DynamicTree:
     """A tree that grows level by level at its most valuable nodes, and keeps the best of all.
 
     A drafter calls `grow` with the children of the frontier, at first of the base, and runs the
-    nodes of the new frontier for the next level.
+    nodes of the new frontier for the next level. The chain of best children is always kept, so
+    that the tree accepts at least what this chain does.
     """
 
     def __init__(self) -> None:
         self._token_ids: list[int] = []
         self._parents: list[int] = []
         self._values: list[float] = []
+        self._chain: list[int] = []
         self._frontier = [BASE]
 
     @property
@@ -129,30 +113,50 @@ class DynamicTree:
         assert len(children.token_ids) == len(self._frontier), "children of other nodes"
         first = len(self._values)
         for row, parent in enumerate(self._frontier):
+            token_ids, confidences = children.of(row)
             value = 1.0 if parent == BASE else self._values[parent]
-            self._token_ids += children.token_ids[row].tolist()
-            self._values += (value * children.confidences[row]).tolist()
-            self._parents += [parent] * children.token_ids.shape[1]
+            if token_ids and parent == (self._chain[-1] if self._chain else BASE):
+                self._chain.append(len(self._values))
+            self._token_ids += token_ids
+            self._values += [value * each for each in confidences]
+            self._parents += [parent] * len(token_ids)
         added = range(first, len(self._values))
-        self._frontier = sorted(added, key=lambda node: (-self._values[node], node))[:width]
+        self._frontier = self._first(sorted(added, key=self._order), width)
         return self._frontier
 
     def token_of(self, node: int) -> int:
-        """Return the token of a node of the frontier."""
+        """Return the token of a node."""
         return self._token_ids[node]
+
+    def parent_of(self, node: int) -> int:
+        """Return the parent of a node; BASE for none."""
+        return self._parents[node]
+
+    def path_of(self, node: int) -> list[int]:
+        """Return the tokens on the path to a node, its own last; none for BASE."""
+        tokens: list[int] = []
+        while node != BASE:
+            tokens.append(self._token_ids[node])
+            node = self._parents[node]
+        return tokens[::-1]
 
     def best(self, num_nodes: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return tokens and parents of the most valuable nodes, siblings best first.
 
         They are a tree, since a value is at most that of the parent, which stands before.
         """
-        kept = best_nodes(self._values, num_nodes)
+        kept = sorted(self._first(sorted(range(len(self._values)), key=self._order), num_nodes))
         places = {BASE: BASE} | {node: place for place, node in enumerate(kept)}
         parents = tuple(places[self._parents[node]] for node in kept)
         return tuple(self._token_ids[node] for node in kept), parents
 
+    def _order(self, node: int) -> tuple[float, int]:
+        return -self._values[node], node
 
-def best_nodes(values: Sequence[float], num_nodes: int) -> list[int]:
-    """Return the indices of the highest values in ascending order; of equal ones the first."""
-    order = sorted(range(len(values)), key=lambda node: (-values[node], node))
-    return sorted(order[:num_nodes])
+    def _first(self, ordered: Sequence[int], count: int) -> list[int]:
+        """Return the first `count` nodes, of which those of the chain replace the last others."""
+        present = set(ordered)
+        chain = [node for node in self._chain if node in present][:count]
+        others = [node for node in ordered if node not in chain][: count - len(chain)]
+        kept = {*chain, *others}
+        return [node for node in ordered if node in kept]

@@ -89,11 +89,13 @@ class HeadDraft:
     """A draft that a head on the target's ranks made at the end of a step.
 
     base_length, base_token: the text that it continues: its number of tokens, and the last of them.
+    parents: the tree of its tokens, as in `specdec.types.draft_tree`; None for a chain.
     """
 
     base_length: int
     base_token: int
     token_ids: tuple[int, ...]
+    parents: tuple[int, ...] | None = None
 
 
 @dataclass

@@ -106,6 +106,32 @@ def first_path(parents: Parents) -> list[int]:
     return path
 
 
+def chain_of(token_ids: tuple[int, ...], parents: Parents | None) -> tuple[int, ...]:
+    """Return the tokens on the first path of a draft; all of them without `parents`."""
+    if parents is None:
+        return token_ids
+    return tuple(token_ids[node] for node in first_path(parents))
+
+
+def nodes_within(parents: Parents, depth: int) -> list[int]:
+    """Return the nodes of at most `depth`, which are a tree."""
+    return [node for node, own in enumerate(depths(parents)) if own <= depth]
+
+
+def growth_width(num_nodes: int, depth: int) -> int:
+    """Return how many nodes a tree grows at on each level, and how many children each gets there.
+
+    num_nodes, depth: of the tree, which keeps the best nodes only. With KV for each of them there
+    are at most MAX_TREE_NODES.
+    """
+    return min(-(-num_nodes // depth), MAX_TREE_NODES // max(1, depth - 1))
+
+
+def num_growth_slots(num_nodes: int, depth: int) -> int:
+    """Return how many nodes run while a tree grows: each level but the last."""
+    return growth_width(num_nodes, depth) * (depth - 1)
+
+
 def subtree(parents: Parents, nodes: Sequence[int]) -> tuple[int, ...]:
     """Return the parents of the tree of some nodes, in order, which include their ancestors."""
     places = {BASE: BASE} | {node: place for place, node in enumerate(nodes)}

@@ -96,6 +96,8 @@ class StepRow(NamedTuple):
     num_held_drafts: for PENDING_TOKEN, most draft tokens to take from those that the rank's head
         has made behind that token. `resolved` takes them.
     max_end: for held drafts, the greatest `end` with which all drafts could become output.
+    next_draft_depth: where that draft is to be a tree, most of its tokens that follow each other; 0
+        for a chain.
     """
 
     seq_id: int
@@ -112,6 +114,7 @@ class StepRow(NamedTuple):
     num_next_drafts: int = 0
     num_held_drafts: int = 0
     max_end: int = 0
+    next_draft_depth: int = 0
 
     def resolved(self, position: int, token: int, held: tuple[int, ...] = ()) -> StepRow:
         """Return the row with `token` in place of PENDING_TOKEN, and the draft behind it.

@@ -14,6 +14,7 @@ from specdec.kernels.sample import SAMPLE_PARAMS, RowArgmax
 from specdec.sampling.logits_processors import BatchLogitsProcessor, LogitsProcessor
 from specdec.sampling.sampler import SamplingBatch
 from specdec.sampling.token_history import TokenHistory
+from specdec.types.draft_tree import chain_of
 from specdec.types.messages import (
     BlockTableDelta,
     SequenceAdmission,
@@ -147,9 +148,10 @@ class BatchState:
             state.history.extend(token_ids)
 
     def hold_drafts(self, verified: Sequence[VerifiedRow]) -> None:
-        """Keep what a head has drafted, in place of the drafts of the last step."""
+        """Replace the drafts of the last step by what a head has drafted now; a tree by a path."""
         for row in verified:
-            self._states[row.seq_id].held_draft = row.next_draft_token_ids
+            drafted, parents = row.next_draft_token_ids, row.next_draft_parents
+            self._states[row.seq_id].held_draft = chain_of(drafted, parents)
 
     def is_plain_greedy(self, row: StepRow) -> bool:
         """Return whether the output of a row is the argmax of the model's own logits."""

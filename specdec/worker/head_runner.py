@@ -23,6 +23,7 @@ from specdec.types.messages import StepInput, StepRow, VerifiedRow
 from specdec.worker.batch_state import BatchState
 from specdec.worker.head_kv import HeadKv
 from specdec.worker.head_sampler import HeadDraft, HeadSampler
+from specdec.worker.head_trees import HeadTrees
 
 Verified = tuple[VerifiedRow, ...]
 
@@ -47,10 +48,11 @@ class HeadRunner:
         max_model_len: int,
         max_pairs: int,
         feature_dtype: torch.dtype,
+        tree_choices: Sequence[Sequence[int]] = (),
     ) -> None:
         """Allocate the head's KV and features for a pool of `num_blocks`, if it has attention.
 
-        batch_state, shard: of the target's rank.
+        batch_state, shard: of the target's rank. tree_choices: as in HeadTrees.
         """
         self.head = head
         self._batch_state = batch_state
@@ -58,6 +60,7 @@ class HeadRunner:
         self._max_model_len = max_model_len
         self._max_pairs = max_pairs
         self._sampler = HeadSampler(head, batch_state, shard)
+        self._trees = HeadTrees(head, self._sampler, tree_choices)
         is_whole = isinstance(head, WholeDraftHead) and head.can_draft
         self._whole_head = cast(WholeDraftHead, head) if is_whole else None
         self._kv: HeadKv | None = None
@@ -106,10 +109,8 @@ class HeadRunner:
             drafts = self._draft_with_kv(self._kv, active)
         else:
             drafts = self._draft_without_kv(rows, active, tokens, hidden, tapped)
-        drafted = {each.seq_id: tuple(each.token_ids) for each in drafts}
-        return tuple(
-            row._replace(next_draft_token_ids=drafted.get(row.seq_id, ())) for row in verified
-        )
+        drafted = {each.seq_id: (tuple(each.token_ids), each.parents) for each in drafts}
+        return tuple(_with_draft(row, *drafted.get(row.seq_id, ((), None))) for row in verified)
 
     def _draft_without_kv(
         self,
@@ -137,7 +138,8 @@ class HeadRunner:
             index = torch.tensor(last, device=hidden.device)
             of_rows = None if tapped is None else tapped[index]
             features = self.head.features(hidden[index], of_rows)
-            self._extend(self._begin(chunks, features, drafts), drafts)
+            state = self._begin(chunks, features, drafts)
+            self._continue(state, len(chunks), range(len(chunks)), drafts)
         return drafts
 
     def _draft_with_kv(self, kv: HeadKv, active: Sequence[StepRow]) -> Sequence[HeadDraft]:
@@ -163,8 +165,7 @@ class HeadRunner:
             return drafts
         state = self._begin(chunks, features, drafts)
         if drafts:
-            is_whole = len(members) == len(chunks)
-            self._extend(state if is_whole else self.head.select(state, members), drafts)
+            self._continue(state, len(chunks), members, drafts)
         return drafts
 
     def _draft_whole(
@@ -178,8 +179,11 @@ class HeadRunner:
 
         members: the chunks behind which `drafts` follow.
         """
-        params = self._sampler.whole_draft_params(drafts) if drafts and self._whole_head else None
-        if self._whole_head is None or self._kv_cache is None or params is None:
+        if self._whole_head is None or self._kv_cache is None or not drafts:
+            return False
+        is_tree = any(draft.is_tree for draft in drafts)
+        params = None if is_tree else self._sampler.whole_draft_params(drafts)
+        if params is None:
             return False
         counts, of_chunks = [0] * len(chunks), np.zeros(len(chunks), SAMPLE_PARAMS)
         of_chunks[list(members)] = params
@@ -194,19 +198,35 @@ class HeadRunner:
     def _new_draft(self, row: StepRow, num_tokens: int) -> HeadDraft:
         """Return an empty draft; it will end where a token of the target still fits behind it."""
         num_wanted = min(row.num_next_drafts, self._max_model_len - 1 - num_tokens)
+        depth = min(num_wanted, row.next_draft_depth or num_wanted)
         if self.head.max_draft_tokens is not None:
-            num_wanted = min(num_wanted, self.head.max_draft_tokens)
-        return HeadDraft(row.seq_id, num_tokens, num_wanted)
+            depth = min(depth, self.head.max_draft_tokens)
+        num_wanted = num_wanted if row.next_draft_depth else depth
+        return HeadDraft(row.seq_id, num_tokens, num_wanted, depth)
 
     def _begin(
         self, chunks: Sequence[Chunk], features: Tensor, drafts: Sequence[HeadDraft]
     ) -> HeadState:
-        longest = max((each.num_wanted for each in drafts), default=0)
+        longest = max((each.depth for each in drafts), default=0)
         pairs = ModelInput(chunks, self._block_size)
         return self.head.begin(pairs, features, self._kv_cache, longest)
 
+    def _continue(
+        self, state: HeadState, num_rows: int, rows: Sequence[int], drafts: Sequence[HeadDraft]
+    ) -> None:
+        """Draft chains and trees. rows: of the state's `num_rows`, for each draft, in order."""
+        pairs = list(zip(rows, drafts, strict=True))
+        chains = [(row, draft) for row, draft in pairs if not draft.is_tree]
+        trees = [(row, draft) for row, draft in pairs if draft.is_tree]
+        for draft_all, members in ((self._extend, chains), (self._trees.draft, trees)):
+            if members:
+                selected = [row for row, _ in members]
+                is_whole = len(selected) == num_rows
+                own = state if is_whole else self.head.select(state, selected)
+                draft_all(own, [draft for _, draft in members])
+
     def _extend(self, state: HeadState, drafts: Sequence[HeadDraft]) -> None:
-        """Draft token by token; state: of the sequences of `drafts`, in order.
+        """Draft chains token by token; state: of the sequences of `drafts`, in order.
 
         A draft ends where the head's logits are not numbers.
         """
@@ -225,3 +245,9 @@ class HeadRunner:
             if drafts:
                 state = self.head.advance(state, [each.token_ids[-1] for each in drafts], index)
             index += 1
+
+
+def _with_draft(
+    row: VerifiedRow, token_ids: tuple[int, ...], parents: tuple[int, ...] | None
+) -> VerifiedRow:
+    return row._replace(next_draft_token_ids=token_ids, next_draft_parents=parents)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from specdec.kernels.sample import SampleParams, row_argmax
 from specdec.models.heads.base import DraftHead
-from specdec.sampling.sampler import sample
+from specdec.sampling.sampler import SamplingBatch, sample
+from specdec.sampling.top_children import best_by_logits, best_by_noise
+from specdec.sampling.tree_growth import Children
 from specdec.sampling.vocab_shard import VocabShard, all_ranks_argmax
 from specdec.text.vocab_map import VocabularyMap
 from specdec.worker.batch_state import BatchState, TokenSpan
@@ -21,17 +24,39 @@ from specdec.worker.vocab_remap import VocabRemap
 class HeadDraft:
     """The draft of one sequence so far, in the target's tokens.
 
-    num_tokens: length of the sequence that it continues. num_wanted: draft tokens to make.
+    num_tokens: length of the sequence that it continues. num_wanted: draft tokens to make. depth:
+    most of them that follow each other; fewer than num_wanted in a tree. parents: of the tokens of
+    a tree; None for a chain.
     """
 
     seq_id: int
     num_tokens: int
     num_wanted: int
+    depth: int
     token_ids: list[int] = field(default_factory=list)
+    parents: tuple[int, ...] | None = None
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether it may be a tree."""
+        return self.num_wanted > self.depth > 0
 
     @property
     def is_complete(self) -> bool:
+        """Whether a chain has all its tokens."""
         return len(self.token_ids) >= self.num_wanted
+
+    def after(self, token_ids: Sequence[int]) -> DraftEnd:
+        """Return the place behind some draft tokens."""
+        return DraftEnd(self.seq_id, self.num_tokens, token_ids)
+
+
+class DraftEnd(NamedTuple):
+    """The place of a draft token: behind `num_tokens` tokens of a sequence and some drafts."""
+
+    seq_id: int
+    num_tokens: int
+    token_ids: Sequence[int]
 
 
 class HeadSampler:
@@ -93,18 +118,62 @@ class HeadSampler:
             return None
         return params
 
+    def children(self, logits: Tensor, ends: Sequence[DraftEnd], count: int) -> Children:
+        """Return the `count` best draft tokens at each place, the one that `select` returns first.
+
+        Where the logits have NaN or no finite value there are none. logits: as in `select`. A
+        collective call.
+        """
+        is_invalid = all_ranks_argmax(row_argmax(logits), self._head_shard).invalid_rows
+        greedy, sampled = list[int](), list[int]()
+        for row, end in enumerate(ends):
+            if not is_invalid[row]:
+                is_greedy = self._batch_state.is_drafted_greedily(end.seq_id)
+                (greedy if is_greedy else sampled).append(row)
+        children = Children.none(len(ends), count)
+        if greedy:
+            children.put(greedy, self._greedy_children(logits[greedy], count))
+        if sampled:
+            own = [ends[row] for row in sampled]
+            children.put(sampled, self._sampled_children(logits[sampled], own, count))
+        return children
+
+    def _greedy_children(self, logits: Tensor, count: int) -> Children:
+        """Return the head's own best tokens."""
+        found = best_by_logits(logits, count, self._head_shard)
+        if self._target_ids is None:
+            return found
+        return replace(found, token_ids=self._target_ids.cpu().numpy()[found.token_ids])
+
+    def _sampled_children(self, logits: Tensor, ends: Sequence[DraftEnd], count: int) -> Children:
+        """Return the best tokens by the logits and the noise that the target will sample from."""
+        logits, batch, shard = self._shaped(logits, ends)
+        children = Children.none(len(ends), count)
+        is_noisy = batch.params["temperature"] > 0
+        noisy, plain = np.flatnonzero(is_noisy), np.flatnonzero(~is_noisy)
+        if len(noisy):
+            own = batch.take(noisy)
+            children.put(noisy.tolist(), best_by_noise(logits[noisy.tolist()], own, count, shard))
+        if len(plain):
+            children.put(plain.tolist(), best_by_logits(logits[plain.tolist()], count, shard))
+        return children
+
     def _sample(self, logits: Tensor, drafts: Sequence[HeadDraft]) -> list[int]:
         """Return the tokens that the target would sample from these logits."""
+        ends = [each.after(each.token_ids) for each in drafts]
+        token_ids: list[int] = sample(*self._shaped(logits, ends)).tolist()
+        return token_ids
+
+    def _shaped(
+        self, logits: Tensor, ends: Sequence[DraftEnd]
+    ) -> tuple[Tensor, SamplingBatch, VocabShard]:
+        """Return logits of the target's tokens, shaped as the target's own, and their sampling."""
         shard = self._shard
         if self._remap is not None:
             logits, shard = self._remap.apply(logits), self._remap.shard
-        processor = self._batch_state.draft_logits_processor(
-            [(each.seq_id, each.num_tokens, each.token_ids) for each in drafts]
-        )
-        spans = [TokenSpan(each.seq_id, each.num_tokens + len(each.token_ids)) for each in drafts]
-        batch = self._batch_state.sampling_batch(spans)
-        token_ids: list[int] = sample(processor.apply(logits), batch, shard).tolist()
-        return token_ids
+        processor = self._batch_state.draft_logits_processor(ends)
+        spans = [TokenSpan(each.seq_id, each.num_tokens + len(each.token_ids)) for each in ends]
+        return processor.apply(logits), self._batch_state.sampling_batch(spans), shard
 
 
 def _vocabulary(target_ids: Tensor, target_size: int) -> VocabularyMap:

@@ -72,6 +72,7 @@ class TargetModelRunner(ModelRunner):
             max_model_len=limits.max_model_len,
             max_pairs=limits.max_num_batched_tokens,
             feature_dtype=self.kv_cache.dtype,
+            tree_choices=_tree_choices(limits),
         )
 
     def execute(self, step: StepInput) -> VerifyOutput:
@@ -307,3 +308,9 @@ def _invalid_chunks(rows: Sequence[StepRow], hidden: Tensor) -> Iterator[Verifie
         start, end = end, end + len(row.token_ids)
         if not row.samples and not all(is_finite[start:end]):
             yield VerifiedRow(row.seq_id, (), has_bad_logits=True)
+
+
+def _tree_choices(config: EngineConfig) -> Sequence[Sequence[int]]:
+    """Return the configured shape of a head's trees; none where each tree is fitted."""
+    head = config.speculation.head if config.speculation else None
+    return head.tree_choices if head else ()

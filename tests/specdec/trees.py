@@ -2,6 +2,9 @@
 
 import random
 
+import numpy as np
+
+from specdec.sampling.tree_growth import Children
 from specdec.speculation.proposers import Proposal
 from specdec.types.draft_tree import depths, paths
 
@@ -18,6 +21,14 @@ def random_parents(generator: random.Random, count: int, width: float = 0.5) -> 
 def chain_of(text, base, tokens, parents, node):
     """Return the text up to a node of a tree; `text[base]` is the tree's base."""
     return [*text[: base + 1], *(tokens[each] for each in paths(parents)[node])]
+
+
+def best_children(scores, count) -> Children:
+    """Return the `count` best children of each node by a softmax of scores [N, vocab_size]."""
+    token_ids = np.argsort(-scores, axis=1, kind="stable")[:, :count]
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    confidences = np.take_along_axis(weights, token_ids, axis=1)
+    return Children(token_ids, confidences / weights.sum(axis=1, keepdims=True))
 
 
 class TreeProposer:

@@ -69,7 +69,7 @@ void AttentionPlan::build_tiles(int64_t parts_per_tile) {
   for (int64_t sequence = 0; sequence < batch_.num_sequences; ++sequence) {
     const int64_t begin = batch_.query_starts[sequence], end = batch_.query_starts[sequence + 1];
     const int64_t num_nodes = batch_.num_nodes_of(sequence);
-    const int64_t tree = num_nodes ? end - num_nodes - 1 : end;
+    const int64_t tree = num_nodes ? std::max(begin, end - num_nodes - 1) : end;
     if (begin < tree) add_tiles(sequence, {begin, tree}, parts_per_tile, false);
     if (tree < end) add_tiles(sequence, {tree, end}, parts_per_tile, true);
   }

@@ -10,7 +10,8 @@ namespace specdec {
 // tokens. block_tables[i] lists the KV blocks of the sequence in order.
 //
 // The last tokens of a sequence may be a tree of drafts (`specdec/types/draft_tree.py`): then KV
-// slots are consecutive still, but a node's position is that of the base and its depth.
+// slots are consecutive still, but a node's position is that of the base and its depth. A tree may
+// have more nodes than the sequence has tokens here: the KV of the first ones exists.
 struct Batch {
   int64_t num_tokens, num_sequences, block_size;
   const int32_t* input_ids;            // [num_tokens]

@@ -278,9 +278,10 @@ class _TreeArrays:
     def __init__(self, batch: ModelInput, num_tokens: int) -> None:
         words, self._num_nodes = array("Q"), array("i")
         for chunk in batch.chunks:
+            count = len(chunk.token_ids)
             self._num_nodes.append(chunk.num_nodes)
-            words.extend([0] * (len(chunk.token_ids) - chunk.num_nodes))
-            words.extend(ancestors(chunk.parents or ()))
+            words.extend([0] * (count - chunk.num_nodes))
+            words.extend(ancestors(chunk.parents or ())[-count:])
         assert len(words) == num_tokens
         self._ancestors = words
 

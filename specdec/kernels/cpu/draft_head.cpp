@@ -20,21 +20,20 @@ SPECDEC_EXPORT int64_t specdec_draft_head_memory_bytes(const specdec::DraftHead*
   return specdec::PairPass(*head, *pairs, {}, nullptr, num_threads).memory_bytes();
 }
 
-// Write the KV of pairs to the cache, and the state behind the last pair of each sequence to hidden
-// and next_features [num_sequences, hidden_size]. features: [num_pairs, hidden_size]. Return
-// kNeedsMemory without effect when memory_bytes is too small.
+// Write the KV of pairs to the cache, and the states behind some of them to hidden and next_features
+// [num_states, hidden_size]. features: [num_pairs, hidden_size]. states: the pairs, [num_states].
+// Return kNeedsMemory without effect when memory_bytes is too small.
 SPECDEC_EXPORT specdec::PassResult specdec_draft_head_forward(
     const specdec::DraftHead* head, const specdec::Batch* pairs, const specdec::KvCache* cache,
-    void* memory, int64_t memory_bytes, const float* features, float* hidden, float* next_features,
-    int32_t num_threads) {
+    void* memory, int64_t memory_bytes, const float* features, const int32_t* states,
+    int64_t num_states, float* hidden, float* next_features, int32_t num_threads) {
   specdec::PairPass pass(*head, *pairs, *cache, memory, num_threads);
   if (pass.memory_bytes() > memory_bytes) return specdec::PassResult::kNeedsMemory;
   const int64_t size = head->decoder.hidden_size;
   specdec::run_parallel(num_threads, [&](specdec::ThreadTeam team) {
     pass.run(features, team);
-    team.parallel_for(pairs->num_sequences, [&](int64_t sequence) {
-      const int64_t last = pairs->query_starts[sequence + 1] - 1;
-      pass.write_state(last, hidden + sequence * size, next_features + sequence * size);
+    team.parallel_for(num_states, [&](int64_t state) {
+      pass.write_state(states[state], hidden + state * size, next_features + state * size);
     });
   });
   return specdec::result_of(pass.has_failed());

@@ -55,13 +55,13 @@ class _DraftsStruct(ctypes.Structure):
 
 
 class PairStates(NamedTuple):
-    """States behind the last pair of each sequence.
+    """States behind some pairs.
 
     hidden: the input of the output head. features: those of the next pairs.
     """
 
-    hidden: Tensor  # [B, hidden_size]
-    features: Tensor  # [B, hidden_size]
+    hidden: Tensor  # [num_states, hidden_size]
+    features: Tensor  # [num_states, hidden_size]
 
 
 class DraftHeadKernel(ModelKernel):
@@ -78,11 +78,12 @@ class DraftHeadKernel(ModelKernel):
         super().__init__(library, head.decoder, max_positions, all_reduce)
         structs = ctypes.POINTER(DraftHeadStruct), ctypes.POINTER(BatchStruct)
         memory = ctypes.POINTER(KvCacheStruct), _Address, c_int64
+        states = _Address, _Address, c_int64, _Address, _Address
         drafts = ctypes.POINTER(_DraftsStruct)
         declare(
             library,
             draft_head_memory_bytes=(c_int64, *structs, c_int32),
-            draft_head_forward=(c_int32, *structs, *memory, _Address, _Address, _Address, c_int32),
+            draft_head_forward=(c_int32, *structs, *memory, *states, c_int32),
             draft_memory_bytes=(c_int64, *structs, drafts, c_int32),
             draft=(c_int32, *structs, *memory, drafts, _Address, c_int32),
         )
@@ -90,17 +91,31 @@ class DraftHeadKernel(ModelKernel):
         self.can_draft = all_reduce is None or isinstance(all_reduce, SharedMemory)
         """Whether `draft` runs: the kernels do not call Python for the samples of other ranks."""
 
-    def forward(self, pairs: ModelInput, features: Tensor, kv_cache: Tensor) -> PairStates:
-        """Write the KV of T pairs of B sequences; return the states behind the last ones.
+    def forward(
+        self,
+        pairs: ModelInput,
+        features: Tensor,
+        kv_cache: Tensor,
+        states_of: Sequence[int] | None = None,
+    ) -> PairStates:
+        """Write the KV of T pairs of B sequences; return the states behind some of them.
 
-        features: [T, hidden_size] float32. Raises as `call` does.
+        features: [T, hidden_size] float32. states_of: indices of pairs; None for the last one of
+        each sequence. Raises as `call` does.
         """
         batch = BatchArrays(pairs, self.max_positions)
         features = self._checked(features, batch)
-        states = torch.empty(2, pairs.num_sequences, features.shape[1], device="cpu")
-        hidden, next_features = states
+        wanted = array("i", pairs.last_tokens if states_of is None else states_of)
+        hidden, next_features = torch.empty(2, len(wanted), features.shape[1], device="cpu")
         kv, num_threads = KvCacheStruct.of(kv_cache), torch.get_num_threads()
-        arguments = features.data_ptr(), hidden.data_ptr(), next_features.data_ptr(), num_threads
+        arguments = (
+            features.data_ptr(),
+            wanted.buffer_info()[0],
+            len(wanted),
+            hidden.data_ptr(),
+            next_features.data_ptr(),
+            num_threads,
+        )
         self.call(
             lambda *workspace: self.library.specdec_draft_head_forward(
                 self._head, batch.struct, kv, *workspace, *arguments

@@ -12,13 +12,14 @@ some layers (*taps*). The worker stores them for each slot, so that any pair can
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from specdec.kernels.forward_batch import ModelInput
 from specdec.kernels.sample import SampleParams
+from specdec.types.draft_tree import Parents
 
 HeadState = Any
 """State of a draft between its tokens; only the head that made it reads it."""
@@ -31,7 +32,9 @@ class DraftHead(Protocol):
         the output of the last layer); empty for the final normed hidden states.
     feature_size: width of the feature of a token.
     num_kv_layers: layers with KV; 0 for a head without attention.
-    max_draft_tokens: most tokens of a draft; None for no limit.
+    max_draft_tokens: most tokens of a draft that follow each other; None for no limit.
+    reads_drafts: whether logits depend on the draft tokens before. Unless a head is a TreeDraftHead
+        too, `select` then may repeat a sequence, of which each copy continues with another token.
     vocab_size: number of draft tokens. vocab_slice: those whose logits this rank computes.
     target_ids: the target's id of each draft token, [vocab_size] int64; None if they are equal.
     """
@@ -40,6 +43,7 @@ class DraftHead(Protocol):
     feature_size: int
     num_kv_layers: int
     max_draft_tokens: int | None
+    reads_drafts: bool
     vocab_size: int
     vocab_slice: range
     target_ids: Tensor | None
@@ -84,6 +88,32 @@ class DraftHead(Protocol):
 
     def select(self, state: HeadState, rows: Sequence[int]) -> HeadState:
         """Return the state of some of its sequences, by index: the drafts of the others ended."""
+        ...
+
+
+class FrontierNodes(NamedTuple):
+    """Nodes of the draft tree of one sequence, to be run by a head that has KV.
+
+    rows: of the state, that of each node's parent, or of the sequence for a child of the base.
+    token_ids: as the target's ids. parents: of all nodes of the tree that have KV after this pass
+    (`specdec.types.draft_tree`), these nodes last.
+    """
+
+    rows: Sequence[int]
+    token_ids: Sequence[int]
+    parents: Parents
+
+
+@runtime_checkable
+class TreeDraftHead(DraftHead, Protocol):
+    """A head with KV that can run the nodes of draft trees."""
+
+    def advance_nodes(self, state: HeadState, trees: Sequence[FrontierNodes]) -> HeadState:
+        """Return the state behind nodes of trees: one row for each, in order.
+
+        Node i of a tree has the i-th KV slot behind the pairs of its sequence, where the block
+        tables have room. A node sees the pairs and its own path.
+        """
         ...
 
 

@@ -46,7 +46,8 @@ class CostProfiler:
 
     The KV of its sequences is uninitialized, and in a small pool several share a block: the work is
     the same. They are numbered from 0 and released before an engine numbers its own from there.
-    with_head: whether a head on the target's ranks drafts in the steps with drafts.
+    with_head: whether a head on the target's ranks drafts in the steps with drafts: trees, where
+    they are configured, of more tokens than the longest chain.
     """
 
     config: EngineConfig
@@ -65,6 +66,8 @@ class CostProfiler:
         def verify(step: ProfiledStep) -> None:
             token_ids = (_TOKEN,) * (1 + step.num_draft_tokens)
             num_next = step.num_draft_tokens if self.with_head else 0
+            tree_depth = _tree_depth(self.config)
+            is_tree = tree_depth is not None and num_next > tree_depth
             rows = tuple(
                 StepRow(
                     seq_id,
@@ -73,6 +76,7 @@ class CostProfiler:
                     step.num_draft_tokens,
                     samples=True,
                     num_next_drafts=num_next,
+                    next_draft_depth=tree_depth if is_tree and tree_depth else 0,
                 )
                 for seq_id in seq_ids[: step.num_sequences]
             )
@@ -172,7 +176,7 @@ class CostProfiler:
 
 def profiled_steps(config: EngineConfig, most: int, smallest: int) -> list[ProfiledStep]:
     """Return the steps to measure, with `smallest` to `most` draft tokens, cheapest first."""
-    each_size = product(_sizes(config), _counts(most, smallest))
+    each_size = product(_sizes(config), _counts(config, most, smallest))
     steps = [ProfiledStep(size, count) for size, count in each_size]
     steps = [each for each in steps if each.num_rows <= config.max_num_batched_tokens]
     return sorted(steps, key=lambda step: (step.num_rows, step.num_draft_tokens))
@@ -192,7 +196,7 @@ def table_of(
         # A clock may be too coarse to see a step at all.
         return max(measured.get(step, row_s * step.num_rows), 1e-9)
 
-    sizes, counts = _sizes(config), _counts(most, smallest)
+    sizes, counts = _sizes(config), _counts(config, most, smallest)
     seconds = tuple(tuple(cost(ProfiledStep(size, count)) for count in counts) for size in sizes)
     return CostTable(sizes, counts, seconds)
 
@@ -202,8 +206,19 @@ def _sizes(config: EngineConfig) -> tuple[int, ...]:
     return (*(size for size in _BATCH_SIZES if size < largest), largest)
 
 
-def _counts(most: int, smallest: int) -> tuple[int, ...]:
-    return tuple(sorted({n for n in (0, 1, most // 2, most) if n >= smallest}))
+def _counts(config: EngineConfig, most: int, smallest: int) -> tuple[int, ...]:
+    """Return the numbers of draft tokens to measure: of chains, and of the tree if there is one."""
+    tree_depth = _tree_depth(config)
+    between = most // 2 if tree_depth is None else tree_depth
+    return tuple(sorted({n for n in (0, 1, between, most) if n >= smallest}))
+
+
+def _tree_depth(config: EngineConfig) -> int | None:
+    """Return the depth of trees, which is the length of the longest chain; None without trees."""
+    speculation = config.speculation
+    if speculation is None or not speculation.num_draft_tree_tokens:
+        return None
+    return speculation.num_speculative_tokens
 
 
 def with_engine(

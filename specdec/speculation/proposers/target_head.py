@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specdec.config.methods import HeadMethodConfig
+from specdec.sequences.sequence import HeadDraft
 from specdec.speculation.proposers.base import (
     DraftRequest,
     Proposal,
@@ -17,6 +18,7 @@ from specdec.speculation.proposers.base import (
     ProposerMemory,
     SynchronousProposer,
 )
+from specdec.types.draft_tree import chain_of, nodes_within, subtree
 
 
 class TargetHeadProposer(SynchronousProposer):
@@ -46,5 +48,15 @@ class TargetHeadProposer(SynchronousProposer):
         seq, draft = request.seq, request.seq.head_draft
         if draft is None:
             return Proposal(seq.seq_id, seq.num_tokens, seq.token_ids[-1], ())
-        drafts = draft.token_ids[: request.max_tokens]
-        return Proposal(seq.seq_id, draft.base_length, draft.base_token, drafts)
+        drafts, parents = _wanted(draft, request)
+        return Proposal(seq.seq_id, draft.base_length, draft.base_token, drafts, parents=parents)
+
+
+def _wanted(
+    draft: HeadDraft, request: DraftRequest
+) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """Return the tokens that are wanted now, and their tree; None for a chain."""
+    if draft.parents is None or not request.wants_tree:
+        return chain_of(draft.token_ids, draft.parents)[: request.max_tokens], None
+    nodes = nodes_within(draft.parents, request.max_tokens)[: request.max_nodes]
+    return tuple(draft.token_ids[node] for node in nodes), subtree(draft.parents, nodes)

@@ -67,6 +67,7 @@ def step_rows(draw):
         draw(COUNTS),
         draw(COUNTS),
         draw(INT32),
+        draw(COUNTS),
     )
 
 

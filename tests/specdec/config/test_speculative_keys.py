@@ -302,6 +302,18 @@ def test_what_decides_below_which_threshold(mapping, policy, threshold):
     assert (read.chosen_policy, read.control.threshold) == (policy, threshold)
 
 
+MEDUSA = {"method": "medusa", "model": "./a"}
+CHOICES = [[0], [0, 0], [1], [2], [0, 1]]
+
+
+def test_the_number_of_medusa_choices_is_that_of_a_tree():
+    read = read_speculation({**MEDUSA, "medusa_choices": CHOICES})
+    assert read.num_draft_tree_tokens == 5
+    assert read.head.tree_choices == ((0,), (0, 0), (1,), (2,), (0, 1))
+    assert SpeculativeConfig.of(**read.to_mapping()) == read
+    assert read_speculation({"method": "eagle3", "model": "./a"}).head.tree_choices == ()
+
+
 def test_trees_of_drafts_need_a_method_that_drafts_them():
     read = read_speculation({"method": "suffix", "num_draft_tree_tokens": 16})
     assert read.num_draft_tree_tokens == 16
@@ -321,6 +333,24 @@ def test_trees_of_drafts_need_a_method_that_drafts_them():
             "0 with policy table",
         ),
         ({"num_draft_tree_tokens": 8, "batch_budget": True}, "0 with batch_budget"),
+        ({**MEDUSA, "medusa_choices": [[0], [0]]}, r"choices is \[0\]; it must be a path"),
+        (
+            {**MEDUSA, "medusa_choices": [[0, 1]]},
+            r"choices is \[0, 1\]; it must be a path",
+        ),
+        ({**MEDUSA, "medusa_choices": [[0], [[1]]]}, r"medusa_choices\[1\]\[0\] is \[1\]"),
+        ({**MEDUSA, "medusa_choices": [0]}, r"medusa_choices\[0\] is 0; it must be a list"),
+        ({**MEDUSA, "medusa_choices": [[i] for i in range(65)]}, "at most 64 paths"),
+        ({**MEDUSA, "medusa_choices": [[0], [1]]}, "above num_speculative_tokens"),
+        (
+            {**MEDUSA, "medusa_choices": CHOICES, "num_draft_tree_tokens": 9},
+            "num_draft_tree_tokens is 9; it must be left out or 5, the number of medusa_choices",
+        ),
+        (
+            {**MEDUSA, "medusa_choices": CHOICES, "num_speculative_tokens": 1},
+            "num_speculative_tokens is 1; it must be at least 2, the length of the longest path",
+        ),
+        ({"method": "suffix", "medusa_choices": CHOICES}, "unless method, first or fallback is me"),
     ],
 )
 def test_wrong_sizes_of_trees(mapping, message):

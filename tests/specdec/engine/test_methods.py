@@ -75,9 +75,14 @@ METHODS = {
         "num_draft_tree_tokens": 10,
     },
 }
+TREES_OF_HEADS = {
+    f"{method} trees": {"method": method, "model": "fitted", "num_draft_tree_tokens": 12}
+    for method in HEADS
+}
+METHODS |= TREES_OF_HEADS
 QUICK_METHODS = [
     pytest.param(method, marks=pytest.mark.slow)
-    if method in ("p_eagle", "hydra", "dflash", "dspark")
+    if method in ("p_eagle", "hydra", "dflash", "dspark", *TREES_OF_HEADS)
     else method
     for method in METHODS
 ]
@@ -155,13 +160,14 @@ def reference(directory, temperature):
 def prepare(directory, draft_dirs, method, sampling):
     """Compute what several ranks use, before they start."""
     reference(directory, **sampling)
-    if method in HEADS:
-        assert draft_dirs[method].is_dir()
+    for head in HEADS.keys() & METHODS[method].values():
+        assert draft_dirs[head].is_dir()
 
 
-def check(directory, draft_dirs, method, sampling, k, group=None, batch_size=8):
+def check(directory, draft_dirs, method, sampling, k, group=None, batch_size=8, kernels="auto"):
     """Run the requests twice in opposite order; prefixes and outputs are cached the second time."""
-    engine = engine_for(directory, draft_dirs, method, k, group, max_num_seqs=batch_size)
+    changes = {"max_num_seqs": batch_size, "kernels": kernels}
+    engine = engine_for(directory, draft_dirs, method, k, group, **changes)
     for order in (1, -1):
         assert tokens_by(engine, requests(**sampling)[::order]) == reference(directory, **sampling)
     stats = engine.stats()
@@ -199,13 +205,22 @@ def test_every_length_batch_and_size(
     )
 
 
-@pytest.mark.parametrize("method", ["lookahead", "all", "medusa", "eagle3"])
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [1, 8])
+@pytest.mark.parametrize("k", [1, 5])
+@pytest.mark.parametrize("method", TREES_OF_HEADS)
+def test_trees_of_heads_on_the_torch_decoder(tiny_model_dir, draft_dirs, method, k, batch_size):
+    changes = {"batch_size": batch_size, "kernels": "torch"}
+    check(tiny_model_dir, draft_dirs, method, SAMPLED, k, **changes)
+
+
+@pytest.mark.parametrize("method", ["lookahead", "all", "medusa", "eagle3", "eagle3 trees"])
 def test_two_ranks_agree(tiny_model_dir, draft_dirs, method):
     prepare(tiny_model_dir, draft_dirs, method, SAMPLED)
     run_ranks(2, lambda group: check(tiny_model_dir, draft_dirs, method, SAMPLED, 5, group))
 
 
-@pytest.mark.parametrize("method", ["suffix", "lookahead", "all", "medusa", "mtp"])
+@pytest.mark.parametrize("method", ["suffix", "lookahead", "all", "medusa", "mtp", "mtp trees"])
 def test_tokens_are_the_same_while_speculation_is_toggled(tiny_model_dir, draft_dirs, method):
     engine = engine_for(tiny_model_dir, draft_dirs, method, 3)
     generated = {each.request_id: [] for each in requests(**SAMPLED)}

@@ -124,3 +124,23 @@ def test_torch_nodes_are_those_of_chains(directory, block_size):
 
 def test_texts_are_longer_than_the_trees_reach():
     assert max(BASES) + 64 + 2 <= NUM_TOKENS
+
+
+@pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=needs_native)])
+@pytest.mark.parametrize(("block_size", "base"), [(4, 254), (16, 14), (16, 305)])
+def test_a_tree_may_run_in_several_passes(directory, kernels, block_size, base):
+    """Its last nodes attend to the KV of the first ones, as in one pass."""
+    model = load(directory, block_size, kernels=kernels)
+    text, tokens = texts(2)[0], texts(2)[1][:20]
+    parents = random_parents(random.Random(base), 20)
+    whole, parts = (Trees(model, block_size, count=2) for _ in range(2))
+    for each in (whole, parts):
+        each.run((0, text[:base], 0))
+    start = base + 1  # of the nodes
+    expected = whole.run_trees((0, [text[base], *tokens], base, parents))[0][1:]
+    found = list(parts.run_trees((0, [text[base], *tokens[:7]], base, parents[:7]))[0][1:])
+    for first, end in ((7, 8), (8, 20)):
+        row = (0, tokens[first:end], start + first, parents[:end])
+        found += parts.run_trees((1, text[:9], 0, None), row)[1]
+    check = assert_same_bits if kernels == "native" else assert_close
+    check(torch.stack(found), expected)

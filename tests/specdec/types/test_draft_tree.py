@@ -6,11 +6,15 @@ import pytest
 
 from specdec.types.draft_tree import (
     BASE,
+    MAX_TREE_NODES,
     ancestors,
     depths,
     first_path,
+    growth_width,
     is_chain,
     merged,
+    nodes_within,
+    num_growth_slots,
     path_of,
     paths,
     require_tree,
@@ -82,3 +86,16 @@ def test_continuations_merge_at_common_beginnings():
 
 def test_some_nodes_of_a_tree_are_a_tree():
     assert subtree(PARENTS, [0, 2, 5]) == (-1, -1, 1)
+
+
+def test_the_nodes_within_a_depth():
+    assert nodes_within(PARENTS, 2) == [0, 1, 2, 5]
+    assert nodes_within(PARENTS, 9) == list(range(6))
+
+
+def test_a_tree_grows_at_as_many_nodes_as_fit():
+    assert [growth_width(*shape) for shape in ((16, 4), (12, 5), (60, 6), (4, 1))] == [4, 3, 10, 4]
+    for depth in range(1, 33):
+        for num_nodes in range(depth + 1, MAX_TREE_NODES + 1):
+            assert growth_width(num_nodes, depth) >= 1
+            assert num_growth_slots(num_nodes, depth) <= MAX_TREE_NODES

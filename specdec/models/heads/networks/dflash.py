@@ -90,6 +90,7 @@ class DFlashHead(nn.Module):
             _Visibility(window, index in shape.causal_layers)
             for index, window in enumerate(decoder.sliding_windows)
         ]
+        self.reads_drafts = self.markov is not None
         heads = self.attention.heads
         kv_of_queries = [index // heads.heads_per_kv - heads.kv.start for index in heads.query]
         self.kv_of_queries = torch.tensor(kv_of_queries, device=target.device)

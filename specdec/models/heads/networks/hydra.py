@@ -72,6 +72,7 @@ class HydraHeads(nn.Module):
     """One rank of Hydra heads, a DraftHead without KV."""
 
     num_kv_layers = 0
+    reads_drafts = True
     target_ids: Tensor | None = None
 
     def __init__(self, shape: HydraShape, reader: CheckpointReader, target: TargetRank) -> None:

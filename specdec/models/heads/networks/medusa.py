@@ -42,6 +42,7 @@ class MedusaHeads(nn.Module):
     """One rank of Medusa heads, a DraftHead without KV."""
 
     num_kv_layers = 0
+    reads_drafts = False
 
     def __init__(
         self,

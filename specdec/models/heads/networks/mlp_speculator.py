@@ -26,6 +26,7 @@ class MlpSpeculator(nn.Module):
     """One rank of an MLP speculator, a DraftHead without KV; its state is [B, inner_size]."""
 
     num_kv_layers = 0
+    reads_drafts = True
     target_ids: Tensor | None = None
 
     def __init__(

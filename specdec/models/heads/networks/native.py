@@ -19,10 +19,11 @@ from specdec.kernels.cpu.decoder import LayerStruct
 from specdec.kernels.cpu.draft_head import DraftHeadKernel, DraftHeadStruct, PairStates
 from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.kernels.sample import SampleParams
+from specdec.models.heads.base import FrontierNodes
 from specdec.models.heads.networks.eagle3 import Eagle3Head, FirstLayer
 from specdec.models.heads.networks.fused import FusedHead
 from specdec.models.heads.networks.layers import FIRST_SLOT, UnnormalizedLayer
-from specdec.models.heads.networks.recurrent import Place
+from specdec.models.heads.networks.recurrent import Place, tree_chunks
 from specdec.models.layers.linear import RMSNorm
 from specdec.models.llama import DecoderLayer
 from specdec.models.native_weights import NativeWeights, all_reduce_of, native_matrix
@@ -51,6 +52,7 @@ class NativeHead:
         self.taps, self.feature_size = head.taps, head.feature_size
         self.num_kv_layers, self.max_draft_tokens = head.num_kv_layers, head.max_draft_tokens
         self.vocab_size, self.vocab_slice = head.vocab_size, head.vocab_slice
+        self.reads_drafts = head.reads_drafts
         self.target_ids = head.target_ids
         self._lm_head = native_matrix(head.lm_head.matrix)
         self._weights = NativeWeights()
@@ -104,6 +106,16 @@ class NativeHead:
         ]
         batch = ModelInput(chunks, state.block_size)
         return self.begin(batch, state.pairs.features, state.kv_cache, 0)
+
+    def advance_nodes(
+        self, state: NativeHeadState, trees: Sequence[FrontierNodes]
+    ) -> NativeHeadState:
+        """See TreeDraftHead."""
+        rows = [row for tree in trees for row in tree.rows]
+        batch = ModelInput(tree_chunks(trees, state.places), state.block_size)
+        features = state.pairs.features[rows]
+        pairs = self._kernel.forward(batch, features, state.kv_cache, range(len(rows)))
+        return replace(state, pairs=pairs, places=tuple(state.places[row] for row in rows))
 
     def select(self, state: NativeHeadState, rows: Sequence[int]) -> NativeHeadState:
         """See DraftHead."""

@@ -24,6 +24,7 @@ class NativeMedusaHeads:
     """
 
     num_kv_layers = 0
+    reads_drafts = False
 
     def __init__(self, heads: MedusaHeads) -> None:
         """Use the weights of `heads`, whose matrices must be native."""

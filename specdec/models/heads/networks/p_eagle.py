@@ -35,6 +35,8 @@ class ParallelState(RecurrentState):
 class ParallelEagleHead(Eagle3Head):
     """One rank of a P-EAGLE head."""
 
+    reads_drafts = False
+
     def __init__(self, shape: Eagle3Shape, reader: CheckpointReader, target: TargetRank) -> None:
         super().__init__(shape, reader, target)
         assert shape.mask_token_id is not None

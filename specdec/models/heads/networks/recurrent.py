@@ -11,15 +11,27 @@ import torch
 from torch import Tensor, nn
 
 from specdec.kernels.forward_batch import Chunk, ModelInput, on_device
+from specdec.models.heads.base import FrontierNodes
 from specdec.models.heads.networks.layers import HeadAttention, LayerPass
 from specdec.models.layers.linear import RMSNorm, VocabEmbedding, VocabHead
 
 
 class Place(NamedTuple):
-    """Where the next pair of a sequence is stored."""
+    """Where the next pair of a sequence is stored; of a tree, its first node."""
 
     slot: int
     block_table: Sequence[int]
+
+
+def tree_chunks(trees: Sequence[FrontierNodes], places: Sequence[Place]) -> list[Chunk]:
+    """Return the chunks of nodes of trees. places: of each row of the state."""
+    chunks = []
+    for tree in trees:
+        place = places[tree.rows[0]]
+        num_before = len(tree.parents) - len(tree.token_ids)
+        start = place.slot + num_before
+        chunks.append(Chunk(tree.token_ids, start, place.block_table, tree.parents))
+    return chunks
 
 
 @dataclass(frozen=True)
@@ -56,6 +68,7 @@ class RecurrentHead(nn.Module, ABC):
     norm: RMSNorm | None
     recycles_norm: bool
     max_draft_tokens: int | None = None
+    reads_drafts: bool = True
 
     @property
     def device(self) -> torch.device:
@@ -106,16 +119,33 @@ class RecurrentHead(nn.Module, ABC):
             Chunk([token], place.slot, place.block_table)
             for token, place in zip(token_ids, state.places, strict=True)
         ]
-        is_normed = self.recycles_norm and self.norm is not None
-        features = self.norm(state.output) if is_normed and self.norm else state.output
+        features = self._next_features(state)
         output = self._run_pairs(ModelInput(chunks, state.block_size), features, state.kv_cache)
         places = tuple(place._replace(slot=place.slot + 1) for place in state.places)
+        return replace(state, output=output, places=places)
+
+    @torch.inference_mode()
+    def advance_nodes(
+        self, state: RecurrentState, trees: Sequence[FrontierNodes]
+    ) -> RecurrentState:
+        """See TreeDraftHead."""
+        rows = [row for tree in trees for row in tree.rows]
+        features = self._next_features(state)[rows]
+        places = tuple(state.places[row] for row in rows)
+        pairs = ModelInput(tree_chunks(trees, state.places), state.block_size)
+        output = self._run_pairs(pairs, features, state.kv_cache)
         return replace(state, output=output, places=places)
 
     def select(self, state: RecurrentState, rows: Sequence[int]) -> RecurrentState:
         """See DraftHead."""
         places = tuple(state.places[row] for row in rows)
         return replace(state, output=state.output[list(rows)], places=places)
+
+    def _next_features(self, state: RecurrentState) -> Tensor:
+        """Return the features of the pairs behind a state, [B, hidden_size]."""
+        is_normed = self.recycles_norm and self.norm is not None
+        features: Tensor = self.norm(state.output) if is_normed and self.norm else state.output
+        return features
 
     def _run_pairs(self, pairs: ModelInput, features: Tensor, kv_cache: Tensor) -> Tensor:
         embedded = self.embed_tokens(on_device(pairs.input_ids, self.device))

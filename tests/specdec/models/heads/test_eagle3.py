@@ -271,7 +271,7 @@ def test_parallel_heads_of_modelopt_are_not_used(tmp_path, target_dir, target):
     save(tmp_path, CONFIG, made | extra)
     check(tmp_path, target_dir, Reference(made, target_dir), parts)
     description = HeadConfig.from_directory(tmp_path, target).describe()
-    assert description[1] == "its parallel_draft_heads are not used"
+    assert description[1].startswith("its parallel_draft_heads are not used")
 
 
 @pytest.mark.parametrize("kernels", KERNELS)

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from specdec.config.engine import DraftLimits
+from specdec.config.speculative import SpeculativeConfig
 from specdec.distributed.group import TensorParallelGroup
 from specdec.speculation.policy.cost_model import CostTable
 from specdec.speculation.policy.cost_profiler import CostProfiler, with_drafting, with_engine
@@ -63,6 +64,23 @@ def test_a_head_drafts_in_the_steps_with_drafts():
     assert catch_up == [[(0, 1)]] * 2, "a head with KV first computes that of the context"
     assert {row for each in costs[3:] for row in each} == {(0, 0), (1, 1), (2, 2), (4, 4)}
     assert table.step_s(1, 4) == pytest.approx(0.01 + 0.005 + 0.4)
+
+
+def test_a_head_drafts_trees_of_more_tokens_than_the_longest_chain():
+    clock, rows = Clock(), set()
+
+    class TargetWithHead(TimedTarget):
+        def begin(self, step):
+            super().begin(step)
+            rows.update((row.num_next_drafts, row.next_draft_depth) for row in step.rows)
+
+    keys = {"model": "head", "num_draft_tree_tokens": 12}
+    speculation = SpeculativeConfig.of("eagle3", 3, **keys)
+    config = engine_config(max_num_seqs=1, max_num_batched_tokens=64, speculation=speculation)
+    profiler = CostProfiler(config, 12, clock, with_head=True)
+    table = profiler.verification(TargetWithHead(clock), budget_s=100)
+    assert table.draft_tokens == (0, 1, 3, 12)
+    assert rows == {(0, 0), (1, 0), (3, 0), (12, 3)}
 
 
 def test_profiling_respects_its_budget_and_extrapolates_the_rest_by_rows():

@@ -1,9 +1,11 @@
 """Drafts of a target's head are passed on once, as far as they are wanted."""
 
+import pytest
+
 from specdec.config.methods import MedusaConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.sequences.sequence import HeadDraft
-from specdec.speculation.proposers import DraftRequest, make_proposer
+from specdec.speculation.proposers import DraftRequest, ProposalAhead, make_proposer
 from specdec.speculation.proposers.target_head import TargetHeadProposer
 from tests.specdec.speculation.proposers.sequences import sequence
 
@@ -28,9 +30,11 @@ def test_a_sequence_without_a_draft_gets_none():
     assert drafted(sequence(1, [5, 6]), 3) == [(2, 6, (), None)]
 
 
-def test_nothing_is_known_ahead_of_a_step():
+def test_a_step_ahead_takes_its_drafts_on_the_ranks():
     proposer = TargetHeadProposer(MedusaConfig(model="head"))
-    assert proposer.propose_ahead([DraftRequest(sequence(1, [5, 6]), 3)]) is None
+    assert proposer.propose_ahead([DraftRequest(sequence(1, [5, 6]), 3)]) == [
+        ProposalAhead(1, num_held_drafts=3)
+    ]
 
 
 def test_the_head_drafts_where_a_lookup_before_it_has_no_full_draft():
@@ -42,3 +46,35 @@ def test_the_head_drafts_where_a_lookup_before_it_has_no_full_draft():
     unseen = sequence(2, [5, 6, 7])
     unseen.head_draft = HeadDraft(3, 7, (8, 9))
     assert drafted(unseen, 2, proposer) == [(3, 7, (8, 9), "medusa")]
+
+
+TREE = HeadDraft(2, 6, (7, 8, 9, 10, 11), (-1, -1, 0, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("depth", "num_nodes", "tokens", "parents"),
+    [
+        (3, 8, (7, 8, 9, 10, 11), (-1, -1, 0, 1, 2)),
+        (2, 8, (7, 8, 9, 10), (-1, -1, 0, 1)),
+        (1, 8, (7, 8), (-1, -1)),
+        (2, 3, (7, 8, 9), (-1, -1, 0)),
+        (3, 0, (7, 9, 11), None),
+        (2, 2, (7, 9), None),
+    ],
+)
+def test_a_tree_is_cut_to_what_is_wanted_now(depth, num_nodes, tokens, parents):
+    seq = sequence(1, [5, 6])
+    seq.head_draft = TREE
+    proposer = TargetHeadProposer(MedusaConfig(model="head"))
+    proposer.begin([DraftRequest(seq, depth, max_nodes=num_nodes)])
+    [proposal] = proposer.collect()
+    assert (proposal.draft_token_ids, proposal.parents) == (tokens, parents)
+
+
+def test_a_chain_stays_one_where_a_tree_is_wanted():
+    seq = sequence(1, [5, 6])
+    seq.head_draft = HeadDraft(2, 6, (7, 8, 9))
+    proposer = TargetHeadProposer(MedusaConfig(model="head"))
+    proposer.begin([DraftRequest(seq, 2, max_nodes=6)])
+    [proposal] = proposer.collect()
+    assert (proposal.draft_token_ids, proposal.parents) == ((7, 8), None)

@@ -1,0 +1,206 @@
+"""The real engine with trees that heads draft: no token changes, and no chain accepts more."""
+
+from dataclasses import replace
+
+import pytest
+
+from specdec.config.speculative import SpeculativeConfig
+from specdec.kernels.cpu import native_library
+from specdec.speculation.policy.policy import SpeculationPolicy
+from specdec.text.grammar.matcher import MAX_CONSTRAINED_NODES
+from specdec.types.control import SpeculationControl
+from specdec.types.draft_tree import depths, first_path, paths
+from specdec.types.sampling_params import SpeculationOptions, StructuredOutput
+from specdec.worker import HeadFiles
+from tests.specdec.engine.test_draft_tree_rules import compiler
+from tests.specdec.engines import engine_config, local_engine, request, run
+from tests.specdec.heads import HEADS
+
+K, NUM_NODES = 3, 12
+KERNELS = ["torch"] + ["native"] * (native_library() is not None)
+QUICK = [("medusa", KERNELS[-1]), ("eagle3", KERNELS[-1]), ("eagle", "torch")]
+HEADS_AND_KERNELS = [
+    pytest.param(method, kernels, marks=[] if (method, kernels) in QUICK else pytest.mark.slow)
+    for method in HEADS
+    for kernels in KERNELS
+]
+CHOICES = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0], [0, 0, 1]]
+
+
+def requests(temperature=0.8, **params):
+    prompts = [[(31 * place) % 380 + 3 for place in range(22 - 4 * i)] for i in range(4)]
+    params = {"temperature": temperature, "max_tokens": 36, **params}
+    return [
+        request(f"r{i}", [*prompt, 40 + i], seed=i, **params) for i, prompt in enumerate(prompts)
+    ]
+
+
+def tokens_of(engine, asked):
+    return {name: each.token_ids for name, each in run(engine, asked).items()}
+
+
+class Texts:
+    """Outputs without speculation, and heads that are fitted to them, made when first used."""
+
+    def __init__(self, directory, new_dir):
+        self.directory, self.new_dir = directory, new_dir
+        self.outputs, self.heads = {}, {}
+
+    def without_speculation(self, temperature):
+        if temperature not in self.outputs:
+            engine = local_engine(self.directory, engine_config(0))
+            self.outputs[temperature] = tokens_of(engine, requests(temperature))
+        return self.outputs[temperature]
+
+    def head(self, method):
+        if method not in self.heads:
+            texts = [
+                [*each.prompt, *self.without_speculation(temperature)[each.request_id]]
+                for temperature in (0.0, 0.8)
+                for each in requests()
+            ]
+            self.heads[method] = HEADS[method](self.directory, self.new_dir(method), texts)
+        return self.heads[method]
+
+
+@pytest.fixture(scope="module")
+def texts(tiny_model_dir, tmp_path_factory):
+    return Texts(tiny_model_dir, tmp_path_factory.mktemp)
+
+
+class Recording:
+    """An engine, and the drafts that its head made: by request and length of its text."""
+
+    def __init__(self, texts, method, kernels="auto", num_nodes=NUM_NODES, keys=None, **changes):
+        speculation = SpeculativeConfig.of(
+            method,
+            K,
+            model=str(texts.head(method)),
+            **({"num_draft_tree_tokens": num_nodes} if keys is None else keys),
+        )
+        policy = SpeculationPolicy(
+            SpeculationControl("on", 32, K),
+            clock=lambda: 0.0,
+            num_tree_tokens=speculation.num_draft_tree_tokens,
+        )
+        config = engine_config(
+            speculation=speculation, **{"max_num_batched_tokens": 160, **changes}
+        )
+        head = HeadFiles(texts.head(method))
+        self.engine = local_engine(
+            texts.directory, config, policy=policy, head=head, kernels=kernels
+        )
+        self.drafts, self.tokens = {}, {}
+
+    def run(self, asked, mode_of=lambda step: "on"):
+        for each in asked:
+            self.engine.add(each)
+            self.tokens[each.request_id] = []
+        step = 0
+        while self.engine.has_work:
+            self.engine.set_speculation(SpeculationControl(mode_of(step), 32, K))
+            for output in self.engine.step():
+                self.tokens[output.request_id] += output.token_ids
+            self.engine.check_integrity()
+            for seq in self.engine._scheduler._running:
+                draft = seq.head_draft
+                if draft is not None and draft.token_ids:
+                    self.drafts[seq.request.request_id, draft.base_length] = draft
+            step += 1
+        return self
+
+    @property
+    def counts(self):
+        return self.engine.stats().counts
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(("method", "kernels"), HEADS_AND_KERNELS)
+def test_trees_change_no_token(texts, method, kernels, temperature):
+    expected = texts.without_speculation(temperature)
+    limits = {"num_blocks": 40, "max_num_seqs": 4, "max_num_batched_tokens": 64}
+    made = Recording(texts, method, kernels, **limits)
+    assert made.run(requests(temperature)).tokens == expected
+    assert made.counts.num_preemptions > 0
+    assert made.counts.num_prefill_chunks > 0
+    assert made.counts.speculation.num_accepted_tokens > 0
+    trees = [draft for draft in made.drafts.values() if draft.parents is not None]
+    assert max(len(draft.token_ids) for draft in trees) == NUM_NODES
+    assert max(max(depths(draft.parents)) for draft in trees) == K
+    again = made.run(requests(temperature)[::-1], lambda step: "on" if step // 2 % 2 else "off")
+    assert again.tokens == expected
+    assert again.counts.num_cached_tokens > 0
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize(("method", "kernels"), HEADS_AND_KERNELS)
+def test_a_tree_holds_the_chain_of_an_undisturbed_run(texts, method, kernels, batch_size):
+    """So it accepts at least what the chain does, wherever the KV of its head comes from."""
+    asked = requests()
+    chains = Recording(texts, method, kernels, 0, max_num_seqs=1, enable_prefix_caching=False)
+    chains.run(asked)
+    trees = Recording(texts, method, kernels, max_num_seqs=batch_size).run(asked)
+    assert trees.tokens == chains.tokens
+    common = trees.drafts.keys() & chains.drafts.keys()
+    assert len(common) > 15
+    for place in common:
+        chain, tree = chains.drafts[place].token_ids, trees.drafts[place]
+        path = range(len(tree.token_ids)) if tree.parents is None else first_path(tree.parents)
+        first = tuple(tree.token_ids[node] for node in path)
+        assert first[: len(chain)] == chain[: len(first)], "shorter near the end of a sequence"
+        if len(tree.token_ids) == NUM_NODES:
+            assert len(first) == K
+    answers = {each.request_id: [*each.prompt, *trees.tokens[each.request_id]] for each in asked}
+    num_accepted = [
+        sum(longest(drafts[name, length], answers[name][length:]) for name, length in common)
+        for drafts in (trees.drafts, chains.drafts)
+    ]
+    assert num_accepted[0] > num_accepted[1] > 0
+
+
+def longest(draft, rest):
+    """Return how many draft tokens of the best path are right."""
+    parents = draft.parents or range(-1, len(draft.token_ids) - 1)
+    texts = [[draft.token_ids[node] for node in path] for path in paths(tuple(parents))]
+    return max(len(text) for text in [[], *texts] if text == list(rest[: len(text)]))
+
+
+def test_trees_of_medusa_choices(texts):
+    made = Recording(texts, "medusa", keys={"medusa_choices": [tuple(each) for each in CHOICES]})
+    assert made.run(requests()).tokens == texts.without_speculation(0.8)
+    shapes = {draft.parents for draft in made.drafts.values() if len(draft.token_ids) == 8}
+    assert shapes == {(-1, -1, -1, 0, 0, 1, 3, 3)}
+    assert made.counts.speculation.num_accepted_tokens > 0
+
+
+def test_requests_with_other_verifiers_or_their_own_number_get_chains(texts):
+    for options in (
+        SpeculationOptions(verifier="rejection"),
+        SpeculationOptions(num_speculative_tokens=2),
+    ):
+        made = Recording(texts, "eagle").run(requests(speculation=options))
+        assert made.drafts
+        assert all(draft.parents is None for draft in made.drafts.values())
+
+
+@pytest.mark.parametrize("method", ["medusa", "eagle3"])
+def test_rules_of_a_request_follow_the_paths(texts, method):
+    rules = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "min_tokens": 10}
+    asked = requests(**rules)
+    plain = local_engine(texts.directory, engine_config(0))
+    made = Recording(texts, method).run(asked)
+    assert made.tokens == tokens_of(plain, asked)
+    assert any(draft.parents is not None for draft in made.drafts.values())
+
+
+@pytest.mark.parametrize("method", ["medusa", "eagle3"])
+def test_a_grammar_prunes_the_trees(texts, method):
+    grammar = StructuredOutput(regex="[a-z ]{30,40}")
+    compiled = compiler(texts.directory).compile(grammar)
+    params = {"structured_output": grammar, "ignore_eos": False}
+    asked = [replace(each, grammar=compiled) for each in requests(**params)]
+    expected = tokens_of(local_engine(texts.directory, engine_config(0)), asked)
+    made = Recording(texts, method, num_nodes=20).run(asked)
+    assert made.tokens == expected
+    trees = [draft for draft in made.drafts.values() if draft.parents is not None]
+    assert max(len(draft.token_ids) for draft in trees) == MAX_CONSTRAINED_NODES

@@ -1,0 +1,114 @@
+"""Tests of the best children of tree nodes: against a whole vocabulary of noise, and by ranks."""
+
+import numpy as np
+import pytest
+import torch
+
+from specdec.sampling.gumbel import CHUNK_TOKENS, gumbel_noise
+from specdec.sampling.sampler import SamplingBatch, sample
+from specdec.sampling.top_children import best_by_logits, best_by_noise
+from specdec.sampling.vocab_shard import VocabShard
+from tests.specdec.fakes import run_ranks
+from tests.specdec.sampling.verifiers.trials import random_logits, sampling_batch, shard_of
+from tests.specdec.trees import best_children
+
+NUM_ROWS, VOCAB_SIZE = 12, 700
+
+
+def batch_of(num_rows, **changes):
+    values = {
+        "temperatures": [0.8] * num_rows,
+        "top_k": [0] * num_rows,
+        "top_p": [1.0] * num_rows,
+        "min_p": [0.0] * num_rows,
+        "seeds": list(range(num_rows)),
+        "choices": [0] * num_rows,
+        "positions": [3] * num_rows,
+    }
+    return SamplingBatch.from_lists(**{**values, **changes})
+
+
+def noise_of(batch, vocab_size):
+    num_chunks = -(-vocab_size // CHUNK_TOKENS)
+    rows = torch.arange(batch.num_rows).repeat_interleave(num_chunks)
+    chunks = torch.arange(num_chunks).repeat(batch.num_rows)
+    noise = gumbel_noise(batch.noise_keys[rows], chunks)
+    return noise.view(batch.num_rows, -1)[:, :vocab_size].double().numpy()
+
+
+@pytest.mark.parametrize("count", [1, 5, 40])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 6.0])
+def test_children_by_noise_are_the_best_of_the_whole_vocabulary(spread, count):
+    logits = random_logits(NUM_ROWS, VOCAB_SIZE, spread=spread, seed=4)
+    batch, shard = batch_of(NUM_ROWS), shard_of(VOCAB_SIZE)
+    found = best_by_noise(logits, batch, count, shard)
+    log_q = (logits / 0.8).log_softmax(-1).double().numpy()
+    expected = best_children(log_q + noise_of(batch, VOCAB_SIZE), count)
+    assert found.token_ids.tolist() == expected.token_ids.tolist()
+    assert found.token_ids[:, 0].tolist() == sample(logits, batch, shard).tolist()
+    assert (np.diff(found.confidences) <= 0).all()
+    assert (found.confidences.sum(axis=1) < 1.001).all()
+    if spread == 6.0:  # 32 tokens have nearly all of the weight
+        np.testing.assert_allclose(found.confidences, expected.confidences, atol=0.02)
+
+
+def test_truncated_tokens_are_no_children():
+    logits = random_logits(NUM_ROWS, VOCAB_SIZE, spread=2.0, seed=4)
+    batch = batch_of(NUM_ROWS, top_k=[3] * NUM_ROWS)
+    children = best_by_noise(logits, batch, 5, shard_of(VOCAB_SIZE))
+    best = logits.topk(3).indices
+    for row in range(NUM_ROWS):
+        token_ids, _ = children.of(row)
+        assert sorted(token_ids) == sorted(best[row].tolist())
+
+
+def test_children_by_logits_have_their_probabilities():
+    logits = torch.tensor([[0.1, 0.6, 0.3], [0.4, 0.2, 0.4]]).log()
+    children = best_by_logits(logits, 2, shard_of(3))
+    assert children.token_ids.tolist() == [[1, 2], [0, 2]]
+    np.testing.assert_allclose(children.confidences, [[0.6, 0.3], [0.4, 0.4]], rtol=1e-6)
+
+
+def test_a_row_without_tokens_has_no_children():
+    logits = torch.full((1, 100), -torch.inf)
+    assert best_by_logits(logits, 3, shard_of(100)).of(0) == ([], [])
+    assert best_by_noise(logits, batch_of(1), 3, shard_of(100)).of(0) == ([], [])
+
+
+@pytest.mark.parametrize("find", ["logits", "noise"])
+def test_several_ranks_find_the_children_of_one(find):
+    logits = random_logits(NUM_ROWS, VOCAB_SIZE, spread=2.0, seed=4)
+
+    def children(group):
+        part = group.share_of(VOCAB_SIZE)
+        own, shard = logits[:, part.start : part.stop], VocabShard(group, part.start, VOCAB_SIZE)
+        if find == "logits":
+            return best_by_logits(own, 40, shard)
+        return best_by_noise(own, batch_of(NUM_ROWS), 40, shard)
+
+    [alone] = run_ranks(1, children)
+    for found in run_ranks(3, children):
+        assert (found.token_ids == alone.token_ids).all()
+        np.testing.assert_allclose(found.confidences, alone.confidences, rtol=1e-5)
+
+
+NUM_TRIALS = 4000
+
+
+@pytest.mark.parametrize(
+    ("count", "plain", "noise"), [(1, 0.175, 0.587), (2, 0.564, 0.879), (4, 0.766, 0.986)]
+)
+def test_children_ranked_with_the_noise_are_accepted_more_often(count, plain, noise):
+    """At temperature 0.8, with a draft that is close to the target."""
+    target = random_logits(1, CHUNK_TOKENS, spread=2.0, seed=1)
+    draft = target + random_logits(1, CHUNK_TOKENS, spread=0.7, seed=2)
+    seeds, shard = torch.arange(NUM_TRIALS), shard_of(CHUNK_TOKENS)
+    batch = sampling_batch(0.8, seeds, torch.zeros_like(seeds))
+    right = sample(target.expand(NUM_TRIALS, -1), batch, shard).numpy()[:, None]
+    drafts = draft.expand(NUM_TRIALS, -1)
+    by_noise = best_by_noise(drafts, batch, count, shard)
+    rates = {
+        "noise": float((by_noise.token_ids == right).any(1).mean()),
+        "plain": float((best_by_logits(drafts, count, shard).token_ids == right).any(1).mean()),
+    }
+    assert rates == pytest.approx({"noise": noise, "plain": plain}, abs=0.001)
