@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.random_heads import write_dspark, write_eagle3, write_medusa
+from benchmarks.random_heads import HEADS
 from benchmarks.step_bench import Precision
 from benchmarks.tree_verification import TreeBench
 from specdec.config.quantization import QuantizationMethod
@@ -146,7 +146,5 @@ def _params(temperature: float) -> SampleParams:
 def write_heads(directory: Path, target: ModelConfig) -> None:
     """Write the checkpoints of all heads, each in a folder."""
     torch.manual_seed(0)
-    write_eagle3(directory / "eagle3", target)
-    write_dspark(directory / "dspark", target)
-    write_medusa(directory / "medusa", target, is_shared=False)
-    write_medusa(directory / "medusa-shared", target, is_shared=True)
+    for name, kind in HEADS.items():
+        kind.write(directory / name, target)

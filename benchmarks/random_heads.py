@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,23 @@ def write_medusa(directory: Path, target: ModelConfig, *, is_shared: bool) -> Pa
         "truncated_vocab_size": DRAFT_VOCAB,
     }
     return _write(directory, config, _matrices(shapes) | {"token_map": _draft_tokens(target)})
+
+
+@dataclass(frozen=True)
+class RandomHead:
+    """A kind of head. method: that drafts with it. write: writes its checkpoint."""
+
+    method: str
+    write: Callable[[Path, ModelConfig], Path]
+
+
+HEADS: Mapping[str, RandomHead] = {
+    "eagle3": RandomHead("eagle3", write_eagle3),
+    "dspark": RandomHead("dspark", write_dspark),
+    "medusa": RandomHead("medusa", partial(write_medusa, is_shared=False)),
+    "medusa-shared": RandomHead("medusa", partial(write_medusa, is_shared=True)),
+}
+"""All kinds, by name."""
 
 
 def _layer(prefix: str, target: ModelConfig, width: int) -> dict[str, tuple[int, int]]:
