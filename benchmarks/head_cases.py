@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,8 @@ class HeadBench:
         self._cache = self._target.new_kv_cache(_NUM_BLOCKS * _BLOCK_SIZE).normal_()
         self._heads = {path.name: self._load(path, quantization) for path in heads.iterdir()}
         self._medusa_int8 = None if quantization else self._load(heads / "medusa", "int8")
+        half = self._write_half(self._heads["medusa"], heads / "medusa" / "half.json")
+        self._medusa_half = self._load(heads / "medusa", quantization, half)
         self._trees = TreeBench(directory, precision)
 
     def cases(self) -> dict[str, HeadCase]:
@@ -82,6 +85,7 @@ class HeadBench:
             "dspark, block of 7": HeadCase(self._steps(self._heads["dspark"])),
             "medusa, 5 heads": HeadCase(self._steps(self._heads["medusa"])),
             "medusa, 5 heads, one output head": HeadCase(self._steps(self._heads["medusa-shared"])),
+            "medusa, 5 heads, half of the tokens": HeadCase(self._steps(self._medusa_half)),
         }
         if self._medusa_int8 is not None:
             cases["medusa, 5 heads in int8"] = HeadCase(self._steps(self._medusa_int8))
@@ -95,9 +99,20 @@ class HeadBench:
             cases[f"tree of {count} behind {num_tokens}"] = HeadCase(tree, reference=reference)
         return cases
 
-    def _load(self, directory: Path, quantization: QuantizationMethod | None) -> DraftHead:
-        config = HeadConfig.from_directory(directory, self._config)
+    def _load(
+        self,
+        directory: Path,
+        quantization: QuantizationMethod | None,
+        token_map: str | None = None,
+    ) -> DraftHead:
+        config = HeadConfig.from_directory(directory, self._config, token_map=token_map)
         return load_head(config, self._target, quantization)
+
+    def _write_half(self, head: DraftHead, path: Path) -> str:
+        """Write a token map with every second token of a head."""
+        assert head.target_ids is not None
+        path.write_text(json.dumps(head.target_ids[::2].tolist()))
+        return str(path)
 
     def _target_step(self) -> None:
         hidden = self._target(_one_row(), self._cache)

@@ -42,6 +42,7 @@ _LIMITS = {
     "medusa, 5 heads": {"fp32": 0.12, "int8": 0.12},
     "medusa, 5 heads in int8": {"fp32": 0.12},
     "medusa, 5 heads, one output head": {"fp32": 0.12, "int8": 0.12},
+    "medusa, 5 heads, half of the tokens": {"fp32": 0.12, "int8": 0.12},
     "tree of 16 behind 128": {"fp32": 1.1, "int8": 1.1},
     "tree of 16 behind 1000": {"fp32": 1.1, "int8": 1.1},
 }

@@ -210,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the options; a head has a report of its own."""
+    """Return the options; a head has a separate report."""
     parser = argparse.ArgumentParser(
         prog="benchmarks.off_cost", description="Measure the cost of switched-off speculation."
     )

@@ -30,7 +30,7 @@ def test_a_share_is_the_median_of_the_ratios_of_the_rounds():
     assert [bar.is_met for bar in bars([first])] == [True, False]
 
 
-def test_a_head_has_a_higher_bar_and_a_report_of_its_own():
+def test_a_head_has_a_higher_bar_and_a_separate_report():
     share = off_cost.Share(1, 0.985, 0.96, (0.985,))
     assert [bar.is_met for bar in bars([share])] == [True, True]
     assert [bar.is_met for bar in bars([share], "eagle3")] == [False, True]
