@@ -13,7 +13,7 @@ from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.grammar import Grammar, OutputConstraint
 from specdec.types.control import SpeculationControl
 from specdec.types.draft_length import DraftLength
-from specdec.types.draft_survival import AcceptanceHistory
+from specdec.types.draft_survival import AcceptanceHistory, ConfidenceHistory
 from specdec.types.messages import BASE_MODEL, Logprobs, PromptLogprobs, SequenceAdmission
 from specdec.types.request import GenerateRequest
 from specdec.types.sampling_params import SamplingParams
@@ -89,11 +89,13 @@ class HeadDraft:
     """A draft that a head on the target's ranks made at the end of a step.
 
     base_length, base_token: the text that it continues: its number of tokens, and the last of them.
+    confidences: as in VerifiedRow.
     """
 
     base_length: int
     base_token: int
     token_ids: tuple[int, ...]
+    confidences: tuple[int, ...] = ()
 
 
 @dataclass
@@ -136,8 +138,9 @@ class Sequence:
     num_cached_tokens: prompt tokens whose KV was found in the prefix cache. has_run: whether it was
     in a batch before, as a preempted sequence was. may_draft: False once its logits were NaN beside
     drafts. draft_length: adapts to acceptance; None before the first draft. acceptance: of its
-    drafts, for the division of a budget. lookahead: of the last step, if it had any. head_draft: of
-    the last step. output_buffer: tokens not sent yet. constraint: its structured output.
+    drafts, for the division of a budget. confidence: of a head in its drafts, for the same.
+    lookahead: of the last step, if it had any. head_draft: of the last step. output_buffer: tokens
+    not sent yet. constraint: its structured output.
     num_pending: tokens that the step in flight will yield, 0 or 1, while the next step is scheduled
     ahead of it; else 0. block_keys: of its prefix, as `BlockManager.attach` extends them.
     arrival_s: when its request was added, by the engine's clock.
@@ -158,6 +161,7 @@ class Sequence:
     may_draft: bool = True
     draft_length: DraftLength | None = None
     acceptance: AcceptanceHistory = field(default_factory=AcceptanceHistory)
+    confidence: ConfidenceHistory = field(default_factory=ConfidenceHistory)
     lookahead: Lookahead | None = None
     head_draft: HeadDraft | None = None
     status: SequenceStatus = SequenceStatus.WAITING
