@@ -29,7 +29,7 @@ IDS = torch.arange(5, VOCAB, 4)
 
 
 def truncated_medusa(is_cut):
-    """Return a head with a token map of its own, over whole or truncated output heads."""
+    """Return a head with its own token map, over whole or truncated output heads."""
     tensors = medusa.of_vllm(medusa.medusa_weights()) | {"token_map": IDS}
     if is_cut:
         tensors = {k: v[IDS] if "lm_head" in k else v for k, v in tensors.items()}
