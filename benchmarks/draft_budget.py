@@ -57,7 +57,10 @@ def _throughput(case: Case, num_steps: int, *, is_divided: bool) -> float:
         rates = np.where(changes, _new_rates(case, text, case.num_sequences), rates)
         shares = even
         if is_divided:
-            shares = share_by_survival([each.rate for each in histories], limits, sum(even))
+            rates_of_tokens = [
+                [each.rate] * limit for each, limit in zip(histories, limits, strict=True)
+            ]
+            shares = share_by_survival(rates_of_tokens, sum(even))
         draws = chance.random((case.num_sequences, max(limits)))
         accepted = [
             _num_accepted(draws[index, :share] < rates[index]) for index, share in enumerate(shares)

@@ -1,9 +1,10 @@
-"""Measure what draft heads cost beside a step of their target, on native CPU kernels.
+"""Measure what draft heads and trees cost beside a step of their target, on native CPU kernels.
 
 One stream of SmolLM2 behind 128 tokens, with heads of its sizes, a draft vocabulary of 8192 and
 random weights, in float32 (16-bit weights) and int8. A target's step is a forward pass of one row
-with its logits and their argmax. All cases take turns; a share is the median over the rounds of
-(time of the case / time of the target's step in that round). The last line printed is JSON.
+with its logits and their argmax. A tree of 16 drafts is compared with a chain of 16 instead, in
+whole steps. All cases take turns; a share is the median over the rounds of (time of the case / time
+of its reference in that round). The last line printed is JSON.
 
     python -m benchmarks.heads [--threads 2] [--rounds 60] [--cpu-time] [--output FILE]
 
@@ -24,51 +25,37 @@ from tempfile import TemporaryDirectory
 import torch
 
 from benchmarks.bystanders import CpuUsage
+from benchmarks.head_cases import HeadBench, HeadCase, write_heads
 from benchmarks.machine import Machine, describe_machine
-from benchmarks.random_heads import write_eagle3, write_medusa
 from benchmarks.report_file import add_output, command_line, write_report
+from benchmarks.step_bench import PRECISIONS
 from benchmarks.summary import Bar, at_most, print_bars
 from benchmarks.workloads import MODEL
-from specdec.config.quantization import QuantizationMethod
-from specdec.distributed.group import TensorParallelGroup
-from specdec.kernels.forward_batch import Chunk, ModelInput
-from specdec.kernels.sample import SampleParams, row_argmax
 from specdec.models.config import ModelConfig
-from specdec.models.heads.base import DraftHead, WholeDraftHead
-from specdec.models.heads.config import HeadConfig
-from specdec.models.heads.loading import load_head
-from specdec.models.loading import load_model
 from specdec.models.resolve import print_progress, resolve
-from specdec.sampling.sampler import SamplingBatch
 
-_BLOCK_SIZE = 16
-_NUM_BLOCKS = 16
-_CONTEXT = 128
-_NUM_DRAFTS = 4
-_TARGET = "target step"
-
-_PRECISIONS: Mapping[str, QuantizationMethod | None] = {"fp32": None, "int8": "int8"}
+_PRECISIONS = ("fp32", "int8")
 
 _LIMITS = {
-    ("fp32", "eagle3 draft token"): 0.08,
-    ("int8", "eagle3 draft token"): 0.12,
-    ("fp32", "medusa, 5 heads"): 0.12,
-    ("int8", "medusa, 5 heads"): 0.12,
-    ("fp32", "medusa, 5 heads in int8"): 0.12,
-    ("fp32", "medusa, 5 heads, one output head"): 0.12,
-    ("int8", "medusa, 5 heads, one output head"): 0.12,
+    "eagle3 draft token": {"fp32": 0.08, "int8": 0.12},
+    "dspark, block of 7": {"fp32": 0.25, "int8": 0.25},
+    "medusa, 5 heads": {"fp32": 0.12, "int8": 0.12},
+    "medusa, 5 heads in int8": {"fp32": 0.12},
+    "medusa, 5 heads, one output head": {"fp32": 0.12, "int8": 0.12},
+    "medusa, 5 heads, half of the tokens": {"fp32": 0.12, "int8": 0.12},
+    "tree of 16 behind 128": {"fp32": 1.1, "int8": 1.1},
+    "tree of 16 behind 1000": {"fp32": 1.1, "int8": 1.1},
 }
-"""Most time of a case as a share of the target's step."""
-
-Work = Callable[[], object]
+"""Most time of a case and precision, as a share of its reference."""
 
 
 @dataclass(frozen=True)
 class HeadRow:
-    """Medians of one case. share: of the time of a target's step."""
+    """Medians of one case. share: of the time of `reference`."""
 
     precision: str
     case: str
+    reference: str
     ms: float
     share: float
 
@@ -87,109 +74,30 @@ class Report:
     bars: tuple[Bar, ...]
 
 
-class HeadBench:
-    """A target and heads beside it, in one precision."""
-
-    def __init__(self, heads: Path, quantization: QuantizationMethod | None) -> None:
-        """Load the model, and the heads in the folders of `heads`."""
-        directory = resolve(MODEL, progress=print_progress)
-        self._config = ModelConfig.from_directory(directory)
-        self._target = load_model(
-            directory,
-            self._config,
-            TensorParallelGroup(),
-            dtype=torch.float32,
-            max_model_len=_NUM_BLOCKS * _BLOCK_SIZE,
-            block_size=_BLOCK_SIZE,
-            quantization=quantization,
-            kernels="native",
-        )
-        self._cache = self._target.new_kv_cache(_NUM_BLOCKS * _BLOCK_SIZE).normal_()
-        self._heads = {path.name: self._load(path, quantization) for path in heads.iterdir()}
-        self._medusa_int8 = None if quantization else self._load(heads / "medusa", "int8")
-
-    def cases(self) -> dict[str, tuple[Work, int]]:
-        """Return the work of each case, and how often it repeats what is measured."""
-        eagle3 = self._heads["eagle3"]
-        assert isinstance(eagle3, WholeDraftHead)
-        cases: dict[str, tuple[Work, int]] = {
-            _TARGET: (self._target_step, 1),
-            "eagle3 draft token": (self._whole_draft(eagle3, 0.0), _NUM_DRAFTS),
-            "eagle3 draft token, temperature 0.8": (self._whole_draft(eagle3, 0.8), _NUM_DRAFTS),
-            "eagle3 draft token, a call for each": (self._steps(eagle3), _NUM_DRAFTS),
-            "medusa, 5 heads": (self._steps(self._heads["medusa"]), 1),
-            "medusa, 5 heads, one output head": (self._steps(self._heads["medusa-shared"]), 1),
-        }
-        if self._medusa_int8 is not None:
-            cases["medusa, 5 heads in int8"] = (self._steps(self._medusa_int8), 1)
-        return cases
-
-    def _load(self, directory: Path, quantization: QuantizationMethod | None) -> DraftHead:
-        config = HeadConfig.from_directory(directory, self._config)
-        return load_head(config, self._target, quantization)
-
-    def _target_step(self) -> None:
-        hidden = self._target(_one_row(), self._cache)
-        self._target.compute_logits_and_argmax(hidden)
-
-    def _whole_draft(self, head: WholeDraftHead, temperature: float) -> Work:
-        cache = head.new_kv_cache(_NUM_BLOCKS * _BLOCK_SIZE)
-        assert cache is not None
-        cache.normal_()
-        features, params = torch.randn(1, head.feature_size), _params(temperature)
-        return lambda: head.draft(_one_row(), features, cache, [_NUM_DRAFTS], params)
-
-    def _steps(self, head: DraftHead) -> Work:
-        cache = head.new_kv_cache(_NUM_BLOCKS * _BLOCK_SIZE)
-        if cache is not None:
-            cache.normal_()
-        count = head.max_draft_tokens or _NUM_DRAFTS
-        features = torch.randn(1, head.feature_size)
-
-        def draft() -> None:
-            state = head.begin(_one_row(), features, cache, count)
-            for index in range(count):
-                argmax = row_argmax(head.logits(state, index))
-                if index + 1 < count:
-                    state = head.advance(state, argmax.token_ids.tolist(), index)
-
-        return draft
-
-
-def _one_row() -> ModelInput:
-    return ModelInput([Chunk([100], _CONTEXT, range(_NUM_BLOCKS))], _BLOCK_SIZE)
-
-
-def _params(temperature: float) -> SampleParams:
-    return SamplingBatch.from_lists(
-        temperatures=[temperature],
-        top_k=[0],
-        top_p=[1.0],
-        min_p=[0.0],
-        seeds=[1],
-        choices=[0],
-        positions=[_CONTEXT],
-    ).params
-
-
 def measure(
     precision: str,
-    cases: Mapping[str, tuple[Work, int]],
+    cases: Mapping[str, HeadCase],
     rounds: int,
     clock: Callable[[], float],
 ) -> list[HeadRow]:
     """Return the medians of all cases, which take turns, without the first rounds."""
     num_warm_up = 3
-    seconds: dict[str, list[float]] = {case: [] for case in cases}
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(num_warm_up + rounds):
-        for case, (work, count) in cases.items():
+        for name, case in cases.items():
             began_at = clock()
-            work()
-            seconds[case].append((clock() - began_at) / count)
-    target = seconds[_TARGET][num_warm_up:]
+            case.run()
+            seconds[name].append((clock() - began_at) / case.num_repeats)
+    own = {name: each[num_warm_up:] for name, each in seconds.items()}
     return [
-        HeadRow(precision, case, 1e3 * statistics.median(own), _median_ratio(own, target))
-        for case, own in ((case, each[num_warm_up:]) for case, each in seconds.items())
+        HeadRow(
+            precision,
+            name,
+            case.reference,
+            1e3 * statistics.median(own[name]),
+            _median_ratio(own[name], own[case.reference]),
+        )
+        for name, case in cases.items()
     ]
 
 
@@ -200,9 +108,9 @@ def _median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
 def bars(rows: Sequence[HeadRow]) -> tuple[Bar, ...]:
     """Return the shares that have a limit."""
     return tuple(
-        at_most(f"{row.case} / target step, {row.precision}", row.share, limit)
+        at_most(f"{row.case} / {row.reference}, {row.precision}", row.share, limit)
         for row in rows
-        if (limit := _LIMITS.get((row.precision, row.case))) is not None
+        if (limit := _LIMITS.get(row.case, {}).get(row.precision)) is not None
     )
 
 
@@ -213,13 +121,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(options.threads)
     clock = time.thread_time if options.cpu_time else time.perf_counter
     before, rows = CpuUsage.now(), list[HeadRow]()
-    with TemporaryDirectory() as directory, torch.inference_mode():
-        _write_heads(Path(directory))
-        for precision, quantization in _PRECISIONS.items():
-            bench = HeadBench(Path(directory), quantization)
+    target = resolve(MODEL, progress=print_progress)
+    with TemporaryDirectory() as heads, torch.inference_mode():
+        write_heads(Path(heads), ModelConfig.from_directory(target))
+        for precision in _PRECISIONS:
+            bench = HeadBench(target, Path(heads), PRECISIONS[precision])
             rows += measure(precision, bench.cases(), options.rounds, clock)
-    for row in rows:
-        print(f"{row.precision:6}{row.case:40}{row.ms:8.3f} ms{100 * row.share:8.1f} %")
+    print_table(rows)
     print_bars(bars(rows))
     report = Report(
         command_line("benchmarks.heads", given),
@@ -235,12 +143,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _write_heads(directory: Path) -> None:
-    torch.manual_seed(0)
-    target = ModelConfig.from_directory(resolve(MODEL, progress=print_progress))
-    write_eagle3(directory / "eagle3", target)
-    write_medusa(directory / "medusa", target, is_shared=False)
-    write_medusa(directory / "medusa-shared", target, is_shared=True)
+def print_table(rows: Sequence[HeadRow]) -> None:
+    """Print one line per case, with its limit."""
+    for row in rows:
+        limit = _LIMITS.get(row.case, {}).get(row.precision)
+        bound = "" if limit is None else f", at most {100 * limit:g} %"
+        share = f"{100 * row.share:6.1f} % of {row.reference}{bound}"
+        print(f"{row.precision:6}{row.case:40}{row.ms:8.3f} ms{share}")
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:

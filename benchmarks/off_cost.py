@@ -1,12 +1,12 @@
 """Measure the cost of speculation that an operator has switched off.
 
-One service has a draft model and is switched off at run time; its draft worker stays alive. Another
-one was started without speculation. They take turns at several numbers of streams, in a closed
-loop; with few streams, where a measurement is short and noisy, more often. After half of the rounds
-both are restarted in the other order, because the memory layout of a process changes the speed by
-one or two percent.
+One service has a draft model, or with --head a head with random weights, and is switched off at
+run time; its draft worker stays alive. Another one was started without speculation. They take turns
+at several numbers of streams, in a closed loop; with few streams, where a measurement is short and
+noisy, more often. After half of the rounds both are restarted in the other order, because the
+memory layout of a process changes the speed by one or two percent.
 
-    python -m benchmarks.off_cost [--rounds 10] [--output FILE]
+    python -m benchmarks.off_cost [--head eagle3] [--rounds 10] [--output FILE]
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -24,13 +26,16 @@ import numpy as np
 from benchmarks.contenders import ServiceContender
 from benchmarks.machine import Machine, describe_machine
 from benchmarks.prompts import add_prompts_option, load_prompts, of_similar_length
-from benchmarks.report_file import add_output, command_line, write_report
+from benchmarks.random_heads import HEADS
+from benchmarks.report_file import DOCS, add_output, command_line, write_report
 from benchmarks.rounds import Case, Measured, add_round_options, measure_rounds, warm_up
 from benchmarks.service import started_service
 from benchmarks.steered import STEERED, steer
 from benchmarks.summary import Bar, Row, at_least, print_bars, print_rows, summarize
 from benchmarks.workloads import MODEL, NO_METHOD, Contender, Measurement, Workload
 from specdec.client import AdminClient
+from specdec.config.speculative import SpeculativeConfig
+from specdec.models.config import ModelConfig
 from specdec.models.resolve import print_progress, resolve
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationChange
@@ -38,7 +43,7 @@ from specdec.types.control import SpeculationChange
 _PAIRS_PER_ROUND = {1: 4, 8: 2, 32: 1}  # by the number of streams
 _MOST_PROMPTS = 48
 _REQUESTS_EACH = 2  # per stream, one after the other
-_LEAST_MEDIAN, _LEAST_BOUND = 0.98, 0.95
+_LEAST_MEDIAN, _LEAST_MEDIAN_WITH_HEAD, _LEAST_BOUND = 0.98, 0.99, 0.95
 _CONFIDENCE = 0.95
 _DRAFT_WORKER_TIMEOUT_S = 60.0
 _RESAMPLES = 10_000
@@ -61,11 +66,12 @@ class Share:
 
 @dataclass(frozen=True)
 class OffReport:
-    """Complete results of a run."""
+    """Complete results of a run. head: the kind of the head; None for a draft model."""
 
     command: str
     machine: Machine
     model: str
+    head: str | None
     num_rounds: int
     max_tokens: int
     rows: tuple[Row, ...]
@@ -100,13 +106,14 @@ def lower_bound(ratios: Sequence[float], seed: int = 0) -> float:
     return float(np.quantile(np.median(drawn, axis=1), 1 - _CONFIDENCE))
 
 
-def bars(found: Sequence[Share]) -> tuple[Bar, ...]:
+def bars(found: Sequence[Share], head: str | None = None) -> tuple[Bar, ...]:
     """Check the median and the lower bound at each number of streams."""
+    least = _LEAST_MEDIAN if head is None else _LEAST_MEDIAN_WITH_HEAD
     return tuple(
         bar
         for each in found
         for bar in (
-            at_least(f"median, {each.num_streams} streams", each.median, _LEAST_MEDIAN),
+            at_least(f"median, {each.num_streams} streams", each.median, least),
             at_least(f"lower bound, {each.num_streams} streams", each.lower_bound, _LEAST_BOUND),
         )
     )
@@ -118,7 +125,7 @@ def measure(cases: Sequence[Case], options: argparse.Namespace) -> Measured:
     orders = ((OFF, WITHOUT), (WITHOUT, OFF))
     for order, num_rounds in zip(orders, halves(options.rounds), strict=True):
         if num_rounds:
-            found = measure_pair(order, cases, num_rounds, options.quiet_limit_s)
+            found = measure_pair(order, cases, num_rounds, options)
             for name, each in found.items():
                 measured[name] += each
     return measured
@@ -130,12 +137,15 @@ def halves(count: int) -> tuple[int, int]:
 
 
 def measure_pair(
-    order: Sequence[str], cases: Sequence[Case], num_rounds: int, quiet_limit_s: float
+    order: Sequence[str], cases: Sequence[Case], num_rounds: int, options: argparse.Namespace
 ) -> Measured:
     """Start both services in the given order, and measure; the other service is idle meanwhile."""
     shared: dict[str, Any] = {"enable_prefix_caching": False, "max_num_seqs": 32}
     own: dict[str, dict[str, Any]] = {OFF: {}, WITHOUT: {"speculative_config": None}}
     with ExitStack() as stack:
+        if options.head is not None:
+            directory = Path(stack.enter_context(TemporaryDirectory()))
+            own[OFF]["speculative_config"] = head_config(options.head, directory)
         print_progress("starting both services")
         addresses = {
             name: stack.enter_context(started_service(MODEL, **shared, **own[name])).address
@@ -143,7 +153,8 @@ def measure_pair(
         }
         admin = stack.enter_context(AdminClient(addresses[OFF]))
         steer(admin, SpeculationChange(mode="off"))
-        _wait_for_draft_worker(admin)
+        if options.head is None:
+            _wait_for_draft_worker(admin)
         contenders: dict[str, Contender] = {
             name: ServiceContender(address) for name, address in addresses.items()
         }
@@ -151,8 +162,17 @@ def measure_pair(
         measured: dict[str, list[Measurement]] = {}
         for count, num_pairs in _PAIRS_PER_ROUND.items():
             turns = [case for case in cases if case.workloads[0].num_open == count]
-            measured |= measure_rounds(contenders, turns, num_pairs * num_rounds, quiet_limit_s)
+            measured |= measure_rounds(
+                contenders, turns, num_pairs * num_rounds, options.quiet_limit_s
+            )
         return measured
+
+
+def head_config(head: str, directory: Path) -> SpeculativeConfig:
+    """Write a head for the benchmarks' model below `directory`, and return its configuration."""
+    target = ModelConfig.from_directory(resolve(MODEL))
+    kind = HEADS[head]
+    return SpeculativeConfig.of(kind.method, model=str(kind.write(directory / head, target)))
 
 
 def _wait_for_draft_worker(admin: AdminClient) -> None:
@@ -167,7 +187,7 @@ def _wait_for_draft_worker(admin: AdminClient) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark and return 0 whether or not the aims are met: machines differ."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    options = _parser().parse_args(given)
+    options = parse(given)
     known = load_prompts(options.prompts, Tokenizer(resolve(MODEL)))
     cases = make_cases(of_similar_length(known, _MOST_PROMPTS), options.max_tokens)
     measured = measure(cases, options)
@@ -176,11 +196,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command=command_line("benchmarks.off_cost", given),
         machine=describe_machine(),
         model=MODEL,
+        head=options.head,
         num_rounds=options.rounds,
         max_tokens=options.max_tokens,
         rows=tuple(summarize(name, each) for name, each in measured.items()),
         shares=found,
-        bars=bars(found),
+        bars=bars(found, options.head),
     )
     print_rows(report.rows)
     print_bars(report.bars)
@@ -188,14 +209,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the options; a head has a separate report."""
     parser = argparse.ArgumentParser(
         prog="benchmarks.off_cost", description="Measure the cost of switched-off speculation."
+    )
+    parser.add_argument(
+        "--head", choices=HEADS, help="load a head with random weights instead of a draft model"
     )
     add_prompts_option(parser)
     add_round_options(parser, num_rounds=10)
     add_output(parser, "off-cost")
-    return parser
+    options = parser.parse_args(arguments)
+    if options.head is not None and options.output == parser.get_default("output"):
+        options.output = DOCS / f"off-cost-{options.head}.json"
+    return options
 
 
 if __name__ == "__main__":

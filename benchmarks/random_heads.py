@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +19,15 @@ DRAFT_VOCAB = 8192
 
 _NUM_MEDUSA_HEADS = 5
 
+_BLOCK_SIZE, _NUM_BLOCK_LAYERS, _MARKOV_RANK = 7, 2, 256
+
 
 def write_eagle3(directory: Path, target: ModelConfig) -> Path:
     """Write an EAGLE-3 head of the target's sizes, with its own output head of DRAFT_VOCAB."""
-    size, units = target.hidden_size, target.intermediate_size
-    heads = target.num_heads * target.head_dim
-    kv_heads = target.num_kv_heads * target.head_dim
+    size = target.hidden_size
     shapes = {
         "fc": (size, 3 * size),
-        "midlayer.self_attn.q_proj": (heads, 2 * size),
-        "midlayer.self_attn.k_proj": (kv_heads, 2 * size),
-        "midlayer.self_attn.v_proj": (kv_heads, 2 * size),
-        "midlayer.self_attn.o_proj": (size, heads),
-        "midlayer.mlp.gate_proj": (units, size),
-        "midlayer.mlp.up_proj": (units, size),
-        "midlayer.mlp.down_proj": (size, units),
+        **_layer("midlayer", target, 2 * size),
         "lm_head": (DRAFT_VOCAB, size),
     }
     norms = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
@@ -41,14 +37,43 @@ def write_eagle3(directory: Path, target: ModelConfig) -> Path:
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
-        "hidden_size": size,
-        "intermediate_size": units,
-        "num_attention_heads": target.num_heads,
-        "num_key_value_heads": target.num_kv_heads,
+        **_layer_fields(target),
         "num_hidden_layers": 1,
-        "rms_norm_eps": target.rms_norm_eps,
-        "vocab_size": target.vocab_size,
         "draft_vocab_size": DRAFT_VOCAB,
+    }
+    return _write(directory, config, tensors)
+
+
+def write_dspark(directory: Path, target: ModelConfig) -> Path:
+    """Write a DSpark head of two layers of the target's sizes, in DeepSpec's layout.
+
+    It has blocks of 7, a vanilla Markov head of rank 256, and an output head of DRAFT_VOCAB.
+    """
+    size, layers = target.hidden_size, range(_NUM_BLOCK_LAYERS)
+    last = target.num_layers - 3
+    shapes = {
+        "fc": (size, 3 * size),
+        "lm_head": (DRAFT_VOCAB, size),
+        "markov_head.markov_w1": (target.vocab_size, _MARKOV_RANK),
+        "markov_head.markov_w2": (DRAFT_VOCAB, _MARKOV_RANK),
+    }
+    for index in layers:
+        shapes |= _layer(f"layers.{index}", target, size)
+    norms = ["hidden_norm", "norm"]
+    for name in ("input_layernorm", "post_attention_layernorm"):
+        norms += [f"layers.{index}.{name}" for index in layers]
+    tensors = _matrices(shapes) | {f"{name}.weight": torch.ones(size) for name in norms}
+    tensors["d2t"] = _draft_tokens(target) - torch.arange(DRAFT_VOCAB)
+    config = {
+        "architectures": ["Qwen3DSparkModel"],
+        "model_type": "llama",
+        **_layer_fields(target),
+        "head_dim": target.head_dim,
+        "num_hidden_layers": len(layers),
+        "block_size": _BLOCK_SIZE,
+        "mask_token_id": 0,
+        "target_layer_ids": [1, last // 2, last],
+        "markov_rank": _MARKOV_RANK,
     }
     return _write(directory, config, tensors)
 
@@ -68,6 +93,51 @@ def write_medusa(directory: Path, target: ModelConfig, *, is_shared: bool) -> Pa
         "truncated_vocab_size": DRAFT_VOCAB,
     }
     return _write(directory, config, _matrices(shapes) | {"token_map": _draft_tokens(target)})
+
+
+@dataclass(frozen=True)
+class RandomHead:
+    """A kind of head. method: that drafts with it. write: writes its checkpoint."""
+
+    method: str
+    write: Callable[[Path, ModelConfig], Path]
+
+
+HEADS: Mapping[str, RandomHead] = {
+    "eagle3": RandomHead("eagle3", write_eagle3),
+    "dspark": RandomHead("dspark", write_dspark),
+    "medusa": RandomHead("medusa", partial(write_medusa, is_shared=False)),
+    "medusa-shared": RandomHead("medusa", partial(write_medusa, is_shared=True)),
+}
+"""All kinds, by name."""
+
+
+def _layer(prefix: str, target: ModelConfig, width: int) -> dict[str, tuple[int, int]]:
+    """Return the shapes of a decoder layer; width: of the input of attention."""
+    size, units = target.hidden_size, target.intermediate_size
+    heads = target.num_heads * target.head_dim
+    kv_heads = target.num_kv_heads * target.head_dim
+    shapes = {
+        "self_attn.q_proj": (heads, width),
+        "self_attn.k_proj": (kv_heads, width),
+        "self_attn.v_proj": (kv_heads, width),
+        "self_attn.o_proj": (size, heads),
+        "mlp.gate_proj": (units, size),
+        "mlp.up_proj": (units, size),
+        "mlp.down_proj": (size, units),
+    }
+    return {f"{prefix}.{name}": shape for name, shape in shapes.items()}
+
+
+def _layer_fields(target: ModelConfig) -> dict[str, Any]:
+    return {
+        "hidden_size": target.hidden_size,
+        "intermediate_size": target.intermediate_size,
+        "num_attention_heads": target.num_heads,
+        "num_key_value_heads": target.num_kv_heads,
+        "rms_norm_eps": target.rms_norm_eps,
+        "vocab_size": target.vocab_size,
+    }
 
 
 def _draft_tokens(target: ModelConfig) -> Tensor:

@@ -217,7 +217,7 @@ class RayExecutor:
             return None
         name = method.model or self._config.model
         model = ModelSource(name, directory, may_be_pickled=method.model is not None)
-        return HeadSource(model, method.quantization, method.window)
+        return HeadSource(model, method.quantization, method.window, method.speculative_token_map)
 
     def _start_draft(self, placement: PlacementGroup) -> DraftSupervisor | None:
         from cluster.workers.supervisors import DraftSupervisor

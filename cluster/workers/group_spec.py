@@ -41,11 +41,12 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class HeadSource:
-    """A draft head beside a target; quantization, window: as in `HeadFiles`."""
+    """A draft head beside a target; quantization, window, token_map: as in `HeadFiles`."""
 
     model: ModelSource
     quantization: QuantizationMethod | None
     window: int | None = None
+    token_map: str | None = None
 
 
 @dataclass(frozen=True)

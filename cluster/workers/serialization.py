@@ -129,9 +129,10 @@ def decode_draft_step(frames: Sequence[bytes]) -> DraftStep:
 
 
 def encode_output(output: VerifyOutput) -> Frames:
-    """Encode as [header, rows [B, 7], tokens, prompts [P, 4], 3 logprobs arrays].
+    """Encode as [header, rows [B, 8], tokens, prompts [P, 4], 3 logprobs arrays].
 
-    A row's tokens are its output, lookahead and next draft tokens, then the draft's parents.
+    A row's tokens are its output, lookahead and next draft tokens, then the draft's parents and
+    confidences.
     Logprobs are those of the rows, then those of the prompts.
     """
     rows = (
@@ -143,6 +144,7 @@ def encode_output(output: VerifyOutput) -> Frames:
             row.has_bad_logits,
             len(row.next_draft_token_ids),
             row.next_draft_parents is not None,
+            bool(row.next_draft_confidences),
         )
         for row in output.rows
     )
@@ -166,8 +168,8 @@ def encode_output(output: VerifyOutput) -> Frames:
 def decode_output(frames: Sequence[bytes]) -> VerifyOutput:
     """Decode the frames of `encode_output`."""
     header, rows, tokens, prompts, *logprobs = frames
-    table, prompt_table = _table(rows, 7), _table(prompts, 4)
-    counts = [row[1] + row[2] + row[5] * (1 + row[6]) for row in table]
+    table, prompt_table = _table(rows, 8), _table(prompts, 4)
+    counts = [row[1] + row[2] + row[5] * (1 + row[6] + row[7]) for row in table]
     row_numbers = _split(_unpack(tokens), counts)
     take_ids, take_values, take_ranks = map(_reader, logprobs, (_INT32, _FLOAT32, _INT32))
 
@@ -191,17 +193,25 @@ def _verified_numbers(row: VerifiedRow) -> Numbers:
     tokens = row.token_ids + row.lookahead_token_ids
     if not row.next_draft_token_ids:
         return tokens
-    return tokens + row.next_draft_token_ids + (row.next_draft_parents or ())
+    parents, confidences = row.next_draft_parents or (), row.next_draft_confidences
+    return tokens + row.next_draft_token_ids + parents + confidences
 
 
 def _verified_row(row: Numbers, numbers: Numbers, take: Callable[..., Logprobs]) -> VerifiedRow:
-    seq_id, count, num_lookahead, width, is_bad, num_drafts, is_tree = row
+    seq_id, count, num_lookahead, width, is_bad, num_drafts, is_tree, is_sure = row
     logprobs = take(count, width) if width else None
     end = count + num_lookahead
     drafts = numbers[end : end + num_drafts]
-    parents = numbers[end + num_drafts :] if is_tree else None
+    parents = numbers[end + num_drafts :][:num_drafts] if is_tree else None
     return VerifiedRow(
-        seq_id, numbers[:count], logprobs, bool(is_bad), numbers[count:end], drafts, parents
+        seq_id,
+        numbers[:count],
+        logprobs,
+        bool(is_bad),
+        numbers[count:end],
+        drafts,
+        parents,
+        numbers[len(numbers) - num_drafts :] if is_sure else (),
     )
 
 

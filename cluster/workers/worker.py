@@ -38,7 +38,7 @@ StepFunction = Callable[[serialization.Frames], Iterator[serialization.Frames]]
 
 
 def _head_files(head: HeadSource) -> HeadFiles:
-    return HeadFiles(head.model.here(), head.quantization, head.window)
+    return HeadFiles(head.model.here(), head.quantization, head.window, head.token_map)
 
 
 def load_worker(spec: GroupSpec, rank: int, directory: Path) -> ModelWorker:

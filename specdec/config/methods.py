@@ -179,6 +179,8 @@ class HeadMethodConfig(MethodConfig):
     is_in_target: whether the target's own checkpoint may contain the head.
     model: the head's checkpoint, a directory or a Hub id; None for the target's own.
     quantization: how the head's matrices are held; None keeps the model's dtype.
+    speculative_token_map: JSON file with the target's ids of the tokens that the head may draft,
+        on every node; None for all that it has (`specdec.models.heads.token_map`).
     """
 
     writes_kv: ClassVar[bool] = False
@@ -189,6 +191,7 @@ class HeadMethodConfig(MethodConfig):
 
     model: str | None = None
     quantization: QuantizationMethod | None = None
+    speculative_token_map: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

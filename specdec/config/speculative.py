@@ -73,7 +73,7 @@ class SpeculativeConfig:
         adaptive_length_lower_below: as in LengthRule.
     batch_budget: whether the draft tokens of a step are divided over its sequences by expected
         survival (`specdec.types.draft_survival`), instead of the same number for each. The sum is
-        that of the same number for each.
+        that of the same number for each. A head that is the only drafter adds its confidences.
     batch_budget_max: longest draft of a sequence with batch_budget.
     speculation_threshold: largest number of decoding requests to draft for, until an operator
         changes it; None for 32, or 256 with policy goodput, which measures the effect of the load.
@@ -296,6 +296,11 @@ class SpeculativeConfig:
         """The method that drafts with a head on the target's ranks, where one does."""
         heads = (each for each in self.drafters if isinstance(each, HeadMethodConfig))
         return next(heads, None)
+
+    @property
+    def uses_confidences(self) -> bool:
+        """Whether the confidences of a head divide the budget; the head is the only drafter."""
+        return self.batch_budget and self.drafters == (self.head,)
 
     @property
     def num_lookahead_tokens(self) -> int:

@@ -403,8 +403,13 @@ class Engine:
         self._speculator.observe(seq, row.draft_depth, num_verified)
         if stop is None:
             seq.lookahead = _lookahead(row, verified)
-            drafted = verified.next_draft_token_ids, verified.next_draft_parents
-            seq.head_draft = HeadDraft(seq.num_tokens, seq.token_ids[-1], *drafted)
+            seq.head_draft = HeadDraft(
+                seq.num_tokens,
+                seq.token_ids[-1],
+                verified.next_draft_token_ids,
+                verified.next_draft_parents,
+                verified.next_draft_confidences,
+            )
             self._drop_rejected(seq)
         else:
             self._finish(seq)

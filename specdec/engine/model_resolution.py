@@ -101,7 +101,8 @@ def _resolve_head(method: HeadMethodConfig, target: Path, progress: Progress) ->
     directory = target
     if method.model is not None:
         directory = resolve(method.model, progress=progress, may_be_pickled=True)
-    head = HeadConfig.from_directory(directory, ModelConfig.from_directory(target), method.window)
+    config = ModelConfig.from_directory(target)
+    head = HeadConfig.from_directory(directory, config, method.window, method.speculative_token_map)
     if head.method != method.name:
         limit = f"{head.method}: {directory} is {head.describe()[0]}"
         raise InvalidValueError("speculative_config.method", method.name, limit)

@@ -146,6 +146,7 @@ class Scheduler:
         self._config = config
         speculation = config.speculation
         self._length_rule = speculation.length_rule if speculation else None
+        self._has_confidences = speculation is not None and speculation.uses_confidences
         self._longest_share = (
             speculation.batch_budget_max if speculation and speculation.batch_budget else None
         )
@@ -322,15 +323,22 @@ class Scheduler:
     ) -> list[int]:
         """Divide the draft tokens `wanted`, and at most `budget`, among the sequences.
 
-        Only the outcome of earlier steps decides, as rejection sampling requires.
+        Only earlier steps decide, as rejection sampling requires.
         """
         if self._longest_share is None:
             return share_budget(wanted, budget)
-        rates = [seq.acceptance.rate for seq in sequences]
-        limits = [
-            self._share_limit(seq, count) for seq, count in zip(sequences, wanted, strict=True)
+        rates = [
+            self._acceptance_rates(seq, self._share_limit(seq, count))
+            for seq, count in zip(sequences, wanted, strict=True)
         ]
-        return share_by_survival(rates, limits, min(budget, sum(wanted)))
+        return share_by_survival(rates, min(budget, sum(wanted)))
+
+    def _acceptance_rates(self, seq: Sequence, limit: int) -> list[float]:
+        """Return the rates of `share_by_survival` of at most `limit` draft tokens."""
+        draft = seq.head_draft if self._has_confidences and seq.constraint is None else None
+        if draft is None or draft.base_length != seq.num_tokens or draft.parents is not None:
+            return [seq.acceptance.rate] * limit
+        return [seq.confidence.rate(each / 1000) for each in draft.confidences[:limit]]
 
     def _share_limit(self, seq: Sequence, wanted: int) -> int:
         """Return the most draft tokens of a sequence for which an even share would be `wanted`.

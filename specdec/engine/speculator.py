@@ -70,6 +70,7 @@ class Speculator:
         self._configured = config.control if config else NO_SPECULATION
         self._length_rule = config.length_rule if config else None
         self._has_batch_budget = config is not None and config.batch_budget
+        self._has_confidences = config is not None and config.uses_confidences
         self._drafting = Drafting()  # of the oldest step in flight
 
     @property
@@ -190,8 +191,16 @@ class Speculator:
         num_requested = self._drafting.num_requested.get(seq.seq_id, 0)
         if self._has_batch_budget:
             seq.acceptance = seq.acceptance.after(num_requested, num_accepted)
+            seq.confidence = seq.confidence.after(self._confidences(seq, depth), num_accepted)
         if self.policy is not None and seq.drafting_method(control) == control.method:
             self.policy.observe_row(num_requested, depth, num_accepted, is_tree=is_tree)
+
+    def _confidences(self, seq: Sequence, depth: int) -> list[float]:
+        """Return the head's confidences in the `depth` draft tokens of a row; none in others'."""
+        draft, is_own = seq.head_draft, seq.seq_id in self._drafting.methods
+        if not self._has_confidences or draft is None or not is_own:
+            return []
+        return [each / 1000 for each in draft.confidences[:depth]]
 
     def end_step(self) -> None:
         """Report to the policy that all rows of the step were observed."""

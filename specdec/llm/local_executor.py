@@ -124,7 +124,9 @@ class LocalExecutor:
         directory, method = self._directories.head, self._config.head
         head = None
         if directory is not None and method is not None:
-            head = HeadFiles(directory, method.quantization, method.window)
+            head = HeadFiles(
+                directory, method.quantization, method.window, method.speculative_token_map
+            )
         runner = self._load(self._directories.target, self._plan.engine, quantization, head=head)
         assert isinstance(runner, TargetModelRunner)
         return LocalTarget(runner)

@@ -13,7 +13,7 @@ from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.grammar import Grammar, OutputConstraint
 from specdec.types.control import SpeculationControl
 from specdec.types.draft_length import DraftLength
-from specdec.types.draft_survival import AcceptanceHistory
+from specdec.types.draft_survival import AcceptanceHistory, ConfidenceHistory
 from specdec.types.messages import BASE_MODEL, Logprobs, PromptLogprobs, SequenceAdmission
 from specdec.types.request import GenerateRequest
 from specdec.types.sampling_params import SamplingParams
@@ -90,12 +90,14 @@ class HeadDraft:
 
     base_length, base_token: the text that it continues: its number of tokens, and the last of them.
     parents: the tree of its tokens, as in `specdec.types.draft_tree`; None for a chain.
+    confidences: as in VerifiedRow.
     """
 
     base_length: int
     base_token: int
     token_ids: tuple[int, ...]
     parents: tuple[int, ...] | None = None
+    confidences: tuple[int, ...] = ()
 
 
 @dataclass
@@ -138,8 +140,9 @@ class Sequence:
     num_cached_tokens: prompt tokens whose KV was found in the prefix cache. has_run: whether it was
     in a batch before, as a preempted sequence was. may_draft: False once its logits were NaN beside
     drafts. draft_length: adapts to acceptance; None before the first draft. acceptance: of its
-    drafts, for the division of a budget. lookahead: of the last step, if it had any. head_draft: of
-    the last step. output_buffer: tokens not sent yet. constraint: its structured output.
+    drafts, for the division of a budget. confidence: of a head in its drafts, for the same.
+    lookahead: of the last step, if it had any. head_draft: of the last step. output_buffer: tokens
+    not sent yet. constraint: its structured output.
     num_pending: most tokens that the step in flight will yield, while the next step is scheduled
     ahead of it; else 0. num_pending_drafts: those of them that are drafts and may be rejected.
     block_keys: of its prefix, as `BlockManager.attach` extends them.
@@ -162,6 +165,7 @@ class Sequence:
     may_draft: bool = True
     draft_length: DraftLength | None = None
     acceptance: AcceptanceHistory = field(default_factory=AcceptanceHistory)
+    confidence: ConfidenceHistory = field(default_factory=ConfidenceHistory)
     lookahead: Lookahead | None = None
     head_draft: HeadDraft | None = None
     status: SequenceStatus = SequenceStatus.WAITING

@@ -2,8 +2,9 @@
 
 Sequences differ in how often their drafts are accepted. A draft token costs the target the same in
 each of them, so the budget of a step goes to the tokens that are most likely to be accepted. All
-shares follow from drafts that earlier steps have verified: see docs/speculation.md for the proof
-that this is lossless with every verifier.
+shares follow from drafts that earlier steps have verified, or from a head's confidences in drafts
+that it made at the end of the last step: see docs/speculation.md for the proofs that this is
+lossless with every verifier.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ _PRIOR_RATE = 0.7
 _PRIOR_WEIGHT = 4.0
 """Weight of the prior, in draft tokens. A sequence without a share returns to the prior, and so is
 tried again."""
+
+_MOST_RATE = 0.99
+"""Below 1, so that of equally confident drafts the longer one yields."""
 
 
 @dataclass(frozen=True)
@@ -46,24 +50,52 @@ class AcceptanceHistory:
         return weighed / (self.num_verified + _PRIOR_WEIGHT)
 
 
-def share_by_survival(rates: Sequence[float], limits: Sequence[int], budget: int) -> list[int]:
+@dataclass(frozen=True)
+class ConfidenceHistory:
+    """Decayed sums over one sequence's verified draft tokens: of confidences, and of accepted ones.
+
+    Their ratio corrects confidences of a drafter that is too sure, or not sure enough, of its
+    tokens.
+    """
+
+    num_expected: float = 0.0
+    num_accepted: float = 0.0
+
+    def after(self, confidences: Sequence[float], num_accepted: int) -> ConfidenceHistory:
+        """Return the history after a step that verified draft tokens of these confidences.
+
+        Those behind the first rejected one are no evidence.
+        """
+        seen = confidences[: num_accepted + 1]
+        return ConfidenceHistory(
+            _DECAY * self.num_expected + sum(seen),
+            _DECAY * self.num_accepted + min(num_accepted, len(seen)),
+        )
+
+    def rate(self, confidence: float) -> float:
+        """Return the estimate of `AcceptanceHistory.rate` for a draft token of this confidence."""
+        above, below = self.num_accepted + _PRIOR_WEIGHT, self.num_expected + _PRIOR_WEIGHT
+        return min(_MOST_RATE, confidence * above / below)
+
+
+def share_by_survival(rates: Sequence[Sequence[float]], budget: int) -> list[int]:
     """Divide `budget` draft tokens so that the expected number of accepted ones is largest.
 
-    rates: of each sequence, `AcceptanceHistory.rate`; its token j survives with probability
-    rate ** j. limits: most tokens of each sequence. Of equal survivals the shorter draft, then the
-    first sequence, takes the token.
+    rates: for each sequence and each token that it may draft, the probability, below 1, that the
+    token is accepted if those before it are; it survives with the product up to it. Of equal
+    survivals the shorter draft, then the first sequence, takes the token.
 
     Survival decreases along a draft, so the greedy choice is optimal, and a token is never taken
     without those before it.
     """
     shares = [0] * len(rates)
-    heap = [(-rate, 1, index) for index, rate in enumerate(rates) if limits[index] > 0]
+    heap = [(-own[0], 1, index) for index, own in enumerate(rates) if own]
     heapq.heapify(heap)
-    for _ in range(min(budget, sum(limits))):
+    for _ in range(min(budget, sum(map(len, rates)))):
         survival, length, index = heap[0]
         shares[index] = length
-        if length < limits[index]:
-            heapq.heapreplace(heap, (survival * rates[index], length + 1, index))
+        if length < len(rates[index]):
+            heapq.heapreplace(heap, (survival * rates[index][length], length + 1, index))
         else:
             heapq.heappop(heap)
     return shares

@@ -258,6 +258,8 @@ class VerifiedRow(NamedTuple):
         draft and lookahead token, whether those before were accepted or not; by raw logits.
     next_draft_token_ids: a draft behind token_ids that the rank made itself, by heads on the
         target's hidden states. next_draft_parents: its tree, as in `Proposal`; None for a chain.
+    next_draft_confidences: for each token of that draft, the probability in thousandths of the most
+        likely one at its place, where a budget over the batch needs them.
     """
 
     seq_id: int
@@ -267,6 +269,7 @@ class VerifiedRow(NamedTuple):
     lookahead_token_ids: tuple[int, ...] = ()
     next_draft_token_ids: tuple[int, ...] = ()
     next_draft_parents: tuple[int, ...] | None = None
+    next_draft_confidences: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

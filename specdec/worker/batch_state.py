@@ -148,7 +148,7 @@ class BatchState:
             state.history.extend(token_ids)
 
     def hold_drafts(self, verified: Sequence[VerifiedRow]) -> None:
-        """Replace the drafts of the last step by what a head has drafted now; a tree by a path."""
+        """Keep what a head has drafted for the next step; of a tree its first path."""
         for row in verified:
             drafted, parents = row.next_draft_token_ids, row.next_draft_parents
             self._states[row.seq_id].held_draft = chain_of(drafted, parents)

@@ -49,10 +49,12 @@ class HeadRunner:
         max_pairs: int,
         feature_dtype: torch.dtype,
         tree_choices: Sequence[Sequence[int]] = (),
+        has_confidences: bool = False,
     ) -> None:
         """Allocate the head's KV and features for a pool of `num_blocks`, if it has attention.
 
-        batch_state, shard: of the target's rank. tree_choices: as in HeadTrees.
+        batch_state, shard: of the target's rank. tree_choices: as in HeadTrees. has_confidences:
+        whether chains are returned with confidences, which a call for a whole draft does not give.
         """
         self.head = head
         self._batch_state = batch_state
@@ -61,7 +63,8 @@ class HeadRunner:
         self._max_pairs = max_pairs
         self._sampler = HeadSampler(head, batch_state, shard)
         self._trees = HeadTrees(head, self._sampler, tree_choices)
-        is_whole = isinstance(head, WholeDraftHead) and head.can_draft
+        self._has_confidences = has_confidences
+        is_whole = isinstance(head, WholeDraftHead) and head.can_draft and not has_confidences
         self._whole_head = cast(WholeDraftHead, head) if is_whole else None
         self._kv: HeadKv | None = None
         self._kv_cache: Tensor | None = None
@@ -109,8 +112,8 @@ class HeadRunner:
             drafts = self._draft_with_kv(self._kv, active)
         else:
             drafts = self._draft_without_kv(rows, active, tokens, hidden, tapped)
-        drafted = {each.seq_id: (tuple(each.token_ids), each.parents) for each in drafts}
-        return tuple(_with_draft(row, *drafted.get(row.seq_id, ((), None))) for row in verified)
+        drafted = {each.seq_id: each for each in drafts}
+        return tuple(_with_draft(row, drafted.get(row.seq_id)) for row in verified)
 
     def _draft_without_kv(
         self,
@@ -232,7 +235,10 @@ class HeadRunner:
         """
         index = 0
         while drafts:
-            selected = self._sampler.select(self.head.logits(state, index), drafts)
+            logits = self.head.logits(state, index)
+            selected = self._sampler.select(logits, drafts)
+            if self._has_confidences:
+                self._sampler.note_confidences(logits, drafts, selected)
             going = list[int]()
             for place, (draft, token_id) in enumerate(zip(drafts, selected, strict=True)):
                 if token_id is not None:
@@ -247,7 +253,11 @@ class HeadRunner:
             index += 1
 
 
-def _with_draft(
-    row: VerifiedRow, token_ids: tuple[int, ...], parents: tuple[int, ...] | None
-) -> VerifiedRow:
-    return row._replace(next_draft_token_ids=token_ids, next_draft_parents=parents)
+def _with_draft(row: VerifiedRow, draft: HeadDraft | None) -> VerifiedRow:
+    if draft is None:
+        return row._replace(next_draft_token_ids=(), next_draft_parents=None)
+    return row._replace(
+        next_draft_token_ids=tuple(draft.token_ids),
+        next_draft_parents=draft.parents,
+        next_draft_confidences=tuple(draft.confidences),
+    )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from specdec.kernels.sample import SampleParams, row_argmax
@@ -27,6 +28,7 @@ class HeadDraft:
     num_tokens: length of the sequence that it continues. num_wanted: draft tokens to make. depth:
     most of them that follow each other; fewer than num_wanted in a tree. parents: of the tokens of
     a tree; None for a chain.
+    confidences: of its tokens, where they are noted, as in VerifiedRow.
     """
 
     seq_id: int
@@ -34,6 +36,7 @@ class HeadDraft:
     num_wanted: int
     depth: int
     token_ids: list[int] = field(default_factory=list)
+    confidences: list[int] = field(default_factory=list)
     parents: tuple[int, ...] | None = None
 
     @property
@@ -97,6 +100,21 @@ class HeadSampler:
                 selected[member] = token_id
         rows = zip(selected, argmax.invalid_rows, strict=True)
         return [None if is_invalid else token_id for token_id, is_invalid in rows]
+
+    def note_confidences(
+        self, logits: Tensor, drafts: Sequence[HeadDraft], selected: Sequence[int | None]
+    ) -> None:
+        """Add the head's confidences to drafts that go on with a selected token.
+
+        A confidence is the largest probability by the raw logits, which depend on the text before
+        the token and not on the token. logits: as in `select`. A collective call.
+        """
+        total, best = logits.float().logsumexp(1), logits.float().amax(1)
+        of_ranks = self._shard.group.all_gather(torch.stack([total, best]))
+        thousandths = 1000 * (of_ranks[:, 1].amax(0) - of_ranks[:, 0].logsumexp(0)).exp()
+        for draft, token_id, confidence in zip(drafts, selected, thousandths.tolist(), strict=True):
+            if token_id is not None:
+                draft.confidences.append(round(confidence))
 
     def whole_draft_params(self, drafts: Sequence[HeadDraft]) -> SampleParams | None:
         """Return the parameters of the first tokens for `WholeDraftHead.draft`, [len(drafts)].

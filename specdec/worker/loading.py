@@ -35,11 +35,13 @@ class HeadFiles:
     """A draft head to load beside a target.
 
     quantization: as in `load_model`. window: attention window instead of that of the files.
+    token_map: as in `HeadConfig.from_directory`.
     """
 
     directory: Path
     quantization: QuantizationMethod | None = None
     window: int | None = None
+    token_map: str | None = None
 
 
 def load_runner(
@@ -61,7 +63,7 @@ def load_runner(
         TargetModelRunner, directory, model, dtype, config, group, quantization, device, kernels
     )
     if head is not None:
-        found = HeadConfig.from_directory(head.directory, model, head.window)
+        found = HeadConfig.from_directory(head.directory, model, head.window, head.token_map)
         target.use_head(load_head(found, target.model, head.quantization), config)
     return target
 

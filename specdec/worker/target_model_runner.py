@@ -63,6 +63,7 @@ class TargetModelRunner(ModelRunner):
 
     def use_head(self, head: DraftHead, limits: EngineConfig) -> None:
         """Let `head` draft from now on; call it before the first step."""
+        speculation = limits.speculation
         self.head = HeadRunner(
             head,
             self._batch_state,
@@ -73,6 +74,7 @@ class TargetModelRunner(ModelRunner):
             max_pairs=limits.max_num_batched_tokens,
             feature_dtype=self.kv_cache.dtype,
             tree_choices=_tree_choices(limits),
+            has_confidences=speculation is not None and speculation.uses_confidences,
         )
 
     def execute(self, step: StepInput) -> VerifyOutput:

@@ -1,12 +1,19 @@
 """Random heads load as what they are meant to be; shares are of the target's step."""
 
-import pytest
+import time
 
-from benchmarks.heads import bars, measure
-from benchmarks.random_heads import DRAFT_VOCAB, write_eagle3, write_medusa
+import pytest
+import torch
+
+from benchmarks import random_heads, tree_verification
+from benchmarks.head_cases import HeadBench, HeadCase, write_heads
+from benchmarks.heads import bars, measure, print_table
+from benchmarks.random_heads import DRAFT_VOCAB, write_dspark, write_eagle3, write_medusa
+from benchmarks.step_bench import PRECISIONS
 from specdec.models.config import ModelConfig
 from specdec.models.heads.config import HeadConfig
 from tests.benchmarks.test_forward_pass import CONFIG as TINY
+from tests.specdec.tiny import tiny_llama_dir
 
 TARGET = ModelConfig.from_dict(
     {
@@ -40,20 +47,53 @@ def test_random_medusa(tmp_path, is_shared):
     assert found.draft_vocab_size == DRAFT_VOCAB
 
 
-def test_share_is_of_one_repetition():
-    now = 0.0
-    costs = {"target step": 8.0, "eagle3 draft token": 2.0}
+def test_random_dspark(tmp_path):
+    found = HeadConfig.from_directory(write_dspark(tmp_path / "head", TARGET), TARGET)
+    assert (found.method, found.max_draft_tokens) == ("dspark", 7)
+    assert (found.shape.decoder.num_layers, found.shape.markov_rank) == (2, 256)
+    assert found.draft_vocab_size == DRAFT_VOCAB
 
-    def work(case):
+
+def timed_rows(costs):
+    """Return the rows of cases by (seconds, repeats, reference), in 5 rounds."""
+    now = 0.0
+
+    def work(cost):
         def run():
             nonlocal now
-            now += costs[case]
+            now += cost
 
         return run
 
-    cases = {"target step": (work("target step"), 1)}
-    cases["eagle3 draft token"] = (work("eagle3 draft token"), 4)
-    rows = measure("fp32", cases, 5, lambda: now)
+    cases = {name: HeadCase(work(cost), *others) for name, (cost, *others) in costs.items()}
+    return measure("fp32", cases, 5, lambda: now)
+
+
+def test_share_is_of_one_repetition():
+    rows = timed_rows({"target step": (8.0,), "eagle3 draft token": (2.0, 4)})
     assert [row.share for row in rows] == [1.0, 0.0625]
     (bar,) = bars(rows)
-    assert bar.is_met
+    assert (bar.name, bar.is_met) == ("eagle3 draft token / target step, fp32", True)
+
+
+def test_a_tree_is_compared_with_its_chain(capsys):
+    chain, tree = "chain of 16 behind 128", "tree of 16 behind 128"
+    rows = timed_rows({"target step": (4.0,), chain: (8.0,), tree: (10.0, 1, chain)})
+    assert [row.share for row in rows] == [1.0, 2.0, 1.25]
+    (bar,) = bars(rows)
+    assert (bar.name, bar.limit, bar.is_met) == (f"{tree} / {chain}, fp32", 1.1, False)
+    print_table(rows)
+    assert f"125.0 % of {chain}, at most 110 %" in capsys.readouterr().out
+
+
+def test_every_case_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(random_heads, "DRAFT_VOCAB", 64)
+    monkeypatch.setattr(tree_verification, "CONTEXT_TOKENS", (128,))
+    target, heads = tiny_llama_dir(tmp_path / "target", layers=6), tmp_path / "heads"
+    heads.mkdir()
+    write_heads(heads, ModelConfig.from_directory(target))
+    with torch.inference_mode():
+        cases = HeadBench(target, heads, PRECISIONS["fp32"]).cases()
+        rows = measure("fp32", cases, 1, time.perf_counter)
+    assert all(row.ms > 0 for row in rows)
+    assert len(bars(rows)) == 7

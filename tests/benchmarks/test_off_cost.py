@@ -1,10 +1,17 @@
 """Aggregation of the rounds of benchmarks.off_cost."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from benchmarks.off_cost import OFF, WITHOUT, bars, halves, lower_bound, make_cases, shares
+from benchmarks import off_cost
+from benchmarks.off_cost import OFF, WITHOUT, bars, halves, lower_bound, make_cases, parse, shares
+from benchmarks.random_heads import HEADS
 from benchmarks.workloads import Measurement, StreamRecord
+from specdec.models.config import ModelConfig
+from specdec.models.heads.config import HeadConfig
+from tests.specdec.tiny import tiny_llama_dir
 
 
 def rate(tokens_per_s):
@@ -21,6 +28,27 @@ def test_a_share_is_the_median_of_the_ratios_of_the_rounds():
     assert first.median == pytest.approx(0.99)
     assert first.lower_bound == pytest.approx(0.9)
     assert [bar.is_met for bar in bars([first])] == [True, False]
+
+
+def test_a_head_has_a_higher_bar_and_a_separate_report():
+    share = off_cost.Share(1, 0.985, 0.96, (0.985,))
+    assert [bar.is_met for bar in bars([share])] == [True, True]
+    assert [bar.is_met for bar in bars([share], "eagle3")] == [False, True]
+    assert bars([share], "eagle3")[0].limit == 0.99
+    assert [parse([]).head, parse([]).output.name] == [None, "off-cost.json"]
+    assert parse(["--head", "eagle3"]).output.name == "off-cost-eagle3.json"
+    assert parse(["--head", "eagle3", "--output", "here.json"]).output.name == "here.json"
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_the_configuration_has_a_head_of_its_method(head, tmp_path, monkeypatch):
+    target = tiny_llama_dir(tmp_path / "target", layers=6)
+    monkeypatch.setattr("benchmarks.random_heads.DRAFT_VOCAB", 64)
+    monkeypatch.setattr(off_cost, "resolve", lambda model: target)
+    config = off_cost.head_config(head, tmp_path).head
+    assert config is not None
+    found = HeadConfig.from_directory(Path(config.model), ModelConfig.from_directory(target))
+    assert found.method == config.name == HEADS[head].method
 
 
 def test_the_bound_covers_the_median_at_its_confidence():

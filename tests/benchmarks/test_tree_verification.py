@@ -1,15 +1,25 @@
-"""The benchmark of trees on the tiny model."""
+"""Trees and chains of benchmarks.tree_verification on the tiny model."""
 
 from benchmarks import tree_verification
+from benchmarks.step_bench import PRECISIONS, StepBench
 
 
-def test_chain_and_tree_of_each_context_are_timed(tiny_model_dir, monkeypatch):
-    monkeypatch.setattr(tree_verification, "_CONTEXT_TOKENS", (8, 20))
-    rows = tree_verification.measure(tiny_model_dir, "fp32", 6, num_rounds=2)
-    assert [(row.num_context_tokens, row.num_nodes) for row in rows] == [(8, 6), (20, 6)]
-    assert all(0 < row.chain_ms <= row.chain_median_ms for row in rows)
-    assert all(0 < row.tree_ms <= row.tree_median_ms for row in rows)
-    assert all(1 < row.depth < 6 for row in rows)
-    [first, _] = tree_verification.bars(rows)
-    assert first.figure == rows[0].tree_ms / rows[0].chain_ms
-    assert first.is_met == (first.figure <= 1.1)
+def test_chain_and_tree_of_each_context_have_equal_rows(tiny_model_dir, monkeypatch):
+    monkeypatch.setattr(tree_verification, "CONTEXT_TOKENS", (8, 20))
+    bench = tree_verification.TreeBench(tiny_model_dir, PRECISIONS["fp32"], 6)
+    assert 1 < bench.depth < 6
+    steps = []
+    monkeypatch.setattr(StepBench, "measure", lambda self, *shape: steps.append(shape))
+    pairs = bench.pairs()
+    assert list(pairs) == [8, 20]
+    for chain, tree in pairs.values():
+        chain()
+        tree()
+    assert steps[:2] == steps[2:]
+    assert [step[:2] for step in steps[:2]] == [(1, 6)] * 2
+    assert steps[0][2] is None
+    assert len(steps[1][2]) == 6
+    monkeypatch.undo()
+    chain, tree = pairs[20]
+    assert chain().step_s > 0
+    assert tree().step_s > 0

@@ -23,26 +23,36 @@ from specdec.models.heads.formats.detect import (
 from specdec.models.heads.formats.layers import with_window
 from specdec.models.heads.formats.shape import HeadMethod, HeadShape, Reading
 from specdec.models.heads.formats.source import HeadSource, TensorNames, read_fields
+from specdec.models.heads.token_map import TOKEN_MAP_KEY, output_head_names, read_token_map
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from specdec.types.validation import require_range
 
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """A draft head's checkpoint, verified against the configuration of its target."""
+    """A draft head's checkpoint, verified against the configuration of its target.
+
+    token_map: the target's ids of the tokens that it may draft, ascending; None for all it has.
+    """
 
     directory: Path
     files: tuple[Path, ...]
     reading: Reading
     target: ModelConfig
+    token_map: tuple[int, ...] | None = None
 
     @classmethod
     def from_directory(
-        cls, directory: Path, target: ModelConfig, draft_window: int | None = None
+        cls,
+        directory: Path,
+        target: ModelConfig,
+        draft_window: int | None = None,
+        token_map: str | None = None,
     ) -> HeadConfig:
         """Read config.json and the shapes of the tensors.
 
         draft_window: attention window of the head's layers, instead of that in the file.
+        token_map: a file of `read_token_map`.
 
         Raises ModelNotFoundError without config.json, and UnsupportedModelError, in one line, for
         a format that is not supported or a tensor that does not fit.
@@ -54,6 +64,8 @@ class HeadConfig:
         purpose = f"for {reading.format}, {reading.shape.summary()}"
         reading.names.require(reading.shape.tensors(), purpose, reading.ignored)
         config = cls(directory, source.files, reading, target)
+        if token_map is not None:
+            config = config._with_token_map(token_map)
         return config if draft_window is None else config._with_window(draft_window)
 
     @property
@@ -135,6 +147,12 @@ class HeadConfig:
             raise InvalidValueError("draft_window", window, limit)
         return self._with_decoder(with_window(decoder, window))
 
+    def _with_token_map(self, path: str) -> HeadConfig:
+        if not output_head_names(self.shape):
+            limit = f"left out: {self.directory} has no output head of which tokens can be selected"
+            raise InvalidValueError(TOKEN_MAP_KEY, path, limit)
+        return replace(self, token_map=read_token_map(path, self.target.vocab_size))
+
     def _with_decoder(self, decoder: ModelConfig) -> HeadConfig:
         shape: HeadShape = replace(self.shape, decoder=decoder)  # type: ignore[type-var]
         return replace(self, reading=replace(self.reading, shape=shape))
@@ -144,6 +162,8 @@ class HeadConfig:
         lines = [f"taken for {self.reading.format}: {self.shape.summary()}"]
         if self.reading.notes:
             lines.append("; ".join(self.reading.notes))
+        if self.token_map is not None:
+            lines.append(f"drafts only the {len(self.token_map)} tokens of speculative_token_map")
         return tuple(lines)
 
 

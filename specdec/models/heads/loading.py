@@ -27,6 +27,7 @@ from specdec.models.heads.networks.p_eagle import ParallelEagleHead
 from specdec.models.heads.networks.target import TargetRank
 from specdec.models.heads.networks.vocabulary import checked_ids
 from specdec.models.heads.tensors import HeadTensors
+from specdec.models.heads.token_selection import select_tokens
 from specdec.models.llama import CausalDecoder
 from specdec.models.loading import Decoder
 from specdec.models.weights.checkpoint import CheckpointReader
@@ -45,26 +46,28 @@ def load_head(
     """
     decoder = _torch_layers(target)
     rank = TargetRank.of(config.target, decoder, MAX_DRAFT_TOKENS)
-    tensors = HeadTensors.open(config)
+    shape, tensors = config.shape, HeadTensors.open(config)
+    if config.token_map is not None:
+        shape, tensors = select_tokens(shape, tensors, config.token_map)
     backend = KernelBackend.CPU if isinstance(target, NativeDecoder) else KernelBackend.TORCH
     reader = CheckpointReader(tensors, rank.dtype, quantization, None, rank.device, backend)
-    match config.shape:
-        case MedusaShape() as shape:
+    match shape:
+        case MedusaShape():
             heads = _load_medusa(shape, reader, tensors, rank, config)
             is_native = backend is KernelBackend.CPU and rank.group.size == 1
             return NativeMedusaHeads(heads) if is_native else heads
-        case MlpSpeculatorShape() as shape:
+        case MlpSpeculatorShape():
             return MlpSpeculator(shape, reader, rank)
-        case FusedShape() as shape:
+        case FusedShape():
             reader.tensors = replace(tensors, adds_one=shape.adds_one)
             return _fastest(FusedHead(shape, reader, rank), backend)
-        case Eagle3Shape(mask_token_id=int()) as shape:
+        case Eagle3Shape(mask_token_id=int()):
             return ParallelEagleHead(shape, reader, rank)
-        case Eagle3Shape() as shape:
+        case Eagle3Shape():
             return _fastest(Eagle3Head(shape, reader, rank), backend)
-        case HydraShape() as shape:
+        case HydraShape():
             return HydraHeads(shape, reader, rank)
-        case DFlashShape() as shape:
+        case DFlashShape():
             return DFlashHead(shape, reader, rank)
     raise AssertionError(f"no network for {config.method}")
 
@@ -92,5 +95,5 @@ def _load_medusa(
     target_ids = checked_ids(tensors.slice("token_map"), config.target.vocab_size)
     if shape.stored_vocab_size != shape.draft_vocab_size:
         rows = dict.fromkeys(shape.lm_head_names, target_ids)
-        reader.tensors = HeadTensors(tensors.source, tensors.stored, rows)
+        reader.tensors = replace(tensors, rows=rows)
     return MedusaHeads(shape, reader, rank, target_ids.to(rank.device))

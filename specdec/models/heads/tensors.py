@@ -20,12 +20,14 @@ class HeadTensors:
 
     stored: the name in `source` of each tensor. rows: for some tensors, the indices of the rows
     that they consist of, [R] int64. adds_one: to norms, which are stored as differences from 1.
+    values: tensors that replace stored ones.
     """
 
     source: TensorSource
     stored: Mapping[str, str]
     rows: Mapping[str, Tensor] = field(default_factory=dict)
     adds_one: bool = False
+    values: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def open(cls, config: HeadConfig) -> HeadTensors:
@@ -34,10 +36,12 @@ class HeadTensors:
         return cls(kind(config.files, config.directory), config.names.stored)
 
     def __contains__(self, name: str) -> bool:
-        return name in self.stored
+        return name in self.stored or name in self.values
 
     def shape(self, name: str) -> tuple[int, ...]:
         """See TensorSource."""
+        if name in self.values:
+            return tuple(self.values[name].shape)
         shape = self.source.shape(self._stored(name))
         return (len(self.rows[name]), *shape[1:]) if name in self.rows else shape
 
@@ -47,6 +51,8 @@ class HeadTensors:
 
     def slice(self, name: str, *window: slice) -> Tensor:
         """See TensorSource."""
+        if name in self.values:
+            return self.values[name][window]
         if name not in self.rows:
             tensor = self.source.slice(self._stored(name), *window)
             is_difference = self.adds_one and name.endswith("norm.weight")

@@ -118,12 +118,13 @@ def test_both_are_started_as_configured(models, started, tiny_model_dir):
 
 def test_a_head_is_loaded_by_the_ranks_of_the_target(tiny_model_dir, tmp_path, started):
     head = fitted_medusa_dir(tiny_model_dir, tmp_path, [list(range(3, 30))])
-    speculation = SpeculativeConfig.of("medusa", model=str(head), quantization="int8")
+    keys = {"quantization": "int8", "speculative_token_map": "./tokens.json"}
+    speculation = SpeculativeConfig.of("medusa", model=str(head), **keys)
     models = models_of(tiny_model_dir, speculation, head)
     models.load(PLACEMENT)
     assert started.draft == []
     source = ModelSource(str(head), head, may_be_pickled=True)
-    assert started.target[0].spec.head == HeadSource(source, "int8")
+    assert started.target[0].spec.head == HeadSource(source, "int8", None, "./tokens.json")
     assert isinstance(models.make_proposer(), TargetHeadProposer)
     assert models.can_draft
     models.close()

@@ -73,10 +73,11 @@ def step_rows(draw):
 
 @st.composite
 def drafts_of_ranks(draw):
-    """Draft tokens, and the parents of a tree or None for a chain."""
+    """Draft tokens, the parents of a tree or None for a chain, and confidences or none."""
     tokens = draw(TOKENS)
-    parents = tuple(range(-1, len(tokens) - 1))
-    return tokens, parents if tokens and draw(st.booleans()) else None
+    parents = tuple(range(-1, len(tokens) - 1)) if tokens and draw(st.booleans()) else None
+    confidences = tuple(range(500, 500 + len(tokens))) if draw(st.booleans()) else ()
+    return tokens, parents, confidences
 
 
 @st.composite

@@ -127,7 +127,7 @@ def requests(**params):
     return [request(f"r{i}", prompt, seed=i, **params) for i, prompt in enumerate(prompts)]
 
 
-def engine_for(directory, draft_dirs, method, k, group=None, **changes):
+def engine_for(directory, draft_dirs, method, k, group=None, kernels="auto", **changes):
     speculation = SpeculativeConfig.of(num_speculative_tokens=k, **METHODS[method])
     model, head = None, None
     if speculation.head is not None:
@@ -145,7 +145,7 @@ def engine_for(directory, draft_dirs, method, k, group=None, **changes):
         clock=lambda: 0.0,
         num_tree_tokens=speculation.num_draft_tree_tokens,
     )
-    return local_engine(directory, config, group, proposer, policy, head=head)
+    return local_engine(directory, config, group, proposer, policy, head=head, kernels=kernels)
 
 
 def tokens_by(engine, asked):

@@ -8,7 +8,7 @@ import pytest
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.scheduler import Scheduler
 from specdec.sequences.block_manager import BlockManager
-from specdec.sequences.sequence import AGEING_S, EngineRequest, Sequence
+from specdec.sequences.sequence import AGEING_S, EngineRequest, HeadDraft, Sequence
 from specdec.types.control import SpeculationControl
 from specdec.types.draft_decision import Decision, DecisionReason, chain
 from specdec.types.draft_survival import AcceptanceHistory
@@ -141,3 +141,29 @@ def test_a_batch_budget_follows_acceptance_and_keeps_the_sum(max_tokens):
     lengths = [row.num_draft_tokens for row in scheduler.schedule(decision, CONTROL)]
     # Two tokens are left of four, and one of these is the target's own.
     assert lengths == ([7, 0, 0] if max_tokens is None else [2, 2, 1])
+
+
+@pytest.mark.parametrize(
+    ("keys", "lengths"),
+    [
+        ({}, [3, 2, 1]),  # the third's own rate is low, and it has no draft to be sure of
+        ({"first": "ngram"}, [6, 0, 0]),  # by acceptance alone
+    ],
+)
+def test_a_batch_budget_follows_the_confidences_of_a_head_that_drafts_alone(keys, lengths):
+    speculation = SpeculativeConfig.of("medusa", 2, model="./head", batch_budget=True, **keys)
+    config = engine_config(speculation=speculation, num_blocks=100, max_num_batched_tokens=96)
+    scheduler = Scheduler(config, BlockManager(100, BLOCK_SIZE))
+    sequences = [sequence(seq_id, 5) for seq_id in range(3)]
+    scheduler.add(sequences)
+    decision = Decision(chain(2), DecisionReason.OPERATOR)
+    for row in scheduler.schedule(decision, CONTROL):
+        row.seq.num_computed_tokens += row.num_tokens
+        row.seq.token_ids.append(7)
+    first, second, third = sequences
+    first.head_draft = HeadDraft(6, 7, (1, 2, 3, 4, 5), None, (900, 900, 900, 100, 900))
+    second.head_draft = HeadDraft(6, 7, (1, 2, 3), None, (800, 700, 20))
+    third.head_draft = HeadDraft(5, 6, (1,), None, (990,))  # of an earlier text
+    for seq, num_accepted in zip(sequences, (20.0, 10.0, 10.0), strict=True):
+        seq.acceptance = AcceptanceHistory(20.0, num_accepted)
+    assert [row.num_draft_tokens for row in scheduler.schedule(decision, CONTROL)] == lengths

@@ -234,15 +234,25 @@ def triple_probs(tiny_model_dir):
 @pytest.mark.parametrize("verifier", ["coupled", "rejection", "block"])
 @pytest.mark.parametrize(
     "method",
-    ["ngram", "draft_model", "draft_model while it is sure", "draft_model, budget", "medusa"],
+    [
+        "ngram",
+        "draft_model",
+        "draft_model while it is sure",
+        "draft_model, budget",
+        "medusa",
+        "medusa, budget",
+    ],
 )
 def test_texts_have_the_distribution_of_transformers(
     tiny_model_dir, other_model_dir, near_model_dir, medusa_dir, triple_probs, verifier, method
 ):
     prompt = REPETITIVE
     config, head = engine_config(2, **FOR_MANY), None
-    if method == "medusa":
-        speculation = SpeculativeConfig.of("medusa", 2, model=str(medusa_dir))
+    if method.startswith("medusa"):
+        has_budget = method == "medusa, budget"
+        speculation = SpeculativeConfig.of(
+            "medusa", 2, model=str(medusa_dir), batch_budget=has_budget
+        )
         config, head = replace(config, speculation=speculation), HeadFiles(medusa_dir)
     elif method == "draft_model, budget":
         shared = SpeculativeConfig.of(num_speculative_tokens=2, batch_budget=True)
@@ -277,7 +287,7 @@ def test_texts_have_the_distribution_of_transformers(
     found = np.array([places[text[:3]] for text in texts.values()])
     assert chi_square_p_value(found, np.array(list(probs.values()))) > FALSE_ALARM
     counts = engine.stats().counts.speculation
-    if method in ("draft_model", "medusa"):
+    if method in ("draft_model", "medusa", "medusa, budget"):
         assert counts.num_draft_tokens > 300
     if is_sure:
         assert 1.2 < counts.num_draft_tokens / counts.num_drafts < 1.8, "drafts end alike"

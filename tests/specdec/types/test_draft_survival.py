@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch
-from specdec.types.draft_survival import AcceptanceHistory, share_by_survival
+from specdec.types.draft_survival import AcceptanceHistory, ConfidenceHistory, share_by_survival
 from specdec.types.messages import DraftProbs
 from tests.specdec.sampling.verifiers.trials import sampling_batch, shard_of
 
@@ -18,13 +18,18 @@ def expected_tokens(rates, shares):
     )
 
 
+def constant(rates, limits):
+    """Return the rates of each token, equal along a draft."""
+    return [[rate] * limit for rate, limit in zip(rates, limits, strict=True)]
+
+
 @pytest.mark.parametrize("budget", range(9))
 @pytest.mark.parametrize(
     "rates", [(0.9, 0.5, 0.2), (0.7, 0.7, 0.7), (0.95, 0.94, 0.05), (0.0, 0.6, 0.3)]
 )
 def test_no_other_division_accepts_more(rates, budget):
     limits = (4, 3, 2)
-    shares = share_by_survival(rates, limits, budget)
+    shares = share_by_survival(constant(rates, limits), budget)
     assert sum(shares) == min(budget, sum(limits))
     assert all(share <= limit for share, limit in zip(shares, limits, strict=True))
     others = product(*(range(limit + 1) for limit in limits))
@@ -33,9 +38,38 @@ def test_no_other_division_accepts_more(rates, budget):
 
 
 def test_equal_rates_share_evenly_and_the_first_gets_the_rest():
-    assert share_by_survival([0.7] * 3, [8] * 3, 7) == [3, 2, 2]
-    assert share_by_survival([0.7] * 3, [8, 0, 1], 7) == [6, 0, 1]
-    assert share_by_survival([], [], 5) == []
+    assert share_by_survival(constant([0.7] * 3, [8] * 3), 7) == [3, 2, 2]
+    assert share_by_survival(constant([0.7] * 3, [8, 0, 1]), 7) == [6, 0, 1]
+    assert share_by_survival([], 5) == []
+
+
+def test_a_confident_draft_is_longer_up_to_its_first_unsure_token():
+    sure, unsure = [0.9, 0.9, 0.1, 0.9], [0.5, 0.5]
+    assert [share_by_survival([sure, unsure], n) for n in (1, 2, 3, 4, 5)] == [
+        [1, 0],
+        [2, 0],
+        [2, 1],
+        [2, 2],
+        [3, 2],
+    ]
+
+
+def test_confidences_are_corrected_by_acceptance():
+    fresh = too_sure = honest = ConfidenceHistory()
+    assert fresh.rate(0.6) == pytest.approx(0.6)
+    assert fresh.rate(1.0) < 1
+    for _ in range(20):
+        too_sure, honest = too_sure.after([0.9] * 4, 0), honest.after([1.0] * 4, 4)
+    assert too_sure.rate(0.9) < 0.35
+    assert honest.rate(0.6) == pytest.approx(0.6)
+    for _ in range(60):
+        too_sure = too_sure.after([], 0)
+    assert too_sure.rate(0.9) == pytest.approx(0.9, abs=0.02), "without a share it is tried again"
+
+
+def test_confidences_behind_a_rejected_token_are_no_evidence():
+    assert ConfidenceHistory().after([0.5, 0.25, 0.9], 1) == ConfidenceHistory(0.75, 1)
+    assert ConfidenceHistory().after([0.5], 1) == ConfidenceHistory(0.5, 1)
 
 
 def test_a_history_follows_its_drafts_and_forgets():

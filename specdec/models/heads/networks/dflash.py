@@ -34,9 +34,14 @@ from specdec.models.weights.checkpoint import CheckpointReader
 
 @dataclass(frozen=True)
 class BlockState:
-    """Drafts of B sequences. outputs: [B, K, hidden_size], one for each draft token, normed."""
+    """Drafts of B sequences.
+
+    outputs: [B, K, hidden_size], one for each draft token, normed. logits: [B, K,
+    len(vocab_slice)], of this rank, without the Markov head's part.
+    """
 
     outputs: Tensor
+    logits: Tensor
     markov: MarkovState | None
 
 
@@ -120,16 +125,18 @@ class DFlashHead(nn.Module):
         self._store_context(pairs, features.to(self.attention.dtype), kv_cache)
         if not num_draft_tokens:
             return None
-        outputs = self._run_blocks(pairs.chunks, kv_cache)
+        # One product for all tokens reads the output head once.
+        outputs = self._run_blocks(pairs.chunks, kv_cache)[:, :num_draft_tokens]
+        logits = self.lm_head(outputs.flatten(0, 1)).unflatten(0, outputs.shape[:2])
         if self.markov is None:
-            return BlockState(outputs, None)
+            return BlockState(outputs, logits, None)
         anchors = [chunk.token_ids[-1] for chunk in pairs.chunks]
-        return BlockState(outputs, self.markov.begin(anchors, outputs[:, 0]))
+        return BlockState(outputs, logits, self.markov.begin(anchors, outputs[:, 0]))
 
     @torch.inference_mode()
     def logits(self, state: BlockState, index: int) -> Tensor:
         """See DraftHead."""
-        logits: Tensor = self.lm_head(state.outputs[:, index])
+        logits = state.logits[:, index]
         if self.markov is not None and state.markov is not None:
             logits = logits + self.markov.bias(state.markov)
         return logits
@@ -145,7 +152,7 @@ class DFlashHead(nn.Module):
     def select(self, state: BlockState, rows: Sequence[int]) -> BlockState:
         """See DraftHead."""
         markov = state.markov.select(rows) if state.markov else None
-        return BlockState(state.outputs[list(rows)], markov)
+        return BlockState(state.outputs[list(rows)], state.logits[list(rows)], markov)
 
     def _store_context(self, pairs: ModelInput, features: Tensor, kv_cache: Tensor) -> None:
         """Write the keys and values of features [T, hidden_size] for all layers."""
