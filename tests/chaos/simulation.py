@@ -45,8 +45,8 @@ class LossyTarget(HashTarget):
 
     def __init__(
         self,
-        head: Callable[[Sequence[int], int], Sequence[int]],
-        has_bad_logits: Callable[[], bool],
+        head: Callable[[Sequence[int], int], Sequence[int]] | None = None,
+        has_bad_logits: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(BLOCK_SIZE, VOCAB_SIZE, head)
         self.loses_in: str | None = None

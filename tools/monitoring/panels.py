@@ -205,6 +205,14 @@ SPECULATION = Row(
             most=1,
         ),
         Panel(
+            "Head probe",
+            "Acceptance of a draft head's first tokens in the probe at start-up; below 40 % the "
+            "head was probably misread, or belongs to another target.",
+            (Query(series("speculation_head_probe_acceptance"), "{{replica}}"),),
+            "percentunit",
+            most=1,
+        ),
+        Panel(
             "Mean acceptance length",
             "Tokens per draft, including the target's own token.",
             (Query(f"1 + {ratio(ACCEPTED, DRAFTS)}", "tokens"),),
