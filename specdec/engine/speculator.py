@@ -103,8 +103,13 @@ class Speculator:
 
     @property
     def holds_drafts(self) -> bool:
-        """Whether drafts behind drafts are known to the target's ranks."""
-        return isinstance(self._proposer, SynchronousProposer) and self._proposer.holds_drafts
+        """Whether drafts behind drafts are known to the target's ranks.
+
+        How many of them to verify must be known too, and confidences arrive with the drafts.
+        """
+        if self._has_confidences or not isinstance(self._proposer, SynchronousProposer):
+            return False
+        return self._proposer.holds_drafts
 
     def propose(self, rows: collections.abc.Sequence[ScheduledRow]) -> Drafting:
         """Return the drafts for those of `rows` that have any."""
@@ -131,6 +136,8 @@ class Speculator:
             return self.propose(rows)
         if not isinstance(self._proposer, SynchronousProposer) or self._config is None:
             return None
+        if self._has_confidences:
+            return None  # they divide the budget, and arrive with the drafts
         requests = self._requests(rows)
         if any(each.wants_tree for each in requests):
             return None

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.kernels.sample import SAMPLE_PARAMS
-from specdec.models.heads.base import DraftHead, HeadState, WholeDraftHead
+from specdec.models.heads.base import DraftHead, HeadState, TreeDraftHead, WholeDraftHead
 from specdec.sampling.vocab_shard import VocabShard
+from specdec.types.draft_tree import num_growth_slots
 from specdec.types.messages import StepInput, StepRow, VerifiedRow
 from specdec.worker.batch_state import BatchState
 from specdec.worker.head_kv import HeadKv
@@ -63,6 +64,7 @@ class HeadRunner:
         self._max_pairs = max_pairs
         self._sampler = HeadSampler(head, batch_state, shard)
         self._trees = HeadTrees(head, self._sampler, tree_choices)
+        self._runs_nodes = head.reads_drafts and isinstance(head, TreeDraftHead)
         self._has_confidences = has_confidences
         is_whole = isinstance(head, WholeDraftHead) and head.can_draft and not has_confidences
         self._whole_head = cast(WholeDraftHead, head) if is_whole else None
@@ -204,8 +206,18 @@ class HeadRunner:
         depth = min(num_wanted, row.next_draft_depth or num_wanted)
         if self.head.max_draft_tokens is not None:
             depth = min(depth, self.head.max_draft_tokens)
-        num_wanted = num_wanted if row.next_draft_depth else depth
+        if not row.next_draft_depth or self._lacks_slots(num_tokens, num_wanted, depth):
+            num_wanted = depth
         return HeadDraft(row.seq_id, num_tokens, num_wanted, depth)
+
+    def _lacks_slots(self, num_tokens: int, num_nodes: int, depth: int) -> bool:
+        """Return whether a tree runs more nodes than there are slots up to the longest sequence.
+
+        It may run more than it keeps, in blocks that end at `max_model_len`.
+        """
+        if not self._runs_nodes or depth < 1:
+            return False
+        return num_tokens + num_growth_slots(num_nodes, depth) > self._max_model_len
 
     def _begin(
         self, chunks: Sequence[Chunk], features: Tensor, drafts: Sequence[HeadDraft]

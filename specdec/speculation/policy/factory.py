@@ -89,7 +89,8 @@ def _choosers(
     profiler = CostProfiler(config, most, time.perf_counter)
     engine = measure_engine(most, _ENGINE_BUDGET_S)
     is_head_alone = speculation.head is not None and len(speculation.drafters) == 1
-    holds_drafts = is_head_alone and not speculation.num_draft_tree_tokens
+    has_to_wait = bool(speculation.num_draft_tree_tokens) or speculation.uses_confidences
+    holds_drafts = is_head_alone and not has_to_wait
 
     def verification(profiler: CostProfiler) -> CostTable:
         table = profiler.verification(target, _VERIFICATION_BUDGET_S)

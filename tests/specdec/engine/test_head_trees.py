@@ -71,15 +71,17 @@ def texts(tiny_model_dir, tmp_path_factory):
 class Recording:
     """An engine, and the drafts that its head made: by request and length of its text."""
 
-    def __init__(self, texts, method, kernels="auto", num_nodes=NUM_NODES, keys=None, **changes):
+    def __init__(
+        self, texts, method, kernels="auto", num_nodes=NUM_NODES, keys=None, depth=K, **changes
+    ):
         speculation = SpeculativeConfig.of(
             method,
-            K,
+            depth,
             model=str(texts.head(method)),
             **({"num_draft_tree_tokens": num_nodes} if keys is None else keys),
         )
         policy = SpeculationPolicy(
-            SpeculationControl("on", 32, K),
+            SpeculationControl("on", 32, depth),
             clock=lambda: 0.0,
             num_tree_tokens=speculation.num_draft_tree_tokens,
         )
@@ -90,7 +92,7 @@ class Recording:
         self.engine = local_engine(
             texts.directory, config, policy=policy, head=head, kernels=kernels
         )
-        self.drafts, self.tokens = {}, {}
+        self.depth, self.drafts, self.tokens = depth, {}, {}
 
     def run(self, asked, mode_of=lambda step: "on"):
         for each in asked:
@@ -98,7 +100,7 @@ class Recording:
             self.tokens[each.request_id] = []
         step = 0
         while self.engine.has_work:
-            self.engine.set_speculation(SpeculationControl(mode_of(step), 32, K))
+            self.engine.set_speculation(SpeculationControl(mode_of(step), 32, self.depth))
             for output in self.engine.step():
                 self.tokens[output.request_id] += output.token_ids
             self.engine.check_integrity()
@@ -163,6 +165,19 @@ def longest(draft, rest):
     parents = draft.parents or range(-1, len(draft.token_ids) - 1)
     texts = [[draft.token_ids[node] for node in path] for path in paths(tuple(parents))]
     return max(len(text) for text in [[], *texts] if text == list(rest[: len(text)]))
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_a_tree_runs_no_node_behind_the_longest_sequence(texts, kernels):
+    """A tree of 10 nodes and depth 8 runs 14 on the way: more than there is room for at the end."""
+    limits = {"max_model_len": 48, "block_size": 4}
+    expected = tokens_of(
+        local_engine(texts.directory, engine_config(**limits)), requests(max_tokens=None)
+    )
+    made = Recording(texts, "eagle3", kernels, num_nodes=10, depth=8, **limits)
+    assert made.run(requests(max_tokens=None)).tokens == expected
+    assert {23 - 4 * i + len(expected[f"r{i}"]) for i in range(4)} == {48}
+    assert any(draft.parents is not None for draft in made.drafts.values())
 
 
 def test_trees_of_medusa_choices(texts):

@@ -440,6 +440,16 @@ def test_no_step_runs_ahead_of_a_lookup_before_the_head(tiny_model_dir, head_dir
     assert outcome.target.num_held == 0
 
 
+@pytest.mark.parametrize("holds", [False, True])
+def test_confidences_divide_the_budget_of_every_step(tiny_model_dir, head_dir_of, plain, holds):
+    """They arrive with the drafts, so that no step is begun ahead; without them it is."""
+    keys = {"batch_budget": not holds}
+    made = Run(tiny_model_dir, head_dir_of("medusa"), async_scheduling=True, speculation=keys)
+    outcome = made.finish(requests())
+    assert outcome.tokens == plain.tokens
+    assert (outcome.target.num_held > 0) == holds
+
+
 def test_a_row_with_bad_logits_is_retried_without_the_held_drafts(tiny_model_dir):
     """The step ahead is the retry: the rank has no draft behind a row without tokens."""
 
