@@ -18,7 +18,8 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from specdec.engine.metrics import StepRecorder
-from specdec.engine.scheduler import ScheduledRow, Scheduler
+from specdec.engine.scheduled_row import ScheduledRow
+from specdec.engine.scheduler import Scheduler
 from specdec.engine.speculator import Drafting
 from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.sequence import Sequence, SequenceStatus

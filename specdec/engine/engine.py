@@ -18,7 +18,8 @@ from specdec.engine.async_scheduling import (
 from specdec.engine.input_processor import InputProcessor, has_allowed_token
 from specdec.engine.metrics import Metrics, StepRecorder
 from specdec.engine.outputs import TargetLostError, output_of
-from specdec.engine.scheduler import ScheduledRow, Scheduler
+from specdec.engine.scheduled_row import ScheduledRow
+from specdec.engine.scheduler import Scheduler
 from specdec.engine.speculator import Drafting, Speculator
 from specdec.engine.stop_checker import Stop, check_stop
 from specdec.engine.suspects import Suspects

@@ -5,127 +5,18 @@ from __future__ import annotations
 import collections.abc
 from bisect import insort
 from operator import attrgetter
-from typing import NamedTuple
 
 from specdec.config.engine import EngineConfig
+from specdec.engine.draft_planner import DraftPlanner
+from specdec.engine.scheduled_row import ScheduledRow
 from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.sequence import Sequence, SequenceStatus
-from specdec.speculation.proposers import Proposal
-from specdec.text.grammar.matcher import MAX_CONSTRAINED_NODES
-from specdec.types.control import NO_SPECULATION, SpeculationControl
-from specdec.types.draft_decision import Decision, DecisionReason, DraftShape, chain, tree
-from specdec.types.draft_length import draft_budget, share_budget
-from specdec.types.draft_survival import share_by_survival
-from specdec.types.draft_tree import chain_of, is_chain, num_growth_slots, require_tree
+from specdec.types.control import SpeculationControl
+from specdec.types.draft_decision import Decision, chain
 from specdec.types.errors import InvalidValueError, OverloadedError
-from specdec.types.messages import StepRow
 from specdec.types.stats import Counts
 
-
-class ScheduledRow(NamedTuple):
-    """A sequence's part of a step: its next `num_tokens`, and KV slots for guesses behind them.
-
-    num_next_drafts, next_draft_depth: as in StepRow.
-    max_depth: where its draft may be a tree, most draft tokens that follow each other; None for a
-        chain.
-    """
-
-    seq: Sequence
-    num_tokens: int
-    num_draft_tokens: int = 0
-    num_lookahead_tokens: int = 0
-    num_next_drafts: int = 0
-    max_depth: int | None = None
-    next_draft_depth: int = 0
-
-    @property
-    def num_guesses(self) -> int:
-        """Draft and lookahead tokens."""
-        return self.num_draft_tokens + self.num_lookahead_tokens
-
-    @property
-    def draft_depth(self) -> int:
-        """Most draft tokens that follow each other."""
-        most = self.num_draft_tokens
-        return most if self.max_depth is None else min(most, self.max_depth)
-
-    @property
-    def samples(self) -> bool:
-        """Whether the row reaches the last known token, so that a new token is sampled."""
-        return self.num_tokens == self.seq.num_uncomputed_tokens
-
-    def step_row(self, proposal: Proposal | None) -> StepRow:
-        """Return the tokens to run: the known ones, then the drafts unless they are stale.
-
-        Raises GrammarError where the sequence's structured output cannot continue.
-        """
-        seq, start = self.seq, self.seq.num_computed_tokens
-        drafts: tuple[int, ...] = ()
-        lookahead: tuple[int, ...] = ()
-        draft_probs, mask, parents = None, None, None
-        if proposal is not None and _continues(proposal, seq):
-            drafts, parents = _verifiable(proposal, self.num_draft_tokens, seq)
-            lookahead = proposal.lookahead_token_ids[: self.num_lookahead_tokens]
-            if proposal.draft_probs is not None:
-                draft_probs = proposal.draft_probs[slice(len(drafts))]
-        if seq.constraint is not None and self.samples:
-            seq.constraint.follow(seq.token_ids)
-            if draft_probs is not None:
-                constrained = seq.constraint.along(drafts)
-            elif parents is not None:
-                constrained = seq.constraint.prune(drafts, parents, self.num_draft_tokens)
-            else:
-                constrained = seq.constraint.extend(drafts, self.num_draft_tokens)
-            drafts, mask = constrained.token_ids, constrained.masks
-            parents = constrained.parents
-        known = tuple(seq.token_ids[start : start + self.num_tokens])
-        return StepRow(
-            seq.seq_id,
-            start,
-            known + drafts + lookahead,
-            len(drafts),
-            self.samples,
-            draft_probs,
-            mask,
-            len(lookahead),
-            seq.request.adapter_id,
-            parents,
-            num_next_drafts=self.num_next_drafts,
-            next_draft_depth=self.next_draft_depth,
-        )
-
-
-def _verifiable(
-    proposal: Proposal, num_draft_tokens: int, seq: Sequence
-) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-    """Return the first drafts of a proposal, and their tree, as the sequence's verifier takes them.
-
-    Only the coupled verifier walks trees; others get the first path of a tree. Acceptance tests
-    token by token, which they use, are defined for one draft at each position.
-    """
-    drafts = proposal.draft_token_ids[:num_draft_tokens]
-    if proposal.parents is None:
-        return drafts, None
-    assert not proposal.lookahead_token_ids, "a tree with lookahead tokens"
-    assert proposal.draft_probs is None, "a tree with draft probabilities"
-    parents = proposal.parents[: len(drafts)]
-    require_tree(parents)
-    if is_chain(parents):
-        return drafts, None
-    if seq.rules.acting_verifier == "coupled":
-        return drafts, parents
-    return chain_of(drafts, parents), None
-
-
-def _continues(proposal: Proposal, seq: Sequence) -> bool:
-    """Return whether the proposal was made for the present end; a stale one is never verified."""
-    base = (proposal.base_length, proposal.base_token)
-    return base == (seq.num_tokens, seq.token_ids[-1])
-
-
 _by_rank = attrgetter("rank")
-
-_NO_DRAFTS = Decision(chain(0), DecisionReason.OPERATOR)
 
 
 class Scheduler:
@@ -134,9 +25,8 @@ class Scheduler:
     When blocks run out, the last sequence in rank is preempted: its blocks are freed and its KV is
     recomputed later. The first in rank can therefore always continue.
 
-    Drafts have a token budget over the whole batch. Slots are reserved for each sequence's own
-    number of drafts, once every running sequence has the blocks of its next tokens; no row is
-    padded to the longest.
+    `DraftPlanner` divides the guesses of a step. Their slots are reserved once every running
+    sequence has the blocks of its next tokens.
     """
 
     def __init__(
@@ -144,23 +34,12 @@ class Scheduler:
     ) -> None:
         """Count preemptions and cached tokens in `counts`, the engine's counters."""
         self._config = config
-        speculation = config.speculation
-        self._length_rule = speculation.length_rule if speculation else None
-        self._has_confidences = speculation is not None and speculation.uses_confidences
-        self._longest_share = (
-            speculation.batch_budget_max if speculation and speculation.batch_budget else None
-        )
+        self._draft_planner = DraftPlanner(config)
         self._blocks = blocks
         self._counts = counts or Counts()
         self._waiting: list[Sequence] = []  # by rank
         self._running: list[Sequence] = []  # by rank
         self._rows: dict[int, ScheduledRow] = {}
-        self._decision = _NO_DRAFTS
-        self._control = NO_SPECULATION
-        self._lookahead_window = (
-            config.speculation.num_lookahead_tokens if config.speculation else 0
-        )
-        self._head = config.speculation.head if config.speculation else None
         self._alone: Sequence | None = None
         self.preempted: list[Sequence] = []  # lost their blocks in the last `schedule`
         self.newly_scheduled: list[Sequence] = []  # left the queue for the first time in it
@@ -229,7 +108,7 @@ class Scheduler:
         """
         self._rows = {}
         self.keep_batch()
-        self._decision, self._control = decision, control
+        self._draft_planner.begin_step(decision, control)
         self._schedule_decodes()
         self._plan_guesses()
         planned = self._decodes()
@@ -237,7 +116,7 @@ class Scheduler:
         self._return_guesses(planned)
         self._admit_waiting(budget)
         self._reserve_guesses()
-        self._plan_next_drafts()
+        self._reserve_next_drafts()
         return list(self._rows.values())
 
     def schedule_ahead(self, decision: Decision, control: SpeculationControl) -> list[ScheduledRow]:
@@ -250,7 +129,7 @@ class Scheduler:
         blocks, the step cannot be known.
         """
         self._rows = {}
-        self._decision, self._control = decision, control
+        self._draft_planner.begin_step(decision, control)
         if self._num_missing_blocks() > self._blocks.num_free_blocks:
             return []
         self._schedule_decodes()
@@ -263,7 +142,7 @@ class Scheduler:
         self._reserve_guesses()
         if list(self._rows.values())[: len(planned)] != planned:
             return []
-        return list(self._rows.values()) if self._plan_next_drafts() else []
+        return list(self._rows.values()) if self._reserve_next_drafts() else []
 
     def _num_missing_blocks(self) -> int:
         """Return at least how many blocks the next tokens of the running sequences take."""
@@ -294,21 +173,13 @@ class Scheduler:
         return [row for row in self._rows.values() if row.seq.is_decoding]
 
     def _plan_guesses(self, most: int | None = None) -> None:
-        """Divide the token budget of guesses among the decoding sequences; blocks come later.
+        """Divide the budget of guesses among the decoding sequences; blocks come later.
 
         most: a lower limit of the step's guesses.
         """
-        rows = self._decodes()
-        num_guesses_left = draft_budget(self._config.max_num_batched_tokens, len(rows))
-        if most is not None:
-            num_guesses_left = min(num_guesses_left, most)
-        wanted = [self._max_draft_tokens(row.seq) for row in rows]
-        shares = self._shares([row.seq for row in rows], wanted, num_guesses_left)
-        num_left = num_guesses_left - sum(shares)
-        for index, (row, share) in enumerate(zip(rows, shares, strict=True)):
-            planned = self._decode_row(row.seq, share, num_left // (len(rows) - index))
-            num_left -= planned.num_lookahead_tokens
-            self._rows[row.seq.seq_id] = planned
+        sequences = [row.seq for row in self._decodes()]
+        for row in self._draft_planner.plan(sequences, most):
+            self._rows[row.seq.seq_id] = row
 
     def _return_guesses(self, planned: collections.abc.Sequence[ScheduledRow]) -> None:
         """Divide the guesses of rows that a prompt has preempted among those that remain.
@@ -317,39 +188,6 @@ class Scheduler:
         """
         if len(self._decodes()) < len(planned):
             self._plan_guesses(sum(row.num_guesses for row in planned))
-
-    def _shares(
-        self, sequences: collections.abc.Sequence[Sequence], wanted: list[int], budget: int
-    ) -> list[int]:
-        """Divide the draft tokens `wanted`, and at most `budget`, among the sequences.
-
-        Only earlier steps decide, as rejection sampling requires.
-        """
-        if self._longest_share is None:
-            return share_budget(wanted, budget)
-        rates = [
-            self._acceptance_rates(seq, self._share_limit(seq, count))
-            for seq, count in zip(sequences, wanted, strict=True)
-        ]
-        return share_by_survival(rates, min(budget, sum(wanted)))
-
-    def _acceptance_rates(self, seq: Sequence, limit: int) -> list[float]:
-        """Return the rates of `share_by_survival` of at most `limit` draft tokens."""
-        draft = seq.head_draft if self._has_confidences and seq.constraint is None else None
-        if draft is None or draft.base_length != seq.num_tokens or draft.parents is not None:
-            return [seq.acceptance.rate] * limit
-        return [seq.confidence.rate(each / 1000) for each in draft.confidences[:limit]]
-
-    def _share_limit(self, seq: Sequence, wanted: int) -> int:
-        """Return the most draft tokens of a sequence for which an even share would be `wanted`.
-
-        A number in the request is a limit; without one the draft may be longer than the others.
-        """
-        assert self._longest_share is not None
-        has_own = seq.params.speculation.num_speculative_tokens is not None
-        if wanted == 0 or (has_own and self._control.allow_request_override):
-            return wanted
-        return min(self._longest_share, self._num_useful_guesses(seq))
 
     def _reserve_guesses(self) -> None:
         """Reserve blocks for the guesses of each row; one that gets none runs without guesses.
@@ -361,51 +199,21 @@ class Scheduler:
             if row.num_guesses and not self._blocks.reserve(seq_id, num_tokens):
                 self._rows[seq_id] = ScheduledRow(row.seq, 1)
 
-    def _plan_next_drafts(self) -> bool:
+    def _reserve_next_drafts(self) -> bool:
         """Let the target's head draft for the next step, where it has one, as far as it is useful.
 
-        The draft length of the next step is the present one, or with a batch budget the longest. A
-        head with KV runs the tokens that this step yields and its own drafts behind them, in slots
-        that no other sequence waits for. Returns whether there were blocks for all of them.
+        Its slots are optional too. Returns whether there were blocks for all of them.
         """
-        if self._head is None or self._decision.num_draft_tokens == 0:
+        if not self._draft_planner.has_next_drafts:
             return True
         has_room = True
         for seq_id, row in self._rows.items():
-            shape = self._next_draft_shape(row)
-            if shape.num_draft_tokens and row.samples and self._head.writes_kv:
-                num_slots = row.seq.num_tokens + row.num_draft_tokens + 1 + _num_head_slots(shape)
-                num_slots = min(num_slots, self._config.max_model_len)
-                if not self._blocks.reserve(seq_id, num_slots):
-                    has_room, shape = False, chain(0)
-            self._rows[seq_id] = row._replace(
-                num_next_drafts=shape.num_draft_tokens,
-                next_draft_depth=shape.depth if shape.is_tree else 0,
-            )
+            shape = self._draft_planner.next_draft_shape(row)
+            num_slots = self._draft_planner.num_slots_of_next_draft(row, shape)
+            if num_slots and not self._blocks.reserve(seq_id, num_slots):
+                has_room, shape = False, chain(0)
+            self._rows[seq_id] = row.with_next_draft(shape)
         return has_room
-
-    def _next_draft_shape(self, row: ScheduledRow) -> DraftShape:
-        """Return the shape of the draft that could become output behind the token of a row."""
-        assert self._head is not None, "no head drafts"
-        if row.seq.drafting_method(self._control) not in (None, self._head.name):
-            return chain(0)
-        most, useful = self._max_draft_tokens(row.seq), self._num_useful_guesses(row.seq)
-        if self._longest_share is not None:  # the next step's share is not known yet
-            most = self._share_limit(row.seq, most)
-        count = max(0, min(most, useful - 1))
-        if not self._may_draft_tree(row.seq):
-            return chain(count)
-        return tree(count, depth=min(count, self._decision.shape.depth))
-
-    def _decode_row(self, seq: Sequence, num_drafts: int, num_left: int) -> ScheduledRow:
-        """Return a row whose lookahead fits into `num_left` guesses; without drafts it has none.
-
-        num_left: this sequence's even share of the guess budget that all drafts have left.
-        """
-        num_useful = min(num_left, self._num_useful_guesses(seq) - num_drafts)
-        num_lookahead = max(0, min(self._lookahead_window, num_useful)) if num_drafts else 0
-        max_depth = self._decision.shape.depth if self._may_draft_tree(seq) else None
-        return ScheduledRow(seq, 1, num_drafts, num_lookahead, max_depth=max_depth)
 
     def _prefill_budget(self) -> int:
         """Return how many prompt tokens the step may have beside its decoding sequences."""
@@ -480,60 +288,6 @@ class Scheduler:
         insort(self._waiting, seq, key=_by_rank)
         self.preempted.append(seq)
         self._counts.num_preemptions += 1
-
-    def _max_draft_tokens(self, seq: Sequence) -> int:
-        """Return how many draft tokens step, settings and request allow."""
-        if self._decision.num_draft_tokens == 0 or not seq.is_eligible(self._control):
-            return 0
-        return min(self._wanted_draft_tokens(seq), self._num_useful_guesses(seq))
-
-    def _wanted_draft_tokens(self, seq: Sequence) -> int:
-        own = self._own_draft_tokens(seq)
-        if own is not None:
-            return own
-        if not self._may_draft_tree(seq):
-            return self._draft_length(seq)
-        count = self._decision.num_draft_tokens
-        return count if seq.constraint is None else min(count, MAX_CONSTRAINED_NODES)
-
-    def _own_draft_tokens(self, seq: Sequence) -> int | None:
-        """Return the number that the request chose, if it may."""
-        may_choose = self._control.allow_request_override
-        return seq.params.speculation.num_speculative_tokens if may_choose else None
-
-    def _may_draft_tree(self, seq: Sequence) -> bool:
-        """Return whether a tree is decided, for a sequence that takes the decision."""
-        return (
-            self._decision.shape.is_tree
-            and seq.rules.acting_verifier == "coupled"
-            and self._own_draft_tokens(seq) is None
-        )
-
-    def _draft_length(self, seq: Sequence) -> int:
-        """Return the step's draft length, or the sequence's own that adapts to acceptance."""
-        most, first = self._decision.shape.depth, self._decision.first_length
-        if self._length_rule is None:
-            return most
-        start = most if first is None else first
-        seq.draft_length = self._length_rule.begin(seq.draft_length, start)
-        return (
-            seq.draft_length.num_tokens if first is None else min(most, seq.draft_length.num_tokens)
-        )
-
-    def _num_useful_guesses(self, seq: Sequence) -> int:
-        """Return how many guesses could still become output, beside a token of the target.
-
-        Of pending drafts none may be accepted; if more are, `StepRow.max_end` cuts held drafts.
-        """
-        num_tokens = seq.num_tokens - seq.num_pending_drafts
-        return max(0, seq.max_length(self._config.max_model_len) - num_tokens - 1)
-
-
-def _num_head_slots(shape: DraftShape) -> int:
-    """Return the KV slots that a head writes behind a sequence while it drafts."""
-    if not shape.is_tree:
-        return shape.num_draft_tokens
-    return num_growth_slots(shape.num_draft_tokens, shape.depth)
 
 
 def require_room(config: EngineConfig, num_present: int, num_choices: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from specdec.config.speculative import SpeculativeConfig
-from specdec.engine.scheduler import ScheduledRow
+from specdec.engine.scheduled_row import ScheduledRow
 from specdec.sequences.sequence import Sequence
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import (

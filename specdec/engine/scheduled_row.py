@@ -1,0 +1,119 @@
+"""A sequence's part of a step, and the tokens that the target runs for it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from specdec.sequences.sequence import Sequence
+from specdec.speculation.proposers import Proposal
+from specdec.types.draft_decision import DraftShape
+from specdec.types.draft_tree import chain_of, is_chain, require_tree
+from specdec.types.messages import StepRow
+
+
+class ScheduledRow(NamedTuple):
+    """A sequence's part of a step: its next `num_tokens`, and KV slots for guesses behind them.
+
+    num_next_drafts, next_draft_depth: as in StepRow.
+    max_depth: where its draft may be a tree, most draft tokens that follow each other; None for a
+        chain.
+    """
+
+    seq: Sequence
+    num_tokens: int
+    num_draft_tokens: int = 0
+    num_lookahead_tokens: int = 0
+    num_next_drafts: int = 0
+    max_depth: int | None = None
+    next_draft_depth: int = 0
+
+    @property
+    def num_guesses(self) -> int:
+        """Draft and lookahead tokens."""
+        return self.num_draft_tokens + self.num_lookahead_tokens
+
+    @property
+    def draft_depth(self) -> int:
+        """Most draft tokens that follow each other."""
+        most = self.num_draft_tokens
+        return most if self.max_depth is None else min(most, self.max_depth)
+
+    @property
+    def samples(self) -> bool:
+        """Whether the row reaches the last known token, so that a new token is sampled."""
+        return self.num_tokens == self.seq.num_uncomputed_tokens
+
+    def with_next_draft(self, shape: DraftShape) -> ScheduledRow:
+        """Return the row with the shape of the draft that a head makes at the end of the step."""
+        return self._replace(
+            num_next_drafts=shape.num_draft_tokens,
+            next_draft_depth=shape.depth if shape.is_tree else 0,
+        )
+
+    def step_row(self, proposal: Proposal | None) -> StepRow:
+        """Return the tokens to run: the known ones, then the drafts unless they are stale.
+
+        Raises GrammarError where the sequence's structured output cannot continue.
+        """
+        seq, start = self.seq, self.seq.num_computed_tokens
+        drafts: tuple[int, ...] = ()
+        lookahead: tuple[int, ...] = ()
+        draft_probs, mask, parents = None, None, None
+        if proposal is not None and _continues(proposal, seq):
+            drafts, parents = _verifiable(proposal, self.num_draft_tokens, seq)
+            lookahead = proposal.lookahead_token_ids[: self.num_lookahead_tokens]
+            if proposal.draft_probs is not None:
+                draft_probs = proposal.draft_probs[slice(len(drafts))]
+        if seq.constraint is not None and self.samples:
+            seq.constraint.follow(seq.token_ids)
+            if draft_probs is not None:
+                constrained = seq.constraint.along(drafts)
+            elif parents is not None:
+                constrained = seq.constraint.prune(drafts, parents, self.num_draft_tokens)
+            else:
+                constrained = seq.constraint.extend(drafts, self.num_draft_tokens)
+            drafts, mask = constrained.token_ids, constrained.masks
+            parents = constrained.parents
+        known = tuple(seq.token_ids[start : start + self.num_tokens])
+        return StepRow(
+            seq.seq_id,
+            start,
+            known + drafts + lookahead,
+            len(drafts),
+            self.samples,
+            draft_probs,
+            mask,
+            len(lookahead),
+            seq.request.adapter_id,
+            parents,
+            num_next_drafts=self.num_next_drafts,
+            next_draft_depth=self.next_draft_depth,
+        )
+
+
+def _verifiable(
+    proposal: Proposal, num_draft_tokens: int, seq: Sequence
+) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """Return the first drafts of a proposal, and their tree, as the sequence's verifier takes them.
+
+    Only the coupled verifier walks trees; others get the first path of a tree. Acceptance tests
+    token by token, which they use, are defined for one draft at each position.
+    """
+    drafts = proposal.draft_token_ids[:num_draft_tokens]
+    if proposal.parents is None:
+        return drafts, None
+    assert not proposal.lookahead_token_ids, "a tree with lookahead tokens"
+    assert proposal.draft_probs is None, "a tree with draft probabilities"
+    parents = proposal.parents[: len(drafts)]
+    require_tree(parents)
+    if is_chain(parents):
+        return drafts, None
+    if seq.rules.acting_verifier == "coupled":
+        return drafts, parents
+    return chain_of(drafts, parents), None
+
+
+def _continues(proposal: Proposal, seq: Sequence) -> bool:
+    """Return whether the proposal was made for the present end; a stale one is never verified."""
+    base = (proposal.base_length, proposal.base_token)
+    return base == (seq.num_tokens, seq.token_ids[-1])
