@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from specdec.types.errors import UnknownNameError
 
 _SYNONYMS: Mapping[str, str] = MappingProxyType({"num_draft_tokens": "num_speculative_tokens"})
-"""What is meant by names that exist nowhere and are nearer to another one by their letters."""
+"""The meaning of unknown names that are nearer to another name by their letters."""
 
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?")
 

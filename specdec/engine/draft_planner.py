@@ -117,7 +117,7 @@ class DraftPlanner:
         draft = seq.head_draft if self._has_confidences and seq.constraint is None else None
         if draft is None or draft.base_length != seq.num_tokens or draft.parents is not None:
             return [seq.acceptance.rate] * limit
-        return [seq.confidence.rate(each / 1000) for each in draft.confidences[:limit]]
+        return [seq.confidence.rate(each) for each in draft.probabilities(limit)]
 
     def _share_limit(self, seq: Sequence, wanted: int) -> int:
         """Return the most draft tokens of a sequence for which an even share would be `wanted`.

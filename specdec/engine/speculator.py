@@ -94,11 +94,11 @@ class Speculator:
         if self._proposer is None or self._config is None:
             return Decision(chain(0), DecisionReason.OPERATOR)
         if self.policy is None:
-            count, num_nodes = (
-                self._config.num_speculative_tokens,
-                self._config.num_draft_tree_tokens,
+            config = self._config
+            depth = config.num_speculative_tokens
+            return Decision(
+                tree(config.num_draft_tree_tokens, depth=depth), DecisionReason.OPERATOR
             )
-            return Decision(tree(num_nodes, depth=count), DecisionReason.OPERATOR)
         return self.policy.decide(num_decoding, num_eligible)
 
     @property
@@ -207,7 +207,7 @@ class Speculator:
         draft, is_own = seq.head_draft, seq.seq_id in self._drafting.methods
         if not self._has_confidences or draft is None or not is_own:
             return []
-        return [each / 1000 for each in draft.confidences[:depth]]
+        return draft.probabilities(depth)
 
     def end_step(self) -> None:
         """Report to the policy that all rows of the step were observed."""

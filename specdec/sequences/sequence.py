@@ -99,6 +99,10 @@ class HeadDraft:
     parents: tuple[int, ...] | None = None
     confidences: tuple[int, ...] = ()
 
+    def probabilities(self, count: int) -> list[float]:
+        """Return the confidences of the first `count` tokens, from 0 to 1."""
+        return [each / 1000 for each in self.confidences[:count]]
+
 
 @dataclass
 class PromptReport:

@@ -173,6 +173,11 @@ def run(engine: Engine, requests: Sequence[EngineRequest]) -> dict[str, Transcri
     return transcripts
 
 
+def tokens_by(engine: Engine, requests: Sequence[EngineRequest]) -> dict[str, list[int]]:
+    """Return the tokens of each request, by its id, as `run` does."""
+    return {name: each.token_ids for name, each in run(engine, requests).items()}
+
+
 class HashTarget:
     """Target without a model: the next token is a hash of the tokens before it.
 

@@ -214,11 +214,8 @@ class DecoderKernel(ModelKernel):
 
     def move_kv(self, kv_cache: Tensor, block_size: int, moves: Sequence[SlotMove]) -> None:
         """Copy the KV of tokens between slots in all layers, one move after the other."""
-        slots, kv = (
-            array("i", [slot for move in moves for slot in move]),
-            KvCacheStruct.of(kv_cache),
-        )
-        address = slots.buffer_info()[0]
+        slots = array("i", [slot for move in moves for slot in move])
+        kv, address = KvCacheStruct.of(kv_cache), slots.buffer_info()[0]
         self.library.specdec_move_kv(self.model, kv, block_size, address, len(moves))
 
     def _forward(self, batch: BatchArrays, kv_cache: Tensor, taps: _TapsStruct | None) -> Tensor:

@@ -19,11 +19,10 @@ from tests.specdec.engine.test_draft_trees import (
     answers_of,
     expected_of,
     requests_of,
-    tokens_of,
     tree_engine,
 )
 from tests.specdec.engine.test_nan_logits import POISON, engine_for, sound, text, texts
-from tests.specdec.engines import engine_config, local_engine, make_engine, request, run
+from tests.specdec.engines import engine_config, local_engine, make_engine, request, run, tokens_by
 from tests.specdec.fakes import run_ranks
 from tests.specdec.tiny import tiny_llama_dir
 from tests.specdec.trees import TreeProposer
@@ -46,7 +45,7 @@ def test_rules_follow_the_path(tiny_model_dir, rules, temperature, size):
 
     def generated(group):
         engine = tree_engine(tiny_model_dir, config, answers, group)
-        return tokens_of(engine, requests), engine.stats().counts.speculation
+        return tokens_by(engine, requests), engine.stats().counts.speculation
 
     tokens, stats = run_ranks(size, generated)[0]
     assert tokens == expected_of(answers, requests)
@@ -108,7 +107,7 @@ def test_grammars_mask_each_path(tiny_model_dir, grammar, temperature):
     config = engine_config(30, max_num_batched_tokens=256)
     target, rows = recording_target(tiny_model_dir, config)
     engine = make_engine(tiny_model_dir, config, target, Spread(answers, 30))
-    assert tokens_of(engine, requests) == {name: each.token_ids for name, each in plain.items()}
+    assert tokens_by(engine, requests) == {name: each.token_ids for name, each in plain.items()}
     trees = [row for row in rows if row.parents]
     assert max(row.num_draft_tokens for row in rows) > 0
     assert all(row.num_draft_tokens <= MAX_CONSTRAINED_NODES for row in trees)

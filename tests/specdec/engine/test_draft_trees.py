@@ -10,7 +10,14 @@ from specdec.types.draft_tree import first_path
 from specdec.types.sampling_params import SpeculationOptions
 from specdec.worker import LocalTarget, load_runner
 from tests.specdec.engine.test_lossless import prompts
-from tests.specdec.engines import HashTarget, engine_config, local_engine, make_engine, request, run
+from tests.specdec.engines import (
+    HashTarget,
+    engine_config,
+    local_engine,
+    make_engine,
+    request,
+    tokens_by,
+)
 from tests.specdec.fakes import run_ranks
 from tests.specdec.trees import TreeProposer
 
@@ -30,13 +37,9 @@ def requests_of(temperature, count=8, **params):
     ]
 
 
-def tokens_of(engine, requests):
-    return {name: each.token_ids for name, each in run(engine, requests).items()}
-
-
 def answers_of(directory, requests):
     """Return the whole texts without speculation, by prompt."""
-    generated = tokens_of(local_engine(directory, engine_config(0)), requests)
+    generated = tokens_by(local_engine(directory, engine_config(0)), requests)
     return {
         each.prompt_token_ids: (*each.prompt_token_ids, *generated[each.request_id])
         for each in requests
@@ -65,7 +68,7 @@ def test_trees_change_no_token(tiny_model_dir, size, temperature, kernels):
 
     def generated(group):
         engine = tree_engine(tiny_model_dir, config, answers, group, kernels=kernels)
-        return tokens_of(engine, requests), engine.stats().counts
+        return tokens_by(engine, requests), engine.stats().counts
 
     tokens, counts = run_ranks(size, generated)[0]
     assert tokens == expected_of(answers, requests)
@@ -116,7 +119,7 @@ def test_one_sequence_with_large_trees(tiny_model_dir, kernels):
     config = engine_config(32, max_num_batched_tokens=160)
     proposer = TreeProposer(answers, 32, accuracy=0.9)
     engine = local_engine(tiny_model_dir, config, proposer=proposer, kernels=kernels)
-    assert tokens_of(engine, [each]) == expected_of(answers, [each])
+    assert tokens_by(engine, [each]) == expected_of(answers, [each])
     assert engine.stats().counts.num_steps < 40
 
 
@@ -168,7 +171,7 @@ def test_fewer_steps_with_trees_than_with_their_best_chains(tiny_model_dir):
     num_steps = []
     for proposer in (TreeProposer, BestChain):
         engine = local_engine(tiny_model_dir, config, proposer=proposer(answers, NUM_NODES))
-        assert tokens_of(engine, requests) == expected_of(answers, requests)
+        assert tokens_by(engine, requests) == expected_of(answers, requests)
         num_steps.append(engine.stats().counts.num_steps)
     assert num_steps[0] < num_steps[1]
 
@@ -187,7 +190,7 @@ def test_slots_of_a_target_that_checks_them(tiny_model_dir):
     config = engine_config(NUM_NODES, num_blocks=60, max_num_batched_tokens=128)
     proposer = TreeProposer(answers, NUM_NODES)
     engine = make_engine(tiny_model_dir, config, target, proposer)
-    assert tokens_of(engine, requests) == expected_of(answers, requests)
+    assert tokens_by(engine, requests) == expected_of(answers, requests)
     assert engine.stats().counts.speculation.num_accepted_tokens > 0
     assert any(row.parents for step in target.steps for row in step.rows)
 
@@ -202,7 +205,7 @@ def test_other_verifiers_get_the_best_chain(tiny_model_dir, verifier):
     begin = target.begin
     target.begin = lambda step: (rows.extend(step.rows), begin(step))
     engine = make_engine(tiny_model_dir, config, target, TreeProposer(answers, NUM_NODES))
-    tokens = tokens_of(engine, requests)
+    tokens = tokens_by(engine, requests)
     assert all(len(each) == 24 for each in tokens.values())
     assert any(row.num_draft_tokens for row in rows)
     assert not any(row.parents for row in rows)

@@ -12,7 +12,13 @@ from specdec.kernels.cpu import native_library
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.worker import HeadFiles
-from tests.specdec.engines import ScriptedProposer, engine_config, local_engine, request, run
+from tests.specdec.engines import (
+    ScriptedProposer,
+    engine_config,
+    local_engine,
+    request,
+    tokens_by,
+)
 from tests.specdec.heads import HEADS
 from tests.specdec.trees import TreeProposer
 
@@ -42,8 +48,7 @@ def requests():
 @pytest.fixture(scope="module")
 def tokens(tiny_model_dir):
     """Return the tokens without speculation, by request."""
-    transcripts = run(local_engine(tiny_model_dir, engine_config(0)), requests())
-    return {name: each.token_ids for name, each in transcripts.items()}
+    return tokens_by(local_engine(tiny_model_dir, engine_config(0)), requests())
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from specdec.speculation.proposers import make_proposer
 from specdec.types.control import SpeculationControl
 from specdec.types.sampling_params import SpeculationOptions
 from specdec.worker import HeadFiles
-from tests.specdec.engines import draft_model, engine_config, local_engine, request, run
+from tests.specdec.engines import draft_model, engine_config, local_engine, request, tokens_by
 from tests.specdec.heads import HEADS
 from tests.specdec.llm.models import arguments, metrics_of
 
@@ -34,8 +34,7 @@ def requests(**params):
 @pytest.fixture(scope="module")
 def expected(tiny_model_dir):
     """Return the tokens without speculation."""
-    written = run(local_engine(tiny_model_dir, engine_config(0)), requests())
-    return {name: each.token_ids for name, each in written.items()}
+    return tokens_by(local_engine(tiny_model_dir, engine_config(0)), requests())
 
 
 @pytest.fixture(scope="module")

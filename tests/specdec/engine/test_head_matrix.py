@@ -17,7 +17,7 @@ from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.worker import HeadFiles
 from tests.specdec.attention_heads import FITTED_METHODS, fitted_head_dir
-from tests.specdec.engines import draft_model, engine_config, local_engine, request, run
+from tests.specdec.engines import draft_model, engine_config, local_engine, request, tokens_by
 from tests.specdec.fakes import run_ranks
 from tests.specdec.heads import HEADS
 from tests.specdec.tiny import disturbed_llama_dir
@@ -40,8 +40,7 @@ def requests(batch_size, temperature):
 @cache
 def reference(directory, temperature):
     """Return the tokens of all requests without speculation."""
-    transcripts = run(local_engine(directory, engine_config(0)), requests(8, temperature))
-    return {name: each.token_ids for name, each in transcripts.items()}
+    return tokens_by(local_engine(directory, engine_config(0)), requests(8, temperature))
 
 
 def fitted_dir(method, target_dir, directory):

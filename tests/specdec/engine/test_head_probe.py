@@ -24,6 +24,7 @@ from tests.specdec.engines import (
     make_engine,
     request,
     run,
+    tokens_by,
 )
 from tests.specdec.heads import HEADS, fitted_medusa_dir
 from tests.specdec.llm.models import arguments, metrics_of
@@ -88,7 +89,7 @@ def test_the_sequences_that_follow_are_those_without_a_probe(
         if is_probed:
             assert probe(tokenizer, config).measure(target).is_low
         engine = make_engine(tiny_model_dir, config, target)
-        tokens = {name: each.token_ids for name, each in run(engine, REQUESTS).items()}
+        tokens = tokens_by(engine, REQUESTS)
         drafts.append((tokens, engine.stats().counts.speculation))
     assert drafts[0] == drafts[1]
 

@@ -13,7 +13,7 @@ from specdec.types.draft_tree import depths, first_path, paths
 from specdec.types.sampling_params import SpeculationOptions, StructuredOutput
 from specdec.worker import HeadFiles
 from tests.specdec.engine.test_draft_tree_rules import compiler
-from tests.specdec.engines import engine_config, local_engine, request, run
+from tests.specdec.engines import engine_config, local_engine, request, tokens_by
 from tests.specdec.heads import HEADS
 
 K, NUM_NODES = 3, 12
@@ -35,10 +35,6 @@ def requests(temperature=0.8, **params):
     ]
 
 
-def tokens_of(engine, asked):
-    return {name: each.token_ids for name, each in run(engine, asked).items()}
-
-
 class Texts:
     """Outputs without speculation, and heads that are fitted to them, made when first used."""
 
@@ -49,7 +45,7 @@ class Texts:
     def without_speculation(self, temperature):
         if temperature not in self.outputs:
             engine = local_engine(self.directory, engine_config(0))
-            self.outputs[temperature] = tokens_of(engine, requests(temperature))
+            self.outputs[temperature] = tokens_by(engine, requests(temperature))
         return self.outputs[temperature]
 
     def head(self, method):
@@ -171,7 +167,7 @@ def longest(draft, rest):
 def test_a_tree_runs_no_node_behind_the_longest_sequence(texts, kernels):
     """A tree of 10 nodes and depth 8 runs 14 on the way: more than there is room for at the end."""
     limits = {"max_model_len": 48, "block_size": 4}
-    expected = tokens_of(
+    expected = tokens_by(
         local_engine(texts.directory, engine_config(**limits)), requests(max_tokens=None)
     )
     made = Recording(texts, "eagle3", kernels, num_nodes=10, depth=8, **limits)
@@ -204,7 +200,7 @@ def test_rules_of_a_request_follow_the_paths(texts, method):
     asked = requests(**rules)
     plain = local_engine(texts.directory, engine_config(0))
     made = Recording(texts, method).run(asked)
-    assert made.tokens == tokens_of(plain, asked)
+    assert made.tokens == tokens_by(plain, asked)
     assert any(draft.parents is not None for draft in made.drafts.values())
 
 
@@ -214,7 +210,7 @@ def test_a_grammar_prunes_the_trees(texts, method):
     compiled = compiler(texts.directory).compile(grammar)
     params = {"structured_output": grammar, "ignore_eos": False}
     asked = [replace(each, grammar=compiled) for each in requests(**params)]
-    expected = tokens_of(local_engine(texts.directory, engine_config(0)), asked)
+    expected = tokens_by(local_engine(texts.directory, engine_config(0)), asked)
     made = Recording(texts, method, num_nodes=20).run(asked)
     assert made.tokens == expected
     trees = [draft for draft in made.drafts.values() if draft.parents is not None]

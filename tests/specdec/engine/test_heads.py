@@ -19,7 +19,15 @@ from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationControl
 from specdec.types.sampling_params import SpeculationOptions, StructuredOutput
 from specdec.worker import HeadFiles
-from tests.specdec.engines import HashTarget, engine_config, local_engine, make_engine, request, run
+from tests.specdec.engines import (
+    HashTarget,
+    engine_config,
+    local_engine,
+    make_engine,
+    request,
+    run,
+    tokens_by,
+)
 from tests.specdec.heads import HEADS
 
 K = 3
@@ -34,10 +42,6 @@ def prompt(index):
 def requests(count=4, **params):
     values = {**SAMPLED, **params}
     return [request(f"r{i}", prompt(i), seed=i, **values) for i in range(count)]
-
-
-def tokens_by(engine, asked):
-    return {name: each.token_ids for name, each in run(engine, asked).items()}
 
 
 @pytest.fixture(scope="module")

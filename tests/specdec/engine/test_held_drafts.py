@@ -104,7 +104,7 @@ class SpiedTarget(LocalTarget):
 
 @dataclass
 class Outcome:
-    """What a run yields, and the drafts that were verified: by choice and length of the text."""
+    """Tokens of a run, and the drafts that were verified: by choice and length of the text."""
 
     tokens: dict = field(default_factory=dict)
     drafts: dict = field(default_factory=dict)

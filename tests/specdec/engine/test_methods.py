@@ -15,7 +15,7 @@ from specdec.speculation.proposers import DraftVocabulary, make_proposer
 from specdec.types.control import SpeculationControl
 from specdec.types.sampling_params import SpeculationOptions
 from specdec.worker import HeadFiles
-from tests.specdec.engines import draft_model, engine_config, local_engine, request, run
+from tests.specdec.engines import draft_model, engine_config, local_engine, request, tokens_by
 from tests.specdec.fakes import run_ranks
 from tests.specdec.heads import HEADS
 from tests.specdec.tiny import disturbed_llama_dir, shuffled_llama_dir, tiny_llama_dir
@@ -146,10 +146,6 @@ def engine_for(directory, draft_dirs, method, k, group=None, kernels="auto", **c
         num_tree_tokens=speculation.num_draft_tree_tokens,
     )
     return local_engine(directory, config, group, proposer, policy, head=head, kernels=kernels)
-
-
-def tokens_by(engine, asked):
-    return {name: each.token_ids for name, each in run(engine, asked).items()}
 
 
 @cache

@@ -21,7 +21,7 @@ from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import UnsupportedModelError
 from specdec.types.messages import DraftedRow, DraftOutput
 from specdec.types.sampling_params import SpeculationOptions, StructuredOutput
-from tests.specdec.engines import draft_model, engine_config, local_engine, request, run
+from tests.specdec.engines import draft_model, engine_config, local_engine, request, run, tokens_by
 from tests.specdec.fakes import run_ranks
 from tests.specdec.speculation.proposers.sequences import drafts, sequence
 from tests.specdec.tiny import disturbed_llama_dir
@@ -45,10 +45,6 @@ def parallel_model(directory, group=None, **changes):
 def requests(count=8, **params):
     prompts = [[(29 * i + 31 * j) % 380 + 3 for j in range(6)] * (2 + 2 * i) for i in range(count)]
     return [request(f"r{i}", prompt, seed=i, **params) for i, prompt in enumerate(prompts)]
-
-
-def tokens_by(engine, asked):
-    return {name: each.token_ids for name, each in run(engine, asked).items()}
 
 
 @cache

@@ -24,6 +24,7 @@ from tests.specdec.engines import (
     make_engine,
     request,
     run,
+    tokens_by,
 )
 from tests.specdec.fakes import run_ranks
 from tests.specdec.tiny import shuffled_llama_dir
@@ -110,10 +111,6 @@ def test_ranks_agree(tiny_model_dir, ask, size):
         alone = tokens_by(make(), requests)
         for rank in run_ranks(size, lambda group, make=make: tokens_by(make(group), requests)):
             assert rank == alone
-
-
-def tokens_by(engine, requests):
-    return {name: each.token_ids for name, each in run(engine, requests).items()}
 
 
 def test_preemption_and_chunks_change_no_token(tiny_model_dir, ask):

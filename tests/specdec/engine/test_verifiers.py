@@ -21,6 +21,7 @@ from tests.specdec.engines import (
     local_engine,
     request,
     run,
+    tokens_by,
 )
 from tests.specdec.fakes import run_ranks
 from tests.specdec.heads import fitted_medusa_dir
@@ -93,10 +94,6 @@ def requests(verifiers=SERVED_VERIFIERS, count=10, **params):
 
 def proposer_of(method, directory, group):
     return draft_model(directory, group) if method == "draft_model" else None
-
-
-def tokens_by(engine, asked):
-    return {name: transcript.token_ids for name, transcript in run(engine, asked).items()}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from specdec.models.config import ModelConfig
 from specdec.types.sampling_spec import SamplingRules
-from tests.specdec.engines import draft_model, engine_config, local_engine, request, run
+from tests.specdec.engines import draft_model, engine_config, local_engine, request, run, tokens_by
 from tests.specdec.fakes import run_ranks
 from tests.specdec.speculation.proposers.sequences import drafts, sequence
 from tests.specdec.tiny import disturbed_llama_dir
@@ -83,7 +83,7 @@ def test_tokens_are_those_without_speculation(tiny_model_dir, near_dir, temperat
     def check(group):
         proposer = draft_model(near_dir, group, draft_window=12)
         engine = local_engine(tiny_model_dir, engine_config(3), group, proposer)
-        tokens = {name: each.token_ids for name, each in run(engine, asked).items()}
+        tokens = tokens_by(engine, asked)
         assert tokens == {name: each.token_ids for name, each in plain.items()}
         assert engine.stats().counts.speculation.num_accepted_tokens > 0
 

@@ -9,7 +9,7 @@ from specdec.config.speculative import SpeculativeConfig
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.types.sampling_params import SpeculationOptions
-from tests.specdec.engines import draft_model, engine_config, local_engine, request, run
+from tests.specdec.engines import draft_model, engine_config, local_engine, request, run, tokens_by
 from tests.specdec.fakes import run_ranks
 from tests.specdec.tiny import tiny_llama_dir
 
@@ -36,7 +36,7 @@ def adaptive(k=3):
 
 
 def generated_by(engine, **params):
-    return {name: each.token_ids for name, each in run(engine, requests(**params)).items()}
+    return tokens_by(engine, requests(**params))
 
 
 def recorded_lengths(engine):
