@@ -47,11 +47,11 @@ class StepDeadline:
         return min(self._max_s, max(self._min_s, self._factor * longest_s))
 
     def _longest_s(self, size: int) -> float | None:
-        longest = {
-            each: max(seconds)
-            for each, seconds in self._seconds.items()
-            if len(seconds) >= MIN_SAMPLES
-        }
-        if self._shares_sizes and size not in longest:
-            return max(longest.values(), default=None)
-        return longest.get(size)
+        """Return the longest of the last steps of a size that count; None without any."""
+        seconds = self._seconds.get(size, ())
+        if len(seconds) >= MIN_SAMPLES:
+            return max(seconds)
+        if not self._shares_sizes:
+            return None
+        known = (max(each) for each in self._seconds.values() if len(each) >= MIN_SAMPLES)
+        return max(known, default=None)

@@ -47,6 +47,11 @@ class DraftPlanner:
         """
         self._decision, self._control = decision, control
 
+    @property
+    def may_have_guesses(self) -> bool:
+        """Whether any row of the step may have guesses."""
+        return self._decision.num_draft_tokens > 0
+
     def plan(
         self, sequences: collections.abc.Sequence[Sequence], most: int | None = None
     ) -> list[ScheduledRow]:
@@ -69,7 +74,7 @@ class DraftPlanner:
     @property
     def has_next_drafts(self) -> bool:
         """Whether the target's head, where it has one, drafts at the end of the step."""
-        return self._head is not None and self._decision.num_draft_tokens > 0
+        return self._head is not None and self.may_have_guesses
 
     def next_draft_shape(self, row: ScheduledRow) -> DraftShape:
         """Return the shape of the draft that could become output behind the token of a row.
@@ -142,7 +147,7 @@ class DraftPlanner:
 
     def _max_draft_tokens(self, seq: Sequence) -> int:
         """Return how many draft tokens step, settings and request allow."""
-        if self._decision.num_draft_tokens == 0 or not seq.is_eligible(self._control):
+        if not (self.may_have_guesses and seq.is_eligible(self._control)):
             return 0
         return min(self._wanted_draft_tokens(seq), self._num_useful_guesses(seq))
 

@@ -20,7 +20,7 @@ from specdec.engine.metrics import Metrics, StepRecorder
 from specdec.engine.outputs import TargetLostError, output_of
 from specdec.engine.scheduled_row import ScheduledRow
 from specdec.engine.scheduler import Scheduler
-from specdec.engine.speculator import Drafting, Speculator
+from specdec.engine.speculator import NO_DRAFTING, Drafting, Speculator
 from specdec.engine.stop_checker import Stop, check_stop
 from specdec.engine.suspects import Suspects
 from specdec.models.config import ModelConfig
@@ -97,7 +97,7 @@ class Engine:
         self._choices: dict[str, Choices] = {}  # by request id
         self._next_seq_id = 0
         self._decision: Decision | None = None  # in force for steps that are begun ahead
-        self._drafting_ahead = Drafting()
+        self._drafting_ahead = NO_DRAFTING
         self._batch_size = 0  # sequences for which the last step produced tokens
 
     def add(self, request: EngineRequest) -> None:
@@ -242,8 +242,8 @@ class Engine:
         if policy is not None:
             counts.decisions = {each.value: n for each, n in policy.log.counts.items()}
             counts.decided_lengths = policy.log.lengths
-            for each in policy.observed:
-                counts = counts.plus(Counts(measured_s=each.measured, profiled_s=each.profiled))
+            observed = policy.observed
+            counts.measured_s, counts.profiled_s = observed.measured, observed.profiled
         return counts
 
     def check_integrity(self) -> None:
@@ -274,7 +274,7 @@ class Engine:
         called, and the scheduler has reserved no KV slot beyond each sequence's next token.
         """
         if not decision.num_draft_tokens:
-            return Drafting()
+            return NO_DRAFTING
         eligible = self._eligible(rows)
         began_at_s = self._clock()
         drafting = self._speculator.propose(eligible)
@@ -301,7 +301,7 @@ class Engine:
             max_model_len,
             holds_drafts=self._speculator.holds_drafts,
         )
-        drafting: Drafting | None = Drafting()
+        drafting: Drafting | None = NO_DRAFTING
         if scheduled and decision.num_draft_tokens:
             drafting = self._speculator.propose_ahead(self._eligible(scheduled))
         if drafting is None:
@@ -404,13 +404,7 @@ class Engine:
         self._speculator.observe(seq, row.draft_depth, num_verified)
         if stop is None:
             seq.lookahead = _lookahead(row, verified)
-            seq.head_draft = HeadDraft(
-                seq.num_tokens,
-                seq.token_ids[-1],
-                verified.next_draft_token_ids,
-                verified.next_draft_parents,
-                verified.next_draft_confidences,
-            )
+            seq.head_draft = _head_draft(seq, verified)
             self._drop_rejected(seq)
         else:
             self._finish(seq)
@@ -493,6 +487,19 @@ def _head_needs_tokens(config: EngineConfig) -> bool:
     """Return whether a head on the target's ranks computes KV from the tokens of sequences."""
     head = config.speculation.head if config.speculation else None
     return head is not None and head.writes_kv
+
+
+def _head_draft(seq: Sequence, verified: VerifiedRow) -> HeadDraft | None:
+    """Return the draft that a head made behind the verified tokens, which `seq` has by now."""
+    if not verified.next_draft_token_ids:
+        return None
+    return HeadDraft(
+        seq.num_tokens,
+        seq.token_ids[-1],
+        verified.next_draft_token_ids,
+        verified.next_draft_parents,
+        verified.next_draft_confidences,
+    )
 
 
 def _lookahead(row: StepRow, verified: VerifiedRow) -> Lookahead | None:

@@ -177,6 +177,8 @@ class Scheduler:
 
         most: a lower limit of the step's guesses.
         """
+        if not self._draft_planner.may_have_guesses:
+            return
         sequences = [row.seq for row in self._decodes()]
         for row in self._draft_planner.plan(sequences, most):
             self._rows[row.seq.seq_id] = row
@@ -194,6 +196,8 @@ class Scheduler:
 
         Guesses are optional: no sequence is preempted or kept waiting for their slots.
         """
+        if not self._draft_planner.may_have_guesses:
+            return
         for seq_id, row in self._rows.items():
             num_tokens = min(row.seq.num_tokens + row.num_guesses, self._config.max_model_len)
             if row.num_guesses and not self._blocks.reserve(seq_id, num_tokens):

@@ -40,11 +40,19 @@ class Drafting:
 
     def resolved(self, rows: collections.abc.Sequence[StepRow]) -> Drafting:
         """Return it with the number that each resolved row wanted of held drafts."""
+        if not self.ahead:
+            return self
         held = {row.seq_id: row.num_held_drafts for row in rows if self._is_held(row.seq_id)}
         return replace(self, num_requested={**self.num_requested, **held})
 
     def _is_held(self, seq_id: int) -> bool:
         return seq_id in self.ahead and self.ahead[seq_id].num_held_drafts > 0
+
+
+NO_DRAFTING = Drafting()
+"""Of a step without drafts."""
+
+_NO_DRAFTS = Decision(chain(0), DecisionReason.OPERATOR)
 
 
 class Speculator:
@@ -71,7 +79,7 @@ class Speculator:
         self._length_rule = config.length_rule if config else None
         self._has_batch_budget = config is not None and config.batch_budget
         self._has_confidences = config is not None and config.uses_confidences
-        self._drafting = Drafting()  # of the oldest step in flight
+        self._drafting = NO_DRAFTING  # of the oldest step in flight
 
     @property
     def control(self) -> SpeculationControl:
@@ -90,9 +98,9 @@ class Speculator:
 
     def decide(self, num_decoding: int, num_eligible: int) -> Decision:
         """Return how much a sequence may draft in the next step; see `SpeculationPolicy.decide`."""
-        self._drafting = Drafting()
+        self._drafting = NO_DRAFTING
         if self._proposer is None or self._config is None:
-            return Decision(chain(0), DecisionReason.OPERATOR)
+            return _NO_DRAFTS
         if self.policy is None:
             config = self._config
             depth = config.num_speculative_tokens
@@ -114,7 +122,7 @@ class Speculator:
     def propose(self, rows: collections.abc.Sequence[ScheduledRow]) -> Drafting:
         """Return the drafts for those of `rows` that have any."""
         if not rows or self._proposer is None or self._config is None:
-            return Drafting()
+            return NO_DRAFTING
         requests = self._requests(rows)
         self._proposer.begin(requests)
         proposals = {each.seq_id: each for each in self._proposer.collect()}

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from operator import attrgetter
+from typing import NamedTuple
 
 from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.sequence import Sequence
 from specdec.types.messages import BlockTableDelta, SequenceAdmission
 
 
-@dataclass(frozen=True)
-class StateDelta:
+class StateDelta(NamedTuple):
     """The sequence lifecycle part of a step message; see StepInput."""
 
     released: tuple[int, ...]
@@ -36,16 +35,18 @@ class WorkerView:
 
     def update(self, sequences: Iterable[Sequence]) -> StateDelta:
         """Return what the worker lacks to run `sequences`, and record it as sent."""
-        sequences = list(sequences)
-        unknown = [seq for seq in sequences if seq.seq_id not in self._num_known_blocks]
-        self._num_known_blocks.update({seq.seq_id: 0 for seq in unknown})
-        delta = StateDelta(
-            released=tuple(self._released),
-            admitted=tuple(map(self._admission, unknown)),
-            block_table_deltas=tuple(self._deltas(sequences)),
-        )
+        released, admitted, deltas = tuple(self._released), [], []
         self._released.clear()
-        return delta
+        for seq in sequences:
+            seq_id, table = seq.seq_id, self._blocks.block_table(seq.seq_id)
+            num_known = self._num_known_blocks.get(seq_id)
+            if num_known is None:
+                admitted.append(self._admission(seq))
+                num_known = self._num_known_blocks[seq_id] = 0
+            if len(table) > num_known:  # tables change only at their end
+                deltas.append(BlockTableDelta(seq_id, num_known, tuple(table[num_known:])))
+                self._num_known_blocks[seq_id] = len(table)
+        return StateDelta(released, tuple(admitted), tuple(deltas))
 
     def release(self, seq_id: int) -> None:
         """Have the worker drop a sequence with the next step; ignore one it does not know."""
@@ -57,11 +58,3 @@ class WorkerView:
         if seq_id in self._num_known_blocks:
             num_held = len(self._blocks.block_table(seq_id))
             self._num_known_blocks[seq_id] = min(self._num_known_blocks[seq_id], num_held)
-
-    def _deltas(self, sequences: Iterable[Sequence]) -> Iterator[BlockTableDelta]:
-        """Yield the blocks that the worker lacks; tables change only at their end."""
-        for seq in sequences:
-            table, known = self._blocks.block_table(seq.seq_id), self._num_known_blocks[seq.seq_id]
-            if len(table) > known:
-                self._num_known_blocks[seq.seq_id] = len(table)
-                yield BlockTableDelta(seq.seq_id, known, tuple(table[known:]))

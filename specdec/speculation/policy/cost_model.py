@@ -15,6 +15,7 @@ from statistics import median
 
 from specdec.types.draft_decision import DraftShape
 from specdec.types.errors import InvalidValueError
+from specdec.types.stats import Additive
 
 _SAMPLES_PER_MEDIAN = 5
 _LEARNING_RATE = 0.4
@@ -125,12 +126,12 @@ class _Cell:
         self.at_s = now_s
 
 
-class StepSeconds:
+@dataclass
+class StepSeconds(Additive):
     """Seconds of observed steps, and those that the table has for them, by number of drafts."""
 
-    def __init__(self) -> None:
-        self.measured: dict[str, float] = {}
-        self.profiled: dict[str, float] = {}
+    measured: dict[str, float] = field(default_factory=dict)
+    profiled: dict[str, float] = field(default_factory=dict)
 
     def add(self, num_draft_tokens: int, measured_s: float, profiled_s: float) -> None:
         """Count one step."""

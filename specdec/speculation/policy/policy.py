@@ -8,7 +8,7 @@ by goodput or a schedule.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -145,9 +145,9 @@ class SpeculationPolicy:
         return self._log
 
     @property
-    def observed(self) -> Sequence[StepSeconds]:
-        """Seconds of steps, measured and profiled, of each chooser."""
-        return [each.observed for each in self._choosers.values()]
+    def observed(self) -> StepSeconds:
+        """Seconds of steps, measured and profiled, of all choosers."""
+        return StepSeconds.sum(each.observed for each in self._choosers.values())
 
     @property
     def capacity_tokens_per_s(self) -> float | None:
