@@ -29,7 +29,9 @@ BROKEN = "BROKEN"
 """An HTTP answer whose connection was closed before its end."""
 REFUSALS = frozenset(
     {"UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "429", "503", "504"}
+    | {"rate_limit_exceeded", "service_unavailable"}
 )
+"""Statuses of gRPC and HTTP, and the codes of an error event in a stream over HTTP."""
 NUM_PROMPTS = 12
 BURST = 10
 
