@@ -181,7 +181,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
 
     @property
     def is_late(self) -> bool:
-        """Whether an output that `collect` gave up is still to come."""
+        """Return whether an output that `collect` gave up is still to come."""
         while self._num_late and self._has_answer():
             frames = self._receive()
             if frames == serialization.CAUGHT_UP:
@@ -206,7 +206,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
 
     @property
     def is_busy(self) -> bool:
-        """Whether ranks may still be running prefill chunks of an earlier draft step."""
+        """Return whether ranks may still be running prefill chunks of an earlier draft step."""
         while self._num_catching_up and self._has_answer():
             frames = self._receive()
             assert frames == serialization.CAUGHT_UP, "drafts that were not collected"

@@ -68,7 +68,7 @@ class DraftPlanner:
 
     @property
     def has_next_drafts(self) -> bool:
-        """Whether the target's head, where it has one, drafts at the end of the step."""
+        """Return whether the target's head, where it has one, drafts at the end of the step."""
         return self._head is not None and self._decision.num_draft_tokens > 0
 
     def next_draft_shape(self, row: ScheduledRow) -> DraftShape:

@@ -173,7 +173,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has anything to do."""
+        """Return whether `step` has anything to do."""
         return bool(self._requests or self._steps)
 
     @property
