@@ -1,4 +1,4 @@
-"""Specification of a worker group: a model, its sharding, placement, and the sockets of its ranks."""
+"""Specification of a worker group: its model, sharding, placement, and the sockets of its ranks."""
 
 from __future__ import annotations
 
