@@ -23,6 +23,7 @@ from specdec.worker import (
     DraftModelRunner,
     HeadFiles,
     ModelRunner,
+    RankModel,
     Rendezvous,
     StepProfiler,
     TargetModelRunner,
@@ -44,17 +45,17 @@ def _head_files(head: HeadSource) -> HeadFiles:
 
 def load_worker(spec: GroupSpec, rank: int, directory: Path) -> ModelWorker:
     """Load this rank's shard of the model and warm it up. A collective call."""
-    runner = load_warm(
+    model = RankModel(
         spec.model.here(),
         spec.dtype,
         spec.limits,
-        _join_group(spec, rank, directory),
         spec.quantization,
         torch.device(spec.device),
         spec.kernels,
         spec.vocabulary,
         None if spec.head is None else _head_files(spec.head),
     )
+    runner = load_warm(model, _join_group(spec, rank, directory))
     if isinstance(runner, DraftModelRunner):
         return ModelWorker(runner, partial(_draft, runner), rank)
     return ModelWorker(runner, partial(_verify, runner), rank)
