@@ -66,7 +66,7 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        """Whether the value is within its limit; NaN is not."""
+        """Return whether the value is within its limit; NaN is not."""
         return self.value <= self.limit
 
 

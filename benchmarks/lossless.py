@@ -98,7 +98,7 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        """Whether differences are few and all ties, and drafts were made exactly if requested."""
+        """Return whether differences are few and all ties, and drafts exactly as requested."""
         are_few = self.num_identical >= int(_MIN_IDENTICAL_SHARE * self.num_outputs)
         return are_few and self.drafts_as_asked and all(each.is_tie for each in self.differences)
 

@@ -80,7 +80,7 @@ class Row:
 
     @property
     def is_met(self) -> bool | None:
-        """Whether the share is within its aim; None without an aim."""
+        """Return whether the share is within its aim; None without an aim."""
         return None if self.aim is None else self.share <= self.aim
 
 

@@ -82,7 +82,7 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        """Whether enough outputs finished, all are valid and none changed."""
+        """Return whether enough outputs finished, all are valid and none changed."""
         has_ended = self.num_ended >= _MIN_ENDED_SHARE * self.num_outputs
         return has_ended and not self.invalid and not self.changed
 

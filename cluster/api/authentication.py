@@ -183,7 +183,7 @@ class ApiKeys:
 
     @property
     def is_open(self) -> bool:
-        """Whether calls need no key."""
+        """Return whether calls need no key."""
         return not self._known
 
     def admit(self, authorization: str | None) -> Lease:
@@ -246,7 +246,7 @@ class AdminAccess:
 
     @property
     def is_open(self) -> bool:
-        """Whether calls need no credential."""
+        """Return whether calls need no credential."""
         return self._token is None and self._keys.is_open
 
     def check(self, authorization: str | None) -> None:

@@ -52,7 +52,7 @@ _HEADERS_OF: Mapping[int, dict[str, str]] = {
 
 @dataclass(frozen=True)
 class ErrorStatus:
-    """How an error is reported to a client. `retry_after_s` is None if retrying does not help.
+    """Status of an error for a client. `retry_after_s` is None if retrying does not help.
 
     message: in the table of rules, replaces a text that was not written for clients.
     is_final: stops OpenAI's clients from retrying, which they do by default after a 5xx.

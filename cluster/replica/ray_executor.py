@@ -144,14 +144,14 @@ class RayExecutor:
 
     @property
     def can_draft(self) -> bool:
-        """Whether a configured drafting method is available now."""
+        """Return whether a configured drafting method is available now."""
         speculation = self._config.speculative_config
         has_other = speculation is not None and len(speculation.methods) > 1
         return self._draft is None or self._draft.is_available or has_other
 
     @property
     def is_draft_up(self) -> bool | None:
-        """Whether the draft model is available; None where there is none."""
+        """Return whether the draft model is available; None where there is none."""
         return None if self._draft is None else self._draft.is_available
 
     @property

@@ -1,4 +1,4 @@
-"""What a replica reports: its load to the autoscaler, its decisions to the ControlPlane."""
+"""Reports of a replica: its load to the autoscaler, its decisions to the ControlPlane."""
 
 from __future__ import annotations
 

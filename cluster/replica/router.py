@@ -99,7 +99,7 @@ class Router:
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests are admitted now."""
+        """Return whether requests are admitted now."""
         return not self._why_not_ready
 
     @property

@@ -17,7 +17,7 @@ from itertools import pairwise
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, SERVICE_VERSION, Resource
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import SpanKind, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -50,10 +50,11 @@ class StepSeconds:
 class Tracing:
     """Creates the traces of one replica and exports them in batches, on a separate thread."""
 
-    def __init__(self, provider: TracerProvider, model: str) -> None:
-        """Use a provider that samples and exports. model: the served model name."""
+    def __init__(self, provider: TracerProvider, exporter: SpanExporter, model: str) -> None:
+        """Use a provider that samples, and exports by `exporter`. model: the served model name."""
         self.steps = StepSeconds()
         self._provider = provider
+        self._exporter = exporter
         self._tracer = provider.get_tracer("specdec", version("specdec"))
         self._model = model
 
@@ -69,12 +70,17 @@ class Tracing:
         return RequestTrace(self._tracer, parent, attributes, self.steps, clock)
 
     def close(self) -> None:
-        """Export the remaining traces; give up after a few seconds without a collector."""
+        """Export the remaining traces; give up after a few seconds without a collector.
+
+        No thread of the exporter goes on then.
+        """
         flush = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
         flush.start()
         flush.join(_FLUSH_S)
         if flush.is_alive():
             logger.warning("the last traces were not sent within %g s", _FLUSH_S)
+            self._exporter.shutdown()  # ends its retries
+            flush.join(_FLUSH_S)
 
 
 def tracing_to(endpoint: str, model: str, replica: str) -> Tracing:
@@ -90,7 +96,7 @@ def tracing_to(endpoint: str, model: str, replica: str) -> Tracing:
     provider = TracerProvider(resource=resource)
     exporter = OTLPSpanExporter(endpoint=endpoint, insecure=endpoint.startswith("http://"))
     provider.add_span_processor(BatchSpanProcessor(exporter))
-    return Tracing(provider, model)
+    return Tracing(provider, exporter, model)
 
 
 @dataclass

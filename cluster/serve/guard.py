@@ -46,7 +46,7 @@ COMMAND, GUARD = "command", "guard"
 
 
 class Command(NamedTuple):
-    """What remains of the command: the signals that it passes on, and its name in process lists."""
+    """The command, once it has started: the signals that it passes on, and its process name."""
 
     guard_pid: int
     signals: Sequence[int]

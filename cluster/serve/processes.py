@@ -47,7 +47,7 @@ class ToGuard:
 
     @property
     def is_guarded(self) -> bool:
-        """Whether signals arrive through a guard: ABORT for the second one."""
+        """Return whether signals arrive through a guard: ABORT for the second one."""
         return self._descriptor is not None
 
     def require(self, processes: Mapping[str, int]) -> None:

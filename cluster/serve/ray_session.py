@@ -67,7 +67,7 @@ class RaySession:
 
     @property
     def is_joined(self) -> bool:
-        """Whether the service joins an existing Ray cluster."""
+        """Return whether the service joins an existing Ray cluster."""
         return self._config.ray_address is not None
 
     @property

@@ -11,6 +11,7 @@ import ray
 from cluster.observability import logs
 from cluster.workers import serialization
 from cluster.workers.cpu_scheduling import run_as_model
+from cluster.workers.frames import Frames
 from cluster.workers.group_spec import GroupSpec
 from cluster.workers.profile_messages import is_report
 from cluster.workers.transport import Endpoint, Listener, StepSocket, Transport
@@ -73,9 +74,7 @@ class Worker:
             if not has_failed:
                 has_failed = not self._execute(worker, frames, socket)
 
-    def _execute(
-        self, worker: ModelWorker, frames: serialization.Frames, socket: StepSocket
-    ) -> bool:
+    def _execute(self, worker: ModelWorker, frames: Frames, socket: StepSocket) -> bool:
         """Return whether a message was processed without an error.
 
         Rank 0 answers steps; every rank reports its errors and profiles.

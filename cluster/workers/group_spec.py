@@ -1,4 +1,4 @@
-"""What a worker group runs: a model, how to shard and place it, and how to reach its ranks."""
+"""Specification of a worker group: its model, sharding, placement, and the sockets of its ranks."""
 
 from __future__ import annotations
 

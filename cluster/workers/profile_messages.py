@@ -11,9 +11,8 @@ from typing import Any
 
 import msgpack
 
+from cluster.workers.frames import Frames
 from specdec.types.profile import OperationTime, WorkerProfile
-
-Frames = list[bytes]
 
 END: Frames = [b"end profile"]
 """Ends a rank's profile, if one is active."""

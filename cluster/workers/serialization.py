@@ -1,27 +1,28 @@
-"""Serialization of step messages: a msgpack header and raw little-endian arrays, by frame.
-
-Tables with a column of sequence ids have 64-bit integers, since ids are never reused; all other
-arrays have 32 bits.
+"""Serialization of step messages: a msgpack header and frames of numbers.
 
 Only numbers and short strings are decoded, so a message cannot carry code.
-
-Both ends serialize between two forward passes, with none of numpy's code in the CPU caches: numpy
-arrays are used only for what is rare (docs/adr/0013).
 """
 
 from __future__ import annotations
 
-import math
-import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
-from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import msgpack
-import numpy as np
-from numpy.typing import NDArray
 
+from cluster.workers.frames import (
+    FLOAT32,
+    INT32,
+    Frames,
+    Numbers,
+    array_reader,
+    pack_arrays,
+    pack_numbers,
+    pack_table,
+    unpack_numbers,
+    unpack_table,
+)
 from specdec.types.messages import (
     BlockTableDelta,
     DraftedRow,
@@ -40,17 +41,11 @@ from specdec.types.messages import (
 from specdec.types.sampling_params import StructuredOutput
 from specdec.types.sampling_spec import SamplingRules, Verifier
 
-Frames = list[bytes]
-Numbers = tuple[int, ...]
-
 STOP: Frames = [b"stop"]
 CAUGHT_UP: Frames = [b"caught up"]
 """A draft model's second answer to a step, once it has run the step's prefill chunks too."""
 
 _ERROR = b"error"
-_INT64_BYTES = 8
-_INT32 = np.dtype("<i4")
-_FLOAT32 = np.dtype("<f4")
 
 
 def encode_step(step: StepInput) -> Frames:
@@ -64,14 +59,14 @@ def encode_step(step: StepInput) -> Frames:
     )
     return [
         msgpack.packb(header),
-        _pack_table(_step_row(row) for row in step.rows),
-        _pack(token for row in step.rows for token in row.token_ids),
-        _pack(parent for row in step.rows for parent in row.parents or ()),
-        _pack(number for row in step.rows for number in _draft_numbers(row)),
+        pack_table(_step_row(row) for row in step.rows),
+        pack_numbers(token for row in step.rows for token in row.token_ids),
+        pack_numbers(parent for row in step.rows for parent in row.parents or ()),
+        pack_numbers(number for row in step.rows for number in _draft_numbers(row)),
         *_pack_draft_probs(row.draft_probs for row in step.rows),
-        _pack_arrays((row.grammar_mask for row in step.rows), _INT32),
-        _pack_table(deltas),
-        _pack(block for delta in step.block_table_deltas for block in delta.block_ids),
+        pack_arrays((row.grammar_mask for row in step.rows), INT32),
+        pack_table(deltas),
+        pack_numbers(block for delta in step.block_table_deltas for block in delta.block_ids),
     ]
 
 
@@ -79,8 +74,8 @@ def decode_step(frames: Sequence[bytes]) -> StepInput:
     """Decode the frames of `encode_step`."""
     header, rows, tokens, parents, drafts, listed, probs, masks, deltas, blocks = frames
     step_id, released, admitted = msgpack.unpackb(header, use_list=False)
-    delta_table = _table(deltas, 3)
-    delta_blocks = _split(_unpack(blocks), [delta[2] for delta in delta_table])
+    delta_table = unpack_table(deltas, 3)
+    delta_blocks = unpack_numbers(blocks, [delta[2] for delta in delta_table])
     return StepInput(
         step_id=step_id,
         released=released,
@@ -90,7 +85,7 @@ def decode_step(frames: Sequence[bytes]) -> StepInput:
             for (seq_id, start, _), block_ids in zip(delta_table, delta_blocks, strict=True)
         ),
         rows=tuple(
-            _decode_step_rows(_table(rows, 15), tokens, parents, drafts, listed, probs, masks)
+            _decode_step_rows(unpack_table(rows, 15), tokens, parents, drafts, listed, probs, masks)
         ),
     )
 
@@ -109,16 +104,16 @@ def encode_draft_step(step: DraftStep) -> Frames:
     )
     return [
         *encode_step(step),
-        _pack_table(drafts),
-        _pack(token for row in step.drafts for token in row.token_ids),
+        pack_table(drafts),
+        pack_numbers(token for row in step.drafts for token in row.token_ids),
     ]
 
 
 def decode_draft_step(frames: Sequence[bytes]) -> DraftStep:
     """Decode the frames of `encode_draft_step`."""
     *common, draft_rows, tokens = frames
-    step, table = decode_step(common), _table(draft_rows, 5)
-    row_tokens = _split(_unpack(tokens), [draft[2] for draft in table])
+    step, table = decode_step(common), unpack_table(draft_rows, 5)
+    row_tokens = unpack_numbers(tokens, [draft[2] for draft in table])
     drafts = tuple(
         DraftRow(seq_id, computed, token_ids, count, first_index)
         for (seq_id, computed, _, count, first_index), token_ids in zip(
@@ -156,22 +151,22 @@ def encode_output(output: VerifyOutput) -> Frames:
     logprobs.extend(each.logprobs for each in output.prompt_logprobs)
     return [
         msgpack.packb(output.step_id),
-        _pack_table(rows),
-        _pack(number for row in output.rows for number in _verified_numbers(row)),
-        _pack_table(prompts),
-        _pack_arrays((each.token_ids for each in logprobs), _INT32),
-        _pack_arrays((each.logprobs for each in logprobs), _FLOAT32),
-        _pack_arrays((each.ranks for each in logprobs), _INT32),
+        pack_table(rows),
+        pack_numbers(number for row in output.rows for number in _verified_numbers(row)),
+        pack_table(prompts),
+        pack_arrays((each.token_ids for each in logprobs), INT32),
+        pack_arrays((each.logprobs for each in logprobs), FLOAT32),
+        pack_arrays((each.ranks for each in logprobs), INT32),
     ]
 
 
 def decode_output(frames: Sequence[bytes]) -> VerifyOutput:
     """Decode the frames of `encode_output`."""
     header, rows, tokens, prompts, *logprobs = frames
-    table, prompt_table = _table(rows, 8), _table(prompts, 4)
+    table, prompt_table = unpack_table(rows, 8), unpack_table(prompts, 4)
     counts = [row[1] + row[2] + row[5] * (1 + row[6] + row[7]) for row in table]
-    row_numbers = _split(_unpack(tokens), counts)
-    take_ids, take_values, take_ranks = map(_reader, logprobs, (_INT32, _FLOAT32, _INT32))
+    row_numbers = unpack_numbers(tokens, counts)
+    take_ids, take_values, take_ranks = map(array_reader, logprobs, (INT32, FLOAT32, INT32))
 
     def take(count: int, width: int) -> Logprobs:
         return Logprobs(take_ids(count, width), take_values(count, width), take_ranks(count))
@@ -220,8 +215,8 @@ def encode_draft_output(output: DraftOutput) -> Frames:
     rows = ((row.seq_id, len(row.token_ids), _width(row.draft_probs)) for row in output.rows)
     return [
         msgpack.packb(output.step_id),
-        _pack_table(rows),
-        _pack(token for row in output.rows for token in row.token_ids),
+        pack_table(rows),
+        pack_numbers(token for row in output.rows for token in row.token_ids),
         *_pack_draft_probs(row.draft_probs for row in output.rows),
     ]
 
@@ -229,8 +224,8 @@ def encode_draft_output(output: DraftOutput) -> Frames:
 def decode_draft_output(frames: Sequence[bytes]) -> DraftOutput:
     """Decode the frames of `encode_draft_output`."""
     header, rows, tokens, listed, probs = frames
-    table = _table(rows, 3)
-    row_tokens = _split(_unpack(tokens), [count for _, count, _ in table])
+    table = unpack_table(rows, 3)
+    row_tokens = unpack_numbers(tokens, [count for _, count, _ in table])
     row_probs = _decode_draft_probs(((count, width) for _, count, width in table), listed, probs)
     return DraftOutput(
         msgpack.unpackb(header),
@@ -323,11 +318,11 @@ def _decode_step_rows(
     probs: bytes,
     masks: bytes,
 ) -> Iterator[StepRow]:
-    row_tokens = _split(_unpack(tokens), [row[2] for row in table])
-    row_parents = _split(_unpack(parents), [row[9] for row in table])
-    row_drafts = _split(_unpack(drafts), [row[10] for row in table])
+    row_tokens = unpack_numbers(tokens, [row[2] for row in table])
+    row_parents = unpack_numbers(parents, [row[9] for row in table])
+    row_drafts = unpack_numbers(drafts, [row[10] for row in table])
     row_probs = _decode_draft_probs(((row[3], row[5]) for row in table), listed, probs)
-    take_mask = _reader(masks, _INT32)
+    take_mask = array_reader(masks, INT32)
     for row, token_ids, own_parents, by_token, draft_probs in zip(
         table, row_tokens, row_parents, row_drafts, row_probs, strict=True
     ):
@@ -352,8 +347,8 @@ def _decode_step_rows(
 def _pack_draft_probs(rows: Iterable[DraftProbs | None]) -> Frames:
     present = [row for row in rows if row is not None]
     return [
-        _pack_arrays((row.token_ids for row in present), _INT32),
-        _pack_arrays((row.probs for row in present), _FLOAT32),
+        pack_arrays((row.token_ids for row in present), INT32),
+        pack_arrays((row.probs for row in present), FLOAT32),
     ]
 
 
@@ -361,7 +356,7 @@ def _decode_draft_probs(
     shapes: Iterable[tuple[int, int]], listed: bytes, probs: bytes
 ) -> Iterator[DraftProbs | None]:
     """Yield an entry for each shape; None where the shape is [..., 0]."""
-    take_ids, take_probs = _reader(listed, _INT32), _reader(probs, _FLOAT32)
+    take_ids, take_probs = array_reader(listed, INT32), array_reader(probs, FLOAT32)
     for shape in shapes:
         yield DraftProbs(take_ids(*shape), take_probs(*shape)) if shape[1] else None
 
@@ -369,43 +364,3 @@ def _decode_draft_probs(
 def _width(listed: DraftProbs | Logprobs | None) -> int:
     """Return the number of tokens listed at each position."""
     return 0 if listed is None else listed.token_ids.shape[1]
-
-
-def _reader(frame: bytes, dtype: np.dtype[Any]) -> Callable[..., NDArray[Any]]:
-    """Return a function that reads consecutive arrays of given shapes from a frame."""
-    position = 0
-
-    def take(*shape: int) -> NDArray[Any]:
-        nonlocal position
-        start, position = position, position + math.prod(shape) * dtype.itemsize
-        return np.frombuffer(memoryview(frame)[start:position], dtype=dtype).reshape(shape)
-
-    return take
-
-
-def _pack_table(rows: Iterable[Numbers]) -> bytes:
-    values = tuple(chain.from_iterable(rows))
-    return struct.pack(f"<{len(values)}q", *values)
-
-
-def _table(frame: bytes, num_columns: int) -> list[Numbers]:
-    values = struct.unpack(f"<{len(frame) // _INT64_BYTES}q", frame)
-    return [values[start : start + num_columns] for start in range(0, len(values), num_columns)]
-
-
-def _pack(values: Iterable[int]) -> bytes:
-    values = tuple(values)
-    return struct.pack(f"<{len(values)}i", *values)
-
-
-def _pack_arrays(arrays: Iterable[NDArray[Any] | None], dtype: np.dtype[Any]) -> bytes:
-    return b"".join(each.astype(dtype).tobytes() for each in arrays if each is not None)
-
-
-def _unpack(frame: bytes) -> Numbers:
-    return struct.unpack(f"<{len(frame) // _INT32.itemsize}i", frame)
-
-
-def _split(values: Numbers, counts: list[int]) -> list[Numbers]:
-    bounds = accumulate(counts, initial=0)
-    return [values[start:end] for start, end in pairwise(bounds)]

@@ -90,7 +90,7 @@ class Supervisor(Generic[StepT, OutputT]):
 
     @property
     def is_available(self) -> bool:
-        """Whether there is a group: not from a loss until the restart."""
+        """Return whether there is a group: not from a loss until the restart."""
         return self._group is not None
 
     @property

@@ -59,7 +59,7 @@ class StepSocket(Protocol):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the network between the ends is known to have failed. From any thread."""
+        """Return whether the network between the ends is known to have failed. From any thread."""
 
     def send(self, frames: Sequence[bytes]) -> None:
         """Send a message. Raises OSError if the peer is known not to read it."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from cluster.workers import serialization
+from cluster.workers.frames import Frames
 from cluster.workers.group_spec import GroupSpec, HeadSource
 from cluster.workers.profile_messages import WorkerProfileOrder, is_for_profiles, order_in
 from cluster.workers.resources import threads_per_worker
@@ -22,6 +23,7 @@ from specdec.worker import (
     DraftModelRunner,
     HeadFiles,
     ModelRunner,
+    RankModel,
     Rendezvous,
     StepProfiler,
     TargetModelRunner,
@@ -33,7 +35,7 @@ logger = logging.getLogger(__name__)
 _COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """Covers ranks that load at different speeds; the Router's step deadline is much shorter."""
 
-StepFunction = Callable[[serialization.Frames], Iterator[serialization.Frames]]
+StepFunction = Callable[[Frames], Iterator[Frames]]
 """Executes one step; yields each answer before the work that follows it."""
 
 
@@ -43,31 +45,27 @@ def _head_files(head: HeadSource) -> HeadFiles:
 
 def load_worker(spec: GroupSpec, rank: int, directory: Path) -> ModelWorker:
     """Load this rank's shard of the model and warm it up. A collective call."""
-    runner = load_warm(
+    model = RankModel(
         spec.model.here(),
         spec.dtype,
         spec.limits,
-        _join_group(spec, rank, directory),
         spec.quantization,
         torch.device(spec.device),
         spec.kernels,
         spec.vocabulary,
         None if spec.head is None else _head_files(spec.head),
     )
+    runner = load_warm(model, _join_group(spec, rank, directory))
     if isinstance(runner, DraftModelRunner):
         return ModelWorker(runner, partial(_draft, runner), rank)
     return ModelWorker(runner, partial(_verify, runner), rank)
 
 
-def _verify(
-    runner: TargetModelRunner, frames: serialization.Frames
-) -> Iterator[serialization.Frames]:
+def _verify(runner: TargetModelRunner, frames: Frames) -> Iterator[Frames]:
     yield serialization.encode_output(runner.execute(serialization.decode_step(frames)))
 
 
-def _draft(
-    runner: DraftModelRunner, frames: serialization.Frames
-) -> Iterator[serialization.Frames]:
+def _draft(runner: DraftModelRunner, frames: Frames) -> Iterator[Frames]:
     step = serialization.decode_draft_step(frames)
     drafts = runner.draft(step)
     if step.drafts:
@@ -108,7 +106,7 @@ class ModelWorker:
         self._rank = rank
         self._profile: _Profile | None = None
 
-    def run(self, frames: serialization.Frames) -> Iterator[serialization.Frames]:
+    def run(self, frames: Frames) -> Iterator[Frames]:
         """Execute a step, or begin or end a profile. Yields answers, then the report if it ends."""
         if is_for_profiles(frames):
             yield from self._change_profile(order_in(frames))
@@ -120,7 +118,7 @@ class ModelWorker:
             if profile.profiler.num_steps >= profile.order.num_steps:
                 yield self._end(profile)
 
-    def _change_profile(self, order: WorkerProfileOrder | None) -> Iterator[serialization.Frames]:
+    def _change_profile(self, order: WorkerProfileOrder | None) -> Iterator[Frames]:
         """Begin a profile, or end the active one. Errors are reported and do not affect steps.
 
         A new order replaces an active profile: its client no longer waits for it.
@@ -138,7 +136,7 @@ class ModelWorker:
         except Exception as error:
             yield self._failure(order, error, 0)
 
-    def _end(self, profile: _Profile) -> serialization.Frames:
+    def _end(self, profile: _Profile) -> Frames:
         self._profile = None
         order, num_steps = profile.order, profile.profiler.num_steps
         name = f"{order.worker.replace(' ', '-')}-rank-{self._rank}.json.gz"
@@ -160,9 +158,7 @@ class ModelWorker:
             )
         )
 
-    def _failure(
-        self, order: WorkerProfileOrder, error: Exception, num_steps: int
-    ) -> serialization.Frames:
+    def _failure(self, order: WorkerProfileOrder, error: Exception, num_steps: int) -> Frames:
         logger.error("the profile failed", exc_info=error)
         fault = f"{type(error).__name__}: {error}"
         return order.report(WorkerProfile(order.worker, self._rank, num_steps, fault=fault))

@@ -21,6 +21,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from cluster.config.secrets import SECRET_VARIABLES
 from cluster.workers import serialization
 from cluster.workers.actor import DraftWorker, TargetWorker, Worker
+from cluster.workers.frames import Frames
 from cluster.workers.group_spec import GroupSpec
 from cluster.workers.profile_messages import (
     END,
@@ -69,8 +70,8 @@ class Role(Generic[StepT, OutputT]):
 
     actor: type[Worker]
     error: type[TargetFailedError | DraftFailedError]
-    encode: Callable[[StepT], serialization.Frames]
-    decode: Callable[[serialization.Frames], OutputT]
+    encode: Callable[[StepT], Frames]
+    decode: Callable[[Frames], OutputT]
     empty_step: StepT
     has_output: Callable[[StepT], bool] = lambda _: True
     catches_up: Callable[[StepT], bool] = lambda _: False
@@ -137,7 +138,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
         self._workers: list[Any] = []
         self._runs: list[Any] = []
         self._deadline_s = math.inf
-        self._received: deque[tuple[int, serialization.Frames]] = deque()  # by rank, unprocessed
+        self._received: deque[tuple[int, Frames]] = deque()  # by rank, unprocessed
         self._pending: deque[_PendingStep] = deque()  # whose outputs are not collected
         self._num_late = 0  # the first ones of these, which `collect` has given up
         self.gives_up = False
@@ -180,7 +181,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
 
     @property
     def is_late(self) -> bool:
-        """Whether an output that `collect` gave up is still to come."""
+        """Return whether an output that `collect` gave up is still to come."""
         while self._num_late and self._has_answer():
             frames = self._receive()
             if frames == serialization.CAUGHT_UP:
@@ -190,14 +191,14 @@ class WorkerGroup(Generic[StepT, OutputT]):
                 self._num_late -= 1
         return self._num_late > 0
 
-    def _output(self, frames: serialization.Frames) -> OutputT:
+    def _output(self, frames: Frames) -> OutputT:
         pending = self._pending[0]
         seconds = self._answered_s - max(pending.sent_s, self._previous_answer_s)
         self._deadlines.record(pending.num_tokens, seconds)
         self._patience.record(pending.num_tokens, seconds)
         return self._decode(frames)
 
-    def _decode(self, frames: serialization.Frames) -> OutputT:
+    def _decode(self, frames: Frames) -> OutputT:
         output, pending = self._role.decode(frames), self._pending.popleft()
         assert output.step_id == pending.step_id, "the output of another step"
         self._set_deadline()  # of the next answer, if its step was sent already
@@ -205,7 +206,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
 
     @property
     def is_busy(self) -> bool:
-        """Whether ranks may still be running prefill chunks of an earlier draft step."""
+        """Return whether ranks may still be running prefill chunks of an earlier draft step."""
         while self._num_catching_up and self._has_answer():
             frames = self._receive()
             assert frames == serialization.CAUGHT_UP, "drafts that were not collected"
@@ -319,7 +320,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
         if self._profile is not None and self._profile.reports is None:
             self._deadline_s += WRITING_S  # traces are written between steps
 
-    def _send_to_all(self, frames: serialization.Frames) -> None:
+    def _send_to_all(self, frames: Frames) -> None:
         for rank, socket in enumerate(self._sockets):
             try:
                 socket.send(frames)
@@ -328,7 +329,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
             except TimeoutError as error:
                 self._fail(rank, "does not read its messages", error)
 
-    def _receive(self, patience_s: float = math.inf) -> serialization.Frames:
+    def _receive(self, patience_s: float = math.inf) -> Frames:
         """Wait for the next answer of rank 0. Raises the role's error when the group is lost.
 
         Raises TimeoutError after `patience_s`.

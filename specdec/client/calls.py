@@ -1,4 +1,4 @@
-"""What the blocking and the asynchronous client share: connection and requests."""
+"""Connection and requests of both the blocking and the asynchronous client."""
 
 from __future__ import annotations
 

@@ -299,7 +299,7 @@ class SpeculativeConfig:
 
     @property
     def uses_confidences(self) -> bool:
-        """Whether the confidences of a head divide the budget; the head is the only drafter."""
+        """Return whether a head's confidences divide the budget; the head is the only drafter."""
         return self.batch_budget and self.drafters == (self.head,)
 
     @property

@@ -49,7 +49,7 @@ class DraftPlanner:
 
     @property
     def may_have_guesses(self) -> bool:
-        """Whether any row of the step may have guesses."""
+        """Return whether any row of the step may have guesses."""
         return self._decision.num_draft_tokens > 0
 
     def plan(
@@ -73,7 +73,7 @@ class DraftPlanner:
 
     @property
     def has_next_drafts(self) -> bool:
-        """Whether the target's head, where it has one, drafts at the end of the step."""
+        """Return whether the target's head, where it has one, drafts at the end of the step."""
         return self._head is not None and self.may_have_guesses
 
     def next_draft_shape(self, row: ScheduledRow) -> DraftShape:

@@ -60,7 +60,7 @@ class ProbeResult:
 
     @property
     def is_low(self) -> bool:
-        """Whether the acceptance is below that of a head that fits."""
+        """Return whether the acceptance is below that of a head that fits."""
         return self.acceptance < LOW_ACCEPTANCE
 
     def describe(self) -> str:

@@ -128,7 +128,7 @@ class Metrics:
 
     @property
     def counts(self) -> Counts:
-        """What was recorded, to be added to the engine's counters."""
+        """Return what was recorded, to be added to the engine's counters."""
         return Counts(
             num_requests=self.num_requests,
             histograms=self.histograms,

@@ -40,7 +40,7 @@ class ScheduledRow(NamedTuple):
 
     @property
     def samples(self) -> bool:
-        """Whether the row reaches the last known token, so that a new token is sampled."""
+        """Return whether the row reaches the last known token, so that a new token is sampled."""
         return self.num_tokens == self.seq.num_uncomputed_tokens
 
     def with_next_draft(self, shape: DraftShape) -> ScheduledRow:

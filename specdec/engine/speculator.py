@@ -93,7 +93,7 @@ class Speculator:
 
     @property
     def is_on(self) -> bool:
-        """Whether a request without speculation options gets drafts."""
+        """Return whether a request without speculation options gets drafts."""
         return self.policy.is_on if self.policy else self._proposer is not None
 
     def decide(self, num_decoding: int, num_eligible: int) -> Decision:
@@ -111,7 +111,7 @@ class Speculator:
 
     @property
     def holds_drafts(self) -> bool:
-        """Whether drafts behind drafts are known to the target's ranks.
+        """Return whether drafts behind drafts are known to the target's ranks.
 
         How many of them to verify must be known too, and confidences arrive with the drafts.
         """

@@ -33,6 +33,7 @@ from specdec.worker import (
     HeadFiles,
     LocalDraftWorker,
     LocalTarget,
+    RankModel,
     TargetModelRunner,
     load_warm,
 )
@@ -151,9 +152,15 @@ class LocalExecutor:
         vocabulary: VocabularyMap | None = None,
         head: HeadFiles | None = None,
     ) -> TargetModelRunner | DraftModelRunner:
-        config, group = self._config, TensorParallelGroup()
-        device = torch.device(config.device)
-        dtype, kernels = config.resolved_dtype, config.kernels
-        return load_warm(
-            directory, dtype, limits, group, quantization, device, kernels, vocabulary, head
+        config = self._config
+        spec = RankModel(
+            directory,
+            config.resolved_dtype,
+            limits,
+            quantization,
+            torch.device(config.device),
+            config.kernels,
+            vocabulary,
+            head,
         )
+        return load_warm(spec, TensorParallelGroup())

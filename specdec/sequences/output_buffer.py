@@ -54,7 +54,7 @@ class OutputBuffer:
 
     @property
     def is_due(self) -> bool:
-        """Whether the tokens are to be sent, whatever other choices do."""
+        """Return whether the tokens are to be sent, whatever other choices do."""
         return self._num_sent == 0 or len(self._token_ids) >= self.interval
 
     def joins(self, full_intervals: Set[int]) -> bool:

@@ -116,7 +116,7 @@ class PromptReport:
 
     @property
     def is_due(self) -> bool:
-        """Whether they are still to be sent, so that the whole prompt must be computed."""
+        """Return whether they are still to be sent, so that the whole prompt must be computed."""
         return self.num_best is not None
 
     def add(self, part: PromptLogprobs) -> None:
@@ -194,7 +194,7 @@ class Sequence:
 
     @property
     def waits_for_leader(self) -> bool:
-        """Whether choice 0 has yet to compute the prompt that all choices share."""
+        """Return whether choice 0 has yet to compute the prompt that all choices share."""
         leader = self.leader
         if leader is None or leader.status is SequenceStatus.FINISHED:
             return False
@@ -265,7 +265,7 @@ class Sequence:
 
     @property
     def opted_out(self) -> bool:
-        """Whether its request turns drafts off."""
+        """Return whether its request turns drafts off."""
         options = self.params.speculation
         return options.enabled is False or options.num_speculative_tokens == 0
 
@@ -282,7 +282,7 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether only the last token is uncomputed, be it the last one of a prompt."""
+        """Return whether only the last token is uncomputed, be it the last one of a prompt."""
         return self.num_uncomputed_tokens == 1
 
 

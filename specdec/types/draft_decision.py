@@ -51,7 +51,7 @@ class DraftShape(NamedTuple):
 
     @property
     def is_tree(self) -> bool:
-        """Whether it has more tokens than a chain of its depth."""
+        """Return whether it has more tokens than a chain of its depth."""
         return self.num_draft_tokens > self.depth
 
 

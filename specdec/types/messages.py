@@ -135,7 +135,7 @@ class StepRow(NamedTuple):
 
     @property
     def is_pending(self) -> bool:
-        """Whether its token is not known yet."""
+        """Return whether its token is not known yet."""
         return self.token_ids[0] == PENDING_TOKEN
 
     @property
@@ -358,4 +358,4 @@ class DraftWorker(Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """Whether an earlier step's catch-up text is still running."""
+        """Return whether an earlier step's catch-up text is still running."""

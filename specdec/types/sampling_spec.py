@@ -61,7 +61,7 @@ class SamplingRules:
 
     @cached_property
     def is_greedy(self) -> bool:
-        """Whether sampling is an argmax, for which all lossless verifiers are equal."""
+        """Return whether sampling is an argmax, for which all lossless verifiers are equal."""
         return self.temperature == 0 and self.verifier.name not in LOSSY_VERIFIERS
 
     @cached_property
@@ -71,23 +71,23 @@ class SamplingRules:
 
     @cached_property
     def needs_draft_probs(self) -> bool:
-        """Whether drafts need the distributions that they were drawn from."""
+        """Return whether drafts need the distributions that they were drawn from."""
         return self.acting_verifier in ("rejection", "block")
 
     @cached_property
     def needs_confidences(self) -> bool:
-        """Whether drafts need the draft model's probability of each of their tokens."""
+        """Return whether drafts need the draft model's probability of each of their tokens."""
         return self.acting_verifier == "confidence"
 
     @cached_property
     def has_penalties(self) -> bool:
-        """Whether logits depend on the counts of earlier tokens."""
+        """Return whether logits depend on the counts of earlier tokens."""
         penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
         return penalties != (1, 0, 0)
 
     @cached_property
     def needs_tokens(self) -> bool:
-        """Whether the worker needs the sequence's tokens, those in cached blocks included."""
+        """Return whether the worker needs a sequence's tokens, those in cached blocks included."""
         return self.has_penalties or bool(self.bad_words) or self.prompt_logprobs is not None
 
     @property

@@ -231,7 +231,7 @@ def _totals(by_method: Mapping[str, list[int]]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineReport:
-    """What both an engine and its replica report: the source of an engine's metrics.
+    """Report of an engine, and of its replica: the source of an engine's metrics.
 
     is_speculation_on: whether a request without speculation options gets drafts.
     mode: of speculation, with the active rule; empty where nothing can draft.

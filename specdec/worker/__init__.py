@@ -8,7 +8,7 @@ in `cluster.workers`.
 from specdec.distributed.group import Rendezvous
 from specdec.kernels.cpu import native_library_fault
 from specdec.worker.draft_model_runner import DraftModelRunner
-from specdec.worker.loading import HeadFiles, load_draft_runner, load_runner, load_warm
+from specdec.worker.loading import HeadFiles, RankModel, load_draft_runner, load_runner, load_warm
 from specdec.worker.local import LocalDraftWorker, LocalTarget
 from specdec.worker.model_runner import ModelRunner
 from specdec.worker.profiler import StepProfiler
@@ -20,6 +20,7 @@ __all__ = [
     "LocalDraftWorker",
     "LocalTarget",
     "ModelRunner",
+    "RankModel",
     "Rendezvous",
     "StepProfiler",
     "TargetModelRunner",

@@ -41,12 +41,12 @@ class HeadDraft:
 
     @property
     def is_tree(self) -> bool:
-        """Whether it may be a tree."""
+        """Return whether it may be a tree."""
         return self.num_wanted > self.depth > 0
 
     @property
     def is_complete(self) -> bool:
-        """Whether a chain has all its tokens."""
+        """Return whether a chain has all its tokens."""
         return len(self.token_ids) >= self.num_wanted
 
     def after(self, token_ids: Sequence[int]) -> DraftEnd:

@@ -119,7 +119,7 @@ class _Growth:
 
     @property
     def is_going(self) -> bool:
-        """Whether another level follows."""
+        """Return whether another level follows."""
         return bool(self.tree.frontier) and self._num_levels < self.draft.depth
 
     @property

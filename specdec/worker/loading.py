@@ -44,6 +44,24 @@ class HeadFiles:
     token_map: str | None = None
 
 
+@dataclass(frozen=True)
+class RankModel:
+    """A model of which a rank loads its shard, and how.
+
+    limits: DraftLimits for a draft model. quantization, kernels: as in `load_model`. vocabulary: of
+    a draft model, its map to the target's; None if both are the same. head: of a target.
+    """
+
+    directory: Path
+    dtype: DTypeName
+    limits: EngineConfig | DraftLimits
+    quantization: QuantizationMethod | None = None
+    device: torch.device = CPU
+    kernels: Kernels = "auto"
+    vocabulary: VocabularyMap | None = None
+    head: HeadFiles | None = None
+
+
 def load_runner(
     directory: Path,
     dtype: DTypeName,
@@ -58,14 +76,8 @@ def load_runner(
 
     quantization, kernels: as in `load_model`.
     """
-    model = ModelConfig.from_directory(directory)
-    target = _load(
-        TargetModelRunner, directory, model, dtype, config, group, quantization, device, kernels
-    )
-    if head is not None:
-        found = HeadConfig.from_directory(head.directory, model, head.window, head.token_map)
-        target.use_head(load_head(found, target.model, head.quantization), config)
-    return target
+    spec = RankModel(directory, dtype, config, quantization, device, kernels, head=head)
+    return _load_target(spec, config, group)
 
 
 def load_draft_runner(
@@ -82,73 +94,72 @@ def load_draft_runner(
 
     vocabulary: map to the target's vocabulary; None if both are the same.
     """
-    config = ModelConfig.from_directory(directory)
+    spec = RankModel(directory, dtype, limits, quantization, device, kernels, vocabulary)
+    return _load_draft(spec, limits, group)
+
+
+def load_warm(spec: RankModel, group: TensorParallelGroup) -> TargetModelRunner | DraftModelRunner:
+    """Load this rank's shard of a target, or with DraftLimits of a draft model, and warm it up."""
+    limits, longest = spec.limits, spec.limits.max_model_len - 1
+    if isinstance(limits, DraftLimits):
+        draft = _load_draft(spec, limits, group)
+        draft.warm_up(min(limits.max_catch_up_tokens, longest))
+        return draft
+    target = _load_target(spec, limits, group)
+    target.warm_up(min(limits.max_num_batched_tokens, longest))
+    return target
+
+
+def _load_target(
+    spec: RankModel, config: EngineConfig, group: TensorParallelGroup
+) -> TargetModelRunner:
+    model, head = ModelConfig.from_directory(spec.directory), spec.head
+    target = _load(TargetModelRunner, spec, model, group)
+    if head is not None:
+        found = HeadConfig.from_directory(head.directory, model, head.window, head.token_map)
+        target.use_head(load_head(found, target.model, head.quantization), config)
+    return target
+
+
+def _load_draft(
+    spec: RankModel, limits: DraftLimits, group: TensorParallelGroup
+) -> DraftModelRunner:
+    config = ModelConfig.from_directory(spec.directory)
     mask_token_id = config.mask_token_id if limits.parallel_drafting else None
     assert (mask_token_id is not None) == limits.parallel_drafting, "no mask token"
-    tokenizer, eos_token_ids = Tokenizer(directory), config.eos_token_ids
+    tokenizer, eos_token_ids = Tokenizer(spec.directory), config.eos_token_ids
     compiler = GrammarCompiler(
         tokenizer, config.vocab_size, eos_token_ids, timeout_s=None, tries_first=False
     )
     kind = partial(
         DraftModelRunner,
         grammars=DraftGrammars(compiler),
-        vocabulary=vocabulary,
+        vocabulary=spec.vocabulary,
         confidence_threshold=limits.confidence_threshold,
         mask_token_id=mask_token_id,
     )
     if limits.draft_window is not None:
         config = config.with_window(limits.draft_window)
-    return _load(kind, directory, config, dtype, limits, group, quantization, device, kernels)
-
-
-def load_warm(
-    directory: Path,
-    dtype: DTypeName,
-    limits: EngineConfig | DraftLimits,
-    group: TensorParallelGroup,
-    quantization: QuantizationMethod | None,
-    device: torch.device,
-    kernels: Kernels,
-    vocabulary: VocabularyMap | None = None,
-    head: HeadFiles | None = None,
-) -> TargetModelRunner | DraftModelRunner:
-    """Load this rank's shard of a target, or with DraftLimits of a draft model, and warm it up.
-
-    vocabulary: of a draft model, as in `load_draft_runner`. head: of a target.
-    """
-    longest = limits.max_model_len - 1
-    if isinstance(limits, DraftLimits):
-        draft = load_draft_runner(
-            directory, dtype, limits, group, quantization, device, vocabulary, kernels
-        )
-        draft.warm_up(min(limits.max_catch_up_tokens, longest))
-        return draft
-    target = load_runner(directory, dtype, limits, group, quantization, device, kernels, head)
-    target.warm_up(min(limits.max_num_batched_tokens, longest))
-    return target
+    return _load(kind, spec, config, group)
 
 
 def _load(
     kind: Callable[..., _AnyRunner],
-    directory: Path,
+    spec: RankModel,
     model_config: ModelConfig,
-    dtype: DTypeName,
-    limits: EngineConfig | DraftLimits,
     group: TensorParallelGroup,
-    quantization: QuantizationMethod | None,
-    device: torch.device,
-    kernels: Kernels,
 ) -> _AnyRunner:
+    limits = spec.limits
     model = load_model(
-        directory,
+        spec.directory,
         model_config,
         group,
-        dtype=DTYPES[dtype],
+        dtype=DTYPES[spec.dtype],
         max_model_len=limits.max_model_len,
         block_size=limits.block_size,
-        quantization=quantization,
-        device=device,
-        kernels=kernels,
+        quantization=spec.quantization,
+        device=spec.device,
+        kernels=spec.kernels,
     )
     return kind(
         model,

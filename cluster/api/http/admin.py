@@ -14,7 +14,7 @@ from cluster.api.errors import status_of
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.admin_json import read_change, read_profile_order, to_json
 from cluster.api.http.csrf import require_same_origin
-from cluster.api.http.forwarding import ForwardedRequest, forward, is_forwarded
+from cluster.api.http.forwarding import ForwardedRequest, find_peer, forward
 from cluster.api.sse import event, event_response, json_event
 from cluster.control.client import StatsStreams
 from cluster.replica.limits import check_model
@@ -67,12 +67,10 @@ def _guarded(
             if request.method != "GET":
                 require_same_origin(request)
             model = check_model(request.query_params.get("model", ""))
-            if admin.applications is not None and not is_forwarded(request):
-                peer = await admin.applications.find(model)
-                if peer is not None:
-                    forwarded = ForwardedRequest.of(request, await _body(request))
-                    return await forward(peer, forwarded)
-            return await handle(admin, request)
+            peer = await find_peer(admin.applications, request, model)
+            if peer is None:
+                return await handle(admin, request)
+            return await forward(peer, ForwardedRequest.of(request, await _body(request)))
         except Exception as error:
             return error_response(error)
 

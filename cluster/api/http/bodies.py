@@ -47,7 +47,7 @@ class BoundedBody:
 
     @property
     def has_large_remainder(self) -> bool:
-        """Whether much of the body, or an unknown part, has not been read."""
+        """Return whether much of the body, or an unknown part, has not been read."""
         if self._is_complete:
             return False
         return self._is_chunked or self._declared_bytes - self._num_bytes > _MAX_DISCARDED_BYTES

@@ -14,7 +14,7 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cluster.control.peers import PeerApplication
+from cluster.control.peers import Applications, PeerApplication
 
 _MAX_BUFFERED_MESSAGES = 16
 """Messages of a response that wait for a slow client before the application is paused."""
@@ -67,14 +67,21 @@ class ForwardedRequest:
         }
 
 
-def is_forwarded(request: Request) -> bool:
-    """Return whether another Router forwarded it, so that it is not forwarded in a loop."""
-    return is_forwarded_scope(request.scope)
-
-
-def is_forwarded_scope(scope: Scope) -> bool:
-    """Return `is_forwarded` of the request with this scope."""
+def is_forwarded(scope: Scope) -> bool:
+    """Return whether another Router forwarded a request, so that it is not forwarded in a loop."""
     return _MARK in scope
+
+
+async def find_peer(
+    applications: Applications | None, request: Request, model: str
+) -> PeerApplication | None:
+    """Return the application to forward to; None for this one, and for a forwarded request.
+
+    Raises UnknownModelError if no application serves the model.
+    """
+    if applications is None or is_forwarded(request.scope):
+        return None
+    return await applications.find(model)
 
 
 @dataclass(frozen=True)

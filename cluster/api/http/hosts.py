@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cluster.api.http.forwarding import is_forwarded_scope
+from cluster.api.http.forwarding import is_forwarded
 from cluster.api.openai.errors import failure_of
 from cluster.config.network import ANY_HOST, host_names, is_ip_address
 from cluster.config.serve_config import ServeConfig
@@ -66,7 +66,7 @@ class CheckHost:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request; the Router that forwards a request has checked it."""
-        if scope["type"] == "http" and not is_forwarded_scope(scope):
+        if scope["type"] == "http" and not is_forwarded(scope):
             hosts = self._get_hosts()
             try:
                 for name, value in scope["headers"]:

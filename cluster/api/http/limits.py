@@ -1,4 +1,4 @@
-"""What the HTTP interface accepts from a client."""
+"""Limits of the HTTP interface."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class UsageMeter:
 
     @property
     def has_output(self) -> bool:
-        """Whether an output was added."""
+        """Return whether an output was added."""
         return bool(self._last)
 
     def add(self, prompt: int, output: EngineOutput) -> None:

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 from cluster.api.authentication import ApiKeys, Lease
 from cluster.api.http.csrf import require_same_origin
-from cluster.api.http.forwarding import ForwardedRequest, forward, is_forwarded
+from cluster.api.http.forwarding import ForwardedRequest, find_peer, forward
 from cluster.api.openai.builders import RequestContext
 from cluster.api.openai.errors import Failure, failure_of
 from cluster.api.openai.schema import RequestModel
@@ -139,10 +139,7 @@ def _forwarding(
         try:
             return await handle(request)
         except UnknownModelError as error:
-            applications = get_applications()
-            if applications is None or is_forwarded(request):
-                raise
-            peer = await applications.find(error.requested)
+            peer = await find_peer(get_applications(), request, error.requested)
             if peer is None:
                 raise
             request.state.lease.undo()

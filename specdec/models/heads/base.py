@@ -123,7 +123,7 @@ class WholeDraftHead(DraftHead, Protocol):
 
     @property
     def can_draft(self) -> bool:
-        """Whether `draft` is available on this rank, and equally on all others."""
+        """Return whether `draft` is available on this rank, and equally on all others."""
         ...
 
     def draft(

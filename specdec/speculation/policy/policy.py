@@ -116,7 +116,7 @@ class SpeculationPolicy:
 
     @property
     def is_on(self) -> bool:
-        """Whether requests without options of their own get drafts, probes aside."""
+        """Return whether requests without options of their own get drafts, probes aside."""
         mode, count = self._control.mode, self._control.num_speculative_tokens
         is_on = mode == "on" or (mode == "auto" and self._load.is_within and self._pays)
         return count > 0 and is_on
@@ -244,7 +244,7 @@ class SpeculationPolicy:
 
     @property
     def _is_settling(self) -> bool:
-        """Whether a draft model may not have caught up with any sequence yet."""
+        """Return whether a draft model may not have caught up with any sequence yet."""
         since_s = self._drafts_since_s
         return (
             self._catches_up and since_s is not None and self._decided_at_s - since_s < _SETTLING_S

@@ -54,7 +54,7 @@ class DraftRequest:
 
     @property
     def wants_tree(self) -> bool:
-        """Whether the draft may be a tree."""
+        """Return whether the draft may be a tree."""
         return self.max_nodes > self.max_tokens > 0
 
 

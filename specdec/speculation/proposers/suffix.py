@@ -233,7 +233,7 @@ class OutputCache:
 
     @property
     def _is_over_limit(self) -> bool:
-        """Whether to evict; an output that is partly evicted is evicted completely."""
+        """Return whether to evict; an output that is partly evicted is evicted completely."""
         is_beyond = self.num_outputs > self._max_outputs or self._num_nodes > self._max_nodes
         return is_beyond or bool(self._outputs and self._outputs[0].first)
 

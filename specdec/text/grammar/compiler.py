@@ -48,13 +48,13 @@ class _Compilation:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has succeeded."""
+        """Return whether it has succeeded."""
         done = self.result.done() and not self.result.cancelled()
         return done and self.result.exception() is None
 
     @property
     def is_used_up(self) -> bool:
-        """Whether it has to be compiled again for further sequences."""
+        """Return whether it has to be compiled again for further sequences."""
         return self.is_ready and self.result.result().is_used_up
 
 

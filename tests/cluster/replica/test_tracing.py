@@ -2,6 +2,7 @@
 
 import asyncio
 import queue
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -48,7 +49,7 @@ def exporter():
 def tracing(exporter):
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    return Tracing(provider, "tiny")
+    return Tracing(provider, exporter, "tiny")
 
 
 @pytest.fixture
@@ -375,3 +376,5 @@ async def test_an_unavailable_collector_does_not_block_closing(monkeypatch, capl
     await asyncio.to_thread(tracing.close)
     assert time.monotonic() - began_at < 5, "the exporter's own limit is 10 s"
     assert "the last traces were not sent within 0.2 s" in caplog.text
+    ours = {"traces", "OtelBatchSpanRecordProcessor"}
+    assert not ours & {each.name for each in threading.enumerate()}, "the exporter goes on"

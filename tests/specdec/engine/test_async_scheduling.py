@@ -18,7 +18,7 @@ from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import TargetFailedError
 from specdec.types.sampling_params import StructuredOutput
-from specdec.worker import LocalTarget, load_runner
+from specdec.worker import load_runner
 from tests.clock import Clock
 from tests.specdec.engines import (
     Transcript,
@@ -29,6 +29,7 @@ from tests.specdec.engines import (
     run,
 )
 from tests.specdec.fakes import run_ranks
+from tests.specdec.spied_runs import SpiedTarget
 
 
 class SpiedChooser(GoodputChooser):
@@ -44,26 +45,6 @@ class SpiedChooser(GoodputChooser):
 
 
 PROMPTS = ([1, 2, 3, 4, 5, 6, 7], [9, 8, 7], [5] * 21, [3, 1, 4, 1, 5, 9, 2, 6])
-
-
-class SpiedTarget(LocalTarget):
-    """Keeps every step, and whether it was begun while another was in flight."""
-
-    def __init__(self, runner):
-        super().__init__(runner)
-        self.steps = []
-
-    def begin(self, step):
-        self.steps.append((step, bool(self._steps)))
-        super().begin(step)
-
-    @property
-    def num_in_flight(self):
-        return len(self._steps)
-
-    @property
-    def num_ahead(self):
-        return sum(is_ahead for _, is_ahead in self.steps)
 
 
 def engine_on(directory, config, group=None, policy=None, proposer=None):

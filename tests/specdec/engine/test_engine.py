@@ -10,6 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from specdec.engine.engine import Engine
 from specdec.engine.outputs import TargetLostError
 from specdec.engine.scheduler import require_room
+from specdec.models.config import ModelConfig
 from specdec.speculation.proposers.cascade import CascadeProposer, Stage
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import InvalidValueError, OverloadedError, TargetFailedError
@@ -213,7 +214,7 @@ def test_an_eos_token_ends_a_sequence_unless_ignored(tiny_model_dir, target, num
     engine = make_engine(
         tiny_model_dir, engine_config(num_draft_tokens), ending := EndsAtTen(4, VOCAB_SIZE)
     )
-    assert 2 in engine._model.eos_token_ids
+    assert 2 in ModelConfig.from_directory(tiny_model_dir).eos_token_ids
     generated = run(engine, [request("a", PROMPT, ignore_eos=False), request("b", PROMPT)])
     assert generated["a"].token_ids == [*ending.continuation(PROMPT, 4), 2]
     assert generated["a"].finish_reason is FinishReason.STOP

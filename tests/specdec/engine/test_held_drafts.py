@@ -3,8 +3,7 @@
 Tokens, drafts and counts are those of synchronous scheduling, which verifies the same drafts.
 """
 
-from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -18,11 +17,10 @@ from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import TargetFailedError
-from specdec.types.sampling_params import SpeculationOptions, StructuredOutput
-from specdec.worker import HeadFiles, LocalTarget, load_runner
+from specdec.types.sampling_params import StructuredOutput
+from specdec.worker import HeadFiles, load_runner
 from tests.specdec.engines import (
     HashTarget,
-    Transcript,
     engine_config,
     local_engine,
     make_engine,
@@ -31,8 +29,8 @@ from tests.specdec.engines import (
 )
 from tests.specdec.fakes import run_ranks
 from tests.specdec.heads import HEADS
+from tests.specdec.spied_runs import K, Run, SpiedTarget, prompt, requests, target_with_head
 
-K = 4
 KERNELS = ["torch"] + ["native"] * (native_library() is not None)
 FAST = [("medusa", "torch"), ("eagle3", KERNELS[-1])]
 HEADS_AND_KERNELS = [
@@ -46,7 +44,6 @@ SCARCE = [
     {"max_prefill_tokens": 5, "num_blocks": 60},
 ]
 """Limits by which drafts are cut, or sequences preempted, at other places than by default."""
-
 
 FAST_SCARCE = [("medusa", "torch", 0), ("eagle3", KERNELS[-1], 2)]
 SCARCE_HEADS = [
@@ -63,134 +60,11 @@ SCARCE_HEADS = [
 ]
 
 
-def prompt(index):
-    return [(29 * index + 31 * place) % 380 + 3 for place in range(9 + 3 * index)]
-
-
-def requests():
-    return [
-        request("greedy", prompt(0), max_tokens=30),
-        request("short", prompt(1), max_tokens=1),
-        request("drawn", prompt(2), temperature=0.9, top_p=0.95, seed=7, max_tokens=17),
-        request("penalties", prompt(3), repetition_penalty=1.3, frequency_penalty=0.5),
-        request("stops", prompt(0), temperature=1.0, seed=3, ignore_eos=False, max_tokens=60),
-        request("choices", prompt(1), temperature=0.8, seed=5, n=3, max_tokens=14),
-        request("logprobs", prompt(3), logprobs=2, prompt_logprobs=1, stop=["he"], max_tokens=40),
-        request("own", prompt(4), max_tokens=31, speculation=SpeculationOptions(None, 2)),
-        request("out", prompt(2), max_tokens=12, speculation=SpeculationOptions(enabled=False)),
-    ]
-
-
-class SpiedTarget(LocalTarget):
-    """Keeps the rows of every step as they were sent, and whether it was begun ahead."""
-
-    def __init__(self, runner):
-        super().__init__(runner)
-        self.sent = []
-
-    def begin(self, step):
-        self.sent.append((step.rows, bool(self._steps)))
-        super().begin(step)
-
-    @property
-    def num_ahead(self):
-        return sum(is_ahead for _, is_ahead in self.sent)
-
-    @property
-    def num_held(self):
-        """Rows that took their drafts on the rank."""
-        return sum(row.num_held_drafts > 0 for rows, _ in self.sent for row in rows)
-
-
-@dataclass
-class Outcome:
-    """Tokens of a run, and the drafts that were verified: by choice and length of the text."""
-
-    tokens: dict = field(default_factory=dict)
-    drafts: dict = field(default_factory=dict)
-    counts: object = None
-    target: SpiedTarget | None = None
-
-
-class Run:
-    """An engine that records its tokens and the drafts of the steps that it collects."""
-
-    def __init__(
-        self,
-        directory,
-        head_dir,
-        method="medusa",
-        kernels="torch",
-        group=None,
-        speculation=None,
-        **changes,
-    ):
-        config = SpeculativeConfig.of(method, K, model=str(head_dir), **(speculation or {}))
-        self.config = engine_config(speculation=config, **changes)
-        self.target = self.new_target(directory, head_dir, kernels, group)
-        policy = SpeculationPolicy(SpeculationControl("on", 32, K), clock=lambda: 0.0)
-        self.engine = make_engine(directory, self.config, self.target, policy=policy)
-        self.transcripts = defaultdict(Transcript)
-        self.drafts = {}
-
-    def new_target(self, directory, head_dir, kernels="torch", group=None):
-        head = HeadFiles(head_dir)
-        runner = load_runner(
-            directory,
-            "float32",
-            self.config,
-            group or TensorParallelGroup(),
-            kernels=kernels,
-            head=head,
-        )
-        return SpiedTarget(runner)
-
-    def step(self):
-        collect = self.engine._steps.collect
-
-        def spied_collect():
-            rows, verified = collect()
-            for seq, row in rows:
-                if row.drafts and seq.status.value == "running":
-                    place = seq.request.request_id, seq.choice, row.known_end
-                    self.drafts.setdefault(place, []).append(row.drafts)
-            return rows, verified
-
-        self.engine._steps.collect = spied_collect
-        for output in self.engine.step():
-            self.transcripts[output.request_id, output.choice].add(output)
-        self.engine._steps.collect = collect
-        self.engine.check_integrity()
-
-    def finish(self, asked=()):
-        for each in asked:
-            self.engine.add(each)
-        while self.engine.has_work:
-            self.step()
-        return Outcome(self.tokens, self.drafts, self.engine.stats().counts, self.target)
-
-    @property
-    def tokens(self):
-        return {
-            name: (
-                each.token_ids,
-                each.text,
-                each.finish_reason,
-                [row.round(2).tolist() for part in each.logprobs for row in part.logprobs],
-            )
-            for name, each in self.transcripts.items()
-        }
-
-
 @pytest.fixture(scope="module")
 def plain(tiny_model_dir):
     """Return what no speculation yields."""
     runner = load_runner(tiny_model_dir, "float32", engine_config(0), TensorParallelGroup())
-    made = Run.__new__(Run)
-    made.target = SpiedTarget(runner)
-    made.engine = make_engine(tiny_model_dir, engine_config(0), made.target)
-    made.transcripts, made.drafts = defaultdict(Transcript), {}
-    return made.finish(requests())
+    return Run(tiny_model_dir, engine_config(0), SpiedTarget(runner)).finish(requests())
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +81,7 @@ def head_dir_of(tiny_model_dir, tmp_path_factory, plain):
 
 
 def outcome_of(directory, head_dir, method, kernels, is_async, **changes):
-    made = Run(directory, head_dir, method, kernels, async_scheduling=is_async, **changes)
+    made = Run.with_head(directory, head_dir, method, kernels, async_scheduling=is_async, **changes)
     return made.finish(requests())
 
 
@@ -264,7 +138,7 @@ def test_every_rank_holds_the_same_drafts(tiny_model_dir, head_dir_of, plain, nu
     head_dir = head_dir_of("medusa")
 
     def outcome(group):
-        made = Run(
+        made = Run.with_head(
             tiny_model_dir,
             head_dir,
             group=group,
@@ -282,9 +156,9 @@ def test_every_rank_holds_the_same_drafts(tiny_model_dir, head_dir_of, plain, nu
 
 def test_every_step_runs_ahead_and_takes_its_drafts_on_the_rank(tiny_model_dir, head_dir_of):
     """All but the first step; a row's position is the highest that is possible."""
-    made = Run(tiny_model_dir, head_dir_of("medusa"), async_scheduling=True)
+    made = Run.with_head(tiny_model_dir, head_dir_of("medusa"), async_scheduling=True)
     made.finish([request("a", prompt(0), max_tokens=30)])
-    sent = [(row, is_ahead) for rows, is_ahead in made.target.sent for row in rows]
+    sent = [(row, is_ahead) for step, is_ahead in made.target.steps for row in step.rows]
     assert [is_ahead for _, is_ahead in sent] == [False] + [True] * (len(sent) - 1)
     assert len(sent) < 20, "drafts were accepted"
     assert all(row.is_pending and not row.drafts for row, _ in sent[1:])
@@ -300,7 +174,7 @@ def test_every_step_runs_ahead_and_takes_its_drafts_on_the_rank(tiny_model_dir, 
 def test_a_row_ahead_is_discarded_after_an_end_within_a_draft(tiny_model_dir, head_dir_of, plain):
     token_ids = plain.tokens["greedy", 0][0]
     stop = next(token for token in token_ids[4:] if token_ids.count(token) == 1)
-    made = Run(tiny_model_dir, head_dir_of("medusa"), async_scheduling=True)
+    made = Run.with_head(tiny_model_dir, head_dir_of("medusa"), async_scheduling=True)
     other = request("other", prompt(0), max_tokens=30)
     done = made.finish([request("a", prompt(0), stop_token_ids=[stop]), other])
     assert done.tokens["a", 0][0] == token_ids[: token_ids.index(stop) + 1]
@@ -313,7 +187,7 @@ def test_a_row_ahead_is_discarded_after_an_end_within_a_draft(tiny_model_dir, he
 def test_requests_added_and_aborted_while_steps_run_ahead(tiny_model_dir, head_dir_of):
     outcomes = {}
     for is_async in (False, True):
-        made = Run(tiny_model_dir, head_dir_of("medusa"), async_scheduling=is_async)
+        made = Run.with_head(tiny_model_dir, head_dir_of("medusa"), async_scheduling=is_async)
         for index in range(6):
             made.engine.add(request(f"r{index}", prompt(index % 4), seed=index, temperature=0.8))
             for _ in range(3):
@@ -338,7 +212,7 @@ def test_toggles_take_effect_as_with_synchronous_scheduling(
     counts = [4, 0, 4, 2, 0, 3]
     outcomes = {}
     for is_async in (False, True):
-        made = Run(
+        made = Run.with_head(
             tiny_model_dir,
             head_dir_of(method),
             method,
@@ -362,20 +236,20 @@ def test_toggles_take_effect_as_with_synchronous_scheduling(
 
 def test_the_policy_may_stop_drafts_behind_a_step_with_drafts(tiny_model_dir, head_dir_of, plain):
     """It decides for the step after the one in flight, whose rows then have no draft."""
-    made = Run(tiny_model_dir, head_dir_of("medusa"), async_scheduling=True)
+    made = Run.with_head(tiny_model_dir, head_dir_of("medusa"), async_scheduling=True)
     policy = made.engine._speculator.policy
     decide = policy.decide
     off, on = (SpeculationControl(mode, 32, K) for mode in ("off", "on"))
 
     def alternate(*loads):
-        policy.update(on if len(made.target.sent) // 3 % 2 else off)
+        policy.update(on if len(made.target.steps) // 3 % 2 else off)
         return decide(*loads)
 
     policy.decide = alternate
     outcome = made.finish(requests())
     assert outcome.tokens == plain.tokens
-    ahead = [rows for rows, is_ahead in outcome.target.sent if is_ahead]
-    kinds = {any(row.num_held_drafts for row in rows) for rows in ahead}
+    ahead = [step for step, is_ahead in outcome.target.steps if is_ahead]
+    kinds = {any(row.num_held_drafts for row in step.rows) for step in ahead}
     assert kinds == {False, True}
     assert outcome.counts.speculation.num_accepted_tokens > 0
 
@@ -402,7 +276,7 @@ def test_the_policy_observes_what_it_does_with_synchronous_scheduling(
 
 
 def test_a_lost_target_loses_both_steps_in_flight(tiny_model_dir, head_dir_of, plain):
-    made = Run(tiny_model_dir, head_dir_of("medusa"), async_scheduling=True)
+    made = Run.with_head(tiny_model_dir, head_dir_of("medusa"), async_scheduling=True)
     collect = made.target.collect
 
     def lose_both():
@@ -414,7 +288,8 @@ def test_a_lost_target_loses_both_steps_in_flight(tiny_model_dir, head_dir_of, p
     with pytest.raises(TargetFailedError):
         made.finish(requests())
     assert made.engine.stats().num_running > 3
-    made.engine.replace_target(made.new_target(tiny_model_dir, head_dir_of("medusa")))
+    successor = target_with_head(tiny_model_dir, made.engine.config, head_dir_of("medusa"))
+    made.engine.replace_target(successor)
     assert made.finish().tokens == plain.tokens
 
 
@@ -423,7 +298,7 @@ def test_no_step_runs_ahead_with_a_grammar(tiny_model_dir, head_dir_of):
     compiler = GrammarCompiler(Tokenizer(tiny_model_dir), model.vocab_size, model.eos_token_ids)
     spec = StructuredOutput(regex="[a-z]{8,20}")
     constrained = request("a", prompt(0), structured_output=spec, max_tokens=40)
-    made = Run(tiny_model_dir, head_dir_of("medusa"), async_scheduling=True)
+    made = Run.with_head(tiny_model_dir, head_dir_of("medusa"), async_scheduling=True)
     for each in (replace(constrained, grammar=compiler.compile(spec)), request("b", prompt(1))):
         made.engine.add(each)
     made.step()
@@ -434,7 +309,9 @@ def test_no_step_runs_ahead_with_a_grammar(tiny_model_dir, head_dir_of):
 
 def test_no_step_runs_ahead_of_a_lookup_before_the_head(tiny_model_dir, head_dir_of, plain):
     lookups = {"first": "ngram", "prompt_lookup_min": 1}
-    made = Run(tiny_model_dir, head_dir_of("medusa"), async_scheduling=True, speculation=lookups)
+    made = Run.with_head(
+        tiny_model_dir, head_dir_of("medusa"), async_scheduling=True, speculation=lookups
+    )
     outcome = made.finish(requests())
     assert outcome.tokens == plain.tokens
     assert outcome.target.num_held == 0
@@ -444,7 +321,9 @@ def test_no_step_runs_ahead_of_a_lookup_before_the_head(tiny_model_dir, head_dir
 def test_confidences_divide_the_budget_of_every_step(tiny_model_dir, head_dir_of, plain, holds):
     """They arrive with the drafts, so that no step is begun ahead; without them it is."""
     keys = {"batch_budget": not holds}
-    made = Run(tiny_model_dir, head_dir_of("medusa"), async_scheduling=True, speculation=keys)
+    made = Run.with_head(
+        tiny_model_dir, head_dir_of("medusa"), async_scheduling=True, speculation=keys
+    )
     outcome = made.finish(requests())
     assert outcome.tokens == plain.tokens
     assert (outcome.target.num_held > 0) == holds

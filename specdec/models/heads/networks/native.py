@@ -69,7 +69,7 @@ class NativeHead:
 
     @property
     def can_draft(self) -> bool:
-        """Whether `draft` is available: kernels then combine the samples of all ranks."""
+        """Return whether `draft` is available: kernels then combine the samples of all ranks."""
         return self._kernel.can_draft and bool((self._target_tokens.diff() > 0).all())
 
     def new_kv_cache(self, num_slots: int) -> Tensor:

@@ -19,7 +19,11 @@ def other_app():
     @app.post("/echo")
     async def echo(request: Request):
         body = (await request.body()).decode()
-        received = {"body": body, "query": str(request.query_params), "is": is_forwarded(request)}
+        received = {
+            "body": body,
+            "query": str(request.query_params),
+            "is": is_forwarded(request.scope),
+        }
         received["from"] = request.client.host
         return {**received, "key": request.headers["authorization"]}
 

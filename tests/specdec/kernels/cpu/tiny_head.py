@@ -29,7 +29,7 @@ class Variant:
 
     @property
     def has_first_norm(self):
-        """Whether the first layer has its input norm; EAGLE-3 has it outside of the layer."""
+        """Return whether the first layer has its input norm; EAGLE-3 has it outside."""
         return self.has_fusion and self.has_input_norms
 
 

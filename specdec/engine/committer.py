@@ -1,0 +1,177 @@
+"""Commits the results of a step: tokens, KV slots, counters, and the outputs to send."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from specdec.engine.async_scheduling import Rows, StepsInFlight
+from specdec.engine.input_processor import has_allowed_token
+from specdec.engine.open_requests import OpenRequests
+from specdec.engine.outputs import output_of
+from specdec.engine.speculator import Speculator
+from specdec.engine.stop_checker import Stop, check_stop
+from specdec.models.config import ModelConfig
+from specdec.sequences.block_manager import BlockManager
+from specdec.sequences.sequence import Choices, HeadDraft, Lookahead, Sequence, SequenceStatus
+from specdec.types.errors import BadLogitsError, NoTokenLeftError, SpecdecError
+from specdec.types.messages import StepRow, VerifiedRow, VerifyOutput
+from specdec.types.responses import EngineOutput
+from specdec.types.stats import Counts, DraftCounter
+
+
+class Committed(NamedTuple):
+    """Outputs of a step that was committed; batch_size: sequences that it had tokens for."""
+
+    outputs: list[EngineOutput]
+    batch_size: int
+
+
+class Committer:
+    """Adds verified tokens to their sequences and drops the KV slots of rejected drafts."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        max_model_len: int,
+        blocks: BlockManager,
+        steps: StepsInFlight,
+        speculator: Speculator,
+        requests: OpenRequests,
+        counts: Counts,
+    ) -> None:
+        """Count tokens and prefill chunks in `counts`, and drafts in `drafts`."""
+        self.drafts = DraftCounter()
+        self._model = model
+        self._max_model_len = max_model_len
+        self._blocks = blocks
+        self._steps = steps
+        self._speculator = speculator
+        self._requests = requests
+        self._counts = counts
+        self._batch_size = 0
+
+    def commit(self, rows: Rows, verified: VerifyOutput) -> Committed:
+        """Commit the results of the rows whose sequences still run."""
+        self._batch_size = 0
+        results = {row.seq_id: row for row in verified.rows}
+        prompts = {part.seq_id: part for part in verified.prompt_logprobs}
+        outputs: list[EngineOutput] = []
+        buffered: list[Sequence] = []
+        full_intervals: set[int] = set()
+        for seq, row in rows:
+            if seq.status is not SequenceStatus.RUNNING:
+                continue  # aborted while the step ran
+            if seq.seq_id in prompts:
+                seq.prompt_report.add(prompts[seq.seq_id])
+            result = results.get(seq.seq_id)
+            if result is None:
+                seq.num_computed_tokens += len(row.token_ids)
+                self._counts.num_prefill_chunks += 1
+                self._publish(seq)
+            elif result.has_bad_logits:
+                outputs.extend(self._on_bad_logits(seq, row))
+            elif (output := self._commit_tokens(seq, row, result)) is None:
+                buffered.append(seq)
+            else:
+                outputs.append(output)
+                if len(output.token_ids) >= seq.output_buffer.interval:
+                    full_intervals.add(seq.output_buffer.interval)
+        self._speculator.end_step()
+        outputs += [
+            output_of(seq, self._requests.choices_of(seq), seq.output_buffer.take(), None)
+            for seq in buffered
+            if seq.status is SequenceStatus.RUNNING and seq.output_buffer.joins(full_intervals)
+        ]
+        return Committed(outputs, self._batch_size)
+
+    def _commit_tokens(
+        self, seq: Sequence, row: StepRow, verified: VerifiedRow
+    ) -> EngineOutput | None:
+        """Add verified tokens to a sequence; return None if its output is buffered for later."""
+        token_ids, choices = verified.token_ids, self._requests.choices_of(seq)
+        num_kept, stop = self._append(seq, token_ids)
+        # The last token is the target's own, unless NaN logits after an accepted draft cut the row.
+        num_verified = len(row.accepted_drafts(token_ids))
+        num_accepted = min(num_kept, num_verified)
+        self._count(choices, row, num_kept, num_accepted)
+        self._speculator.observe(seq, row.draft_depth, num_verified)
+        if stop is None:
+            seq.lookahead = _lookahead(row, verified)
+            seq.head_draft = _head_draft(seq, verified)
+            self._drop_rejected(seq)
+        else:
+            self._requests.finish(seq)
+        logprobs = None if verified.logprobs is None else verified.logprobs[:num_kept]
+        seq.output_buffer.add(token_ids[:num_kept], logprobs, num_accepted)
+        if stop is None and not seq.output_buffer.is_due:
+            return None
+        return output_of(seq, choices, seq.output_buffer.take(), stop)
+
+    def _append(self, seq: Sequence, token_ids: tuple[int, ...]) -> tuple[int, Stop | None]:
+        """Append tokens up to the one that ends the sequence; return their number and the end."""
+        stop, num_kept = None, 0
+        eos_token_ids, max_model_len = self._model.eos_token_ids, self._max_model_len
+        while stop is None and num_kept < len(token_ids):
+            seq.token_ids.append(token_ids[num_kept])
+            num_kept += 1
+            stop = check_stop(seq, eos_token_ids, max_model_len)
+        seq.num_computed_tokens = seq.num_tokens - 1
+        self._publish(seq)
+        return num_kept, stop
+
+    def _count(self, choices: Choices, row: StepRow, num_kept: int, num_accepted: int) -> None:
+        choices.num_output_tokens += num_kept
+        self._counts.num_generated_tokens += num_kept
+        self._batch_size += 1
+        if row.num_draft_tokens or row.num_lookahead_tokens:
+            depth = row.draft_depth
+            choices.speculation = choices.speculation.after_draft(depth, num_accepted)
+            self._counts.num_lookahead_tokens += row.num_lookahead_tokens
+            method = self._speculator.drafting_method(row.seq_id)
+            self.drafts.record(method, depth, num_accepted)
+
+    def _on_bad_logits(self, seq: Sequence, row: StepRow) -> list[EngineOutput]:
+        """Fail a request without publishing KV; a row with guesses is retried without them.
+
+        Guesses can corrupt a whole row: attention multiplies their NaN values by 0.
+        """
+        if row.guesses:
+            seq.may_draft, seq.head_draft = False, None
+            self._drop_rejected(seq)
+            return []
+        return [self._requests.fail(seq, self._logits_error(seq, row))]
+
+    def _logits_error(self, seq: Sequence, row: StepRow) -> SpecdecError:
+        mask = None if row.grammar_mask is None else row.grammar_mask[0]
+        num_output, vocab_size = seq.num_output_tokens, self._model.vocab_size
+        is_any_allowed = has_allowed_token(seq.rules, seq.token_ids, num_output, vocab_size, mask)
+        return BadLogitsError(num_output) if is_any_allowed else NoTokenLeftError(num_output)
+
+    def _publish(self, seq: Sequence) -> None:
+        self._blocks.publish(seq.seq_id, seq.token_ids, seq.num_computed_tokens)
+
+    def _drop_rejected(self, seq: Sequence) -> None:
+        """Free the blocks that only rejected drafts needed; a step begun ahead may need them."""
+        if not self._steps and self._blocks.truncate(seq.seq_id, seq.num_computed_tokens):
+            self._steps.truncate(seq.seq_id)
+
+
+def _head_draft(seq: Sequence, verified: VerifiedRow) -> HeadDraft | None:
+    """Return the draft that a head made behind the verified tokens, which `seq` has by now."""
+    if not verified.next_draft_token_ids:
+        return None
+    return HeadDraft(
+        seq.num_tokens,
+        seq.token_ids[-1],
+        verified.next_draft_token_ids,
+        verified.next_draft_parents,
+        verified.next_draft_confidences,
+    )
+
+
+def _lookahead(row: StepRow, verified: VerifiedRow) -> Lookahead | None:
+    """Return the target's tokens after each guess of a row with lookahead tokens."""
+    if not row.num_lookahead_tokens:
+        return None
+    lookahead = row.guesses[row.num_draft_tokens :]
+    return Lookahead(row.known_end, row.drafts, lookahead, verified.lookahead_token_ids)
