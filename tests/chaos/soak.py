@@ -8,6 +8,7 @@ twelfth. Exits with 1 where something grew or slowed down by more than the limit
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import tempfile
@@ -149,7 +150,7 @@ def _violations(load: Load, warm: Sample, last: Sample, early: Latency, late: La
 def _observe(service: RunningService, began_at_s: float, seconds: float) -> list[Sample]:
     """Sample and toggle until the time is over."""
     samples: list[Sample] = []
-    toggled_at_s, modes = began_at_s, ("off", "on")
+    toggled_at_s, modes = began_at_s, itertools.cycle(("off", "on"))
     while time.monotonic() - began_at_s < seconds:
         time.sleep(min(SAMPLE_S, seconds / 24))
         samples.append(_sample(service, time.monotonic() - began_at_s))
@@ -157,7 +158,7 @@ def _observe(service: RunningService, began_at_s: float, seconds: float) -> list
         if time.monotonic() - toggled_at_s >= min(TOGGLE_S, seconds / 12):
             toggled_at_s = time.monotonic()
             with AdminClient(service.grpc_address) as admin:
-                admin.set_speculation(SpeculationChange(mode=modes[len(samples) % 2]))
+                admin.set_speculation(SpeculationChange(mode=next(modes)))
     return samples
 
 
