@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -145,7 +144,7 @@ def schedule_ahead(
     if scheduler.num_waiting and _ending(in_flight, max_model_len, at_least=False):
         return []  # a waiting sequence takes the place of one that ends
     ended = _ending(in_flight, max_model_len, at_least=True)
-    with _anticipated(in_flight):
+    with _Anticipated(in_flight):
         rows = scheduler.schedule_ahead(decision, control)
         if any(row.num_draft_tokens and not row.seq.num_pending for row in rows):
             return []  # drafts for a sequence outside the step in flight continue a known text
@@ -157,7 +156,7 @@ def rows_ahead(
 ) -> Rows:
     """Return the rows to send; none where the grammar of one cannot continue."""
     try:
-        with _anticipated(in_flight):
+        with _Anticipated(in_flight):
             return [
                 (row.seq, _row_ahead(row, drafting.ahead.get(row.seq.seq_id), max_model_len))
                 for row in scheduled
@@ -166,22 +165,27 @@ def rows_ahead(
         return []  # it is reported when the step is scheduled again
 
 
-@contextmanager
-def _anticipated(in_flight: Rows) -> Iterator[None]:
-    """Advance sequences to their state after the step in flight, whose tokens are pending.
+class _Anticipated:
+    """Context in which sequences are in their state after the step in flight.
 
-    All its drafts count as accepted.
+    Its tokens are pending, and all its drafts count as accepted.
     """
-    running = [(seq, row) for seq, row in in_flight if seq.status is SequenceStatus.RUNNING]
-    before = [seq.num_computed_tokens for seq, _ in running]
-    for seq, row in running:
-        seq.num_pending_drafts = row.draft_depth
-        seq.num_computed_tokens = row.known_end + row.draft_depth
-        seq.num_pending = row.draft_depth + 1 if row.samples else 0
-    try:
-        yield
-    finally:
-        for (seq, _), num_computed_tokens in zip(running, before, strict=True):
+
+    def __init__(self, in_flight: Rows) -> None:
+        self._in_flight = in_flight
+        self._before: list[tuple[Sequence, int]] = []  # with the number of computed tokens
+
+    def __enter__(self) -> None:
+        for seq, row in self._in_flight:
+            if seq.status is SequenceStatus.RUNNING:
+                self._before.append((seq, seq.num_computed_tokens))
+                depth = row.draft_depth
+                seq.num_pending_drafts = depth
+                seq.num_computed_tokens = row.known_end + depth
+                seq.num_pending = depth + 1 if row.samples else 0
+
+    def __exit__(self, *_: object) -> None:
+        for seq, num_computed_tokens in self._before:
             seq.num_computed_tokens = num_computed_tokens
             seq.num_pending = seq.num_pending_drafts = 0
 

@@ -161,6 +161,7 @@ class Sequence:
     leader: Sequence | None = None
     arrival_s: float = 0.0
     token_ids: list[int] = field(init=False)
+    num_prompt_tokens: int = field(init=False)
     num_computed_tokens: int = 0
     num_pending: int = 0
     num_pending_drafts: int = 0
@@ -181,6 +182,7 @@ class Sequence:
     def __post_init__(self) -> None:
         self.block_keys = [root_key(self.request.cache_salt, self.request.adapter_id)]
         self.prompt_report = PromptReport(self.rules.prompt_logprobs)
+        self.num_prompt_tokens = len(self.request.prompt_token_ids)
         self.token_ids = [*self.request.prompt_token_ids, *self.request.resume_token_ids]
 
     @property
@@ -199,10 +201,6 @@ class Sequence:
         if leader is None or leader.status is SequenceStatus.FINISHED:
             return False
         return leader.num_output_tokens == 0
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.request.prompt_token_ids)
 
     @property
     def num_tokens(self) -> int:
