@@ -1,4 +1,4 @@
-"""CPU scheduling policies, where a service and its models share cores (Linux).
+"""CPU scheduling where a service and its models share cores: threads of ranks, policies on Linux.
 
 A thread that wakes up usually preempts one that has run for a while, as a model's threads always
 have, and the model's other threads wait for the preempted one. Ray and what it runs, the Router
@@ -11,6 +11,8 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+
+from specdec.config.hardware import available_cpus
 
 
 @contextmanager
@@ -33,6 +35,11 @@ def run_as_model() -> None:
     """Run this thread, and those it starts, as SCHED_OTHER where the process is SCHED_BATCH."""
     if sys.platform == "linux" and _policy() == os.SCHED_BATCH:
         _schedule(os.SCHED_OTHER)
+
+
+def threads_per_worker(tensor_parallel_size: int, num_replicas: int = 1) -> int:
+    """Return the threads of a rank: the ranks of a group share the cores, and so do replicas."""
+    return max(1, available_cpus() // (tensor_parallel_size * num_replicas))
 
 
 def _policy() -> int | None:

@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 from cluster.config.serve_config import ServeConfig
 from specdec.config.fields import node_labels
 from specdec.config.hardware import (
-    available_cpus,
     available_memory_bytes,
     num_gpus,
     smallest_gpu_bytes,
@@ -60,11 +59,6 @@ class FoundByDriver:
     directories: ModelDirectories
     memory_bytes: int
     num_sharing: int
-
-
-def threads_per_worker(tensor_parallel_size: int, num_replicas: int = 1) -> int:
-    """Return the threads of a rank: the ranks of a group share the cores, and so do replicas."""
-    return max(1, available_cpus() // (tensor_parallel_size * num_replicas))
 
 
 def placement_bundles(config: ServeConfig) -> list[dict[str, float]]:

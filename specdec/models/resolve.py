@@ -25,15 +25,17 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
 from specdec.config.engine import DTypeName
 from specdec.config.hardware import default_cache_dir
 from specdec.config.model_aliases import ALIASES, PackagedModel
-from specdec.models.hub import Progress
 from specdec.types.errors import ModelNotFoundError
+
+if TYPE_CHECKING:  # imports the hub's client, which a rank does not need for a local model
+    from specdec.models.hub import Progress
 
 _HUB_ID = re.compile(
     r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@((?!.*\.\.)[A-Za-z0-9][\w./-]*))?"

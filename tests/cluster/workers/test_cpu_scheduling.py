@@ -8,7 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cluster.workers.cpu_scheduling import run_as_model, starting_batch_work
+from cluster.workers.cpu_scheduling import (
+    run_as_model,
+    starting_batch_work,
+    threads_per_worker,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="policies are Linux's")
 
@@ -92,3 +96,9 @@ def test_a_refused_system_call_is_ignored(monkeypatch, error, policy, name):
     with starting_batch_work():
         run_as_model()
     assert asked
+
+
+def test_ranks_share_the_cores(monkeypatch):
+    monkeypatch.setattr("cluster.workers.cpu_scheduling.available_cpus", lambda: 8)
+    assert [threads_per_worker(size) for size in (1, 2, 3, 16)] == [8, 4, 2, 1]
+    assert [threads_per_worker(2, replicas) for replicas in (1, 2, 3)] == [4, 2, 1]

@@ -16,7 +16,6 @@ from cluster.workers.resources import (
     memory_per_replica,
     placement_bundles,
     require_placeable,
-    threads_per_worker,
 )
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.model_resolution import Models
@@ -43,12 +42,6 @@ def test_a_size_beyond_the_machine_or_the_model_is_refused(model, size, num_cpus
     message = f"tensor_parallel_size is {size}; it must be from 1 to {limit}"
     with pytest.raises(InvalidValueError, match=message):
         check_ranks(ServeConfig(tensor_parallel_size=size), Models(model), num_cpus)
-
-
-def test_ranks_share_the_cores(monkeypatch):
-    monkeypatch.setattr("cluster.workers.resources.available_cpus", lambda: 8)
-    assert [threads_per_worker(size) for size in (1, 2, 3, 16)] == [8, 4, 2, 1]
-    assert [threads_per_worker(2, replicas) for replicas in (1, 2, 3)] == [4, 2, 1]
 
 
 def test_replicas_share_the_memory(monkeypatch):
