@@ -15,7 +15,7 @@ import click
 
 from cluster.cli.completion_result import CompletionResult, receive
 from cluster.cli.options import client_flags, pop_connection, sampling_flags, sampling_params
-from cluster.cli.output import SectionedCommand
+from cluster.cli.output import SectionedCommand, show_text
 from specdec.client import Client, ClientError
 from specdec.types.request import ChatMessage
 from specdec.types.responses import StreamChunk
@@ -51,7 +51,7 @@ class Conversation:
 
         def show(chunk: StreamChunk) -> None:
             pieces.append(chunk.text)
-            click.echo(chunk.text, nl=False)
+            show_text(chunk.text, nl=False)
 
         try:
             result = self._receive(message, show)

@@ -30,7 +30,7 @@ from cluster.cli.options import (
     sampling_flags,
     sampling_params,
 )
-from cluster.cli.output import SectionedCommand, json_flag, print_stderr, show_json
+from cluster.cli.output import SectionedCommand, json_flag, print_stderr, show_json, show_text
 from cluster.cli.serve import serve
 from specdec.client import Client
 from specdec.types.request import ChatMessage
@@ -75,7 +75,7 @@ def _stream_text() -> Iterator[Callable[[StreamChunk], None]]:
     def show(chunk: StreamChunk) -> None:
         nonlocal has_output
         has_output = True
-        click.echo(chunk.text, nl=False)
+        show_text(chunk.text, nl=False)
 
     try:
         yield show
@@ -141,7 +141,7 @@ def generate(
         show_json(result.outcome if stream else result.content | result.outcome)
         return
     for line in result_lines(result, with_text=not stream):
-        click.echo(line)
+        show_text(line)
     print_stderr(result.summary)
 
 

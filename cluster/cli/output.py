@@ -6,6 +6,7 @@ Results go to stdout, messages and progress to stderr. The help groups many flag
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from typing import Any, TypeVar
 import click
 
 _WIDTH = 100
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""All but the tab and the line feed."""
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 Flag = Callable[[Any], Any]
 """A decorator that adds a flag to a command."""
@@ -24,6 +27,16 @@ json_flag = click.option("--json", "as_json", is_flag=True, help="Print one JSON
 def print_stderr(line: str) -> None:
     """Print a message to stderr; stdout is reserved for results."""
     click.echo(line, err=True)
+
+
+def show_text(text: str, *, nl: bool = True) -> None:
+    """Print generated text; on a terminal, with control characters as visible escapes.
+
+    A prompt or a model can have sequences generated that change the clipboard or the screen.
+    """
+    if sys.stdout.isatty():
+        text = _CONTROL_CHARACTERS.sub(lambda found: ascii(found[0])[1:-1], text)
+    click.echo(text, nl=nl)
 
 
 def show_json(value: dict[str, Any]) -> None:

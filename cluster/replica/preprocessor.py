@@ -15,8 +15,8 @@ from specdec.models.config import ModelConfig
 from specdec.text.chat_template import ChatTemplate
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.grammar import (
-    BUSY,
     COMPILE_TIMEOUT_S,
+    TIMED_OUT,
     Grammar,
     GrammarCompiler,
 )
@@ -161,7 +161,7 @@ class Preprocessor:
         compiled.add_done_callback(lambda done: done.exception())  # the caller may have left
         done, _ = await asyncio.wait([compiled], timeout=COMPILE_TIMEOUT_S)
         if not done:
-            raise OverloadedError(BUSY)
+            raise OverloadedError(TIMED_OUT)
         return compiled.result()
 
     @cached_property

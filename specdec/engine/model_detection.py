@@ -20,7 +20,7 @@ from specdec.models.heads.config import (
 )
 from specdec.models.heads.formats.detect import DetectedMethod
 from specdec.models.hub import Progress
-from specdec.models.resolve import resolve
+from specdec.models.resolve import local_path, resolve
 from specdec.types.errors import ModelNotFoundError
 from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
 
@@ -58,8 +58,9 @@ def _target_of(directory: Path, name: str, progress: Progress, *, downloads: boo
 
     Raises ModelNotFoundError if it is not available.
     """
-    if name.startswith(".") and (directory / name).is_dir():
-        return str((directory / name).resolve())
+    beside = local_path(str(directory / name)) if name.startswith(".") else None
+    if beside is not None and beside.is_dir():
+        return str(beside.resolve())
     try:
         _located(name, progress, downloads=downloads)
     except ModelNotFoundError as error:
@@ -114,6 +115,9 @@ def _located(
     name: str | None, progress: Progress, *, downloads: bool, may_be_pickled: bool = False
 ) -> Path | None:
     """Return the directory of a model; None if it would have to be looked for elsewhere."""
-    if name is None or not (downloads or Path(name).expanduser().is_dir()):
+    if name is None:
+        return None
+    path = local_path(name)
+    if not downloads and (path is None or not path.is_dir()):
         return None
     return resolve(name, progress=progress, may_be_pickled=may_be_pickled)

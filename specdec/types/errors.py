@@ -35,11 +35,22 @@ class UnknownNameError(InvalidValueError):
         return f"unknown {self.field} {_short(self.value)}; {self.limit}"
 
 
-class UnsupportedModelError(SpecdecError):
+class _ModelFileError(SpecdecError):
+    """An error that quotes names and values of model files, which may contain any characters.
+
+    As text it is one line without control characters, so that no file writes to a terminal.
+    """
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+class UnsupportedModelError(_ModelFileError):
     """The checkpoint has an architecture or a feature that is not implemented."""
 
 
-class ModelNotFoundError(SpecdecError):
+class ModelNotFoundError(_ModelFileError):
     """No model of that name exists, locally or where it could be fetched from."""
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from random import Random
@@ -28,7 +28,15 @@ from specdec.types.sampling_params import StructuredOutput
 from specdec.worker import load_runner
 from tests.e2e.random_messages import TEXTS
 from tests.fuzz.doors import ACCEPTED, Door, typed
-from tests.fuzz.mutations import mutated, mutated_bytes, mutated_text, wild
+from tests.fuzz.head_doors import DetectionDoor, HeadDoor
+from tests.fuzz.mutations import (
+    changed_checkpoint,
+    changed_json,
+    mutated,
+    mutated_bytes,
+    mutated_text,
+    wild,
+)
 from tests.specdec.engines import engine_config
 from tests.specdec.models.tiny_gguf import write_gguf
 
@@ -73,8 +81,8 @@ class CheckpointDoor(Door):
     def enter(self, random: Random) -> str:
         name = random.choice(("model.safetensors", "model.safetensors", "tokenizer.json"))
         content = self._valid[name]
-        header_end = 8 + int.from_bytes(content[:8], "little") if "safe" in name else None
-        (self._directory / name).write_bytes(_changed(content, header_end, random))
+        change = changed_checkpoint if "safe" in name else changed_json
+        (self._directory / name).write_bytes(change(content, random))
         try:
             Tokenizer(self._directory)
             config, group = engine_config(), TensorParallelGroup()
@@ -84,16 +92,6 @@ class CheckpointDoor(Door):
         finally:
             (self._directory / name).write_bytes(content)
         return ACCEPTED
-
-
-def _changed(content: bytes, header_end: int | None, random: Random) -> bytes:
-    """Return a safetensors file or a JSON document with changes, of values or of bytes."""
-    if random.random() < 0.5:
-        return mutated_bytes(content, random, header_end)
-    if header_end is None:
-        return json.dumps(mutated(json.loads(content), random)).encode()
-    header = json.dumps(mutated(json.loads(content[8:header_end]), random)).encode()
-    return len(header).to_bytes(8, "little") + header + content[header_end:]
 
 
 class GgufDoor(Door):
@@ -125,10 +123,34 @@ class ConfigFileDoor(Door):
 
     name, share = "config file", 20
 
+    _speculations: Sequence[Mapping[str, Any]] = (
+        {"method": "ngram", "num_speculative_tokens": 3},
+        {
+            "method": "medusa",
+            "model": "./head",
+            "medusa_choices": [[0], [1], [0, 0], [0, 1]],
+            "speculative_token_map": "./tokens.json",
+        },
+        {
+            "method": "draft_model",
+            "model": "org/draft",
+            "draft_window": 64,
+            "draft_confidence_threshold": 0.4,
+            "parallel_drafting": False,
+        },
+        {
+            "method": "eagle3",
+            "model": "./head",
+            "draft_window": 128,
+            "num_draft_tree_tokens": 8,
+            "first": "ngram",
+            "fallback": {"method": "draft_model", "quantization": "int8"},
+        },
+        {"model": "./head", "draft_window": 16},
+    )
     _valid: Mapping[str, Any] = {
         "model": "smollm2-135m-instruct",
         "max_model_len": 512,
-        "speculative_config": {"method": "ngram", "num_speculative_tokens": 3},
         "allowed_hosts": ["a.example"],
         "tensor_parallel_size": 2,
         "num_replicas": 1,
@@ -138,7 +160,10 @@ class ConfigFileDoor(Door):
         self._path = scratch / "serve.yaml"
 
     def enter(self, random: Random) -> str:
-        valid = self._valid
+        valid: Mapping[str, Any] = {
+            **self._valid,
+            "speculative_config": random.choice(self._speculations),
+        }
         if random.random() < 0.3:
             valid = {"host": "127.0.0.1", "models": [valid, {"model": "other"}]}
         content = yaml.safe_dump(mutated(valid, random), allow_unicode=True).encode()
@@ -248,6 +273,8 @@ def file_doors(model: Path, scratch: Path) -> list[Door]:
     return [
         ConfigJsonDoor(model, scratch),
         CheckpointDoor(model, scratch),
+        HeadDoor(scratch),
+        DetectionDoor(model, scratch),
         GgufDoor(model, scratch),
         ConfigFileDoor(scratch),
         ChatTemplateDoor(model),

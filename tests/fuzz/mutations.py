@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from random import Random
 from typing import Any
 
@@ -88,3 +89,19 @@ def mutated_text(text: str, random: Random) -> str:
         at = random.randrange(len(text) + 1)
         text = text[:at] + random.choice(TEXTS)[:200] + text[at + random.choice((0, 1, 10)) :]
     return text
+
+
+def changed_json(content: bytes, random: Random) -> bytes:
+    """Return a JSON document with changes, of values or of bytes."""
+    if random.random() < 0.5:
+        return mutated_bytes(content, random)
+    return json.dumps(mutated(json.loads(content), random)).encode()
+
+
+def changed_checkpoint(content: bytes, random: Random) -> bytes:
+    """Return a safetensors file with changes in its header, of values or of bytes."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    if random.random() < 0.5:
+        return mutated_bytes(content, random, end)
+    header = json.dumps(mutated(json.loads(content[8:end]), random)).encode()
+    return len(header).to_bytes(8, "little") + header + content[end:]

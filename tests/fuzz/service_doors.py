@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import grpc
@@ -67,8 +67,19 @@ class OpenAIDoor(Door):
     name, share, is_concurrent = "OpenAI", 25, True
 
     _messages = ({"role": "system", "content": "Short."}, {"role": "user", "content": "Hello"})
+    _drafted: ClassVar[dict[str, Any]] = {
+        "prompt": "The river",
+        "max_tokens": 3,
+        "speculation": {
+            "num_speculative_tokens": 2,
+            "draft_confidence_threshold": 0.4,
+            "verifier": "confidence",
+            "acceptance_threshold": 0.3,
+        },
+    }
     _bodies = (
         ("/v1/completions", CompletionRequest, {"prompt": "The river", "max_tokens": 3}),
+        ("/v1/completions", CompletionRequest, _drafted),
         ("/v1/chat/completions", ChatRequest, {"messages": [*_messages], "max_tokens": 3}),
         ("/v1/responses", ResponsesRequest, {"input": "Hello", "max_output_tokens": 16}),
         ("/tokenize", None, {"prompt": "The river"}),

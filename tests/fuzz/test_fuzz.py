@@ -11,7 +11,7 @@ NUM_OF_FILES = 12
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("index", range(6))
+@pytest.mark.parametrize("index", range(8))
 def test_files_are_accepted_or_refused(tiny_model_dir, tmp_path, index):
     door = file_doors(tiny_model_dir, tmp_path)[index]
     answers = [door.try_number(1, number) for number in range(NUM_OF_FILES)]

@@ -18,7 +18,7 @@ from cluster.api.authentication import Lease
 from cluster.api.dashboard import try_it
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.admin import error_response
-from cluster.api.http.csrf import require_same_origin
+from cluster.api.http.csrf import require_own_reader, require_same_origin
 from cluster.api.openai.request_handler import JsonRequest
 from cluster.api.openai.streams import Deadline, EventStream, chained
 from cluster.api.sse import event_response, json_event
@@ -102,6 +102,7 @@ def make_dashboard(
         admin = get_admin()
         try:
             admin.access.check(request.headers.get("authorization"))
+            require_own_reader(request)
             model = get_router().config.served_model_name
             return event_response(await fleet_events(admin, model, moments))
         except Exception as error:

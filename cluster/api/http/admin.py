@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from cluster.api.errors import status_of
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.admin_json import read_change, read_profile_order, to_json
-from cluster.api.http.csrf import require_same_origin
+from cluster.api.http.csrf import require_own_reader, require_same_origin
 from cluster.api.http.forwarding import ForwardedRequest, find_peer, forward
 from cluster.api.sse import event, event_response, json_event
 from cluster.control.client import StatsStreams
@@ -64,7 +64,9 @@ def _guarded(
         admin = get_admin()
         try:
             admin.access.check(request.headers.get("authorization"))
-            if request.method != "GET":
+            if request.method == "GET":
+                require_own_reader(request)
+            else:
                 require_same_origin(request)
             model = check_model(request.query_params.get("model", ""))
             peer = await find_peer(admin.applications, request, model)

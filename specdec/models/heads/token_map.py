@@ -25,7 +25,7 @@ def read_token_map(path: str, vocab_size: int) -> tuple[int, ...]:
     """
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         limit = f"a JSON file with a list of token ids ({error})"
         raise InvalidValueError(TOKEN_MAP_KEY, path, limit) from None
     if not isinstance(found, list) or not found:

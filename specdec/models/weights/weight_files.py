@@ -58,7 +58,7 @@ def read_shapes(files: Sequence[Path]) -> dict[str, tuple[int, ...]]:
 def _of_index(index: Path) -> tuple[Path, ...]:
     try:
         names = set(json.loads(index.read_text())["weight_map"].values())
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise UnsupportedModelError(f"{index} is not an index of weight files") from error
     # Only files next to the index are read; another path could be anywhere on the disk.
     files = tuple(index.parent / Path(str(name)).name for name in sorted(names))
@@ -71,13 +71,17 @@ def _of_index(index: Path) -> tuple[Path, ...]:
 def _safetensors_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     header = _safetensors_header(path)
     try:
-        return {
+        shapes = {
             name: tuple(tensor["shape"])
             for name, tensor in header.items()
             if name != "__metadata__"
         }
     except (KeyError, TypeError) as error:
         raise UnsupportedModelError(f"{path} has an invalid safetensors header") from error
+    for name, shape in shapes.items():
+        if any(type(size) is not int or size < 0 for size in shape):
+            raise UnsupportedModelError(f"{path}: tensor {name} has the invalid shape {shape}")
+    return shapes
 
 
 def _safetensors_header(path: Path) -> Mapping[str, Any]:
@@ -88,7 +92,7 @@ def _safetensors_header(path: Path) -> Mapping[str, Any]:
             if size > min(_MAX_HEADER_BYTES, path.stat().st_size):
                 raise ValueError("the header is longer than the file")
             header = json.loads(file.read(size))
-    except (OSError, struct.error, ValueError) as error:
+    except (OSError, struct.error, ValueError, RecursionError) as error:
         raise UnsupportedModelError(f"{path} cannot be read as safetensors: {error}") from error
     if not isinstance(header, dict):
         raise UnsupportedModelError(f"{path} has an invalid safetensors header")

@@ -6,13 +6,12 @@ A `GrammarCompiler` compiles a request's constraint to a `Grammar`; each sequenc
 logits belongs in `sampling`.
 """
 
-from specdec.text.grammar.compiler import COMPILE_TIMEOUT_S, GrammarCompiler
-from specdec.text.grammar.fair_queue import BUSY
+from specdec.text.grammar.compiler import COMPILE_TIMEOUT_S, TIMED_OUT, GrammarCompiler
 from specdec.text.grammar.matcher import ConstrainedDraft, Grammar, GrammarMatcher, OutputConstraint
 
 __all__ = [
-    "BUSY",
     "COMPILE_TIMEOUT_S",
+    "TIMED_OUT",
     "ConstrainedDraft",
     "Grammar",
     "GrammarCompiler",

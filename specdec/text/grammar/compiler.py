@@ -12,7 +12,7 @@ from threading import Lock
 
 from llguidance import LLTokenizer
 
-from specdec.text.grammar.fair_queue import BUSY, FairQueue
+from specdec.text.grammar.fair_queue import FairQueue
 from specdec.text.grammar.matcher import Grammar, mask_words
 from specdec.text.grammar.translation import refusal
 from specdec.text.grammar.trial import TrialProcess, first_matcher
@@ -22,6 +22,10 @@ from specdec.types.request import OWN_PROCESS, Caller
 from specdec.types.sampling_params import StructuredOutput
 
 COMPILE_TIMEOUT_S = 1.9
+TIMED_OUT = (
+    f"structured_output was not compiled within {COMPILE_TIMEOUT_S:g} s, since other grammars are "
+    "being compiled; retry later"
+)
 NUM_THREADS = 2
 NUM_TRIAL_PROCESSES = NUM_THREADS + 1
 """One more than there are threads, so that a grammar does not wait for a process to restart."""
@@ -111,7 +115,7 @@ class GrammarCompiler:
         try:
             return self.submit(spec, caller).result(self._timeout_s)
         except TimeoutError as error:
-            raise OverloadedError(BUSY) from error
+            raise OverloadedError(TIMED_OUT) from error
 
     def wait_until_ready(self) -> None:
         """Block until the vocabulary has been read; that time does not count for a grammar."""

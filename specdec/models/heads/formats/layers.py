@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from specdec.models.config import ModelConfig
-from specdec.models.heads.formats.source import Fields, Shape, TensorNames
+from specdec.models.heads.formats.source import MAX_MODULES, Fields, Shape, TensorNames
 from specdec.models.rope import Rope, read_rope
 from specdec.types.errors import UnsupportedModelError
 from specdec.types.sampling_params import SamplingDefaults
@@ -116,7 +116,7 @@ def _read_rope(fields: Fields, target: ModelConfig) -> Rope:
 
 def _read_windows(fields: Fields) -> tuple[int | None, ...]:
     """Return the window of each layer: by `layer_types`, else by `use_sliding_window`."""
-    num_layers = fields.count("num_hidden_layers", 1)
+    num_layers = fields.count("num_hidden_layers", 1, most=MAX_MODULES)
     types = fields.raw.get("layer_types")
     if types is None:
         is_used = fields.flag("use_sliding_window", default=False)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from specdec.models.config import ModelConfig
 from specdec.models.heads.formats.shape import Reading, StatelessShape
-from specdec.models.heads.formats.source import HeadSource, Shape
+from specdec.models.heads.formats.source import MAX_MODULES, HeadSource, Shape
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def read_mlp_speculator(source: HeadSource, target: ModelConfig) -> Reading:
     shape = MlpSpeculatorShape(
         hidden_size=target.hidden_size,
         inner_size=inner or target.hidden_size,
-        num_heads=fields.count("n_predict"),
+        num_heads=fields.count("n_predict", most=MAX_MODULES),
         draft_vocab_size=target.vocab_size,
         ties_weights=fields.flag("tie_weights", default=False),
         scales_input=fields.flag("scale_input", default=False),

@@ -14,6 +14,10 @@ from specdec.types.errors import ModelNotFoundError, UnsupportedModelError
 
 Shape = tuple[int, ...]
 
+_MAX_COUNT = 2**31 - 1
+MAX_MODULES = 1024
+"""Limit of the layers of a head, and of the heads in a checkpoint."""
+
 
 @dataclass(frozen=True)
 class Fields:
@@ -25,11 +29,13 @@ class Fields:
     def __contains__(self, name: str) -> bool:
         return self.raw.get(name) is not None
 
-    def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
-        """Return a whole number of at least `least`."""
+    def count(
+        self, name: str, default: int | None = None, *, least: int = 1, most: int = _MAX_COUNT
+    ) -> int:
+        """Return a whole number from `least` to `most`."""
         value = self._value(name, default)
-        if type(value) is not int or value < least:
-            raise self.error(name, f"a whole number of at least {least}")
+        if type(value) is not int or not least <= value <= most:
+            raise self.error(name, f"a whole number from {least} to {most}")
         return value
 
     def flag(self, name: str, *, default: bool) -> bool:
@@ -194,7 +200,7 @@ def read_fields(directory: Path) -> Fields:
         raise ModelNotFoundError(f"{directory} has no config.json")
     try:
         raw = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnsupportedModelError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(raw, dict):
         raise UnsupportedModelError(f"{path} is not a JSON object")

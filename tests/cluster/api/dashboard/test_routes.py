@@ -94,6 +94,12 @@ def test_only_the_same_origin_may_post(client, headers, status):
     assert client.post("/dashboard/generate", json=QUESTION, headers=headers).status_code == status
 
 
+@pytest.mark.parametrize("headers", [{"sec-fetch-site": "cross-site"}, {"origin": "http://a"}])
+def test_the_events_are_for_the_same_origin(client, headers):
+    assert client.get("/dashboard/events", headers=headers).status_code == 403
+    assert client.get("/dashboard/", headers=headers).status_code == 200, "a link on another site"
+
+
 def test_a_form_is_rejected(client):
     answer = client.post("/dashboard/generate", data={"prompt": "Hi"})
     assert answer.status_code == 400

@@ -150,6 +150,29 @@ async def test_cross_site_requests_are_rejected(http, method, headers, status):
     assert (await http.get(URL)).json()["version"] == (method == "PUT" and status == 200)
 
 
+FOREIGN = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "cors", "sec-fetch-dest": "empty"}
+
+
+@pytest.mark.parametrize("path", ["speculation", "status", "replicas", "audit-log", "watch"])
+@pytest.mark.parametrize(
+    ("headers", "is_refused"),
+    [
+        ({}, False),
+        ({**FOREIGN, "sec-fetch-site": "same-origin"}, False),
+        ({**FOREIGN, "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}, False),
+        (FOREIGN, True),
+        ({**FOREIGN, "sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"}, True),
+        ({**FOREIGN, "sec-fetch-site": "same-site"}, True),
+        ({"origin": "http://elsewhere"}, True),
+    ],
+)
+async def test_pages_of_other_sites_read_nothing(http, path, headers, is_refused):
+    """Such a page could take the places of all watchers with streams that it cannot read."""
+    url = f"/v1/admin/{path}" + ("?interval_s=-1" if path == "watch" else "")
+    served = 400 if path == "watch" else 200  # instead of a stream without an end
+    assert (await http.get(url, headers=headers)).status_code == (403 if is_refused else served)
+
+
 async def test_a_preview_reports_the_effect_and_changes_nothing(http):
     change = {"num_speculative_tokens": 1, "rules": [{"min_requests_per_s": 0, "mode": "on"}]}
     preview = (await http.post(f"{URL}/preview", json=change)).json()

@@ -98,7 +98,10 @@ FAULTS = [
     ("medusa", values("token_map", torch.tensor([1, 2, 2])), "maps two draft tokens to one"),
     ("medusa", shaped("token_map", 3, 1), r"token_map has shape \[3, 1\]; expected 1 dimensions"),
     ("mlp", keys(emb_dim=64), r"emb_dim in .* is 64; it must be 48"),
-    ("mlp", keys(n_predict=0), r"n_predict in .* is 0; it must be a whole number of at least 1"),
+    ("mlp", keys(n_predict=0), r"n_predict in .* is 0; it must be a whole number from 1 to 1024"),
+    ("mlp", keys(n_predict=10**9), r"n_predict in .* is 1000000000; it must be a whole number from 1 to 1024"),
+    ("eagle3", keys(num_hidden_layers=10**9), r"num_hidden_layers in .* is 1000000000; it must be a whole number from 1 to 1024"),
+    ("p_eagle", keys(num_hidden_layers=2**70), r"num_hidden_layers in .* it must be a whole number from 1 to 1024"),
     ("mlp", keys(n_predict=4), r"no tensor proj\.3\.weight"),
     ("mlp", keys(inner_dim="32"), r"inner_dim in .* is '32'; it must be a whole number"),
     ("mlp", keys(tie_weights=1), r"tie_weights in .* is 1; it must be true or false"),
@@ -138,7 +141,7 @@ FAULTS = [
     ("p_eagle", keys(mask_token_id=VOCAB), r"mask_token_id in .* is 383; it must be below"),
     ("p_eagle", shaped("mask_hidden", 1, 1, 50), r"mask_hidden has shape \[1, 1, 50\]; expected \[1, 1, 144\]"),
     ("dflash", nested("dflash_config", mask_token_id=None), r"mask_token_id in .* is None"),
-    ("dflash", keys(block_size=1), r"block_size in .* is 1; it must be a whole number of at least 2"),
+    ("dflash", keys(block_size=1), r"block_size in .* is 1; it must be a whole number from 2 to 2147483647"),
     ("dflash", keys(block_size=100), r"block_size in .* is 100; it must be at most 64"),
     ("dflash", keys(attention_sink_bias=True), "attention_sink_bias is not supported"),
     ("dflash", nested("dflash_config", target_layer_ids=[1, 3]), r"fc\.weight has shape \[48, 144\]; expected \[48, 96\]"),
@@ -196,6 +199,34 @@ def a_list(directory: Path) -> None:
     (directory / "config.json").write_text("[1]")
 
 
+def deep_json(directory: Path) -> None:
+    (directory / "config.json").write_text("[" * 100_000)
+
+
+def deep_header(directory: Path) -> None:
+    header = b"[" * 100_000
+    content = len(header).to_bytes(8, "little") + header
+    (directory / "model.safetensors").write_bytes(content)
+
+
+def deep_index(directory: Path) -> None:
+    (directory / "model.safetensors.index.json").write_text("[" * 100_000)
+
+
+def control_characters(directory: Path) -> None:
+    config = {"architectures": ["Other\n\x1b[2JModel"], "model_type": "other"}
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "model.safetensors").unlink()
+    save(directory, None, {"model.other.weight": torch.ones(2, 2)})
+
+
+def nested_shape(directory: Path) -> None:
+    tensor = {"dtype": "F32", "shape": [[4], 4], "data_offsets": [0, 64]}
+    header = json.dumps({"fc.weight": tensor}).encode()
+    content = len(header).to_bytes(8, "little") + header + bytes(64)
+    (directory / "model.safetensors").write_bytes(content)
+
+
 def no_weights(directory: Path) -> None:
     (directory / "model.safetensors").unlink()
 
@@ -229,6 +260,11 @@ def a_pard_model(directory: Path) -> None:
         (no_config, "has no config.json"),
         (no_json, "is not valid JSON"),
         (a_list, "is not a JSON object"),
+        (deep_json, "is not valid JSON"),
+        (nested_shape, "tensor fc.weight has the invalid shape ([4], 4)"),
+        (control_characters, "architecture Other\\n\\x1b[2JModel,"),
+        (deep_header, "cannot be read as safetensors"),
+        (deep_index, "is not an index of weight files"),
         (no_weights, "has no weights in safetensors, .bin or .pt files"),
         (cut_weights, "cannot be read as safetensors"),
         (code_in_a_pickle, "objects other than tensors"),

@@ -113,6 +113,7 @@ def test_heads_without_rows_to_select_are_refused(tmp_path, target, kind):
     [
         ("[1, 2", "a JSON file with a list of token ids (Expecting"),
         ("[]", "a JSON file with a list of token ids"),
+        ("[" * 100_000, "a JSON file with a list of token ids (maximum recursion"),
         ('{"1": 2}', "a JSON file with a list of token ids"),
         ("[1, true]", f"token ids from 0 to {VOCAB - 1} (it has True)"),
         ("[1, -1]", f"token ids from 0 to {VOCAB - 1} (it has -1)"),

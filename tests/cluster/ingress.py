@@ -1,0 +1,52 @@
+"""A replica behind its embedded ingress: both servers on real ports, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cluster.api.authentication import AdminAccess, ApiKey, ApiKeys
+from cluster.api.grpc.server import EmbeddedIngress
+from cluster.api.grpc.servicers import AdminServicer
+from cluster.api.http.limits import HttpLimits
+from cluster.control.client import StatsStreams
+from tests.cluster.replica_on_hash_target import Replica, running_replica
+from tests.e2e.conftest import free_ports
+
+
+@dataclass(frozen=True)
+class Served:
+    """The replica and the addresses of its servers."""
+
+    replica: Replica
+    grpc_address: str
+    http_url: str
+
+
+@asynccontextmanager
+async def running_ingress(
+    model: Path,
+    state_dir: Path,
+    keys: Sequence[ApiKey] = (),
+) -> AsyncIterator[Served]:
+    """Serve a replica with these API keys, and no admin token."""
+    grpc_port, http_port = free_ports(2)
+    async with running_replica(model, state_dir) as replica:
+        config = replace(replica.router.config, grpc_port=grpc_port, http_port=http_port)
+        api_keys = ApiKeys(keys)
+        replica.router.text.load()
+        servicer = AdminServicer(
+            replica.link,
+            AdminAccess(None, api_keys),
+            StatsStreams(replica.link.fleet),
+            replica.router.profile,
+        )
+        limits = HttpLimits.of(config, has_keys=bool(keys), budget=servicer.budget)
+        ingress = EmbeddedIngress(replica.router, servicer, api_keys, config, limits)
+        await ingress.start()
+        try:
+            yield Served(replica, f"127.0.0.1:{grpc_port}", f"http://127.0.0.1:{http_port}")
+        finally:
+            await ingress.close()
