@@ -87,11 +87,11 @@ class BlockHeadKernel(HeadKernel):
     ) -> Tensor:
         """Write the KV of T pairs of B sequences, and run a draft block behind each sequence.
 
-        features: [T, hidden_size] float32. Returns the outputs of the first slots that predict,
+        features: [T, hidden_size]. Returns the outputs of the first slots that predict,
         [num_outputs, B, hidden_size]; no block runs if `num_outputs` is 0. Raises as `call` does.
         """
         batch = self._arrays(pairs)
-        features = self.checked_features(features, batch)
+        features = self.features_of(batch, features)
         shape = (num_outputs, pairs.num_sequences, self.model.hidden_size)
         outputs, kv = torch.empty(shape, device="cpu"), KvCacheStruct.of(kv_cache)
         own, num_threads = (self._head, batch.struct, kv), torch.get_num_threads()
@@ -112,7 +112,7 @@ class BlockHeadKernel(HeadKernel):
     ) -> NDArray[np.int32]:
         """Write the KV of T pairs of B sequences, and draft tokens behind each sequence.
 
-        features: [T, hidden_size] float32. counts: number of tokens, [B], some above 0. params: of
+        features: [T, hidden_size]. counts: number of tokens, [B], some above 0. params: of
         the first token of each sequence, [B]; token i has the noise of the position i further on.
         Returns the target's ids, [B, max(counts)], -1 behind the end of a draft: where its count
         ends, or no token can be sampled. Raises as `call` does.
@@ -121,7 +121,7 @@ class BlockHeadKernel(HeadKernel):
         assert 0 < max(counts) <= self._head.draft_block_size - self._head.first_output
         batch, drafts = self._arrays(pairs), DraftArrays(counts, params)
         assert len(counts) == pairs.num_sequences
-        features = self.checked_features(features, batch)
+        features = self.features_of(batch, features)
         own = self._head, batch.struct, KvCacheStruct.of(kv_cache)
         num_threads = torch.get_num_threads()
         results = drafts.struct, features.data_ptr(), num_threads

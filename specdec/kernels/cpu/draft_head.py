@@ -90,11 +90,11 @@ class DraftHeadKernel(HeadKernel):
     ) -> PairStates:
         """Write the KV of T pairs of B sequences; return the states behind some of them.
 
-        features: [T, hidden_size] float32. states_of: indices of pairs; None for the last one of
+        features: [T, hidden_size]. states_of: indices of pairs; None for the last one of
         each sequence. Raises as `call` does.
         """
         batch = BatchArrays(pairs, self.max_positions)
-        features = self.checked_features(features, batch)
+        features = self.features_of(batch, features)
         wanted = array("i", pairs.last_tokens if states_of is None else states_of)
         hidden, next_features = torch.empty(2, len(wanted), features.shape[1], device="cpu")
         kv, num_threads = KvCacheStruct.of(kv_cache), torch.get_num_threads()
@@ -126,7 +126,7 @@ class DraftHeadKernel(HeadKernel):
     ) -> NDArray[np.int32]:
         """Run T pairs of B sequences, and draft tokens behind each sequence.
 
-        features: [T, hidden_size] float32. counts: number of tokens, [B]; block tables have room
+        features: [T, hidden_size]. counts: number of tokens, [B]; block tables have room
         for all but the last. params: of the first token of each sequence, [B]; token i has the
         noise of the position i further on. Returns the target's ids, [B, max(counts)], -1 behind
         the end of a draft: where its count ends, or no token can be sampled. Raises as `call` does.
@@ -134,7 +134,7 @@ class DraftHeadKernel(HeadKernel):
         assert self.can_draft
         assert len(counts) == pairs.num_sequences
         batch, drafts = BatchArrays(pairs, self.max_positions), DraftArrays(counts, params)
-        features = self.checked_features(features, batch)
+        features = self.features_of(batch, features)
         for chunk, count in zip(pairs.chunks, counts, strict=True):
             last = chunk.end + max(count, 1) - 1
             assert last <= min(self.max_positions, len(chunk.block_table) * pairs.block_size)

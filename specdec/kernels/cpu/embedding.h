@@ -21,9 +21,14 @@ inline void load_embedding(const Embedding& embedding, int64_t token, int64_t si
     using Element = typename FormatTraits<format>::Element;
     const auto* elements =
         static_cast<const Element*>(embedding.table ? embedding.table : embedding.packed);
-    for (int64_t i = 0; i < size; ++i) {
-      const int64_t offset = embedding.table ? row * size + i : layout.offset(row, i);
-      to[i] = load_part_as_float<format>(elements + offset, 1)[0];
+    for (int64_t begin = 0; begin < size; begin += kLanes) {
+      const int64_t count = std::min<int64_t>(kLanes, size - begin);
+      Element own[kLanes] = {};
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t input = begin + i;
+        own[i] = elements[embedding.table ? row * size + input : layout.offset(row, input)];
+      }
+      store_partial(to + begin, load_as_float<format>(own), count);
     }
   });
 }

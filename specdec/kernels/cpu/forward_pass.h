@@ -10,6 +10,7 @@
 #include "decoder.h"
 #include "elementwise.h"
 #include "embedding.h"
+#include "packed_layout.h"
 
 namespace specdec {
 
@@ -129,11 +130,13 @@ class ForwardPass {
   // Write the KV of rows that every layer projects as they are; they have no output.
   // inputs: [num_tokens, hidden_size].
   void write_kv(const float* inputs, ThreadTeam team) {
+    const int64_t first = first_of_panel(model_.num_heads * model_.head_dim);
     for (int64_t index = 0; index < model_.num_layers; ++index) {
       const Layer& layer = model_.layers[index];
       const Activations rows = attention_input(layer, inputs, team);
-      gemm(layer.qkv, rows, qkv_, qkv_stride(), Store::kOverwrite, team);
-      rope_and_cache(layer, kv_layer(index), team);
+      const Matrix kv = outputs_from(layer.qkv, first);
+      gemm(kv, rows, qkv_ + first, qkv_stride(), Store::kOverwrite, team);
+      rope_and_cache(layer, kv_layer(index), {model_.num_heads, num_all_heads()}, team);
     }
   }
 
@@ -253,7 +256,7 @@ class ForwardPass {
     const KvLayer kv = kv_layer(index);
     const Activations input = attention_input(layer, input_rows, team);
     gemm(layer.qkv, input, qkv_, qkv_stride(), Store::kOverwrite, team);
-    rope_and_cache(layer, kv, team);
+    rope_and_cache(layer, kv, {0, num_all_heads()}, team);
     plan_for(layer).attend(qkv_, qkv_stride(), kv, attention_output_, attention_output_stride(),
                            attention_scratch_, team);
     const Activations attention_rows = {attention_output_, attention_output_stride(),
@@ -262,14 +265,15 @@ class ForwardPass {
     project_to_residual(layer.output, attention_rows, 0, team);
   }
 
-  // Normalize and rotate queries and keys, and write keys and values to the KV cache. Tasks of few
-  // tokens and one head: a thread then has most of the heads that it computed, and the keys share
-  // cache lines.
-  void rope_and_cache(const Layer& layer, const KvLayer& kv, ThreadTeam team) {
+  // Normalize and rotate queries and keys, and write keys and values to the KV cache. heads: those
+  // that were computed, of all. Tasks of few tokens and one head: a thread then has most of the heads
+  // that it computed, and the keys share cache lines.
+  void rope_and_cache(const Layer& layer, const KvLayer& kv, Range heads, ThreadTeam team) {
     const int64_t num_chunks = ceil_div(batch_.num_tokens, kTokensPerHeadTask);
-    team.parallel_for(num_chunks * num_all_heads(), [&](int64_t index) {
-      const int64_t head = index % num_all_heads();
-      const Range tokens = ThreadTeam{index / num_all_heads(), num_chunks}.share(batch_.num_tokens);
+    const int64_t num_heads = heads.end - heads.begin;
+    team.parallel_for(num_chunks * num_heads, [&](int64_t index) {
+      const int64_t head = heads.begin + index % num_heads;
+      const Range tokens = ThreadTeam{index / num_heads, num_chunks}.share(batch_.num_tokens);
       for (int64_t token = tokens.begin; token < tokens.end; ++token) {
         rope_and_cache_head(layer, kv, token, head,
                             qkv_ + token * qkv_stride() + head * model_.head_dim);

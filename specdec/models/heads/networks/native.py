@@ -88,7 +88,7 @@ class NativeHead:
     ) -> NativeHeadState:
         """See DraftHead."""
         assert kv_cache is not None
-        states = self._kernel.forward(pairs, features.float(), kv_cache)
+        states = self._kernel.forward(pairs, features, kv_cache)
         places = tuple(Place(chunk.end, chunk.block_table) for chunk in pairs.chunks)
         return NativeHeadState(states, places, pairs.block_size, kv_cache)
 
@@ -132,7 +132,7 @@ class NativeHead:
         params: SampleParams,
     ) -> list[list[int]]:
         """See WholeDraftHead."""
-        tokens = self._kernel.draft(pairs, features.float(), kv_cache, counts, params)
+        tokens = self._kernel.draft(pairs, features, kv_cache, counts, params)
         return [[token for token in row if token >= 0] for row in tokens.tolist()]
 
     def _struct(self, head: TorchHead) -> DraftHeadStruct:

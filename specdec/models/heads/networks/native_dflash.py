@@ -88,7 +88,7 @@ class NativeDFlashHead:
         assert kv_cache is not None
         assert self.max_draft_tokens is not None
         count = min(num_draft_tokens, self.max_draft_tokens)
-        outputs = self._kernel.forward(pairs, features.float(), kv_cache, count)
+        outputs = self._kernel.forward(pairs, features, kv_cache, count)
         if not count:
             return None
         logits = self._lm_head.multiply(outputs.flatten(0, 1)).unflatten(0, outputs.shape[:2])
@@ -115,7 +115,7 @@ class NativeDFlashHead:
         params: SampleParams,
     ) -> list[list[int]]:
         """See WholeDraftHead."""
-        tokens = self._kernel.draft(pairs, features.float(), kv_cache, counts, params)
+        tokens = self._kernel.draft(pairs, features, kv_cache, counts, params)
         return [[token for token in row if token >= 0] for row in tokens.tolist()]
 
     def _struct(self, head: DFlashHead) -> BlockHeadStruct:
