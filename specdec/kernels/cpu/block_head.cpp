@@ -56,9 +56,9 @@ SPECDEC_EXPORT int64_t specdec_block_draft_memory_bytes(const specdec::BlockHead
   return specdec::BlockDraft(*head, *pairs, *cache, *drafts, nullptr, num_threads).memory_bytes();
 }
 
-// Write the KV of a context to the cache, and draft tokens behind the sequences whose count is above
-// 0, of which there is one or more. features: [num_pairs, hidden_size]. Return kNeedsMemory without
-// effect when memory_bytes is too small.
+// Write the KV of a context to the cache, and draft tokens behind the sequences whose count is
+// above 0, of which there is one or more. features: [num_pairs, hidden_size]. Return kNeedsMemory
+// without effect when memory_bytes is too small.
 SPECDEC_EXPORT specdec::PassResult specdec_block_draft(
     const specdec::BlockHead* head, const specdec::Batch* pairs, const specdec::KvCache* cache,
     void* memory, int64_t memory_bytes, const specdec::Drafts* drafts, const float* features,

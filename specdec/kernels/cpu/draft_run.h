@@ -14,9 +14,9 @@
 
 namespace specdec {
 
-// Step `index` of a draft: a pass, and the sampling of token `index` of `sequences`; a sequence whose
-// draft has ended leaves the batch. The batch is the given pairs, or one pair of each sequence behind
-// the sampled tokens.
+// Step `index` of a draft: a pass, and the sampling of token `index` of `sequences`. Its batch is
+// the given pairs, or one pair of each sequence behind the sampled tokens; a sequence whose draft
+// has ended leaves it.
 struct DraftStep {
   std::vector<int64_t> sequences;  // in order
   std::vector<int64_t> tokens;     // of the batch, whose states the samples are from

@@ -266,8 +266,8 @@ class ForwardPass {
   }
 
   // Normalize and rotate queries and keys, and write keys and values to the KV cache. heads: those
-  // that were computed, of all. Tasks of few tokens and one head: a thread then has most of the heads
-  // that it computed, and the keys share cache lines.
+  // that were computed, of all. Tasks of few tokens and one head: a thread then has most of the
+  // heads that it computed, and the keys share cache lines.
   void rope_and_cache(const Layer& layer, const KvLayer& kv, Range heads, ThreadTeam team) {
     const int64_t num_chunks = ceil_div(batch_.num_tokens, kTokensPerHeadTask);
     const int64_t num_heads = heads.end - heads.begin;

@@ -13,8 +13,8 @@
 
 namespace specdec {
 
-// Adds the bias of a Markov head to logits, token by token of `num_rows` drafts. Ranks share memory.
-// All threads of a team call `add_bias`.
+// Adds the bias of a Markov head to logits, token by token of `num_rows` drafts. Ranks share
+// memory. All threads of a team call `begin`, then `add_bias` for each token.
 class MarkovRun {
  public:
   MarkovRun(const Markov& markov, int64_t hidden_size, Communicator* communicator,

@@ -79,8 +79,9 @@ void parallel_for_panels(int64_t num_panels, int64_t rows, int64_t max_rows, Thr
     const PanelGroup panels = group(index);
     const bool is_last = next_index < 0 || next_index == num_parts * num_groups;
     const PanelGroup next = is_last ? panels : group(next_index);
-    const Range part = is_whole ? Range{0, rows} : ThreadTeam{index / num_groups, num_parts}.share(rows);
-    visit(part, panels, next.count == panels.count ? next : panels);
+    const ThreadTeam parts = {is_whole ? 0 : index / num_groups, num_parts};
+    visit(is_whole ? Range{0, rows} : parts.share(rows), panels,
+          next.count == panels.count ? next : panels);
   });
 }
 

@@ -25,8 +25,8 @@ class RankSampler {
   }
 
   // Run stages that call finish(row, token) once for each row: the target's token, or -1 where none
-  // can be sampled. params_of(row): the parameters of a row. logits: [num_rows, num_tokens], of this
-  // rank. Return false, on every thread, when a peer is lost.
+  // can be sampled. params_of(row): the parameters of a row. logits: [num_rows, num_tokens], of
+  // this rank. Return false, on every thread, when a peer is lost.
   template <typename ParamsOf, typename Finish>
   bool sample(int64_t num_rows, const float* logits, ParamsOf params_of, Finish finish,
               ThreadTeam team) {
