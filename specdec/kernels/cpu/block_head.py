@@ -6,9 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import c_int32, c_int64
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.kernels.cpu.build import declare
@@ -109,13 +107,13 @@ class BlockHeadKernel(HeadKernel):
         kv_cache: Tensor,
         counts: Sequence[int],
         params: SampleParams,
-    ) -> NDArray[np.int32]:
+    ) -> list[list[int]]:
         """Write the KV of T pairs of B sequences, and draft tokens behind each sequence.
 
         features: [T, hidden_size]. counts: number of tokens, [B], some above 0. params: of
         the first token of each sequence, [B]; token i has the noise of the position i further on.
-        Returns the target's ids, [B, max(counts)], -1 behind the end of a draft: where its count
-        ends, or no token can be sampled. Raises as `call` does.
+        Returns the target's ids of each draft, which ends early where no token can be sampled.
+        Raises as `call` does.
         """
         assert self.can_draft
         assert 0 < max(counts) <= self._head.draft_block_size - self._head.first_output
@@ -129,7 +127,7 @@ class BlockHeadKernel(HeadKernel):
             lambda *memory: self.library.specdec_block_draft(*own, *memory, *results),
             lambda: self.library.specdec_block_draft_memory_bytes(*own, drafts.struct, num_threads),
         )
-        return drafts.tokens
+        return drafts.token_ids
 
     def _arrays(self, pairs: ModelInput) -> BatchArrays:
         """Return a batch whose draft blocks have rotary positions."""

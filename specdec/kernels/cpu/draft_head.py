@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from ctypes import c_int32, c_int64
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.kernels.cpu.build import declare
@@ -123,13 +121,13 @@ class DraftHeadKernel(HeadKernel):
         kv_cache: Tensor,
         counts: Sequence[int],
         params: SampleParams,
-    ) -> NDArray[np.int32]:
+    ) -> list[list[int]]:
         """Run T pairs of B sequences, and draft tokens behind each sequence.
 
         features: [T, hidden_size]. counts: number of tokens, [B]; block tables have room
         for all but the last. params: of the first token of each sequence, [B]; token i has the
-        noise of the position i further on. Returns the target's ids, [B, max(counts)], -1 behind
-        the end of a draft: where its count ends, or no token can be sampled. Raises as `call` does.
+        noise of the position i further on. Returns the target's ids of each draft, which ends
+        early where no token can be sampled. Raises as `call` does.
         """
         assert self.can_draft
         assert len(counts) == pairs.num_sequences
@@ -148,4 +146,4 @@ class DraftHeadKernel(HeadKernel):
                 self._head, batch.struct, drafts.struct, num_threads
             ),
         )
-        return drafts.tokens
+        return drafts.token_ids

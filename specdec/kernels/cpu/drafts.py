@@ -7,9 +7,7 @@ from array import array
 from collections.abc import Sequence
 from ctypes import c_int64
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.kernels.cpu.decoder import AllReduce, BatchArrays, DecoderStruct, ModelKernel
@@ -42,7 +40,7 @@ class DraftArrays:
         assert params.dtype == SAMPLE_PARAMS
         assert len(params) == len(counts)
         self._shape = len(counts), max(counts)
-        self._counts, self._params = array("i", counts), ctypes.c_char.from_buffer(params)
+        self._counts, self._params = array("i", counts), ctypes.c_char.from_buffer(params.data)
         self._tokens = array("i", [-1]) * (len(counts) * self._shape[1])
         self.struct = DraftsStruct(
             self._counts.buffer_info()[0],
@@ -52,9 +50,11 @@ class DraftArrays:
         )
 
     @property
-    def tokens(self) -> NDArray[np.int32]:
-        """The target's ids, -1 behind the end of a draft: [B, max(counts)]."""
-        return np.frombuffer(self._tokens, dtype=np.int32).reshape(self._shape)
+    def token_ids(self) -> list[list[int]]:
+        """The target's ids of each draft, [B]."""
+        num_drafts, size = self._shape
+        rows = (self._tokens[row * size : (row + 1) * size] for row in range(num_drafts))
+        return [[token for token in row if token >= 0] for row in rows]
 
 
 class HeadKernel(ModelKernel):

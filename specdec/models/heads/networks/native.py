@@ -132,8 +132,7 @@ class NativeHead:
         params: SampleParams,
     ) -> list[list[int]]:
         """See WholeDraftHead."""
-        tokens = self._kernel.draft(pairs, features, kv_cache, counts, params)
-        return [[token for token in row if token >= 0] for row in tokens.tolist()]
+        return self._kernel.draft(pairs, features, kv_cache, counts, params)
 
     def _struct(self, head: TorchHead) -> DraftHeadStruct:
         weights = self._weights
