@@ -64,7 +64,8 @@ class HeadBench:
         )
         self._cache = self._target.new_kv_cache(_NUM_BLOCKS * _BLOCK_SIZE).normal_()
         self._heads = {path.name: self._load(path, quantization) for path in heads.iterdir()}
-        self._medusa_int8 = None if quantization else self._load(heads / "medusa", "int8")
+        of_int8 = () if quantization else ("dspark", "medusa")
+        self._in_int8 = {name: self._load(heads / name, "int8") for name in of_int8}
         half = self._write_half(self._heads["medusa"], heads / "medusa" / "half.json")
         self._medusa_half = self._load(heads / "medusa", quantization, half)
         self._trees = TreeBench(directory, precision)
@@ -74,21 +75,24 @@ class HeadBench:
         return {TARGET: HeadCase(self._target_step), **self._head_cases(), **self._tree_cases()}
 
     def _head_cases(self) -> dict[str, HeadCase]:
-        eagle3 = self._heads["eagle3"]
-        assert isinstance(eagle3, WholeDraftHead)
+        eagle3, dspark = self._heads["eagle3"], self._heads["dspark"]
         cases = {
             "eagle3 draft token": HeadCase(self._whole_draft(eagle3, 0.0), _NUM_DRAFTS),
             "eagle3 draft token, temperature 0.8": HeadCase(
                 self._whole_draft(eagle3, 0.8), _NUM_DRAFTS
             ),
             "eagle3 draft token, a call for each": HeadCase(self._steps(eagle3), _NUM_DRAFTS),
-            "dspark, block of 7": HeadCase(self._steps(self._heads["dspark"])),
+            "dspark, block of 7": HeadCase(self._whole_draft(dspark, 0.0)),
+            "dspark, block of 7, temperature 0.8": HeadCase(self._whole_draft(dspark, 0.8)),
+            "dspark, block of 7, a call for each": HeadCase(self._steps(dspark)),
             "medusa, 5 heads": HeadCase(self._steps(self._heads["medusa"])),
             "medusa, 5 heads, one output head": HeadCase(self._steps(self._heads["medusa-shared"])),
             "medusa, 5 heads, half of the tokens": HeadCase(self._steps(self._medusa_half)),
         }
-        if self._medusa_int8 is not None:
-            cases["medusa, 5 heads in int8"] = HeadCase(self._steps(self._medusa_int8))
+        if self._in_int8:
+            own, medusa = self._in_int8["dspark"], self._in_int8["medusa"]
+            cases["dspark, block of 7 in int8"] = HeadCase(self._whole_draft(own, 0.0))
+            cases["medusa, 5 heads in int8"] = HeadCase(self._steps(medusa))
         return cases
 
     def _tree_cases(self) -> dict[str, HeadCase]:
@@ -118,12 +122,14 @@ class HeadBench:
         hidden = self._target(_one_row(), self._cache)
         self._target.compute_logits_and_argmax(hidden)
 
-    def _whole_draft(self, head: WholeDraftHead, temperature: float) -> Work:
+    def _whole_draft(self, head: DraftHead, temperature: float) -> Work:
+        assert isinstance(head, WholeDraftHead)
         cache = head.new_kv_cache(_NUM_BLOCKS * _BLOCK_SIZE)
         assert cache is not None
         cache.normal_()
         features, params = torch.randn(1, head.feature_size), _params(temperature)
-        return lambda: head.draft(_one_row(), features, cache, [_NUM_DRAFTS], params)
+        counts = [head.max_draft_tokens or _NUM_DRAFTS]
+        return lambda: head.draft(_one_row(), features, cache, counts, params)
 
     def _steps(self, head: DraftHead) -> Work:
         cache = head.new_kv_cache(_NUM_BLOCKS * _BLOCK_SIZE)

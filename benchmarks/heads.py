@@ -39,6 +39,7 @@ _PRECISIONS = ("fp32", "int8")
 _LIMITS = {
     "eagle3 draft token": {"fp32": 0.08, "int8": 0.12},
     "dspark, block of 7": {"fp32": 0.25, "int8": 0.25},
+    "dspark, block of 7 in int8": {"fp32": 0.25},
     "medusa, 5 heads": {"fp32": 0.12, "int8": 0.12},
     "medusa, 5 heads in int8": {"fp32": 0.12},
     "medusa, 5 heads, one output head": {"fp32": 0.12, "int8": 0.12},

@@ -76,8 +76,13 @@ class NativeWeights:
         *,
         input_norm: RMSNorm | None,
         window: int | None,
+        sees_ahead: bool = False,
     ) -> LayerStruct:
-        """Return the struct of a layer. window: None: all tokens are visible."""
+        """Return the struct of a layer.
+
+        window: None: all tokens up to a query are visible to it. sees_ahead: whether those behind
+        it in the pass are visible too.
+        """
         has_qk_norm = attention.has_qk_norm
         return LayerStruct(
             qkv=self.matrix(attention.qkv_proj),
@@ -89,6 +94,7 @@ class NativeWeights:
             query_norm=self.norm(attention.query_norm) if has_qk_norm else None,
             key_norm=self.norm(attention.key_norm) if has_qk_norm else None,
             window=window or 0,
+            sees_ahead=sees_ahead,
         )
 
     def matrix(self, linear: ColumnParallelLinear | RowParallelLinear) -> MatrixStruct:

@@ -96,4 +96,4 @@ def test_every_case_runs(tmp_path, monkeypatch):
         cases = HeadBench(target, heads, PRECISIONS["fp32"]).cases()
         rows = measure("fp32", cases, 1, time.perf_counter)
     assert all(row.ms > 0 for row in rows)
-    assert len(bars(rows)) == 7
+    assert len(bars(rows)) == 8

@@ -90,7 +90,7 @@ class AttentionPlan::Execution {
   }
 
   SplitKvAttention kernel_for(int64_t tile) const {
-    return SplitKvAttention(plan_.batch_, plan_.shape_, plan_.window_, kv_, plan_.tiles_[tile],
+    return SplitKvAttention(plan_.batch_, plan_.shape_, plan_.visibility_, kv_, plan_.tiles_[tile],
                             thread_scratch_.scratch());
   }
 

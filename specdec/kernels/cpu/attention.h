@@ -21,6 +21,16 @@ namespace specdec {
 constexpr int64_t kSplitSize = 256;      // KV positions per split
 constexpr int64_t kMaxTileQueries = 64;  // in a tile: tokens times the query heads per KV head
 
+// The positions that a query sees.
+struct Visibility {
+  int64_t window;   // number of tokens up to the query, itself included; 0 for no limit
+  bool sees_ahead;  // whether the tokens behind it in the pass are visible too; not in a tree
+
+  bool operator==(const Visibility& other) const {
+    return window == other.window && sees_ahead == other.sees_ahead;
+  }
+};
+
 struct AttentionShape {
   int64_t num_heads, num_kv_heads;
   int64_t heads_per_kv;  // of the model; other ranks may hold some heads of the first and the last
@@ -65,7 +75,7 @@ struct Boundary {
 };
 
 // Assignment of a batch's attention to shares of equal cost; valid for all layers with the same
-// window.
+// visibility.
 //
 // There are several shares per thread, so that threads can steal work. A share may start and end
 // between any two splits. When it starts inside a tile, an earlier share started that tile and
@@ -73,11 +83,11 @@ struct Boundary {
 // inside a tile, a second stage merges the partial results of the later shares.
 class AttentionPlan {
  public:
-  // window: number of tokens that are visible to a query, itself included; 0 for no limit.
   // num_threads: maximum number of threads that call `attend`.
-  AttentionPlan(const Batch& batch, AttentionShape shape, int64_t window, int64_t num_threads);
+  AttentionPlan(const Batch& batch, AttentionShape shape, Visibility visibility,
+                int64_t num_threads);
 
-  int64_t window() const { return window_; }
+  Visibility visibility() const { return visibility_; }
 
   // Return the scratch memory of `attend` for all threads, in floats.
   int64_t scratch_floats() const {
@@ -115,7 +125,8 @@ class AttentionPlan {
 
   Batch batch_;
   AttentionShape shape_;
-  int64_t window_, num_threads_, num_shares_;
+  Visibility visibility_;
+  int64_t num_threads_, num_shares_;
   int64_t total_cost_ = 0;
   int64_t max_partials_ = 0;  // maximum number of partial results per share
   std::vector<QueryTile> tiles_;

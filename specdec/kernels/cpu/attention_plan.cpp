@@ -15,11 +15,11 @@ constexpr int64_t kMaxParts = 4;            // per tile
 
 }  // namespace
 
-AttentionPlan::AttentionPlan(const Batch& batch, AttentionShape shape, int64_t window,
+AttentionPlan::AttentionPlan(const Batch& batch, AttentionShape shape, Visibility visibility,
                              int64_t num_threads)
     : batch_(batch),
       shape_(shape),
-      window_(window),
+      visibility_(visibility),
       num_threads_(num_threads),
       num_shares_(num_threads > 1 ? num_threads * kSharesPerThread : 1) {
   build_tiles(1);
@@ -90,14 +90,15 @@ void AttentionPlan::add_tile(int64_t sequence, int64_t kv_head, Range tokens, bo
   const int64_t num_tokens = tokens.end - tokens.begin, base = batch_.base_of(sequence);
   int64_t position =
       batch_.context_lens[sequence] - (batch_.query_starts[sequence + 1] - tokens.begin);
-  int64_t last_position = position + num_tokens - 1;
+  int64_t last_position = visibility_.sees_ahead ? batch_.context_lens[sequence] - 1
+                                                 : position + num_tokens - 1;
   if (is_tree) {
     position = last_position = base;
     for (int64_t token = tokens.begin; token < tokens.end; ++token) {
       last_position = std::max(last_position, base + batch_.depth_of(token));
     }
   }
-  const int64_t first_visible = shape_.first_visible(position, window_);
+  const int64_t first_visible = shape_.first_visible(position, visibility_.window);
   const int64_t first_split = first_visible / kSplitSize;
   const int64_t num_splits = last_position / kSplitSize - first_split + 1;
   const int64_t num_visible = (last_position + 1 - first_visible) / num_splits;

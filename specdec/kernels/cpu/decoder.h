@@ -20,7 +20,8 @@ struct Layer {
   const float* mlp_norm;    // [hidden_size]
   const float* query_norm;  // [head_dim], or null
   const float* key_norm;
-  int64_t window;  // tokens that are visible to a query, itself included; 0 for no limit
+  int64_t window;  // tokens up to a query that are visible to it, itself included; 0 for no limit
+  int32_t sees_ahead;  // whether a query also sees the tokens behind it in the pass
 };
 
 // This rank's rows of the embedding: a tied head's packed matrix, or a separate table.
@@ -66,6 +67,12 @@ struct KvCache {
   char* data;
   Format format;
   int64_t num_blocks;
+};
+
+// KV blocks of all layers that one pass has beside the cache: [num_layers] of KvLayer's extra data.
+struct ExtraKv {
+  char* data = nullptr;
+  int64_t num_blocks = 0;
 };
 
 }  // namespace specdec

@@ -30,7 +30,10 @@ _AllReduceCallback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.POINTER(ctypes.c_flo
 
 
 class LayerStruct(ctypes.Structure):
-    """Weights of a layer on one rank; norms are float32. window: 0 without a limit."""
+    """Weights of a layer on one rank; norms are float32. window: 0 without a limit.
+
+    sees_ahead: whether attention is not causal within a pass.
+    """
 
     _fields_ = (
         ("qkv", MatrixStruct),
@@ -42,6 +45,7 @@ class LayerStruct(ctypes.Structure):
         ("query_norm", _Address),
         ("key_norm", _Address),
         ("window", c_int64),
+        ("sees_ahead", c_int32),
     )
 
 

@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from ctypes import c_int32, c_int64
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.kernels.cpu.build import declare
@@ -20,12 +18,11 @@ from specdec.kernels.cpu.decoder import (
     BatchStruct,
     DecoderStruct,
     KvCacheStruct,
-    ModelKernel,
 )
+from specdec.kernels.cpu.drafts import DraftArrays, DraftsStruct, HeadKernel
 from specdec.kernels.cpu.matrix import MatrixStruct
-from specdec.kernels.cpu.shared_memory import SharedMemory
 from specdec.kernels.forward_batch import ModelInput
-from specdec.kernels.sample import SAMPLE_PARAMS, SampleParams
+from specdec.kernels.sample import SampleParams
 
 _Address = ctypes.c_void_p
 
@@ -47,13 +44,6 @@ class DraftHeadStruct(ctypes.Structure):
     )
 
 
-class _DraftsStruct(ctypes.Structure):
-    _fields_ = (
-        *((name, _Address) for name in ("counts", "params", "tokens")),
-        ("max_count", c_int64),
-    )
-
-
 class PairStates(NamedTuple):
     """States behind some pairs.
 
@@ -64,7 +54,7 @@ class PairStates(NamedTuple):
     features: Tensor  # [num_states, hidden_size]
 
 
-class DraftHeadKernel(ModelKernel):
+class DraftHeadKernel(HeadKernel):
     """Passes of one rank of a head. A pair's result is the same bits in any batch."""
 
     def __init__(
@@ -79,7 +69,7 @@ class DraftHeadKernel(ModelKernel):
         structs = ctypes.POINTER(DraftHeadStruct), ctypes.POINTER(BatchStruct)
         memory = ctypes.POINTER(KvCacheStruct), _Address, c_int64
         states = _Address, _Address, c_int64, _Address, _Address
-        drafts = ctypes.POINTER(_DraftsStruct)
+        drafts = ctypes.POINTER(DraftsStruct)
         declare(
             library,
             draft_head_memory_bytes=(c_int64, *structs, c_int32),
@@ -88,8 +78,6 @@ class DraftHeadKernel(ModelKernel):
             draft=(c_int32, *structs, *memory, drafts, _Address, c_int32),
         )
         self._head = head
-        self.can_draft = all_reduce is None or isinstance(all_reduce, SharedMemory)
-        """Whether `draft` runs: the kernels do not call Python for the samples of other ranks."""
 
     def forward(
         self,
@@ -100,11 +88,11 @@ class DraftHeadKernel(ModelKernel):
     ) -> PairStates:
         """Write the KV of T pairs of B sequences; return the states behind some of them.
 
-        features: [T, hidden_size] float32. states_of: indices of pairs; None for the last one of
+        features: [T, hidden_size]. states_of: indices of pairs; None for the last one of
         each sequence. Raises as `call` does.
         """
         batch = BatchArrays(pairs, self.max_positions)
-        features = self._checked(features, batch)
+        features = self.features_of(batch, features)
         wanted = array("i", pairs.last_tokens if states_of is None else states_of)
         hidden, next_features = torch.empty(2, len(wanted), features.shape[1], device="cpu")
         kv, num_threads = KvCacheStruct.of(kv_cache), torch.get_num_threads()
@@ -133,40 +121,29 @@ class DraftHeadKernel(ModelKernel):
         kv_cache: Tensor,
         counts: Sequence[int],
         params: SampleParams,
-    ) -> NDArray[np.int32]:
+    ) -> list[list[int]]:
         """Run T pairs of B sequences, and draft tokens behind each sequence.
 
-        features: [T, hidden_size] float32. counts: number of tokens, [B]; block tables have room
+        features: [T, hidden_size]. counts: number of tokens, [B]; block tables have room
         for all but the last. params: of the first token of each sequence, [B]; token i has the
-        noise of the position i further on. Returns the target's ids, [B, max(counts)], -1 behind
-        the end of a draft: where its count ends, or no token can be sampled. Raises as `call` does.
+        noise of the position i further on. Returns the target's ids of each draft, which ends
+        early where no token can be sampled. Raises as `call` does.
         """
         assert self.can_draft
-        assert params.dtype == SAMPLE_PARAMS
-        assert len(params) == len(counts) == pairs.num_sequences
-        max_count = max(counts)
-        batch = BatchArrays(pairs, self.max_positions)
-        features = self._checked(features, batch)
+        assert len(counts) == pairs.num_sequences
+        batch, drafts = BatchArrays(pairs, self.max_positions), DraftArrays(counts, params)
+        features = self.features_of(batch, features)
         for chunk, count in zip(pairs.chunks, counts, strict=True):
             last = chunk.end + max(count, 1) - 1
             assert last <= min(self.max_positions, len(chunk.block_table) * pairs.block_size)
-        tokens = np.full((len(counts), max_count), -1, dtype=np.int32)
-        own_counts, params = array("i", counts), np.ascontiguousarray(params)
-        drafts = _DraftsStruct(
-            own_counts.buffer_info()[0], params.ctypes.data, tokens.ctypes.data, max_count
-        )
         kv, num_threads = KvCacheStruct.of(kv_cache), torch.get_num_threads()
+        results = drafts.struct, features.data_ptr(), num_threads
         self.call(
             lambda *workspace: self.library.specdec_draft(
-                self._head, batch.struct, kv, *workspace, drafts, features.data_ptr(), num_threads
+                self._head, batch.struct, kv, *workspace, *results
             ),
             lambda: self.library.specdec_draft_memory_bytes(
-                self._head, batch.struct, drafts, num_threads
+                self._head, batch.struct, drafts.struct, num_threads
             ),
         )
-        return tokens
-
-    def _checked(self, features: Tensor, batch: BatchArrays) -> Tensor:
-        assert features.dtype == torch.float32
-        assert features.shape == (batch.num_tokens, self.model.hidden_size)
-        return features.contiguous()
+        return drafts.token_ids

@@ -5,23 +5,18 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <vector>
 
-#include "draft_sampler.h"
+#include "drafts.h"
 #include "pair_pass.h"
+#include "rank_sampler.h"
 
 namespace specdec {
 
-// Drafts of different lengths; a sequence whose draft has ended leaves the batch.
-struct Drafts {
-  const int32_t* counts;                 // [num_sequences], tokens to draft
-  const sampling::SampleParams* params;  // [num_sequences], at the position of the first token
-  int32_t* tokens;  // [num_sequences, max_count], of the target's vocabulary; -1 past the end
-  int64_t max_count;
-};
-
 // Step `index` of a draft: a pass, and the sampling of token `index` of `sequences`. Its batch is
-// the given pairs, or one pair of each sequence behind the sampled tokens.
+// the given pairs, or one pair of each sequence behind the sampled tokens; a sequence whose draft
+// has ended leaves it.
 struct DraftStep {
   std::vector<int64_t> sequences;  // in order
   std::vector<int64_t> tokens;     // of the batch, whose states the samples are from
@@ -40,15 +35,13 @@ class DraftRun {
       : head_(head), drafts_(drafts) {
     add_steps(pairs);
     const int64_t num_rows = steps_[0].sequences.size(), size = head.decoder.hidden_size;
-    const auto* communicator = head.decoder.communicator;
     Arena arena(memory);
     hidden_ = arena.allocate_floats(num_rows * size);
     states_ = arena.allocate_floats(num_rows * size);
     next_features_ = arena.allocate_floats(num_rows * size);
     logits_ = arena.allocate_floats(num_rows * num_tokens());
     matrix_scratch_ = arena.allocate(scratch_bytes(head.lm_head, num_rows));
-    own_samples_ = allocate_samples(arena, num_rows);
-    samples_ = communicator ? allocate_samples(arena, num_rows * num_ranks(communicator)) : nullptr;
+    sampler_.emplace(head.decoder.communicator, head.target_tokens, num_tokens(), num_rows, arena);
     int64_t pass_bytes = 0;
     for (const DraftStep& step : steps_) {
       passes_.emplace_back(head, step.batch, cache, arena.rest(), num_threads);
@@ -74,8 +67,6 @@ class DraftRun {
   }
 
  private:
-  using Argmax = sampling::Argmax;
-
   const DraftHead& head_;
   Drafts drafts_;
   std::deque<DraftStep> steps_;  // at least one; a deque does not move its elements
@@ -87,14 +78,9 @@ class DraftRun {
   float* next_features_;  // [num_rows, hidden_size], those of the next step's rows
   float* logits_;         // [num_rows, num_tokens]
   void* matrix_scratch_;
-  Argmax* own_samples_;  // [num_rows], of this rank
-  Argmax* samples_;      // [num_ranks, num_rows]; null with one rank
+  std::optional<RankSampler> sampler_;
 
   int64_t num_tokens() const { return head_.lm_head.out_features; }
-
-  static Argmax* allocate_samples(Arena& arena, int64_t count) {
-    return static_cast<Argmax*>(arena.allocate(count * sizeof(Argmax)));
-  }
 
   void add_steps(const Batch& pairs) {
     steps_.emplace_back();
@@ -144,49 +130,22 @@ class DraftRun {
     gemm(head_.lm_head, rows, logits_, num_tokens(), Store::kOverwrite, team);
   }
 
-  // Sample a token of each row, the same on every rank, and begin the next step's rows.
+  // Sample a token of each row, and begin the next step's rows.
   void sample(size_t index, ThreadTeam team) {
+    const auto params_of = [&](int64_t row) {
+      return drafts_.params_of(steps_[index].sequences[row], index);
+    };
+    const auto finish = [&](int64_t row, int32_t token) { finish_row(index, row, token); };
     const int64_t num_rows = steps_[index].sequences.size();
-    const bool is_alone = samples_ == nullptr;
-    team.parallel_for(num_rows, [&](int64_t row) {
-      own_samples_[row] = sample_row(index, row);
-      if (is_alone) finish_row(index, row, own_samples_[row]);
-    });
-    if (is_alone) return;
-    const int64_t bytes = num_rows * sizeof(Argmax);
-    if (!all_gather(head_.decoder.communicator, own_samples_, bytes, samples_, team)) {
-      has_failed_ = true;
-      return;
-    }
-    team.parallel_for(num_rows,
-                      [&](int64_t row) { finish_row(index, row, best_of_ranks(row, num_rows)); });
-  }
-
-  Argmax sample_row(size_t index, int64_t row) const {
-    static thread_local sampling::DraftSampler sampler;  // reuses its memory
-    sampling::SampleParams params = drafts_.params[steps_[index].sequences[row]];
-    params.position += static_cast<uint32_t>(index);
-    return sampler.draft(params, logits_ + row * num_tokens(), head_.target_tokens, num_tokens());
-  }
-
-  Argmax best_of_ranks(int64_t row, int64_t num_rows) const {
-    Argmax best = samples_[row];
-    for (int64_t rank = 1; rank < num_ranks(head_.decoder.communicator); ++rank) {
-      const Argmax candidate = samples_[rank * num_rows + row];
-      const bool has_nan = best.has_nan || candidate.has_nan;
-      if (candidate.value > best.value) best = candidate;
-      best.has_nan = has_nan;
-    }
-    return best;
+    if (!sampler_->sample(num_rows, logits_, params_of, finish, team)) has_failed_ = true;
   }
 
   // Write a token; a draft ends where no token can be sampled.
-  void finish_row(size_t index, int64_t row, Argmax sample) {
+  void finish_row(size_t index, int64_t row, int32_t sampled) {
     const DraftStep& step = steps_[index];
     int32_t* token = drafts_.tokens + step.sequences[row] * drafts_.max_count + index;
     const bool has_ended = index > 0 && token[-1] < 0;
-    const bool is_invalid = sample.has_nan || sample.value == -sampling::kInfinity;
-    *token = has_ended || is_invalid ? -1 : sample.token;
+    *token = has_ended ? -1 : sampled;
     if (step.followers.empty() || step.followers[row] < 0) return;
     const int64_t size = head_.decoder.hidden_size, follower = step.followers[row];
     steps_[index + 1].input_ids[follower] = std::max(*token, 0);

@@ -17,6 +17,10 @@ SPECDEC_INLINE void for_each_vector(int64_t size, Work&& work) {
   if (begin < size) work(begin, size - begin);
 }
 
+SPECDEC_INLINE Floats sigmoid(Floats x) { return 1.0f / (1.0f + vec_exp(-x)); }
+
+SPECDEC_INLINE Floats vec_tanh(Floats x) { return 2.0f * sigmoid(2.0f * x) - 1.0f; }
+
 }  // namespace
 
 void rms_norm(const float* x, const float* weight, float eps, int64_t size, float* to) {
@@ -56,6 +60,28 @@ void add_silu(const float* x, int64_t size, float* to) {
     const Floats part = load_partial(x + begin, count);
     const Floats activated = part / (1.0f + vec_exp(-part));
     store_partial(to + begin, load_partial(to + begin, count) + activated, count);
+  });
+}
+
+void multiply_by_sigmoid(const float* x, int64_t size, float* to) {
+  for_each_vector(size, [&](int64_t begin, int64_t count) {
+    const Floats gate = sigmoid(load_partial(x + begin, count));
+    store_partial(to + begin, load_partial(to + begin, count) * gate, count);
+  });
+}
+
+void tanh_of(const float* x, int64_t size, float* to) {
+  for_each_vector(size, [&](int64_t begin, int64_t count) {
+    store_partial(to + begin, vec_tanh(load_partial(x + begin, count)), count);
+  });
+}
+
+void update_memory(const float* gate, const float* candidate, int64_t size, float* memory) {
+  for_each_vector(size, [&](int64_t begin, int64_t count) {
+    const Floats kept = sigmoid(load_partial(gate + begin, count));
+    const Floats added = vec_tanh(load_partial(candidate + begin, count));
+    const Floats old = load_partial(memory + begin, count);
+    store_partial(memory + begin, kept * old + (1.0f - kept) * added, count);
   });
 }
 

@@ -18,4 +18,13 @@ void silu_and_mul(float* gate, const float* up, int64_t size);
 // to += silu(x) over `size` numbers.
 void add_silu(const float* x, int64_t size, float* to);
 
+// to *= sigmoid(x) over `size` numbers.
+void multiply_by_sigmoid(const float* x, int64_t size, float* to);
+
+// to = tanh(x) over `size` numbers.
+void tanh_of(const float* x, int64_t size, float* to);
+
+// memory = g * memory + (1 - g) * tanh(candidate) with g = sigmoid(gate), over `size` numbers.
+void update_memory(const float* gate, const float* candidate, int64_t size, float* memory);
+
 }  // namespace specdec

@@ -9,6 +9,7 @@
 #include "attention.h"
 #include "decoder.h"
 #include "elementwise.h"
+#include "embedding.h"
 #include "packed_layout.h"
 
 namespace specdec {
@@ -24,17 +25,21 @@ constexpr int64_t kTokensPerHeadTask = 32;
 // rows would balance badly.
 constexpr int64_t kMinRowsPerThread = 2;
 
-// Return one plan for each distinct attention window of the layers.
+inline Visibility visibility_in(const Layer& layer) {
+  return {layer.window, layer.sees_ahead != 0};
+}
+
+// Return one plan for each distinct visibility of the layers.
 inline std::vector<AttentionPlan> make_plans(const Decoder& model, const Batch& batch,
                                              int num_threads) {
   std::vector<AttentionPlan> plans;
   const AttentionShape shape = {model.num_heads,      model.num_kv_heads, model.heads_per_kv,
                                 model.first_in_group, model.head_dim,     model.first_position};
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
-    const int64_t window = model.layers[layer].window;
-    const auto has_window = [&](const AttentionPlan& plan) { return plan.window() == window; };
-    if (std::none_of(plans.begin(), plans.end(), has_window)) {
-      plans.emplace_back(batch, shape, window, num_threads);
+    const Visibility visibility = visibility_in(model.layers[layer]);
+    const auto has_it = [&](const AttentionPlan& plan) { return plan.visibility() == visibility; };
+    if (std::none_of(plans.begin(), plans.end(), has_it)) {
+      plans.emplace_back(batch, shape, visibility, num_threads);
     }
   }
   return plans;
@@ -63,11 +68,13 @@ inline std::vector<TokenSlot> token_slots(const Batch& batch) {
 // One forward pass. All threads of a team call its steps in the same order.
 class ForwardPass {
  public:
+  // memory: null to count the bytes only. extra: blocks beside those of the cache.
   ForwardPass(const Decoder& model, const Batch& batch, KvCache cache, void* memory,
-              int num_threads)
+              int num_threads, ExtraKv extra = {})
       : model_(model),
         batch_(batch),
         cache_(cache),
+        extra_(extra),
         token_slots_(token_slots(batch)),
         plans_(make_plans(model, batch, num_threads)) {
     Arena arena(memory);
@@ -89,16 +96,10 @@ class ForwardPass {
 
   // Set the residual stream to the embeddings of the tokens.
   void embed(ThreadTeam team) {
-    const Embedding& embedding = model_.embedding;
     team.parallel_for_ranges(batch_.num_tokens, [&](Range own) {
       for (int64_t token = own.begin; token < own.end; ++token) {
-        float* to = residual_ + token * model_.hidden_size;
-        const int64_t row = batch_.input_ids[token] - embedding.first_token;
-        if (row < 0 || row >= embedding.num_tokens) {
-          std::fill(to, to + model_.hidden_size, 0.0f);  // held by another rank
-        } else {
-          gather_embedding(embedding, row, to);
-        }
+        const int64_t size = model_.hidden_size;
+        load_embedding(model_.embedding, batch_.input_ids[token], size, residual_ + token * size);
       }
     });
     all_reduce_residual(batch_.num_tokens, residual_, team);
@@ -126,6 +127,28 @@ class ForwardPass {
     copy_residual(model_.num_layers, taps, team);
   }
 
+  // Write the KV of rows that every layer projects as they are; they have no output.
+  // inputs: [num_tokens, hidden_size].
+  void write_kv(const float* inputs, ThreadTeam team) {
+    const int64_t first = first_of_panel(model_.num_heads * model_.head_dim);
+    for (int64_t index = 0; index < model_.num_layers; ++index) {
+      const Layer& layer = model_.layers[index];
+      const Activations rows = attention_input(layer, inputs, team);
+      const Matrix kv = outputs_from(layer.qkv, first);
+      gemm(kv, rows, qkv_ + first, qkv_stride(), Store::kOverwrite, team);
+      rope_and_cache(layer, kv_layer(index), {model_.num_heads, num_all_heads()}, team);
+    }
+  }
+
+  // Return a layer's KV in the cache and in the extra blocks.
+  KvLayer kv_layer(int64_t layer) const {
+    KvLayer kv = {cache_.data,       cache_.format,    model_.num_kv_heads, cache_.num_blocks,
+                  batch_.block_size, model_.head_dim,  extra_.data,         extra_.num_blocks};
+    kv.data += layer * kv.num_bytes();
+    kv.extra_data += layer * kv.num_extra_bytes();
+    return kv;
+  }
+
   // Run a stage that writes the hidden states after the final norm, [num_tokens, hidden_size].
   void write_hidden(float* hidden, ThreadTeam team) {
     team.parallel_for_ranges(batch_.num_tokens,
@@ -136,6 +159,7 @@ class ForwardPass {
   const Decoder& model_;
   const Batch& batch_;
   KvCache cache_;
+  ExtraKv extra_;
   std::vector<TokenSlot> token_slots_;  // [num_tokens]
   std::vector<AttentionPlan> plans_;
   std::atomic<bool> has_failed_{false};
@@ -175,28 +199,8 @@ class ForwardPass {
   }
 
   const AttentionPlan& plan_for(const Layer& layer) const {
-    return *std::find_if(plans_.begin(), plans_.end(),
-                         [&](const AttentionPlan& plan) { return plan.window() == layer.window; });
-  }
-
-  KvLayer kv_layer(int64_t layer) const {
-    KvLayer kv = {cache_.data,       cache_.format,     model_.num_kv_heads,
-                  cache_.num_blocks, batch_.block_size, model_.head_dim};
-    kv.data += layer * kv.num_bytes();
-    return kv;
-  }
-
-  void gather_embedding(const Embedding& embedding, int64_t row, float* to) {
-    const PackedLayout layout(embedding.format, model_.hidden_size);
-    dispatch_format(embedding.format, [&](auto format) {
-      using Element = typename FormatTraits<format>::Element;
-      const auto* elements =
-          static_cast<const Element*>(embedding.table ? embedding.table : embedding.packed);
-      for (int64_t i = 0; i < model_.hidden_size; ++i) {
-        const int64_t offset =
-            embedding.table ? row * model_.hidden_size + i : layout.offset(row, i);
-        to[i] = load_part_as_float<format>(elements + offset, 1)[0];
-      }
+    return *std::find_if(plans_.begin(), plans_.end(), [&](const AttentionPlan& plan) {
+      return plan.visibility() == visibility_in(layer);
     });
   }
 
@@ -252,7 +256,7 @@ class ForwardPass {
     const KvLayer kv = kv_layer(index);
     const Activations input = attention_input(layer, input_rows, team);
     gemm(layer.qkv, input, qkv_, qkv_stride(), Store::kOverwrite, team);
-    rope_and_cache(layer, kv, team);
+    rope_and_cache(layer, kv, {0, num_all_heads()}, team);
     plan_for(layer).attend(qkv_, qkv_stride(), kv, attention_output_, attention_output_stride(),
                            attention_scratch_, team);
     const Activations attention_rows = {attention_output_, attention_output_stride(),
@@ -261,14 +265,15 @@ class ForwardPass {
     project_to_residual(layer.output, attention_rows, 0, team);
   }
 
-  // Normalize and rotate queries and keys, and write keys and values to the KV cache. Tasks of few
-  // tokens and one head: a thread then has most of the heads that it computed, and the keys share
-  // cache lines.
-  void rope_and_cache(const Layer& layer, const KvLayer& kv, ThreadTeam team) {
+  // Normalize and rotate queries and keys, and write keys and values to the KV cache. heads: those
+  // that were computed, of all. Tasks of few tokens and one head: a thread then has most of the
+  // heads that it computed, and the keys share cache lines.
+  void rope_and_cache(const Layer& layer, const KvLayer& kv, Range heads, ThreadTeam team) {
     const int64_t num_chunks = ceil_div(batch_.num_tokens, kTokensPerHeadTask);
-    team.parallel_for(num_chunks * num_all_heads(), [&](int64_t index) {
-      const int64_t head = index % num_all_heads();
-      const Range tokens = ThreadTeam{index / num_all_heads(), num_chunks}.share(batch_.num_tokens);
+    const int64_t num_heads = heads.end - heads.begin;
+    team.parallel_for(num_chunks * num_heads, [&](int64_t index) {
+      const int64_t head = heads.begin + index % num_heads;
+      const Range tokens = ThreadTeam{index / num_heads, num_chunks}.share(batch_.num_tokens);
       for (int64_t token = tokens.begin; token < tokens.end; ++token) {
         rope_and_cache_head(layer, kv, token, head,
                             qkv_ + token * qkv_stride() + head * model_.head_dim);

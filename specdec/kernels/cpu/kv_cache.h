@@ -10,17 +10,23 @@ namespace specdec {
 // One layer of the KV cache: [num_kv_heads, num_blocks, 2, block_size * head_dim]. A block stores
 // its keys as [head_dim, block_size], so that the keys of neighbouring positions form a vector,
 // followed by its values as [block_size, head_dim].
+//
+// Extra blocks, which a pass has for itself, are in other memory with the same layout, and numbered
+// from num_blocks on.
 struct KvLayer {
   char* data;
   Format format;
   int64_t num_kv_heads, num_blocks, block_size, head_dim;
+  char* extra_data = nullptr;
+  int64_t num_extra_blocks = 0;
 
-  int64_t num_bytes() const {
-    return num_kv_heads * num_blocks * 2 * block_size * head_dim * element_bytes(format);
-  }
+  int64_t block_bytes() const { return 2 * block_size * head_dim * element_bytes(format); }
+  int64_t num_bytes() const { return num_kv_heads * num_blocks * block_bytes(); }
+  int64_t num_extra_bytes() const { return num_kv_heads * num_extra_blocks * block_bytes(); }
+
   char* keys(int64_t head, int64_t block) const {
-    const int64_t elements = 2 * block_size * head_dim;
-    return data + (head * num_blocks + block) * elements * element_bytes(format);
+    if (block < num_blocks) return data + (head * num_blocks + block) * block_bytes();
+    return extra_data + (head * num_extra_blocks + block - num_blocks) * block_bytes();
   }
   char* values(int64_t head, int64_t block) const {
     return keys(head, block) + block_size * head_dim * element_bytes(format);

@@ -62,8 +62,9 @@ template <class Visit>
 void parallel_for_panels(int64_t num_panels, int64_t rows, int64_t max_rows, ThreadTeam team,
                          Visit visit) {
   const int64_t num_parts = (rows + max_rows - 1) / max_rows;
+  const PanelPartition own(num_panels, {team.index, team.size});
   const auto share_of = [&](int64_t owner) {
-    return PanelPartition(num_panels, {owner, team.size});
+    return owner == team.index ? own : PanelPartition(num_panels, {owner, team.size});
   };
   const auto count_of = [&](int64_t owner) { return num_parts * share_of(owner).num_groups(); };
   const int64_t total = num_parts * (num_panels / kTilePanels + num_panels % kTilePanels);
@@ -71,10 +72,15 @@ void parallel_for_panels(int64_t num_panels, int64_t rows, int64_t max_rows, Thr
     const PanelPartition partition = share_of(owner);
     const int64_t num_groups = partition.num_groups();
     const int64_t next_index = index + (owner == team.index ? 1 : -1);
-    const PanelGroup panels = partition.group(index % num_groups, rows);
+    const bool is_whole = num_parts == 1;  // divisions would take a tenth of a small task
+    const auto group = [&](int64_t task) {
+      return partition.group(is_whole ? task : task % num_groups, rows);
+    };
+    const PanelGroup panels = group(index);
     const bool is_last = next_index < 0 || next_index == num_parts * num_groups;
-    const PanelGroup next = is_last ? panels : partition.group(next_index % num_groups, rows);
-    visit(ThreadTeam{index / num_groups, num_parts}.share(rows), panels,
+    const PanelGroup next = is_last ? panels : group(next_index);
+    const ThreadTeam parts = {is_whole ? 0 : index / num_groups, num_parts};
+    visit(is_whole ? Range{0, rows} : parts.share(rows), panels,
           next.count == panels.count ? next : panels);
   });
 }

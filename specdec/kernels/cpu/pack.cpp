@@ -83,17 +83,6 @@ SPECDEC_EXPORT bool specdec_gather_rows(const specdec::Matrix* matrix, const int
 // Return the size of the packed weights in bytes.
 SPECDEC_EXPORT int64_t specdec_packed_bytes(const specdec::Matrix* matrix) {
   const specdec::PackedLayout layout(matrix->format, matrix->in_features);
-  const int64_t elements = specdec::num_panels(*matrix) * layout.panel_elements;
-  switch (matrix->format) {
-    case specdec::Format::kFloat32:
-      return elements * 4;
-    case specdec::Format::kBFloat16:
-    case specdec::Format::kFloat16:
-    case specdec::Format::kShortFloat32:
-      return elements * 2;
-    case specdec::Format::kInt8:
-    case specdec::Format::kW8A8:
-      return elements;
-  }
-  return 0;
+  return specdec::num_panels(*matrix) * layout.panel_elements *
+         specdec::bytes_per_weight(matrix->format);
 }

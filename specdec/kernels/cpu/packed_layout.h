@@ -54,4 +54,32 @@ struct PackedLayout {
   }
 };
 
+inline int64_t bytes_per_weight(Format format) {
+  switch (format) {
+    case Format::kFloat32:
+      return 4;
+    case Format::kInt8:
+    case Format::kW8A8:
+      return 1;
+    default:
+      return 2;
+  }
+}
+
+// Return the first output of the panel with an output.
+constexpr int64_t first_of_panel(int64_t output) {
+  return output / kPanelOutputs * kPanelOutputs;
+}
+
+// Return the outputs of a matrix from `first` on, which must be the first one of a panel.
+inline Matrix outputs_from(Matrix matrix, int64_t first) {
+  const int64_t elements = PackedLayout(matrix.format, matrix.in_features).offset(first, 0);
+  matrix.packed =
+      static_cast<const char*>(matrix.packed) + elements * bytes_per_weight(matrix.format);
+  matrix.out_features -= first;
+  if (matrix.scales) matrix.scales += first;
+  if (matrix.bias) matrix.bias += first;
+  return matrix;
+}
+
 }  // namespace specdec

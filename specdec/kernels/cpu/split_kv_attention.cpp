@@ -93,9 +93,14 @@ void accumulate_rows(const float* weights, Range rows, const void* values, const
 
 }  // namespace
 
-SplitKvAttention::SplitKvAttention(const Batch& batch, AttentionShape shape, int64_t window,
+SplitKvAttention::SplitKvAttention(const Batch& batch, AttentionShape shape, Visibility visibility,
                                    const KvLayer& kv, const QueryTile& tile, SplitScratch scratch)
-    : batch_(batch), shape_(shape), window_(window), kv_(kv), tile_(tile), scratch_(scratch) {}
+    : batch_(batch),
+      shape_(shape),
+      visibility_(visibility),
+      kv_(kv),
+      tile_(tile),
+      scratch_(scratch) {}
 
 // Query i belongs to token i / num_heads: the heads of a token are adjacent.
 void SplitKvAttention::load_queries(const float* q, int64_t q_stride) const {
@@ -127,7 +132,8 @@ uint64_t SplitKvAttention::path_of(int64_t query) const {
 // Return which of `positions` are visible to a query; begin may exceed end where none is.
 Range SplitKvAttention::visible_to(int64_t query, Range positions) const {
   const int64_t own = position_of(query);
-  return intersect(positions, {shape_.first_visible(own, window_), own + 1});
+  const int64_t end = visibility_.sees_ahead ? batch_.context_lens[tile_.sequence] : own + 1;
+  return intersect(positions, {shape_.first_visible(own, visibility_.window), end});
 }
 
 // Return the positions to load: of a tree those of the prefix, or one where there are none.
@@ -135,7 +141,7 @@ Range SplitKvAttention::visible_to_any(Range positions) const {
   if (!tile_.is_tree) {
     return {visible_to(0, positions).begin, visible_to(num_queries() - 1, positions).end};
   }
-  const int64_t first = shape_.first_visible(tile_.first_position, window_);
+  const int64_t first = shape_.first_visible(tile_.first_position, visibility_.window);
   const int64_t begin = std::max(positions.begin, std::min(first, positions.end - 1));
   return {begin, std::max(begin + 1, prefix_of(positions).end)};
 }

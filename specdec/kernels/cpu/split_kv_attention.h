@@ -75,8 +75,8 @@ struct SplitKv {
 // computed.
 class SplitKvAttention {
  public:
-  SplitKvAttention(const Batch& batch, AttentionShape shape, int64_t window, const KvLayer& kv,
-                   const QueryTile& tile, SplitScratch scratch);
+  SplitKvAttention(const Batch& batch, AttentionShape shape, Visibility visibility,
+                   const KvLayer& kv, const QueryTile& tile, SplitScratch scratch);
 
   void load_queries(const float* q, int64_t q_stride) const;
 
@@ -123,7 +123,7 @@ class SplitKvAttention {
 
   const Batch& batch_;
   AttentionShape shape_;
-  int64_t window_;
+  Visibility visibility_;
   const KvLayer& kv_;
   const QueryTile& tile_;
   SplitScratch scratch_;

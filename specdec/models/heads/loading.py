@@ -22,6 +22,7 @@ from specdec.models.heads.networks.hydra import HydraHeads
 from specdec.models.heads.networks.medusa import MedusaHeads
 from specdec.models.heads.networks.mlp_speculator import MlpSpeculator
 from specdec.models.heads.networks.native import NativeHead
+from specdec.models.heads.networks.native_dflash import NativeDFlashHead
 from specdec.models.heads.networks.native_medusa import NativeMedusaHeads
 from specdec.models.heads.networks.p_eagle import ParallelEagleHead
 from specdec.models.heads.networks.target import TargetRank
@@ -68,7 +69,8 @@ def load_head(
         case HydraShape():
             return HydraHeads(shape, reader, rank)
         case DFlashShape():
-            return DFlashHead(shape, reader, rank)
+            blocks = DFlashHead(shape, reader, rank)
+            return NativeDFlashHead(blocks) if backend is KernelBackend.CPU else blocks
     raise AssertionError(f"no network for {config.method}")
 
 

@@ -128,6 +128,10 @@ class DFlashHead(nn.Module):
         # One product for all tokens reads the output head once.
         outputs = self._run_blocks(pairs.chunks, kv_cache)[:, :num_draft_tokens]
         logits = self.lm_head(outputs.flatten(0, 1)).unflatten(0, outputs.shape[:2])
+        return self.state_of(pairs, outputs, logits)
+
+    def state_of(self, pairs: ModelInput, outputs: Tensor, logits: Tensor) -> BlockState:
+        """Return the state behind pairs, of the outputs and logits of its blocks."""
         if self.markov is None:
             return BlockState(outputs, logits, None)
         anchors = [chunk.token_ids[-1] for chunk in pairs.chunks]

@@ -45,6 +45,7 @@ class MarkovHead(nn.Module):
         shape_w2 = (shape.draft_vocab_size, rank)
         self.w2 = VocabHead(reader, "markov_head.markov_w2.weight", shape_w2, own)
         projection = shape.markov_projection()
+        self.projection: SharedInputLinear | None = None
         if projection is not None:
             part = "gate_proj" if self.kind == "gated" else "joint_proj"
             self.projection = SharedInputLinear(
@@ -72,7 +73,7 @@ class MarkovHead(nn.Module):
     def _next(self, memory: Tensor, token_ids: Sequence[int], outputs: Tensor) -> MarkovState:
         tokens = torch.tensor(token_ids, dtype=torch.int64, device=self.device)
         embedded = self.w1(tokens)
-        if self.kind == "vanilla":
+        if self.projection is None:
             return MarkovState(embedded, memory)
         if self.kind == "gated":
             gate = self.projection(torch.cat([outputs, embedded], dim=1)).sigmoid()

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,6 +23,7 @@ from specdec.models.heads.networks.eagle3 import Eagle3Head, FirstLayer
 from specdec.models.heads.networks.fused import FusedHead
 from specdec.models.heads.networks.layers import FIRST_SLOT, UnnormalizedLayer
 from specdec.models.heads.networks.recurrent import Place, tree_chunks
+from specdec.models.heads.networks.vocabulary import own_target_tokens
 from specdec.models.layers.linear import RMSNorm
 from specdec.models.llama import DecoderLayer
 from specdec.models.native_weights import NativeWeights, all_reduce_of, native_matrix
@@ -56,7 +56,7 @@ class NativeHead:
         self.target_ids = head.target_ids
         self._lm_head = native_matrix(head.lm_head.matrix)
         self._weights = NativeWeights()
-        self._target_tokens = _target_tokens(head)
+        self._target_tokens = own_target_tokens(head.target_ids, head.vocab_slice)
         struct = self._struct(head)
         all_reduce = all_reduce_of(head.embed_tokens.group)
         self._kernel = DraftHeadKernel(
@@ -88,7 +88,7 @@ class NativeHead:
     ) -> NativeHeadState:
         """See DraftHead."""
         assert kv_cache is not None
-        states = self._kernel.forward(pairs, features.float(), kv_cache)
+        states = self._kernel.forward(pairs, features, kv_cache)
         places = tuple(Place(chunk.end, chunk.block_table) for chunk in pairs.chunks)
         return NativeHeadState(states, places, pairs.block_size, kv_cache)
 
@@ -132,8 +132,7 @@ class NativeHead:
         params: SampleParams,
     ) -> list[list[int]]:
         """See WholeDraftHead."""
-        tokens = self._kernel.draft(pairs, features.float(), kv_cache, counts, params)
-        return [[token for token in row if token >= 0] for row in tokens.tolist()]
+        return self._kernel.draft(pairs, features, kv_cache, counts, params)
 
     def _struct(self, head: TorchHead) -> DraftHeadStruct:
         weights = self._weights
@@ -180,11 +179,3 @@ class NativeHead:
 def _norm(module: nn.Module) -> RMSNorm | None:
     """Return a norm; None for the identity."""
     return module if isinstance(module, RMSNorm) else None
-
-
-def _target_tokens(head: TorchHead) -> Tensor:
-    """Return the target's ids of this rank's draft tokens, [len(vocab_slice)] int32."""
-    own = head.vocab_slice
-    if head.target_ids is None:
-        return torch.from_numpy(np.arange(own.start, own.stop, dtype=np.int32))
-    return head.target_ids[own.start : own.stop].to(torch.int32).contiguous()

@@ -49,6 +49,16 @@ def read_target_ids(
     return checked_ids(ids, vocab_size).to(reader.device)
 
 
+def own_target_tokens(target_ids: Tensor | None, own: range) -> Tensor:
+    """Return the target's ids of a rank's draft tokens `own`, [len(own)] int32.
+
+    target_ids: of all draft tokens; None if they are equal.
+    """
+    if target_ids is None:
+        return torch.arange(own.start, own.stop, dtype=torch.int32)
+    return target_ids[own.start : own.stop].to(torch.int32).contiguous()
+
+
 def checked_ids(ids: Tensor, vocab_size: int) -> Tensor:
     """Return the target's ids of draft tokens as int64, [draft_vocab_size].
 

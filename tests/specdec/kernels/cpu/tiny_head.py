@@ -83,9 +83,10 @@ class TinyHead:
         self.cos, self.sin = angles.cos().contiguous(), angles.sin().contiguous()
         self._packed = []
 
-    def kernel(self):
-        """Return the kernel of the weights in float32."""
-        decoder = DecoderStruct(
+    def decoder(self, *, sees_ahead=False):
+        """Return the struct of the layers in float32."""
+        layers = [self._layer(layer, sees_ahead) for layer in self.layers]
+        return DecoderStruct(
             hidden_size=HIDDEN,
             num_hidden_units=UNITS,
             num_heads=HEADS,
@@ -100,13 +101,16 @@ class TinyHead:
             embedding=EmbeddingStruct(
                 table=self.embedding.data_ptr(), first_token=0, num_tokens=TARGET_VOCAB
             ),
-            layers=(LayerStruct * len(self.layers))(*map(self._layer, self.layers)),
+            layers=(LayerStruct * len(layers))(*layers),
             final_norm=_address(self.final_norm),
             cos=self.cos.data_ptr(),
             sin=self.sin.data_ptr(),
         )
+
+    def kernel(self):
+        """Return the kernel of the weights in float32."""
         head = DraftHeadStruct(
-            decoder=decoder,
+            decoder=self.decoder(),
             embedding_norm=_address(self.embedding_norm),
             feature_norm=_address(self.feature_norm),
             is_feature_first=self.variant.is_feature_first,
@@ -142,14 +146,15 @@ class TinyHead:
         x = joined @ self.fusion.t() + self.fusion_bias
         return x, _norm(x, self.layers[0]["input_norm"])
 
-    def _attend(self, qkv, positions):
+    def _attend(self, qkv, positions, sees_ahead=False):
+        """Return [T, HEADS * DIM]. sees_ahead: whether attention is not causal."""
         heads = qkv.view(len(qkv), -1, DIM).transpose(0, 1)  # [heads, T, DIM]
         query, key, value = heads.split((HEADS, KV_HEADS, KV_HEADS))
         query, key = (self._rotated(each, positions) for each in (query, key))
         key, value = (each.repeat_interleave(HEADS // KV_HEADS, dim=0) for each in (key, value))
         distance = positions[:, None] - positions
         window = self.variant.window or MAX_POSITIONS
-        is_visible = (distance >= 0) & (distance < window)
+        is_visible = ((distance >= 0) | sees_ahead) & (distance < window)
         output = F.scaled_dot_product_attention(query, key, value, attn_mask=is_visible)
         return output.transpose(0, 1).flatten(1)
 
@@ -158,11 +163,11 @@ class TinyHead:
         cos, sin = self.cos[positions], self.sin[positions]
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
-    def _layer(self, layer):
+    def _layer(self, layer, sees_ahead):
         names = ("qkv", "output", "gate_up", "down")
         norms = {name: _address(layer[name]) for name in ("input_norm", "mlp_norm")}
         matrices = {name: self._pack(layer[name]) for name in names}
-        return LayerStruct(**matrices, **norms, window=self.variant.window)
+        return LayerStruct(**matrices, **norms, window=self.variant.window, sees_ahead=sees_ahead)
 
     def _pack(self, weight):
         packed = PackedMatrix(native_library(), MatrixFormat.FLOAT32, tuple(weight.shape))

@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 from specdec.models.heads.config import HeadConfig
 from tests.specdec.models.heads.driver import (
     HIDDEN,
+    KERNELS,
     RANKS_AND_KERNELS,
     VOCAB,
     draft_logits,
@@ -175,7 +176,7 @@ def z_lab(changes, **nested):
     return {**Z_LAB, **changes, "dflash_config": Z_LAB["dflash_config"] | nested}
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(("size", "kernels"), RANKS_AND_KERNELS)
 @pytest.mark.parametrize(
     ("config", "causal", "windows"),
     [
@@ -205,11 +206,11 @@ def z_lab(changes, **nested):
         ),
     ],
 )
-def test_causal_blocks_and_windows(tmp_path, target_dir, size, config, causal, windows):
+def test_causal_blocks_and_windows(tmp_path, target_dir, size, kernels, config, causal, windows):
     made = block_weights()
     save(tmp_path, config, made)
     expected = reference(made, PARTS, target_dir, causal=causal, windows=windows)
-    check(tmp_path, target_dir, expected, PARTS, size=size)
+    check(tmp_path, target_dir, expected, PARTS, size=size, kernels=kernels)
 
 
 def test_a_draft_window_makes_no_layer_causal(tmp_path, target_dir, target):
@@ -245,11 +246,13 @@ def test_default_layers_are_evenly_spaced(tmp_path, target):
     )
 
 
-def test_reduced_vocabulary(tmp_path, target_dir, target):
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_reduced_vocabulary(tmp_path, target_dir, target, kernels):
     made = block_weights(vocab=100)
     made["d2t"] = torch.arange(100) * 2
     save(tmp_path, speculators("dflash", draft_vocab_size=100), made)
-    check(tmp_path, target_dir, reference(made, PARTS, target_dir), PARTS, size=2)
+    expected = reference(made, PARTS, target_dir)
+    check(tmp_path, target_dir, expected, PARTS, size=2, kernels=kernels)
     assert HeadConfig.from_directory(tmp_path, target).draft_vocab_size == 100
 
 

@@ -1,4 +1,6 @@
-"""Recurrent heads on native kernels: whole drafts, on one rank and on several."""
+"""Heads with attention on native kernels: whole drafts, on one rank and on several."""
+
+from functools import partial
 
 import pytest
 import torch
@@ -7,10 +9,12 @@ from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.cpu import native_library
 from specdec.models.heads.base import WholeDraftHead
 from specdec.models.heads.networks.native import NativeHead
+from specdec.models.heads.networks.native_dflash import NativeDFlashHead
 from specdec.models.heads.networks.native_medusa import NativeMedusaHeads
 from specdec.sampling.sampler import SamplingBatch, torch_sample
 from specdec.sampling.vocab_shard import VocabShard
 from tests.specdec.fakes import run_ranks
+from tests.specdec.models.heads import driver
 from tests.specdec.models.heads.driver import VOCAB, Drafting, save, sequences
 from tests.specdec.models.heads.native_drafts import (
     COUNTS,
@@ -18,6 +22,14 @@ from tests.specdec.models.heads.native_drafts import (
     make_head,
     params,
     rank_drafts,
+)
+from tests.specdec.models.heads.test_dflash import (
+    LAYERS,
+    MARKOV,
+    WINDOWED,
+    block_weights,
+    save_dspark,
+    speculators,
 )
 from tests.specdec.models.heads.test_eagle import CONFIG as EAGLE_CONFIG
 from tests.specdec.models.heads.test_eagle import eagle_weights
@@ -29,12 +41,44 @@ from tests.specdec.processes import results, run_processes
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
 
 
-@pytest.fixture(scope="module", params=["eagle", "eagle3"])
-def directory(request, tmp_path_factory):
-    directory = tmp_path_factory.mktemp(request.param)
-    if request.param == "eagle":
-        return save(directory, EAGLE_CONFIG, eagle_weights())
+def save_eagle(directory):
+    return save(directory, EAGLE_CONFIG, eagle_weights())
+
+
+def save_eagle3(directory):
     return save(directory, EAGLE3_CONFIG | {"draft_vocab_size": 120}, eagle3_weights())
+
+
+def save_dflash(directory):
+    """Write a head with a window and a reduced vocabulary, whose blocks are causal in one layer."""
+    made = block_weights(vocab=100) | {"d2t": torch.arange(100) * 2}
+    layers = speculators(
+        "dflash",
+        draft_vocab_size=100,
+        transformer_layer_config=LAYERS | WINDOWED,
+        sliding_window_non_causal=False,
+    )
+    return save(directory, layers, made)
+
+
+KINDS = {
+    "eagle": (save_eagle, NativeHead),
+    "eagle3": (save_eagle3, NativeHead),
+    "dflash": (save_dflash, NativeDFlashHead),
+    **{f"dspark-{kind}": (partial(save_dspark, kind=kind), NativeDFlashHead) for kind in MARKOV},
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def directory(kind, tmp_path_factory):
+    path = tmp_path_factory.mktemp(kind)
+    KINDS[kind][0](path)
+    return path
 
 
 def drafts_by_steps(head, parts, temperature):
@@ -55,26 +99,50 @@ def drafts_by_steps(head, parts, temperature):
     return [list(tokens[:count]) for tokens, count in zip(by_sequence, COUNTS, strict=True)]
 
 
-@pytest.fixture
-def eagle3(tmp_path):
-    return save(tmp_path / "head", EAGLE3_CONFIG | {"draft_vocab_size": 120}, eagle3_weights())
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_whole_drafts_equal_those_of_steps(directory, target_dir, temperature):
+def test_whole_drafts_equal_those_of_steps(kind, directory, target_dir, temperature):
     head = make_head(directory, target_dir)
-    assert isinstance(head, NativeHead)
+    assert isinstance(head, KINDS[kind][1])
     assert isinstance(head, WholeDraftHead)
     assert head.can_draft
     found = WholeDrafts(head, sequences()).draft(temperature)
     assert found == drafts_by_steps(head, sequences(), temperature)
 
 
-def test_ranks_that_share_memory_draft_the_same(eagle3, target_dir, tmp_path):
-    found = results(run_processes(2, rank_drafts, eagle3, target_dir, tmp_path / "address"))
-    head = make_head(eagle3, target_dir)
+@pytest.mark.parametrize("kind", ["eagle3", "dspark-rnn"])
+def test_ranks_that_share_memory_draft_the_same(kind, target_dir, tmp_path):
+    directory = tmp_path / "head"
+    KINDS[kind][0](directory)
+    found = results(run_processes(2, rank_drafts, directory, target_dir, tmp_path / "address"))
+    head = make_head(directory, target_dir)
     expected = [WholeDrafts(head, sequences()).draft(each) for each in (0.0, 0.8)]
     assert found == [expected, expected]
+
+
+@pytest.mark.parametrize("block_size", [4, 16])
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_blocks_depend_neither_on_the_batch_nor_on_chunks(
+    tmp_path, target_dir, quantization, block_size, monkeypatch
+):
+    monkeypatch.setattr(driver, "BLOCK_SIZE", block_size)
+    save_dspark(tmp_path / "head", "rnn")
+    head, parts = make_head(tmp_path / "head", target_dir, quantization=quantization), sequences()
+    together = Drafting(head, parts).run()
+    assert torch.equal(Drafting(head, parts).run(borders=(5, 12)), together)
+    for index, part in enumerate(parts):
+        assert torch.equal(Drafting(head, [part]).run()[0], together[index])
+    assert torch.equal(Drafting(head, parts).run(num_drafts=2), together[:, :2])
+
+
+def test_a_block_draft_ends_where_logits_are_not_numbers(tmp_path, target_dir):
+    made = save_dspark(tmp_path / "head", "vanilla")
+    head = make_head(tmp_path / "head", target_dir)
+    before = WholeDrafts(head, sequences()).draft(0.0)
+    made["markov_head.markov_w1.weight"][before[0][1]] = float("nan")
+    save(tmp_path / "head", None, made)
+    found = WholeDrafts(make_head(tmp_path / "head", target_dir), sequences()).draft(0.0)
+    assert found[0] == before[0][:2]
+    assert found[1] == before[1]
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])

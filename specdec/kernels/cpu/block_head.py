@@ -1,0 +1,134 @@
+"""Passes and whole drafts of block drafters: Python bindings of block_head.cpp."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import c_int32, c_int64
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.cpu.build import declare
+from specdec.kernels.cpu.decoder import (
+    AllReduce,
+    BatchArrays,
+    BatchStruct,
+    DecoderStruct,
+    EmbeddingStruct,
+    KvCacheStruct,
+)
+from specdec.kernels.cpu.drafts import DraftArrays, DraftsStruct, HeadKernel
+from specdec.kernels.cpu.matrix import MatrixStruct
+from specdec.kernels.forward_batch import ModelInput
+from specdec.kernels.sample import SampleParams
+
+_Address = ctypes.c_void_p
+
+MARKOV_KINDS = {"vanilla": 1, "gated": 2, "rnn": 3}
+"""Values of `MarkovKind` in block_head.h; 0 without a Markov head."""
+
+
+class MarkovStruct(ctypes.Structure):
+    """`Markov` in block_head.h."""
+
+    _fields_ = (
+        ("kind", c_int32),
+        ("size", c_int64),
+        ("embedding", EmbeddingStruct),
+        ("output", MatrixStruct),
+        ("projection", MatrixStruct),
+        ("first_input", c_int64),
+    )
+
+
+class BlockHeadStruct(ctypes.Structure):
+    """`BlockHead` in block_head.h. Its creator owns the memory that it points to."""
+
+    _fields_ = (
+        ("decoder", DecoderStruct),
+        ("draft_block_size", c_int64),
+        ("first_output", c_int64),
+        ("mask_token", c_int32),
+        ("lm_head", MatrixStruct),
+        ("target_tokens", _Address),
+        ("markov", MarkovStruct),
+    )
+
+
+class BlockHeadKernel(HeadKernel):
+    """Passes of one rank of a block drafter. A block's result is the same bits in any batch."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        head: BlockHeadStruct,
+        max_positions: int,
+        all_reduce: AllReduce | None = None,
+    ) -> None:
+        """See ModelKernel. max_positions: draft blocks included."""
+        super().__init__(library, head.decoder, max_positions, all_reduce)
+        inputs = (ctypes.POINTER(each) for each in (BlockHeadStruct, BatchStruct, KvCacheStruct))
+        own, drafts = tuple(inputs), ctypes.POINTER(DraftsStruct)
+        memory = _Address, c_int64
+        declare(
+            library,
+            block_head_memory_bytes=(c_int64, *own, c_int64, c_int32),
+            block_head_forward=(c_int32, *own, *memory, _Address, c_int64, _Address, c_int32),
+            block_draft_memory_bytes=(c_int64, *own, drafts, c_int32),
+            block_draft=(c_int32, *own, *memory, drafts, _Address, c_int32),
+        )
+        self._head = head
+
+    def forward(
+        self, pairs: ModelInput, features: Tensor, kv_cache: Tensor, num_outputs: int
+    ) -> Tensor:
+        """Write the KV of T pairs of B sequences, and run a draft block behind each sequence.
+
+        features: [T, hidden_size]. Returns the outputs of the first slots that predict,
+        [num_outputs, B, hidden_size]; no block runs if `num_outputs` is 0. Raises as `call` does.
+        """
+        batch = self._arrays(pairs)
+        features = self.features_of(batch, features)
+        shape = (num_outputs, pairs.num_sequences, self.model.hidden_size)
+        outputs, kv = torch.empty(shape, device="cpu"), KvCacheStruct.of(kv_cache)
+        own, num_threads = (self._head, batch.struct, kv), torch.get_num_threads()
+        results = features.data_ptr(), num_outputs, outputs.data_ptr(), num_threads
+        self.call(
+            lambda *memory: self.library.specdec_block_head_forward(*own, *memory, *results),
+            lambda: self.library.specdec_block_head_memory_bytes(*own, num_outputs, num_threads),
+        )
+        return outputs
+
+    def draft(
+        self,
+        pairs: ModelInput,
+        features: Tensor,
+        kv_cache: Tensor,
+        counts: Sequence[int],
+        params: SampleParams,
+    ) -> list[list[int]]:
+        """Write the KV of T pairs of B sequences, and draft tokens behind each sequence.
+
+        features: [T, hidden_size]. counts: number of tokens, [B], some above 0. params: of
+        the first token of each sequence, [B]; token i has the noise of the position i further on.
+        Returns the target's ids of each draft, which ends early where no token can be sampled.
+        Raises as `call` does.
+        """
+        assert self.can_draft
+        assert 0 < max(counts) <= self._head.draft_block_size - self._head.first_output
+        batch, drafts = self._arrays(pairs), DraftArrays(counts, params)
+        assert len(counts) == pairs.num_sequences
+        features = self.features_of(batch, features)
+        own = self._head, batch.struct, KvCacheStruct.of(kv_cache)
+        num_threads = torch.get_num_threads()
+        results = drafts.struct, features.data_ptr(), num_threads
+        self.call(
+            lambda *memory: self.library.specdec_block_draft(*own, *memory, *results),
+            lambda: self.library.specdec_block_draft_memory_bytes(*own, drafts.struct, num_threads),
+        )
+        return drafts.token_ids
+
+    def _arrays(self, pairs: ModelInput) -> BatchArrays:
+        """Return a batch whose draft blocks have rotary positions."""
+        return BatchArrays(pairs, self.max_positions - self._head.draft_block_size)

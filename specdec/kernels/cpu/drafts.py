@@ -1,0 +1,82 @@
+"""Whole drafts of heads: what their kernels share."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+from ctypes import c_int64
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.cpu.decoder import AllReduce, BatchArrays, DecoderStruct, ModelKernel
+from specdec.kernels.cpu.shared_memory import SharedMemory
+from specdec.kernels.sample import SAMPLE_PARAMS, SampleParams
+
+_Address = ctypes.c_void_p
+
+
+class DraftsStruct(ctypes.Structure):
+    """`Drafts` in drafts.h."""
+
+    _fields_ = (
+        *((name, _Address) for name in ("counts", "params", "tokens")),
+        ("max_count", c_int64),
+    )
+
+
+class DraftArrays:
+    """Drafts of B sequences in the memory layout of drafts.h.
+
+    Few Python objects and no operators of numpy: cold, they cost as much as a tenth of the draft.
+    """
+
+    def __init__(self, counts: Sequence[int], params: SampleParams) -> None:
+        """Lay out the drafts.
+
+        counts: number of tokens, [B]. params: of the first token of each sequence, [B].
+        """
+        assert params.dtype == SAMPLE_PARAMS
+        assert len(params) == len(counts)
+        self._shape = len(counts), max(counts)
+        self._counts, self._params = array("i", counts), ctypes.c_char.from_buffer(params.data)
+        self._tokens = array("i", [-1]) * (len(counts) * self._shape[1])
+        self.struct = DraftsStruct(
+            self._counts.buffer_info()[0],
+            ctypes.addressof(self._params),
+            self._tokens.buffer_info()[0],
+            self._shape[1],
+        )
+
+    @property
+    def token_ids(self) -> list[list[int]]:
+        """The target's ids of each draft, [B]."""
+        num_drafts, size = self._shape
+        rows = (self._tokens[row * size : (row + 1) * size] for row in range(num_drafts))
+        return [[token for token in row if token >= 0] for row in rows]
+
+
+class HeadKernel(ModelKernel):
+    """Calls with the weights of one rank of a draft head.
+
+    can_draft: whether whole drafts run: the kernels do not call Python for the samples of other
+    ranks.
+    """
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        model: DecoderStruct,
+        max_positions: int,
+        all_reduce: AllReduce | None = None,
+    ) -> None:
+        """See ModelKernel."""
+        super().__init__(library, model, max_positions, all_reduce)
+        self.can_draft = all_reduce is None or isinstance(all_reduce, SharedMemory)
+
+    def features_of(self, batch: BatchArrays, features: Tensor) -> Tensor:
+        """Return the features [T, hidden_size] of a batch in float32, contiguous."""
+        assert features.shape == (batch.num_tokens, self.model.hidden_size)
+        floats = features if features.dtype == torch.float32 else features.float()
+        return floats.contiguous()

@@ -1,0 +1,166 @@
+"""DFlash and DSpark on the native CPU kernels: blocks are one call, and so is a whole draft.
+
+Built from the layers of a `DFlashHead`, which own the weights and define the result. Outputs are
+float32 for every weight format, and a block's result is the same bits alone and in any batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.cpu import MatrixStruct, native_library
+from specdec.kernels.cpu.block_head import (
+    MARKOV_KINDS,
+    BlockHeadKernel,
+    BlockHeadStruct,
+    MarkovStruct,
+)
+from specdec.kernels.cpu.decoder import LayerStruct
+from specdec.kernels.forward_batch import ModelInput
+from specdec.kernels.sample import SampleParams
+from specdec.models.heads.networks.dflash import BlockState, DFlashHead
+from specdec.models.heads.networks.layers import FIRST_SLOT
+from specdec.models.heads.networks.markov import MarkovHead
+from specdec.models.heads.networks.vocabulary import own_target_tokens
+from specdec.models.llama import DecoderLayer
+from specdec.models.native_weights import (
+    NativeWeights,
+    all_reduce_of,
+    embedding_struct,
+    native_matrix,
+)
+
+
+class NativeDFlashHead:
+    """One rank of a DFlash or DSpark head on native kernels, a WholeDraftHead.
+
+    Keys are rotated to their slots, which are one behind the positions of the torch layers: only
+    differences of positions enter attention.
+    """
+
+    def __init__(self, head: DFlashHead) -> None:
+        """Use the weights of `head`, whose matrices must be native."""
+        library = native_library()
+        assert library is not None, "the backend was selected without its library"
+        self.torch_head = head
+        self.taps, self.feature_size = head.taps, head.feature_size
+        self.num_kv_layers, self.max_draft_tokens = head.num_kv_layers, head.max_draft_tokens
+        self.vocab_size, self.vocab_slice = head.vocab_size, head.vocab_slice
+        self.reads_drafts, self.target_ids = head.reads_drafts, head.target_ids
+        self._lm_head = native_matrix(head.lm_head.matrix)
+        self._weights = NativeWeights()
+        self._target_tokens = own_target_tokens(head.target_ids, head.vocab_slice)
+        self._kernel = BlockHeadKernel(
+            library,
+            self._struct(head),
+            head.attention.rotary.max_positions,
+            all_reduce_of(head.embed_tokens.group),
+        )
+
+    @property
+    def device(self) -> torch.device:
+        return self.torch_head.device
+
+    @property
+    def can_draft(self) -> bool:
+        """See WholeDraftHead."""
+        return self._kernel.can_draft and bool((self._target_tokens.diff() > 0).all())
+
+    def new_kv_cache(self, num_slots: int) -> Tensor:
+        """See DraftHead; in the layout of the kernels."""
+        block_size, dtype = self.torch_head.block_size, self.torch_head.attention.dtype
+        assert num_slots % block_size == 0
+        return self._kernel.new_kv_cache(num_slots // block_size, block_size, dtype)
+
+    def features(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
+        """See DraftHead."""
+        return self.torch_head.features(hidden, tapped)
+
+    @torch.inference_mode()
+    def begin(
+        self, pairs: ModelInput, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
+    ) -> BlockState | None:
+        """See DraftHead; the token of a pair matters only if a draft begins behind it."""
+        assert kv_cache is not None
+        assert self.max_draft_tokens is not None
+        count = min(num_draft_tokens, self.max_draft_tokens)
+        outputs = self._kernel.forward(pairs, features, kv_cache, count)
+        if not count:
+            return None
+        logits = self._lm_head.multiply(outputs.flatten(0, 1)).unflatten(0, outputs.shape[:2])
+        return self.torch_head.state_of(pairs, outputs.transpose(0, 1), logits.transpose(0, 1))
+
+    def logits(self, state: BlockState, index: int) -> Tensor:
+        """See DraftHead."""
+        return self.torch_head.logits(state, index)
+
+    def advance(self, state: BlockState, token_ids: Sequence[int], index: int) -> BlockState:
+        """See DraftHead."""
+        return self.torch_head.advance(state, token_ids, index)
+
+    def select(self, state: BlockState, rows: Sequence[int]) -> BlockState:
+        """See DraftHead."""
+        return self.torch_head.select(state, rows)
+
+    def draft(
+        self,
+        pairs: ModelInput,
+        features: Tensor,
+        kv_cache: Tensor,
+        counts: Sequence[int],
+        params: SampleParams,
+    ) -> list[list[int]]:
+        """See WholeDraftHead."""
+        return self._kernel.draft(pairs, features, kv_cache, counts, params)
+
+    def _struct(self, head: DFlashHead) -> BlockHeadStruct:
+        decoder = self._weights.decoder(
+            self._layers(head),
+            head.attention.config,
+            head.embed_tokens,
+            head.attention.rotary,
+            head.norm,
+            FIRST_SLOT,
+        )
+        struct = BlockHeadStruct(
+            decoder=decoder,
+            draft_block_size=head.shape.block_size,
+            first_output=0 if head.shape.predicts_from_anchor else 1,
+            mask_token=head.shape.mask_token_id,
+            lm_head=MatrixStruct.from_buffer_copy(self._lm_head.native),
+            target_tokens=self._target_tokens.data_ptr(),
+        )
+        if head.markov is not None:
+            struct.markov = self._markov(head.markov)
+        return struct
+
+    def _layers(self, head: DFlashHead) -> list[LayerStruct]:
+        return [
+            self._weights.layer(
+                layer.attention,
+                layer.mlp_norm,
+                layer.mlp,
+                input_norm=layer.input_norm,
+                window=visibility.window,
+                sees_ahead=not visibility.is_causal,
+            )
+            for layer, visibility in zip(
+                cast(Sequence[DecoderLayer], head.layers), head.visibilities, strict=True
+            )
+        ]
+
+    def _markov(self, markov: MarkovHead) -> MarkovStruct:
+        struct = MarkovStruct(
+            kind=MARKOV_KINDS[markov.kind],
+            size=markov.rank,
+            embedding=embedding_struct(markov.w1),
+            output=MatrixStruct.from_buffer_copy(native_matrix(markov.w2.matrix).native),
+        )
+        if markov.projection is not None:
+            struct.projection = self._weights.matrix(markov.projection.linear)
+            struct.first_input = markov.projection.columns.start
+        return struct
