@@ -1,5 +1,6 @@
 """The rank alone runs the steps of an engine; shares are of its steps and expected tokens."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from benchmarks.held_drafts import (
     bars,
     expected_tokens,
     gain,
+    main,
     seed_of,
     summarize,
 )
@@ -73,6 +75,19 @@ def test_shares_are_of_a_step_and_of_the_expected_tokens_of_the_rank():
     assert bar.is_met
     (slow,) = bars([replace(ahead, step_share=0.88)])
     assert not slow.is_met
+
+
+def test_both_ratios_are_printed(monkeypatch, capsys, tmp_path):
+    measured = {
+        name: [Measurement(9.0, (stream(4, gap_s),))]
+        for name, gap_s in ((AHEAD, 0.0125), (BEHIND, 0.015), (ALONE, 0.01))
+    }
+    monkeypatch.setattr("benchmarks.held_drafts.measure", lambda options, directory: measured)
+    assert main(["--output", str(tmp_path / "report.json")]) == 0
+    printed = capsys.readouterr().out
+    assert "of step  of tokens/s" in printed
+    assert re.search(r"steps begun ahead +320\.0 +12\.500 +4\.00 +80\.0% +95\.2%", printed)
+    assert "expected tokens of a step: 3.36" in printed
 
 
 def test_every_prompt_draws_its_own_acceptance(tiny_model_dir, tmp_path):
