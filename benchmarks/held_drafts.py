@@ -2,9 +2,12 @@
 
 SmolLM2 in int8 with a random EAGLE-3 head; the verifier `synthetic` accepts a draft token with
 probability 0.8. A service that begins steps ahead, one that does not, and a rank alone, which runs
-the same steps in a loop without an engine, take turns. The limit is that of the first service: its
-tokens per second over (expected tokens of a step / seconds of a step of the rank alone). Prefill
-does not count. The last line printed is JSON.
+the same steps in a loop without an engine, take turns. Prefill does not count.
+
+Two ratios to the rank alone are printed: seconds of a step, and tokens per second over (expected
+tokens of a step / seconds of a step of the rank alone). They differ by how far the tokens per step
+that were drawn are from the expected ones, so the first one has the limit. Each round has another
+prompt and seed, and so draws other tokens. The last line printed is JSON.
 
     python -m benchmarks.held_drafts [--rounds 10] [--max-tokens 256] [--output FILE]
 """
@@ -48,7 +51,6 @@ from specdec.worker import HeadFiles, load_runner
 
 NUM_DRAFTS = 4
 ACCEPTANCE = 0.8
-SEED = 1
 AHEAD, BEHIND, ALONE = "steps begun ahead", "one step after the other", "rank alone"
 
 _LEAST_SHARE = 0.9
@@ -58,12 +60,17 @@ _MAX_MODEL_LEN = 512
 
 @dataclass(frozen=True)
 class HeldRow:
-    """Medians of a case. share: of its tokens per second in the expected ones of the rank."""
+    """Medians of a case, and its mean tokens per message.
+
+    step_share: seconds of a step of the rank alone over those of a message. share: tokens per
+    second over the expected ones of the rank alone; step_share * drawn / expected tokens of a step.
+    """
 
     case: str
     tokens_per_s: float
     ms_per_message: float
     tokens_per_message: float
+    step_share: float
     share: float
 
 
@@ -128,7 +135,9 @@ class RankAlone:
         """Yield the tokens of one step after the other."""
         rates = (ACCEPTANCE,) * NUM_DRAFTS
         rules = SamplingRules(
-            temperature=0.0, seed=SEED, verifier=Verifier("synthetic", synthetic_rates=rates)
+            temperature=0.0,
+            seed=seed_of(prompt),
+            verifier=Verifier("synthetic", synthetic_rates=rates),
         )
         admission = SequenceAdmission(0, len(prompt), rules, prompt)
         row = StepRow(0, 0, prompt, 0, True, num_next_drafts=NUM_DRAFTS)
@@ -143,20 +152,28 @@ class RankAlone:
 
 
 class SeededService:
-    """A service, with the seed of the rank alone: acceptance depends on it."""
+    """A service, with the seeds of the rank alone: acceptance depends on them."""
 
     def __init__(self, address: str) -> None:
         self._address = address
 
     def measure(self, workload: Workload) -> Measurement:
         """Run the prompts one after the other."""
-        params = SamplingParams(
-            temperature=0, seed=SEED, max_tokens=workload.max_tokens, ignore_eos=True
-        )
-        calls = [Call(prompt, params) for prompt in workload.prompts]
+        calls = [Call(each, _params(each, workload.max_tokens)) for each in workload.prompts]
         seconds, answers = timed_streams(self._address, calls, workload.num_open)
         streams = tuple(StreamRecord(each.token_ids, each.arrivals_s) for each in answers)
         return Measurement(seconds, streams, None)
+
+
+def _params(prompt: tuple[int, ...], max_tokens: int) -> SamplingParams:
+    return SamplingParams(
+        temperature=0, seed=seed_of(prompt), max_tokens=max_tokens, ignore_eos=True
+    )
+
+
+def seed_of(prompt: tuple[int, ...]) -> int:
+    """Return the seed of a prompt: with one for all, all rounds would draw the same acceptance."""
+    return sum(prompt)
 
 
 def expected_tokens() -> float:
@@ -166,8 +183,8 @@ def expected_tokens() -> float:
 
 def summarize(measured: Measured) -> tuple[HeldRow, ...]:
     """Return the medians of all cases; shares are computed within each round."""
-    expected = [expected_tokens() / _decoding(each).mean_gap_s for each in measured[ALONE]]
-    return tuple(_row(case, each, expected) for case, each in measured.items())
+    alone_s = [_decoding(each).mean_gap_s for each in measured[ALONE]]
+    return tuple(_row(case, each, alone_s) for case, each in measured.items())
 
 
 def gain(measured: Measured) -> float:
@@ -180,8 +197,8 @@ def gain(measured: Measured) -> float:
 
 def bars(rows: Sequence[HeldRow]) -> tuple[Bar, ...]:
     """Return the share that has a limit."""
-    shares = {row.case: row.share for row in rows}
-    name = f"{AHEAD}: tokens per second / (expected tokens / seconds of target and head)"
+    shares = {row.case: row.step_share for row in rows}
+    name = f"{AHEAD}: seconds of target and head / seconds of a step"
     return (at_least(name, shares[AHEAD], _LEAST_SHARE),)
 
 
@@ -192,11 +209,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with TemporaryDirectory() as directory:
         measured = measure(options, Path(directory))
     rows = summarize(measured)
+    print(f"{'':28}{'tokens/s':>10}{'ms/step':>10}{'tokens':>8}{'of step':>10}{'of tokens/s':>13}")
     for row in rows:
         print(
-            f"{row.case:28}{row.tokens_per_s:8.1f} tokens/s{row.ms_per_message:8.3f} ms "
-            f"for {row.tokens_per_message:.2f} tokens{100 * row.share:8.1f} %"
+            f"{row.case:28}{row.tokens_per_s:10.1f}{row.ms_per_message:10.3f}"
+            f"{row.tokens_per_message:8.2f}{row.step_share:10.1%}{row.share:13.1%}"
         )
+    print(f"expected tokens of a step: {expected_tokens():.2f}")
     report = HeldReport(
         command_line("benchmarks.held_drafts", given),
         describe_machine(),
@@ -283,18 +302,17 @@ def _decoding(measurement: Measurement) -> _Decoding:
     )
 
 
-def _row(case: str, measurements: Sequence[Measurement], expected: Sequence[float]) -> HeldRow:
-    """Return the medians of a case. expected: tokens per second of each round."""
+def _row(case: str, measurements: Sequence[Measurement], alone_s: Sequence[float]) -> HeldRow:
+    """Return the medians of a case. alone_s: seconds of a step of the rank alone in each round."""
     decoded = [_decoding(each) for each in measurements]
+    pairs = list(zip(decoded, alone_s, strict=True))
     return HeldRow(
         case,
         statistics.median(each.tokens_per_s for each in decoded),
         1e3 * statistics.median(each.mean_gap_s for each in decoded),
-        statistics.fmean(each.num_tokens / each.num_messages for each in decoded),
-        statistics.median(
-            each.tokens_per_s / tokens_per_s
-            for each, tokens_per_s in zip(decoded, expected, strict=True)
-        ),
+        sum(each.num_tokens for each in decoded) / sum(each.num_messages for each in decoded),
+        statistics.median(step_s / each.mean_gap_s for each, step_s in pairs),
+        statistics.median(each.tokens_per_s * step_s / expected_tokens() for each, step_s in pairs),
     )
 
 

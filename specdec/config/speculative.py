@@ -303,6 +303,15 @@ class SpeculativeConfig:
         return self.batch_budget and self.drafters == (self.head,)
 
     @property
+    def holds_drafts(self) -> bool:
+        """Return whether the target's ranks hold the chains of drafts for a step that is begun ahead.
+
+        They do for a head that drafts alone. How many drafts to verify must be known too, and
+        confidences arrive with the drafts.
+        """
+        return self.drafters == (self.head,) and not self.uses_confidences
+
+    @property
     def num_lookahead_tokens(self) -> int:
         """Most guesses that the target runs in a step behind a sequence's drafts."""
         return max(each.num_lookahead_tokens for each in self.drafters)

@@ -20,7 +20,7 @@ from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import Proposer
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationControl
-from specdec.types.errors import NotReadyError
+from specdec.types.errors import BadLogitsError, NotReadyError
 from specdec.types.messages import Target
 from specdec.types.sampling_params import SamplingDefaults
 from specdec.types.stats import Counts, EngineStats
@@ -138,17 +138,22 @@ class EngineCore(Generic[Config]):
         if self._head is None:
             return
         probe = HeadProbe(self.plan.engine, tokenizer, self.model.eos_token_ids)
-        result = executor.measure(probe.measure)
+        try:
+            result = executor.measure(probe.measure)
+        except BadLogitsError as error:
+            logger.warning("draft head: not probed: the target cannot continue a text: %s", error)
+            return
         if result is None:
             return
         self._head_probe_acceptance = result.acceptance
-        if not result.is_low:
+        if result.is_sound:
             logger.info("draft head: %s", result.describe())
             return
         causes = likely_causes(result, self._head, self.config.model)
         logger.warning(
-            "draft head: %s, which is low; %s. The head was %s",
+            "draft head: %s%s; %s. The head was %s",
             result.describe(),
+            ", which is low" if result.is_low else "",
             "; ".join(causes)
             or "it may belong to another target, or its layers, norms or rope "
             "differ from what its files were taken for",

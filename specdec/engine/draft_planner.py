@@ -12,7 +12,6 @@ from specdec.types.control import NO_SPECULATION, SpeculationControl
 from specdec.types.draft_decision import Decision, DecisionReason, DraftShape, chain, tree
 from specdec.types.draft_length import draft_budget, share_budget
 from specdec.types.draft_survival import share_by_survival
-from specdec.types.draft_tree import num_growth_slots
 
 _NO_DRAFTS = Decision(chain(0), DecisionReason.OPERATOR)
 
@@ -51,6 +50,12 @@ class DraftPlanner:
     def may_have_guesses(self) -> bool:
         """Return whether any row of the step may have guesses."""
         return self._decision.num_draft_tokens > 0
+
+    def may_draft_trees(self, sequences: collections.abc.Iterable[Sequence]) -> bool:
+        """Return whether any of `sequences` may draft a tree in the step."""
+        return self._decision.shape.is_tree and any(
+            seq.is_eligible(self._control) and self._may_draft_tree(seq) for seq in sequences
+        )
 
     def plan(
         self, sequences: collections.abc.Sequence[Sequence], most: int | None = None
@@ -100,7 +105,7 @@ class DraftPlanner:
         assert self._head is not None, "no head drafts"
         if not (shape.num_draft_tokens and row.samples and self._head.writes_kv):
             return 0
-        num_slots = row.seq.num_tokens + row.num_draft_tokens + 1 + _num_head_slots(shape)
+        num_slots = row.seq.num_tokens + row.num_draft_tokens + 1 + shape.num_head_slots
         return min(num_slots, self._max_model_len)
 
     def _shares(self, sequences: collections.abc.Sequence[Sequence], budget: int) -> list[int]:
@@ -191,10 +196,3 @@ class DraftPlanner:
         """
         num_tokens = seq.num_tokens - seq.num_pending_drafts
         return max(0, seq.max_length(self._max_model_len) - num_tokens - 1)
-
-
-def _num_head_slots(shape: DraftShape) -> int:
-    """Return the KV slots that a head writes behind a sequence while it drafts."""
-    if not shape.is_tree:
-        return shape.num_draft_tokens
-    return num_growth_slots(shape.num_draft_tokens, shape.depth)

@@ -16,15 +16,9 @@ from typing import NamedTuple
 from specdec.config.engine import EngineConfig
 from specdec.models.heads.config import HeadConfig
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.messages import (
-    BlockTableDelta,
-    SequenceAdmission,
-    StepInput,
-    StepRow,
-    Target,
-    VerifiedRow,
-)
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.errors import BadLogitsError
+from specdec.types.messages import StepInput, StepRow, Target, VerifiedRow
+from specdec.types.trial_sequences import TrialSequences
 
 LOW_ACCEPTANCE = 0.4
 
@@ -49,7 +43,7 @@ class ProbeResult:
 
     num_positions: that were compared. acceptance: the target's token of that position. early, late:
     the token one position before or behind, as a head drafts whose outputs are taken for those of
-    another position. missing: none, as where the head's logits are NaN or infinite.
+    another position. missing: none, since the head's logits are NaN or infinite.
     """
 
     num_positions: int
@@ -62,6 +56,11 @@ class ProbeResult:
     def is_low(self) -> bool:
         """Return whether the acceptance is below that of a head that fits."""
         return self.acceptance < LOW_ACCEPTANCE
+
+    @property
+    def is_sound(self) -> bool:
+        """Return whether nothing calls for a warning."""
+        return not self.is_low and self.missing == 0
 
     def describe(self) -> str:
         """Return the acceptance for the log."""
@@ -79,6 +78,11 @@ class _Text:
     tokens: list[int]
     drafted: dict[int, int | None] = field(default_factory=dict)
     is_ended: bool = False
+
+    @property
+    def num_written(self) -> int:
+        """Number of tokens of the target behind the prompt: there is a draft behind each."""
+        return len(self.drafted)
 
 
 class _Chunk(NamedTuple):
@@ -105,7 +109,7 @@ class _Chunk(NamedTuple):
 class HeadProbe:
     """Probe of the head on a target without sequences, whose state it leaves empty.
 
-    Its sequences are numbered from 0 and released at the end. eos_token_ids: end a text.
+    eos_token_ids: end a text.
     """
 
     config: EngineConfig
@@ -117,12 +121,14 @@ class HeadProbe:
         """Return the result; None where the texts are too short to have one.
 
         It takes at most 1.5 seconds, or the steps that a result needs where these take longer.
-        Raises TargetFailedError.
+        Raises TargetFailedError, and BadLogitsError where the target's own logits are NaN or
+        infinite.
         """
         texts, started_at_s = self._texts(), self.clock()
         if not texts:
             return None
-        self._run(target, StepInput(0, (), self._admitted(texts), self._tables(texts), ()))
+        sequences = self._sequences(texts)
+        self._run(target, sequences.admit())
         try:
             self._run_prompts(target, texts)
             for _ in range(self._num_tokens):
@@ -132,8 +138,7 @@ class HeadProbe:
                     break
                 self._decode(target, open_texts)
         finally:
-            seq_ids = tuple(each.seq_id for each in texts)
-            self._run(target, StepInput(0, seq_ids, (), (), ()))
+            self._run(target, sequences.release())
         return _result(texts)
 
     @property
@@ -143,33 +148,30 @@ class HeadProbe:
     def _texts(self) -> list[_Text]:
         """Return the prompts that fit into the limits of the engine."""
         longest = min(_MAX_PROMPT_TOKENS, self.config.max_model_len - self._num_tokens - 2)
-        count = min(self.config.max_num_seqs, self.config.num_blocks // self._num_blocks)
+        num_blocks = -(-self._num_slots // self.config.block_size)
+        count = min(self.config.max_num_seqs, self.config.num_blocks // num_blocks)
         prompts = [self.tokenizer.encode(each)[:longest] for each in _PROMPTS[:count]]
-        return [_Text(index, [*each]) for index, each in enumerate(prompts) if each]
+        present = (each for each in prompts if each)
+        return [_Text(index, [*each]) for index, each in enumerate(present)]
 
     @property
-    def _num_blocks(self) -> int:
-        """Blocks of a text, with a slot for the draft behind it."""
-        longest = _MAX_PROMPT_TOKENS + _NUM_TOKENS + 2
-        return -(-min(longest, self.config.max_model_len) // self.config.block_size)
+    def _num_slots(self) -> int:
+        """Slots of a text, with one for the draft behind it."""
+        return min(_MAX_PROMPT_TOKENS + _NUM_TOKENS + 2, self.config.max_model_len)
 
-    def _admitted(self, texts: Sequence[_Text]) -> tuple[SequenceAdmission, ...]:
-        rules = SamplingRules(temperature=0.0)
-        return tuple(
-            SequenceAdmission(each.seq_id, len(each.tokens), rules, tuple(each.tokens))
-            for each in texts
-        )
-
-    def _tables(self, texts: Sequence[_Text]) -> tuple[BlockTableDelta, ...]:
-        size = self._num_blocks
-        return tuple(
-            BlockTableDelta(each.seq_id, 0, tuple(range(index * size, (index + 1) * size)))
-            for index, each in enumerate(texts)
+    def _sequences(self, texts: Sequence[_Text]) -> TrialSequences:
+        return TrialSequences(
+            [tuple(each.tokens) for each in texts],
+            self._num_slots,
+            self.config.block_size,
+            self.config.num_blocks,
         )
 
     def _run_prompts(self, target: Target, texts: Sequence[_Text]) -> None:
         """Run the prompts in as few steps as the engine's limit allows."""
-        chunks, room = list[_Chunk](), self.config.max_num_batched_tokens
+        # A head with KV runs a pair more than a chunk behind another one has tokens.
+        limit = max(1, self.config.max_num_batched_tokens - 1)
+        chunks, room = list[_Chunk](), limit
         for text in texts:
             start, end = 0, len(text.tokens)
             while start < end:
@@ -178,7 +180,7 @@ class HeadProbe:
                 start = chunks[-1].end
                 if room == 0:
                     self._step(target, chunks)
-                    chunks, room = [], self.config.max_num_batched_tokens
+                    chunks, room = [], limit
         if chunks:
             self._step(target, chunks)
 
@@ -197,8 +199,10 @@ class HeadProbe:
             self._append(texts[row.seq_id], row)
 
     def _append(self, text: _Text, row: VerifiedRow) -> None:
+        if row.has_bad_logits:
+            raise BadLogitsError(text.num_written)
         text.tokens.extend(row.token_ids)
-        text.is_ended = not row.token_ids or row.token_ids[-1] in self.eos_token_ids
+        text.is_ended = row.token_ids[-1] in self.eos_token_ids
         text.drafted[len(text.tokens)] = next(iter(row.next_draft_token_ids), None)
 
     @staticmethod
@@ -230,13 +234,13 @@ def _result(texts: Sequence[_Text]) -> ProbeResult | None:
 
 
 def likely_causes(result: ProbeResult, head: HeadConfig, model: str) -> tuple[str, ...]:
-    """Return what may be the cause of a low acceptance, by the files and the drafts.
+    """Return what may be the cause of a result that is not sound, by the files and the drafts.
 
     model: the name of the target that is served.
     """
     causes = []
-    if result.missing > 1 - LOW_ACCEPTANCE:
-        causes.append("its logits are NaN or infinite at most positions")
+    if result.missing:
+        causes.append(f"its logits are NaN or infinite at {result.missing:.0%} of the positions")
     if result.late > result.acceptance + _MARGIN:
         causes.append(
             "it drafts the token one position too far: the file may predict from the last known "

@@ -126,10 +126,13 @@ class Scheduler:
         have all been accepted, so that each row has the blocks for its highest position. None is
         preempted, and none is admitted, since blocks that it could share may be published by then.
         Where either would happen, or a row would lose guesses or its next drafts for want of
-        blocks, the step cannot be known.
+        blocks, the step cannot be known; nor where a tree may be drafted, of which the target's
+        ranks hold one path alone.
         """
         self._rows = {}
         self._draft_planner.begin_step(decision, control)
+        if self._draft_planner.may_draft_trees(self._running):
+            return []
         if self._num_missing_blocks() > self._blocks.num_free_blocks:
             return []
         self._schedule_decodes()

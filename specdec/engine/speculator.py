@@ -79,6 +79,7 @@ class Speculator:
         self._length_rule = config.length_rule if config else None
         self._has_batch_budget = config is not None and config.batch_budget
         self._has_confidences = config is not None and config.uses_confidences
+        self._holds_drafts = config is not None and config.holds_drafts
         self._drafting = NO_DRAFTING  # of the oldest step in flight
 
     @property
@@ -111,13 +112,8 @@ class Speculator:
 
     @property
     def holds_drafts(self) -> bool:
-        """Return whether drafts behind drafts are known to the target's ranks.
-
-        How many of them to verify must be known too, and confidences arrive with the drafts.
-        """
-        if self._has_confidences or not isinstance(self._proposer, SynchronousProposer):
-            return False
-        return self._proposer.holds_drafts
+        """See SpeculativeConfig."""
+        return self._holds_drafts
 
     def propose(self, rows: collections.abc.Sequence[ScheduledRow]) -> Drafting:
         """Return the drafts for those of `rows` that have any."""
@@ -147,8 +143,7 @@ class Speculator:
         if self._has_confidences:
             return None  # they divide the budget, and arrive with the drafts
         requests = self._requests(rows)
-        if any(each.wants_tree for each in requests):
-            return None
+        assert not any(each.wants_tree for each in requests), "trees are not planned ahead"
         ahead = self._proposer.propose_ahead(requests)
         if ahead is None:
             return None

@@ -10,6 +10,8 @@ from functools import cache
 from types import MappingProxyType
 from typing import NamedTuple
 
+from specdec.types.draft_tree import num_growth_slots
+
 MAX_KEPT_CHANGES = 256
 """Length of the timeline of changes; the oldest are dropped."""
 
@@ -53,6 +55,13 @@ class DraftShape(NamedTuple):
     def is_tree(self) -> bool:
         """Return whether it has more tokens than a chain of its depth."""
         return self.num_draft_tokens > self.depth
+
+    @property
+    def num_head_slots(self) -> int:
+        """KV slots that a head with attention writes behind the known tokens while it drafts."""
+        if not self.is_tree:
+            return self.num_draft_tokens
+        return num_growth_slots(self.num_draft_tokens, self.depth)
 
 
 @cache

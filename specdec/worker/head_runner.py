@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.kernels.forward_batch import Chunk, ModelInput, SlotMove
 from specdec.kernels.sample import SAMPLE_PARAMS
 from specdec.models.heads.base import DraftHead, HeadState, TreeDraftHead, WholeDraftHead
 from specdec.sampling.vocab_shard import VocabShard
@@ -94,19 +94,20 @@ class HeadRunner:
         hidden: Tensor,
         tapped: Tensor | None,
         verified: Verified,
+        moves: Sequence[SlotMove],
     ) -> Verified:
         """Draft behind the verified rows of a step; return them with their drafts.
 
         rows: of the step, whose tokens are `batch`. hidden, tapped: of this pass, as in
-        `DraftHead.features`. A collective call.
+        `DraftHead.features`. moves: of the KV of the target behind it. A collective call.
         """
-        tokens = {row.seq_id: row.token_ids for row in verified}
         if self._kv is not None:
             features = self.head.features(hidden, tapped)
             self._kv.store(rows, batch.slot_mapping, features)
-            self._kv.move(self._batch_state.compaction(rows, tokens))
+            self._kv.move(moves)
             for row in verified:
                 self._kv.append_output(row.seq_id, row.token_ids)
+        tokens = {row.seq_id: row.token_ids for row in verified}
         active = [row for row in rows if row.num_next_drafts and tokens.get(row.seq_id, (0,))]
         if not active:
             return verified

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specdec.config.engine import EngineConfig
-from specdec.kernels.forward_batch import ModelInput
+from specdec.kernels.forward_batch import ModelInput, SlotMove
 from specdec.kernels.sample import RowArgmax, row_argmax
 from specdec.models.heads.base import DraftHead
 from specdec.sampling.logprobs import KeptLogits, prompt_logprobs
@@ -94,8 +94,9 @@ class TargetModelRunner(ModelRunner):
             else ()
         )
         verified = (*self._verify(rows, hidden), *_invalid_chunks(rows, hidden))
+        moves = self._compact(rows, verified)
         if self.head is not None:
-            verified = self.head.draft(rows, batch, hidden, tapped, verified)
+            verified = self.head.draft(rows, batch, hidden, tapped, verified, moves)
             self._batch_state.hold_drafts(verified)
         return VerifyOutput(step.step_id, verified, prompt_logprobs)
 
@@ -191,7 +192,6 @@ class TargetModelRunner(ModelRunner):
         for row, token_ids in zip(rows, verified, strict=True):
             start, end = end, end + row.num_draft_tokens + 1
             output.append((row, _valid_tokens(row, token_ids, is_invalid[start:end])))
-        self._compact(output)
         logprobs = kept.logprobs(output, self._shard) if kept else {}
         for row, token_ids in output:
             self._batch_state.append_output(row, token_ids)
@@ -202,14 +202,20 @@ class TargetModelRunner(ModelRunner):
             for row, token_ids in output
         ]
 
-    def _compact(self, output: Sequence[tuple[StepRow, tuple[int, ...]]]) -> None:
-        """Move the KV of the accepted nodes of trees to consecutive slots behind their base."""
-        if not any(row.parents for row, _ in output):
-            return
-        tokens = {row.seq_id: token_ids for row, token_ids in output}
-        moves = self._batch_state.compaction([row for row, _ in output], tokens)
+    def _compact(
+        self, rows: Sequence[StepRow], verified: Sequence[VerifiedRow]
+    ) -> Sequence[SlotMove]:
+        """Move the KV of the accepted nodes of trees to consecutive slots behind their base.
+
+        Returns the moves, which whatever else is stored by slot has to follow.
+        """
+        if not any(row.parents for row in rows):
+            return ()
+        tokens = {row.seq_id: row.token_ids for row in verified}
+        moves = self._batch_state.compaction(rows, tokens)
         if moves:
             self.model.move_kv(self.kv_cache, moves)
+        return moves
 
     def _prompt_logprobs(self, rows: Sequence[StepRow], hidden: Tensor) -> Iterator[PromptLogprobs]:
         """Yield log-probabilities of the prompt tokens after those of `rows`, where requested."""

@@ -122,22 +122,25 @@ class HeadConfig:
         return decoder.kv_bytes_per_token(dtype, tensor_parallel_size) if decoder else 0
 
     def weight_bytes(self, dtype: DTypeName, quantization: QuantizationMethod | None = None) -> int:
-        """Return the memory of the weights on all ranks together."""
+        """Return the memory of the weights on all ranks together.
+
+        Output heads count with the rows that are loaded: at most one for each token of the map.
+        """
         return sum(
             math.prod(shape) * (1 if quantization and _is_matrix(name) else DTYPE_BYTES[dtype])
-            for name, shape in self.shape.tensors().items()
+            for name, shape in self._loaded_tensors().items()
             if len(shape) <= 2 and name in self.names
         )
 
-    def with_target_rope(self) -> HeadConfig:
-        """Return the same head with the target's rotary embedding.
-
-        Some files have no rope_theta although the target's is not the default: a probe of both may
-        decide.
-        """
-        decoder = self.shape.decoder
-        assert decoder is not None, "the head has no attention"
-        return self._with_decoder(replace(decoder, rope=self.target.rope))
+    def _loaded_tensors(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the tensors in memory: of output heads only rows that can draft."""
+        num_rows = self.draft_vocab_size
+        if self.token_map is not None:
+            num_rows = min(num_rows, len(self.token_map))
+        tensors = dict(self.shape.tensors())
+        for name in output_head_names(self.shape):
+            tensors[name] = (num_rows, *tensors[name][1:])
+        return tensors
 
     def _with_window(self, window: int) -> HeadConfig:
         require_range("draft_window", window, 1, self.target.max_position_embeddings)

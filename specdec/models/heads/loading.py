@@ -15,6 +15,7 @@ from specdec.models.heads.formats.fused import FusedShape
 from specdec.models.heads.formats.hydra import HydraShape
 from specdec.models.heads.formats.medusa import MedusaShape
 from specdec.models.heads.formats.mlp_speculator import MlpSpeculatorShape
+from specdec.models.heads.formats.shape import HeadShape
 from specdec.models.heads.networks.dflash import DFlashHead
 from specdec.models.heads.networks.eagle3 import Eagle3Head
 from specdec.models.heads.networks.fused import FusedHead
@@ -32,6 +33,7 @@ from specdec.models.heads.token_selection import select_tokens
 from specdec.models.llama import CausalDecoder
 from specdec.models.loading import Decoder
 from specdec.models.weights.checkpoint import CheckpointReader
+from specdec.types.errors import UnsupportedModelError
 
 MAX_DRAFT_TOKENS = 64
 """Rotary positions beyond the longest sequence, which drafts may have."""
@@ -50,6 +52,7 @@ def load_head(
     shape, tensors = config.shape, HeadTensors.open(config)
     if config.token_map is not None:
         shape, tensors = select_tokens(shape, tensors, config.token_map)
+    _check_shares(shape, rank.group.size)
     backend = KernelBackend.CPU if isinstance(target, NativeDecoder) else KernelBackend.TORCH
     reader = CheckpointReader(tensors, rank.dtype, quantization, None, rank.device, backend)
     match shape:
@@ -72,6 +75,15 @@ def load_head(
             blocks = DFlashHead(shape, reader, rank)
             return NativeDFlashHead(blocks) if backend is KernelBackend.CPU else blocks
     raise AssertionError(f"no network for {config.method}")
+
+
+def _check_shares(shape: HeadShape, num_ranks: int) -> None:
+    """Raise UnsupportedModelError where a rank would have no draft token."""
+    if shape.draft_vocab_size < num_ranks:
+        raise UnsupportedModelError(
+            f"the head can draft {shape.draft_vocab_size} tokens, fewer than the {num_ranks} ranks "
+            "that share them: give it more, or lower tensor_parallel_size"
+        )
 
 
 def _fastest(head: Eagle3Head | FusedHead, backend: KernelBackend) -> DraftHead:

@@ -10,17 +10,16 @@ from typing import NamedTuple
 
 from specdec.config.engine import EngineConfig
 from specdec.speculation.policy.cost_model import CostTable
+from specdec.types.draft_decision import DraftShape, chain, tree
 from specdec.types.messages import (
-    BlockTableDelta,
     DraftRow,
     DraftStep,
     DraftWorker,
-    SequenceAdmission,
     StepInput,
     StepRow,
     Target,
 )
-from specdec.types.sampling_spec import SamplingRules
+from specdec.types.trial_sequences import TrialSequences
 
 _CONTEXT_TOKENS = 64
 _TOKEN = 1
@@ -45,7 +44,7 @@ class CostProfiler:
     """Profiler of steps with up to `most` draft tokens, on workers without sequences.
 
     The KV of its sequences is uninitialized, and in a small pool several share a block: the work is
-    the same. They are numbered from 0 and released before an engine numbers its own from there.
+    the same.
     with_head: whether a head on the target's ranks drafts in the steps with drafts: trees, where
     they are configured, of more tokens than the longest chain.
     """
@@ -57,7 +56,7 @@ class CostProfiler:
 
     def verification(self, target: Target, budget_s: float) -> CostTable:
         """Measure the target's steps for about `budget_s` seconds. Raise TargetFailedError."""
-        seq_ids, start = self._seq_ids, self._context_tokens
+        sequences, start = self._sequences(self.config.num_blocks), self._context_tokens
 
         def run(step: StepInput) -> None:
             target.begin(step)
@@ -65,9 +64,7 @@ class CostProfiler:
 
         def verify(step: ProfiledStep) -> None:
             token_ids = (_TOKEN,) * (1 + step.num_draft_tokens)
-            num_next = step.num_draft_tokens if self.with_head else 0
-            tree_depth = _tree_depth(self.config)
-            is_tree = tree_depth is not None and num_next > tree_depth
+            next_draft = self._next_draft(step.num_draft_tokens)
             rows = tuple(
                 StepRow(
                     seq_id,
@@ -75,77 +72,82 @@ class CostProfiler:
                     token_ids,
                     step.num_draft_tokens,
                     samples=True,
-                    num_next_drafts=num_next,
-                    next_draft_depth=tree_depth if is_tree and tree_depth else 0,
+                    num_next_drafts=next_draft.num_draft_tokens,
+                    next_draft_depth=next_draft.depth if next_draft.is_tree else 0,
                 )
-                for seq_id in seq_ids[: step.num_sequences]
+                for seq_id in sequences.seq_ids[: step.num_sequences]
             )
             run(StepInput(0, (), (), (), rows))
 
-        run(StepInput(0, (), self._admitted, self._tables(self.config.num_blocks), ()))
+        run(sequences.admit())
         try:
-            for rows in self._catch_up() if self.with_head else ():
+            for rows in self._catch_up(sequences.seq_ids) if self.with_head else ():
                 run(StepInput(0, (), (), (), rows))
             return self._measure(verify, budget_s, smallest=0)
         finally:
-            run(StepInput(0, seq_ids, (), (), ()))
+            run(sequences.release())
 
-    def _catch_up(self) -> Iterator[tuple[StepRow, ...]]:
+    def _catch_up(self, seq_ids: Sequence[int]) -> Iterator[tuple[StepRow, ...]]:
         """Yield rows by which a head with KV computes its KV of the context."""
         start, most_tokens = self._context_tokens, self.config.max_num_batched_tokens
         size = max(1, most_tokens // (start + 1))
-        for first in range(0, len(self._seq_ids), size):
+        for first in range(0, len(seq_ids), size):
             rows = tuple(
                 StepRow(seq_id, start, (_TOKEN,), 0, samples=True, num_next_drafts=1)
-                for seq_id in self._seq_ids[first : first + size]
+                for seq_id in seq_ids[first : first + size]
             )
             yield from repeat(rows, -(-(start + 1) // most_tokens))
 
     def drafting(self, worker: DraftWorker, num_blocks: int, budget_s: float) -> CostTable:
         """Measure the drafts of a model whose pool has `num_blocks`. Raise DraftFailedError."""
-        seq_ids, start = self._seq_ids, self._context_tokens
+        sequences, start = self._sequences(num_blocks), self._context_tokens
 
         def draft(step: ProfiledStep) -> None:
             drafts = tuple(
                 DraftRow(seq_id, start, (_TOKEN,), step.num_draft_tokens, start + 1)
-                for seq_id in seq_ids[: step.num_sequences]
+                for seq_id in sequences.seq_ids[: step.num_sequences]
             )
             worker.begin(DraftStep(0, (), (), (), (), drafts))
             worker.collect()
 
-        worker.begin(DraftStep(0, (), self._admitted, self._tables(num_blocks), (), ()))
+        worker.begin(DraftStep(0, (), sequences.admissions, sequences.block_tables, (), ()))
         try:
             return self._measure(draft, budget_s, smallest=1)
         finally:
-            worker.begin(DraftStep(0, seq_ids, (), (), (), ()))
+            worker.begin(DraftStep(0, sequences.seq_ids, (), (), (), ()))
+
+    def _next_draft(self, num_draft_tokens: int) -> DraftShape:
+        """Return the shape of the draft that a head makes in a step with `num_draft_tokens`."""
+        if not self.with_head:
+            return chain(0)
+        deepest = _tree_depth(self.config)
+        depth = num_draft_tokens if deepest is None else min(deepest, num_draft_tokens)
+        return tree(num_draft_tokens, depth)
+
+    @property
+    def _num_guess_slots(self) -> int:
+        """KV slots that a step may write behind the last known token of a sequence.
+
+        A head writes its own behind the token that the step yields after the accepted drafts.
+        """
+        if not self.with_head:
+            return self.most
+        counts = _counts(self.config, self.most, smallest=0)
+        return self.most + 1 + max(self._next_draft(count).num_head_slots for count in counts)
 
     @property
     def _context_tokens(self) -> int:
-        num_guesses = self.most * (2 if self.with_head else 1)
-        return max(1, min(_CONTEXT_TOKENS, self.config.max_model_len - num_guesses - 1))
+        longest = self.config.max_model_len - self._num_guess_slots - 1
+        return max(1, min(_CONTEXT_TOKENS, longest))
 
-    @property
-    def _seq_ids(self) -> tuple[int, ...]:
-        return tuple(range(self.config.max_num_seqs))
-
-    @property
-    def _admitted(self) -> tuple[SequenceAdmission, ...]:
-        num_tokens, rules = self._context_tokens, SamplingRules(temperature=0.0)
-        token_ids = (_TOKEN,) * num_tokens
-        return tuple(
-            SequenceAdmission(seq_id, num_tokens, rules, token_ids) for seq_id in self._seq_ids
-        )
-
-    def _tables(self, num_blocks: int) -> tuple[BlockTableDelta, ...]:
-        num_tokens = self._context_tokens + 1 + self.most * (2 if self.with_head else 1)
-        length = math.ceil(num_tokens / self.config.block_size)
-        return tuple(
-            BlockTableDelta(
-                seq_id,
-                0,
-                tuple((seq_id * length + index) % num_blocks for index in range(length)),
-            )
-            for seq_id in self._seq_ids
+    def _sequences(self, num_blocks: int) -> TrialSequences:
+        """Return one sequence for each seat of the batch, in a pool of `num_blocks`."""
+        num_tokens = self._context_tokens
+        return TrialSequences(
+            [(_TOKEN,) * num_tokens] * self.config.max_num_seqs,
+            num_tokens + 1 + self._num_guess_slots,
+            self.config.block_size,
+            num_blocks,
         )
 
     def _measure(
@@ -222,18 +224,19 @@ def _tree_depth(config: EngineConfig) -> int | None:
 
 
 def with_engine(
-    steps: CostTable, engine: CostTable, *, overlaps: bool, holds_drafts: bool = False
+    steps: CostTable, engine: CostTable, *, overlaps: bool, num_held_drafts: int = 0
 ) -> CostTable:
     """Add the engine's own seconds, in which the target waits.
 
     overlaps: whether the engine works during a forward pass behind a step without draft tokens, as
     with asynchronous scheduling. Then the longer one of the two counts for these steps.
-    holds_drafts: whether also behind draft tokens, since the target's ranks hold the next ones.
+    num_held_drafts: most draft tokens behind which it does too, since the target's ranks hold the
+    next ones.
     """
 
     def whole(size: int, count: int, value: float) -> float:
         engine_s = engine.step_s(size, count)
-        is_hidden = overlaps and (count == 0 or holds_drafts)
+        is_hidden = overlaps and count <= num_held_drafts
         return max(value, engine_s) if is_hidden else value + engine_s
 
     return steps.mapped(whole)

@@ -88,14 +88,14 @@ def _choosers(
     )
     profiler = CostProfiler(config, most, time.perf_counter)
     engine = measure_engine(most, _ENGINE_BUDGET_S)
-    is_head_alone = speculation.head is not None and len(speculation.drafters) == 1
-    has_to_wait = bool(speculation.num_draft_tree_tokens) or speculation.uses_confidences
-    holds_drafts = is_head_alone and not has_to_wait
+    has_trees = speculation.num_draft_tree_tokens > 0
+    longest_chain = speculation.num_speculative_tokens if has_trees else most
+    num_held = longest_chain if speculation.holds_drafts else 0
 
     def verification(profiler: CostProfiler) -> CostTable:
         table = profiler.verification(target, _VERIFICATION_BUDGET_S)
         overlaps = config.async_scheduling
-        return with_engine(table, engine, overlaps=overlaps, holds_drafts=holds_drafts)
+        return with_engine(table, engine, overlaps=overlaps, num_held_drafts=num_held)
 
     tables: dict[DraftPlace, CostTable] = {}
     if speculation.head is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections.abc
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from specdec.sequences.sequence import Sequence
 from specdec.types.draft_tree import depths
@@ -119,13 +119,7 @@ class Proposer(Protocol):
 
 
 class SynchronousProposer(ABC):
-    """Base of proposers that draft synchronously, in microseconds.
-
-    holds_drafts: whether the target's ranks have its drafts before the engine does, so that
-        `propose_ahead` is possible behind a step with drafts too.
-    """
-
-    holds_drafts: ClassVar[bool] = False
+    """Base of proposers that draft synchronously, in microseconds."""
 
     def __init__(self) -> None:
         self._proposals: list[Proposal] = []

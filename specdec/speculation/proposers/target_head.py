@@ -24,8 +24,6 @@ from specdec.types.draft_tree import chain_of, nodes_within, subtree
 class TargetHeadProposer(SynchronousProposer):
     """Proposer that passes on the drafts of the target's head, without any state."""
 
-    holds_drafts = True
-
     def __init__(self, config: HeadMethodConfig) -> None:
         super().__init__()
         del config

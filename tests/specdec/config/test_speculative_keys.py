@@ -316,6 +316,24 @@ def test_the_number_of_medusa_choices_is_that_of_a_tree():
     assert read_speculation({"method": "eagle3", "model": "./a"}).head.tree_choices == ()
 
 
+MC_SIM_7B_63 = """
+    0 00 1 01 2 000 10 02 3 03 4 04 20 05 001 5 06 6 07 010 11 7 08 002 30 09 8 9 100 020 12 003 40
+    21 004 005 0000 011 006 030 50 13 007 008 009 60 040 14 70 012 200 31 22 80 050 15 101 021 90
+    060 0001 16 070
+"""
+"""The list of that name in medusa/model/medusa_choices.py of github.com/FasterDecoding/Medusa, each
+digit a rank."""
+
+
+def test_published_choices_are_given_as_a_list():
+    choices = [list(map(int, path)) for path in MC_SIM_7B_63.split()]
+    with pytest.raises(InvalidValueError, match="num_speculative_tokens is 3; it must be at lea"):
+        read_speculation({**MEDUSA, "medusa_choices": choices})
+    keys = {"medusa_choices": choices, "num_speculative_tokens": 4}
+    read = read_speculation({**MEDUSA, **keys})
+    assert read.num_draft_tree_tokens == len(read.head.tree_choices) == 63
+
+
 def test_trees_of_drafts_need_a_method_that_drafts_them():
     read = read_speculation({"method": "suffix", "num_draft_tree_tokens": 16})
     assert read.num_draft_tree_tokens == 16

@@ -16,6 +16,7 @@ from specdec.engine.head_probe import HeadProbe, ProbeResult, likely_causes
 from specdec.models.config import ModelConfig
 from specdec.models.heads.config import HeadConfig
 from specdec.text.tokenizer import Tokenizer
+from specdec.types.errors import BadLogitsError
 from specdec.worker import HeadFiles, LocalTarget, load_runner
 from tests.specdec.engines import (
     HashTarget,
@@ -59,9 +60,18 @@ def random_dir(head_dir, tmp_path_factory):
     return directory
 
 
-def target_of(model_dir, head_dir, config=CONFIG):
+def spoil(directory, name):
+    """Write NaN into a tensor of a checkpoint."""
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    tensors[name].flatten()[0] = float("nan")
+    save_file(tensors, path)
+
+
+def target_of(model_dir, head_dir, config=CONFIG, kernels="auto"):
     group, head = TensorParallelGroup(), HeadFiles(head_dir)
-    return LocalTarget(load_runner(model_dir, "float32", config, group, head=head))
+    runner = load_runner(model_dir, "float32", config, group, kernels=kernels, head=head)
+    return LocalTarget(runner)
 
 
 def probe(tokenizer, config=CONFIG, **changes):
@@ -72,7 +82,7 @@ def test_a_head_that_fits_and_one_that_does_not(tiny_model_dir, tokenizer, head_
     fits = probe(tokenizer).measure(target_of(tiny_model_dir, head_dir))
     assert fits.num_positions == 3 * 31
     assert fits.acceptance > 0.8
-    assert not fits.is_low
+    assert fits.is_sound
     other = probe(tokenizer).measure(target_of(tiny_model_dir, random_dir))
     assert other.is_low
 
@@ -92,6 +102,31 @@ def test_the_sequences_that_follow_are_those_without_a_probe(
         tokens = tokens_by(engine, REQUESTS)
         drafts.append((tokens, engine.stats().counts.speculation))
     assert drafts[0] == drafts[1]
+
+
+@pytest.mark.parametrize(("method", "kernels"), [("eagle", "torch"), ("eagle", "auto")])
+def test_a_head_with_nan_drafts_nothing(tiny_model_dir, tokenizer, tmp_path, method, kernels):
+    head = HEADS[method](tiny_model_dir, tmp_path, [list(range(3, 40))])
+    spoil(head, "fc.weight")
+    config = replace(CONFIG, speculation=SpeculativeConfig.of(method, model=str(head)))
+    target = target_of(tiny_model_dir, head, config, kernels)
+    result = probe(tokenizer, config).measure(target)
+    assert (result.num_positions, result.acceptance, result.missing) == (93, 0, 1)
+    assert not result.is_sound
+
+
+@pytest.mark.parametrize("num_tokens", [64, 8])
+def test_nan_logits_of_the_target_are_an_error(
+    tiny_model_dir, tokenizer, head_dir, tmp_path, num_tokens
+):
+    """Also behind a chunk of a prompt; the sequences are released."""
+    shutil.copytree(tiny_model_dir, tmp_path, dirs_exist_ok=True)
+    spoil(tmp_path, "model.norm.weight")
+    config = replace(CONFIG, max_num_batched_tokens=num_tokens)
+    target = target_of(tmp_path, head_dir, config)
+    with pytest.raises(BadLogitsError, match="after 0 output tokens: the model produced NaN"):
+        probe(tokenizer, config).measure(target)
+    assert not target._runner._batch_state._states
 
 
 @pytest.mark.parametrize(
@@ -201,8 +236,35 @@ def test_an_llm_warns_of_a_head_that_does_not_fit(
     message = record.getMessage()
     assert f"{acceptance:.0%} of the first draft tokens are those of the target (93 pos" in message
     assert (record.levelno == logging.WARNING) == is_random == (acceptance < 0.4)
-    assert ("which is low; it may belong to another target" in message) == is_random
+    assert (", which is low; it may belong to another target" in message) == is_random
     assert ("taken for Medusa (vLLM): 5 heads" in message) == is_random
+
+
+def warning_of(target_dir, head_dir, caplog):
+    """Return what an LLM with Medusa heads warns of at its start."""
+    keys = {"method": "medusa", "model": str(head_dir), "policy": "threshold"}
+    with (
+        caplog.at_level(logging.WARNING, "specdec.engine.core"),
+        LLM(**arguments(target_dir, speculative_config=keys)),
+    ):
+        [record] = [each for each in caplog.records if "draft head" in each.getMessage()]
+    return record.getMessage()
+
+
+def test_an_llm_warns_of_a_target_with_nan(tiny_model_dir, head_dir, tmp_path, caplog):
+    shutil.copytree(tiny_model_dir, tmp_path, dirs_exist_ok=True)
+    spoil(tmp_path, "model.norm.weight")
+    assert warning_of(tmp_path, head_dir, caplog) == (
+        "draft head: not probed: the target cannot continue a text: generation stopped after 0 "
+        "output tokens: the model produced NaN or Inf logits"
+    )
+
+
+def test_an_llm_warns_of_some_nan_of_a_head(tiny_model_dir, head_dir, caplog, monkeypatch):
+    result = ProbeResult(93, 0.9, 0.0, 0.0, 2 / 93)
+    monkeypatch.setattr(HeadProbe, "measure", lambda self, target: result)
+    words = "(93 positions); its logits are NaN or infinite at 2% of the positions. The head was"
+    assert words in warning_of(tiny_model_dir, head_dir, caplog)
 
 
 def test_no_probe_without_a_head(tiny_model_dir):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from specdec.config.speculative import SpeculativeConfig
+from specdec.engine.draft_planner import DraftPlanner
 from specdec.kernels.cpu import native_library
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.text.grammar.matcher import MAX_CONSTRAINED_NODES
@@ -12,6 +13,7 @@ from specdec.types.control import SpeculationControl
 from specdec.types.draft_tree import depths, first_path, paths
 from specdec.types.sampling_params import SpeculationOptions, StructuredOutput
 from specdec.worker import HeadFiles
+from specdec.worker.batch_state import BatchState
 from tests.specdec.engine.test_draft_tree_rules import compiler
 from tests.specdec.engines import engine_config, local_engine, request, tokens_by
 from tests.specdec.heads import HEADS
@@ -215,3 +217,27 @@ def test_a_grammar_prunes_the_trees(texts, method):
     assert made.tokens == expected
     trees = [draft for draft in made.drafts.values() if draft.parents is not None]
     assert max(len(draft.token_ids) for draft in trees) == MAX_CONSTRAINED_NODES
+
+
+def test_a_step_is_planned_once_and_the_kv_of_its_trees_moves_once(texts, monkeypatch):
+    """A step with trees is never begun ahead, and the head uses the moves of the target."""
+    calls = {"plan": 0, "compaction": 0}
+
+    def counted(owner, name):
+        function = getattr(owner, name)
+
+        def call(*arguments):
+            calls[name] += 1
+            return function(*arguments)
+
+        monkeypatch.setattr(owner, name, call)
+
+    texts.head("eagle")  # it is fitted with engines, too
+    counted(DraftPlanner, "plan")
+    counted(BatchState, "compaction")
+    made = Recording(texts, "eagle", "torch", async_scheduling=True)
+    tokens_by(made.engine, [requests()[0]])
+    counts = made.engine.stats().counts
+    assert counts.num_steps_ahead == 0
+    assert calls["plan"] == counts.num_steps + 1, "the last plan finds no sequence"
+    assert 5 < calls["compaction"] < counts.num_steps

@@ -42,7 +42,7 @@ def test_the_hidden_state_is_that_of_the_last_accepted_node(state, monkeypatch, 
     monkeypatch.setattr(runner, "_extend", lambda *arguments: None)
     hidden = torch.arange(6.0).unsqueeze(1)
     verified = (VerifiedRow(8, (3,)), VerifiedRow(7, tokens))
-    runner.draft([OTHER, ROW], Mock(), hidden, None, verified)
+    runner.draft([OTHER, ROW], Mock(), hidden, None, verified, ())
     [used], _ = head.features.call_args[0][:1], None
     assert used.flatten().tolist() == [0, 1 + place]
 

@@ -104,8 +104,8 @@ def theta_note(fields: Fields, target: ModelConfig) -> tuple[str, ...]:
     if given or target.rope.theta == _read_rope(fields, target).theta:
         return ()
     return (
-        f"config.json has no rope_theta: {_read_rope(fields, target).theta:g} is assumed, the "
-        f"target has {target.rope.theta:g}; set it there if the acceptance is low",
+        f"config.json has no rope_theta: {_read_rope(fields, target).theta:g} is assumed; if the "
+        f'acceptance is low, add the target\'s "rope_theta": {target.rope.theta:g} to it',
     )
 
 

@@ -190,7 +190,7 @@ def test_sizes_and_description(tmp_path, target):
     )
 
 
-def test_a_missing_rope_theta_is_reported_and_can_be_the_targets(tmp_path, target_dir, target):
+def test_a_missing_rope_theta_is_reported_and_can_be_added(tmp_path, target_dir, target):
     from dataclasses import replace
 
     from specdec.models.rope import DefaultRope
@@ -200,11 +200,12 @@ def test_a_missing_rope_theta_is_reported_and_can_be_the_targets(tmp_path, targe
     target = replace(target, rope=DefaultRope(500_000.0))
     config = HeadConfig.from_directory(tmp_path, target)
     assert config.describe()[1] == (
-        "config.json has no rope_theta: 10000 is assumed, the target has 500000; set it there if "
-        "the acceptance is low"
+        "config.json has no rope_theta: 10000 is assumed; if the acceptance is low, add the "
+        'target\'s "rope_theta": 500000 to it'
     )
-    found = draft_logits(config.with_target_rope(), target_dir, parts)
+    save(tmp_path, CONFIG | {"rope_theta": 500_000}, made)
+    config = HeadConfig.from_directory(tmp_path, target)
+    assert len(config.describe()) == 1
+    found = draft_logits(config, target_dir, parts)
     expected = reference(made, parts, target_dir, Layers(theta=500_000.0))
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-    save(tmp_path, CONFIG | {"rope_theta": 10_000.0}, made)
-    assert len(HeadConfig.from_directory(tmp_path, target).describe()) == 1

@@ -10,11 +10,13 @@ from specdec.models.heads.config import HeadConfig
 from specdec.models.heads.loading import load_head
 from specdec.models.heads.tensors import HeadTensors
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
+from tests.specdec.fakes import run_ranks
 from tests.specdec.models.heads import test_dflash as dflash
 from tests.specdec.models.heads import test_eagle3 as eagle3
 from tests.specdec.models.heads import test_medusa as medusa
 from tests.specdec.models.heads import test_p_eagle as p_eagle
 from tests.specdec.models.heads.driver import (
+    HIDDEN,
     RANKS_AND_KERNELS,
     VOCAB,
     draft_logits,
@@ -64,7 +66,7 @@ def write(kind, directory):
 
 def write_map(directory, ids):
     path = directory / "tokens.json"
-    path.write_text(json.dumps(ids))
+    path.write_text(json.dumps(list(ids)))
     return str(path)
 
 
@@ -139,6 +141,43 @@ def test_a_map_without_any_token_of_the_head_is_refused(tmp_path, target_dir, ta
     config = HeadConfig.from_directory(tmp_path, target, token_map=write_map(tmp_path, [0, 1]))
     with pytest.raises(UnsupportedModelError, match="none of the tokens that the head can draft"):
         load_head(config, target_model(target_dir))
+
+
+def test_a_head_with_fewer_tokens_than_ranks_is_refused(tmp_path, target_dir, target):
+    write("medusa", tmp_path)
+    config = HeadConfig.from_directory(tmp_path, target, token_map=write_map(tmp_path, [5]))
+
+    def load(group):
+        with pytest.raises(UnsupportedModelError, match="draft 1 tokens, fewer than the 2 ranks"):
+            load_head(config, target_model(target_dir, group))
+
+    load_head(config, target_model(target_dir))
+    run_ranks(2, load)
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_matrices", "num_rows"),
+    [
+        ("medusa", 3, VOCAB),
+        ("medusa, full rows", 3, len(IDS)),
+        ("medusa, own rows", 3, len(IDS)),
+        ("eagle3", 1, 120),
+        ("eagle3, small", 1, 100),
+    ],
+)
+def test_a_map_reduces_the_memory_of_output_heads(tmp_path, target, kind, num_matrices, num_rows):
+    """They count with the rows that the ranks load."""
+    write(kind, tmp_path)
+
+    def weight_bytes(ids, quantization=None):
+        token_map = None if ids is None else write_map(tmp_path, ids)
+        config = HeadConfig.from_directory(tmp_path, target, token_map=token_map)
+        return config.weight_bytes("float32", quantization)
+
+    row = num_matrices * HIDDEN
+    assert weight_bytes(None) - weight_bytes([0, 5, 9]) == 4 * row * (num_rows - 3)
+    assert weight_bytes(None, "int8") - weight_bytes([0, 5, 9], "int8") == row * (num_rows - 3)
+    assert weight_bytes(range(VOCAB)) == weight_bytes(None)
 
 
 def test_values_replace_stored_tensors(tmp_path, target):

@@ -9,6 +9,7 @@ from specdec.config.speculative import SpeculativeConfig
 from specdec.distributed.group import TensorParallelGroup
 from specdec.speculation.policy.cost_model import CostTable
 from specdec.speculation.policy.cost_profiler import CostProfiler, with_drafting, with_engine
+from specdec.types.draft_tree import num_growth_slots
 from specdec.types.messages import VerifyOutput
 from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
 from tests.clock import Clock
@@ -83,6 +84,35 @@ def test_a_head_drafts_trees_of_more_tokens_than_the_longest_chain():
     assert rows == {(0, 0), (1, 0), (3, 0), (12, 3)}
 
 
+@pytest.mark.parametrize(("num_nodes", "depth"), [(12, 11), (13, 6), (16, 5), (64, 8), (5, 4)])
+@pytest.mark.parametrize("max_model_len", [160, 40])
+def test_block_tables_have_the_slots_that_a_head_writes(num_nodes, depth, max_model_len):
+    """A tree may run more nodes than it keeps, behind drafts that were all accepted."""
+    clock, needed, held = Clock(), [], []
+
+    class TargetWithHead(TimedTarget):
+        def begin(self, step):
+            super().begin(step)
+            held.extend(4 * len(each.block_ids) for each in step.block_table_deltas)
+            for row in step.rows:
+                count, own_depth = row.num_next_drafts, row.next_draft_depth
+                grown = num_growth_slots(count, own_depth) if own_depth else count
+                needed.append(row.end + 1 + grown)
+
+    keys = {"model": "head", "num_draft_tree_tokens": num_nodes}
+    speculation = SpeculativeConfig.of("eagle", depth, **keys)
+    config = engine_config(
+        max_num_seqs=1,
+        max_num_batched_tokens=128,
+        max_model_len=max_model_len,
+        speculation=speculation,
+    )
+    profiler = CostProfiler(config, num_nodes, clock, with_head=True)
+    profiler.verification(TargetWithHead(clock), budget_s=100)
+    assert max(needed) <= min(held)
+    assert max(needed) <= max_model_len or num_nodes == 64 > max_model_len
+
+
 def test_profiling_respects_its_budget_and_extrapolates_the_rest_by_rows():
     clock = Clock()
     target = TimedTarget(clock)
@@ -112,7 +142,7 @@ def test_the_engines_own_part_is_serial_unless_steps_are_begun_ahead():
     engine = CostTable((1, 2), (0, 1), ((0.25, 0.5), (4.5, 5.0)))
     assert with_engine(steps, engine, overlaps=False).seconds == ((1.25, 2.5), (7.5, 9.0))
     assert with_engine(steps, engine, overlaps=True).seconds == ((1.0, 2.5), (4.5, 9.0))
-    held = with_engine(steps, engine, overlaps=True, holds_drafts=True)
+    held = with_engine(steps, engine, overlaps=True, num_held_drafts=1)
     assert held.seconds == ((1.0, 2.0), (4.5, 5.0))
 
 

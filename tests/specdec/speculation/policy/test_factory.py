@@ -62,5 +62,31 @@ def test_the_first_model_decides_what_a_step_costs(keys, place):
     assert _main_place(SpeculativeConfig.of(**keys)) is place
 
 
+@pytest.mark.parametrize(
+    ("keys", "num_held"),
+    [
+        (HEAD, 3),
+        ({**HEAD, "num_draft_tree_tokens": 6}, 3),
+        ({**HEAD, "adaptive_length": True}, 8),
+        ({**HEAD, "batch_budget": True}, 0),
+        ({**HEAD, "first": "ngram"}, 0),
+        ({"method": "ngram"}, 0),
+    ],
+)
+def test_the_engine_overlaps_the_chains_that_the_ranks_hold(make, monkeypatch, keys, num_held):
+    """Trees are not held: of those the engine's seconds add to the step."""
+    found = []
+
+    def spied(steps, engine, *, overlaps, num_held_drafts):
+        found.append((overlaps, num_held_drafts))
+        return steps
+
+    monkeypatch.setattr("specdec.speculation.policy.factory.with_engine", spied)
+    speculation = SpeculativeConfig.of(**keys)
+    make(speculation)
+    assert {count for _, count in found} == {num_held}
+    assert speculation.holds_drafts == (num_held > 0)
+
+
 def test_without_speculation_there_is_no_policy(make):
     assert make(None) is None
