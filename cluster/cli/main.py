@@ -32,6 +32,7 @@ from cluster.cli.options import (
 )
 from cluster.cli.output import SectionedCommand, json_flag, print_stderr, show_json
 from cluster.cli.serve import serve
+from cluster.cli.train import train
 from specdec.client import Client
 from specdec.types.request import ChatMessage
 from specdec.types.responses import StreamChunk
@@ -183,3 +184,4 @@ main.add_command(admin.status)
 main.add_command(admin.speculation)
 main.add_command(admin.profile)
 main.add_command(models)
+main.add_command(train)

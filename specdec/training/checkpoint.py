@@ -76,7 +76,5 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def _with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {
-        name.removeprefix(prefix): each
-        for name, each in tensors.items()
-        if name.startswith(prefix)
+        name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)
     }

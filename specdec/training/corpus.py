@@ -184,8 +184,8 @@ class Corpus(Sequence[Sample]):
     def __getitem__(self, index: int | slice) -> Sample | Corpus:
         if isinstance(index, slice):
             return self._part(self._places[index])
-        shard, row = self._places[index].tolist()
-        return self._shards[shard].sample(row)
+        shard, row = self._places[index]
+        return self._shards[int(shard)].sample(int(row))
 
     @cached_property
     def num_tokens(self) -> int:

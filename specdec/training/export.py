@@ -15,9 +15,7 @@ from specdec.training.checkpoint import write_atomically
 from specdec.training.drafters.base import Drafter
 
 
-def export(
-    drafter: Drafter, directory: Path, dtype: torch.dtype, card: Mapping[str, Any]
-) -> None:
+def export(drafter: Drafter, directory: Path, dtype: torch.dtype, card: Mapping[str, Any]) -> None:
     """Write model.safetensors, config.json and card.json; each file is replaced atomically.
 
     dtype: of the weights in the file.

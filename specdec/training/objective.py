@@ -53,7 +53,7 @@ class Objective:
                     weights = d_pace_weights(log_q.detach(), p)
                 loss = self._loss(log_q, p) * weights * is_trained[:, bases]
                 mean = loss.sum() / batch.num_bases
-                mean.backward()  # type: ignore[no-untyped-call]
+                mean.backward()
                 assert own.grad is not None
                 gradient[:, bases] = own.grad
                 total += mean.item()
@@ -77,9 +77,7 @@ class Objective:
                 found.append((logits + noise).argmax(-1))
         return self._token_ids[torch.cat(found, dim=1)]
 
-    def _noise(
-        self, batch: Batch, bases: slice, p: Tensor, generator: torch.Generator
-    ) -> Tensor:
+    def _noise(self, batch: Batch, bases: slice, p: Tensor, generator: torch.Generator) -> Tensor:
         """Return noise times temperature for the draft tokens of a chunk, [depth, c, V]."""
         temperatures = batch.temperatures[bases]
         if not temperatures.any():

@@ -120,6 +120,16 @@ class Trainer:
     def num_steps(self) -> int:
         return len(self.order)
 
+    @property
+    def head_directory(self) -> Path:
+        """The folder with the exported drafter."""
+        return self._directory / HEAD
+
+    @property
+    def best(self) -> float:
+        """The longest held-out accepted length so far; 0 before the first evaluation."""
+        return self._best
+
     def run(self, report: Callable[[Progress], None]) -> None:
         """Train up to the last step, or until the held-out accepted length stops growing.
 
@@ -183,7 +193,7 @@ class Trainer:
         run = {"step": self.step, "num_steps": self.num_steps, **asdict(self._config)}
         card = {**self._data.card, "training": run, "held_out": evaluation}
         dtype = getattr(torch, self._config.export_dtype)
-        export(self.drafter, self._directory / HEAD, dtype, card)
+        export(self.drafter, self.head_directory, dtype, card)
 
     def _run_id(self) -> dict[str, Any]:
         """Return what a checkpoint must have in common with the run that continues it."""

@@ -39,24 +39,56 @@ class Eagle3Drafter(Drafter):
         self._rope_fields = target.rope_fields
         self.taps = self._read.ascending
         self.fc = _linear(len(self._read.layer_ids) * size, size)
-        self.token_norm = nn.RMSNorm(size, eps)
-        self.feature_norm = nn.RMSNorm(size, eps)
+        self.token_norm = RMSNorm(size, eps)
+        self.feature_norm = RMSNorm(size, eps)
         self.attention = PairAttention(target)
-        self.mlp_norm = nn.RMSNorm(size, eps)
+        self.mlp_norm = RMSNorm(size, eps)
         self.gate_proj = _linear(size, model.intermediate_size)
         self.up_proj = _linear(size, model.intermediate_size)
         self.down_proj = _linear(model.intermediate_size, size)
-        self.norm = nn.RMSNorm(size, eps)
+        self.norm = RMSNorm(size, eps)
         self.lm_head = _linear(size, len(token_ids))
         self._embedding = target.embedding  # frozen: the served head reads the target's
-        with torch.no_grad():
-            self.norm.weight.copy_(target.weight("model.norm.weight", (size,)))
-            self.lm_head.weight.copy_(target.lm_head[token_ids])
+        self._start_from(target)
+
+    @torch.no_grad()
+    def _start_from(self, target: Target) -> None:
+        """Copy the target's last layer, final norm and output head.
+
+        At first the highest feature passes to the layer unchanged. Attention reads embeddings with
+        the weights of the target's first layer, and features with those of its last one.
+        """
+        model, last = target.config, f"model.layers.{target.config.num_layers - 1}"
+        size, inner = model.hidden_size, model.intermediate_size
+        self.fc.weight.mul_(0.1)[:, -size:] += torch.eye(size)
+        self.token_norm.weight.copy_(
+            target.weight("model.layers.0.input_layernorm.weight", (size,))
+        )
+        self.feature_norm.weight.copy_(target.weight(f"{last}.input_layernorm.weight", (size,)))
+        for name in ("q_proj", "k_proj", "v_proj"):
+            module: nn.Linear = getattr(self.attention, name)
+            shape = (module.out_features, size)
+            for layer, columns in (("model.layers.0", slice(0, size)), (last, slice(size, None))):
+                weight = target.weight(f"{layer}.self_attn.{name}.weight", shape)
+                module.weight[:, columns] = weight
+        shape = (size, self.attention.o_proj.in_features)
+        self.attention.o_proj.weight.copy_(target.weight(f"{last}.self_attn.o_proj.weight", shape))
+        name = f"{last}.post_attention_layernorm.weight"
+        self.mlp_norm.weight.copy_(target.weight(name, (size,)))
+        for name, shape in (
+            ("gate_proj", (inner, size)),
+            ("up_proj", (inner, size)),
+            ("down_proj", (size, inner)),
+        ):
+            module = getattr(self, name)
+            module.weight.copy_(target.weight(f"{last}.mlp.{name}.weight", shape))
+        self.norm.weight.copy_(target.weight("model.norm.weight", (size,)))
+        self.lm_head.weight.copy_(target.lm_head[self.token_ids])
 
     def states(self, batch: Batch, target: HiddenStates) -> Tensor:
         """See Drafter."""
         read = target.tapped[:, list(self._read.order)].flatten(1)  # [T, num_taps * hidden_size]
-        of_pairs = self.fc(read).roll(1, 0)  # pair j has the feature of token j - 1
+        of_pairs = self.fc(read).float().roll(1, 0)  # pair j has the feature of token j - 1
         features = of_pairs[batch.bases]
         draft = self.attention.begin(batch, self._inputs(batch.token_ids, of_pairs))
         outputs = []
@@ -111,7 +143,7 @@ class Eagle3Drafter(Drafter):
 
     def tensors(self) -> Mapping[str, Tensor]:
         """See Drafter."""
-        layer = {
+        layer: dict[str, nn.Linear | nn.RMSNorm] = {
             "input_layernorm": self.token_norm,
             "hidden_norm": self.feature_norm,
             "self_attn.q_proj": self.attention.q_proj,
@@ -231,6 +263,14 @@ class PairAttention(nn.Module):
 
     def _heads(self, x: Tensor, count: int) -> Tensor:
         return x.view(len(x), count, self.head_dim)
+
+
+class RMSNorm(nn.RMSNorm):
+    """Root mean square normalization in float32, whatever the precision of the products is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalized x, [..., size] float32."""
+        return F.rms_norm(x.float(), self.normalized_shape, self.weight, self.eps)
 
 
 def rotated(x: Tensor, rotation: Rotation) -> Tensor:

@@ -1,0 +1,92 @@
+"""A training run from its files: a corpus, a target and the directory of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from specdec.models.config import ModelConfig
+from specdec.models.resolve import resolve
+from specdec.text.tokenizer import Tokenizer
+from specdec.training.config import TrainingConfig
+from specdec.training.corpus import Corpus, CorpusError
+from specdec.training.draft_vocabulary import ReducedVocabulary, token_counts
+from specdec.training.fingerprint import target_fingerprint
+from specdec.training.target import Target, TargetPrecision
+from specdec.training.trainer import Data, Trainer
+from specdec.types.errors import InvalidValueError
+
+DEFAULT_DRAFT_VOCAB_SIZE = 8192
+
+
+@dataclass(frozen=True)
+class TrainingFiles:
+    """Where a run reads and writes.
+
+    model: the target; an alias, a directory or a Hub id. corpus: of its answers, see
+    `specdec.training.corpus`. output: of checkpoints and the exported drafter.
+    num_samples: the first ones of the corpus, which may be growing; None for all it has now.
+    """
+
+    model: str
+    corpus: Path
+    output: Path
+    num_samples: int | None = None
+
+
+def open_run(
+    files: TrainingFiles,
+    config: TrainingConfig,
+    precision: TargetPrecision,
+    draft_vocab_size: int | None,
+    show: Callable[[str], None],
+) -> Trainer:
+    """Load everything that a run needs; it continues where its last checkpoint was made.
+
+    draft_vocab_size: tokens that the drafter has; None for the default, at most the target's. show:
+    called with each line about what is loaded.
+
+    Raises InvalidValueError, CorpusError, ModelNotFoundError and UnsupportedModelError.
+    """
+    directory = resolve(files.model, progress=show)
+    corpus = Corpus.open(files.corpus)
+    if target_fingerprint(directory) != corpus.info.target_hash:
+        limit = f"{corpus.info.target}, which answered in {files.corpus}"
+        raise InvalidValueError("model", files.model, limit)
+    samples = corpus[: files.num_samples]
+    if len(samples) < 2 or (files.num_samples or 0) > len(corpus):
+        needed = max(2, files.num_samples or 0)
+        raise CorpusError(f"{files.corpus} has {len(corpus)} samples so far; {needed} are needed")
+    model = ModelConfig.from_directory(directory)
+    train, held_out = samples.split(config.held_out, config.seed)
+    counts = token_counts(train, model.vocab_size)
+    size = min(draft_vocab_size or DEFAULT_DRAFT_VOCAB_SIZE, model.vocab_size)
+    special = {*Tokenizer(directory).special_token_ids, *model.eos_token_ids}
+    vocabulary = ReducedVocabulary.of_counts(counts, size, special)
+    longest = max(len(each.token_ids) for each in samples)
+    show(
+        f"{len(train)} samples with {train.num_tokens} tokens to train on, "
+        f"{len(held_out)} held out; {size} draft tokens cover "
+        f"{vocabulary.coverage(token_counts(held_out, model.vocab_size)):.1%} of their answers"
+    )
+    card = {
+        "target": corpus.info.target,
+        "target_sha256": corpus.info.target_hash,
+        "precision": {"dtype": precision.dtype, "quantization": precision.quantization},
+        "corpus": {
+            "num_samples": len(samples),
+            "num_tokens": samples.num_tokens,
+            "num_answer_tokens": samples.num_answer_tokens,
+            "temperatures": list(samples.temperatures),
+            "plan": dict(corpus.info.plan),
+        },
+        "draft_vocab_size": size,
+    }
+    data = Data(
+        list(train),
+        list(held_out[: config.max_held_out_samples]),
+        vocabulary.token_ids.tolist(),
+        card,
+    )
+    return Trainer(config, Target(directory, longest, precision), data, files.output)
