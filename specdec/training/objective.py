@@ -19,10 +19,11 @@ from specdec.training.acceptance import noise_given_choice
 from specdec.training.batches import Batch
 from specdec.training.config import TrainingConfig
 from specdec.training.drafters.base import Drafter
-from specdec.training.losses import LOSSES, d_pace_weights, decayed_weights
+from specdec.training.losses import LOSSES, Teacher, d_pace_weights, decayed_weights
 from specdec.training.target import Target
 
-_CHUNK_BASES = 128
+_CHUNK_LOGITS = 2**22
+"""Logits of a chunk: 16 MiB in float32."""
 
 
 class Objective:
@@ -45,13 +46,13 @@ class Objective:
         with self._autocast():
             states = drafter.states(batch, hidden)
             gradient = torch.zeros_like(states)
-            for bases, p in self._chunks(batch, hidden):
+            for bases, teacher in self._chunks(batch, hidden):
                 own = states[:, bases].detach().requires_grad_()
                 log_q = drafter.logits(own).float().log_softmax(-1)
                 weights = self._weights
                 if self._config.position_weights == "d_pace":
-                    weights = d_pace_weights(log_q.detach(), p)
-                loss = self._loss(log_q, p) * weights * is_trained[:, bases]
+                    weights = d_pace_weights(log_q.detach(), teacher)
+                loss = self._loss(log_q, teacher) * weights * is_trained[:, bases]
                 mean = loss.sum() / batch.num_bases
                 mean.backward()
                 assert own.grad is not None
@@ -71,9 +72,9 @@ class Objective:
         found = []
         with self._autocast():
             states = drafter.states(batch, hidden)
-            for bases, p in self._chunks(batch, hidden):
+            for bases, teacher in self._chunks(batch, hidden):
                 logits = drafter.logits(states[:, bases]).float()
-                noise = self._noise(batch, bases, p, generator)
+                noise = self._noise(batch, bases, teacher.p, generator)
                 found.append((logits + noise).argmax(-1))
         return self._token_ids[torch.cat(found, dim=1)]
 
@@ -90,19 +91,21 @@ class Objective:
             parts.append(scale * noise_given_choice(log_p, chosen, generator))
         return torch.stack(parts)
 
-    def _chunks(self, batch: Batch, hidden: HiddenStates) -> Iterator[tuple[slice, Tensor]]:
-        """Yield bases, and the target's distribution p of each draft token, [depth, c, V] float32.
+    def _chunks(self, batch: Batch, hidden: HiddenStates) -> Iterator[tuple[slice, Teacher]]:
+        """Yield c bases, and the target's distribution of each draft token, [depth, c].
 
         It is the softmax over the draft tokens alone: what the drafter can come close to.
         """
         depth = self._config.depth
         final = F.pad(hidden.final[batch.bases], (0, 0, 0, depth))  # [R + depth, hidden_size]
-        for start in range(0, batch.num_bases, _CHUNK_BASES):
-            bases = slice(start, min(start + _CHUNK_BASES, batch.num_bases))
-            with torch.no_grad():
-                logits = F.linear(final[start : bases.stop + depth - 1], self._teacher_head)
-                p = logits.float().softmax(-1)
-            yield bases, p.unfold(0, depth, 1).permute(2, 0, 1)
+        size = max(1, _CHUNK_LOGITS // (depth * len(self._token_ids)))
+        for start in range(0, batch.num_bases, size):
+            bases = slice(start, min(start + size, batch.num_bases))
+            logits = F.linear(final[start : bases.stop + depth - 1], self._teacher_head)
+            teacher = Teacher.of_logits(logits)
+            # Views: draft token i of a base is draft token 0 of the base i behind it.
+            p = teacher.p.unfold(0, depth, 1).permute(2, 0, 1)
+            yield bases, Teacher(p, teacher.negative_entropy.unfold(0, depth, 1).T)
 
     def _is_trained(self, batch: Batch) -> Tensor:
         """Return the draft tokens that count, [depth, R] bool.

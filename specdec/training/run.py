@@ -12,6 +12,7 @@ from specdec.text.tokenizer import Tokenizer
 from specdec.training.config import TrainingConfig
 from specdec.training.corpus import Corpus, CorpusError
 from specdec.training.draft_vocabulary import ReducedVocabulary, token_counts
+from specdec.training.drafters import drafter_class
 from specdec.training.fingerprint import target_fingerprint
 from specdec.training.target import Target, TargetPrecision
 from specdec.training.trainer import Data, Trainer
@@ -61,7 +62,7 @@ def open_run(
     model = ModelConfig.from_directory(directory)
     train, held_out = samples.split(config.held_out, config.seed)
     counts = token_counts(train, model.vocab_size)
-    size = min(draft_vocab_size or DEFAULT_DRAFT_VOCAB_SIZE, model.vocab_size)
+    size = _draft_vocab_size(config.method, draft_vocab_size, model.vocab_size)
     special = {*Tokenizer(directory).special_token_ids, *model.eos_token_ids}
     vocabulary = ReducedVocabulary.of_counts(counts, size, special)
     longest = max(len(each.token_ids) for each in samples)
@@ -90,3 +91,13 @@ def open_run(
         card,
     )
     return Trainer(config, Target(directory, longest, precision), data, files.output)
+
+
+def _draft_vocab_size(method: str, wanted: int | None, vocab_size: int) -> int:
+    """Return the number of draft tokens; wanted: None for the default."""
+    if drafter_class(method).has_reduced_vocabulary:
+        return min(wanted or DEFAULT_DRAFT_VOCAB_SIZE, vocab_size)
+    if wanted not in (None, vocab_size):
+        limit = f"left out, or {vocab_size}, the target's: {method} has no draft vocabulary"
+        raise InvalidValueError("draft_vocab_size", wanted, limit)
+    return vocab_size

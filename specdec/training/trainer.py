@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from specdec.training.batches import Batch, BatchOrder
 from specdec.training.checkpoint import Checkpoint
 from specdec.training.config import TrainingConfig
 from specdec.training.corpus import Sample
-from specdec.training.drafters import drafter_factory
+from specdec.training.drafters import drafter_class
 from specdec.training.export import export
 from specdec.training.objective import Objective
 from specdec.training.optimizers import Optimizers
@@ -101,7 +102,7 @@ class Trainer:
         token_ids = torch.tensor(list(data.token_ids), dtype=torch.int64)
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(config.seed)
-            self.drafter = drafter_factory(config.method)(target, token_ids, config.depth)
+            self.drafter = drafter_class(config.method)(target, token_ids, config.depth)
         self._objective = Objective(config, target, token_ids)
         self._optimizers = Optimizers(config, self.drafter)
         self.order = BatchOrder(
@@ -156,7 +157,7 @@ class Trainer:
     @property
     def _is_stalled(self) -> bool:
         steps = self._config.patience * self._config.evaluate_every
-        return self._evaluation is not None and self.step - self._best_step >= steps
+        return self._best_step > 0 and self.step - self._best_step >= steps
 
     def _train(self, batch: Batch) -> float:
         hidden = self._target.hidden_states(batch, self.drafter.taps)
@@ -195,6 +196,7 @@ class Trainer:
         dtype = getattr(torch, self._config.export_dtype)
         export(self.drafter, self.head_directory, dtype, card)
 
+    @cached_property
     def _run_id(self) -> dict[str, Any]:
         """Return what a checkpoint must have in common with the run that continues it."""
         digest = hashlib.sha256()
@@ -207,13 +209,13 @@ class Trainer:
         self._directory.mkdir(parents=True, exist_ok=True)
         progress = {"best": self._best, "best_step": self._best_step}
         weights, optimizer = dict(self.drafter.state_dict()), self._optimizers.tensors()
-        Checkpoint(self.step, self._run_id(), progress, weights, optimizer).save(self._directory)
+        Checkpoint(self.step, self._run_id, progress, weights, optimizer).save(self._directory)
 
     def _load(self) -> None:
         checkpoint = Checkpoint.load(self._directory)
         if checkpoint is None:
             return
-        for name, value in self._run_id().items():
+        for name, value in self._run_id.items():
             if checkpoint.run.get(name) != value:
                 limit = f"{checkpoint.run.get(name)!r}, as in the checkpoint in {self._directory}"
                 raise InvalidValueError(name, value, limit)

@@ -5,5 +5,8 @@ and the loop belong in `training`; the networks that serve belong in `models.hea
 """
 
 from specdec.training.drafters import eagle3 as eagle3
+from specdec.training.drafters import medusa as medusa
+from specdec.training.drafters import mlp_speculator as mlp_speculator
+from specdec.training.drafters.base import METHODS as METHODS
 from specdec.training.drafters.base import Drafter as Drafter
-from specdec.training.drafters.base import drafter_factory as drafter_factory
+from specdec.training.drafters.base import drafter_class as drafter_class

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 
@@ -20,13 +20,18 @@ class Drafter(nn.Module, ABC):
     depth: draft tokens behind each base. taps: as in `specdec.models.heads.base.DraftHead`.
     token_ids: the target's id of each draft token, ascending, [V] int64.
 
-    A subclass is made from a target, the ids of its draft tokens and the depth. Its weights are
-    drawn from torch's default generator.
+    has_reduced_vocabulary: whether its layout may have fewer tokens than the target.
     """
 
+    has_reduced_vocabulary: ClassVar[bool] = True
     depth: int
     taps: tuple[int, ...]
     token_ids: Tensor
+
+    @abstractmethod
+    def __init__(self, target: Target, token_ids: Tensor, depth: int) -> None:
+        """Draw the initial weights from torch's default generator, or take the target's."""
+        super().__init__()
 
     @abstractmethod
     def states(self, batch: Batch, target: HiddenStates) -> Tensor:
@@ -49,23 +54,24 @@ class Drafter(nn.Module, ABC):
         """Return the tensors of the published layout."""
 
 
-DrafterFactory = Callable[[Target, Tensor, int], Drafter]
-_Class = TypeVar("_Class", bound=DrafterFactory)
-_DRAFTERS: dict[str, DrafterFactory] = {}
+METHODS: dict[str, type[Drafter]] = {}
+"""The drafters that can be trained, by method."""
+
+_Class = TypeVar("_Class", bound=type[Drafter])
 
 
 def register(method: str) -> Callable[[_Class], _Class]:
     """Return a decorator that makes a class available as `method`."""
 
-    def add(factory: _Class) -> _Class:
-        _DRAFTERS[method] = factory
-        return factory
+    def add(drafter: _Class) -> _Class:
+        METHODS[method] = drafter
+        return drafter
 
     return add
 
 
-def drafter_factory(method: str) -> DrafterFactory:
+def drafter_class(method: str) -> type[Drafter]:
     """Return the class of a method. Raises InvalidValueError for an unknown one."""
-    if method not in _DRAFTERS:
-        raise InvalidValueError("method", method, f"one of {', '.join(sorted(_DRAFTERS))}")
-    return _DRAFTERS[method]
+    if method not in METHODS:
+        raise InvalidValueError("method", method, f"one of {', '.join(sorted(METHODS))}")
+    return METHODS[method]

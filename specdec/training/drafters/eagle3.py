@@ -31,7 +31,8 @@ class Eagle3Drafter(Drafter):
     """An EAGLE-3 head with one layer of the target's sizes."""
 
     def __init__(self, target: Target, token_ids: Tensor, depth: int) -> None:
-        super().__init__()
+        """See Drafter."""
+        super().__init__(target, token_ids, depth)
         model = target.config
         size, eps = model.hidden_size, model.rms_norm_eps
         self.depth, self.token_ids = depth, token_ids

@@ -6,7 +6,7 @@ import torch
 from specdec.kernels.forward_batch import HiddenStates
 from specdec.training.batches import Batch
 from specdec.training.corpus import Sample
-from specdec.training.drafters import drafter_factory
+from specdec.training.drafters import METHODS
 from specdec.training.export import export
 from specdec.training.target import Target, TargetPrecision
 from tests.specdec.models.heads.driver import (
@@ -19,7 +19,6 @@ from tests.specdec.models.heads.driver import (
 from tests.specdec.tiny import tiny_llama_dir
 
 DEPTH = 5
-METHODS = ("eagle3",)
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +40,17 @@ def test_served_logits_equal_those_of_the_trained_module(method, kernels, target
 
 
 def disturbed_drafter(method, target):
-    """Make a drafter whose norms differ from one, so that a missing one is noticed."""
+    """Make a drafter whose weights differ from their initial ones, all norms included."""
     torch.manual_seed(1)
-    token_ids = torch.arange(1, VOCAB, 2)
-    drafter = drafter_factory(method)(target, token_ids, DEPTH)
+    has_reduced = METHODS[method].has_reduced_vocabulary
+    token_ids = torch.arange(1, VOCAB, 2) if has_reduced else torch.arange(VOCAB)
+    drafter = METHODS[method](target, token_ids, DEPTH)
     with torch.no_grad():
         for parameter in drafter.parameters():
             if parameter.ndim == 1:
                 parameter.uniform_(0.5, 1.5)
+            else:
+                parameter.add_(0.3 * torch.randn_like(parameter) * parameter.shape[1] ** -0.5)
     return drafter
 
 
