@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import json
 import random
+import signal
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ from specdec.types.sampling_params import SEED_LIMIT, SamplingParams
 from specdec.types.validation import require_range
 
 _SAMPLES_PER_SHARD = 128
+_MAX_AGE_S = 60.0  # of a finished sample that is not stored yet
 _OPEN_PER_PLACE = 2
 """Conversations in progress per place in the batch, so that the engine's queue is never empty."""
 _LOG_INTERVAL_S = 30.0  # of the progress where stderr is not a terminal
@@ -49,6 +51,7 @@ class GenerationConfig:
     answers_per_prompt: of the prompts file.
     num_self_written: prompts for the target to write and answer; some are dropped as unusable.
     max_num_seqs: conversations in a batch.
+    engine: further arguments of `specdec.LLM`.
     """
 
     model: str
@@ -61,6 +64,7 @@ class GenerationConfig:
     num_self_written: int = 0
     max_num_seqs: int = 64
     seed: int = 0
+    engine: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.temperatures:
@@ -84,6 +88,7 @@ class GenerationConfig:
             "max_queue_len": _OPEN_PER_PLACE * self.max_num_seqs,
             "speculative_config": None,
             "stream_interval": self.max_new_tokens,
+            **self.engine,
         }
 
 
@@ -208,10 +213,12 @@ async def _final(stream: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
 
 
 class ShardBuffer:
-    """Collects samples until they fill a shard."""
+    """Collects samples until they fill a shard, or are a minute old."""
 
-    def __init__(self, writer: CorpusWriter) -> None:
+    def __init__(self, writer: CorpusWriter, clock: Callable[[], float] = time.monotonic) -> None:
         self._writer = writer
+        self._clock = clock
+        self._flushed_at_s = clock()
         self._samples: list[Sample] = []
         self._requests: list[int] = []
 
@@ -219,13 +226,15 @@ class ShardBuffer:
         """Take all samples of a request; they are stored together."""
         self._samples.extend(samples)
         self._requests.extend([request] * len(samples))
-        if len(self._samples) >= _SAMPLES_PER_SHARD:
+        is_old = self._clock() - self._flushed_at_s >= _MAX_AGE_S
+        if is_old or len(self._samples) >= _SAMPLES_PER_SHARD:
             self.flush()
 
     def flush(self) -> None:
         """Store what there is."""
         self._writer.add(self._samples, self._requests)
         self._samples, self._requests = [], []
+        self._flushed_at_s = self._clock()
 
 
 async def run_requests(
@@ -352,4 +361,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    # Both signals store the finished samples, also where a shell started it in the background.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,25 @@ def read_prompts(path: Path) -> list[PromptRecord]:
     if not records:
         raise InvalidValueError("prompts", path, "a JSON lines file with at least one prompt")
     return records
+
+
+def select_prompts(
+    prompts: Sequence[PromptRecord], suites: Sequence[str], num_prompts: int | None
+) -> list[PromptRecord]:
+    """Return the first prompts of each suite, in the order of the file.
+
+    suites: empty for all. num_prompts: of each suite; None for all. Raises InvalidValueError for a
+    suite without prompts.
+    """
+    known = tuple(dict.fromkeys(each.suite for each in prompts))
+    for suite in suites:
+        if suite not in known:
+            raise InvalidValueError("suites", suite, f"one of {', '.join(known)}")
+    return [
+        record
+        for suite in suites or known
+        for record in [each for each in prompts if each.suite == suite][:num_prompts]
+    ]
 
 
 def _read(line: str, where: str) -> PromptRecord:

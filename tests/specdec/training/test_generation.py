@@ -1,8 +1,6 @@
 """Generation of a corpus on the tiny model: samples as served, progress, resumption."""
 
-import asyncio
 import json
-from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -11,10 +9,17 @@ from specdec import LLM, SamplingParams
 from specdec.models.resolve import resolve
 from specdec.text.tokenizer import Tokenizer
 from specdec.training import generation
-from specdec.training.corpus import Corpus, shard_paths
-from specdec.training.generation import GenerationConfig, generate_corpus, plan_requests
+from specdec.training.corpus import Corpus, CorpusWriter, Sample
+from specdec.training.generation import (
+    GenerationConfig,
+    ShardBuffer,
+    generate_corpus,
+    plan_requests,
+)
 from specdec.training.prompts import PromptRecord
 from specdec.types.errors import InvalidValueError
+from tests.clock import Clock
+from tests.specdec.training.test_corpus import INFO
 
 PROMPTS = [PromptRecord((f"When will river {number} open?",)) for number in range(5)]
 TWO_TURNS = [PromptRecord(("Ask the baker", "And the children?"))]
@@ -22,7 +27,8 @@ TWO_TURNS = [PromptRecord(("Ask the baker", "And the children?"))]
 
 @pytest.fixture
 def config(tiny_model_dir):
-    return GenerationConfig(str(tiny_model_dir), max_new_tokens=8, max_num_seqs=4)
+    engine = {"kernels": "torch", "kv_cache_memory_gib": 0.05}
+    return GenerationConfig(str(tiny_model_dir), max_new_tokens=8, max_num_seqs=4, engine=engine)
 
 
 def by_prompt(corpus):
@@ -123,8 +129,8 @@ def test_the_command_line(config, tmp_path, capsys):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"turns": list(p.turns)}) for p in PROMPTS))
     generation.main(
-        [str(tmp_path / "corpus"), "--model", config.model, "--prompts", str(prompts)]
-        + ["--temperatures", "0", "--max-new-tokens", "4", "--max-num-seqs", "2"]
+        f"{tmp_path}/corpus --model {config.model} --prompts {prompts} --temperatures 0 "
+        "--max-new-tokens 4 --max-num-seqs 2".split()
     )
     corpus = Corpus.open(tmp_path / "corpus")
     assert corpus.temperatures == (0.0,)
@@ -135,3 +141,15 @@ def test_the_command_line(config, tmp_path, capsys):
 def test_nothing_to_answer_is_refused(config, tmp_path):
     with pytest.raises(InvalidValueError, match="num_self_written"):
         generate_corpus(config, [], tmp_path)
+
+
+def test_samples_are_stored_when_they_are_many_or_old(tmp_path, monkeypatch):
+    monkeypatch.setattr(generation, "_SAMPLES_PER_SHARD", 3)
+    clock, sizes = Clock(), []
+    with CorpusWriter(tmp_path, INFO) as writer:
+        buffer = ShardBuffer(writer, clock)
+        for number, wait_s in enumerate([0, 1, 1, 1, 58, 2, 59]):
+            clock.now_s += wait_s
+            buffer.add([Sample((1, 2), 1, 0.0)], number)
+            sizes.append(len(writer.requests))
+    assert sizes == [0, 0, 3, 3, 3, 6, 6]
