@@ -211,7 +211,7 @@ class DrafterEvaluation:
     def _answer(
         self, record: PromptRecord, params: SamplingParams, mode: Literal["on", "auto", "off"]
     ) -> RequestOutput:
-        """Answer the first turn, with caches of its own."""
+        """Answer the first turn, without the caches of other requests."""
         self._llm.set_speculation(mode=mode)
         token_ids = self._tokenizer.encode_chat([ChatMessage("user", record.turns[0])])
         prompt = TokensPrompt(prompt_token_ids=token_ids, cache_salt=secrets.token_urlsafe())

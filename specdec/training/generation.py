@@ -323,7 +323,7 @@ def corpus_info(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Generate a corpus as the command line says."""
+    """Generate a corpus with the settings of the command line."""
     defaults = GenerationConfig("")
     parser = argparse.ArgumentParser(description="Generate a corpus of a target's own answers.")
     parser.add_argument("output", type=Path, help="directory of the corpus")
