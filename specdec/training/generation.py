@@ -278,9 +278,11 @@ def generate_corpus(
     with CorpusWriter(directory, info) as writer:
         pending = [each for each in requests if each.number not in writer.requests]
         progress = Progress(len(pending))
-        if pending:
-            _run(config, user_turn, pending, writer, progress)
-        progress.close()
+        try:
+            if pending:
+                _run(config, user_turn, pending, writer, progress)
+        finally:
+            progress.close()
     return progress
 
 
@@ -364,4 +366,7 @@ if __name__ == "__main__":
     # Both signals store the finished samples, also where a shell started it in the background.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("interrupted; the same command continues the corpus")

@@ -14,7 +14,7 @@ from specdec.types.errors import InvalidValueError
 from specdec.types.request import Conversation
 from specdec.types.sampling_params import SamplingParams
 
-MAX_PROMPT_TOKENS = 256
+MAX_PROMPT_TOKENS = 128
 MIN_WORDS = 3
 _TEMPERATURE = 1.0  # as in the paper
 _MARK = "user text"

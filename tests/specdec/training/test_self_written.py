@@ -49,7 +49,7 @@ def test_the_target_writes_prompts_and_answers_them(tiny_model_dir, tokenizer, t
     )
     progress = generate_corpus(config, [], tmp_path)
     corpus = Corpus.open(tmp_path)
-    # A token ends the turn once in a few hundred, so that some prompts end within 256 tokens.
+    # A token ends the turn once in a few hundred, so that some prompts end within 128 tokens.
     assert progress.num_samples == len(corpus) > 0
     assert progress.num_samples + progress.num_skipped == 12
     turn = UserTurn.of(tokenizer)
