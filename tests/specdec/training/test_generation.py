@@ -1,6 +1,8 @@
 """Generation of a corpus on the tiny model: samples as served, progress, resumption."""
 
 import json
+import multiprocessing
+import time
 from dataclasses import replace
 
 import pytest
@@ -153,3 +155,26 @@ def test_samples_are_stored_when_they_are_many_or_old(tmp_path, monkeypatch):
             buffer.add([Sample((1, 2), 1, 0.0)], number)
             sizes.append(len(writer.requests))
     assert sizes == [0, 0, 3, 3, 3, 6, 6]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_is_continued(config, tmp_path):
+    prompts = [PromptRecord((f"When will river {number} open?",)) for number in range(40)]
+    generate_corpus(config, prompts, tmp_path / "whole")
+    killed = tmp_path / "killed"
+    process = multiprocessing.get_context("spawn").Process(
+        target=generate_shards_of_two, args=(config, prompts, killed)
+    )
+    process.start()
+    while process.is_alive() and len(list(killed.glob("shard-*"))) < 3:
+        time.sleep(0.005)
+    process.kill()
+    process.join()
+    assert len(Corpus.open(killed)) >= 6
+    generate_corpus(config, prompts, killed)
+    assert by_prompt(Corpus.open(killed)) == by_prompt(Corpus.open(tmp_path / "whole"))
+
+
+def generate_shards_of_two(config, prompts, directory):
+    generation._SAMPLES_PER_SHARD = 2
+    generate_corpus(config, prompts, directory)
