@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +12,12 @@ import click
 
 from cluster.cli.bench.load_flags import ListOf
 from cluster.cli.charts import BarChart, LineChart, draw_charts, require_matplotlib
-from cluster.cli.output import Flag, combine_flags, json_flag, progress_bar, show_json
+from cluster.cli.output import Flag, combine_flags, json_flag, print_stderr, progress_bar, show_json
 from specdec.config.llm import LLMConfig
 
 if TYPE_CHECKING:
     from specdec.training.evaluation import SuiteResult
+    from specdec.training.prompts import PromptRecord
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
@@ -94,14 +95,17 @@ def eval_drafter(
     The engine is that of specdec serve. It answers each prompt with drafts and without, one at a
     time.
     """
+    from specdec.engine.model_detection import with_detected_models
     from specdec.training.prompts import read_prompts, select_prompts
 
     prompts = select_prompts(read_prompts(prompts_file), suites, num_prompts)
     engine = {name: flags.pop(name) for name in _ENGINE_SETTINGS}
-    settings = {name: value for name, value in engine.items() if value is not None}
-    results = _measure(prompts, settings, flags)
+    given = {name: value for name, value in engine.items() if value is not None}
+    config = LLMConfig.from_mapping({**given, "max_num_seqs": _MAX_NUM_SEQS})
+    config = with_detected_models(config, print_stderr)
+    results = _measure(prompts, config, flags)
     report = {
-        "model": LLMConfig.from_mapping(settings).to_mapping(),
+        "engine": config.to_mapping(),
         "evaluation": flags | {"prompts_file": str(prompts_file)},
         "results": [asdict(each) for each in results],
     }
@@ -115,21 +119,20 @@ def eval_drafter(
         click.echo(_table(results))
 
 
-def _measure(prompts: Sequence[Any], engine: dict[str, Any], flags: Any) -> list[SuiteResult]:
-    """Load the models and measure."""
+def _measure(
+    prompts: Sequence[PromptRecord], config: LLMConfig, flags: Mapping[str, Any]
+) -> list[SuiteResult]:
+    """Load the models and measure. flags: the fields of EvaluationConfig."""
     from specdec.llm import LLM
     from specdec.models.resolve import resolve
     from specdec.text.tokenizer import Tokenizer
     from specdec.training.evaluation import DrafterEvaluation, EvaluationConfig
 
-    config = EvaluationConfig(**flags)
-    arguments = {"model": LLMConfig.settings()["model"].default} | engine
-    tokenizer = Tokenizer(resolve(arguments["model"]))
-    total = len(prompts) * len(config.temperatures)
-    with LLM(**arguments, max_num_seqs=_MAX_NUM_SEQS) as llm:
-        evaluation = DrafterEvaluation(llm, tokenizer, config)
-        with progress_bar(total, "prompt") as advance:
-            return evaluation.run(prompts, advance)
+    evaluation = EvaluationConfig(**flags)
+    tokenizer = Tokenizer(resolve(config.model))
+    total = len(prompts) * len(evaluation.temperatures)
+    with LLM(**config.to_mapping()) as llm, progress_bar(total, "prompt") as advance:
+        return DrafterEvaluation(llm, tokenizer, evaluation).run(prompts, advance)
 
 
 def _table(results: Sequence[SuiteResult]) -> str:

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from cluster.cli import main
 from cluster.cli.eval_drafter import _line
 from specdec.training.evaluation import Answer, PositionCounts, SuiteResult
+from tests.specdec.heads import fitted_medusa_dir
 
 SPECULATION = {"method": "draft_model", "num_speculative_tokens": 3, "policy": "threshold"}
 
@@ -23,9 +24,9 @@ def prompts_file(tmp_path):
 
 @pytest.fixture
 def evaluate(tiny_model_dir, prompts_file):
-    def run(*arguments):
+    def run(*arguments, speculation=SPECULATION):
         fixed = ["eval-drafter", prompts_file, "--model", tiny_model_dir, "--kernels", "torch"]
-        given = [*fixed, "--speculative-config", json.dumps(SPECULATION), *arguments]
+        given = [*fixed, "--speculative-config", json.dumps(speculation), *arguments]
         return CliRunner().invoke(main.main, list(map(str, given)))
 
     return run
@@ -41,7 +42,7 @@ def test_the_report_and_the_plot(evaluate, tmp_path):
     cells = [(each["suite"], each["temperature"]) for each in content["results"]]
     assert cells == [("a", 0.0), ("b", 0.0), ("a", 1.0), ("b", 1.0)]
     assert all(each["acceptance_by_position"][0] == 1.0 for each in content["results"])
-    assert content["model"]["speculative_config"]["method"] == "draft_model"
+    assert content["engine"]["speculative_config"]["method"] == "draft_model"
     assert content["evaluation"]["max_tokens"] == 9
     texts = "".join(ElementTree.parse(plot).getroot().itertext())
     assert all(part in texts for part in ("Accepted length", "position", "temperature 1, none"))
@@ -53,6 +54,16 @@ def test_the_table(evaluate):
     heading, line = result.stdout.splitlines()
     assert heading.split()[:4] == ["suite", "temperature", "length", "acceptance"]
     assert line.split()[:2] == ["b", "0"]
+
+
+def test_the_method_follows_from_the_files_of_a_head(evaluate, tiny_model_dir, tmp_path):
+    head = fitted_medusa_dir(tiny_model_dir, tmp_path / "head", [list(range(3, 30))])
+    flags = ["--num-prompts", 1, "--max-tokens", 9, "--temperatures", "0", "--json"]
+    result = evaluate(*flags, speculation={"model": str(head), "policy": "threshold"})
+    assert result.exit_code == 0, result.output
+    engine = json.loads(result.stdout)["engine"]
+    assert engine["speculative_config"]["method"] == "medusa"
+    assert engine["max_num_seqs"] == 4
 
 
 def test_a_line_of_the_table():
