@@ -22,6 +22,7 @@ from cluster.cli.chat import chat
 from cluster.cli.completion_result import chunk_as_json, receive, result_lines
 from cluster.cli.doctor import doctor
 from cluster.cli.errors import OneLineErrors
+from cluster.cli.eval_drafter import eval_drafter
 from cluster.cli.models import models
 from cluster.cli.options import (
     client_flags,
@@ -180,6 +181,7 @@ main.add_command(serve)
 main.add_command(bench)
 main.add_command(chat)
 main.add_command(doctor)
+main.add_command(eval_drafter)
 main.add_command(admin.status)
 main.add_command(admin.speculation)
 main.add_command(admin.profile)
