@@ -7,7 +7,6 @@ no random numbers after the initial weights. So weights, optimizer and step are 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,8 @@ from typing import Any
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
+
+from specdec.training.atomic_files import write_atomically
 
 _FILE = "checkpoint.safetensors"
 _WEIGHTS, _OPTIMIZER = "weights.", "optimizer."
@@ -57,21 +58,6 @@ class Checkpoint:
             weights=_with_prefix(tensors, _WEIGHTS),
             optimizer=_with_prefix(tensors, _OPTIMIZER),
         )
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file that exists with all of its content or not at all, even after a power cut."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def _with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

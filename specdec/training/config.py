@@ -23,7 +23,7 @@ class TrainingConfig:
     method: name of a drafter of `specdec.training.drafters`.
     depth: draft tokens behind each position that are trained.
     num_epochs: passes over the samples; training ends earlier by `patience`.
-    batch_tokens: tokens of prompts and answers in a step; a longer sample is a step of its own.
+    batch_tokens: tokens of prompts and answers in a step; a longer sample fills a separate step.
     learning_rate: the peak, after a linear warm-up over `warmup` (a share of all steps) and before
         a cosine decay to a tenth.
     clip_norm: largest norm of the gradient.

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
@@ -28,6 +27,7 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
+from specdec.training.atomic_files import write_atomically
 from specdec.types.errors import InvalidValueError, SpecdecError
 
 _INFO, _LOCK = "corpus.json", ".writer.lock"
@@ -262,7 +262,7 @@ class CorpusWriter:
         else:
             content = {"format": _FORMAT, **asdict(info)}
             text = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
-            _write_atomically(self._directory / _INFO, text.encode())
+            write_atomically(self._directory / _INFO, text.encode())
         paths = shard_paths(self._directory)
         shards = map(Shard.read, paths)
         self.requests = {request for each in shards for request in each.requests.tolist()}
@@ -273,7 +273,7 @@ class CorpusWriter:
         if not samples:
             return
         path = self._directory / f"shard-{self._next:05}.safetensors"
-        _write_atomically(path, Shard.of(samples, requests).to_bytes())
+        write_atomically(path, Shard.of(samples, requests).to_bytes())
         self._next += 1
         self.requests.update(requests)
 
@@ -304,18 +304,3 @@ def read_info(directory: Path) -> CorpusInfo:
         return CorpusInfo(**content)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise CorpusError(f"{directory} is not a corpus: {error}") from error
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    """Write a file that exists with all of its content or not at all, even after a power cut."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

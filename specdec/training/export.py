@@ -1,4 +1,4 @@
-"""Export of a trained drafter in its published layout, with a card that says how it was made."""
+"""Export of a trained drafter in its published layout, with a card of its making."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from specdec.training.checkpoint import write_atomically
+from specdec.training.atomic_files import write_atomically
 from specdec.training.drafters.base import Drafter
 
 

@@ -23,7 +23,7 @@ from specdec.kernels.forward_batch import Chunk, HiddenStates, ModelInput
 from specdec.models.config import ModelConfig
 from specdec.models.dtypes import DTYPES
 from specdec.models.loading import Decoder, load_model
-from specdec.models.weights.checkpoint import CPU, open_checkpoint
+from specdec.models.weights.checkpoint import open_checkpoint
 from specdec.training.batches import Batch
 
 _BLOCK_SIZE = 16
@@ -42,7 +42,6 @@ class TargetPrecision:
 
     dtype: DTypeName = "float32"
     quantization: QuantizationMethod | None = None
-    device: torch.device = CPU
     kernels: Kernels = "auto"
 
 
@@ -59,7 +58,6 @@ class Target:
         """
         self.directory, self.precision = directory, precision
         self.config = ModelConfig.from_directory(directory)
-        self.device = precision.device
         self.decoder: Decoder = load_model(
             directory,
             self.config,
@@ -68,10 +66,9 @@ class Target:
             max_model_len=max_model_len,
             block_size=_BLOCK_SIZE,
             quantization=precision.quantization,
-            device=precision.device,
             kernels=precision.kernels,
         )
-        self._reader = open_checkpoint(directory, torch.float32, device=precision.device)
+        self._reader = open_checkpoint(directory, torch.float32)
         shape = (self.config.vocab_size, self.config.hidden_size)
         self.embedding = self.weight(_EMBEDDING, shape)
         is_tied = self.config.tie_word_embeddings

@@ -75,8 +75,8 @@ class Progress:
 class Data:
     """Samples to train on and to evaluate on, and the draft vocabulary.
 
-    token_ids: the target's ids of the draft tokens, ascending. card: what the drafter's card says
-    of them.
+    token_ids: the target's ids of the draft tokens, ascending. card: what the drafter's card
+    reports of them.
     """
 
     train: Sequence[Sample]

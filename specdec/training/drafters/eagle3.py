@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from specdec.kernels.forward_batch import HiddenStates
 from specdec.models.heads.formats.taps import Taps, default_taps
 from specdec.models.layers.rotary import RotaryEmbedding, Rotation
+from specdec.models.weights.checkpoint import CPU
 from specdec.training.batches import Batch
 from specdec.training.drafters.base import Drafter, register
 from specdec.training.target import Target
@@ -195,7 +196,7 @@ class PairAttention(nn.Module):
         self.v_proj = _linear(2 * size, self.num_kv_heads * self.head_dim)
         self.o_proj = _linear(self.num_heads * self.head_dim, size)
         self._rotary = RotaryEmbedding(
-            self.head_dim, model.max_position_embeddings, model.rope, torch.float32, target.device
+            self.head_dim, model.max_position_embeddings, model.rope, torch.float32, CPU
         )
 
     def begin(self, batch: Batch, inputs: Tensor) -> DraftAttention:

@@ -13,7 +13,7 @@ NUM_PROMPTS = 24
 
 def small_target(directory):
     tokenizer = byte_level(TEXT, 320)
-    trained_llama_dir(directory, tokenizer, TEXT, num_steps=60)
+    trained_llama_dir(directory, tokenizer, TEXT, num_steps=150)
     return Target(directory, 128, TargetPrecision(kernels="torch"))
 
 
