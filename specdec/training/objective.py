@@ -26,6 +26,9 @@ _CHUNK_LOGITS = 2**22
 """Logits of a chunk: 16 MiB in float32."""
 
 
+_LEAST_P = 1e-37  # a float32 whose logarithm is finite
+
+
 class Objective:
     """Loss of a drafter against the target's distribution over the drafter's tokens."""
 
@@ -86,7 +89,7 @@ class Objective:
         scale = temperatures[:, None]
         parts = []
         for index, each in enumerate(p):
-            log_p = (each.log() / scale.clamp(min=1e-3)).log_softmax(-1)
+            log_p = (each.clamp(min=_LEAST_P).log() / scale.clamp(min=1e-3)).log_softmax(-1)
             chosen = self._draft_ids[batch.next_ids[batch.behind(index)[bases]]].clamp(min=0)
             parts.append(scale * noise_given_choice(log_p, chosen, generator))
         return torch.stack(parts)

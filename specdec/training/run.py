@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from specdec.models.config import ModelConfig
 from specdec.models.resolve import resolve
@@ -51,46 +52,58 @@ def open_run(
     Raises InvalidValueError, CorpusError, ModelNotFoundError and UnsupportedModelError.
     """
     directory = resolve(files.model, progress=show)
+    samples = _read_samples(files, directory)
+    vocab_size = ModelConfig.from_directory(directory).vocab_size
+    train, held_out = samples.split(config.held_out, config.seed)
+    size = _draft_vocab_size(config.method, draft_vocab_size, vocab_size)
+    vocabulary = _draft_vocabulary(train, directory, size)
+    coverage = vocabulary.coverage(token_counts(held_out, vocab_size))
+    show(
+        f"{len(train)} samples with {train.num_tokens} tokens to train on, {len(held_out)} held "
+        f"out; {size} draft tokens cover {coverage:.1%} of their answers"
+    )
+    data = Data(
+        list(train),
+        list(held_out[: config.max_held_out_samples]),
+        vocabulary.token_ids.tolist(),
+        {**_card(samples, precision), "draft_vocab_size": size},
+    )
+    longest = max(len(each.token_ids) for each in samples)
+    return Trainer(config, Target(directory, longest, precision), data, files.output)
+
+
+def _read_samples(files: TrainingFiles, directory: Path) -> Corpus:
+    """Return the samples of a run, which must be answers of the model in `directory`."""
     corpus = Corpus.open(files.corpus)
     if target_fingerprint(directory) != corpus.info.target_hash:
         limit = f"{corpus.info.target}, which answered in {files.corpus}"
         raise InvalidValueError("model", files.model, limit)
-    samples = corpus[: files.num_samples]
-    if len(samples) < 2 or (files.num_samples or 0) > len(corpus):
-        needed = max(2, files.num_samples or 0)
+    needed = max(2, files.num_samples or 0)
+    if len(corpus) < needed:
         raise CorpusError(f"{files.corpus} has {len(corpus)} samples so far; {needed} are needed")
+    return corpus[: files.num_samples]
+
+
+def _draft_vocabulary(train: Corpus, directory: Path, size: int) -> ReducedVocabulary:
     model = ModelConfig.from_directory(directory)
-    train, held_out = samples.split(config.held_out, config.seed)
-    counts = token_counts(train, model.vocab_size)
-    size = _draft_vocab_size(config.method, draft_vocab_size, model.vocab_size)
     special = {*Tokenizer(directory).special_token_ids, *model.eos_token_ids}
-    vocabulary = ReducedVocabulary.of_counts(counts, size, special)
-    longest = max(len(each.token_ids) for each in samples)
-    show(
-        f"{len(train)} samples with {train.num_tokens} tokens to train on, "
-        f"{len(held_out)} held out; {size} draft tokens cover "
-        f"{vocabulary.coverage(token_counts(held_out, model.vocab_size)):.1%} of their answers"
-    )
-    card = {
-        "target": corpus.info.target,
-        "target_sha256": corpus.info.target_hash,
+    return ReducedVocabulary.of_counts(token_counts(train, model.vocab_size), size, special)
+
+
+def _card(samples: Corpus, precision: TargetPrecision) -> dict[str, Any]:
+    """Return what a drafter's card reports of its target and its data."""
+    return {
+        "target": samples.info.target,
+        "target_sha256": samples.info.target_hash,
         "precision": {"dtype": precision.dtype, "quantization": precision.quantization},
         "corpus": {
             "num_samples": len(samples),
             "num_tokens": samples.num_tokens,
             "num_answer_tokens": samples.num_answer_tokens,
             "temperatures": list(samples.temperatures),
-            "plan": dict(corpus.info.plan),
+            "plan": dict(samples.info.plan),
         },
-        "draft_vocab_size": size,
     }
-    data = Data(
-        list(train),
-        list(held_out[: config.max_held_out_samples]),
-        vocabulary.token_ids.tolist(),
-        card,
-    )
-    return Trainer(config, Target(directory, longest, precision), data, files.output)
 
 
 def _draft_vocab_size(method: str, wanted: int | None, vocab_size: int) -> int:

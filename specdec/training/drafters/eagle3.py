@@ -60,31 +60,20 @@ class Eagle3Drafter(Drafter):
         At first the highest feature passes to the layer unchanged. Attention reads embeddings with
         the weights of the target's first layer, and features with those of its last one.
         """
-        model, last = target.config, f"model.layers.{target.config.num_layers - 1}"
-        size, inner = model.hidden_size, model.intermediate_size
+        size, last = target.config.hidden_size, f"model.layers.{target.config.num_layers - 1}"
         self.fc.weight.mul_(0.1)[:, -size:] += torch.eye(size)
-        self.token_norm.weight.copy_(
-            target.weight("model.layers.0.input_layernorm.weight", (size,))
-        )
-        self.feature_norm.weight.copy_(target.weight(f"{last}.input_layernorm.weight", (size,)))
-        for name in ("q_proj", "k_proj", "v_proj"):
-            module: nn.Linear = getattr(self.attention, name)
-            shape = (module.out_features, size)
-            for layer, columns in (("model.layers.0", slice(0, size)), (last, slice(size, None))):
-                weight = target.weight(f"{layer}.self_attn.{name}.weight", shape)
-                module.weight[:, columns] = weight
-        shape = (size, self.attention.o_proj.in_features)
-        self.attention.o_proj.weight.copy_(target.weight(f"{last}.self_attn.o_proj.weight", shape))
-        name = f"{last}.post_attention_layernorm.weight"
-        self.mlp_norm.weight.copy_(target.weight(name, (size,)))
-        for name, shape in (
-            ("gate_proj", (inner, size)),
-            ("up_proj", (inner, size)),
-            ("down_proj", (size, inner)),
-        ):
-            module = getattr(self, name)
-            module.weight.copy_(target.weight(f"{last}.mlp.{name}.weight", shape))
-        self.norm.weight.copy_(target.weight("model.norm.weight", (size,)))
+        self.attention.start_from(target, "model.layers.0", last)
+        starts: dict[str, nn.Linear | nn.RMSNorm] = {
+            "model.layers.0.input_layernorm": self.token_norm,
+            f"{last}.input_layernorm": self.feature_norm,
+            f"{last}.post_attention_layernorm": self.mlp_norm,
+            f"{last}.mlp.gate_proj": self.gate_proj,
+            f"{last}.mlp.up_proj": self.up_proj,
+            f"{last}.mlp.down_proj": self.down_proj,
+            "model.norm": self.norm,
+        }
+        for name, module in starts.items():
+            module.weight.copy_(target.weight(f"{name}.weight", tuple(module.weight.shape)))
         self.lm_head.weight.copy_(target.lm_head[self.token_ids])
 
     def states(self, batch: Batch, target: HiddenStates) -> Tensor:
@@ -198,6 +187,17 @@ class PairAttention(nn.Module):
         self._rotary = RotaryEmbedding(
             self.head_dim, model.max_position_embeddings, model.rope, torch.float32, CPU
         )
+
+    def start_from(self, target: Target, first: str, last: str) -> None:
+        """Copy weights of two layers: those of `first` read the token, those of `last` features."""
+        size = self.o_proj.out_features
+        for name in ("q_proj", "k_proj", "v_proj"):
+            weight: Tensor = getattr(self, name).weight
+            for layer, columns in ((first, slice(0, size)), (last, slice(size, None))):
+                shape = (len(weight), size)
+                weight[:, columns] = target.weight(f"{layer}.self_attn.{name}.weight", shape)
+        weight = self.o_proj.weight
+        weight.copy_(target.weight(f"{last}.self_attn.o_proj.weight", tuple(weight.shape)))
 
     def begin(self, batch: Batch, inputs: Tensor) -> DraftAttention:
         """Compute keys and values of the T pairs; inputs: [T, 2 * hidden_size]."""

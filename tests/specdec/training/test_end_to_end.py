@@ -1,6 +1,7 @@
 """A newcomer's path: prompts, a corpus, a trained head, and its drafts in the engine."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -86,6 +87,39 @@ def test_a_trained_head_is_lossless_and_better_than_an_untrained_one(
     texts, after = serve(model_dir, prompts, trainer.head_directory)
     assert plain == first == texts
     assert after > before + 0.1, (before, after)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_engine_accepts_what_the_trainer_predicts(model_dir, corpus, tmp_path):
+    """Accepted drafts of greedy held-out answers, in the trainer and in the engine.
+
+    The engine drafts no token that it could not send, so they differ by the last step of an answer.
+    """
+    config = dataclasses.replace(CONFIG, num_epochs=8)
+    files = TrainingFiles(str(model_dir), corpus, tmp_path / "run")
+    trainer = open_run(files, config, TargetPrecision(kernels="torch"), 200, lambda _: None)
+    trainer.run(lambda _: None)
+    card = json.loads((trainer.head_directory / "card.json").read_text())
+    _, held_out = Corpus.open(corpus).split(config.held_out, config.seed)
+    greedy = [each for each in held_out if each.temperature == 0]
+    speculation = {
+        "model": str(trainer.head_directory),
+        "num_speculative_tokens": config.depth,
+        "policy": "threshold",
+    }
+    num_drafts = num_accepted = 0
+    with LLM(str(model_dir), speculative_config=speculation, **ENGINE) as llm:
+        for sample in greedy:
+            params = SamplingParams(temperature=0.0, max_tokens=len(sample.answer))
+            prompt = list(sample.token_ids[: sample.num_prompt_tokens])
+            [found] = llm.generate([prompt], params, use_tqdm=False)
+            assert tuple(found.outputs[0].token_ids) == sample.answer
+            num_drafts += found.speculation.num_drafts
+            num_accepted += found.speculation.num_accepted_tokens
+    predicted = card["held_out"]["accepted_length"]["0.0"]
+    assert 1 + num_accepted / num_drafts == pytest.approx(predicted, rel=0.1)
+    assert predicted > 1.2
 
 
 def test_every_method_has_a_run(model_dir, corpus, tmp_path):
