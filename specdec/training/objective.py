@@ -24,8 +24,6 @@ from specdec.training.target import Target
 
 _CHUNK_LOGITS = 2**22
 """Logits of a chunk: 16 MiB in float32."""
-
-
 _LEAST_P = 1e-37  # a float32 whose logarithm is finite
 
 
