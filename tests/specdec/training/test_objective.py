@@ -103,7 +103,7 @@ def test_a_perfect_drafter_is_always_right(temperature, target):
     samples = [dataclasses.replace(each, temperature=temperature) for each in TEXTS]
     batch = Batch.of(samples)
     hidden = target.hidden_states(batch, ())
-    # At temperature 0 the text must be the target's own choice: let its logits say so.
+    # At temperature 0 the text is not the target's choice: its logits are replaced.
     final = hidden.final if temperature else target.lm_head[batch.next_ids] * 100
     perfect = _Perfect(target, final)
     config = dataclasses.replace(CONFIG, depth=2)
