@@ -20,7 +20,6 @@ from cluster.cli.output import (
     section_flag,
     show_json,
 )
-from specdec.config.engine import DTypeName
 from specdec.config.quantization import QuantizationMethod
 from specdec.training.config import (
     LossName,
@@ -28,6 +27,7 @@ from specdec.training.config import (
     PositionWeights,
     Precision,
     TrainingConfig,
+    WeightDtype,
 )
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _CHOICES = {
     "position_weights": PositionWeights,
     "optimizer": OptimizerName,
     "precision": Precision,
-    "export_dtype": DTypeName,
+    "export_dtype": WeightDtype,
 }
 _TEXTS = {
     "Drafter": {
@@ -101,7 +101,7 @@ def _config_flags() -> Flag:
 )
 @click.option(
     "--dtype",
-    type=click.Choice(get_args(DTypeName)),
+    type=click.Choice(get_args(WeightDtype)),
     default="float32",
     show_default=True,
     help="Data type of the target, as it will be served.",
@@ -120,7 +120,7 @@ def train(
     output: Path,
     num_samples: int | None,
     draft_vocab_size: int | None,
-    dtype: DTypeName,
+    dtype: WeightDtype,
     quantization: QuantizationMethod | None,
     threads: int | None,
     as_json: bool,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from specdec.config.engine import DTypeName
 from specdec.types.validation import check_types, require_choice, require_range
 
 LossName = Literal["kl", "ce", "tv", "lk_hybrid", "coupling"]
 PositionWeights = Literal["decay", "d_pace"]
 OptimizerName = Literal["adamw", "muon"]
 Precision = Literal["float32", "bfloat16"]
+WeightDtype = Literal["float32", "bfloat16", "float16"]
 
 _LARGEST = 2**31 - 1
 
@@ -55,7 +55,7 @@ class TrainingConfig:
     evaluate_every: int = 200
     patience: int = 10
     checkpoint_every: int = 50
-    export_dtype: DTypeName = "float16"
+    export_dtype: WeightDtype = "float16"
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -63,7 +63,7 @@ class TrainingConfig:
         require_choice("position_weights", self.position_weights, get_args(PositionWeights))
         require_choice("optimizer", self.optimizer, get_args(OptimizerName))
         require_choice("precision", self.precision, get_args(Precision))
-        require_choice("export_dtype", self.export_dtype, get_args(DTypeName))
+        require_choice("export_dtype", self.export_dtype, get_args(WeightDtype))
         require_range("seed", self.seed, 0, _LARGEST)
         require_range("depth", self.depth, 1, 16)
         for name in ("num_epochs", "batch_tokens", "max_held_out_samples", "evaluate_every"):
