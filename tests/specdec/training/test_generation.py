@@ -1,6 +1,5 @@
 """Generation of a corpus on the tiny model: samples as served, progress, resumption."""
 
-import json
 import multiprocessing
 import time
 from dataclasses import replace
@@ -125,19 +124,6 @@ def test_a_prompt_beyond_the_context_is_skipped(config, tmp_path):
     long = PromptRecord(("water " * 600,))
     progress = generate_corpus(config, [long, *PROMPTS], tmp_path)
     assert (progress.num_samples, progress.num_skipped) == (5, 1)
-
-
-def test_the_command_line(config, tmp_path, capsys):
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("\n".join(json.dumps({"turns": list(p.turns)}) for p in PROMPTS))
-    generation.main(
-        f"{tmp_path}/corpus --model {config.model} --prompts {prompts} --temperatures 0 "
-        "--max-new-tokens 4 --max-num-seqs 2".split()
-    )
-    corpus = Corpus.open(tmp_path / "corpus")
-    assert corpus.temperatures == (0.0,)
-    assert max(len(each.answer) for each in corpus) <= 4
-    assert "5 new samples" in capsys.readouterr().err
 
 
 def test_nothing_to_answer_is_refused(config, tmp_path):
