@@ -249,11 +249,13 @@ async def run_requests(
             buffer.add(samples, request.number)
             progress.add(samples)
 
+    workers = [asyncio.create_task(work()) for _ in range(num_workers)]
     try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(num_workers):
-                group.create_task(work())
+        await asyncio.gather(*workers)
     finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
         buffer.flush()
 
 

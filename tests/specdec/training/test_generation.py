@@ -18,7 +18,7 @@ from specdec.training.generation import (
     plan_requests,
 )
 from specdec.training.prompts import PromptRecord
-from specdec.types.errors import InvalidValueError
+from specdec.types.errors import InvalidValueError, TargetFailedError
 from tests.clock import Clock
 from tests.specdec.training.test_corpus import INFO
 
@@ -85,7 +85,8 @@ def test_each_answer_of_a_conversation_is_a_sample(config, tmp_path):
     assert "And the children?" in text
 
 
-def test_a_run_continues_where_it_was_interrupted(config, tmp_path, monkeypatch):
+@pytest.mark.parametrize("end", [KeyboardInterrupt, TargetFailedError])
+def test_a_run_continues_where_it_ended(config, tmp_path, monkeypatch, end):
     monkeypatch.setattr(generation, "_SAMPLES_PER_SHARD", 1)
     generate_corpus(config, PROMPTS, tmp_path / "whole")
     whole = by_prompt(Corpus.open(tmp_path / "whole"))
@@ -95,13 +96,13 @@ def test_a_run_continues_where_it_was_interrupted(config, tmp_path, monkeypatch)
     async def run(self, request):
         calls.append(request)
         if len(calls) > 2:
-            raise KeyboardInterrupt
+            raise end
         return await real(self, request)
 
     monkeypatch.setattr(generation.Conversations, "run", run)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(end):
         generate_corpus(replace(config, max_num_seqs=1), PROMPTS, tmp_path / "parts")
-    assert len(Corpus.open(tmp_path / "parts")) < 5
+    assert 0 < len(Corpus.open(tmp_path / "parts")) < 5
     monkeypatch.setattr(generation.Conversations, "run", real)
     generate_corpus(config, PROMPTS, tmp_path / "parts")
     assert by_prompt(Corpus.open(tmp_path / "parts")) == whole
