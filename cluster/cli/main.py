@@ -34,6 +34,7 @@ from cluster.cli.options import (
 from cluster.cli.output import SectionedCommand, json_flag, print_stderr, show_json
 from cluster.cli.serve import serve
 from cluster.cli.train import train
+from cluster.cli.train_data import train_data
 from specdec.client import Client
 from specdec.types.request import ChatMessage
 from specdec.types.responses import StreamChunk
@@ -182,6 +183,7 @@ main.add_command(bench)
 main.add_command(chat)
 main.add_command(doctor)
 main.add_command(eval_drafter)
+main.add_command(train_data)
 main.add_command(admin.status)
 main.add_command(admin.speculation)
 main.add_command(admin.profile)

@@ -162,26 +162,31 @@ class DrafterEvaluation:
 
     def __init__(self, llm: LLM, tokenizer: Tokenizer, config: EvaluationConfig) -> None:
         """llm: with a drafter; raises InvalidValueError where nothing can draft."""
-        self._llm = llm
-        self._tokenizer = tokenizer
-        self._config = config
         if llm.speculation is None:
             limit = "a configuration that drafts"
             raise InvalidValueError("speculative_config", None, limit)
+        self._llm = llm
+        self._control = llm.speculation
+        self._tokenizer = tokenizer
+        self._config = config
 
     def run(
         self, prompts: Sequence[PromptRecord], advance: Callable[[], None] = lambda: None
     ) -> list[SuiteResult]:
         """Return the results by suite, in the order of the prompts, and temperature.
 
-        Only the first turn of a prompt is answered. advance: called after each pair of answers.
+        Only the first turn of a prompt is answered. advance: called after each pair of answers. The
+        engine's mode of speculation is restored at the end.
         """
         answers: dict[tuple[str, float], list[Answer]] = {}
-        self._answer(prompts[0], SamplingParams(max_tokens=8), "on")  # warm-up, not measured
-        for index, (record, temperature) in enumerate(self._cells(prompts)):
-            measured = self._measure(record, temperature, drafts_first=index % 2 == 0)
-            answers.setdefault((record.suite, temperature), []).append(measured)
-            advance()
+        try:
+            self._answer(prompts[0], SamplingParams(max_tokens=8), "on")  # warm-up, not measured
+            for index, (record, temperature) in enumerate(self._cells(prompts)):
+                measured = self._measure(record, temperature, drafts_first=index % 2 == 0)
+                answers.setdefault((record.suite, temperature), []).append(measured)
+                advance()
+        finally:
+            self._llm.set_speculation(mode=self._control.mode)
         return [SuiteResult.of(*cell, each) for cell, each in answers.items()]
 
     def _cells(self, prompts: Sequence[PromptRecord]) -> Iterator[tuple[PromptRecord, float]]:

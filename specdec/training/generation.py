@@ -1,18 +1,15 @@
 """Makes a corpus: the target answers prompts at mixed temperatures, through the engine.
 
-`python -m specdec.training.generation --help` lists the settings. A run that was interrupted, by
-whatever, goes on where it stopped when it is started again; a later run with more answers for each
+A run that was interrupted continues when it is started again. A later run with more answers to each
 prompt, or more self-written prompts, extends the corpus.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import hashlib
 import json
 import random
-import signal
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
@@ -28,7 +25,7 @@ from specdec.models.resolve import resolve
 from specdec.text.tokenizer import Tokenizer
 from specdec.training.corpus import CorpusInfo, CorpusWriter, Sample
 from specdec.training.fingerprint import target_fingerprint
-from specdec.training.prompts import PromptRecord, read_prompts
+from specdec.training.prompts import PromptRecord
 from specdec.training.self_written import UsablePrompts, UserTurn
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import SEED_LIMIT, SamplingParams
@@ -252,11 +249,13 @@ async def run_requests(
             buffer.add(samples, request.number)
             progress.add(samples)
 
+    workers = [asyncio.create_task(work()) for _ in range(num_workers)]
     try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(num_workers):
-                group.create_task(work())
+        await asyncio.gather(*workers)
     finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
         buffer.flush()
 
 
@@ -322,51 +321,3 @@ def corpus_info(
             "seed": config.seed,
         },
     )
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Generate a corpus with the settings of the command line."""
-    defaults = GenerationConfig("")
-    parser = argparse.ArgumentParser(description="Generate a corpus of a target's own answers.")
-    parser.add_argument("output", type=Path, help="directory of the corpus")
-    parser.add_argument("--model", required=True, help="alias, directory, GGUF file or Hub id")
-    parser.add_argument("--prompts", type=Path, help="JSON lines file; default: none")
-    parser.add_argument(
-        "--self-written",
-        type=int,
-        default=0,
-        metavar="N",
-        help="number of prompts that the target writes itself",
-    )
-    parser.add_argument("--answers-per-prompt", type=int, default=defaults.answers_per_prompt)
-    parser.add_argument("--temperatures", type=float, nargs="+", default=defaults.temperatures)
-    parser.add_argument("--max-new-tokens", type=int, default=defaults.max_new_tokens)
-    parser.add_argument("--max-num-seqs", type=int, default=defaults.max_num_seqs)
-    parser.add_argument("--quantization", default=defaults.quantization)
-    parser.add_argument("--dtype", default=defaults.dtype)
-    parser.add_argument("--device", default=defaults.device)
-    parser.add_argument("--seed", type=int, default=defaults.seed)
-    given = parser.parse_args(arguments)
-    prompts = read_prompts(given.prompts) if given.prompts else []
-    config = GenerationConfig(
-        model=given.model, quantization=given.quantization, dtype=given.dtype,
-        device=given.device, temperatures=tuple(given.temperatures),
-        max_new_tokens=given.max_new_tokens, answers_per_prompt=given.answers_per_prompt,
-        num_self_written=given.self_written, max_num_seqs=given.max_num_seqs, seed=given.seed,
-    )  # fmt: skip
-    progress = generate_corpus(config, prompts, given.output)
-    print(
-        f"{progress.num_samples} new samples with {progress.num_answer_tokens} answer tokens in "
-        f"{given.output}; {progress.num_skipped} requests without one",
-        file=sys.stderr,
-    )
-
-
-if __name__ == "__main__":
-    # Both signals store the finished samples, also where a shell started it in the background.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit("interrupted; the same command continues the corpus")

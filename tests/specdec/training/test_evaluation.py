@@ -24,6 +24,7 @@ def test_a_drafter_that_is_always_right(tiny_model_dir):
     with LLM(**arguments(tiny_model_dir)) as llm:
         evaluation = DrafterEvaluation(llm, Tokenizer(tiny_model_dir), config)
         results = evaluation.run(PROMPTS, lambda: advanced.append(None))
+        assert llm.speculation.mode == "auto"
     cells = [(each.suite, each.temperature) for each in results]
     assert cells == [("a", 0.0), ("b", 0.0), ("a", 1.0), ("b", 1.0)]
     assert len(advanced) == 4
