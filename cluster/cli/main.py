@@ -22,6 +22,7 @@ from cluster.cli.chat import chat
 from cluster.cli.completion_result import chunk_as_json, receive, result_lines
 from cluster.cli.doctor import doctor
 from cluster.cli.errors import OneLineErrors
+from cluster.cli.eval_drafter import eval_drafter
 from cluster.cli.models import models
 from cluster.cli.options import (
     client_flags,
@@ -32,6 +33,8 @@ from cluster.cli.options import (
 )
 from cluster.cli.output import SectionedCommand, json_flag, print_stderr, show_json, show_text
 from cluster.cli.serve import serve
+from cluster.cli.train import train
+from cluster.cli.train_data import train_data
 from specdec.client import Client
 from specdec.types.request import ChatMessage
 from specdec.types.responses import StreamChunk
@@ -179,7 +182,10 @@ main.add_command(serve)
 main.add_command(bench)
 main.add_command(chat)
 main.add_command(doctor)
+main.add_command(eval_drafter)
+main.add_command(train_data)
 main.add_command(admin.status)
 main.add_command(admin.speculation)
 main.add_command(admin.profile)
 main.add_command(models)
+main.add_command(train)

@@ -1,0 +1,179 @@
+"""`specdec eval-drafter`: accepted length and speed of a drafter, by suite."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cluster.cli.bench.load_flags import ListOf
+from cluster.cli.charts import BarChart, LineChart, draw_charts, require_matplotlib
+from cluster.cli.output import Flag, combine_flags, json_flag, print_stderr, progress_bar, show_json
+from specdec.config.llm import LLMConfig
+
+if TYPE_CHECKING:
+    from specdec.training.evaluation import SuiteResult
+    from specdec.training.prompts import PromptRecord
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+_MAX_NUM_SEQS = 4
+"""One request runs at a time; a small limit keeps the measurement of step times short."""
+
+
+def _setting_flag(name: str) -> Flag:
+    """Return the flag of a setting of the engine, as `specdec serve` has it."""
+    setting = LLMConfig.settings()[name]
+    kind = click.Choice(setting.limit.options) if setting.limit.options else setting.limit.kind
+    return click.option(f"--{name.replace('_', '-')}", type=kind, help=setting.help)
+
+
+_ENGINE_SETTINGS = ("model", "speculative_config", "dtype", "quantization", "device", "kernels")
+_engine_flags = combine_flags(*map(_setting_flag, _ENGINE_SETTINGS))
+
+
+@click.command("eval-drafter", short_help="Measure accepted length and speed of a drafter.")
+@click.argument("prompts_file", type=_FILE)
+@_engine_flags
+@click.option(
+    "--suites",
+    type=ListOf("NAME,...", str),
+    default=(),
+    help="Suites of the file to measure, separated by commas. Default: all.",
+)
+@click.option(
+    "--num-prompts",
+    type=click.IntRange(min=1),
+    help="Number of prompts of each suite to use. Default: all.",
+)
+@click.option(
+    "--temperatures",
+    type=ListOf("NUMBER,...", float),
+    default="0,0.8",
+    show_default=True,
+    help="Sampling temperatures, separated by commas.",
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(min=2),
+    default=128,
+    show_default=True,
+    help="Maximum number of output tokens per answer.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["on", "auto"]),
+    default="on",
+    show_default=True,
+    help="Number of draft tokens in a step: on takes the configured one, auto the policy's.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed.")
+@click.option("--output", type=_NEW_FILE, help="Write the JSON report to this file.")
+@click.option(
+    "--plot",
+    type=_NEW_FILE,
+    callback=require_matplotlib,
+    help="Write charts of accepted lengths, acceptance and speed to this file, as SVG.",
+)
+@json_flag
+def eval_drafter(
+    prompts_file: Path,
+    suites: tuple[str, ...],
+    num_prompts: int | None,
+    output: Path | None,
+    plot: Path | None,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Measure a drafter on PROMPTS_FILE, in this process.
+
+    PROMPTS_FILE is a JSON lines file: strings, or objects with "prompt" or "turns", and "suite".
+    The engine is that of specdec serve. It answers each prompt with drafts and without, one at a
+    time.
+    """
+    from specdec.engine.model_detection import with_detected_models
+    from specdec.training.prompts import read_prompts, select_prompts
+
+    prompts = select_prompts(read_prompts(prompts_file), suites, num_prompts)
+    engine = {name: flags.pop(name) for name in _ENGINE_SETTINGS}
+    given = {name: value for name, value in engine.items() if value is not None}
+    config = LLMConfig.from_mapping({**given, "max_num_seqs": _MAX_NUM_SEQS})
+    config = with_detected_models(config, print_stderr)
+    results = _measure(prompts, config, flags)
+    report = {
+        "engine": config.to_mapping(),
+        "evaluation": flags | {"prompts_file": str(prompts_file)},
+        "results": [asdict(each) for each in results],
+    }
+    if output is not None:
+        output.write_text(json.dumps(report) + "\n", encoding="utf-8")
+    if plot is not None:
+        plot.write_text(draw_charts(_charts(results)), encoding="utf-8")
+    if as_json:
+        show_json(report)
+    else:
+        click.echo(_table(results))
+
+
+def _measure(
+    prompts: Sequence[PromptRecord], config: LLMConfig, flags: Mapping[str, Any]
+) -> list[SuiteResult]:
+    """Load the models and measure. flags: the fields of EvaluationConfig."""
+    from specdec.llm import LLM
+    from specdec.models.resolve import resolve
+    from specdec.text.tokenizer import Tokenizer
+    from specdec.training.evaluation import DrafterEvaluation, EvaluationConfig
+
+    evaluation = EvaluationConfig(**flags)
+    tokenizer = Tokenizer(resolve(config.model))
+    total = len(prompts) * len(evaluation.temperatures)
+    with LLM(**config.to_mapping()) as llm, progress_bar(total, "prompt") as advance:
+        return DrafterEvaluation(llm, tokenizer, evaluation).run(prompts, advance)
+
+
+def _table(results: Sequence[SuiteResult]) -> str:
+    heading = (
+        f"{'suite':<16}{'temperature':>12}{'length':>8}{'acceptance':>12}{'tokens/s':>10}"
+        f"{'without':>9}{'speed-up':>10}{'other':>7}  acceptance by position"
+    )
+    return "\n".join([heading, *map(_line, results)])
+
+
+def _line(result: SuiteResult) -> str:
+    positions = " ".join(f"{rate:.0%}" for rate in result.acceptance_by_position)
+    return (
+        f"{result.suite or '-':<16}{result.temperature:>12g}{result.mean_accepted_length:>8.2f}"
+        f"{result.acceptance_rate:>12.0%}{_number(result.tokens_per_s, 1):>10}"
+        f"{_number(result.baseline_tokens_per_s, 1):>9}{_number(result.speedup, 2):>10}"
+        f"{result.num_other_answers:>7}  {positions}"
+    )
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _charts(results: Sequence[SuiteResult]) -> list[LineChart | BarChart]:
+    """Return three charts: accepted lengths, acceptance by position, and tokens per second."""
+    num_positions = max(len(each.acceptance_by_position) for each in results)
+    lengths: dict[str, dict[str, float]] = {}
+    rates: dict[str, dict[str, float]] = {}
+    positions: dict[str, list[float]] = {}
+    for each in results:
+        suite, temperature = each.suite or "prompts", f"temperature {each.temperature:g}"
+        lengths.setdefault(suite, {})[temperature] = each.mean_accepted_length
+        rates.setdefault(suite, {})[f"{temperature}, drafts"] = each.tokens_per_s or 0.0
+        rates[suite][f"{temperature}, none"] = each.baseline_tokens_per_s or 0.0
+        shares = each.acceptance_by_position
+        padding = [float("nan")] * (num_positions - len(shares))
+        positions[f"{suite}, {temperature}"] = [*shares, *padding]
+    places = range(1, num_positions + 1)
+    return [
+        BarChart("Accepted length: tokens of a step with a draft", lengths),
+        LineChart("Drafts accepted up to a position", "position", places, positions),
+        BarChart("Tokens per second, one request at a time", rates),
+    ]

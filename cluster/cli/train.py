@@ -1,0 +1,200 @@
+"""`specdec train`: trains a drafter for a target on the target's own answers."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+
+from cluster.cli.output import (
+    Flag,
+    SectionedCommand,
+    combine_flags,
+    json_flag,
+    print_stderr,
+    section_flag,
+    show_json,
+)
+from specdec.config.quantization import QuantizationMethod
+from specdec.training.config import (
+    LossName,
+    OptimizerName,
+    PositionWeights,
+    Precision,
+    TrainingConfig,
+    WeightDtype,
+)
+
+if TYPE_CHECKING:
+    from specdec.training.trainer import Evaluation, Progress
+
+_LOG_INTERVAL_S = 30.0
+_CHOICES = {
+    "loss": LossName,
+    "position_weights": PositionWeights,
+    "optimizer": OptimizerName,
+    "precision": Precision,
+    "export_dtype": WeightDtype,
+}
+_TEXTS = {
+    "Drafter": {
+        "method": "Drafting method.",
+        "depth": "Draft tokens behind each position that are trained.",
+        "export_dtype": "Data type of the exported weights.",
+    },
+    "Training": {
+        "num_epochs": "Passes over the samples, unless it ends earlier.",
+        "batch_tokens": "Tokens of prompts and answers in a step.",
+        "optimizer": "Muon is used for hidden matrices, with AdamW for the rest.",
+        "learning_rate": "Peak learning rate.",
+        "warmup": "Share of the steps in which the learning rate grows.",
+        "weight_decay": "Decoupled weight decay of matrices.",
+        "clip_norm": "Largest norm of the gradient.",
+        "loss": "Loss of a draft token against the target's distribution.",
+        "position_weights": "Weights of the places in a draft.",
+        "decay": "Factor from one place in a draft to the next, with decayed weights.",
+        "precision": "Of the drafter's matrix products.",
+        "seed": "Of the initial weights, the order and the held-out samples.",
+    },
+    "Evaluation": {
+        "held_out": "Share of the samples to evaluate on.",
+        "max_held_out_samples": "Limit of their number.",
+        "evaluate_every": "Steps between evaluations.",
+        "patience": "Evaluations without a longer accepted length after which training ends.",
+        "checkpoint_every": "Steps between checkpoints.",
+    },
+}
+
+
+def _config_flags() -> Flag:
+    """Return a flag for each field of TrainingConfig."""
+    defaults = {each.name: each.default for each in fields(TrainingConfig)}
+    flags = []
+    for section, texts in _TEXTS.items():
+        for name, text in texts.items():
+            default = defaults[name]
+            choices = _CHOICES.get(name)
+            kind = click.Choice(get_args(choices)) if choices else type(default)
+            flag = f"--{name.replace('_', '-')}"
+            flags.append(
+                section_flag(
+                    section, flag, type=kind, default=default, show_default=True, help=text
+                )
+            )
+    return combine_flags(*flags)
+
+
+@click.command(cls=SectionedCommand, short_help="Train a drafter for a model.")
+@click.argument("model")
+@click.argument("corpus", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("output", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--num-samples", type=click.IntRange(min=2), help="Use only the first N samples.")
+@click.option(
+    "--draft-vocab-size",
+    type=click.IntRange(min=1),
+    help="Tokens that can be drafted, the most frequent ones.  [default: 8192]",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(get_args(WeightDtype)),
+    default="float32",
+    show_default=True,
+    help="Data type of the target, as it will be served.",
+)
+@click.option(
+    "--quantization",
+    type=click.Choice(get_args(QuantizationMethod)),
+    help="Quantization of the target, as it will be served.",
+)
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]")
+@_config_flags()
+@json_flag
+def train(
+    model: str,
+    corpus: Path,
+    output: Path,
+    num_samples: int | None,
+    draft_vocab_size: int | None,
+    dtype: WeightDtype,
+    quantization: QuantizationMethod | None,
+    threads: int | None,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Train a drafter for MODEL on CORPUS, the model's own answers.
+
+    The best drafter so far is in OUTPUT/head, for --speculative-config. A run that was interrupted
+    continues when the same command is started again.
+    """
+    import torch
+
+    from specdec.training.run import TrainingFiles, open_run
+    from specdec.training.target import TargetPrecision
+
+    config = TrainingConfig(**settings)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    files = TrainingFiles(model, corpus, output, num_samples)
+    precision = TargetPrecision(dtype, quantization)
+    trainer = open_run(files, config, precision, draft_vocab_size, print_stderr)
+    if trainer.step:
+        print_stderr(f"continuing after step {trainer.step} of {trainer.num_steps}")
+    trainer.run(Reporter(time.monotonic, print_stderr))
+    head = trainer.head_directory
+    if as_json:
+        best = trainer.best
+        show_json({"head": str(head), "step": trainer.step, "best_accepted_length": best})
+        return
+    click.echo(head)
+
+
+class Reporter:
+    """Prints the progress of a run: in place on a terminal, else a line each half minute."""
+
+    def __init__(self, clock: Callable[[], float], show: Callable[[str], None]) -> None:
+        self._clock, self._show = clock, show
+        self._last = clock()
+        self._evaluation: Evaluation | None = None
+
+    def __call__(self, progress: Progress) -> None:
+        """Print the progress if it is time to, or if there is a new evaluation."""
+        is_new = progress.evaluation is not self._evaluation
+        is_last = progress.step == progress.num_steps
+        interval = 1.0 if sys.stderr.isatty() else _LOG_INTERVAL_S
+        if not (is_new or is_last) and self._clock() - self._last < interval:
+            return
+        self._last, self._evaluation = self._clock(), progress.evaluation
+        if sys.stderr.isatty() and not is_new:
+            click.echo(f"\r{progress_line(progress)}", err=True, nl=is_last)
+            return
+        self._show(progress_line(progress))
+        if is_new and progress.evaluation is not None:
+            for line in evaluation_lines(progress.evaluation):
+                self._show(line)
+
+
+def progress_line(progress: Progress) -> str:
+    """Return step, loss, speed and time left in a line."""
+    minutes, seconds = divmod(round(progress.seconds_left), 60)
+    hours, minutes = divmod(minutes, 60)
+    line = (
+        f"step {progress.step}/{progress.num_steps}  loss {progress.loss:.3f}  "
+        f"{progress.tokens_per_second:.0f} tokens/s  {hours}:{minutes:02}:{seconds:02} left"
+    )
+    if progress.evaluation is not None:
+        line += f"  accepted length {progress.evaluation.mean_length:.2f}"
+    return line
+
+
+def evaluation_lines(evaluation: Evaluation) -> list[str]:
+    """Return the held-out acceptance, a line for each temperature."""
+    return [
+        f"  held out, temperature {temperature:g}: accepted length {each.mean_length:.2f}, "
+        f"by position {' '.join(f'{share:.2f}' for share in each.by_position)}"
+        for temperature, each in evaluation.acceptance.items()
+    ]

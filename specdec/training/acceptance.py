@@ -1,0 +1,101 @@
+"""Accepted length of drafts on held-out samples, as it would be served.
+
+The samples are the target's own text, so a draft token is right where it is the token of the text.
+While all drafts of a base are right, the drafter's inputs are those of `Drafter.states`, so these
+are the drafts that would be served. A step begins at a base and ends at its first wrong draft; the
+next one begins at the token behind those accepted.
+
+At a temperature above 0 target and drafter share Gumbel noise (coupling). The noise of the text is
+not stored, so it is drawn given that the text came of it (Maddison et al. 2014, A* sampling: the
+maximum first, then the others below it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdec.training.batches import Batch
+
+_TINY = 1e-30
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Counts of drafts and steps; add two with `+`.
+
+    num_steps: of the target. num_accepted: draft tokens in these steps.
+    num_right: for each place in a draft, bases up to whose draft token all are right, of
+    num_bases, those with that many tokens behind them.
+    """
+
+    num_steps: int
+    num_accepted: int
+    num_right: tuple[int, ...]
+    num_bases: tuple[int, ...]
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens in a step of the target: the accepted drafts and its own."""
+        return 1 + self.num_accepted / max(1, self.num_steps)
+
+    @property
+    def by_position(self) -> tuple[float, ...]:
+        """Probability that all drafts up to each place are right."""
+        pairs = zip(self.num_right, self.num_bases, strict=True)
+        return tuple(right / max(1, count) for right, count in pairs)
+
+    def __add__(self, other: Acceptance) -> Acceptance:
+        return Acceptance(
+            self.num_steps + other.num_steps,
+            self.num_accepted + other.num_accepted,
+            tuple(map(sum, zip(self.num_right, other.num_right, strict=True))),
+            tuple(map(sum, zip(self.num_bases, other.num_bases, strict=True))),
+        )
+
+    @classmethod
+    def none(cls, depth: int) -> Acceptance:
+        """Return the counts of no steps."""
+        return cls(0, 0, (0,) * depth, (0,) * depth)
+
+    @classmethod
+    def of(cls, batch: Batch, drafts: Tensor) -> Acceptance:
+        """Compare the draft tokens of all bases, [depth, R], with the text."""
+        depth = len(drafts)
+        exists = batch.exists(depth)
+        text = torch.stack([batch.next_ids[batch.behind(index)] for index in range(depth)])
+        is_right = ((drafts == text) & exists).cumprod(0)
+        lengths = is_right.sum(0).tolist()
+        num_steps = num_accepted = 0
+        for span in batch.spans:
+            steps = _steps(lengths[span.bases])
+            num_steps += len(steps)
+            num_accepted += sum(steps)
+        of_places = tuple(is_right.sum(1).tolist()), tuple(exists.sum(1).tolist())
+        return cls(num_steps, num_accepted, *of_places)
+
+
+def _steps(lengths: Sequence[int]) -> list[int]:
+    """Return the accepted drafts of each step; lengths: of right drafts behind each base."""
+    steps, base = [], 0
+    while base < len(lengths):
+        steps.append(lengths[base])
+        base += lengths[base] + 1
+    return steps
+
+
+def noise_given_choice(log_p: Tensor, chosen: Tensor, generator: torch.Generator) -> Tensor:
+    """Return Gumbel noise [N, V] with which `chosen` is the argmax of log p plus noise.
+
+    log_p: [N, V], normalized. chosen: [N] int64. A drawn noise has the distribution of the noise
+    that sampled the text.
+    """
+    uniform = torch.rand(log_p.shape, generator=generator).clamp(_TINY, 1 - 1e-7)
+    free = log_p - torch.log(-torch.log(uniform))  # independent, before the condition
+    largest = free.gather(1, chosen[:, None]) - log_p.gather(1, chosen[:, None])  # a Gumbel(0)
+    # A Gumbel variable x with location m, given x < z, is -log(exp(-z) + exp(-x)).
+    below = -torch.logaddexp(-largest.expand_as(free), -free)
+    return below.scatter(1, chosen[:, None], largest) - log_p

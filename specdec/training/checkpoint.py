@@ -1,0 +1,66 @@
+"""Checkpoints of a training run: one file, replaced atomically.
+
+The order of the samples is a function of the step (`specdec.training.batches`), and training draws
+no random numbers after the initial weights. So weights, optimizer and step are the whole state.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from specdec.training.atomic_files import write_atomically
+
+_FILE = "checkpoint.safetensors"
+_WEIGHTS, _OPTIMIZER = "weights.", "optimizer."
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state after a number of steps.
+
+    run: what the run was started with; a checkpoint continues an equal run only.
+    progress: of the trainer, as JSON. weights, optimizer: tensors by name.
+    """
+
+    step: int
+    run: Mapping[str, Any]
+    progress: Mapping[str, Any]
+    weights: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor]
+
+    def save(self, directory: Path) -> None:
+        """Replace the checkpoint of a directory, durably."""
+        tensors = {f"{_WEIGHTS}{name}": each for name, each in self.weights.items()}
+        tensors |= {f"{_OPTIMIZER}{name}": each for name, each in self.optimizer.items()}
+        state = {"step": self.step, "run": self.run, "progress": self.progress}
+        tensors = {name: each.contiguous() for name, each in tensors.items()}
+        write_atomically(directory / _FILE, save(tensors, {"state": json.dumps(state)}))
+
+    @classmethod
+    def load(cls, directory: Path) -> Checkpoint | None:
+        """Return the checkpoint of a directory; None without one."""
+        path = directory / _FILE
+        if not path.is_file():
+            return None
+        with safe_open(path, framework="pt") as file:
+            state = json.loads(file.metadata()["state"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return cls(
+            **state,
+            weights=_with_prefix(tensors, _WEIGHTS),
+            optimizer=_with_prefix(tensors, _OPTIMIZER),
+        )
+
+
+def _with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)
+    }

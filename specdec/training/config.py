@@ -1,0 +1,78 @@
+"""Settings of a training run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from specdec.types.validation import check_types, require_choice, require_range
+
+LossName = Literal["kl", "ce", "tv", "lk_hybrid", "coupling"]
+PositionWeights = Literal["decay", "d_pace"]
+OptimizerName = Literal["adamw", "muon"]
+Precision = Literal["float32", "bfloat16"]
+WeightDtype = Literal["float32", "bfloat16", "float16"]
+
+_LARGEST = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """What determines the weights of a drafter, beside its samples and its target.
+
+    method: name of a drafter of `specdec.training.drafters`.
+    depth: draft tokens behind each position that are trained.
+    num_epochs: passes over the samples; training ends earlier by `patience`.
+    batch_tokens: tokens of prompts and answers in a step; a longer sample fills a separate step.
+    learning_rate: the peak, after a linear warm-up over `warmup` (a share of all steps) and before
+        a cosine decay to a tenth.
+    clip_norm: largest norm of the gradient.
+    loss: see `specdec.training.losses`. position_weights, decay: see `position_weights` there.
+    precision: of the drafter's matrix products; weights, losses and the optimizer are float32.
+    held_out: share of the samples to evaluate on, at most `max_held_out_samples` of them.
+    evaluate_every: steps between two evaluations of the held-out accepted length.
+    patience: evaluations without a new best after which training ends.
+    checkpoint_every: steps between two checkpoints, the most that an interruption loses.
+    export_dtype: of the weights that are exported.
+    """
+
+    method: str = "eagle3"
+    seed: int = 0
+    depth: int = 4
+    num_epochs: int = 4
+    batch_tokens: int = 2048
+    optimizer: OptimizerName = "adamw"
+    learning_rate: float = 1e-3
+    warmup: float = 0.04
+    weight_decay: float = 0.01
+    clip_norm: float = 1.0
+    loss: LossName = "lk_hybrid"
+    position_weights: PositionWeights = "decay"
+    decay: float = 0.8
+    precision: Precision = "float32"
+    held_out: float = 0.02
+    max_held_out_samples: int = 100
+    evaluate_every: int = 200
+    patience: int = 10
+    checkpoint_every: int = 50
+    export_dtype: WeightDtype = "float16"
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        require_choice("loss", self.loss, get_args(LossName))
+        require_choice("position_weights", self.position_weights, get_args(PositionWeights))
+        require_choice("optimizer", self.optimizer, get_args(OptimizerName))
+        require_choice("precision", self.precision, get_args(Precision))
+        require_choice("export_dtype", self.export_dtype, get_args(WeightDtype))
+        require_range("seed", self.seed, 0, _LARGEST)
+        require_range("depth", self.depth, 1, 16)
+        for name in ("num_epochs", "batch_tokens", "max_held_out_samples", "evaluate_every"):
+            require_range(name, getattr(self, name), 1, _LARGEST)
+        for name in ("patience", "checkpoint_every"):
+            require_range(name, getattr(self, name), 1, _LARGEST)
+        require_range("learning_rate", self.learning_rate, 1e-9, 1)
+        require_range("warmup", self.warmup, 0, 1)
+        require_range("weight_decay", self.weight_decay, 0, 1)
+        require_range("clip_norm", self.clip_norm, 1e-6, 1e6)
+        require_range("decay", self.decay, 0.01, 1)
+        require_range("held_out", self.held_out, 1e-6, 0.5)

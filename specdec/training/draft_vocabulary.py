@@ -1,0 +1,74 @@
+"""The reduced vocabulary of a draft head: the tokens that the target writes most often.
+
+A head with a smaller vocabulary reads a smaller LM head for each draft token. It can never draft
+the tokens that are left out, so their share of the target's answers bounds its acceptance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from specdec.training.corpus import Sample
+from specdec.types.errors import InvalidValueError
+
+
+@dataclass(frozen=True, eq=False)
+class ReducedVocabulary:
+    """The draft vocabulary of a target.
+
+    token_ids: int64 [size], the target's id of each draft token, ascending.
+    vocab_size: of the target.
+    """
+
+    token_ids: npt.NDArray[np.int64]
+    vocab_size: int
+
+    @classmethod
+    def of_counts(
+        cls, counts: npt.NDArray[np.int64], size: int, always: Iterable[int]
+    ) -> ReducedVocabulary:
+        """Choose `size` tokens: those of `always`, then the most frequent, then the lowest ids.
+
+        counts: int64 [vocab_size], see `token_counts`. always: special and end tokens, which every
+        answer needs. Raises InvalidValueError where `size` is too small for them or larger than the
+        vocabulary.
+        """
+        kept = np.unique(np.fromiter(always, np.int64))
+        if not max(len(kept), 1) <= size <= len(counts):
+            limit = f"from {max(len(kept), 1)}, the special tokens, to {len(counts)}, the target's"
+            raise InvalidValueError("draft_vocab_size", size, limit)
+        order = np.lexsort((np.arange(len(counts)), -counts))
+        others = order[~np.isin(order, kept)][: size - len(kept)]
+        return cls(np.sort(np.concatenate([kept, others])), len(counts))
+
+    @property
+    def d2t(self) -> npt.NDArray[np.int64]:
+        """Offsets int64 [size]: draft token i is the target's token i + d2t[i], as in EAGLE-3."""
+        return self.token_ids - np.arange(len(self.token_ids))
+
+    @property
+    def t2d(self) -> npt.NDArray[np.bool_]:
+        """Whether each token of the target is a draft token: bool [vocab_size]."""
+        mask = np.zeros(self.vocab_size, np.bool_)
+        mask[self.token_ids] = True
+        return mask
+
+    def coverage(self, counts: npt.NDArray[np.int64]) -> float:
+        """Return the share of counted tokens that can be drafted; 1 where none are counted."""
+        total = int(counts.sum())
+        return int(counts[self.token_ids].sum()) / total if total else 1.0
+
+
+def token_counts(samples: Iterable[Sample], vocab_size: int) -> npt.NDArray[np.int64]:
+    """Return how often each token occurs in the answers of samples: int64 [vocab_size].
+
+    Prompts are not counted: a head never drafts them.
+    """
+    counts = np.zeros(vocab_size, np.int64)
+    for sample in samples:
+        counts += np.bincount(sample.answer, minlength=vocab_size)
+    return counts

@@ -1,0 +1,77 @@
+"""The interface of a drafter in training, and the registry of methods."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar
+
+from torch import Tensor, nn
+
+from specdec.kernels.forward_batch import HiddenStates
+from specdec.training.batches import Batch
+from specdec.training.target import Target
+from specdec.types.errors import InvalidValueError
+
+
+class Drafter(nn.Module, ABC):
+    """A drafter that is trained for all bases of a batch at once.
+
+    depth: draft tokens behind each base. taps: as in `specdec.models.heads.base.DraftHead`.
+    token_ids: the target's id of each draft token, ascending, [V] int64.
+
+    has_reduced_vocabulary: whether its layout may have fewer tokens than the target.
+    """
+
+    has_reduced_vocabulary: ClassVar[bool] = True
+    depth: int
+    taps: tuple[int, ...]
+    token_ids: Tensor
+
+    @abstractmethod
+    def __init__(self, target: Target, token_ids: Tensor, depth: int) -> None:
+        """Draw the initial weights from torch's default generator, or take the target's."""
+        super().__init__()
+
+    @abstractmethod
+    def states(self, batch: Batch, target: HiddenStates) -> Tensor:
+        """Return what the output head reads, [depth, R, state_size].
+
+        Draft token i of a base is conditioned on the sample's own tokens up to the one before it:
+        the drafts before it are taken to be right, otherwise it will not be used.
+        """
+
+    @abstractmethod
+    def logits(self, states: Tensor) -> Tensor:
+        """Return the logits [depth, c, V] of some bases; states: [depth, c, state_size]."""
+
+    @abstractmethod
+    def config(self) -> Mapping[str, Any]:
+        """Return the config.json of the published layout."""
+
+    @abstractmethod
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Return the tensors of the published layout."""
+
+
+METHODS: dict[str, type[Drafter]] = {}
+"""The drafters that can be trained, by method."""
+
+_Class = TypeVar("_Class", bound=type[Drafter])
+
+
+def register(method: str) -> Callable[[_Class], _Class]:
+    """Return a decorator that makes a class available as `method`."""
+
+    def add(drafter: _Class) -> _Class:
+        METHODS[method] = drafter
+        return drafter
+
+    return add
+
+
+def drafter_class(method: str) -> type[Drafter]:
+    """Return the class of a method. Raises InvalidValueError for an unknown one."""
+    if method not in METHODS:
+        raise InvalidValueError("method", method, f"one of {', '.join(sorted(METHODS))}")
+    return METHODS[method]

@@ -1,0 +1,323 @@
+"""Makes a corpus: the target answers prompts at mixed temperatures, through the engine.
+
+A run that was interrupted continues when it is started again. A later run with more answers to each
+prompt, or more self-written prompts, extends the corpus.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import random
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from specdec.llm import AsyncLLM, RequestOutput
+from specdec.models.config import ModelConfig
+from specdec.models.resolve import resolve
+from specdec.text.tokenizer import Tokenizer
+from specdec.training.corpus import CorpusInfo, CorpusWriter, Sample
+from specdec.training.fingerprint import target_fingerprint
+from specdec.training.prompts import PromptRecord
+from specdec.training.self_written import UsablePrompts, UserTurn
+from specdec.types.errors import InvalidValueError
+from specdec.types.sampling_params import SEED_LIMIT, SamplingParams
+from specdec.types.validation import require_range
+
+_SAMPLES_PER_SHARD = 128
+_MAX_AGE_S = 60.0  # of a finished sample that is not stored yet
+_OPEN_PER_PLACE = 2
+"""Conversations in progress per place in the batch, so that the engine's queue is never empty."""
+_LOG_INTERVAL_S = 30.0  # of the progress where stderr is not a terminal
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """What to generate, and with what.
+
+    model: the target, as for `specdec.LLM`. quantization, dtype, device: its precision.
+    temperatures: each request draws one of them, by the seed.
+    max_new_tokens: of an answer; longer ones are cut.
+    answers_per_prompt: of the prompts file.
+    num_self_written: prompts for the target to write and answer; some are dropped as unusable.
+    max_num_seqs: conversations in a batch.
+    engine: further arguments of `specdec.LLM`.
+    """
+
+    model: str
+    quantization: str = "none"
+    dtype: str = "float32"
+    device: str = "cpu"
+    temperatures: tuple[float, ...] = (0.0, 0.3, 0.7, 1.0)
+    max_new_tokens: int = 192
+    answers_per_prompt: int = 1
+    num_self_written: int = 0
+    max_num_seqs: int = 64
+    seed: int = 0
+    engine: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.temperatures:
+            raise InvalidValueError("temperatures", self.temperatures, "at least one number")
+        for temperature in self.temperatures:
+            require_range("temperatures", temperature, 0, 100)
+        require_range("max_new_tokens", self.max_new_tokens, 1, 2**20)
+        require_range("answers_per_prompt", self.answers_per_prompt, 0, 1000)
+        require_range("num_self_written", self.num_self_written, 0, 10**9)
+        require_range("max_num_seqs", self.max_num_seqs, 1, 4096)
+
+    def llm_arguments(self) -> dict[str, Any]:
+        """Return the arguments of the engine. Nothing drafts: in a large batch that costs time."""
+        return {
+            "model": self.model,
+            "quantization": None if self.quantization == "none" else self.quantization,
+            "dtype": self.dtype,
+            "device": self.device,
+            "max_num_seqs": self.max_num_seqs,
+            "max_num_batched_tokens": max(256, 2 * self.max_num_seqs),
+            "max_queue_len": _OPEN_PER_PLACE * self.max_num_seqs,
+            "speculative_config": None,
+            "stream_interval": self.max_new_tokens,
+            **self.engine,
+        }
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One conversation to generate.
+
+    number: identifies it in the corpus; from -1 downwards for self-written prompts.
+    turns: of the user; None for a prompt that the target writes.
+    """
+
+    number: int
+    turns: tuple[str, ...] | None
+    temperature: float
+    seed: int
+
+
+def plan_requests(
+    prompts: Sequence[PromptRecord], config: GenerationConfig
+) -> list[GenerationRequest]:
+    """Return all requests in a random order, so that the first ones represent them all.
+
+    Number, temperature and seed of a request do not depend on how many others there are.
+    """
+
+    def request(number: int, turns: tuple[str, ...] | None) -> GenerationRequest:
+        draw = random.Random(f"{config.seed} {number}")
+        return GenerationRequest(
+            number, turns, draw.choice(config.temperatures), draw.randrange(SEED_LIMIT)
+        )
+
+    num_answers = len(prompts) * config.answers_per_prompt
+    requests = [request(n, prompts[n % len(prompts)].turns) for n in range(num_answers)]
+    requests += [request(-1 - n, None) for n in range(config.num_self_written)]
+    random.Random(config.seed).shuffle(requests)
+    return requests
+
+
+@dataclass
+class Progress:
+    """Counts of a run, with a bar on stderr, or a line now and then where that is a file.
+
+    num_skipped: requests without a sample: too long, or a self-written prompt of no use.
+    """
+
+    num_requests: int
+    clock: Callable[[], float] = time.monotonic
+    num_samples: int = 0
+    num_skipped: int = 0
+    num_answer_tokens: int = 0
+    _bar: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        interval = 0.1 if sys.stderr.isatty() else _LOG_INTERVAL_S
+        self._began_at = self.clock()
+        self._bar = tqdm(
+            total=self.num_requests, desc="answers", unit="request",
+            mininterval=interval, maxinterval=interval, dynamic_ncols=True,
+        )  # fmt: skip
+
+    def add(self, samples: Sequence[Sample]) -> None:
+        """Count the samples of one request."""
+        self.num_samples += len(samples)
+        self.num_skipped += not samples
+        self.num_answer_tokens += sum(len(each.answer) for each in samples)
+        rate = self.num_answer_tokens / max(self.clock() - self._began_at, 1e-9)
+        postfix = f"{self.num_answer_tokens} tokens, {rate:.0f} tokens/s"
+        self._bar.set_postfix_str(postfix, refresh=False)
+        self._bar.update()
+
+    def close(self) -> None:
+        """Leave the last state of the bar."""
+        self._bar.close()
+
+
+class Conversations:
+    """Conversations of scripted or self-written user turns with the target."""
+
+    def __init__(self, llm: AsyncLLM, config: GenerationConfig, user_turn: UserTurn | None) -> None:
+        """user_turn: of the chat template; None where all prompts come from a file."""
+        self._llm = llm
+        self._max_new_tokens = config.max_new_tokens
+        self._user_turn = user_turn
+        self._usable = UsablePrompts()
+
+    async def run(self, request: GenerationRequest) -> list[Sample]:
+        """Return one sample for each answer; none where the context is too short for the first."""
+        turns = request.turns or await self._written_turns(request)
+        messages: list[Mapping[str, str]] = []
+        samples: list[Sample] = []
+        for place, turn in enumerate(turns):
+            messages.append({"role": "user", "content": turn})
+            params = SamplingParams(
+                temperature=request.temperature,
+                max_tokens=self._max_new_tokens,
+                seed=(request.seed + place) % SEED_LIMIT,
+            )
+            try:
+                output = await _final(self._llm.chat(messages, params, output_kind="final_only"))
+            except InvalidValueError:  # the conversation exceeds the context length
+                break
+            answer = output.outputs[0]
+            token_ids = (*output.prompt_token_ids, *answer.token_ids)
+            samples.append(Sample(token_ids, len(output.prompt_token_ids), request.temperature))
+            messages.append({"role": "assistant", "content": answer.text})
+        return samples
+
+    async def _written_turns(self, request: GenerationRequest) -> tuple[str, ...]:
+        """Return the turn that the target writes, if it is usable."""
+        assert self._user_turn is not None, "a self-written prompt without the user's turn"
+        params = self._user_turn.sampling_params(request.seed)
+        begin = self._user_turn.token_ids
+        output = await _final(self._llm.generate(begin, params, output_kind="final_only"))
+        choice = output.outputs[0]
+        usable = self._usable.accept(choice.text, has_ended=choice.finish_reason == "stop")
+        return () if usable is None else (usable,)
+
+
+async def _final(stream: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
+    [output] = [each async for each in stream]
+    return output
+
+
+class ShardBuffer:
+    """Collects samples until they fill a shard, or are a minute old."""
+
+    def __init__(self, writer: CorpusWriter, clock: Callable[[], float] = time.monotonic) -> None:
+        self._writer = writer
+        self._clock = clock
+        self._flushed_at_s = clock()
+        self._samples: list[Sample] = []
+        self._requests: list[int] = []
+
+    def add(self, samples: Sequence[Sample], request: int) -> None:
+        """Take all samples of a request; they are stored together."""
+        self._samples.extend(samples)
+        self._requests.extend([request] * len(samples))
+        is_old = self._clock() - self._flushed_at_s >= _MAX_AGE_S
+        if is_old or len(self._samples) >= _SAMPLES_PER_SHARD:
+            self.flush()
+
+    def flush(self) -> None:
+        """Store what there is."""
+        self._writer.add(self._samples, self._requests)
+        self._samples, self._requests = [], []
+        self._flushed_at_s = self._clock()
+
+
+async def run_requests(
+    conversations: Conversations,
+    requests: Iterator[GenerationRequest],
+    num_workers: int,
+    buffer: ShardBuffer,
+    progress: Progress,
+) -> None:
+    """Run all requests, a limited number at once; store what finished even if it is interrupted."""
+
+    async def work() -> None:
+        for request in requests:
+            samples = await conversations.run(request)
+            buffer.add(samples, request.number)
+            progress.add(samples)
+
+    workers = [asyncio.create_task(work()) for _ in range(num_workers)]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+        buffer.flush()
+
+
+def generate_corpus(
+    config: GenerationConfig, prompts: Sequence[PromptRecord], directory: Path
+) -> Progress:
+    """Generate the samples that `directory` lacks, and return the counts of this run.
+
+    Raises InvalidValueError where the directory holds a corpus of other settings, and what loading
+    the model raises.
+    """
+    requests = plan_requests(prompts, config)
+    if not requests:
+        raise InvalidValueError("prompts", "none", "given, or num_self_written above 0")
+    model_directory = resolve(config.model)
+    tokenizer = Tokenizer(model_directory)
+    user_turn = UserTurn.of(tokenizer) if config.num_self_written else None
+    info = corpus_info(config, prompts, model_directory, tokenizer)
+    with CorpusWriter(directory, info) as writer:
+        pending = [each for each in requests if each.number not in writer.requests]
+        progress = Progress(len(pending))
+        try:
+            if pending:
+                _run(config, user_turn, pending, writer, progress)
+        finally:
+            progress.close()
+    return progress
+
+
+def _run(
+    config: GenerationConfig,
+    user_turn: UserTurn | None,
+    pending: Sequence[GenerationRequest],
+    writer: CorpusWriter,
+    progress: Progress,
+) -> None:
+    with AsyncLLM(**config.llm_arguments()) as llm:
+        conversations = Conversations(llm, config, user_turn)
+        num_workers = min(len(pending), _OPEN_PER_PLACE * config.max_num_seqs)
+        buffer = ShardBuffer(writer)
+        asyncio.run(run_requests(conversations, iter(pending), num_workers, buffer, progress))
+
+
+def corpus_info(
+    config: GenerationConfig,
+    prompts: Sequence[PromptRecord],
+    model_directory: Path,
+    tokenizer: Tokenizer,
+) -> CorpusInfo:
+    """Return what determines the samples of a corpus, apart from their number."""
+    texts = json.dumps([each.turns for each in prompts]).encode()
+    return CorpusInfo(
+        target=config.model,
+        target_hash=target_fingerprint(model_directory),
+        vocab_size=ModelConfig.from_directory(model_directory).vocab_size,
+        chat_template=tokenizer.chat_template.plain_text,
+        dtype=config.dtype,
+        quantization=config.quantization,
+        plan={
+            "prompts_sha256": hashlib.sha256(texts).hexdigest(),
+            "temperatures": list(config.temperatures),
+            "max_new_tokens": config.max_new_tokens,
+            "seed": config.seed,
+        },
+    )

@@ -1,0 +1,116 @@
+"""A training run from its files: a corpus, a target and the directory of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specdec.models.config import ModelConfig
+from specdec.models.resolve import resolve
+from specdec.text.tokenizer import Tokenizer
+from specdec.training.config import TrainingConfig
+from specdec.training.corpus import Corpus, CorpusError
+from specdec.training.draft_vocabulary import ReducedVocabulary, token_counts
+from specdec.training.drafters import drafter_class
+from specdec.training.fingerprint import target_fingerprint
+from specdec.training.target import Target, TargetPrecision
+from specdec.training.trainer import Data, Trainer
+from specdec.types.errors import InvalidValueError
+
+DEFAULT_DRAFT_VOCAB_SIZE = 8192
+
+
+@dataclass(frozen=True)
+class TrainingFiles:
+    """Where a run reads and writes.
+
+    model: the target; an alias, a directory or a Hub id. corpus: of its answers, see
+    `specdec.training.corpus`. output: of checkpoints and the exported drafter.
+    num_samples: the first ones of the corpus, which may be growing; None for all it has now.
+    """
+
+    model: str
+    corpus: Path
+    output: Path
+    num_samples: int | None = None
+
+
+def open_run(
+    files: TrainingFiles,
+    config: TrainingConfig,
+    precision: TargetPrecision,
+    draft_vocab_size: int | None,
+    show: Callable[[str], None],
+) -> Trainer:
+    """Load everything that a run needs; it continues where its last checkpoint was made.
+
+    draft_vocab_size: tokens that the drafter has; None for the default, at most the target's. show:
+    called with each line about what is loaded.
+
+    Raises InvalidValueError, CorpusError, ModelNotFoundError and UnsupportedModelError.
+    """
+    directory = resolve(files.model, progress=show)
+    samples = _read_samples(files, directory)
+    vocab_size = ModelConfig.from_directory(directory).vocab_size
+    train, held_out = samples.split(config.held_out, config.seed)
+    size = _draft_vocab_size(config.method, draft_vocab_size, vocab_size)
+    vocabulary = _draft_vocabulary(train, directory, size)
+    coverage = vocabulary.coverage(token_counts(held_out, vocab_size))
+    show(
+        f"{len(train)} samples with {train.num_tokens} tokens to train on, {len(held_out)} held "
+        f"out; {size} draft tokens cover {coverage:.1%} of their answers"
+    )
+    data = Data(
+        list(train),
+        list(held_out[: config.max_held_out_samples]),
+        vocabulary.token_ids.tolist(),
+        {**_card(samples, precision), "draft_vocab_size": size},
+    )
+    longest = max(len(each.token_ids) for each in samples)
+    return Trainer(config, Target(directory, longest, precision), data, files.output)
+
+
+def _read_samples(files: TrainingFiles, directory: Path) -> Corpus:
+    """Return the samples of a run, which must be answers of the model in `directory`."""
+    corpus = Corpus.open(files.corpus)
+    if target_fingerprint(directory) != corpus.info.target_hash:
+        limit = f"{corpus.info.target}, which answered in {files.corpus}"
+        raise InvalidValueError("model", files.model, limit)
+    needed = max(2, files.num_samples or 0)
+    if len(corpus) < needed:
+        raise CorpusError(f"{files.corpus} has {len(corpus)} samples so far; {needed} are needed")
+    return corpus[: files.num_samples]
+
+
+def _draft_vocabulary(train: Corpus, directory: Path, size: int) -> ReducedVocabulary:
+    model = ModelConfig.from_directory(directory)
+    special = {*Tokenizer(directory).special_token_ids, *model.eos_token_ids}
+    return ReducedVocabulary.of_counts(token_counts(train, model.vocab_size), size, special)
+
+
+def _card(samples: Corpus, precision: TargetPrecision) -> dict[str, Any]:
+    """Return what a drafter's card reports of its target and its data."""
+    return {
+        "target": samples.info.target,
+        "target_sha256": samples.info.target_hash,
+        "precision": {"dtype": precision.dtype, "quantization": precision.quantization},
+        "corpus": {
+            "num_samples": len(samples),
+            "num_tokens": samples.num_tokens,
+            "num_answer_tokens": samples.num_answer_tokens,
+            "temperatures": list(samples.temperatures),
+            "plan": dict(samples.info.plan),
+        },
+    }
+
+
+def _draft_vocab_size(method: str, wanted: int | None, vocab_size: int) -> int:
+    """Return the number of draft tokens; wanted: None for the default."""
+    if drafter_class(method).has_reduced_vocabulary:
+        return min(wanted or DEFAULT_DRAFT_VOCAB_SIZE, vocab_size)
+    if wanted not in (None, vocab_size):
+        limit = f"left out, or {vocab_size}, the target's: {method} has no draft vocabulary"
+        raise InvalidValueError("draft_vocab_size", wanted, limit)
+    return vocab_size

@@ -1,0 +1,107 @@
+"""The target as a teacher: its hidden states over whole samples, and its output head.
+
+The states are computed by the decoder that serves, with its kernels and in its precision, so a
+drafter learns from the features that it will be served with.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec.config.engine import DTypeName, Kernels
+from specdec.config.quantization import QuantizationMethod
+from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.forward_batch import Chunk, HiddenStates, ModelInput
+from specdec.models.config import ModelConfig
+from specdec.models.dtypes import DTYPES
+from specdec.models.loading import Decoder, load_model
+from specdec.models.weights.checkpoint import open_checkpoint
+from specdec.training.batches import Batch
+
+_BLOCK_SIZE = 16
+_ROPE_FIELDS = (
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "original_max_position_embeddings",
+)
+_EMBEDDING, _LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+@dataclass(frozen=True)
+class TargetPrecision:
+    """The precision in which a target is served; see `specdec.models.loading.load_model`."""
+
+    dtype: DTypeName = "float32"
+    quantization: QuantizationMethod | None = None
+    kernels: Kernels = "auto"
+
+
+class Target:
+    """A loaded target.
+
+    embedding: [vocab_size, hidden_size] float32. lm_head: the same shape, the same tensor if tied.
+    """
+
+    def __init__(self, directory: Path, max_model_len: int, precision: TargetPrecision) -> None:
+        """Load the target for samples of up to `max_model_len` tokens.
+
+        Raises as `load_model` does.
+        """
+        self.directory, self.precision = directory, precision
+        self.config = ModelConfig.from_directory(directory)
+        self.decoder: Decoder = load_model(
+            directory,
+            self.config,
+            TensorParallelGroup(),
+            dtype=DTYPES[precision.dtype],
+            max_model_len=max_model_len,
+            block_size=_BLOCK_SIZE,
+            quantization=precision.quantization,
+            kernels=precision.kernels,
+        )
+        self._reader = open_checkpoint(directory, torch.float32)
+        shape = (self.config.vocab_size, self.config.hidden_size)
+        self.embedding = self.weight(_EMBEDDING, shape)
+        is_tied = self.config.tie_word_embeddings
+        self.lm_head = self.embedding if is_tied else self.weight(_LM_HEAD, shape)
+        self._kv_cache = torch.empty(0)
+        self._num_slots = 0
+
+    @property
+    def rope_fields(self) -> dict[str, Any]:
+        """The keys of config.json that determine rotary positions, for a drafter's own file."""
+        raw: dict[str, Any] = json.loads((self.directory / "config.json").read_text())
+        return {name: raw[name] for name in _ROPE_FIELDS if raw.get(name) is not None}
+
+    def weight(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Return a copy of a tensor of the checkpoint, in float32."""
+        return self._reader.read(name, shape).clone()
+
+    def hidden_states(self, batch: Batch, taps: Sequence[int]) -> HiddenStates:
+        """Run the target over the T tokens of a batch; see `Decoder.forward_with_taps`.
+
+        The result is float32.
+        """
+        chunks, num_blocks = list[Chunk](), 0
+        token_ids = batch.token_ids.tolist()
+        for span in batch.spans:
+            count = -(-span.num_tokens // _BLOCK_SIZE)
+            table = array("i", range(num_blocks, num_blocks + count))
+            chunks.append(Chunk(token_ids[span.tokens], 0, table))
+            num_blocks += count
+        if num_blocks * _BLOCK_SIZE > self._num_slots:
+            self._num_slots = num_blocks * _BLOCK_SIZE
+            self._kv_cache = self.decoder.new_kv_cache(self._num_slots)
+        model_input = ModelInput(chunks, _BLOCK_SIZE)
+        found = self.decoder.forward_with_taps(model_input, self._kv_cache, taps)
+        # Copies: autograd does not save tensors that were made in inference mode.
+        return HiddenStates(*(each.float().clone() for each in found))

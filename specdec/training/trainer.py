@@ -1,0 +1,226 @@
+"""The training loop: steps, evaluations of the held-out accepted length, and checkpoints."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specdec.training.acceptance import Acceptance
+from specdec.training.batches import Batch, BatchOrder
+from specdec.training.checkpoint import Checkpoint
+from specdec.training.config import TrainingConfig
+from specdec.training.corpus import Sample
+from specdec.training.drafters import drafter_class
+from specdec.training.export import export
+from specdec.training.objective import Objective
+from specdec.training.optimizers import Optimizers
+from specdec.training.target import Target
+from specdec.types.errors import InvalidValueError
+
+HEAD = "head"
+"""The folder of a run's directory with the exported drafter: the best by held-out length."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Held-out acceptance after a number of steps, by temperature."""
+
+    step: int
+    acceptance: Mapping[float, Acceptance]
+
+    @property
+    def mean_length(self) -> float:
+        """Mean accepted length over the temperatures."""
+        return sum(each.mean_length for each in self.acceptance.values()) / len(self.acceptance)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return accepted lengths, and acceptance by position, by temperature."""
+        return {
+            "step": self.step,
+            "accepted_length": {
+                str(temperature): round(each.mean_length, 4)
+                for temperature, each in self.acceptance.items()
+            },
+            "acceptance_by_position": {
+                str(temperature): [round(share, 4) for share in each.by_position]
+                for temperature, each in self.acceptance.items()
+            },
+        }
+
+
+@dataclass(frozen=True)
+class Progress:
+    """State of a run after a step.
+
+    loss: mean of the latest steps. tokens_per_second: of prompts and answers, in training steps.
+    evaluation: the latest, if there is one.
+    """
+
+    step: int
+    num_steps: int
+    loss: float
+    tokens_per_second: float
+    seconds_left: float
+    evaluation: Evaluation | None
+
+
+@dataclass(frozen=True)
+class Data:
+    """Samples to train on and to evaluate on, and the draft vocabulary.
+
+    token_ids: the target's ids of the draft tokens, ascending. card: what the drafter's card
+    reports of them.
+    """
+
+    train: Sequence[Sample]
+    held_out: Sequence[Sample]
+    token_ids: Sequence[int]
+    card: Mapping[str, Any]
+
+
+class Trainer:
+    """One run, which continues the checkpoint of its directory if there is one."""
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        target: Target,
+        data: Data,
+        directory: Path,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Make the drafter. Raises InvalidValueError where the directory has another run."""
+        self._config, self._target, self._data = config, target, data
+        self._directory, self._clock = directory, clock
+        token_ids = torch.tensor(list(data.token_ids), dtype=torch.int64)
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(config.seed)
+            self.drafter = drafter_class(config.method)(target, token_ids, config.depth)
+        self._objective = Objective(config, target, token_ids)
+        self._optimizers = Optimizers(config, self.drafter)
+        self.order = BatchOrder(
+            [len(each.token_ids) for each in data.train],
+            num_epochs=config.num_epochs,
+            batch_tokens=config.batch_tokens,
+            seed=config.seed,
+        )
+        self.step = 0
+        self._best = 0.0
+        self._best_step = 0
+        self._evaluation: Evaluation | None = None
+        self._load()
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.order)
+
+    @property
+    def head_directory(self) -> Path:
+        """The folder with the exported drafter."""
+        return self._directory / HEAD
+
+    @property
+    def best(self) -> float:
+        """The longest held-out accepted length so far; 0 before the first evaluation."""
+        return self._best
+
+    def run(self, report: Callable[[Progress], None]) -> None:
+        """Train up to the last step, or until the held-out accepted length stops growing.
+
+        report: called after each step.
+        """
+        started, first, num_tokens, loss = self._clock(), self.step, 0, 0.0
+        paused = 0.0
+        while self.step < self.num_steps and not self._is_stalled:
+            batch = Batch.of([self._data.train[index] for index in self.order[self.step]])
+            found = self._train(batch)
+            num_tokens += batch.num_tokens
+            loss = found if self.step == first + 1 else 0.95 * loss + 0.05 * found
+            elapsed = self._clock() - started - paused
+            if self.step % self._config.evaluate_every == 0 or self.step == self.num_steps:
+                before = self._clock()
+                self._evaluate()
+                paused += self._clock() - before
+            if self.step % self._config.checkpoint_every == 0 or self.step == self.num_steps:
+                self._save()
+            left = (self.num_steps - self.step) * elapsed / (self.step - first)
+            rate = num_tokens / max(elapsed, 1e-9)
+            report(Progress(self.step, self.num_steps, loss, rate, left, self._evaluation))
+
+    @property
+    def _is_stalled(self) -> bool:
+        steps = self._config.patience * self._config.evaluate_every
+        return self._best_step > 0 and self.step - self._best_step >= steps
+
+    def _train(self, batch: Batch) -> float:
+        hidden = self._target.hidden_states(batch, self.drafter.taps)
+        loss = self._objective.backward(self.drafter, batch, hidden)
+        self._optimizers.step(self.step, self.num_steps)
+        self.step += 1
+        return loss
+
+    def evaluate(self) -> Evaluation:
+        """Return the acceptance on the held-out samples."""
+        generator = torch.Generator().manual_seed(self._config.seed)
+        none = Acceptance.none(self._config.depth)
+        found: dict[float, Acceptance] = {}
+        for sample in self._data.held_out:
+            batch = Batch.of([sample])
+            if not batch.num_bases:
+                continue
+            hidden = self._target.hidden_states(batch, self.drafter.taps)
+            drafts = self._objective.drafts(self.drafter, batch, hidden, generator)
+            own = Acceptance.of(batch, drafts)
+            found[sample.temperature] = found.get(sample.temperature, none) + own
+        return Evaluation(self.step, dict(sorted(found.items())))
+
+    def _evaluate(self) -> None:
+        """Evaluate, and export the drafter if it is the best so far."""
+        self._evaluation = self.evaluate()
+        if self._evaluation.mean_length > self._best:
+            self._best, self._best_step = self._evaluation.mean_length, self.step
+            self.export()
+
+    def export(self) -> None:
+        """Write the drafter of the present step to the folder `HEAD`."""
+        evaluation = self._evaluation.as_json() if self._evaluation else None
+        run = {"step": self.step, "num_steps": self.num_steps, **asdict(self._config)}
+        card = {**self._data.card, "training": run, "held_out": evaluation}
+        dtype = getattr(torch, self._config.export_dtype)
+        export(self.drafter, self.head_directory, dtype, card)
+
+    @cached_property
+    def _run_id(self) -> dict[str, Any]:
+        """Return what a checkpoint must have in common with the run that continues it."""
+        digest = hashlib.sha256()
+        for sample in (*self._data.train, *self._data.held_out):
+            digest.update(repr((sample.token_ids, sample.num_prompt_tokens)).encode())
+        digest.update(repr(list(self._data.token_ids)).encode())
+        return {**asdict(self._config), "data": digest.hexdigest()}
+
+    def _save(self) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        progress = {"best": self._best, "best_step": self._best_step}
+        weights, optimizer = dict(self.drafter.state_dict()), self._optimizers.tensors()
+        Checkpoint(self.step, self._run_id, progress, weights, optimizer).save(self._directory)
+
+    def _load(self) -> None:
+        checkpoint = Checkpoint.load(self._directory)
+        if checkpoint is None:
+            return
+        for name, value in self._run_id.items():
+            if checkpoint.run.get(name) != value:
+                limit = f"{checkpoint.run.get(name)!r}, as in the checkpoint in {self._directory}"
+                raise InvalidValueError(name, value, limit)
+        self.drafter.load_state_dict(checkpoint.weights)
+        self._optimizers.load(checkpoint.optimizer)
+        self.step = checkpoint.step
+        self._best = float(checkpoint.progress["best"])
+        self._best_step = int(checkpoint.progress["best_step"])

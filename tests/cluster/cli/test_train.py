@@ -1,0 +1,97 @@
+"""`specdec train` on the tiny model."""
+
+import dataclasses
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from cluster.cli import main
+from cluster.cli.train import Reporter, progress_line
+from specdec.training.acceptance import Acceptance
+from specdec.training.corpus import CorpusInfo, CorpusWriter, Sample
+from specdec.training.fingerprint import target_fingerprint
+from specdec.training.trainer import Evaluation, Progress
+from tests.clock import Clock
+
+EVALUATION = Evaluation(7, {0.0: Acceptance(10, 15, (8, 4), (10, 9))})
+PROGRESS = Progress(7, 20, 1.25, 812.4, 3723.0, None)
+
+
+@pytest.fixture
+def corpus(tiny_model_dir, tmp_path):
+    fingerprint = target_fingerprint(tiny_model_dir)
+    info = CorpusInfo("tiny", fingerprint, 383, "", "float32", "none")
+    samples = [Sample(tuple(range(3 + n, 27 + n)), 6, 0.0) for n in range(10)]
+    with CorpusWriter(tmp_path / "corpus", info) as writer:
+        writer.add(samples, range(10))
+    return tmp_path / "corpus"
+
+
+@pytest.fixture
+def train(tiny_model_dir, corpus, tmp_path):
+    def run(*arguments):
+        fixed = ["train", tiny_model_dir, corpus, tmp_path / "run", "--threads", 1]
+        small = ["--depth", 2, "--num-epochs", 2, "--batch-tokens", 64, "--held-out", 0.2]
+        return CliRunner().invoke(main.main, list(map(str, [*fixed, *small, *arguments])))
+
+    return run
+
+
+def test_a_run_ends_with_a_head_and_is_not_repeated(train, tmp_path):
+    result = train("--json")
+    assert result.exit_code == 0, result.output
+    content = json.loads(result.stdout)
+    assert content["head"] == str(tmp_path / "run" / "head")
+    assert content["best_accepted_length"] >= 1
+    card = json.loads((tmp_path / "run" / "head" / "card.json").read_text())
+    assert card["target"] == "tiny"
+    assert card["training"]["depth"] == 2
+    assert "samples with" in result.stderr
+    assert "accepted length" in result.stderr
+    again = train()
+    assert again.exit_code == 0, again.output
+    assert f"continuing after step {content['step']}" in again.stderr
+    assert again.stdout.strip() == content["head"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--method", "psychic"], "method is 'psychic'; it must be one of eagle3, medusa"),
+        (["--depth", 40], "depth is 40; it must be from 1 to 16"),
+        (["--num-samples", 11], "has 10 samples so far; 11 are needed"),
+        (["--draft-vocab-size", 1], "draft_vocab_size is 1; it must be from"),
+        (["--method", "mlp_speculator", "--draft-vocab-size", 99], "has no draft vocabulary"),
+    ],
+)
+def test_errors_are_one_line(train, arguments, message):
+    result = train(*arguments)
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_a_corpus_of_another_model_is_rejected(tiny_model_dir, corpus, train):
+    path = corpus / "corpus.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"target_hash": "0" * 64}))
+    result = train()
+    assert result.exit_code == 1
+    assert f"it must be tiny, which answered in {corpus}" in result.stderr
+
+
+def test_progress_has_loss_speed_and_time_left():
+    assert progress_line(PROGRESS) == "step 7/20  loss 1.250  812 tokens/s  1:02:03 left"
+
+
+def test_a_log_has_a_line_each_half_minute_and_each_evaluation():
+    clock, lines = Clock(), []
+    report = Reporter(clock, lines.append)
+    for _ in range(3):
+        clock.now_s += 20
+        report(PROGRESS)
+    assert len(lines) == 1  # after 40 seconds
+    report(dataclasses.replace(PROGRESS, evaluation=EVALUATION))
+    assert lines[1].endswith("accepted length 2.50")
+    assert lines[2] == ("  held out, temperature 0: accepted length 2.50, by position 0.80 0.44")

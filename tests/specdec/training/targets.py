@@ -1,0 +1,41 @@
+"""A small target that was trained on a text, and samples of what it writes."""
+
+import torch
+from transformers import LlamaForCausalLM
+
+from specdec.training.corpus import Sample
+from specdec.training.target import Target, TargetPrecision
+from tests.specdec.tiny import TEXT
+from tests.specdec.trained import byte_level, trained_llama_dir
+
+NUM_PROMPTS = 24
+
+
+def small_target(directory):
+    tokenizer = byte_level(TEXT, 320)
+    trained_llama_dir(directory, tokenizer, TEXT, num_steps=150)
+    return Target(directory, 128, TargetPrecision(kernels="torch"))
+
+
+def written_samples(target, count=NUM_PROMPTS, num_new=24):
+    """Return the target's own texts behind pieces of TEXT, half greedy, half at temperature 0.8."""
+    tokenizer = byte_level(TEXT, 320)
+    model = LlamaForCausalLM.from_pretrained(target.directory, dtype=torch.float32).eval()
+    token_ids = torch.tensor(tokenizer.encode(TEXT, add_special_tokens=False))
+    starts = torch.linspace(0, len(token_ids) - 12, count).long().tolist()
+    prompts = torch.stack([token_ids[start : start + 6] for start in starts])
+    samples = []
+    for index, temperature in enumerate((0.0, 0.8)):
+        torch.manual_seed(index)
+        sampling = {"do_sample": True, "temperature": temperature} if temperature else {}
+        own = prompts[index::2]
+        texts = model.generate(
+            own,
+            attention_mask=torch.ones_like(own),
+            min_new_tokens=num_new,
+            max_new_tokens=num_new,
+            pad_token_id=0,
+            **sampling,
+        )
+        samples += [Sample(tuple(text), own.shape[1], temperature) for text in texts.tolist()]
+    return samples

@@ -1,0 +1,132 @@
+"""A newcomer's path: prompts, a corpus, a trained head, and its drafts in the engine."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from specdec import LLM, SamplingParams
+from specdec.training.config import TrainingConfig
+from specdec.training.corpus import Corpus
+from specdec.training.drafters import METHODS
+from specdec.training.export import export
+from specdec.training.generation import GenerationConfig, generate_corpus
+from specdec.training.prompts import PromptRecord
+from specdec.training.run import TrainingFiles, open_run
+from specdec.training.target import TargetPrecision
+from tests.specdec.tiny import CHAT_TEMPLATE, TEXT
+from tests.specdec.trained import byte_level, trained_llama_dir
+
+ENGINE = {"kernels": "torch", "kv_cache_memory_gib": 0.05}
+CONFIG = TrainingConfig(
+    depth=3,
+    num_epochs=20,
+    batch_tokens=512,
+    learning_rate=4e-3,
+    held_out=0.2,
+    evaluate_every=30,
+    export_dtype="float32",
+)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("model")
+    tokenizer = byte_level(TEXT, 320)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return trained_llama_dir(directory, tokenizer, TEXT, num_steps=150)
+
+
+@pytest.fixture(scope="module")
+def corpus(model_dir, tmp_path_factory):
+    words = TEXT.split()
+    prompts = [PromptRecord((" ".join(words[i : i + 4]),)) for i in range(0, len(words) - 4, 3)]
+    config = GenerationConfig(
+        str(model_dir), max_new_tokens=32, temperatures=(0.0, 0.8), engine=ENGINE
+    )
+    directory = tmp_path_factory.mktemp("corpus")
+    generate_corpus(config, prompts, directory)
+    return directory
+
+
+def serve(model_dir, prompts, head=None):
+    """Return the greedy and sampled texts behind prompts, and the share of accepted drafts."""
+    speculation = None
+    if head is not None:
+        speculation = {"model": str(head), "num_speculative_tokens": 3}
+    with LLM(str(model_dir), speculative_config=speculation, **ENGINE) as llm:
+        params = [
+            SamplingParams(temperature=temperature, max_tokens=24, seed=7)
+            for temperature in (0.0, 0.8)
+            for _ in prompts
+        ]
+        found = llm.generate([*prompts, *prompts], params, use_tqdm=False)
+    drafted = sum(each.speculation.num_draft_tokens for each in found)
+    accepted = sum(each.speculation.num_accepted_tokens for each in found)
+    return [each.outputs[0].token_ids for each in found], accepted / max(1, drafted)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("method", ["eagle3", "medusa"])
+def test_a_trained_head_is_lossless_and_better_than_an_untrained_one(
+    method, model_dir, corpus, tmp_path
+):
+    config = dataclasses.replace(CONFIG, method=method)
+    files = TrainingFiles(str(model_dir), corpus, tmp_path / "run")
+    precision = TargetPrecision(kernels="torch")
+    trainer = open_run(files, config, precision, 200, lambda _: None)
+    untrained = tmp_path / "untrained"
+    export(trainer.drafter, untrained, torch.float32, {})
+    trainer.run(lambda _: None)
+    _, held_out = Corpus.open(corpus).split(config.held_out, config.seed)
+    prompts = [list(each.token_ids[: each.num_prompt_tokens]) for each in held_out[:8]]
+    plain, _ = serve(model_dir, prompts)
+    first, before = serve(model_dir, prompts, untrained)
+    texts, after = serve(model_dir, prompts, trainer.head_directory)
+    assert plain == first == texts
+    assert after > before + 0.1, (before, after)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_engine_accepts_what_the_trainer_predicts(model_dir, corpus, tmp_path):
+    """Accepted drafts of greedy held-out answers, in the trainer and in the engine.
+
+    The engine drafts no token that it could not send, so they differ by the last step of an answer.
+    """
+    config = dataclasses.replace(CONFIG, num_epochs=8)
+    files = TrainingFiles(str(model_dir), corpus, tmp_path / "run")
+    trainer = open_run(files, config, TargetPrecision(kernels="torch"), 200, lambda _: None)
+    trainer.run(lambda _: None)
+    card = json.loads((trainer.head_directory / "card.json").read_text())
+    _, held_out = Corpus.open(corpus).split(config.held_out, config.seed)
+    greedy = [each for each in held_out if each.temperature == 0]
+    speculation = {
+        "model": str(trainer.head_directory),
+        "num_speculative_tokens": config.depth,
+        "policy": "threshold",
+    }
+    num_drafts = num_accepted = 0
+    with LLM(str(model_dir), speculative_config=speculation, **ENGINE) as llm:
+        for sample in greedy:
+            params = SamplingParams(temperature=0.0, max_tokens=len(sample.answer))
+            prompt = list(sample.token_ids[: sample.num_prompt_tokens])
+            [found] = llm.generate([prompt], params, use_tqdm=False)
+            assert tuple(found.outputs[0].token_ids) == sample.answer
+            num_drafts += found.speculation.num_drafts
+            num_accepted += found.speculation.num_accepted_tokens
+    predicted = card["held_out"]["accepted_length"]["0.0"]
+    assert 1 + num_accepted / num_drafts == pytest.approx(predicted, rel=0.1)
+    assert predicted > 1.2
+
+
+def test_every_method_has_a_run(model_dir, corpus, tmp_path):
+    for method in METHODS:
+        config = TrainingConfig(method=method, depth=2, batch_tokens=4096, evaluate_every=1)
+        files = TrainingFiles(str(model_dir), corpus, tmp_path / method, num_samples=12)
+        precision = TargetPrecision(kernels="torch")
+        trainer = open_run(files, config, precision, None, lambda _: None)
+        trainer.run(lambda _: None)
+        assert (trainer.head_directory / "model.safetensors").is_file()

@@ -1,0 +1,32 @@
+"""The identity of a target's files."""
+
+import shutil
+
+import pytest
+
+from specdec.training.fingerprint import target_fingerprint
+from specdec.types.errors import UnsupportedModelError
+
+
+@pytest.fixture
+def copy(tiny_model_dir, tmp_path):
+    return shutil.copytree(tiny_model_dir, tmp_path / "copy")
+
+
+def test_a_copy_has_the_same_fingerprint(tiny_model_dir, copy):
+    (copy / "README.md").write_text("not a part of the model")
+    assert target_fingerprint(copy) == target_fingerprint(tiny_model_dir)
+    assert len(target_fingerprint(copy)) == 64
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_change_of_a_file_changes_it(tiny_model_dir, copy, name):
+    content = bytearray((copy / name).read_bytes())
+    content[-1] ^= 1
+    (copy / name).write_bytes(content)
+    assert target_fingerprint(copy) != target_fingerprint(tiny_model_dir)
+
+
+def test_a_directory_without_weights_is_refused(tmp_path):
+    with pytest.raises(UnsupportedModelError, match="no weights"):
+        target_fingerprint(tmp_path)

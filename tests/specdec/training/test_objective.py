@@ -1,0 +1,133 @@
+"""Gradients by chunks, the draft tokens that count, and the settings of the objective."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from specdec.kernels.forward_batch import HiddenStates
+from specdec.training import objective
+from specdec.training.batches import Batch
+from specdec.training.config import TrainingConfig
+from specdec.training.corpus import Sample
+from specdec.training.drafters import METHODS
+from specdec.training.objective import Objective
+
+CONFIG = TrainingConfig(depth=3, loss="kl", decay=0.5)
+DRAFTED = torch.arange(0, 320, 2)  # the even tokens
+TEXTS = [
+    Sample((8, 6, 4, 2, 8, 6, 4, 2), num_prompt_tokens=2, temperature=0.0),
+    Sample((2, 4, 6, 7, 8, 10, 12), num_prompt_tokens=1, temperature=0.8),
+]
+
+
+@pytest.fixture
+def drafter(target):
+    torch.manual_seed(0)
+    return METHODS["eagle3"](target, DRAFTED, CONFIG.depth)
+
+
+@pytest.fixture
+def batch():
+    return Batch.of(TEXTS)
+
+
+@pytest.fixture
+def hidden(target, drafter, batch):
+    return target.hidden_states(batch, drafter.taps)
+
+
+def gradients(drafter, target, batch, hidden, **changes):
+    """Return the loss and the gradient of the output head."""
+    drafter.zero_grad()
+    config = dataclasses.replace(CONFIG, **changes)
+    loss = Objective(config, target, DRAFTED).backward(drafter, batch, hidden)
+    return loss, {name: each.grad.clone() for name, each in drafter.named_parameters()}
+
+
+def test_chunks_do_not_change_the_gradients(monkeypatch, drafter, target, batch, hidden):
+    loss, whole = gradients(drafter, target, batch, hidden)
+    monkeypatch.setattr(objective, "_CHUNK_LOGITS", 2 * CONFIG.depth * len(DRAFTED))
+    other_loss, parts = gradients(drafter, target, batch, hidden)
+    assert loss == pytest.approx(other_loss, rel=1e-5)
+    for name in whole:
+        torch.testing.assert_close(whole[name], parts[name], rtol=1e-3, atol=1e-6)
+
+
+def test_the_loss_is_the_weighted_mean_over_reachable_drafts(drafter, target, batch, hidden):
+    """Draft tokens behind an odd token of the second text, 7, are not reached."""
+    loss, _ = gradients(drafter, target, batch, hidden)
+    with torch.no_grad():
+        log_q = drafter.logits(drafter.states(batch, hidden)).log_softmax(-1)
+    total = 0.0
+    counted = {0: [3, 3, 3, 2, 1], 1: [1, 0, 3, 2, 1]}  # draft tokens of each base
+    for span, counts in zip(batch.spans, counted.values(), strict=True):
+        for base, count in zip(range(span.bases.start, span.bases.stop), counts, strict=True):
+            for index in range(count):
+                state = hidden.final[batch.bases[base] + index]
+                p = (target.lm_head[DRAFTED] @ state).softmax(-1)
+                kl = (p * (p.log() - log_q[index, base])).sum().item()
+                total += 0.5**index * kl
+    assert loss == pytest.approx(total / batch.num_bases, rel=1e-4)
+
+
+def test_a_sample_learns_nothing_from_its_neighbour(drafter, target, batch, hidden):
+    alone = Batch.of(TEXTS[1:])
+    states = drafter.states(alone, target.hidden_states(alone, drafter.taps))
+    both = drafter.states(batch, hidden)[:, batch.spans[1].bases]
+    exists = alone.exists(CONFIG.depth)
+    torch.testing.assert_close(states[exists], both[exists], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"loss": "tv"},
+        {"loss": "coupling"},
+        {"position_weights": "d_pace"},
+        {"decay": 0.9},
+        {"precision": "bfloat16"},
+    ],
+)
+def test_a_setting_changes_the_loss(changes, drafter, target, batch, hidden):
+    loss, _ = gradients(drafter, target, batch, hidden)
+    other, _ = gradients(drafter, target, batch, hidden, **changes)
+    assert other != pytest.approx(loss, rel=1e-6)
+    if changes == {"precision": "bfloat16"}:
+        assert other == pytest.approx(loss, rel=0.05)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_perfect_drafter_is_always_right(temperature, target):
+    """A drafter whose logits are the target's drafts the text, with the noise of the text."""
+    samples = [dataclasses.replace(each, temperature=temperature) for each in TEXTS]
+    batch = Batch.of(samples)
+    hidden = target.hidden_states(batch, ())
+    # At temperature 0 the text is not the target's choice: its logits are replaced.
+    final = hidden.final if temperature else target.lm_head[batch.next_ids] * 100
+    perfect = _Perfect(target, final)
+    config = dataclasses.replace(CONFIG, depth=2)
+    everything = torch.arange(target.config.vocab_size)
+    generator = torch.Generator().manual_seed(0)
+    drafts = Objective(config, target, everything).drafts(
+        perfect, batch, HiddenStates(final, hidden.tapped), generator
+    )
+    text = torch.stack([batch.next_ids[batch.behind(index)] for index in range(2)])
+    exists = batch.exists(2)
+    expected = text if temperature else (final @ target.lm_head.T).argmax(-1)
+    if temperature == 0:
+        expected = torch.stack([expected[batch.behind(index)] for index in range(2)])
+    assert torch.equal(drafts[exists], expected[exists])
+
+
+class _Perfect:
+    """A drafter whose draft tokens have the target's logits."""
+
+    def __init__(self, target, final):
+        self._target, self._final = target, final
+
+    def states(self, batch, hidden):
+        return torch.stack([self._final[batch.behind(index)] for index in range(2)])
+
+    def logits(self, states):
+        return states @ self._target.lm_head.T

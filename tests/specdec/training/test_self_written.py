@@ -1,0 +1,59 @@
+"""Prompts that the target writes itself."""
+
+import pytest
+
+from specdec.text.tokenizer import Tokenizer
+from specdec.training.corpus import Corpus
+from specdec.training.generation import GenerationConfig, generate_corpus
+from specdec.training.self_written import UsablePrompts, UserTurn
+from specdec.types.errors import InvalidValueError
+from specdec.types.request import ChatMessage
+from tests.specdec.tiny import TURN_END
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model_dir):
+    return Tokenizer(tiny_model_dir)
+
+
+def test_the_turn_is_that_of_a_served_conversation(tokenizer):
+    turn = UserTurn.of(tokenizer)
+    served = tokenizer.encode_chat([ChatMessage("user", "When will it open?")])
+    text = tokenizer.encode("When will it open?", add_special_tokens=False)
+    written = [*turn.token_ids, *text, turn.end_token_id]
+    assert served[: len(written)] == written
+    assert turn.end_token_id == tokenizer.token_id(TURN_END)
+    assert turn.sampling_params(3).stop_token_ids == (turn.end_token_id,)
+
+
+def test_a_template_that_ends_a_turn_by_text_is_refused(tokenizer, monkeypatch):
+    template = "{% for m in messages %}[{{ m['content'] }}] answer{% endfor %}"
+    monkeypatch.setattr(tokenizer.transformers, "chat_template", template)
+    with pytest.raises(InvalidValueError, match="prompts file"):
+        UserTurn.of(tokenizer)
+
+
+def test_prompts_of_a_few_words_that_ended_are_used_once():
+    usable = UsablePrompts()
+    assert usable.accept(" Ask the baker\n", has_ended=True) == "Ask the baker"
+    assert usable.accept("Ask the baker", has_ended=True) is None
+    assert usable.accept("Ask the children", has_ended=False) is None
+    assert usable.accept("Ask", has_ended=True) is None
+    assert usable.accept("Ask the children", has_ended=True) == "Ask the children"
+
+
+def test_the_target_writes_prompts_and_answers_them(tiny_model_dir, tokenizer, tmp_path):
+    engine = {"kernels": "torch", "kv_cache_memory_gib": 0.05}
+    config = GenerationConfig(
+        str(tiny_model_dir), max_new_tokens=4, max_num_seqs=12, num_self_written=12, engine=engine
+    )
+    progress = generate_corpus(config, [], tmp_path)
+    corpus = Corpus.open(tmp_path)
+    # A token ends the turn once in a few hundred, so that some prompts end within 128 tokens.
+    assert progress.num_samples == len(corpus) > 0
+    assert progress.num_samples + progress.num_skipped == 12
+    turn = UserTurn.of(tokenizer)
+    for sample in corpus:
+        prompt = sample.token_ids[: sample.num_prompt_tokens]
+        assert prompt[: len(turn.token_ids)] == turn.token_ids
+        assert prompt.count(turn.end_token_id) == 1

@@ -1,0 +1,89 @@
+"""A run learns, ends early, and continues bit-equally after an interruption."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from specdec.training.config import TrainingConfig
+from specdec.training.trainer import HEAD, Data, Trainer
+from specdec.types.errors import InvalidValueError
+
+CONFIG = TrainingConfig(
+    depth=3,
+    num_epochs=6,
+    batch_tokens=128,
+    learning_rate=5e-3,
+    evaluate_every=12,
+    checkpoint_every=4,
+    export_dtype="float32",
+)
+
+
+class StoppedError(Exception):
+    pass
+
+
+@pytest.fixture
+def data(target, samples):
+    token_ids = list(range(target.config.vocab_size))
+    held_out = samples[::6]
+    return Data([each for each in samples if each not in held_out], held_out, token_ids, {})
+
+
+def test_the_held_out_accepted_length_grows(target, data, tmp_path):
+    trainer = Trainer(CONFIG, target, data, tmp_path)
+    untrained = trainer.evaluate().mean_length
+    reports = []
+    trainer.run(reports.append)
+    card = json.loads((tmp_path / HEAD / "card.json").read_text())
+    assert trainer.best > untrained + 0.3, (trainer.best, untrained)
+    assert [each.step for each in reports] == list(range(1, trainer.num_steps + 1))
+    assert reports[-1].loss < reports[0].loss
+    assert card["training"]["method"] == "eagle3"
+    assert card["held_out"]["step"] == card["training"]["step"]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_an_interrupted_run_ends_with_the_same_weights(optimizer, target, data, tmp_path):
+    config = dataclasses.replace(CONFIG, optimizer=optimizer, num_epochs=3, evaluate_every=5)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    undisturbed = Trainer(config, target, data, whole)
+    undisturbed.run(lambda _: None)
+
+    def interrupt(progress):
+        if progress.step == 6:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        Trainer(config, target, data, parts).run(interrupt)
+    continued = Trainer(config, target, data, parts)
+    assert continued.step == 4
+    continued.run(lambda _: None)
+    assert (parts / HEAD / "card.json").read_text() == (whole / HEAD / "card.json").read_text()
+    left, right = (load_file(each / HEAD / "model.safetensors") for each in (whole, parts))
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    for name, weight in undisturbed.drafter.state_dict().items():
+        assert torch.equal(weight, continued.drafter.state_dict()[name]), name
+
+
+def test_a_checkpoint_of_another_run_is_rejected(target, data, tmp_path):
+    config = dataclasses.replace(CONFIG, num_epochs=1)
+    Trainer(config, target, data, tmp_path).run(lambda _: None)
+    with pytest.raises(InvalidValueError, match="seed is 3"):
+        Trainer(dataclasses.replace(config, seed=3), target, data, tmp_path)
+    fewer = dataclasses.replace(data, train=data.train[1:])
+    with pytest.raises(InvalidValueError, match="data is"):
+        Trainer(config, target, fewer, tmp_path)
+
+
+def test_training_ends_when_the_accepted_length_stops_growing(target, data, tmp_path):
+    # With a rate this small nothing changes after the first evaluation.
+    config = dataclasses.replace(
+        CONFIG, learning_rate=1e-9, num_epochs=50, evaluate_every=2, patience=3
+    )
+    trainer = Trainer(config, target, data, tmp_path)
+    trainer.run(lambda _: None)
+    assert trainer.step == 2 + 3 * 2 < trainer.num_steps
