@@ -31,8 +31,8 @@ from benchmarks.workloads import MODEL
 from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.config.quantization import QuantizationMethod
 from specdec.config.speculative import SpeculativeConfig
-from specdec.distributed.group import TensorParallelGroup
 from specdec.engine.engine import Engine
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.resolve import resolve
 from specdec.sequences.sequence import EngineRequest

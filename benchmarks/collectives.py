@@ -28,8 +28,8 @@ import torch.distributed as dist
 from benchmarks.bystanders import CpuUsage, wait_until_quiet
 from benchmarks.machine import Machine, describe_machine
 from benchmarks.report_file import add_output, write_report
-from specdec.distributed.group import Collectives, ProcessGroupCollectives
 from specdec.kernels.cpu import SharedMemory, native_library
+from specdec.kernels.tensor_parallel import Collectives, ProcessGroupCollectives
 
 _TIMEOUT_S = 60.0
 _QUIET_LIMIT_S = 120.0

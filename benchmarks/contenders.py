@@ -15,8 +15,8 @@ from benchmarks.workloads import NO_METHOD, Measurement, StreamRecord, Workload
 from specdec.config.engine import DraftLimits, DTypeName, EngineConfig
 from specdec.config.quantization import QuantizationMethod
 from specdec.config.speculative import SpeculativeConfig
-from specdec.distributed.group import TensorParallelGroup
 from specdec.engine.engine import Engine
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.sequences.sequence import EngineRequest
 from specdec.speculation.proposers import DraftModelProposer, Proposer, make_proposer

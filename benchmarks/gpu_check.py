@@ -30,10 +30,10 @@ from benchmarks.report_file import add_output, write_report
 from benchmarks.tiny_model import write_tiny_llama
 from specdec.config.engine import DTypeName, EngineConfig
 from specdec.config.speculative import SpeculativeConfig
-from specdec.distributed.group import TensorParallelGroup
 from specdec.engine.engine import Engine
 from specdec.kernels import PagedAttention
 from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.dtypes import DTYPES
 from specdec.models.llama import CausalDecoder

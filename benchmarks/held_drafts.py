@@ -40,7 +40,7 @@ from benchmarks.workloads import MODEL, Contender, Measurement, StreamRecord, Wo
 from specdec.config.engine import EngineConfig, Kernels
 from specdec.config.quantization import QuantizationMethod
 from specdec.config.speculative import SpeculativeConfig
-from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.resolve import print_progress, resolve
 from specdec.text.tokenizer import Tokenizer

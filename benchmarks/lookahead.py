@@ -24,8 +24,8 @@ from benchmarks.report_file import add_output, command_line, write_report
 from benchmarks.workloads import MODEL
 from specdec.config.engine import EngineConfig
 from specdec.config.speculative import SpeculativeConfig
-from specdec.distributed.group import TensorParallelGroup
 from specdec.engine.engine import Engine
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.resolve import resolve
 from specdec.sequences.sequence import EngineRequest

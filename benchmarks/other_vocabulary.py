@@ -32,8 +32,8 @@ from benchmarks.report_file import add_output, markdown_table, write_report
 from benchmarks.workloads import MODEL
 from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.config.speculative import SpeculativeConfig
-from specdec.distributed.group import TensorParallelGroup
 from specdec.engine.engine import Engine
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.resolve import resolve
 from specdec.sequences.sequence import EngineRequest

@@ -19,9 +19,9 @@ from tqdm import tqdm
 from benchmarks.prompts import BenchmarkPrompt
 from benchmarks.step_bench import PRECISIONS, Precision
 from specdec.config.engine import EngineConfig
-from specdec.distributed.group import TensorParallelGroup
 from specdec.engine.engine import Engine
 from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.dtypes import DTYPES
 from specdec.models.loading import load_model

@@ -29,7 +29,7 @@ from benchmarks.summary import verdict
 from benchmarks.timed_runner import TimedRunner
 from benchmarks.workloads import MODEL
 from specdec.config.engine import EngineConfig
-from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.resolve import print_progress, resolve
 from specdec.sampling.logits_processors import BatchLogitsProcessor, LogitsProcessor
 from specdec.sampling.logprobs import token_logprobs as read_logprobs

@@ -14,7 +14,7 @@ from benchmarks.machine import num_usable_cores
 from benchmarks.timed_runner import TimedRunner
 from specdec.config.engine import DTypeName, EngineConfig
 from specdec.config.quantization import QuantizationMethod
-from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling_spec import SamplingRules

@@ -34,8 +34,8 @@ from benchmarks.step_bench import PRECISIONS, Shape, StepBench
 from benchmarks.summary import Bar, at_most, print_bars
 from benchmarks.workloads import MODEL
 from cluster.workers.worker_group import BRIEF_SPINNING
-from specdec.distributed.group import ProcessGroupCollectives, TensorParallelGroup
 from specdec.kernels.cpu import native_library
+from specdec.kernels.tensor_parallel import ProcessGroupCollectives, TensorParallelGroup
 from specdec.models.resolve import resolve
 from specdec.worker import Rendezvous
 

@@ -17,7 +17,7 @@ from cluster.workers.cpu_scheduling import threads_per_worker
 from cluster.workers.frames import Frames
 from cluster.workers.group_spec import GroupSpec, HeadSource
 from cluster.workers.profile_messages import WorkerProfileOrder, is_for_profiles, order_in
-from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.types.profile import WorkerProfile
 from specdec.worker import (
     DraftModelRunner,

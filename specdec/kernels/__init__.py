@@ -1,7 +1,9 @@
 """Kernels, each beside its torch reference.
 
 Paged attention and sampling in this folder, C++ for CPUs in `cpu`, Triton for GPUs in `triton`. A
-kernel gets tensors and plain arrays; which layer calls it belongs in `models`.
+kernel gets tensors and plain arrays; which layer calls it, and how it is split over ranks, belongs
+in `models`. `tensor_parallel` has the groups of ranks and their collectives; starting the processes
+belongs in `cluster.workers`.
 """
 
 from specdec.kernels.attention import AttentionPlan, PagedAttention

@@ -13,9 +13,9 @@ import torch
 from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.config.llm import LLMConfig
 from specdec.config.quantization import QuantizationMethod
-from specdec.distributed.group import TensorParallelGroup
 from specdec.engine.memory_plan import MemoryPlan
 from specdec.engine.model_resolution import ModelDirectories
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.speculation.policy.factory import MeasureEngine, make_policy
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import (

@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels import AttentionPlan, PagedAttention
 from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove, on_device
 from specdec.kernels.sample import RowArgmax, row_argmax
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.layers.linear import (
     ColumnParallelLinear,

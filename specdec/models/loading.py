@@ -12,10 +12,10 @@ from torch import Tensor
 
 from specdec.config.engine import Kernels
 from specdec.config.quantization import QuantizationMethod
-from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.backend import KernelBackend
 from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove
 from specdec.kernels.sample import RowArgmax
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.cpu_decoder import NativeDecoder
 from specdec.models.llama import CausalDecoder

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.cpu import MatrixStruct, SharedMemory
 from specdec.kernels.cpu.decoder import (
     FORMATS,
@@ -15,6 +14,7 @@ from specdec.kernels.cpu.decoder import (
     EmbeddingStruct,
     LayerStruct,
 )
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.layers.linear import (
     ColumnParallelLinear,

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.sample import SampleParams
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sampling.vocab_shard import ScoreChunks
 
 # Number of scores weighted at once: in float64 they should fit into the caches of a CPU, on other

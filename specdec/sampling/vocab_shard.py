@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.cpu import SharedMemory
 from specdec.kernels.sample import RowArgmax, shared_memory_argmax
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sampling.gumbel import CHUNK_TOKENS
 
 _LOWEST = torch.finfo(torch.float32).min

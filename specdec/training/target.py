@@ -18,8 +18,8 @@ from torch import Tensor
 
 from specdec.config.engine import DTypeName, Kernels
 from specdec.config.quantization import QuantizationMethod
-from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.forward_batch import Chunk, HiddenStates, ModelInput
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.dtypes import DTYPES
 from specdec.models.loading import Decoder, load_model

@@ -5,8 +5,8 @@ or drafts. Its state of a sequence comes from step messages only. The processes 
 in `cluster.workers`.
 """
 
-from specdec.distributed.group import Rendezvous
 from specdec.kernels.cpu import native_library_fault
+from specdec.kernels.tensor_parallel import Rendezvous
 from specdec.worker.draft_model_runner import DraftModelRunner
 from specdec.worker.loading import HeadFiles, RankModel, load_draft_runner, load_runner, load_warm
 from specdec.worker.local import LocalDraftWorker, LocalTarget

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.loading import Decoder
 from specdec.sampling.distribution import Distribution, highest_probs, scale_by_confidence
 from specdec.sampling.gumbel import Stream

@@ -12,7 +12,7 @@ import torch
 
 from specdec.config.engine import DraftLimits, DTypeName, EngineConfig, Kernels
 from specdec.config.quantization import QuantizationMethod
-from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.dtypes import DTYPES
 from specdec.models.heads.config import HeadConfig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.loading import Decoder
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.worker.batch_state import BatchState

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.text.vocab_map import VocabularyMap
 from specdec.types.sharding import partition

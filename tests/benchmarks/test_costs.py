@@ -12,7 +12,7 @@ from benchmarks.step_bench import PRECISIONS, Shape, ShapeTime, StepBench, measu
 from benchmarks.verification_cost import CostRow, VerificationReport
 from benchmarks.workloads import Measurement, StreamRecord
 from specdec.config.engine import EngineConfig
-from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.weights.checkpoint import CPU
 from specdec.worker import load_runner

@@ -17,7 +17,7 @@ from unittest import mock
 import yaml
 
 from cluster.config.config_file import read_models
-from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.resolve import resolve
 from specdec.text.grammar.compiler import GrammarCompiler

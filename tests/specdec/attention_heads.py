@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.heads.base import DraftHead
 from specdec.models.heads.config import HeadConfig

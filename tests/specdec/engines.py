@@ -11,9 +11,9 @@ from pathlib import Path
 from specdec.config.engine import DraftLimits, EngineConfig, Kernels
 from specdec.config.quantization import QuantizationMethod
 from specdec.config.speculative import SpeculativeConfig
-from specdec.distributed.group import TensorParallelGroup
 from specdec.engine.engine import Engine
 from specdec.engine.metrics import StepRecorder
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.sequences.sequence import EngineRequest
 from specdec.speculation.policy.policy import SpeculationPolicy

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.layers.matrix import FullMatrix, Matrix, NativeMatrix, make_matrix, row_blocks
 from specdec.models.weights.checkpoint import CheckpointReader
 

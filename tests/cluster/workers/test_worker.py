@@ -4,7 +4,7 @@ import pytest
 
 from cluster.workers.profile_messages import END, ProfileInbox, WorkerProfileOrder, is_report
 from cluster.workers.worker import ModelWorker
-from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.types.messages import StepInput
 from specdec.worker import load_runner
 from tests.specdec.engines import engine_config

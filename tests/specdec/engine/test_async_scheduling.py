@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from specdec.config.speculative import SpeculativeConfig
-from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.speculation.policy.cost_model import CostModel, CostTable
 from specdec.speculation.policy.goodput import GoodputChooser

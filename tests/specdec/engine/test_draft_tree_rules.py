@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.grammar.matcher import MAX_CONSTRAINED_NODES, OutputConstraint

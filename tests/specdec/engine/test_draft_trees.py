@@ -2,8 +2,8 @@
 
 import pytest
 
-from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.cpu import native_library
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.types.draft_tree import first_path

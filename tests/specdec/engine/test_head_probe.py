@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from specdec import LLM
 from specdec.config.speculative import SpeculativeConfig
-from specdec.distributed.group import TensorParallelGroup
 from specdec.engine import head_probe
 from specdec.engine.head_probe import HeadProbe, ProbeResult, likely_causes
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.heads.config import HeadConfig
 from specdec.text.tokenizer import Tokenizer

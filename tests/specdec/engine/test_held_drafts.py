@@ -9,8 +9,8 @@ from functools import cache
 import pytest
 
 from specdec.config.speculative import SpeculativeConfig
-from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.cpu import native_library
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.text.grammar import GrammarCompiler

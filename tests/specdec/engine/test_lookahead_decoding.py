@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from specdec.config.speculative import SpeculativeConfig
-from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import Proposal

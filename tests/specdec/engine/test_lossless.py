@@ -7,8 +7,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 from specdec.config.quantization import QUANTIZATION_METHODS
-from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.cpu import native_library
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.types.sampling_params import SpeculationOptions
 from specdec.worker import LocalTarget, load_runner
 from tests.specdec.engines import engine_config, local_engine, make_engine, request, run

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from specdec.config.engine import DraftLimits
 from specdec.config.speculative import SpeculativeConfig
-from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.speculation.proposers import DraftModelProposer
 from specdec.types.errors import BadLogitsError, NoTokenLeftError
 from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.cpu import MatrixFormat, PackedMatrix, native_library
 from specdec.kernels.sample import (
     SAMPLE_PARAMS,
@@ -15,6 +14,7 @@ from specdec.kernels.sample import (
     sample_tokens,
     torch_row_argmax,
 )
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sampling.sampler import SamplingBatch, sample, torch_sample
 from specdec.sampling.vocab_shard import VocabShard
 from tests.specdec.threads import num_threads

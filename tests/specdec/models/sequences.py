@@ -5,9 +5,9 @@ This module does not import transformers, which takes seconds in each process th
 
 import torch
 
-from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.cpu import SharedMemory, native_library
 from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.loading import load_model
 

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specdec.config.quantization import QUANTIZATION_METHODS
-from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.cpu import MatrixFormat, native_library
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.cpu_decoder import NativeDecoder
 from specdec.models.llama import CausalDecoder
 from tests.specdec.fakes import run_ranks

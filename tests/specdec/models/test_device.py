@@ -7,7 +7,7 @@ there by mistake cannot be read or combined with others.
 import pytest
 import torch
 
-from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.loading import load_model
 from specdec.types.errors import UnsupportedModelError

@@ -7,8 +7,8 @@ import pytest
 import torch
 import transformers
 
-from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.cpu import native_library
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.llama import CausalDecoder
 from specdec.models.registry import SUPPORTED_ARCHITECTURES

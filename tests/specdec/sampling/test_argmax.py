@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.cpu import native_library
 from specdec.kernels.sample import row_argmax
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sampling.vocab_shard import VocabShard, all_ranks_argmax
 from tests.specdec.fakes import run_ranks
 from tests.specdec.kernels.cpu.test_shared_memory import join

@@ -3,7 +3,7 @@ import torch
 from torch.nn.functional import pad
 from torch.testing import assert_close
 
-from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sampling.distribution import (
     Distribution,
     TokenWeights,

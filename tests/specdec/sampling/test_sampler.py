@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.sample import row_argmax
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sampling import sampler as sampler_module
 from specdec.sampling.gumbel import CHUNK_TOKENS, NoiseKeys, gumbel_noise
 from specdec.sampling.sampler import SamplingBatch, sample

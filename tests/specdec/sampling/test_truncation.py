@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import MinPLogitsWarper
 
-from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sampling.sampler import SamplingBatch
 from specdec.sampling.truncation import Truncation, truncation_floors
 from specdec.sampling.vocab_shard import ScoreChunks

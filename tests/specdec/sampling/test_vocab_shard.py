@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sampling.gumbel import CHUNK_TOKENS
 from specdec.sampling.vocab_shard import ScoreChunks
 

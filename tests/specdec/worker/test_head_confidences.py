@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specdec.config.speculative import SpeculativeConfig
-from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling_spec import SamplingRules

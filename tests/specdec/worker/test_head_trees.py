@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sampling.sampler import sample
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.draft_tree import depths, first_path, paths, require_tree

@@ -2,8 +2,8 @@
 
 import pytest
 
-from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.cpu import native_library
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling_spec import SamplingRules, Verifier
 from specdec.worker import HeadFiles, load_runner

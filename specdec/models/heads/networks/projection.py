@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.layers.linear import RowParallelLinear
 from specdec.models.weights.checkpoint import CheckpointReader
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.cpu import native_library
 from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sampling.sampler import SamplingBatch, torch_sample
 from specdec.sampling.vocab_shard import VocabShard
 from tests.specdec.kernels.cpu.tiny_head import (

@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 
-from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.cpu import native_library
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.heads.base import WholeDraftHead
 from specdec.models.heads.networks.native import NativeHead
 from specdec.models.heads.networks.native_dflash import NativeDFlashHead

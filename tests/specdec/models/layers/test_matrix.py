@@ -5,9 +5,9 @@ from itertools import product
 import pytest
 import torch
 
-from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.backend import KernelBackend
 from specdec.kernels.cpu import MatrixFormat, native_library
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.layers.linear import RowParallelLinear, VocabEmbedding, VocabHead
 from specdec.models.layers.matrix import (
     FullMatrix,

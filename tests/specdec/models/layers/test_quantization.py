@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from specdec.config.engine import has_fbgemm
-from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.layers.linear import RowParallelLinear
 from specdec.models.layers.matrix import FullMatrix, Int8Matrix, quantize_rows
 from specdec.models.weights.checkpoint import open_checkpoint

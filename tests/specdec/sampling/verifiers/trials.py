@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sampling.distribution import Distribution
 from specdec.sampling.gumbel import Stream
 from specdec.sampling.sampler import SamplingBatch, sample

@@ -6,7 +6,7 @@ import pytest
 
 from specdec.config.engine import DraftLimits
 from specdec.config.speculative import SpeculativeConfig
-from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.speculation.policy.cost_model import CostTable
 from specdec.speculation.policy.cost_profiler import CostProfiler, with_drafting, with_engine
 from specdec.types.draft_tree import num_growth_slots

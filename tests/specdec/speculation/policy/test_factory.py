@@ -4,7 +4,7 @@ import pytest
 
 from specdec.config.methods import DraftPlace
 from specdec.config.speculative import SpeculativeConfig
-from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.speculation.policy.cost_model import CostTable
 from specdec.speculation.policy.factory import _main_place, make_policy
 from specdec.types.draft_decision import DecisionReason

@@ -4,9 +4,9 @@ from datetime import timedelta
 import pytest
 import torch
 
-from specdec.distributed import group as group_module
-from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels import tensor_parallel as group_module
 from specdec.kernels.cpu import native_library
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.worker import Rendezvous
 from tests.specdec.processes import results, run_processes
 
