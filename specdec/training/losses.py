@@ -88,12 +88,12 @@ def decayed_weights(depth: int, decay: float) -> Tensor:
     return (decay ** torch.arange(depth))[:, None]
 
 
-def d_pace_weights(log_q: Tensor, target: Teacher) -> Tensor:
+def d_pace_weights(log_q: Tensor, target: Teacher, is_trained: Tensor) -> Tensor:
     """Return the weight of each draft token by its effect on the accepted length, [depth, R].
 
     D-PACE (arXiv 2605.18810): with a smoothed probability s_i of draft token i, the weight of token
     j is the sum over m >= j of the product of s_0 to s_m, the accepted tokens that depend on it.
-    log_q: [depth, R, V].
+    log_q: [depth, R, V]. is_trained: [depth, R] bool; draft tokens without it are never accepted.
     """
     smoothed = (1 - _ALPHA) * torch.exp(-cross_entropy(log_q, target)) + _ALPHA
-    return smoothed.cumprod(0).flip(0).cumsum(0).flip(0)
+    return (smoothed * is_trained).cumprod(0).flip(0).cumsum(0).flip(0)

@@ -52,7 +52,7 @@ class Objective:
                 log_q = drafter.logits(own).float().log_softmax(-1)
                 weights = self._weights
                 if self._config.position_weights == "d_pace":
-                    weights = d_pace_weights(log_q.detach(), teacher)
+                    weights = d_pace_weights(log_q.detach(), teacher, is_trained[:, bases])
                 loss = self._loss(log_q, teacher) * weights * is_trained[:, bases]
                 mean = loss.sum() / batch.num_bases
                 mean.backward()
@@ -102,7 +102,8 @@ class Objective:
         size = max(1, _CHUNK_LOGITS // (depth * len(self._token_ids)))
         for start in range(0, batch.num_bases, size):
             bases = slice(start, min(start + size, batch.num_bases))
-            logits = F.linear(final[start : bases.stop + depth - 1], self._teacher_head)
+            with self._autocast(is_enabled=False):
+                logits = F.linear(final[start : bases.stop + depth - 1], self._teacher_head)
             teacher = Teacher.of_logits(logits)
             # Views: draft token i of a base is draft token 0 of the base i behind it.
             p = teacher.p.unfold(0, depth, 1).permute(2, 0, 1)
@@ -111,14 +112,15 @@ class Objective:
     def _is_trained(self, batch: Batch) -> Tensor:
         """Return the draft tokens that count, [depth, R] bool.
 
-        Those that exist, and are reached by drafts of tokens that the drafter has.
+        Those that exist and stand for a token that the drafter has, as do all drafts before them.
         """
         exists = batch.exists(self._config.depth)
         places = [batch.behind(index) for index in range(self._config.depth)]
         is_drafted = self._draft_ids[batch.next_ids[torch.stack(places)]] >= 0
         return (is_drafted.cumprod(0) > 0) & exists
 
-    def _autocast(self) -> AbstractContextManager[None]:
-        is_enabled = self._config.precision == "bfloat16"
+    def _autocast(self, *, is_enabled: bool = True) -> AbstractContextManager[None]:
+        """Run products in the configured precision; if not enabled, in float32."""
+        is_enabled = is_enabled and self._config.precision == "bfloat16"
         device = self._teacher_head.device.type
         return torch.autocast(device, dtype=torch.bfloat16, enabled=is_enabled)

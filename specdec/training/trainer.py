@@ -96,7 +96,13 @@ class Trainer:
         directory: Path,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make the drafter. Raises InvalidValueError where the directory has another run."""
+        """Make the drafter.
+
+        Raises InvalidValueError where the directory has another run, or nothing can be held out.
+        """
+        if not any(len(each.answer) > 1 for each in data.held_out):
+            limit = "with an answer of two tokens or more among those held out"
+            raise InvalidValueError("corpus", f"{len(data.held_out)} held-out samples", limit)
         self._config, self._target, self._data = config, target, data
         self._directory, self._clock = directory, clock
         token_ids = torch.tensor(list(data.token_ids), dtype=torch.int64)
@@ -138,7 +144,7 @@ class Trainer:
         """
         started, first, num_tokens, loss = self._clock(), self.step, 0, 0.0
         paused = 0.0
-        while self.step < self.num_steps and not self._is_stalled:
+        while not self._is_complete:
             batch = Batch.of([self._data.train[index] for index in self.order[self.step]])
             found = self._train(batch)
             num_tokens += batch.num_tokens
@@ -148,16 +154,17 @@ class Trainer:
                 before = self._clock()
                 self._evaluate()
                 paused += self._clock() - before
-            if self.step % self._config.checkpoint_every == 0 or self.step == self.num_steps:
+            if self.step % self._config.checkpoint_every == 0 or self._is_complete:
                 self._save()
             left = (self.num_steps - self.step) * elapsed / (self.step - first)
             rate = num_tokens / max(elapsed, 1e-9)
             report(Progress(self.step, self.num_steps, loss, rate, left, self._evaluation))
 
     @property
-    def _is_stalled(self) -> bool:
+    def _is_complete(self) -> bool:
         steps = self._config.patience * self._config.evaluate_every
-        return self._best_step > 0 and self.step - self._best_step >= steps
+        is_stalled = self._best_step > 0 and self.step - self._best_step >= steps
+        return is_stalled or self.step == self.num_steps
 
     def _train(self, batch: Batch) -> float:
         hidden = self._target.hidden_states(batch, self.drafter.taps)
@@ -203,7 +210,8 @@ class Trainer:
         for sample in (*self._data.train, *self._data.held_out):
             digest.update(repr((sample.token_ids, sample.num_prompt_tokens)).encode())
         digest.update(repr(list(self._data.token_ids)).encode())
-        return {**asdict(self._config), "data": digest.hexdigest()}
+        target = {f"target_{name}": each for name, each in asdict(self._target.precision).items()}
+        return {**asdict(self._config), **target, "data": digest.hexdigest()}
 
     def _save(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -215,10 +223,10 @@ class Trainer:
         checkpoint = Checkpoint.load(self._directory)
         if checkpoint is None:
             return
-        for name, value in self._run_id.items():
-            if checkpoint.run.get(name) != value:
-                limit = f"{checkpoint.run.get(name)!r}, as in the checkpoint in {self._directory}"
-                raise InvalidValueError(name, value, limit)
+        for name, existing in checkpoint.run.items():
+            if self._run_id.get(name) != existing:
+                limit = f"{existing!r}, as in the checkpoint in {self._directory}"
+                raise InvalidValueError(name, self._run_id.get(name), limit)
         self.drafter.load_state_dict(checkpoint.weights)
         self._optimizers.load(checkpoint.optimizer)
         self.step = checkpoint.step

@@ -215,7 +215,9 @@ class PairAttention(nn.Module):
         inputs: of its pair, [R, 2 * hidden_size]. The pair of draft token 0 is the base's own, one
         of the T.
         """
-        rotation = self._rotary.rotation(draft.batch.positions[draft.batch.bases] + index)
+        # Pairs behind the context belong to drafts that do not exist.
+        positions = draft.batch.positions[draft.batch.bases] + index
+        rotation = self._rotary.rotation(positions.clamp(max=self._rotary.max_positions - 1))
         query = rotated(self._heads(self.q_proj(inputs), self.num_heads), rotation)
         if index:
             key, value = self._key_value(inputs, rotation)
@@ -230,11 +232,12 @@ class PairAttention(nn.Module):
         """Return the attention of the bases of span `place`; as query, [b, num_heads, head_dim]."""
         span = draft.batch.spans[place]
         num_bases, num_kv_heads, head_dim = len(query), self.num_kv_heads, self.head_dim
-        # [num_kv_heads, b, queries of a KV head, head_dim]
-        grouped = query.view(num_bases, num_kv_heads, -1, head_dim).transpose(0, 1)
-        flat = grouped.reshape(num_kv_heads, -1, head_dim) * head_dim**-0.5
+        group = self.num_heads // num_kv_heads  # queries of a KV head
+        # [num_kv_heads, b, group, head_dim]
+        grouped = query.view(num_bases, num_kv_heads, group, head_dim).transpose(0, 1)
+        flat = grouped.reshape(num_kv_heads, num_bases * group, head_dim) * head_dim**-0.5
         key = draft.key[span.tokens].permute(1, 2, 0)  # [num_kv_heads, head_dim, t]
-        hidden = ~draft.visible[place].repeat_interleave(self.num_heads // num_kv_heads, 0)
+        hidden = ~draft.visible[place].repeat_interleave(group, 0)
         scores = (flat @ key).float().masked_fill(hidden, float("-inf"))
         if not draft.own_keys:
             weights = scores.softmax(-1).to(key.dtype)
@@ -245,7 +248,7 @@ class PairAttention(nn.Module):
         shared, mine = weights.split([scores.shape[-1], len(draft.own_keys)], dim=-1)
         attended = shared @ draft.value[span.tokens].transpose(0, 1)
         values = self._own(draft.own_values, span.bases)
-        mine = mine.view(*grouped.shape[:-1], -1, 1)
+        mine = mine.view(*grouped.shape[:-1], len(draft.own_keys), 1)
         attended = attended + (mine * values).sum(-2).flatten(1, 2)
         return self._ungrouped(attended, num_bases)
 
@@ -255,7 +258,8 @@ class PairAttention(nn.Module):
 
     def _ungrouped(self, attended: Tensor, num_bases: int) -> Tensor:
         """Return [b, num_heads, head_dim] of [num_kv_heads, b * queries of a KV head, head_dim]."""
-        parts = attended.view(self.num_kv_heads, num_bases, -1, self.head_dim)
+        group = self.num_heads // self.num_kv_heads
+        parts = attended.view(self.num_kv_heads, num_bases, group, self.head_dim)
         return parts.transpose(0, 1).reshape(num_bases, self.num_heads, self.head_dim)
 
     def _key_value(self, inputs: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:

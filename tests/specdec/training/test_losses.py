@@ -62,4 +62,17 @@ def test_d_pace_weights_are_the_accepted_tokens_that_depend_on_a_place():
         first * second + first * second * third,
         first * second * third,
     ]
-    torch.testing.assert_close(d_pace_weights(log_q, teacher), torch.stack(expected))
+    all_trained = torch.ones(3, 5, dtype=torch.bool)
+    found = d_pace_weights(log_q, teacher, all_trained)
+    torch.testing.assert_close(found, torch.stack(expected))
+
+
+def test_d_pace_weights_leave_out_tokens_that_are_not_trained():
+    log_q, teacher = LOGITS.log_softmax(-1), Teacher.of_logits(TARGET)
+    is_trained = torch.ones(3, 5, dtype=torch.bool)
+    is_trained[2] = False
+    found = d_pace_weights(log_q, teacher, is_trained)
+    shorter = Teacher(teacher.p[:2], teacher.negative_entropy[:2])
+    expected = d_pace_weights(log_q[:2], shorter, is_trained[:2])
+    torch.testing.assert_close(found[:2], expected)
+    assert not found[2].any()

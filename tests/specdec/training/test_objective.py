@@ -12,6 +12,7 @@ from specdec.training.config import TrainingConfig
 from specdec.training.corpus import Sample
 from specdec.training.drafters import METHODS
 from specdec.training.objective import Objective
+from specdec.training.target import Target
 
 CONFIG = TrainingConfig(depth=3, loss="kl", decay=0.5)
 DRAFTED = torch.arange(0, 320, 2)  # the even tokens
@@ -77,6 +78,42 @@ def test_a_sample_learns_nothing_from_its_neighbour(drafter, target, batch, hidd
     both = drafter.states(batch, hidden)[:, batch.spans[1].bases]
     exists = alone.exists(CONFIG.depth)
     torch.testing.assert_close(states[exists], both[exists], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_answers_of_one_token_change_no_gradient(method, target):
+    drafter = METHODS[method](target, torch.arange(target.config.vocab_size), CONFIG.depth)
+    own = Objective(CONFIG, target, drafter.token_ids)
+    found = []
+    for samples in (TEXTS, [Sample((9, 8), 1, 0.0), *TEXTS]):
+        drafter.zero_grad()
+        batch = Batch.of(samples)
+        loss = own.backward(drafter, batch, target.hidden_states(batch, drafter.taps))
+        found.append((loss, [each.grad.clone() for each in drafter.parameters()]))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-4)
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-3, atol=1e-5)
+
+
+def test_a_sample_may_fill_the_context(target):
+    length = target.config.max_position_embeddings
+    full = Target(target.directory, length, target.precision)
+    drafter = METHODS["eagle3"](full, DRAFTED, CONFIG.depth)
+    batch = Batch.of([Sample((8,) * length, length - 2, 0.0)])
+    hidden = full.hidden_states(batch, drafter.taps)
+    assert Objective(CONFIG, full, DRAFTED).backward(drafter, batch, hidden) > 0
+
+
+def test_the_target_s_distribution_has_full_precision(monkeypatch, drafter, target, batch, hidden):
+    seen = []
+
+    def loss(log_q, teacher):
+        seen.append(teacher.p)
+        return log_q.mean(-1)
+
+    monkeypatch.setattr(objective, "LOSSES", {"kl": loss})
+    for precision in ("float32", "bfloat16"):
+        gradients(drafter, target, batch, hidden, precision=precision)
+    assert torch.equal(*seen)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from specdec.training.config import TrainingConfig
+from specdec.training.corpus import Sample
+from specdec.training.target import Target, TargetPrecision
 from specdec.training.trainer import HEAD, Data, Trainer
 from specdec.types.errors import InvalidValueError
 
@@ -77,13 +79,25 @@ def test_a_checkpoint_of_another_run_is_rejected(target, data, tmp_path):
     fewer = dataclasses.replace(data, train=data.train[1:])
     with pytest.raises(InvalidValueError, match="data is"):
         Trainer(config, target, fewer, tmp_path)
+    other = TargetPrecision("bfloat16", kernels="torch")
+    with pytest.raises(InvalidValueError, match="target_dtype is 'bfloat16'"):
+        Trainer(config, Target(target.directory, 128, other), data, tmp_path)
+
+
+def test_held_out_answers_of_one_token_are_not_enough(target, data, tmp_path):
+    short = dataclasses.replace(data, held_out=[Sample((1, 2), 1, 0.0)])
+    with pytest.raises(InvalidValueError, match="two tokens or more"):
+        Trainer(CONFIG, target, short, tmp_path)
 
 
 def test_training_ends_when_the_accepted_length_stops_growing(target, data, tmp_path):
     # With a rate this small nothing changes after the first evaluation.
     config = dataclasses.replace(
-        CONFIG, learning_rate=1e-9, num_epochs=50, evaluate_every=2, patience=3
+        CONFIG, learning_rate=1e-9, num_epochs=50, evaluate_every=2, patience=3, checkpoint_every=5
     )
     trainer = Trainer(config, target, data, tmp_path)
     trainer.run(lambda _: None)
     assert trainer.step == 2 + 3 * 2 < trainer.num_steps
+    again = Trainer(config, target, data, tmp_path)
+    assert again.step == trainer.step
+    again.run(lambda _: pytest.fail("a run that ended takes no step"))
