@@ -97,7 +97,8 @@ class Shard:
 
     token_ids: int32 [num_tokens]. ends: int64 [num_samples], where each sample's tokens end.
     num_prompt_tokens: int32 [num_samples]. temperatures: float32 [num_samples].
-    requests: int64 [num_samples], the requests that they answer, for the writer.
+    requests: int64 [num_samples], the requests that they answer. The turns of a conversation are one
+        request, and follow each other.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -142,6 +143,12 @@ class Shard:
         # Through text, so that a temperature of 0.7 is 0.7 again and not 0.699999988.
         temperature = float(str(self.temperatures[index]))
         return Sample(tuple(token_ids.tolist()), int(self.num_prompt_tokens[index]), temperature)
+
+    def first_turn(self, index: int) -> Sample:
+        """Return the first sample of the conversation of `sample(index)`."""
+        while index and self.requests[index - 1] == self.requests[index]:
+            index -= 1
+        return self.sample(index)
 
     def _check(self, path: Path) -> None:
         lengths = np.diff(self.ends, prepend=0)
@@ -205,14 +212,15 @@ class Corpus(Sequence[Sample]):
     def split(self, held_out: float, seed: int) -> tuple[Corpus, Corpus]:
         """Return the samples to train on, and about a share `held_out` of them to evaluate on.
 
-        The side of a sample depends on its prompt and the seed alone. So all answers to a prompt
-        are on one side, and no sample changes sides while the corpus grows. At least one prompt is
-        held out unless the share is 0. Raises InvalidValueError where no sample is left to train
-        on.
+        The side of a sample depends on the first turn of its conversation and the seed alone. So all
+        answers to a prompt and all turns of a conversation are on one side, and no sample changes
+        sides while the corpus grows. At least one prompt is held out unless the share is 0. Raises
+        InvalidValueError where no sample is left to train on.
         """
         if not 0 <= held_out < 1:
             raise InvalidValueError("held_out", held_out, "from 0 to below 1")
-        draws = np.array([_draw(each, seed) for each in self], np.float64)  # [num_samples]
+        firsts = (self._shards[shard].first_turn(row) for shard, row in self._places.tolist())
+        draws = np.array([_draw(each, seed) for each in firsts], np.float64)  # [num_samples]
         least = draws.min(initial=1.0)
         is_held_out = (draws < held_out) | ((draws == least) & (held_out > 0))
         if is_held_out.all():

@@ -171,6 +171,21 @@ def test_answers_to_one_prompt_are_on_one_side(tmp_path):
         assert set(counts) == {2}
 
 
+def test_turns_of_a_conversation_are_on_one_side(tmp_path):
+    first = [Sample((7, n, 1), 2, 0.0) for n in range(100)]
+    second = [Sample((*each.token_ids, 8, n), 4, 0.0) for n, each in enumerate(first)]
+    with CorpusWriter(tmp_path, INFO) as writer:
+        turns = [each for pair in zip(first, second, strict=True) for each in pair]
+        writer.add(turns, [n for n in range(100) for _ in range(2)])
+    corpus = Corpus.open(tmp_path)
+    for part in (corpus, corpus[1::2]):
+        train, held_out = part.split(0.3, seed=0)
+        sides = [{s.token_ids[1] for s in side} for side in (train, held_out)]
+        assert all(sides)
+        assert not sides[0] & sides[1]
+    assert {s.token_ids[1] for s in corpus.split(0.3, seed=0)[1]} == sides[1]
+
+
 def test_a_small_corpus_holds_out_one_prompt_and_a_share_of_zero_none(tmp_path):
     write(tmp_path, [0, 1])
     corpus = Corpus.open(tmp_path)
