@@ -1,10 +1,10 @@
-"""`specdec train`: trains a drafter for a target on the target's own answers."""
+"""`specdec train`: makes a target's own answers, and trains a drafter for it on them."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -20,6 +20,7 @@ from cluster.cli.output import (
     section_flag,
     show_json,
 )
+from cluster.cli.train_data import corpus_flags, make_corpus
 from specdec.config.quantization import QuantizationMethod
 from specdec.training.config import (
     LossName,
@@ -29,11 +30,13 @@ from specdec.training.config import (
     TrainingConfig,
     WeightDtype,
 )
+from specdec.types.errors import InvalidValueError
 
 if TYPE_CHECKING:
     from specdec.training.trainer import Evaluation, Progress
 
 _LOG_INTERVAL_S = 30.0
+_CLEAR_LINE = "\r\x1b[K"
 _CHOICES = {
     "loss": LossName,
     "position_weights": PositionWeights,
@@ -43,7 +46,7 @@ _CHOICES = {
 }
 _TEXTS = {
     "Drafter": {
-        "method": "Drafting method.",
+        "method": "Drafting method: eagle3, medusa or mlp_speculator.",
         "depth": "Draft tokens behind each position that are trained.",
         "export_dtype": "Data type of the exported weights.",
     },
@@ -59,7 +62,7 @@ _TEXTS = {
         "position_weights": "Weights of the places in a draft.",
         "decay": "Factor from one place in a draft to the next, with decayed weights.",
         "precision": "Of the drafter's matrix products.",
-        "seed": "Of the initial weights, the order and the held-out samples.",
+        "seed": "Of the answers, the initial weights, the order and the held-out samples.",
     },
     "Evaluation": {
         "held_out": "Share of the samples to evaluate on.",
@@ -91,9 +94,17 @@ def _config_flags() -> Flag:
 
 @click.command(cls=SectionedCommand, short_help="Train a drafter for a model.")
 @click.argument("model")
-@click.argument("corpus", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("output", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--num-samples", type=click.IntRange(min=2), help="Use only the first N samples.")
+@corpus_flags
+@section_flag(
+    "Corpus",
+    "--corpus",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Directory of specdec train-data, to train on it instead of making OUTPUT/corpus.",
+)
+@section_flag(
+    "Corpus", "--num-samples", type=click.IntRange(min=2), help="Use only the first N samples."
+)
 @click.option(
     "--draft-vocab-size",
     type=click.IntRange(min=1),
@@ -116,8 +127,8 @@ def _config_flags() -> Flag:
 @json_flag
 def train(
     model: str,
-    corpus: Path,
     output: Path,
+    corpus: Path | None,
     num_samples: int | None,
     draft_vocab_size: int | None,
     dtype: WeightDtype,
@@ -126,19 +137,24 @@ def train(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Train a drafter for MODEL on CORPUS, the model's own answers.
+    """Train a drafter for MODEL on its own answers.
 
-    The best drafter so far is in OUTPUT/head, for --speculative-config. A run that was interrupted
-    continues when the same command is started again.
+    MODEL first answers the prompts of a file, or prompts that it writes itself. The best drafter so
+    far is in OUTPUT/head, for --speculative-config. A run that was interrupted continues when the
+    same command is started again.
     """
     import torch
 
     from specdec.training.run import TrainingFiles, open_run
     from specdec.training.target import TargetPrecision
 
-    config = TrainingConfig(**settings)
     if threads is not None:
         torch.set_num_threads(threads)
+    config = _config(settings)
+    if corpus is None:
+        corpus = _corpus(model, output, dtype, quantization, config.seed, settings)
+    else:
+        _require_no_prompts(settings)
     files = TrainingFiles(model, corpus, output, num_samples)
     precision = TargetPrecision(dtype, quantization)
     trainer = open_run(files, config, precision, draft_vocab_size, print_stderr)
@@ -153,6 +169,44 @@ def train(
     click.echo(head)
 
 
+def _config(settings: dict[str, Any]) -> TrainingConfig:
+    """Remove the fields of TrainingConfig from the flags. Raises InvalidValueError."""
+    from specdec.training.drafters import drafter_class
+
+    config = TrainingConfig(
+        **{each.name: settings.pop(each.name) for each in fields(TrainingConfig)}
+    )
+    drafter_class(config.method)  # before an hour of answers
+    return config
+
+
+def _corpus(
+    model: str,
+    output: Path,
+    dtype: WeightDtype,
+    quantization: QuantizationMethod | None,
+    seed: int,
+    flags: Mapping[str, Any],
+) -> Path:
+    """Make the corpus of a run that has no checkpoint yet; return its directory.
+
+    A run is tied to its samples, so the corpus does not change after the first checkpoint.
+    """
+    from specdec.training.checkpoint import Checkpoint
+
+    directory = output / "corpus"
+    if not Checkpoint.exists(output):
+        precision = {"dtype": dtype, "quantization": quantization or "none"}
+        make_corpus(model, directory, **precision, seed=seed, **flags)
+    return directory
+
+
+def _require_no_prompts(flags: Mapping[str, Any]) -> None:
+    for name in ("prompts", "num_self_written"):
+        if flags[name] is not None:
+            raise InvalidValueError(name, flags[name], "left out with --corpus, which has answers")
+
+
 class Reporter:
     """Prints the progress of a run: in place on a terminal, else a line each half minute."""
 
@@ -165,12 +219,15 @@ class Reporter:
         """Print the progress if it is time to, or if there is a new evaluation."""
         is_new = progress.evaluation is not self._evaluation
         is_last = progress.step == progress.num_steps
-        interval = 1.0 if sys.stderr.isatty() else _LOG_INTERVAL_S
+        is_terminal = sys.stderr.isatty()
+        interval = 1.0 if is_terminal else _LOG_INTERVAL_S
         if not (is_new or is_last) and self._clock() - self._last < interval:
             return
         self._last, self._evaluation = self._clock(), progress.evaluation
-        if sys.stderr.isatty() and not is_new:
-            click.echo(f"\r{progress_line(progress)}", err=True, nl=is_last)
+        if is_terminal:
+            click.echo(_CLEAR_LINE, err=True, nl=False)
+        if is_terminal and not is_new:
+            click.echo(progress_line(progress), err=True, nl=is_last)
             return
         self._show(progress_line(progress))
         if is_new and progress.evaluation is not None:

@@ -5,60 +5,70 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cluster.cli.bench.load_flags import ListOf
-from cluster.cli.output import combine_flags, json_flag, print_stderr, show_json
+from cluster.cli.output import combine_flags, json_flag, print_stderr, section_flag, show_json
 from specdec.config.llm import LLMConfig
 
+if TYPE_CHECKING:
+    from specdec.training.generation import Progress
+
+DEFAULT_NUM_SELF_WRITTEN = 4000
+"""Prompts of a corpus without a prompts file: about half a million answer tokens."""
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
+_corpus_flag = partial(section_flag, "Corpus")
 
 
 def _choice(setting: str) -> click.Choice[str]:
     return click.Choice(LLMConfig.settings()[setting].limit.options)
 
 
-data_flags = combine_flags(
-    click.option("--prompts", type=_FILE, help="JSON lines file with prompts to answer."),
-    click.option(
+corpus_flags = combine_flags(
+    _corpus_flag("--prompts", type=_FILE, help="JSON lines file with prompts to answer."),
+    _corpus_flag(
         "--answers-per-prompt",
         type=click.IntRange(min=0),
         default=1,
         show_default=True,
         help="Number of answers to each prompt of the file.",
     ),
-    click.option(
+    _corpus_flag(
         "--num-self-written",
         type=click.IntRange(min=0),
-        default=0,
-        show_default=True,
-        help="Number of prompts that the model writes itself, and answers.",
+        help="Number of prompts that the model writes itself, and answers.  "
+        f"[default: {DEFAULT_NUM_SELF_WRITTEN} without --prompts, else 0]",
     ),
-    click.option(
+    _corpus_flag(
         "--temperatures",
         type=ListOf("NUMBER,...", float),
         default="0,0.3,0.7,1",
         show_default=True,
         help="Sampling temperatures, separated by commas; each answer draws one of them.",
     ),
-    click.option(
+    _corpus_flag(
         "--max-new-tokens",
         type=click.IntRange(min=1),
         default=192,
         show_default=True,
         help="Maximum number of tokens of an answer.",
     ),
-    click.option(
+    _corpus_flag(
         "--max-num-seqs",
         type=click.IntRange(min=1),
         default=64,
         show_default=True,
         help="Number of conversations in a batch.",
     ),
+)
+"""What a corpus is made of: fields of GenerationConfig, and the prompts file."""
+
+_precision_flags = combine_flags(
     click.option(
         "--dtype",
         type=_choice("dtype"),
@@ -84,30 +94,23 @@ data_flags = combine_flags(
         "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Random seed."
     ),
 )
-"""The fields of GenerationConfig, and the prompts file."""
+"""The other fields of GenerationConfig."""
 
 
 @click.command("train-data", short_help="Make a corpus of a model's own answers for training.")
 @click.argument("model")
 @click.argument("directory", type=_DIRECTORY)
-@data_flags
+@corpus_flags
+@_precision_flags
 @json_flag
-def train_data(
-    model: str, directory: Path, prompts: Path | None, as_json: bool, **flags: Any
-) -> None:
+def train_data(model: str, directory: Path, as_json: bool, **flags: Any) -> None:
     """Make a corpus of MODEL's own answers in DIRECTORY, for training a drafter.
 
     The prompts come from a JSON lines file (strings, or objects with "prompt" or "turns"), or MODEL
     writes them. A run that was interrupted continues when the same command is started again, and
     extends the corpus with more answers or self-written prompts.
     """
-    from specdec.training.generation import GenerationConfig, generate_corpus
-    from specdec.training.prompts import read_prompts
-
-    config = GenerationConfig(model, **flags)
-    records = read_prompts(prompts) if prompts is not None else []
-    with _interrupted_by_sigterm():
-        progress = generate_corpus(config, records, directory)
+    progress = make_corpus(model, directory, **flags)
     if as_json:
         names = ("num_samples", "num_answer_tokens", "num_skipped")
         show_json({"corpus": str(directory), **{name: getattr(progress, name) for name in names}})
@@ -117,6 +120,25 @@ def train_data(
         f"{progress.num_samples} new samples with {progress.num_answer_tokens} answer tokens; "
         f"{progress.num_skipped} requests without one"
     )
+
+
+def make_corpus(
+    model: str, directory: Path, *, prompts: Path | None, num_self_written: int | None, **flags: Any
+) -> Progress:
+    """Generate the samples that a directory lacks; flags: further fields of GenerationConfig.
+
+    num_self_written: None for the default, which depends on whether there are prompts. Raises as
+    `generate_corpus` and `read_prompts` do.
+    """
+    from specdec.training.generation import GenerationConfig, generate_corpus
+    from specdec.training.prompts import read_prompts
+
+    if num_self_written is None:
+        num_self_written = DEFAULT_NUM_SELF_WRITTEN if prompts is None else 0
+    config = GenerationConfig(model, num_self_written=num_self_written, **flags)
+    records = read_prompts(prompts) if prompts is not None else []
+    with _interrupted_by_sigterm():
+        return generate_corpus(config, records, directory)
 
 
 @contextmanager

@@ -44,13 +44,17 @@ class Checkpoint:
         tensors = {name: each.contiguous() for name, each in tensors.items()}
         write_atomically(directory / _FILE, save(tensors, {"state": json.dumps(state)}))
 
+    @staticmethod
+    def exists(directory: Path) -> bool:
+        """Return whether a directory has a checkpoint."""
+        return (directory / _FILE).is_file()
+
     @classmethod
     def load(cls, directory: Path) -> Checkpoint | None:
         """Return the checkpoint of a directory; None without one."""
-        path = directory / _FILE
-        if not path.is_file():
+        if not cls.exists(directory):
             return None
-        with safe_open(path, framework="pt") as file:
+        with safe_open(directory / _FILE, framework="pt") as file:
             state = json.loads(file.metadata()["state"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return cls(

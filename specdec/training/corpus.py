@@ -97,8 +97,8 @@ class Shard:
 
     token_ids: int32 [num_tokens]. ends: int64 [num_samples], where each sample's tokens end.
     num_prompt_tokens: int32 [num_samples]. temperatures: float32 [num_samples].
-    requests: int64 [num_samples], the requests that they answer. The turns of a conversation are one
-        request, and follow each other.
+    requests: int64 [num_samples], the requests that they answer. The turns of a conversation are
+        one request, and follow each other.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -212,10 +212,10 @@ class Corpus(Sequence[Sample]):
     def split(self, held_out: float, seed: int) -> tuple[Corpus, Corpus]:
         """Return the samples to train on, and about a share `held_out` of them to evaluate on.
 
-        The side of a sample depends on the first turn of its conversation and the seed alone. So all
-        answers to a prompt and all turns of a conversation are on one side, and no sample changes
-        sides while the corpus grows. At least one prompt is held out unless the share is 0. Raises
-        InvalidValueError where no sample is left to train on.
+        The side of a sample depends on the first turn of its conversation and the seed alone. So
+        all answers to a prompt and all turns of a conversation are on one side, and no sample
+        changes sides while the corpus grows. At least one prompt is held out unless the share is 0.
+        Raises InvalidValueError where no sample is left to train on.
         """
         if not 0 <= held_out < 1:
             raise InvalidValueError("held_out", held_out, "from 0 to below 1")

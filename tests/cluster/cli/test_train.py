@@ -1,17 +1,21 @@
 """`specdec train` on the tiny model."""
 
 import dataclasses
+import io
 import json
+import sys
 
 import pytest
 from click.testing import CliRunner
 
 from cluster.cli import main
 from cluster.cli.train import Reporter, progress_line
+from specdec.training import generation
 from specdec.training.acceptance import Acceptance
-from specdec.training.corpus import CorpusInfo, CorpusWriter, Sample
+from specdec.training.corpus import Corpus, CorpusInfo, CorpusWriter, Sample
 from specdec.training.fingerprint import target_fingerprint
 from specdec.training.trainer import Evaluation, Progress
+from specdec.types.errors import InvalidValueError
 from tests.clock import Clock
 
 EVALUATION = Evaluation(7, {0.0: Acceptance(10, 15, (8, 4), (10, 9))})
@@ -31,11 +35,63 @@ def corpus(tiny_model_dir, tmp_path):
 @pytest.fixture
 def train(tiny_model_dir, corpus, tmp_path):
     def run(*arguments):
-        fixed = ["train", tiny_model_dir, corpus, tmp_path / "run", "--threads", 1]
-        small = ["--depth", 2, "--num-epochs", 2, "--batch-tokens", 64, "--held-out", 0.2]
-        return CliRunner().invoke(main.main, list(map(str, [*fixed, *small, *arguments])))
+        return invoke(tiny_model_dir, tmp_path / "run", "--corpus", corpus, *arguments)
 
     return run
+
+
+def invoke(model, output, *arguments):
+    fixed = ["train", model, output, "--threads", 1]
+    small = ["--depth", 2, "--num-epochs", 2, "--batch-tokens", 64, "--held-out", 0.2]
+    return CliRunner().invoke(main.main, list(map(str, [*fixed, *small, *arguments])))
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(json.dumps(f"When will river {n} open?") for n in range(8)))
+    return path
+
+
+def test_one_command_makes_the_answers_and_a_head(tiny_model_dir, prompts, tmp_path, monkeypatch):
+    flags = ["--prompts", prompts, "--max-new-tokens", 6, "--max-num-seqs", 4, "--seed", 3]
+    result = invoke(tiny_model_dir, tmp_path / "run", *flags)
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "run" / "head" / "model.safetensors").is_file()
+    corpus = Corpus.open(tmp_path / "run" / "corpus")
+    assert len(corpus) == 8
+    assert corpus.info.plan["seed"] == 3
+    # A run is tied to its samples: the corpus does not change after the first checkpoint.
+    monkeypatch.setattr(generation, "generate_corpus", lambda *_: pytest.fail("answers again"))
+    again = invoke(tiny_model_dir, tmp_path / "run", *flags)
+    assert again.exit_code == 0, again.output
+    assert "continuing after step" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"), [((), 4000), (("--num-self-written", 5), 5), (("--prompts",), 0)]
+)
+def test_without_a_prompts_file_the_model_writes_prompts(
+    flags, expected, tiny_model_dir, prompts, tmp_path, monkeypatch
+):
+    seen = []
+
+    def generate(config, records, directory):
+        seen.append((config.num_self_written, len(records), config.quantization))
+        raise InvalidValueError("prompts", "none", "enough")
+
+    monkeypatch.setattr(generation, "generate_corpus", generate)
+    given = [*flags, prompts] if flags == ("--prompts",) else flags
+    result = invoke(tiny_model_dir, tmp_path / "run", "--quantization", "int8", *given)
+    assert result.exit_code == 1
+    assert seen == [(expected, 8 if "--prompts" in flags else 0, "int8")]
+
+
+def test_prompts_are_refused_where_there_are_answers(train, prompts):
+    for flags in (["--prompts", prompts], ["--num-self-written", 5]):
+        result = train(*flags)
+        assert result.exit_code == 1
+        assert "left out with --corpus" in result.stderr
 
 
 def test_a_run_ends_with_a_head_and_is_not_repeated(train, tmp_path):
@@ -95,3 +151,22 @@ def test_a_log_has_a_line_each_half_minute_and_each_evaluation():
     report(dataclasses.replace(PROGRESS, evaluation=EVALUATION))
     assert lines[1].endswith("accepted length 2.50")
     assert lines[2] == ("  held out, temperature 0: accepted length 2.50, by position 0.80 0.44")
+
+
+def test_a_terminal_shows_one_line_that_is_replaced(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    clock, lines = Clock(), []
+    report = Reporter(clock, lines.append)
+    clock.now_s += 2
+    report(PROGRESS)
+    assert terminal.getvalue() == f"\r\x1b[K{progress_line(PROGRESS)}"
+    assert not lines
+    report(dataclasses.replace(PROGRESS, evaluation=EVALUATION))
+    assert terminal.getvalue().endswith("\r\x1b[K")  # the evaluation's lines replace it
+    assert len(lines) == 2
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True

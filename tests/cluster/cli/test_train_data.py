@@ -52,6 +52,7 @@ def test_other_settings_are_refused_in_one_line(make):
 
 
 def test_a_run_without_prompts_is_refused(tiny_model_dir, tmp_path):
-    result = CliRunner().invoke(main.main, ["train-data", str(tiny_model_dir), str(tmp_path)])
+    flags = ["train-data", str(tiny_model_dir), str(tmp_path), "--num-self-written", "0"]
+    result = CliRunner().invoke(main.main, flags)
     assert result.exit_code == 1
     assert "num_self_written above 0" in result.stderr
