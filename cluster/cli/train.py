@@ -33,6 +33,7 @@ from specdec.training.config import (
 from specdec.types.errors import InvalidValueError
 
 if TYPE_CHECKING:
+    from specdec.training.target import TargetPrecision
     from specdec.training.trainer import Evaluation, Progress
 
 _LOG_INTERVAL_S = 30.0
@@ -150,13 +151,12 @@ def train(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    config = _config(settings)
+    config, precision = _config(settings), TargetPrecision(dtype, quantization)
     if corpus is None:
-        corpus = _corpus(model, output, dtype, quantization, config.seed, settings)
+        corpus = _corpus(model, output, precision, config.seed, settings)
     else:
         _require_no_prompts(settings)
     files = TrainingFiles(model, corpus, output, num_samples)
-    precision = TargetPrecision(dtype, quantization)
     trainer = open_run(files, config, precision, draft_vocab_size, print_stderr)
     if trainer.step:
         print_stderr(f"continuing after step {trainer.step} of {trainer.num_steps}")
@@ -181,12 +181,7 @@ def _config(settings: dict[str, Any]) -> TrainingConfig:
 
 
 def _corpus(
-    model: str,
-    output: Path,
-    dtype: WeightDtype,
-    quantization: QuantizationMethod | None,
-    seed: int,
-    flags: Mapping[str, Any],
+    model: str, output: Path, precision: TargetPrecision, seed: int, flags: Mapping[str, Any]
 ) -> Path:
     """Make the corpus of a run that has no checkpoint yet; return its directory.
 
@@ -196,8 +191,8 @@ def _corpus(
 
     directory = output / "corpus"
     if not Checkpoint.exists(output):
-        precision = {"dtype": dtype, "quantization": quantization or "none"}
-        make_corpus(model, directory, **precision, seed=seed, **flags)
+        served = {"dtype": precision.dtype, "quantization": precision.quantization or "none"}
+        make_corpus(model, directory, **{**flags, **served, "seed": seed})
     return directory
 
 

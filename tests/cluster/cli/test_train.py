@@ -13,6 +13,7 @@ from cluster.cli.train import Reporter, progress_line
 from specdec.training import generation
 from specdec.training.acceptance import Acceptance
 from specdec.training.corpus import Corpus, CorpusInfo, CorpusWriter, Sample
+from specdec.training.drafters import METHODS
 from specdec.training.fingerprint import target_fingerprint
 from specdec.training.trainer import Evaluation, Progress
 from specdec.types.errors import InvalidValueError
@@ -85,6 +86,11 @@ def test_without_a_prompts_file_the_model_writes_prompts(
     result = invoke(tiny_model_dir, tmp_path / "run", "--quantization", "int8", *given)
     assert result.exit_code == 1
     assert seen == [(expected, 8 if "--prompts" in flags else 0, "int8")]
+
+
+def test_the_help_names_all_methods():
+    text = CliRunner().invoke(main.main, ["train", "--help"]).output
+    assert all(method in text for method in METHODS)
 
 
 def test_prompts_are_refused_where_there_are_answers(train, prompts):
