@@ -54,7 +54,7 @@ def serve(model_dir, prompts, head=None):
     """Return the greedy and sampled texts behind prompts, and the share of accepted drafts."""
     speculation = None
     if head is not None:
-        speculation = {"model": str(head), "num_speculative_tokens": 3}
+        speculation = {"model": str(head), "num_speculative_tokens": 3, "policy": "threshold"}
     with LLM(str(model_dir), speculative_config=speculation, **ENGINE) as llm:
         params = [
             SamplingParams(temperature=temperature, max_tokens=24, seed=7)
@@ -62,9 +62,12 @@ def serve(model_dir, prompts, head=None):
             for _ in prompts
         ]
         found = llm.generate([*prompts, *prompts], params, use_tqdm=False)
+    texts = [each.outputs[0].token_ids for each in found]
+    if head is None:
+        return texts, 0.0
     drafted = sum(each.speculation.num_draft_tokens for each in found)
     accepted = sum(each.speculation.num_accepted_tokens for each in found)
-    return [each.outputs[0].token_ids for each in found], accepted / max(1, drafted)
+    return texts, accepted / drafted
 
 
 @pytest.mark.slow
