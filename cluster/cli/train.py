@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
+from click.core import ParameterSource
 
 from cluster.cli.output import (
     Flag,
@@ -155,7 +156,7 @@ def train(
     if corpus is None:
         corpus = _corpus(model, output, precision, config.seed, settings)
     else:
-        _require_no_prompts(settings)
+        _require_defaults(settings)
     files = TrainingFiles(model, corpus, output, num_samples)
     trainer = open_run(files, config, precision, draft_vocab_size, print_stderr)
     if trainer.step:
@@ -196,10 +197,12 @@ def _corpus(
     return directory
 
 
-def _require_no_prompts(flags: Mapping[str, Any]) -> None:
-    for name in ("prompts", "num_self_written"):
-        if flags[name] is not None:
-            raise InvalidValueError(name, flags[name], "left out with --corpus, which has answers")
+def _require_defaults(flags: Mapping[str, Any]) -> None:
+    """Reject flags of a corpus that is not made here. Raises InvalidValueError."""
+    context = click.get_current_context()
+    for name, value in flags.items():
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            raise InvalidValueError(name, value, "left out with --corpus, which has the answers")
 
 
 class Reporter:

@@ -116,10 +116,6 @@ def train_data(model: str, directory: Path, as_json: bool, **flags: Any) -> None
         show_json({"corpus": str(directory), **{name: getattr(progress, name) for name in names}})
         return
     click.echo(directory)
-    print_stderr(
-        f"{progress.num_samples} new samples with {progress.num_answer_tokens} answer tokens; "
-        f"{progress.num_skipped} requests without one"
-    )
 
 
 def make_corpus(
@@ -138,7 +134,12 @@ def make_corpus(
     config = GenerationConfig(model, num_self_written=num_self_written, **flags)
     records = read_prompts(prompts) if prompts is not None else []
     with _interrupted_by_sigterm():
-        return generate_corpus(config, records, directory)
+        progress = generate_corpus(config, records, directory)
+    print_stderr(
+        f"{progress.num_samples} new samples with {progress.num_answer_tokens} answer tokens; "
+        f"{progress.num_skipped} requests without one"
+    )
+    return progress
 
 
 @contextmanager

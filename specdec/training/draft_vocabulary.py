@@ -21,11 +21,9 @@ class ReducedVocabulary:
     """The draft vocabulary of a target.
 
     token_ids: int64 [size], the target's id of each draft token, ascending.
-    vocab_size: of the target.
     """
 
     token_ids: npt.NDArray[np.int64]
-    vocab_size: int
 
     @classmethod
     def of_counts(
@@ -43,19 +41,7 @@ class ReducedVocabulary:
             raise InvalidValueError("draft_vocab_size", size, limit)
         order = np.lexsort((np.arange(len(counts)), -counts))
         others = order[~np.isin(order, kept)][: size - len(kept)]
-        return cls(np.sort(np.concatenate([kept, others])), len(counts))
-
-    @property
-    def d2t(self) -> npt.NDArray[np.int64]:
-        """Offsets int64 [size]: draft token i is the target's token i + d2t[i], as in EAGLE-3."""
-        return self.token_ids - np.arange(len(self.token_ids))
-
-    @property
-    def t2d(self) -> npt.NDArray[np.bool_]:
-        """Whether each token of the target is a draft token: bool [vocab_size]."""
-        mask = np.zeros(self.vocab_size, np.bool_)
-        mask[self.token_ids] = True
-        return mask
+        return cls(np.sort(np.concatenate([kept, others])))
 
     def coverage(self, counts: npt.NDArray[np.int64]) -> float:
         """Return the share of counted tokens that can be drafted; 1 where none are counted."""

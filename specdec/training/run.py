@@ -62,12 +62,11 @@ def open_run(
         f"{len(train)} samples with {train.num_tokens} tokens to train on, {len(held_out)} held "
         f"out; {size} draft tokens cover {coverage:.1%} of their answers"
     )
-    data = Data(
-        list(train),
-        list(held_out[: config.max_held_out_samples]),
-        vocabulary.token_ids.tolist(),
-        {**_card(samples, precision), "draft_vocab_size": size},
-    )
+    evaluated = list(held_out[: config.max_held_out_samples])
+    card = _card(samples, precision)
+    card |= {"num_trained_samples": len(train), "num_evaluated_samples": len(evaluated)}
+    card |= {"draft_vocab_size": size}
+    data = Data(list(train), evaluated, vocabulary.token_ids.tolist(), card)
     longest = max(len(each.token_ids) for each in samples)
     return Trainer(config, Target(directory, longest, precision), data, files.output)
 

@@ -6,7 +6,9 @@ import json
 import sys
 
 import pytest
+import torch
 from click.testing import CliRunner
+from safetensors.torch import load_file
 
 from cluster.cli import main
 from cluster.cli.train import Reporter, progress_line
@@ -93,8 +95,8 @@ def test_the_help_names_all_methods():
     assert all(method in text for method in METHODS)
 
 
-def test_prompts_are_refused_where_there_are_answers(train, prompts):
-    for flags in (["--prompts", prompts], ["--num-self-written", 5]):
+def test_flags_of_answers_are_refused_where_there_are_answers(train, prompts):
+    for flags in (["--prompts", prompts], ["--num-self-written", 5], ["--max-new-tokens", 9]):
         result = train(*flags)
         assert result.exit_code == 1
         assert "left out with --corpus" in result.stderr
@@ -132,6 +134,16 @@ def test_errors_are_one_line(train, arguments, message):
     assert result.exit_code == 1
     assert message in result.stderr
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(("limit", "dtype"), [(1, "bfloat16"), (3, "float32")])
+def test_the_held_out_samples_and_the_exported_type_follow_the_flags(limit, dtype, train, tmp_path):
+    flags = ["--held-out", 0.5, "--max-held-out-samples", limit, "--export-dtype", dtype]
+    result = train(*flags, "--num-epochs", 1)
+    assert result.exit_code == 0, result.output
+    head = tmp_path / "run" / "head"
+    assert json.loads((head / "card.json").read_text())["num_evaluated_samples"] == limit
+    assert load_file(head / "model.safetensors")["fc.weight"].dtype == getattr(torch, dtype)
 
 
 def test_a_corpus_of_another_model_is_rejected(tiny_model_dir, corpus, train):

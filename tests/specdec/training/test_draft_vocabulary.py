@@ -35,13 +35,6 @@ def test_equal_counts_are_ordered_by_id():
     assert ReducedVocabulary.of_counts(counts, 2, ()).token_ids.tolist() == [1, 2]
 
 
-def test_the_maps_are_those_of_the_published_layout():
-    vocabulary = ReducedVocabulary.of_counts(COUNTS, 3, (8,))
-    assert (np.arange(3) + vocabulary.d2t).tolist() == vocabulary.token_ids.tolist() == [3, 5, 8]
-    assert np.flatnonzero(vocabulary.t2d).tolist() == [3, 5, 8]
-    assert len(vocabulary.t2d) == 10
-
-
 def test_coverage_is_the_share_of_tokens_that_can_be_drafted():
     vocabulary = ReducedVocabulary.of_counts(COUNTS, 2, ())
     assert vocabulary.coverage(COUNTS) == 5 / 6
