@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from specdec.training.trainer import Evaluation, Progress
 
 _LOG_INTERVAL_S = 30.0
+_CLEAR_LINE = "\r\x1b[K"
 _CHOICES = {
     "loss": LossName,
     "position_weights": PositionWeights,
@@ -165,13 +166,16 @@ class Reporter:
         """Print the progress if it is time to, or if there is a new evaluation."""
         is_new = progress.evaluation is not self._evaluation
         is_last = progress.step == progress.num_steps
-        interval = 1.0 if sys.stderr.isatty() else _LOG_INTERVAL_S
+        is_terminal = sys.stderr.isatty()
+        interval = 1.0 if is_terminal else _LOG_INTERVAL_S
         if not (is_new or is_last) and self._clock() - self._last < interval:
             return
         self._last, self._evaluation = self._clock(), progress.evaluation
-        if sys.stderr.isatty() and not is_new:
-            click.echo(f"\r{progress_line(progress)}", err=True, nl=is_last)
-            return
+        if is_terminal:
+            click.echo(_CLEAR_LINE, err=True, nl=False)
+            if not is_new:
+                click.echo(progress_line(progress), err=True, nl=is_last)
+                return
         self._show(progress_line(progress))
         if is_new and progress.evaluation is not None:
             for line in evaluation_lines(progress.evaluation):

@@ -1,12 +1,15 @@
 """`specdec train` on the tiny model."""
 
 import dataclasses
+import io
 import json
+import sys
 
 import pytest
 from click.testing import CliRunner
 
 from cluster.cli import main
+from cluster.cli.output import print_stderr
 from cluster.cli.train import Reporter, progress_line
 from specdec.training.acceptance import Acceptance
 from specdec.training.corpus import CorpusInfo, CorpusWriter, Sample
@@ -95,3 +98,22 @@ def test_a_log_has_a_line_each_half_minute_and_each_evaluation():
     report(dataclasses.replace(PROGRESS, evaluation=EVALUATION))
     assert lines[1].endswith("accepted length 2.50")
     assert lines[2] == ("  held out, temperature 0: accepted length 2.50, by position 0.80 0.44")
+
+
+def test_on_a_terminal_each_line_replaces_the_one_before(monkeypatch):
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    clock = Clock()
+    report = Reporter(clock, print_stderr)
+    evaluated = dataclasses.replace(PROGRESS, step=8, evaluation=EVALUATION)
+    for progress in (PROGRESS, evaluated, dataclasses.replace(evaluated, step=9)):
+        clock.now_s += 2
+        report(progress)
+    assert terminal.getvalue().split("\r\x1b[K") == [
+        "",
+        progress_line(PROGRESS),
+        f"{progress_line(evaluated)}\n  held out, temperature 0: accepted length 2.50, "
+        "by position 0.80 0.44\n",
+        progress_line(dataclasses.replace(evaluated, step=9)),
+    ]
