@@ -196,10 +196,17 @@ def gain(measured: Measured) -> float:
 
 
 def bars(rows: Sequence[HeldRow]) -> tuple[Bar, ...]:
-    """Return the share that has a limit."""
-    shares = {row.case: row.step_share for row in rows}
-    name = f"{AHEAD}: seconds of target and head / seconds of a step"
-    return (at_least(name, shares[AHEAD], _LEAST_SHARE),)
+    """Return the shares that have a limit: of tokens per second, and of a step alone.
+
+    The first also has the draw of the acceptance in it, the second has not.
+    """
+    row = next(each for each in rows if each.case == AHEAD)
+    tokens = f"{AHEAD}: tokens/s / (expected tokens / seconds of target and head)"
+    step = f"{AHEAD}: seconds of target and head / seconds of a step"
+    return (
+        at_least(tokens, row.share, _LEAST_SHARE),
+        at_least(step, row.step_share, _LEAST_SHARE),
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

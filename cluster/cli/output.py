@@ -40,8 +40,9 @@ def show_text(text: str, *, nl: bool = True) -> None:
 
 
 def show_json(value: dict[str, Any]) -> None:
-    """Print one line of JSON."""
-    click.echo(json.dumps(value, ensure_ascii=False))
+    """Print one line of JSON, with all control characters as escapes."""
+    line = json.dumps(value, ensure_ascii=False)  # escapes those below a space only
+    click.echo(_CONTROL_CHARACTERS.sub(lambda found: f"\\u{ord(found[0]):04x}", line))
 
 
 @contextmanager

@@ -224,9 +224,9 @@ class Reporter:
         self._last, self._evaluation = self._clock(), progress.evaluation
         if is_terminal:
             click.echo(_CLEAR_LINE, err=True, nl=False)
-        if is_terminal and not is_new:
-            click.echo(progress_line(progress), err=True, nl=is_last)
-            return
+            if not is_new:
+                click.echo(progress_line(progress), err=True, nl=is_last)
+                return
         self._show(progress_line(progress))
         if is_new and progress.evaluation is not None:
             for line in evaluation_lines(progress.evaluation):

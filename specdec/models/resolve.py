@@ -73,7 +73,7 @@ def resolve(
     path = local_path(name)
     if path is not None and path.is_dir():
         return _checked(path)
-    if path is not None and path.suffix == ".gguf":
+    if path is not None and path.suffix == ".gguf" and path.is_file():
         return _converted(path, cache_dir, progress)
     if hub_id := _HUB_ID.fullmatch(name):
         return _from_hub(hub_id[1], hub_id[2], progress, may_be_pickled=may_be_pickled)

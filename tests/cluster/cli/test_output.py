@@ -1,9 +1,10 @@
 """The progress bar and generated texts, with and without a terminal."""
 
 import io
+import json
 import sys
 
-from cluster.cli.output import progress_bar, show_text
+from cluster.cli.output import progress_bar, show_json, show_text
 
 
 class Terminal(io.StringIO):
@@ -44,3 +45,11 @@ def test_a_pipe_gets_the_text_as_it_is(monkeypatch):
     monkeypatch.setattr(sys, "stdout", pipe)
     show_text(HOSTILE)
     assert pipe.getvalue() == HOSTILE + "\n"
+
+
+def test_json_has_no_control_characters(capsys):
+    """Also above ASCII, where JSON allows them; the values are the same."""
+    show_json({"text": HOSTILE})
+    line = capsys.readouterr().out
+    assert line.removesuffix("\n").isprintable()
+    assert json.loads(line) == {"text": HOSTILE}

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 
 from cluster.cli import main
+from cluster.cli.output import print_stderr
 from cluster.cli.train import Reporter, progress_line
 from specdec.training import generation
 from specdec.training.acceptance import Acceptance
@@ -171,20 +172,20 @@ def test_a_log_has_a_line_each_half_minute_and_each_evaluation():
     assert lines[2] == ("  held out, temperature 0: accepted length 2.50, by position 0.80 0.44")
 
 
-def test_a_terminal_shows_one_line_that_is_replaced(monkeypatch):
-    terminal = Terminal()
+def test_on_a_terminal_each_line_replaces_the_one_before(monkeypatch):
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
-    clock, lines = Clock(), []
-    report = Reporter(clock, lines.append)
-    clock.now_s += 2
-    report(PROGRESS)
-    assert terminal.getvalue() == f"\r\x1b[K{progress_line(PROGRESS)}"
-    assert not lines
-    report(dataclasses.replace(PROGRESS, evaluation=EVALUATION))
-    assert terminal.getvalue().endswith("\r\x1b[K")  # the evaluation's lines replace it
-    assert len(lines) == 2
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
+    clock = Clock()
+    report = Reporter(clock, print_stderr)
+    evaluated = dataclasses.replace(PROGRESS, step=8, evaluation=EVALUATION)
+    for progress in (PROGRESS, evaluated, dataclasses.replace(evaluated, step=9)):
+        clock.now_s += 2
+        report(progress)
+    assert terminal.getvalue().split("\r\x1b[K") == [
+        "",
+        progress_line(PROGRESS),
+        f"{progress_line(evaluated)}\n  held out, temperature 0: accepted length 2.50, "
+        "by position 0.80 0.44\n",
+        progress_line(dataclasses.replace(evaluated, step=9)),
+    ]

@@ -104,11 +104,11 @@ def test_the_sequences_that_follow_are_those_without_a_probe(
     assert drafts[0] == drafts[1]
 
 
-@pytest.mark.parametrize(("method", "kernels"), [("eagle", "torch"), ("eagle", "auto")])
-def test_a_head_with_nan_drafts_nothing(tiny_model_dir, tokenizer, tmp_path, method, kernels):
-    head = HEADS[method](tiny_model_dir, tmp_path, [list(range(3, 40))])
+@pytest.mark.parametrize("kernels", ["torch", "auto"])
+def test_a_head_with_nan_drafts_nothing(tiny_model_dir, tokenizer, tmp_path, kernels):
+    head = HEADS["eagle"](tiny_model_dir, tmp_path, [list(range(3, 40))])
     spoil(head, "fc.weight")
-    config = replace(CONFIG, speculation=SpeculativeConfig.of(method, model=str(head)))
+    config = replace(CONFIG, speculation=SpeculativeConfig.of("eagle", model=str(head)))
     target = target_of(tiny_model_dir, head, config, kernels)
     result = probe(tokenizer, config).measure(target)
     assert (result.num_positions, result.acceptance, result.missing) == (93, 0, 1)

@@ -150,7 +150,7 @@ def read_dflash(source: HeadSource, target: ModelConfig) -> Reading:
         decoder=decoder,
         draft_vocab_size=draft_vocab_size,
         layers_read=_layers_read(fields, keys, names, target),
-        block_size=_block_size(keys, least=1 if is_dspark else 2),
+        block_size=keys.count("block_size", least=1 if is_dspark else 2, most=_MAX_BLOCK_SIZE),
         mask_token_id=_mask_token_id(keys, target),
         predicts_from_anchor=is_dspark,
         causal_layers=_causal_layers(keys, decoder),
@@ -263,13 +263,6 @@ def _evenly_spaced(count: int, target: ModelConfig) -> Taps:
     if count < 1 or last - 1 < count - 1:
         raise UnsupportedModelError("config.json has no target_layer_ids")
     return Taps(tuple(round(1 + i * (last - 1) / (count - 1)) + 1 for i in range(count)))
-
-
-def _block_size(keys: Fields, least: int) -> int:
-    size = keys.count("block_size", least=least)
-    if size > _MAX_BLOCK_SIZE:
-        raise keys.error("block_size", f"at most {_MAX_BLOCK_SIZE}")
-    return size
 
 
 def _mask_token_id(keys: Fields, target: ModelConfig) -> int:

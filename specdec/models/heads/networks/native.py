@@ -23,7 +23,7 @@ from specdec.models.heads.networks.eagle3 import Eagle3Head, FirstLayer
 from specdec.models.heads.networks.fused import FusedHead
 from specdec.models.heads.networks.layers import FIRST_SLOT, UnnormalizedLayer
 from specdec.models.heads.networks.recurrent import Place, tree_chunks
-from specdec.models.heads.networks.vocabulary import own_target_tokens
+from specdec.models.heads.networks.vocabulary import has_ascending_tokens, own_target_tokens
 from specdec.models.layers.linear import RMSNorm
 from specdec.models.llama import DecoderLayer
 from specdec.models.native_weights import NativeWeights, all_reduce_of, native_matrix
@@ -70,7 +70,7 @@ class NativeHead:
     @property
     def can_draft(self) -> bool:
         """Return whether `draft` is available: kernels then combine the samples of all ranks."""
-        return self._kernel.can_draft and bool((self._target_tokens.diff() > 0).all())
+        return self._kernel.can_draft and has_ascending_tokens(self.target_ids)
 
     def new_kv_cache(self, num_slots: int) -> Tensor:
         """See DraftHead; in the layout of the kernels."""

@@ -25,7 +25,7 @@ from specdec.kernels.sample import SampleParams
 from specdec.models.heads.networks.dflash import BlockState, DFlashHead
 from specdec.models.heads.networks.layers import FIRST_SLOT
 from specdec.models.heads.networks.markov import MarkovHead
-from specdec.models.heads.networks.vocabulary import own_target_tokens
+from specdec.models.heads.networks.vocabulary import has_ascending_tokens, own_target_tokens
 from specdec.models.llama import DecoderLayer
 from specdec.models.native_weights import (
     NativeWeights,
@@ -68,7 +68,7 @@ class NativeDFlashHead:
     @property
     def can_draft(self) -> bool:
         """See WholeDraftHead."""
-        return self._kernel.can_draft and bool((self._target_tokens.diff() > 0).all())
+        return self._kernel.can_draft and has_ascending_tokens(self.target_ids)
 
     def new_kv_cache(self, num_slots: int) -> Tensor:
         """See DraftHead; in the layout of the kernels."""

@@ -59,6 +59,14 @@ def own_target_tokens(target_ids: Tensor | None, own: range) -> Tensor:
     return target_ids[own.start : own.stop].to(torch.int32).contiguous()
 
 
+def has_ascending_tokens(target_ids: Tensor | None) -> bool:
+    """Return whether the target's ids of all draft tokens ascend, as the samples of kernels need.
+
+    All tokens decide, not those of one rank: the ranks make the same calls.
+    """
+    return target_ids is None or bool((target_ids.diff() > 0).all())
+
+
 def checked_ids(ids: Tensor, vocab_size: int) -> Tensor:
     """Return the target's ids of draft tokens as int64, [draft_vocab_size].
 

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from specdec.kernels.cpu import native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
@@ -117,6 +118,24 @@ def test_ranks_that_share_memory_draft_the_same(kind, target_dir, tmp_path):
     head = make_head(directory, target_dir)
     expected = [WholeDrafts(head, sequences()).draft(each) for each in (0.0, 0.8)]
     assert found == [expected, expected]
+
+
+@pytest.mark.parametrize("save_head", [save_eagle3, save_dflash])
+def test_ranks_agree_on_whole_drafts_where_tokens_do_not_ascend(save_head, target_dir, tmp_path):
+    """Also where those of one rank do: another one would call other collectives."""
+    save_head(tmp_path / "head")
+    path = tmp_path / "head" / "model.safetensors"
+    tensors = load_file(path)
+    ids = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
+    tensors["d2t"][:2] += ids[[1, 0]] - ids[:2]
+    save_file(tensors, path)
+
+    def load(group):
+        head = make_head(tmp_path / "head", target_dir, group)
+        head._kernel.can_draft = True  # as with ranks that share memory
+        return head.can_draft
+
+    assert run_ranks(2, load) == [False, False]
 
 
 @pytest.mark.parametrize("block_size", [4, 16])
