@@ -153,15 +153,16 @@ class LLMConfig:
     )
 
     def __post_init__(self) -> None:
-        if isinstance(self.speculative_config, str):  # AUTO
-            device = resolved_device(self.device)
-            default = default_speculation(self.model, device, self.quantization)
-            object.__setattr__(self, "speculative_config", default)
+        is_auto = isinstance(self.speculative_config, str)
         for key, known in self.settings().items():
             value = getattr(self, key)
-            if not known.limit.accepts(value):
+            if not (known.limit.accepts(value) or (key == "speculative_config" and is_auto)):
                 raise InvalidValueError(key, value, known.limit.text)
-        object.__setattr__(self, "device", resolved_device(self.device))
+        device = resolved_device(self.device)
+        object.__setattr__(self, "device", device)
+        if is_auto:
+            default = default_speculation(self.model, device, self.quantization)
+            object.__setattr__(self, "speculative_config", default)
         self._check_together()
 
     @classmethod

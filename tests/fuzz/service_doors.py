@@ -100,7 +100,7 @@ class OpenAIDoor(Door):
         content = _json(mutated(body, random) if random.random() < 0.7 else body)
         if random.random() < 0.15:
             content = mutated_bytes(content, random)
-        media = "application/json" if random.random() < 0.95 else random.choice(TEXTS)[:20]
+        media = "application/json" if random.random() < 0.95 else random.choice(TEXTS)[:20].strip()
         media = media if media.isascii() and media.isprintable() else "text/plain"
         return _answer(self._http, "POST", path, content, media)
 

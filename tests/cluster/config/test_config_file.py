@@ -111,6 +111,12 @@ models:
     assert small.speculative_config == SpeculativeConfig.of("ngram")
 
 
+def test_a_mapping_in_place_of_a_model(read):
+    with pytest.raises(InvalidValueError) as caught:
+        read("model: {small: true}")
+    assert caught.value.field == "model"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
