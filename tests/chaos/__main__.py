@@ -12,15 +12,17 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.chaos.suite import SERVICES, Report, run
+from tests.chaos.suite import NODES, SERVICES, Report, run
 from tests.specdec.tiny import tiny_llama_dir
+
+_SERVICE = f"one service only; default: each but {NODES}, which needs root"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--service", choices=SERVICES, help="one service only; default: each")
+    parser.add_argument("--service", choices=[*SERVICES, NODES], help=_SERVICE)
     parser.add_argument("--only", default="", help="names of faults to choose from, by commas")
     arguments = parser.parse_args()
     only = tuple(filter(None, arguments.only.split(",")))

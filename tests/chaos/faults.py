@@ -16,7 +16,7 @@ import psutil
 
 from specdec.client import AdminClient, ClientError
 from specdec.types.control import SpeculationChange
-from tests.chaos.traffic import Traffic, processes
+from tests.chaos.traffic import ProcessTree, Traffic, processes
 
 MIN_STOP_S, MAX_STOP_S = 1.0, 20.0
 DESCRIPTORS_S = 5.0
@@ -27,7 +27,7 @@ DISK_S = 5.0
 class Site:
     """What a fault needs to know of the service."""
 
-    root: psutil.Process
+    root: ProcessTree
     traffic: Traffic
     state_dir: Path
     num_clients: int
@@ -41,13 +41,23 @@ class Fault(ABC):
     def name(self) -> str:
         """Name in the report, and for `--only`."""
 
-    def applies(self, root: psutil.Process) -> bool:
+    def applies(self, root: ProcessTree) -> bool:
         """Return whether the service below `root` has what the fault is about."""
         return True
 
     @abstractmethod
     def inject(self, site: Site, generator: random.Random) -> str:
         """Put it in; return details for the report."""
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A running service, and the faults that can be put into it."""
+
+    root: ProcessTree
+    grpc_address: str
+    http_url: str
+    faults: Sequence[Fault]
 
 
 @dataclass(frozen=True)
@@ -61,7 +71,7 @@ class ActorFault(Fault):
     def name(self) -> str:
         return f"{self.verb} {self.actor}"
 
-    def applies(self, root: psutil.Process) -> bool:
+    def applies(self, root: ProcessTree) -> bool:
         return bool(processes(root, self.actor))
 
     def inject(self, site: Site, generator: random.Random) -> str:

@@ -112,7 +112,7 @@ def run(seconds: float) -> dict[str, object]:
             began_at_s = time.monotonic()
             with Load(service.grpc_address) as load:
                 samples = _observe(service, began_at_s, seconds)
-            held = idle_faults(service)
+            held = idle_faults(service.http_url)
     warm = next(each for each in samples if each.at_s >= seconds / 6)
     part_s, last = seconds / 12, samples[-1]
     early = load.between(began_at_s, began_at_s + part_s)

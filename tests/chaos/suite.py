@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
-import psutil
 
 from cluster.control.plane import SILENCE_LIMIT_S
 from specdec.client import Client, ClientError
 from specdec.types.sampling_params import SamplingParams
-from tests.chaos.faults import Fault, Site, all_faults
+from tests.chaos.faults import Fault, Site, Victim, all_faults
 from tests.chaos.history import violations
-from tests.chaos.traffic import BROKEN, REFUSALS, Outcome, Traffic, processes
-from tests.e2e.conftest import RunningService, running_service
+from tests.chaos.nodes import two_nodes
+from tests.chaos.traffic import BROKEN, REFUSALS, Outcome, ProcessTree, Traffic, processes
+from tests.e2e.conftest import running_service
 
 NUM_CLIENTS = 6
 MIN_PAUSE_S, MAX_PAUSE_S = 2.0, 8.0
@@ -41,6 +41,8 @@ SERVICES = {
 }
 """Flags by service: a target with a draft model, and two replicas that look drafts up. Both have
 two ranks a replica; together they would not fit on two cores."""
+NODES = "nodes"
+"""The service on two Ray nodes, which needs root; `missing` of `tests.e2e.two_nodes`."""
 _PROBE = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
 
 
@@ -90,23 +92,20 @@ class Report:
 def run(
     name: str, model: Path, directory: Path, seconds: float, seed: int, only: Sequence[str] = ()
 ) -> Report:
-    """Start one of SERVICES, and put faults into it for this long."""
+    """Start one of SERVICES, or NODES, and put faults into it for this long."""
     generator, report = random.Random(f"{name} {seed}"), Report(name, seed)
     directory = directory / name
     directory.mkdir()
-    with (
-        _small_disk(directory / "state") as has_small_disk,
-        running_service(model, directory / "log", *SERVICES[name]) as service,
-    ):
+    with _running(name, model, directory) as service:
         faults = [
             each
-            for each in all_faults(has_small_disk=has_small_disk)
-            if (not only or each.name in only) and each.applies(service.process)
+            for each in service.faults
+            if (not only or each.name in only) and each.applies(service.root)
         ]
         traffic = Traffic(service.grpc_address, service.http_url, seed)
         traffic.learn()
-        site = Site(service.process, traffic, directory / "state", NUM_CLIENTS)
-        expected = _population(service.process)
+        site = Site(service.root, traffic, directory / "state", NUM_CLIENTS)
+        expected = _population(service.root)
         traffic.start(NUM_CLIENTS)
         ends_at_s = time.monotonic() + seconds
         while time.monotonic() < ends_at_s:
@@ -119,17 +118,31 @@ def run(
                 break
         traffic.stop()
         report.violations += traffic.overdue + _population_faults(service, expected)
-        report.violations += idle_faults(service)
+        report.violations += idle_faults(service.http_url)
     report.outcomes = list(traffic.outcomes)
     calls = [each.call for each in report.outcomes]
     report.violations += violations(calls, REFUSALS | {BROKEN})
     return report
 
 
+@contextmanager
+def _running(name: str, model: Path, directory: Path) -> Iterator[Victim]:
+    if name == NODES:
+        with two_nodes(model, directory / "log") as service:
+            yield service
+        return
+    with (
+        _small_disk(directory / "state") as has_small_disk,
+        running_service(model, directory / "log", *SERVICES[name]) as service,
+    ):
+        faults = all_faults(has_small_disk=has_small_disk)
+        yield Victim(service.process, service.grpc_address, service.http_url, faults)
+
+
 def _inject(
     fault: Fault,
     site: Site,
-    service: RunningService,
+    service: Victim,
     expected: Counter[str],
     generator: random.Random,
 ) -> Injected:
@@ -146,14 +159,14 @@ def _inject(
 _ACTORS = ("DraftWorker", "TargetWorker", ":Router", "ControlPlane", "ServeController")
 
 
-def _population(root: psutil.Process) -> Counter[str]:
+def _population(root: ProcessTree) -> Counter[str]:
     """Return how many processes each actor has."""
     return Counter({name: len(processes(root, name)) for name in _ACTORS})
 
 
-def _is_whole(service: RunningService, expected: Counter[str]) -> bool:
+def _is_whole(service: Victim, expected: Counter[str]) -> bool:
     """Return whether all actors live, and both interfaces answer."""
-    if _population(service.process) != expected:
+    if _population(service.root) != expected:
         return False
     try:
         if httpx.get(service.http_url + "/ready", timeout=5).status_code != 200:
@@ -165,26 +178,26 @@ def _is_whole(service: RunningService, expected: Counter[str]) -> bool:
     return True
 
 
-def _population_faults(service: RunningService, expected: Counter[str]) -> list[str]:
-    population = _population(service.process)
+def _population_faults(service: Victim, expected: Counter[str]) -> list[str]:
+    population = _population(service.root)
     if population == expected:
         return []
     return [f"processes are {dict(population)}, not {dict(expected)}"]
 
 
-def idle_faults(service: RunningService) -> list[str]:
+def idle_faults(http_url: str) -> list[str]:
     """Return what a service without requests still holds after IDLE_LIMIT_S."""
     ends_at_s = time.monotonic() + IDLE_LIMIT_S
     while True:
-        faults = _held(service)
+        faults = _held(http_url)
         if not faults or time.monotonic() > ends_at_s:
             return faults
         time.sleep(1)
 
 
-def _held(service: RunningService) -> list[str]:
+def _held(http_url: str) -> list[str]:
     try:
-        metrics = httpx.get(service.http_url + "/metrics", timeout=10).text
+        metrics = httpx.get(http_url + "/metrics", timeout=10).text
     except httpx.HTTPError as error:
         return [f"/metrics: {error!r}"]
     values = {

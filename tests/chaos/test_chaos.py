@@ -1,4 +1,4 @@
-"""Two minutes of chaos a service; `make chaos` runs it for longer, with other seeds."""
+"""Two minutes of chaos for each service; `make chaos` runs it for longer, with other seeds."""
 
 import json
 import subprocess
@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from tests.chaos.suite import SERVICES, run
+from tests.chaos.suite import NODES, SERVICES, run
+from tests.e2e.two_nodes import missing
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -14,6 +15,14 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200)]
 @pytest.mark.parametrize("name", SERVICES)
 def test_two_minutes_of_faults_violate_nothing(tiny_model_dir, tmp_path, name):
     report = run(name, tiny_model_dir, tmp_path, 120, seed=0)
+    print("\n".join(report.table()))
+    assert report.violations == []
+    assert len(report.injected) >= 3
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_two_minutes_of_faults_between_nodes_violate_nothing(tiny_model_dir, tmp_path):
+    report = run(NODES, tiny_model_dir, tmp_path, 120, seed=0)
     print("\n".join(report.table()))
     assert report.violations == []
     assert len(report.injected) >= 3

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import httpx
 import psutil
@@ -285,7 +286,14 @@ _KINDS: tuple[tuple[str, Ask], ...] = (
 )
 
 
-def processes(root: psutil.Process, name: str) -> list[psutil.Process]:
+class ProcessTree(Protocol):
+    """The processes of a service: those below one process, or those of several nodes."""
+
+    def children(self, recursive: bool = False) -> list[psutil.Process]:
+        """Return the living processes."""
+
+
+def processes(root: ProcessTree, name: str) -> list[psutil.Process]:
     """Return the living processes below `root` with this actor name."""
     return [each for each in root.children(recursive=True) if name in _command_of(each)]
 

@@ -11,16 +11,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from tests.e2e.link import Condition, Link, link
+
 HEAD, WORKER = "10.77.0.1", "10.77.0.2"
-PORT = 6399
+OUTSIDE, HEAD_OUTSIDE = "10.78.0.1", "10.78.0.2"
+"""Of a second link, between this namespace and the head, for clients."""
+PORT, REDIS_PORT = 6399, 6398
 INTERFACE = "sd0"
-START_TIMEOUT_S = 180.0
+START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0
 OBJECT_STORE_BYTES = 100_000_000
 
@@ -29,9 +33,10 @@ def missing() -> str:
     """Return why namespaces are not supported here, or an empty string."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    tools = [tool for tool in ("ip", "iptables") if shutil.which(tool) is None]
-    if tools:
-        return f"no {' and no '.join(tools)} on the path"
+    if shutil.which("ip") is None:
+        return "no ip on the path"
+    if not Path("/dev/net/tun").exists():
+        return "no /dev/net/tun"
     probe = f"specdec-{secrets.token_hex(3)}"
     made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True)
     subprocess.run(["ip", "netns", "del", probe], capture_output=True)
@@ -46,6 +51,7 @@ class Cluster:
     worker: str
     environment: dict[str, str]
     directory: Path
+    link: Link
 
     def command(self, namespace: str, *arguments: str) -> list[str]:
         return ["ip", "netns", "exec", namespace, *arguments]
@@ -55,40 +61,81 @@ class Cluster:
 
     def lose_packets(self, share: float) -> None:
         """Drop this fraction of packets in both directions; 1 takes the link down."""
-        for namespace in (self.head, self.worker):
-            rule = ["-i", INTERFACE, "-m", "statistic", "--mode", "random"]
-            rule += ["--probability", str(share), "-j", "DROP"]
-            self.run(namespace, "iptables", "-A", "INPUT", *rule)
+        self.link.set(Condition(loss=share))
 
     def lose_none(self) -> None:
-        for namespace in (self.head, self.worker):
-            self.run(namespace, "iptables", "-F", "INPUT")
+        self.link.set(Condition())
+
+    def children(self, recursive: bool = True) -> list[psutil.Process]:
+        """Return the processes on both nodes, as `psutil.Process.children` does."""
+        return [*self.processes_on(self.head), *self.processes_on(self.worker)]
+
+    def end_worker(self) -> None:
+        """Kill every process on the second node."""
+        _kill(self.processes_on(self.worker))
+
+    def start_worker(self) -> None:
+        """Start Ray on the second node."""
+        _start(self, self.worker, f"--address={HEAD}:{PORT}", "--labels=role=draft", ip=WORKER)
 
     def processes_on(self, namespace: str) -> list[psutil.Process]:
-        pids = subprocess.run(
-            ["ip", "netns", "pids", namespace], check=True, capture_output=True, text=True
-        )
-        return [
-            psutil.Process(int(pid)) for pid in pids.stdout.split() if psutil.pid_exists(int(pid))
-        ]
+        return processes_in(namespace)
+
+
+def processes_in(namespace: str) -> list[psutil.Process]:
+    """Return the living processes in a network namespace."""
+    command = ["ip", "netns", "pids", namespace]
+    pids = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    found = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(int(pid)))
+    return found
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, timeout=10)
 
 
 @contextmanager
-def cluster() -> Iterator[Cluster]:
-    """Run a head with the label role=target, and a worker with role=draft."""
+def cluster(redis: str | None = None) -> Iterator[Cluster]:
+    """Run a head with the label role=target, and a worker with role=draft.
+
+    redis: program for the tables of GCS (Ray's fault tolerance of GCS); None for GCS's memory.
+    """
     tag = secrets.token_hex(3)
     directory = Path(tempfile.mkdtemp(prefix="sd-"))  # Ray's sockets need a short path
-    made = Cluster(f"specdec-h-{tag}", f"specdec-w-{tag}", _environment(), directory)
-    try:
-        _connect(made)
-        head = ["--head", f"--port={PORT}", "--include-dashboard=false"]
-        head += ["--temp-dir", str(made.directory)]
-        _start(made, made.head, *head, "--labels=role=target", ip=HEAD)
-        _start(made, made.worker, f"--address={HEAD}:{PORT}", "--labels=role=draft", ip=WORKER)
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        head, worker = (stack.enter_context(_namespace(f"specdec-{x}-{tag}")) for x in "hw")
+        connected = stack.enter_context(link(head, worker, INTERFACE))
+        made = Cluster(head, worker, _environment(), directory, connected)
+        stack.callback(subprocess.run, ["ip", "link", "del", f"sd{tag}"], capture_output=True)
+        _connect(made, f"sd{tag}")
+        external = stack.enter_context(_redis(made, redis)) if redis else {}
+        arguments = ["--head", f"--port={PORT}", "--include-dashboard=false"]
+        arguments += ["--temp-dir", str(made.directory)]
+        _start(made, made.head, *arguments, "--labels=role=target", ip=HEAD, **external)
+        made.start_worker()
         yield made
+
+
+@contextmanager
+def _namespace(name: str) -> Iterator[str]:
+    """Make a network namespace; at the end, kill the processes in it.
+
+    `ray stop` would stop every Ray of the machine.
+    """
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    try:
+        yield name
     finally:
-        _end(made)
-        shutil.rmtree(directory, ignore_errors=True)
+        with suppress(subprocess.CalledProcessError):
+            _kill(processes_in(name))
+        subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
 def _environment() -> dict[str, str]:
@@ -101,44 +148,52 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _connect(made: Cluster) -> None:
-    for namespace in (made.head, made.worker):
-        subprocess.run(["ip", "netns", "add", namespace], check=True)
-        made.run(namespace, "ip", "link", "set", "lo", "up")
-    peer = ["peer", "name", INTERFACE, "netns", made.worker]
-    made.run(made.head, "ip", "link", "add", INTERFACE, "type", "veth", *peer)
+def _connect(made: Cluster, outside: str) -> None:
+    """Give the nodes their addresses, and the head one for clients. outside: device of those."""
     for namespace, address in ((made.head, HEAD), (made.worker, WORKER)):
+        made.run(namespace, "ip", "link", "set", "lo", "up")
         made.run(namespace, "ip", "addr", "add", f"{address}/24", "dev", INTERFACE)
         made.run(namespace, "ip", "link", "set", INTERFACE, "up")
     for namespace, other in ((made.head, WORKER), (made.worker, HEAD)):
         # As in every pod: Ray determines the address of a node from its default route.
         made.run(namespace, "ip", "route", "add", "default", "via", other)
+    peer = ["type", "veth", "peer", "name", "outside", "netns", made.head]
+    subprocess.run(["ip", "link", "add", outside, *peer], check=True)
+    subprocess.run(["ip", "addr", "add", f"{OUTSIDE}/24", "dev", outside], check=True)
+    subprocess.run(["ip", "link", "set", outside, "up"], check=True)
+    made.run(made.head, "ip", "addr", "add", f"{HEAD_OUTSIDE}/24", "dev", "outside")
+    made.run(made.head, "ip", "link", "set", "outside", "up")
 
 
-def _start(made: Cluster, namespace: str, *flags: str, ip: str) -> None:
+def redis_server() -> str | None:
+    """Return the program of a Redis, if one is installed."""
+    return shutil.which("redis-server") or shutil.which("valkey-server")
+
+
+@contextmanager
+def _redis(made: Cluster, program: str) -> Iterator[dict[str, str]]:
+    """Run a Redis on the head; yield the variables of Ray for it."""
+    command = [program, "--bind", HEAD, "--port", str(REDIS_PORT), "--protected-mode", "no"]
+    command += ["--save", "", "--appendonly", "no", "--dir", str(made.directory)]
+    with subprocess.Popen(made.command(made.head, *command), stdout=subprocess.DEVNULL) as running:
+        try:
+            yield {"RAY_REDIS_ADDRESS": f"{HEAD}:{REDIS_PORT}"}
+        finally:
+            running.kill()
+
+
+def _start(made: Cluster, namespace: str, *flags: str, ip: str, **variables: str) -> None:
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--node-ip-address={ip}"]
     command += ["--num-cpus=2", "--disable-usage-stats"]
     command += [f"--object-store-memory={OBJECT_STORE_BYTES}"]
     started = subprocess.run(
         made.command(namespace, *command, *flags),
-        env=made.environment,
+        env={**made.environment, **variables},
         capture_output=True,
         text=True,
         timeout=START_TIMEOUT_S,
     )
     assert started.returncode == 0, started.stdout + started.stderr
-
-
-def _end(made: Cluster) -> None:
-    """Kill the processes in each namespace; `ray stop` would stop every Ray of the machine."""
-    for namespace in (made.worker, made.head):
-        with suppress(subprocess.CalledProcessError):
-            processes = made.processes_on(namespace)
-            for process in processes:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
-            psutil.wait_procs(processes, timeout=10)
-        subprocess.run(["ip", "netns", "del", namespace], capture_output=True)
 
 
 @dataclass(frozen=True)

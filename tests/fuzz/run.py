@@ -86,7 +86,7 @@ def _faults(service: RunningService) -> list[str]:
         return ["the service has ended"]
     with AdminClient(service.grpc_address) as admin:
         admin.set_speculation(SpeculationChange(reset=True, updated_by="fuzzing"))
-    return idle_faults(service)
+    return idle_faults(service.http_url)
 
 
 def _logged(log: Path) -> list[str]:
