@@ -12,6 +12,7 @@ import click
 
 from cluster.cli.bench.load_flags import ListOf
 from cluster.cli.charts import BarChart, LineChart, draw_charts, require_matplotlib
+from cluster.cli.options import EXISTING_FILE, NEW_FILE
 from cluster.cli.output import Flag, combine_flags, json_flag, print_stderr, progress_bar, show_json
 from specdec.config.llm import LLMConfig
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from specdec.training.evaluation import SuiteResult
     from specdec.training.prompts import PromptRecord
 
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-_NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 _MAX_NUM_SEQS = 4
 """One request runs at a time; a small limit keeps the measurement of step times short."""
 
@@ -37,7 +36,7 @@ _engine_flags = combine_flags(*map(_setting_flag, _ENGINE_SETTINGS))
 
 
 @click.command("eval-drafter", short_help="Measure accepted length and speed of a drafter.")
-@click.argument("prompts_file", type=_FILE)
+@click.argument("prompts_file", type=EXISTING_FILE)
 @_engine_flags
 @click.option(
     "--suites",
@@ -72,10 +71,10 @@ _engine_flags = combine_flags(*map(_setting_flag, _ENGINE_SETTINGS))
     help="Number of draft tokens in a step: on takes the configured one, auto the policy's.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed.")
-@click.option("--output", type=_NEW_FILE, help="Write the JSON report to this file.")
+@click.option("--output", type=NEW_FILE, help="Write the JSON report to this file.")
 @click.option(
     "--plot",
-    type=_NEW_FILE,
+    type=NEW_FILE,
     callback=require_matplotlib,
     help="Write charts of accepted lengths, acceptance and speed to this file, as SVG.",
 )

@@ -26,8 +26,10 @@ from specdec.types.sampling_params import (
 DEFAULT_ADDRESS = "127.0.0.1:9000"
 ADMIN_FLAG_NAMES = ("address", "tls_ca_file", "token_file", "model")
 
+EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+
 _CLIENT_ARGUMENTS = ("address", "timeout_s", "tls_ca_file", "api_key")
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 _address = click.option(
     "--address",
@@ -37,7 +39,7 @@ _address = click.option(
 )
 tls_ca_flag = click.option(
     "--tls-ca-file",
-    type=_FILE,
+    type=EXISTING_FILE,
     help="CA certificates (PEM) to verify the service with. Default: no TLS.",
 )
 api_key_flag = click.option(
@@ -60,7 +62,7 @@ admin_flags = combine_flags(
     tls_ca_flag,
     click.option(
         "--token-file",
-        type=_FILE,
+        type=EXISTING_FILE,
         help=f"File with the admin token. Default: ${TOKEN_VARIABLE}, or ${API_KEY_VARIABLE}, "
         "which suffices for a service without an admin token, or none.",
     ),
@@ -114,8 +116,8 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
 
 _TYPES: Mapping[str, Any] = {
     "logit_bias": _TokenBias(),
-    "json_schema": _FILE,
-    "grammar": _FILE,
+    "json_schema": EXISTING_FILE,
+    "grammar": EXISTING_FILE,
     "method": click.Choice(METHOD_NAMES),
     "verifier": click.Choice(VERIFIERS),
     "acceptance_threshold": _Threshold(),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cluster.cli.bench.load_flags import ListOf
+from cluster.cli.options import EXISTING_FILE
 from cluster.cli.output import combine_flags, json_flag, print_stderr, section_flag, show_json
 from specdec.config.llm import LLMConfig
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 DEFAULT_NUM_SELF_WRITTEN = 4000
 """Prompts of a corpus without a prompts file: about half a million answer tokens."""
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 _corpus_flag = partial(section_flag, "Corpus")
 
@@ -30,7 +30,7 @@ def _choice(setting: str) -> click.Choice[str]:
 
 
 corpus_flags = combine_flags(
-    _corpus_flag("--prompts", type=_FILE, help="JSON lines file with prompts to answer."),
+    _corpus_flag("--prompts", type=EXISTING_FILE, help="JSON lines file with prompts to answer."),
     _corpus_flag(
         "--answers-per-prompt",
         type=click.IntRange(min=0),
@@ -66,7 +66,7 @@ corpus_flags = combine_flags(
         help="Number of conversations in a batch.",
     ),
 )
-"""What a corpus is made of: fields of GenerationConfig, and the prompts file."""
+"""Flags of a corpus's contents: fields of GenerationConfig, and the prompts file."""
 
 _precision_flags = combine_flags(
     click.option(

@@ -48,11 +48,10 @@ class Committer:
         self._speculator = speculator
         self._requests = requests
         self._counts = counts
-        self._batch_size = 0
 
     def commit(self, rows: Rows, verified: VerifyOutput) -> Committed:
         """Commit the results of the rows whose sequences still run."""
-        self._batch_size = 0
+        batch_size = 0
         results = {row.seq_id: row for row in verified.rows}
         prompts = {part.seq_id: part for part in verified.prompt_logprobs}
         outputs: list[EngineOutput] = []
@@ -70,9 +69,12 @@ class Committer:
                 self._publish(seq)
             elif result.has_bad_logits:
                 outputs.extend(self._on_bad_logits(seq, row))
-            elif (output := self._commit_tokens(seq, row, result)) is None:
-                buffered.append(seq)
             else:
+                batch_size += 1
+                output = self._commit_tokens(seq, row, result)
+                if output is None:
+                    buffered.append(seq)
+                    continue
                 outputs.append(output)
                 if len(output.token_ids) >= seq.output_buffer.interval:
                     full_intervals.add(seq.output_buffer.interval)
@@ -82,7 +84,7 @@ class Committer:
             for seq in buffered
             if seq.status is SequenceStatus.RUNNING and seq.output_buffer.joins(full_intervals)
         ]
-        return Committed(outputs, self._batch_size)
+        return Committed(outputs, batch_size)
 
     def _commit_tokens(
         self, seq: Sequence, row: StepRow, verified: VerifiedRow
@@ -122,7 +124,6 @@ class Committer:
     def _count(self, choices: Choices, row: StepRow, num_kept: int, num_accepted: int) -> None:
         choices.num_output_tokens += num_kept
         self._counts.num_generated_tokens += num_kept
-        self._batch_size += 1
         if row.num_draft_tokens or row.num_lookahead_tokens:
             depth = row.draft_depth
             choices.speculation = choices.speculation.after_draft(depth, num_accepted)

@@ -9,11 +9,9 @@ from specdec.engine.scheduled_row import ScheduledRow
 from specdec.sequences.sequence import Sequence
 from specdec.text.grammar.matcher import MAX_CONSTRAINED_NODES
 from specdec.types.control import NO_SPECULATION, SpeculationControl
-from specdec.types.draft_decision import Decision, DecisionReason, DraftShape, chain, tree
+from specdec.types.draft_decision import NO_DRAFTS, Decision, DraftShape, chain, tree
 from specdec.types.draft_length import draft_budget, share_budget
 from specdec.types.draft_survival import share_by_survival
-
-_NO_DRAFTS = Decision(chain(0), DecisionReason.OPERATOR)
 
 
 class DraftPlanner:
@@ -35,7 +33,7 @@ class DraftPlanner:
         )
         self._lookahead_window = speculation.num_lookahead_tokens if speculation else 0
         self._head = speculation.head if speculation else None
-        self._decision = _NO_DRAFTS
+        self._decision = NO_DRAFTS
         self._control = NO_SPECULATION
 
     def begin_step(self, decision: Decision, control: SpeculationControl) -> None:

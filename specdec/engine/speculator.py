@@ -18,7 +18,7 @@ from specdec.speculation.proposers import (
     SynchronousProposer,
 )
 from specdec.types.control import NO_SPECULATION, SpeculationControl
-from specdec.types.draft_decision import Decision, DecisionReason, chain, tree
+from specdec.types.draft_decision import NO_DRAFTS, Decision, DecisionReason, tree
 from specdec.types.messages import StepRow
 from specdec.types.stats import STRUCTURED_OUTPUT
 
@@ -50,9 +50,7 @@ class Drafting:
 
 
 NO_DRAFTING = Drafting()
-"""Of a step without drafts."""
-
-_NO_DRAFTS = Decision(chain(0), DecisionReason.OPERATOR)
+"""Drafting of a step without drafts."""
 
 
 class Speculator:
@@ -101,7 +99,7 @@ class Speculator:
         """Return how much a sequence may draft in the next step; see `SpeculationPolicy.decide`."""
         self._drafting = NO_DRAFTING
         if self._proposer is None or self._config is None:
-            return _NO_DRAFTS
+            return NO_DRAFTS
         if self.policy is None:
             config = self._config
             depth = config.num_speculative_tokens

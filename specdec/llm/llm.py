@@ -14,6 +14,7 @@ from typing import Any, TypeVar, Unpack
 from tqdm.auto import tqdm
 
 from specdec.llm.arguments import LLMArguments, read_arguments
+from specdec.llm.concurrency import run_workers
 from specdec.llm.host import Call, EngineHost
 from specdec.llm.hosted import HostedModel
 from specdec.llm.outputs import RequestOutput
@@ -144,13 +145,7 @@ async def _run_all(
 
     host.stats_log.begin(host.core.last_stats)
     most = _OPEN_PER_PLACE * host.config.max_num_seqs
-    workers = [asyncio.create_task(work()) for _ in range(min(len(calls), most))]
-    try:
-        await asyncio.gather(*workers)
-    finally:
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+    await run_workers(work, min(len(calls), most))
     host.stats_log.write(host.core.last_stats)
     return [outputs[index] for index in range(len(calls))]
 

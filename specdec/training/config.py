@@ -18,7 +18,7 @@ _LARGEST = 2**31 - 1
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """What determines the weights of a drafter, beside its samples and its target.
+    """Settings of a training run: beside samples and target, all that decides the weights.
 
     method: name of a drafter of `specdec.training.drafters`.
     depth: draft tokens behind each position that are trained.

@@ -60,7 +60,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class CorpusInfo:
-    """What determines the samples of a corpus. A corpus is continued with the same values only.
+    """Origin of a corpus's samples. A corpus is continued with the same values only.
 
     target: name of the model. target_hash: see `specdec.training.fingerprint`.
     vocab_size: token ids are below it.

@@ -20,6 +20,7 @@ from typing import Any
 from tqdm import tqdm
 
 from specdec.llm import AsyncLLM, RequestOutput
+from specdec.llm.concurrency import run_workers
 from specdec.models.config import ModelConfig
 from specdec.models.resolve import resolve
 from specdec.text.tokenizer import Tokenizer
@@ -40,7 +41,7 @@ _LOG_INTERVAL_S = 30.0  # of the progress where stderr is not a terminal
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """What to generate, and with what.
+    """Settings of a corpus that is generated.
 
     model: the target, as for `specdec.LLM`. quantization, dtype, device: its precision.
     temperatures: each request draws one of them, by the seed.
@@ -249,13 +250,9 @@ async def run_requests(
             buffer.add(samples, request.number)
             progress.add(samples)
 
-    workers = [asyncio.create_task(work()) for _ in range(num_workers)]
     try:
-        await asyncio.gather(*workers)
+        await run_workers(work, num_workers)
     finally:
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
         buffer.flush()
 
 

@@ -102,6 +102,10 @@ class Decision:
         return self.shape.num_draft_tokens
 
 
+NO_DRAFTS = Decision(chain(0), DecisionReason.OPERATOR)
+"""Decision where nothing drafts."""
+
+
 @dataclass(frozen=True)
 class DecisionChange:
     """Change of the decision at `at_s` by the policy's clock.

@@ -32,7 +32,7 @@ _MAX_BURST = 64
 
 @dataclass(frozen=True)
 class Condition:
-    """What happens to each packet, in both directions.
+    """Loss and delay of each packet, in both directions.
 
     loss: probability; 1 is a partition. delay_s: one way. seed: of the losses.
     """

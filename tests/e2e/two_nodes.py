@@ -21,7 +21,7 @@ from tests.e2e.link import Condition, Link, link
 
 HEAD, WORKER = "10.77.0.1", "10.77.0.2"
 OUTSIDE, HEAD_OUTSIDE = "10.78.0.1", "10.78.0.2"
-"""Of a second link, between this namespace and the head, for clients."""
+"""Addresses of a second link, between this namespace and the head, for clients."""
 PORT, REDIS_PORT = 6399, 6398
 INTERFACE = "sd0"
 START_TIMEOUT_S = 300.0

@@ -22,13 +22,11 @@ from cluster.cli.bench.load_report import Load, LoadReport, LoadRun, lines, plot
 from cluster.cli.bench.methods import MethodReport, MethodResult, compare
 from cluster.cli.charts import BarChart, draw_charts, require_matplotlib
 from cluster.cli.errors import EXIT_FAILED
-from cluster.cli.options import client_flags, timeout_flag
+from cluster.cli.options import EXISTING_FILE, NEW_FILE, client_flags, timeout_flag
 from cluster.cli.output import SectionedCommand, json_flag, progress_bar, show_json
 from specdec.client import Client
 from specdec.types.sampling_params import SamplingParams
 
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-_NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 _SEED = 0
 _WARM_UP = -1  # index of the run that is not measured
 
@@ -39,7 +37,7 @@ def bench() -> None:
 
 
 @bench.command(short_help="Compare the loaded speculation methods.")
-@click.argument("prompts_file", type=_FILE)
+@click.argument("prompts_file", type=EXISTING_FILE)
 @click.option(
     "--num-prompts",
     type=click.IntRange(min=1),
@@ -59,10 +57,10 @@ def bench() -> None:
     show_default=True,
     help="Sampling temperature, from 0 (greedy) to 100.",
 )
-@click.option("--output", type=_NEW_FILE, help="Write the JSON report to this file.")
+@click.option("--output", type=NEW_FILE, help="Write the JSON report to this file.")
 @click.option(
     "--plot",
-    type=_NEW_FILE,
+    type=NEW_FILE,
     callback=require_matplotlib,
     help="Write a bar chart to this file, as SVG.",
 )

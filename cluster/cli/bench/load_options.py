@@ -32,6 +32,7 @@ from cluster.cli.bench.load_flags import (
 )
 from cluster.cli.bench.load_report import Load
 from cluster.cli.charts import require_matplotlib
+from cluster.cli.options import EXISTING_FILE, NEW_FILE
 from specdec.client.calls import DEFAULT_TIMEOUT_S
 from specdec.config.methods import METHOD_NAMES
 from specdec.types.errors import InvalidValueError
@@ -40,8 +41,6 @@ from specdec.types.sampling_params import SamplingParams, SpeculationOptions
 BACKENDS = ("grpc", "openai-chat", "openai")
 _DEFAULT_URL = "http://127.0.0.1:8000"
 _COUNT = click.IntRange(min=1, max=1_000_000)
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-_NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class LoadOptions:
     dataset_path: Path | None = dataset_flag(
         'JSON lines file of prompts: strings, or objects with "prompt" or "turns". Default: '
         "random words.",
-        _FILE,
+        EXISTING_FILE,
     )
     output_len: int = dataset_flag(
         "Maximum number of output tokens per request, with --dataset-path.", _COUNT, default=128
@@ -156,9 +155,9 @@ class LoadOptions:
         ListOf("NAME:MS,...", objective),
         multiple=True,
     )
-    output: Path | None = report_flag("Write the JSON report to this file.", _NEW_FILE)
+    output: Path | None = report_flag("Write the JSON report to this file.", NEW_FILE)
     plot: Path | None = report_flag(
-        "Write charts to this file, as SVG.", _NEW_FILE, callback=require_matplotlib
+        "Write charts to this file, as SVG.", NEW_FILE, callback=require_matplotlib
     )
 
     def __post_init__(self) -> None:

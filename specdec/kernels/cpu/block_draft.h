@@ -14,15 +14,6 @@
 
 namespace specdec {
 
-// Return the sequences that draft.
-inline std::vector<int64_t> drafting_sequences(const Drafts& drafts, int64_t num_sequences) {
-  std::vector<int64_t> sequences;
-  for (int64_t sequence = 0; sequence < num_sequences; ++sequence) {
-    if (drafts.counts[sequence] > 0) sequences.push_back(sequence);
-  }
-  return sequences;
-}
-
 // All threads of a team call `run`. Ranks share memory.
 class BlockDraft {
  public:
@@ -30,7 +21,7 @@ class BlockDraft {
   BlockDraft(const BlockHead& head, const Batch& pairs, KvCache cache, Drafts drafts, void* memory,
              int num_threads)
       : head_(head), drafts_(drafts), arena_(memory) {
-    const auto sequences = drafting_sequences(drafts, pairs.num_sequences);
+    const auto sequences = drafts.drafting(pairs.num_sequences);
     num_blocks_ = sequences.size();
     const int64_t num_rows = drafts.max_count * num_blocks_, size = head.decoder.hidden_size;
     Communicator* const communicator = head.decoder.communicator;

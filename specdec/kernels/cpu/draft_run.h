@@ -85,9 +85,8 @@ class DraftRun {
   void add_steps(const Batch& pairs) {
     steps_.emplace_back();
     steps_[0].batch = pairs;
-    for (int64_t sequence = 0; sequence < pairs.num_sequences; ++sequence) {
-      if (drafts_.counts[sequence] == 0) continue;
-      steps_[0].sequences.push_back(sequence);
+    steps_[0].sequences = drafts_.drafting(pairs.num_sequences);
+    for (int64_t sequence : steps_[0].sequences) {
       steps_[0].tokens.push_back(pairs.query_starts[sequence + 1] - 1);
     }
     for (int64_t index = 1; index < drafts_.max_count; ++index) add_step(pairs, index);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "draft_sampler.h"
 
@@ -13,6 +14,15 @@ struct Drafts {
   const sampling::SampleParams* params;  // [num_sequences], at the position of the first token
   int32_t* tokens;  // [num_sequences, max_count], of the target's vocabulary; -1 past the end
   int64_t max_count;
+
+  // Return the sequences, of the first `num_sequences`, that draft.
+  std::vector<int64_t> drafting(int64_t num_sequences) const {
+    std::vector<int64_t> sequences;
+    for (int64_t sequence = 0; sequence < num_sequences; ++sequence) {
+      if (counts[sequence] > 0) sequences.push_back(sequence);
+    }
+    return sequences;
+  }
 
   // Return the parameters of token `index` of a draft.
   sampling::SampleParams params_of(int64_t sequence, int64_t index) const {

