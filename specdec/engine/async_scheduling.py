@@ -126,6 +126,31 @@ class StepsInFlight:
         self._worker.truncate(seq_id)
 
 
+def repeat_decodes(in_flight: Rows, scheduler: Scheduler, max_model_len: int) -> Rows:
+    """Return the rows behind a step of decodes, of the same sequences; none where others may join.
+
+    They are those that `schedule_ahead` and `rows_ahead` would find, at a quarter of their cost:
+    with speculation off most steps are such.
+    """
+    rows: Rows = []
+    for seq, row in in_flight:
+        is_decode = row.samples and not row.num_guesses and seq.constraint is None
+        max_length = seq.max_length(max_model_len)
+        if not is_decode or seq.status is not SequenceStatus.RUNNING or row.end + 1 >= max_length:
+            return []
+        pending = StepRow(
+            seq.seq_id,
+            row.end,
+            (PENDING_TOKEN,),
+            0,
+            True,
+            adapter_id=row.adapter_id,
+            max_end=max_length - 1,
+        )
+        rows.append((seq, pending))
+    return rows if scheduler.repeat_decodes({row.seq_id: row.end for _, row in rows}) else []
+
+
 def schedule_ahead(
     in_flight: Rows,
     scheduler: Scheduler,

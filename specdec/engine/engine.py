@@ -12,6 +12,7 @@ from specdec.config.engine import EngineConfig
 from specdec.engine.async_scheduling import (
     Rows,
     StepsInFlight,
+    repeat_decodes,
     rows_ahead,
     schedule_ahead,
 )
@@ -289,13 +290,24 @@ class Engine:
         decision = self._decision
         if decision is None or len(self._steps) != 1:
             return False
-        in_flight, control = self._steps.rows, self.control
-        max_model_len = self.config.max_model_len
+        rows, drafting = self._rows_ahead(decision)
+        if rows:
+            self._send(rows)
+            self._drafting_ahead = drafting
+        return bool(rows)
+
+    def _rows_ahead(self, decision: Decision) -> tuple[Rows, Drafting]:
+        """Return the rows behind the step in flight, none where they are not known."""
+        in_flight, max_model_len = self._steps.rows, self.config.max_model_len
+        if not decision.num_draft_tokens:
+            rows = repeat_decodes(in_flight, self._scheduler, max_model_len)
+            if rows:
+                return rows, NO_DRAFTING
         scheduled = schedule_ahead(
             in_flight,
             self._scheduler,
             decision,
-            control,
+            self.control,
             max_model_len,
             holds_drafts=self._speculator.holds_drafts,
         )
@@ -303,12 +315,8 @@ class Engine:
         if scheduled and decision.num_draft_tokens:
             drafting = self._speculator.propose_ahead(self._eligible(scheduled))
         if drafting is None:
-            return False
-        rows = rows_ahead(scheduled, in_flight, drafting, max_model_len)
-        if rows:
-            self._send(rows)
-            self._drafting_ahead = drafting
-        return bool(rows)
+            return [], NO_DRAFTING
+        return rows_ahead(scheduled, in_flight, drafting, max_model_len), drafting
 
     def _keep_batch(self, *, is_as_decided: bool) -> None:
         """Go on with the step that was begun ahead."""

@@ -194,6 +194,8 @@ class StepRow(NamedTuple):
 
     def accepted_drafts(self, token_ids: Sequence[int]) -> Sequence[int]:
         """Return the indices of the drafts with which new tokens begin."""
+        if not self.num_draft_tokens:
+            return range(0)
         if self.parents is not None:
             return draft_tree.path_of(self.drafts, self.parents, token_ids)
         pairs = zip(self.drafts, token_ids, strict=False)

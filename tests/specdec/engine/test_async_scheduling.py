@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from specdec.config.speculative import SpeculativeConfig
+from specdec.engine import engine as engine_module
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.speculation.policy.cost_model import CostModel, CostTable
@@ -117,6 +118,30 @@ def test_tokens_are_those_of_synchronous_scheduling(tiny_model_dir, changes):
         if "num_blocks" in changes:
             assert engine.stats().counts.num_preemptions > 0
     assert outcomes[True] == outcomes[False]
+
+
+@pytest.mark.parametrize("changes", [{}, {"num_blocks": 45}, {"max_num_seqs": 3}])
+def test_repeated_decodes_are_the_rows_that_scheduling_finds(tiny_model_dir, monkeypatch, changes):
+    config = engine_config(**changes, async_scheduling=True)
+
+    def steps():
+        engine, target = engine_on(tiny_model_dir, config)
+        answers(engine, varied_requests())
+        return target.steps
+
+    num_repeated, repeat = 0, engine_module.repeat_decodes
+
+    def count(*args):
+        nonlocal num_repeated
+        rows = repeat(*args)
+        num_repeated += bool(rows)
+        return rows
+
+    monkeypatch.setattr(engine_module, "repeat_decodes", count)
+    repeated = steps()
+    monkeypatch.setattr(engine_module, "repeat_decodes", lambda *_: [])
+    assert repeated == steps()
+    assert num_repeated > 10
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
