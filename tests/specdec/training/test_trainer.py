@@ -35,8 +35,10 @@ def data(target, samples):
     return Data([each for each in samples if each not in held_out], held_out, token_ids, {})
 
 
-def test_the_held_out_accepted_length_grows(target, data, tmp_path):
-    trainer = Trainer(CONFIG, target, data, tmp_path)
+@pytest.mark.parametrize("method", ["eagle3", "dspark", "dflash"])
+def test_the_held_out_accepted_length_grows(method, target, data, tmp_path):
+    config = dataclasses.replace(CONFIG, method=method)
+    trainer = Trainer(config, target, data, tmp_path)
     untrained = trainer.evaluate().mean_length
     reports = []
     trainer.run(reports.append)
@@ -44,13 +46,17 @@ def test_the_held_out_accepted_length_grows(target, data, tmp_path):
     assert trainer.best > untrained + 0.3, (trainer.best, untrained)
     assert [each.step for each in reports] == list(range(1, trainer.num_steps + 1))
     assert reports[-1].loss < reports[0].loss
-    assert card["training"]["method"] == "eagle3"
+    assert card["training"]["method"] == method
     assert card["held_out"]["step"] == card["training"]["step"]
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_an_interrupted_run_ends_with_the_same_weights(optimizer, target, data, tmp_path):
-    config = dataclasses.replace(CONFIG, optimizer=optimizer, num_epochs=3, evaluate_every=5)
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"optimizer": "muon"}, {"method": "dspark", "max_anchors": 6, "optimizer": "muon"}],
+    ids=["adamw", "muon", "anchors"],
+)
+def test_an_interrupted_run_ends_with_the_same_weights(changes, target, data, tmp_path):
+    config = dataclasses.replace(CONFIG, num_epochs=3, evaluate_every=5, **changes)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     undisturbed = Trainer(config, target, data, whole)
     undisturbed.run(lambda _: None)
@@ -69,6 +75,23 @@ def test_an_interrupted_run_ends_with_the_same_weights(optimizer, target, data, 
     assert all(torch.equal(left[name], right[name]) for name in left)
     for name, weight in undisturbed.drafter.state_dict().items():
         assert torch.equal(weight, continued.drafter.state_dict()[name]), name
+
+
+def test_a_step_trains_a_limited_number_of_bases(target, data, tmp_path):
+    seen = []
+
+    def limited(limit):
+        config = dataclasses.replace(CONFIG, num_epochs=1, max_anchors=limit)
+        trainer = Trainer(config, target, data, tmp_path / str(limit))
+        train = trainer._train
+        trainer._train = lambda batch: (seen.append(batch), train(batch))[1]
+        trainer.run(lambda _: None)
+        return torch.cat([batch.bases for batch in seen])
+
+    few = limited(3)
+    assert {span.num_bases for batch in seen for span in batch.spans} == {3}
+    seen.clear()
+    assert len(limited(512)) > 2 * len(few)
 
 
 def test_a_checkpoint_of_another_run_is_rejected(target, data, tmp_path):
