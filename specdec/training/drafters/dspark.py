@@ -5,9 +5,8 @@ each mask predicts its own token. In DSpark each slot, that of the base included
 behind it; a Markov head adds to its logits a low-rank function of the token before, and a
 confidence head predicts the probability that the target accepts it.
 
-The files have the layout of the `speculators` library, which allows for a reduced vocabulary. There
-`sample_from_anchor` tells both apart: z-lab's files of DFlash and DeepSpec's of DSpark differ in
-what a slot predicts, and files of DeepSpec named DFlash are DSpark without its heads.
+The files have the layout of the `speculators` library, which allows for a reduced vocabulary. Its
+key `sample_from_anchor` records whether the slot of the base predicts.
 """
 
 from __future__ import annotations
