@@ -48,13 +48,16 @@ _CHOICES = {
 }
 _TEXTS = {
     "Drafter": {
-        "method": "Drafting method: eagle3, medusa or mlp_speculator.",
+        "method": "Drafting method: eagle3, dspark, dflash, medusa or mlp_speculator.",
         "depth": "Draft tokens behind each position that are trained.",
+        "num_layers": "Decoder layers of dspark and dflash.",
+        "markov_rank": "Rank of the Markov head of dspark.",
         "export_dtype": "Data type of the exported weights.",
     },
     "Training": {
         "num_epochs": "Passes over the samples, unless it ends earlier.",
         "batch_tokens": "Tokens of prompts and answers in a step.",
+        "max_anchors": "Positions of a sample behind which a step drafts, drawn at random.",
         "optimizer": "Muon is used for hidden matrices, with AdamW for the rest.",
         "learning_rate": "Peak learning rate.",
         "warmup": "Share of the steps in which the learning rate grows.",

@@ -7,7 +7,7 @@ stored to continue it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -22,7 +22,7 @@ class Span:
     """The place of one sample in a batch.
 
     tokens: of the T tokens that the target runs, all but the sample's last one.
-    bases: of the R base tokens, the last ones of `tokens`.
+    bases: of the R base tokens.
     """
 
     tokens: slice
@@ -43,6 +43,7 @@ class Batch:
 
     A *base* is a token of an answer with a token behind it: drafts follow it, as in serving, where
     the target verified it. Draft token i of the base at position b stands for position b + 1 + i.
+    At first all such tokens are bases.
 
     token_ids, next_ids, positions: of the T tokens that the target runs, and of those behind them.
     bases: their places among the T tokens.
@@ -94,10 +95,33 @@ class Batch:
         """
         return (self.bases + offset).clamp(max=self.num_tokens - 1)
 
+    def places(self, depth: int) -> Tensor:
+        """Return `behind` for each draft token: of the one before it, [depth, R] int64."""
+        return torch.stack([self.behind(index) for index in range(depth)])
+
     def exists(self, depth: int) -> Tensor:
         """Return whether a sample has a token for each draft token, [depth, R] bool."""
-        left = torch.cat([torch.arange(span.num_bases, 0, -1) for span in self.spans])
-        return torch.arange(depth)[:, None] < left
+        ends = torch.cat([torch.full((span.num_bases,), span.tokens.stop) for span in self.spans])
+        return torch.arange(depth)[:, None] < ends - self.bases
+
+    def with_bases(self, limit: int, generator: np.random.Generator) -> Batch:
+        """Return the batch with at most `limit` bases of each sample, drawn at random."""
+        if all(span.num_bases <= limit for span in self.spans):
+            return self
+        spans, kept, num_bases = list[Span](), [], 0
+        for span in self.spans:
+            count = min(limit, span.num_bases)
+            drawn = generator.choice(span.num_bases, count, replace=False)
+            kept.append(np.sort(drawn) + span.bases.start)
+            spans.append(replace(span, bases=slice(num_bases, num_bases + count)))
+            num_bases += count
+        rows = torch.from_numpy(np.concatenate(kept))
+        return replace(
+            self,
+            spans=tuple(spans),
+            bases=self.bases[rows],
+            temperatures=self.temperatures[rows],
+        )
 
 
 class BatchOrder(Sequence[tuple[int, ...]]):

@@ -7,13 +7,22 @@ from typing import Literal, get_args
 
 from specdec.types.validation import check_types, require_choice, require_range
 
-LossName = Literal["kl", "ce", "tv", "lk_hybrid", "coupling"]
+LossName = Literal["kl", "ce", "tv", "lk_hybrid", "coupling", "dspark"]
 PositionWeights = Literal["decay", "d_pace"]
 OptimizerName = Literal["adamw", "muon"]
 Precision = Literal["float32", "bfloat16"]
 WeightDtype = Literal["float32", "bfloat16", "float16"]
 
 _LARGEST = 2**31 - 1
+_COUNTS = (
+    "num_epochs",
+    "batch_tokens",
+    "max_anchors",
+    "max_held_out_samples",
+    "evaluate_every",
+    "patience",
+    "checkpoint_every",
+)
 
 
 @dataclass(frozen=True)
@@ -22,8 +31,11 @@ class TrainingConfig:
 
     method: name of a drafter of `specdec.training.drafters`.
     depth: draft tokens behind each position that are trained.
+    num_layers, markov_rank: sizes of the drafters that have them, see
+        `specdec.training.drafters.dspark`.
     num_epochs: passes over the samples; training ends earlier by `patience`.
     batch_tokens: tokens of prompts and answers in a step; a longer sample fills a separate step.
+    max_anchors: positions of a sample behind which a step drafts, drawn at random if it has more.
     learning_rate: the peak, after a linear warm-up over `warmup` (a share of all steps) and before
         a cosine decay to a tenth.
     clip_norm: largest norm of the gradient.
@@ -39,8 +51,11 @@ class TrainingConfig:
     method: str = "eagle3"
     seed: int = 0
     depth: int = 4
+    num_layers: int = 2
+    markov_rank: int = 64
     num_epochs: int = 4
     batch_tokens: int = 2048
+    max_anchors: int = 512
     optimizer: OptimizerName = "adamw"
     learning_rate: float = 1e-3
     warmup: float = 0.04
@@ -66,9 +81,9 @@ class TrainingConfig:
         require_choice("export_dtype", self.export_dtype, get_args(WeightDtype))
         require_range("seed", self.seed, 0, _LARGEST)
         require_range("depth", self.depth, 1, 16)
-        for name in ("num_epochs", "batch_tokens", "max_held_out_samples", "evaluate_every"):
-            require_range(name, getattr(self, name), 1, _LARGEST)
-        for name in ("patience", "checkpoint_every"):
+        require_range("num_layers", self.num_layers, 1, 64)
+        require_range("markov_rank", self.markov_rank, 1, 4096)
+        for name in _COUNTS:
             require_range(name, getattr(self, name), 1, _LARGEST)
         require_range("learning_rate", self.learning_rate, 1e-9, 1)
         require_range("warmup", self.warmup, 0, 1)

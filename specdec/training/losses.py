@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.training.config import LossName
@@ -73,6 +74,12 @@ def coupling(log_q: Tensor, target: Teacher) -> Tensor:
     return 2 * tv / (1 + tv)
 
 
+def dspark(log_q: Tensor, target: Teacher) -> Tensor:
+    """Return 0.1 times the cross entropy plus 0.9 times the L1 distance, which is 2 TV (DSpark)."""
+    distance = 2 * total_variation(log_q, target)
+    return 0.1 * cross_entropy(log_q, target) + 0.9 * distance
+
+
 LOSSES: Mapping[LossName, Loss] = MappingProxyType(
     {
         "kl": kl,
@@ -80,8 +87,18 @@ LOSSES: Mapping[LossName, Loss] = MappingProxyType(
         "tv": total_variation,
         "lk_hybrid": lk_hybrid,
         "coupling": coupling,
+        "dspark": dspark,
     }
 )
+
+
+def confidence_loss(log_odds: Tensor, log_q: Tensor, target: Teacher) -> Tensor:
+    """Return the cross entropy of a predicted probability of acceptance with that of q, [...].
+
+    log_odds: of the prediction, [...]. The probability is 1 - TV(p, q); q gets no gradient.
+    """
+    acceptance = 1 - total_variation(log_q.detach(), target)
+    return F.binary_cross_entropy_with_logits(log_odds.float(), acceptance, reduction="none")
 
 
 def decayed_weights(depth: int, decay: float) -> Tensor:

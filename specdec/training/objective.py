@@ -19,7 +19,13 @@ from specdec.training.acceptance import noise_given_choice
 from specdec.training.batches import Batch
 from specdec.training.config import TrainingConfig
 from specdec.training.drafters.base import Drafter
-from specdec.training.losses import LOSSES, Teacher, d_pace_weights, decayed_weights
+from specdec.training.losses import (
+    LOSSES,
+    Teacher,
+    confidence_loss,
+    d_pace_weights,
+    decayed_weights,
+)
 from specdec.training.target import Target
 
 _CHUNK_LOGITS = 2**22
@@ -49,11 +55,7 @@ class Objective:
             gradient = torch.zeros_like(states)
             for bases, teacher in self._chunks(batch, hidden):
                 own = states[:, bases].detach().requires_grad_()
-                log_q = drafter.logits(own).float().log_softmax(-1)
-                weights = self._weights
-                if self._config.position_weights == "d_pace":
-                    weights = d_pace_weights(log_q.detach(), teacher, is_trained[:, bases])
-                loss = self._loss(log_q, teacher) * weights * is_trained[:, bases]
+                loss = self._losses(drafter, own, teacher, is_trained[:, bases])
                 mean = loss.sum() / batch.num_bases
                 mean.backward()
                 assert own.grad is not None
@@ -61,6 +63,20 @@ class Objective:
                 total += mean.item()
         states.backward(gradient)
         return total
+
+    def _losses(
+        self, drafter: Drafter, states: Tensor, teacher: Teacher, is_trained: Tensor
+    ) -> Tensor:
+        """Return the weighted loss of each draft token of a chunk, [depth, c]."""
+        log_q = drafter.logits(states).float().log_softmax(-1)
+        losses = self._loss(log_q, teacher)
+        log_odds = drafter.confidence(states)
+        if log_odds is not None:
+            losses = losses + confidence_loss(log_odds, log_q, teacher)
+        weights = self._weights
+        if self._config.position_weights == "d_pace":
+            weights = d_pace_weights(log_q.detach(), teacher, is_trained)
+        return losses * weights * is_trained
 
     @torch.no_grad()
     def drafts(
@@ -98,16 +114,16 @@ class Objective:
         It is the softmax over the draft tokens alone: what the drafter can come close to.
         """
         depth = self._config.depth
-        final = F.pad(hidden.final[batch.bases], (0, 0, 0, depth))  # [R + depth, hidden_size]
+        places = batch.places(depth)
         size = max(1, _CHUNK_LOGITS // (depth * len(self._token_ids)))
         for start in range(0, batch.num_bases, size):
             bases = slice(start, min(start + size, batch.num_bases))
+            # Draft token i of a base may be draft token 0 of another one.
+            distinct, rows = places[:, bases].unique(return_inverse=True)
             with self._autocast(is_enabled=False):
-                logits = F.linear(final[start : bases.stop + depth - 1], self._teacher_head)
+                logits = F.linear(hidden.final[distinct], self._teacher_head)
             teacher = Teacher.of_logits(logits)
-            # Views: draft token i of a base is draft token 0 of the base i behind it.
-            p = teacher.p.unfold(0, depth, 1).permute(2, 0, 1)
-            yield bases, Teacher(p, teacher.negative_entropy.unfold(0, depth, 1).T)
+            yield bases, Teacher(teacher.p[rows], teacher.negative_entropy[rows])
 
     def _is_trained(self, batch: Batch) -> Tensor:
         """Return the draft tokens that count, [depth, R] bool.
@@ -115,8 +131,7 @@ class Objective:
         Those that exist and stand for a token that the drafter has, as do all drafts before them.
         """
         exists = batch.exists(self._config.depth)
-        places = [batch.behind(index) for index in range(self._config.depth)]
-        is_drafted = self._draft_ids[batch.next_ids[torch.stack(places)]] >= 0
+        is_drafted = self._draft_ids[batch.next_ids[batch.places(self._config.depth)]] >= 0
         return (is_drafted.cumprod(0) > 0) & exists
 
     def _autocast(self, *, is_enabled: bool = True) -> AbstractContextManager[None]:

@@ -27,15 +27,15 @@ class Optimizers:
     """AdamW (Loshchilov and Hutter 2019), or Muon (Jordan 2024) for the matrices beside it.
 
     Muon orthogonalizes the updates of hidden matrices. Norms, embeddings and output heads have
-    AdamW's: their rows belong to tokens.
+    AdamW's: their rows belong to tokens, or to one probability.
     """
 
     def __init__(self, config: TrainingConfig, module: nn.Module) -> None:
         self._config = config
         named = list(module.named_parameters())
-        matrices = [each for name, each in named if each.ndim == 2 and not _has_tokens(name)]
+        matrices = [each for name, each in named if each.ndim == 2 and not _is_outer(name)]
         vectors = [each for _, each in named if each.ndim < 2]
-        of_tokens = [each for name, each in named if each.ndim == 2 and _has_tokens(name)]
+        outer = [each for name, each in named if each.ndim == 2 and _is_outer(name)]
         rate, decay = config.learning_rate, config.weight_decay
         self._optimizers: list[torch.optim.Optimizer] = []
         if config.optimizer == "muon" and matrices:
@@ -46,7 +46,7 @@ class Optimizers:
             self._optimizers.append(muon)
             matrices = []
         groups = [
-            {"params": [*matrices, *of_tokens], "weight_decay": decay},
+            {"params": [*matrices, *outer], "weight_decay": decay},
             {"params": vectors, "weight_decay": 0.0},
         ]
         groups = [each for each in groups if each["params"]]
@@ -84,5 +84,6 @@ class Optimizers:
             optimizer.load_state_dict({**content, "state": state})
 
 
-def _has_tokens(name: str) -> bool:
-    return "lm_head" in name or "embedding" in name
+def _is_outer(name: str) -> bool:
+    """Return whether a matrix is an embedding or an output head."""
+    return "_head" in name or "embedding" in name

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from specdec.training.acceptance import Acceptance
@@ -108,7 +109,7 @@ class Trainer:
         token_ids = torch.tensor(list(data.token_ids), dtype=torch.int64)
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(config.seed)
-            self.drafter = drafter_class(config.method)(target, token_ids, config.depth)
+            self.drafter = drafter_class(config.method)(target, token_ids, config)
         self._objective = Objective(config, target, token_ids)
         self._optimizers = Optimizers(config, self.drafter)
         self.order = BatchOrder(
@@ -145,7 +146,7 @@ class Trainer:
         started, first, num_tokens, loss = self._clock(), self.step, 0, 0.0
         paused = 0.0
         while not self._is_complete:
-            batch = Batch.of([self._data.train[index] for index in self.order[self.step]])
+            batch = self._batch(self.step)
             found = self._train(batch)
             num_tokens += batch.num_tokens
             loss = found if self.step == first + 1 else 0.95 * loss + 0.05 * found
@@ -165,6 +166,12 @@ class Trainer:
         steps = self._config.patience * self._config.evaluate_every
         is_stalled = self._best_step > 0 and self.step - self._best_step >= steps
         return is_stalled or self.step == self.num_steps
+
+    def _batch(self, step: int) -> Batch:
+        """Return the samples of a step, and the bases that it trains."""
+        generator = np.random.default_rng((self._config.seed, step))
+        batch = Batch.of([self._data.train[index] for index in self.order[step]])
+        return batch.with_bases(self._config.max_anchors, generator)
 
     def _train(self, batch: Batch) -> float:
         hidden = self._target.hidden_states(batch, self.drafter.taps)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from specdec.kernels.forward_batch import HiddenStates
 from specdec.training.batches import Batch
+from specdec.training.config import TrainingConfig
 from specdec.training.target import Target
 from specdec.types.errors import InvalidValueError
 
@@ -29,9 +30,10 @@ class Drafter(nn.Module, ABC):
     token_ids: Tensor
 
     @abstractmethod
-    def __init__(self, target: Target, token_ids: Tensor, depth: int) -> None:
+    def __init__(self, target: Target, token_ids: Tensor, config: TrainingConfig) -> None:
         """Draw the initial weights from torch's default generator, or take the target's."""
         super().__init__()
+        self.depth, self.token_ids = config.depth, token_ids
 
     @abstractmethod
     def states(self, batch: Batch, target: HiddenStates) -> Tensor:
@@ -44,6 +46,13 @@ class Drafter(nn.Module, ABC):
     @abstractmethod
     def logits(self, states: Tensor) -> Tensor:
         """Return the logits [depth, c, V] of some bases; states: [depth, c, state_size]."""
+
+    def confidence(self, states: Tensor) -> Tensor | None:
+        """Return the log-odds [depth, c] that draft tokens are accepted, as the drafter predicts.
+
+        None for a layout without a confidence head. states: as for `logits`.
+        """
+        return None
 
     @abstractmethod
     def config(self) -> Mapping[str, Any]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from specdec.kernels.forward_batch import HiddenStates
 from specdec.training.batches import Batch
+from specdec.training.config import TrainingConfig
 from specdec.training.drafters.base import Drafter, register
 from specdec.training.target import Target
 
@@ -23,13 +24,13 @@ from specdec.training.target import Target
 class MedusaDrafter(Drafter):
     """One block of one layer for each draft token. At first it passes the hidden state on."""
 
-    def __init__(self, target: Target, token_ids: Tensor, depth: int) -> None:
+    def __init__(self, target: Target, token_ids: Tensor, config: TrainingConfig) -> None:
         """See Drafter."""
-        super().__init__(target, token_ids, depth)
+        super().__init__(target, token_ids, config)
         size = target.config.hidden_size
-        self.depth, self.taps, self.token_ids = depth, (), token_ids
+        self.taps = ()
         self._vocab_size = target.config.vocab_size
-        self.blocks = nn.ModuleList(nn.Linear(size, size) for _ in range(depth))
+        self.blocks = nn.ModuleList(nn.Linear(size, size) for _ in range(self.depth))
         self.lm_head = nn.Linear(size, len(token_ids), bias=False)
         with torch.no_grad():
             for parameter in self.blocks.parameters():

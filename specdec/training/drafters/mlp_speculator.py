@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from specdec.kernels.forward_batch import HiddenStates
 from specdec.training.batches import Batch
+from specdec.training.config import TrainingConfig
 from specdec.training.drafters.base import Drafter, register
 from specdec.training.target import Target
 
@@ -32,15 +33,15 @@ class MlpSpeculatorDrafter(Drafter):
 
     has_reduced_vocabulary = False
 
-    def __init__(self, target: Target, token_ids: Tensor, depth: int) -> None:
+    def __init__(self, target: Target, token_ids: Tensor, config: TrainingConfig) -> None:
         """See Drafter."""
-        super().__init__(target, token_ids, depth)
+        super().__init__(target, token_ids, config)
         size, vocab_size = target.config.hidden_size, target.config.vocab_size
         assert len(token_ids) == vocab_size, "the layout has no draft vocabulary"
-        self.depth, self.taps, self.token_ids = depth, (), token_ids
-        state_weight = 0.5 ** (0.5 / depth)
+        self.taps = ()
+        state_weight = 0.5 ** (0.5 / self.depth)
         self._token_scale = math.sqrt((1 - state_weight**2) * size / 2) / state_weight
-        num_projections = min(2, depth)  # that of the hidden state, and one for all other states
+        num_projections = min(2, self.depth)  # of the hidden state, and of all other states
         self.projections = nn.ModuleList(
             nn.Linear(size, size, bias=False) for _ in range(num_projections)
         )

@@ -123,7 +123,7 @@ def test_a_run_ends_with_a_head_and_is_not_repeated(train, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--method", "psychic"], "method is 'psychic'; it must be one of eagle3, medusa"),
+        (["--method", "psychic"], "method is 'psychic'; it must be one of dflash, dspark, eagle3"),
         (["--depth", 40], "depth is 40; it must be from 1 to 16"),
         (["--num-samples", 11], "has 10 samples so far; 11 are needed"),
         (["--draft-vocab-size", 1], "draft_vocab_size is 1; it must be from"),
@@ -135,6 +135,17 @@ def test_errors_are_one_line(train, arguments, message):
     assert result.exit_code == 1
     assert message in result.stderr
     assert "Traceback" not in result.output
+
+
+def test_the_sizes_of_a_block_drafter_follow_the_flags(train, tmp_path):
+    flags = ["--method", "dspark", "--num-layers", 1, "--markov-rank", 5, "--max-anchors", 4]
+    result = train(*flags, "--num-epochs", 1)
+    assert result.exit_code == 0, result.output
+    head = tmp_path / "run" / "head"
+    config = json.loads((head / "config.json").read_text())
+    assert config["transformer_layer_config"]["num_hidden_layers"] == 1
+    assert config["markov_rank"] == 5
+    assert json.loads((head / "card.json").read_text())["training"]["max_anchors"] == 4
 
 
 @pytest.mark.parametrize(("limit", "dtype"), [(1, "bfloat16"), (3, "float32")])

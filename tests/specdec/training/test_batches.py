@@ -1,5 +1,6 @@
 """The layout of batches, and the order of the samples."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -8,6 +9,7 @@ from specdec.training.corpus import Sample
 
 FIRST = Sample((1, 2, 3, 4, 5), num_prompt_tokens=2, temperature=0.0)
 SECOND = Sample((6, 7, 8), num_prompt_tokens=1, temperature=0.7)
+LONG = Sample(tuple(range(20, 30)), num_prompt_tokens=1, temperature=0.3)
 NO_BASE = Sample((9, 10), num_prompt_tokens=1, temperature=1.0)
 
 
@@ -36,6 +38,32 @@ def test_a_sample_may_have_no_base():
     batch = Batch.of([NO_BASE, FIRST])
     assert batch.token_ids[batch.bases].tolist() == [3, 4]
     assert batch.spans[0].num_bases == 0
+
+
+def test_bases_are_drawn_from_each_sample():
+    whole = Batch.of([FIRST, NO_BASE, LONG, SECOND])
+    drawn = whole.with_bases(2, np.random.default_rng(3))
+    assert [span.num_bases for span in drawn.spans] == [2, 0, 2, 1]
+    assert [span.tokens for span in drawn.spans] == [span.tokens for span in whole.spans]
+    assert set(drawn.bases.tolist()) < set(whole.bases.tolist())
+    rows = [whole.bases.tolist().index(place) for place in drawn.bases.tolist()]
+    assert rows == sorted(rows)
+    assert torch.equal(drawn.temperatures, whole.temperatures[rows])
+    assert torch.equal(drawn.exists(3), whole.exists(3)[:, rows])
+    assert torch.equal(drawn.places(3), whole.places(3)[:, rows])
+
+
+def test_bases_are_drawn_equally_often():
+    whole, generator, count = Batch.of([LONG]), np.random.default_rng(5), 400
+    drawn = [whole.with_bases(2, generator).bases for _ in range(count)]
+    found = torch.bincount(torch.cat(drawn), minlength=whole.num_tokens)[whole.bases]
+    # Each is a binomial variable with p = 2 / 8: 6 standard deviations have odds of 1 : 1e8.
+    assert (found - count / 4).abs().max() < 6 * (count * 0.25 * 0.75) ** 0.5
+
+
+def test_few_bases_are_all_used():
+    whole = Batch.of([FIRST, SECOND])
+    assert whole.with_bases(2, np.random.default_rng(0)) is whole
 
 
 def test_every_epoch_has_every_sample_once_in_another_order():

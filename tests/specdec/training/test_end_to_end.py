@@ -72,7 +72,7 @@ def serve(model_dir, prompts, head=None):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("method", ["eagle3", "medusa"])
+@pytest.mark.parametrize("method", ["eagle3", "dspark", "dflash", "medusa"])
 def test_a_trained_head_is_lossless_and_better_than_an_untrained_one(
     method, model_dir, corpus, tmp_path
 ):
@@ -94,12 +94,13 @@ def test_a_trained_head_is_lossless_and_better_than_an_untrained_one(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_engine_accepts_what_the_trainer_predicts(model_dir, corpus, tmp_path):
+@pytest.mark.parametrize("method", ["eagle3", "dspark"])
+def test_the_engine_accepts_what_the_trainer_predicts(method, model_dir, corpus, tmp_path):
     """Accepted drafts of greedy held-out answers, in the trainer and in the engine.
 
     The engine drafts no token that it could not send, so they differ by the last step of an answer.
     """
-    config = dataclasses.replace(CONFIG, num_epochs=8)
+    config = dataclasses.replace(CONFIG, method=method, num_epochs=8)
     files = TrainingFiles(str(model_dir), corpus, tmp_path / "run")
     trainer = open_run(files, config, TargetPrecision(kernels="torch"), 200, lambda _: None)
     trainer.run(lambda _: None)

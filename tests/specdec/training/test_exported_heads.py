@@ -5,6 +5,7 @@ import torch
 
 from specdec.kernels.forward_batch import HiddenStates
 from specdec.training.batches import Batch
+from specdec.training.config import TrainingConfig
 from specdec.training.corpus import Sample
 from specdec.training.drafters import METHODS
 from specdec.training.export import export
@@ -19,6 +20,7 @@ from tests.specdec.models.heads.driver import (
 from tests.specdec.tiny import tiny_llama_dir
 
 DEPTH = 5
+CONFIG = TrainingConfig(depth=DEPTH, markov_rank=12)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,7 @@ def disturbed_drafter(method, target):
     torch.manual_seed(1)
     has_reduced = METHODS[method].has_reduced_vocabulary
     token_ids = torch.arange(1, VOCAB, 2) if has_reduced else torch.arange(VOCAB)
-    drafter = METHODS[method](target, token_ids, DEPTH)
+    drafter = METHODS[method](target, token_ids, CONFIG)
     with torch.no_grad():
         for parameter in drafter.parameters():
             if parameter.ndim == 1:

@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from specdec.training.losses import LOSSES, Teacher, d_pace_weights, decayed_weights
+from specdec.training.losses import (
+    LOSSES,
+    Teacher,
+    confidence_loss,
+    d_pace_weights,
+    decayed_weights,
+)
 
 GENERATOR = torch.Generator().manual_seed(4)
 LOGITS = torch.randn(3, 5, 11, generator=GENERATOR, dtype=torch.float64)
@@ -18,6 +24,7 @@ DEFINITIONS = {
     "kl": lambda p, q: (p * (p.log() - q.log())).sum(-1),
     "ce": lambda p, q: -q.log().gather(-1, p.argmax(-1)[..., None])[..., 0],
     "tv": rejection,
+    "dspark": lambda p, q: 0.1 * DEFINITIONS["ce"](p, q) + 0.9 * (p - q).abs().sum(-1),
     "coupling": lambda p, q: 1 - (1 - rejection(p, q)) / (1 + rejection(p, q)),
 }
 DEFINITIONS["lk_hybrid"] = lambda p, q: torch.lerp(
@@ -42,10 +49,21 @@ def test_a_step_down_the_gradient_lowers_the_loss(name):
     assert after < before - 1e-3
 
 
-@pytest.mark.parametrize("name", [name for name in LOSSES if name != "ce"])
+@pytest.mark.parametrize("name", [name for name in LOSSES if name not in ("ce", "dspark")])
 def test_a_perfect_draft_has_no_loss(name):
     found = LOSSES[name](TARGET.log_softmax(-1), Teacher.of_logits(TARGET))
     torch.testing.assert_close(found, torch.zeros_like(found), rtol=0, atol=1e-5)
+
+
+def test_the_best_confidence_is_the_probability_of_acceptance():
+    teacher, log_q = Teacher.of_logits(TARGET), LOGITS.float().log_softmax(-1).requires_grad_()
+    acceptance = 1 - rejection(TARGET.softmax(-1), LOGITS.softmax(-1))
+    log_odds = acceptance.logit().float().requires_grad_()
+    confidence_loss(log_odds, log_q, teacher).sum().backward()
+    torch.testing.assert_close(log_odds.grad, torch.zeros_like(log_odds), rtol=0, atol=1e-5)
+    assert log_q.grad is None
+    higher = confidence_loss(log_odds.detach() + 0.5, log_q.detach(), teacher)
+    assert (higher > confidence_loss(log_odds.detach(), log_q.detach(), teacher)).all()
 
 
 def test_weights_decay_from_one_place_to_the_next():

@@ -25,7 +25,7 @@ TEXTS = [
 @pytest.fixture
 def drafter(target):
     torch.manual_seed(0)
-    return METHODS["eagle3"](target, DRAFTED, CONFIG.depth)
+    return METHODS["eagle3"](target, DRAFTED, CONFIG)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_a_sample_learns_nothing_from_its_neighbour(drafter, target, batch, hidd
 
 @pytest.mark.parametrize("method", METHODS)
 def test_answers_of_one_token_change_no_gradient(method, target):
-    drafter = METHODS[method](target, torch.arange(target.config.vocab_size), CONFIG.depth)
+    drafter = METHODS[method](target, torch.arange(target.config.vocab_size), CONFIG)
     own = Objective(CONFIG, target, drafter.token_ids)
     found = []
     for samples in (TEXTS, [Sample((9, 8), 1, 0.0), *TEXTS]):
@@ -94,10 +94,11 @@ def test_answers_of_one_token_change_no_gradient(method, target):
     torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-3, atol=1e-5)
 
 
-def test_a_sample_may_fill_the_context(target):
+@pytest.mark.parametrize("method", ["eagle3", "dspark"])
+def test_a_sample_may_fill_the_context(method, target):
     length = target.config.max_position_embeddings
     full = Target(target.directory, length, target.precision)
-    drafter = METHODS["eagle3"](full, DRAFTED, CONFIG.depth)
+    drafter = METHODS[method](full, DRAFTED, CONFIG)
     batch = Batch.of([Sample((8,) * length, length - 2, 0.0)])
     hidden = full.hidden_states(batch, drafter.taps)
     assert Objective(CONFIG, full, DRAFTED).backward(drafter, batch, hidden) > 0
@@ -121,6 +122,7 @@ def test_the_target_s_distribution_has_full_precision(monkeypatch, drafter, targ
     [
         {"loss": "tv"},
         {"loss": "coupling"},
+        {"loss": "dspark"},
         {"position_weights": "d_pace"},
         {"decay": 0.9},
         {"precision": "bfloat16"},

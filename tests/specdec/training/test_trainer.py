@@ -48,9 +48,13 @@ def test_the_held_out_accepted_length_grows(target, data, tmp_path):
     assert card["held_out"]["step"] == card["training"]["step"]
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_an_interrupted_run_ends_with_the_same_weights(optimizer, target, data, tmp_path):
-    config = dataclasses.replace(CONFIG, optimizer=optimizer, num_epochs=3, evaluate_every=5)
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"optimizer": "muon"}, {"method": "dspark", "max_anchors": 6, "optimizer": "muon"}],
+    ids=["adamw", "muon", "anchors"],
+)
+def test_an_interrupted_run_ends_with_the_same_weights(changes, target, data, tmp_path):
+    config = dataclasses.replace(CONFIG, num_epochs=3, evaluate_every=5, **changes)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     undisturbed = Trainer(config, target, data, whole)
     undisturbed.run(lambda _: None)
@@ -69,6 +73,23 @@ def test_an_interrupted_run_ends_with_the_same_weights(optimizer, target, data, 
     assert all(torch.equal(left[name], right[name]) for name in left)
     for name, weight in undisturbed.drafter.state_dict().items():
         assert torch.equal(weight, continued.drafter.state_dict()[name]), name
+
+
+def test_a_step_trains_a_limited_number_of_bases(target, data, tmp_path):
+    seen = []
+
+    def limited(limit):
+        config = dataclasses.replace(CONFIG, num_epochs=1, max_anchors=limit)
+        trainer = Trainer(config, target, data, tmp_path / str(limit))
+        train = trainer._train
+        trainer._train = lambda batch: (seen.append(batch), train(batch))[1]
+        trainer.run(lambda _: None)
+        return torch.cat([batch.bases for batch in seen])
+
+    few = limited(3)
+    assert {span.num_bases for batch in seen for span in batch.spans} == {3}
+    seen.clear()
+    assert len(limited(512)) > 2 * len(few)
 
 
 def test_a_checkpoint_of_another_run_is_rejected(target, data, tmp_path):

@@ -245,7 +245,7 @@ def _causal_layers(keys: Fields, decoder: ModelConfig) -> frozenset[int]:
 def _layers_read(fields: Fields, keys: Fields, names: TensorNames, target: ModelConfig) -> Taps:
     _, width = names.shape("fc.weight", 2)
     count = width // target.hidden_size
-    return _given_layers(fields, keys, target) or _evenly_spaced(count, target)
+    return _given_layers(fields, keys, target) or evenly_spaced(count, target)
 
 
 def _given_layers(fields: Fields, keys: Fields, target: ModelConfig) -> Taps | None:
@@ -255,8 +255,11 @@ def _given_layers(fields: Fields, keys: Fields, target: ModelConfig) -> Taps | N
     return output_of(keys, "target_layer_ids", target) if "target_layer_ids" in keys else None
 
 
-def _evenly_spaced(count: int, target: ModelConfig) -> Taps:
-    """Return the default of z-lab: output-of ids from 1 to n - 3, evenly spaced."""
+def evenly_spaced(count: int, target: ModelConfig) -> Taps:
+    """Return the default of z-lab: output-of ids from 1 to n - 3, evenly spaced.
+
+    One layer is the middle one. Raises UnsupportedModelError where the target has fewer layers.
+    """
     last = target.num_layers - 3
     if count == 1:
         return Taps((target.num_layers // 2 + 1,))
