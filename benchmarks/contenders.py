@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -108,16 +108,7 @@ class EngineContender:
             EngineRequest(prompt, params, request_id=str(index), seed=0)
             for index, prompt in enumerate(workload.prompts)
         ]
-        started_at = time.perf_counter()
-        outputs = _run(engine, requests, workload.num_open)
-        seconds = time.perf_counter() - started_at
-        return Measurement(
-            seconds=seconds,
-            streams=tuple(_record(outputs[each.request_id]) for each in requests),
-            mean_acceptance_length=statistics.fmean(
-                each[-1].output.speculation.mean_acceptance_length for each in outputs.values()
-            ),
-        )
+        return run_requests(engine, requests, workload.num_open)
 
     def profile(self, workload: Workload) -> StepProfile:
         """Run a workload of NO_METHOD with a timer around each part of a step."""
@@ -180,6 +171,25 @@ class EngineContender:
         return DraftModelProposer(LocalDraftWorker(runner), limits)
 
 
+def run_requests(
+    engine: Engine,
+    requests: Sequence[EngineRequest],
+    num_open: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Measurement:
+    """Run requests step by step, with `num_open` of them at once; clock: of all times."""
+    started_at = clock()
+    outputs = _run(engine, requests, num_open, clock)
+    seconds = clock() - started_at
+    return Measurement(
+        seconds=seconds,
+        streams=tuple(_record(outputs[each.request_id]) for each in requests),
+        mean_acceptance_length=statistics.fmean(
+            each[-1].output.speculation.mean_acceptance_length for each in outputs.values()
+        ),
+    )
+
+
 @dataclass(frozen=True)
 class _Arrival:
     """Output of a request and its time, in seconds from the request."""
@@ -189,7 +199,10 @@ class _Arrival:
 
 
 def _run(
-    engine: Engine, requests: Sequence[EngineRequest], num_open: int
+    engine: Engine,
+    requests: Sequence[EngineRequest],
+    num_open: int,
+    clock: Callable[[], float],
 ) -> dict[str, list[_Arrival]]:
     """Return the outputs of each request, with `num_open` requests running at once."""
     waiting = list(reversed(requests))
@@ -199,14 +212,14 @@ def _run(
     def add_next() -> None:
         if waiting:
             request = waiting.pop()
-            added_at[request.request_id] = time.perf_counter()
+            added_at[request.request_id] = clock()
             engine.add(request)
 
     for _ in range(num_open):
         add_next()
     while engine.has_work:
         outputs = engine.step()
-        now = time.perf_counter()
+        now = clock()
         for output in outputs:
             request_id = output.request_id
             arrived[request_id].append(_Arrival(output, now - added_at[request_id]))

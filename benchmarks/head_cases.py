@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from safetensors import safe_open
 
 from benchmarks.random_heads import HEADS
 from benchmarks.step_bench import Precision
@@ -45,11 +48,34 @@ class HeadCase:
     reference: str = TARGET
 
 
+class _HeadFiles(NamedTuple):
+    """How a head is loaded. directory, token_map: of its files; quantization: not the target's."""
+
+    name: str
+    directory: str
+    token_map: str | None = None
+    quantization: QuantizationMethod | None = None
+
+
+_HALF_MAP = "half.json"
+
+_FILES = (
+    *(_HeadFiles(name, name) for name in HEADS),
+    _HeadFiles("half of medusa", "medusa", _HALF_MAP),
+)
+_IN_INT8 = tuple(
+    _HeadFiles(f"{name} in int8", name, quantization="int8") for name in ("dspark", "medusa")
+)
+"""Beside a target in fp32."""
+
+
 class HeadBench:
     """A target and heads beside it, in one precision."""
 
-    def __init__(self, directory: Path, heads: Path, precision: Precision) -> None:
-        """Load the model in `directory`, and the heads in the folders of `heads`."""
+    def __init__(
+        self, directory: Path, heads: Path, precision: Precision, order: random.Random
+    ) -> None:
+        """Load the model in `directory`, and the heads in the folders of `heads` in any `order`."""
         self._config = ModelConfig.from_directory(directory)
         quantization = precision.quantization
         self._target = load_model(
@@ -63,11 +89,11 @@ class HeadBench:
             kernels="native",
         )
         self._cache = self._target.new_kv_cache(_NUM_BLOCKS * _BLOCK_SIZE).normal_()
-        self._heads = {path.name: self._load(path, quantization) for path in heads.iterdir()}
-        of_int8 = () if quantization else ("dspark", "medusa")
-        self._in_int8 = {name: self._load(heads / name, "int8") for name in of_int8}
-        half = self._write_half(self._heads["medusa"], heads / "medusa" / "half.json")
-        self._medusa_half = self._load(heads / "medusa", quantization, half)
+        files = [*_FILES, *(() if quantization else _IN_INT8)]
+        self._heads = {
+            each.name: self._load(heads, each, each.quantization or quantization)
+            for each in order.sample(files, len(files))
+        }
         self._trees = TreeBench(directory, precision)
 
     def cases(self) -> dict[str, HeadCase]:
@@ -76,6 +102,7 @@ class HeadBench:
 
     def _head_cases(self) -> dict[str, HeadCase]:
         eagle3, dspark = self._heads["eagle3"], self._heads["dspark"]
+        shared, half = self._heads["medusa-shared"], self._heads["half of medusa"]
         cases = {
             "eagle3 draft token": HeadCase(self._whole_draft(eagle3, 0.0), _NUM_DRAFTS),
             "eagle3 draft token, temperature 0.8": HeadCase(
@@ -86,11 +113,11 @@ class HeadBench:
             "dspark, block of 7, temperature 0.8": HeadCase(self._whole_draft(dspark, 0.8)),
             "dspark, block of 7, a call for each": HeadCase(self._steps(dspark)),
             "medusa, 5 heads": HeadCase(self._steps(self._heads["medusa"])),
-            "medusa, 5 heads, one output head": HeadCase(self._steps(self._heads["medusa-shared"])),
-            "medusa, 5 heads, half of the tokens": HeadCase(self._steps(self._medusa_half)),
+            "medusa, 5 heads, one output head": HeadCase(self._steps(shared)),
+            "medusa, 5 heads, half of the tokens": HeadCase(self._steps(half)),
         }
-        if self._in_int8:
-            own, medusa = self._in_int8["dspark"], self._in_int8["medusa"]
+        if "dspark in int8" in self._heads:
+            own, medusa = self._heads["dspark in int8"], self._heads["medusa in int8"]
             cases["dspark, block of 7 in int8"] = HeadCase(self._whole_draft(own, 0.0))
             cases["medusa, 5 heads in int8"] = HeadCase(self._steps(medusa))
         return cases
@@ -104,19 +131,12 @@ class HeadBench:
         return cases
 
     def _load(
-        self,
-        directory: Path,
-        quantization: QuantizationMethod | None,
-        token_map: str | None = None,
+        self, heads: Path, files: _HeadFiles, quantization: QuantizationMethod | None
     ) -> DraftHead:
+        directory = heads / files.directory
+        token_map = str(directory / files.token_map) if files.token_map else None
         config = HeadConfig.from_directory(directory, self._config, token_map=token_map)
         return load_head(config, self._target, quantization)
-
-    def _write_half(self, head: DraftHead, path: Path) -> str:
-        """Write a token map with every second token of a head."""
-        assert head.target_ids is not None
-        path.write_text(json.dumps(head.target_ids[::2].tolist()))
-        return str(path)
 
     def _target_step(self) -> None:
         hidden = self._target(_one_row(), self._cache)
@@ -165,7 +185,10 @@ def _params(temperature: float) -> SampleParams:
 
 
 def write_heads(directory: Path, target: ModelConfig) -> None:
-    """Write the checkpoints of all heads, each in a folder."""
+    """Write the checkpoints of all heads, each in a folder, and a map with half of the tokens."""
     torch.manual_seed(0)
     for name, kind in HEADS.items():
         kind.write(directory / name, target)
+    with safe_open(directory / "medusa" / "model.safetensors", "pt") as tensors:
+        half = tensors.get_tensor("token_map")[::2].tolist()
+    (directory / "medusa" / _HALF_MAP).write_text(json.dumps(half))

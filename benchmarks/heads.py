@@ -3,10 +3,16 @@
 One stream of SmolLM2 behind 128 tokens, with heads of its sizes, a draft vocabulary of 8192 and
 random weights, in float32 (16-bit weights) and int8. A target's step is a forward pass of one row
 with its logits and their argmax. A tree of 16 drafts is compared with a chain of 16 instead, in
-whole steps. All cases take turns; a share is the median over the rounds of (time of the case / time
-of its reference in that round). The last line printed is JSON.
+whole steps. A share is the median over the rounds of (time of the case / time of its reference in
+that round). The last line printed is JSON.
 
-    python -m benchmarks.heads [--threads 2] [--rounds 60] [--cpu-time] [--output FILE]
+Each round runs all cases in a new random order. A step of the target that is not timed comes before
+each of them, as before a draft in a service: what the case before has left in the caches does not
+count. The models are loaded several times, in a new order too, since a draft's time depends on the
+place of its weights in memory.
+
+    python -m benchmarks.heads [--threads 2] [--rounds 60] [--loads 3] [--seed 0] [--cpu-time]
+        [--output FILE]
 
 Use --cpu-time with one thread on a shared machine to measure CPU time instead of wall time.
 """
@@ -14,18 +20,19 @@ Use --cpu-time with one thread on a shared machine to measure CPU time instead o
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 
 from benchmarks.bystanders import CpuUsage
-from benchmarks.head_cases import HeadBench, HeadCase, write_heads
+from benchmarks.head_cases import TARGET, HeadBench, HeadCase, write_heads
 from benchmarks.machine import Machine, describe_machine
 from benchmarks.report_file import add_output, command_line, write_report
 from benchmarks.step_bench import PRECISIONS
@@ -35,6 +42,7 @@ from specdec.models.config import ModelConfig
 from specdec.models.resolve import print_progress, resolve
 
 _PRECISIONS = ("fp32", "int8")
+_NUM_WARM_UP = 3
 
 _LIMITS = {
     "eagle3 draft token": {"fp32": 0.08, "int8": 0.12},
@@ -75,30 +83,49 @@ class Report:
     bars: tuple[Bar, ...]
 
 
+@dataclass(frozen=True)
+class TimedCase:
+    """Seconds of a case in each round. reference: the case whose time is the unit."""
+
+    reference: str
+    seconds: list[float] = field(default_factory=list)
+
+
 def measure(
-    precision: str,
     cases: Mapping[str, HeadCase],
     rounds: int,
     clock: Callable[[], float],
-) -> list[HeadRow]:
-    """Return the medians of all cases, which take turns, without the first rounds."""
-    num_warm_up = 3
-    seconds: dict[str, list[float]] = {name: [] for name in cases}
-    for _ in range(num_warm_up + rounds):
-        for name, case in cases.items():
+    order: random.Random,
+    timed: dict[str, TimedCase],
+) -> None:
+    """Run all cases in each round, and add their seconds to `timed`, by name; order: of cases.
+
+    The first rounds do not count.
+    """
+    for name, case in cases.items():
+        timed.setdefault(name, TimedCase(case.reference))
+    for index in range(_NUM_WARM_UP + rounds):
+        for name in order.sample(list(cases), len(cases)):
+            case = cases[name]
+            cases[TARGET].run()
             began_at = clock()
             case.run()
-            seconds[name].append((clock() - began_at) / case.num_repeats)
-    own = {name: each[num_warm_up:] for name, each in seconds.items()}
+            seconds = (clock() - began_at) / case.num_repeats
+            if index >= _NUM_WARM_UP:
+                timed[name].seconds.append(seconds)
+
+
+def summarize(precision: str, timed: Mapping[str, TimedCase]) -> list[HeadRow]:
+    """Return the medians of all cases, by name."""
     return [
         HeadRow(
             precision,
             name,
-            case.reference,
-            1e3 * statistics.median(own[name]),
-            _median_ratio(own[name], own[case.reference]),
+            each.reference,
+            1e3 * statistics.median(each.seconds),
+            _median_ratio(each.seconds, timed[each.reference].seconds),
         )
-        for name, case in cases.items()
+        for name, each in timed.items()
     ]
 
 
@@ -120,14 +147,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = _options(given)
     torch.set_num_threads(options.threads)
-    clock = time.thread_time if options.cpu_time else time.perf_counter
-    before, rows = CpuUsage.now(), list[HeadRow]()
-    target = resolve(MODEL, progress=print_progress)
-    with TemporaryDirectory() as heads, torch.inference_mode():
-        write_heads(Path(heads), ModelConfig.from_directory(target))
-        for precision in _PRECISIONS:
-            bench = HeadBench(target, Path(heads), PRECISIONS[precision])
-            rows += measure(precision, bench.cases(), options.rounds, clock)
+    before = CpuUsage.now()
+    rows = measure_loads(options, resolve(MODEL, progress=print_progress))
     print_table(rows)
     print_bars(bars(rows))
     report = Report(
@@ -144,6 +165,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def measure_loads(options: argparse.Namespace, target: Path) -> list[HeadRow]:
+    """Load the models several times, and return the medians over the rounds of all loads."""
+    clock = time.thread_time if options.cpu_time else time.perf_counter
+    order, rounds = random.Random(options.seed), -(-options.rounds // options.loads)
+    timed: dict[str, dict[str, TimedCase]] = {precision: {} for precision in _PRECISIONS}
+    with TemporaryDirectory() as heads, torch.inference_mode():
+        write_heads(Path(heads), ModelConfig.from_directory(target))
+        for _ in range(options.loads):
+            for precision in order.sample(_PRECISIONS, len(_PRECISIONS)):
+                bench = HeadBench(target, Path(heads), PRECISIONS[precision], order)
+                measure(bench.cases(), rounds, clock, order, timed[precision])
+    return [row for precision, each in timed.items() for row in summarize(precision, each)]
+
+
 def print_table(rows: Sequence[HeadRow]) -> None:
     """Print one line per case, with its limit."""
     for row in rows:
@@ -158,12 +193,16 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         prog="benchmarks.heads", description="Measure draft heads beside their target."
     )
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=60, help="over all loads")
+    parser.add_argument("--loads", type=int, default=3, help="how often the models are loaded")
+    parser.add_argument("--seed", type=int, default=0, help="of the order of cases and loads")
     parser.add_argument("--cpu-time", action="store_true", help="measure CPU time of one thread")
     add_output(parser, "heads")
     options = parser.parse_args(arguments)
     if options.cpu_time and options.threads != 1:
         parser.error("--cpu-time needs --threads 1")
+    if not 1 <= options.loads <= options.rounds:
+        parser.error("--loads must be at least 1 and at most --rounds")
     return options
 
 

@@ -183,14 +183,14 @@ def expected_tokens() -> float:
 
 def summarize(measured: Measured) -> tuple[HeldRow, ...]:
     """Return the medians of all cases; shares are computed within each round."""
-    alone_s = [_decoding(each).mean_gap_s for each in measured[ALONE]]
+    alone_s = [each.decoding.mean_gap_s for each in measured[ALONE]]
     return tuple(_row(case, each, alone_s) for case, each in measured.items())
 
 
 def gain(measured: Measured) -> float:
     """Return the median of tokens per second of steps begun ahead over those that are not."""
     return statistics.median(
-        _decoding(ahead).tokens_per_s / _decoding(behind).tokens_per_s
+        ahead.decoding.tokens_per_s / behind.decoding.tokens_per_s
         for ahead, behind in zip(measured[AHEAD], measured[BEHIND], strict=True)
     )
 
@@ -282,36 +282,9 @@ def _settings(head: Path, is_ahead: bool) -> dict[str, object]:
     }
 
 
-@dataclass(frozen=True)
-class _Decoding:
-    """The messages of a measurement behind the first one of each stream."""
-
-    num_tokens: int
-    num_messages: int
-    seconds: float
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.num_tokens / self.seconds
-
-    @property
-    def mean_gap_s(self) -> float:
-        return self.seconds / self.num_messages
-
-
-def _decoding(measurement: Measurement) -> _Decoding:
-    """Return what follows the prompts, each of which yields one token."""
-    streams = measurement.streams
-    return _Decoding(
-        sum(len(each.token_ids) - 1 for each in streams),
-        sum(len(each.gaps_s) for each in streams),
-        sum(sum(each.gaps_s) for each in streams),
-    )
-
-
 def _row(case: str, measurements: Sequence[Measurement], alone_s: Sequence[float]) -> HeldRow:
     """Return the medians of a case. alone_s: seconds of a step of the rank alone in each round."""
-    decoded = [_decoding(each) for each in measurements]
+    decoded = [each.decoding for each in measurements]
     pairs = list(zip(decoded, alone_s, strict=True))
     return HeldRow(
         case,

@@ -1,13 +1,15 @@
 """Random heads load as what they are meant to be; shares are of the target's step."""
 
+import random
 import time
+from functools import partial
 
 import pytest
 import torch
 
 from benchmarks import random_heads, tree_verification
-from benchmarks.head_cases import HeadBench, HeadCase, write_heads
-from benchmarks.heads import bars, measure, print_table
+from benchmarks.head_cases import TARGET, HeadBench, HeadCase, write_heads
+from benchmarks.heads import bars, measure, print_table, summarize
 from benchmarks.random_heads import DRAFT_VOCAB, write_dspark, write_eagle3, write_medusa
 from benchmarks.step_bench import PRECISIONS
 from specdec.models.config import ModelConfig
@@ -15,7 +17,7 @@ from specdec.models.heads.config import HeadConfig
 from tests.benchmarks.test_forward_pass import CONFIG as TINY
 from tests.specdec.tiny import tiny_llama_dir
 
-TARGET = ModelConfig.from_dict(
+SIZES = ModelConfig.from_dict(
     {
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": 2 * DRAFT_VOCAB,
@@ -32,7 +34,7 @@ TARGET = ModelConfig.from_dict(
 
 
 def test_random_eagle3(tmp_path):
-    found = HeadConfig.from_directory(write_eagle3(tmp_path / "head", TARGET), TARGET)
+    found = HeadConfig.from_directory(write_eagle3(tmp_path / "head", SIZES), SIZES)
     assert found.method == "eagle3"
     assert found.draft_vocab_size == DRAFT_VOCAB
     assert found.taps == (2, 3)  # of three defaults in 6 layers, two are equal
@@ -40,33 +42,58 @@ def test_random_eagle3(tmp_path):
 
 @pytest.mark.parametrize("is_shared", [True, False])
 def test_random_medusa(tmp_path, is_shared):
-    directory = write_medusa(tmp_path / "head", TARGET, is_shared=is_shared)
-    found = HeadConfig.from_directory(directory, TARGET)
+    directory = write_medusa(tmp_path / "head", SIZES, is_shared=is_shared)
+    found = HeadConfig.from_directory(directory, SIZES)
     assert (found.method, found.max_draft_tokens) == ("medusa", 5)
     assert found.shape.lm_heads == ("shared" if is_shared else "own")
     assert found.draft_vocab_size == DRAFT_VOCAB
 
 
 def test_random_dspark(tmp_path):
-    found = HeadConfig.from_directory(write_dspark(tmp_path / "head", TARGET), TARGET)
+    found = HeadConfig.from_directory(write_dspark(tmp_path / "head", SIZES), SIZES)
     assert (found.method, found.max_draft_tokens) == ("dspark", 7)
     assert (found.shape.decoder.num_layers, found.shape.markov_rank) == (2, 256)
     assert found.draft_vocab_size == DRAFT_VOCAB
 
 
+class Work:
+    """Cases by (seconds, repeats, reference), on a simulated clock; done: the names in order."""
+
+    def __init__(self, costs):
+        self.now_s, self.done = 0.0, []
+        self.cases = {
+            name: HeadCase(partial(self._run, name, cost), *others)
+            for name, (cost, *others) in costs.items()
+        }
+
+    def _run(self, name, cost):
+        self.now_s += cost
+        self.done.append(name)
+
+    def timed(self, seed=0, loads=1):
+        """Return the times of 5 rounds of each load."""
+        timed, order = {}, random.Random(seed)
+        for _ in range(loads):
+            measure(self.cases, 5, lambda: self.now_s, order, timed)
+        return timed
+
+
 def timed_rows(costs):
-    """Return the rows of cases by (seconds, repeats, reference), in 5 rounds."""
-    now = 0.0
+    return summarize("fp32", Work(costs).timed())
 
-    def work(cost):
-        def run():
-            nonlocal now
-            now += cost
 
-        return run
-
-    cases = {name: HeadCase(work(cost), *others) for name, (cost, *others) in costs.items()}
-    return measure("fp32", cases, 5, lambda: now)
+def test_every_round_has_its_own_order_and_each_case_follows_the_target():
+    work = Work({TARGET: (8.0,), "a": (1.0,), "b": (2.0,), "c": (3.0,)})
+    timed = work.timed(loads=2)
+    assert {name: len(each.seconds) for name, each in timed.items()} == dict.fromkeys(timed, 10)
+    before, cases = work.done[::2], work.done[1::2]
+    assert set(before) == {TARGET}
+    rounds = [tuple(cases[first : first + 4]) for first in range(0, len(cases), 4)]
+    assert all(sorted(each) == sorted(timed) for each in rounds)
+    assert len(set(rounds)) > 5
+    again = Work({TARGET: (8.0,), "a": (1.0,), "b": (2.0,), "c": (3.0,)})
+    again.timed(loads=2)
+    assert again.done == work.done, "the seed decides"
 
 
 def test_share_is_of_one_repetition():
@@ -93,7 +120,12 @@ def test_every_case_runs(tmp_path, monkeypatch):
     heads.mkdir()
     write_heads(heads, ModelConfig.from_directory(target))
     with torch.inference_mode():
-        cases = HeadBench(target, heads, PRECISIONS["fp32"]).cases()
-        rows = measure("fp32", cases, 1, time.perf_counter)
+        rows = []
+        for precision in ("fp32", "int8"):
+            order, timed = random.Random(0), {}
+            cases = HeadBench(target, heads, PRECISIONS[precision], order).cases()
+            measure(cases, 1, time.perf_counter, order, timed)
+            rows += summarize(precision, timed)
     assert all(row.ms > 0 for row in rows)
-    assert len(bars(rows)) == 8
+    limits = [bar.name.rpartition(", ")[2] for bar in bars(rows)]
+    assert (limits.count("fp32"), limits.count("int8")) == (8, 6)

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "arena.h"
+#include "context_pass.h"
 #include "draft_blocks.h"
 #include "elementwise.h"
 #include "forward_pass.h"
@@ -24,7 +25,7 @@ class BlockPass {
       : head_(head), num_outputs_(num_outputs),
         blocks_(head, pairs, cache.num_blocks, std::move(sequences)), arena_(memory) {
     const ExtraKv extra = {allocate_kv(pairs, cache.format), blocks_.num_extra_blocks()};
-    context_.emplace(head.decoder, pairs, cache, arena_.rest(), num_threads);
+    context_.emplace(head.decoder, pairs, cache, arena_.rest());
     int64_t pass_bytes = context_->memory_bytes();
     if (num_blocks() > 0) {
       drafting_.emplace(head.decoder, blocks_.batch(), cache, arena_.rest(), num_threads, extra);
@@ -41,7 +42,7 @@ class BlockPass {
   // Write the KV of the context, and the outputs of draft blocks, behind the final norm. features:
   // [num_pairs, hidden_size], the context. outputs: [num_outputs, num_blocks, hidden_size].
   void run(const float* features, float* outputs, ThreadTeam team) {
-    context_->write_kv(features, team);
+    context_->run(features, team);
     if (!drafting_) return;
     copy_blocks(team);
     drafting_->embed(team);
@@ -60,7 +61,8 @@ class BlockPass {
   int64_t num_outputs_;
   DraftBlocks blocks_;
   Arena arena_;
-  std::optional<ForwardPass> context_, drafting_;  // they share memory
+  std::optional<ContextPass> context_;
+  std::optional<ForwardPass> drafting_;  // shares memory with the context's pass
   int64_t memory_bytes_;
 
   // Allocate the extra KV blocks of all layers.

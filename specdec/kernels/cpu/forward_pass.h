@@ -10,16 +10,12 @@
 #include "decoder.h"
 #include "elementwise.h"
 #include "embedding.h"
-#include "packed_layout.h"
+#include "rope_and_cache.h"
 
 namespace specdec {
 
 // Rows of an MLP pass; their hidden units stay in the cache.
 constexpr int64_t kMlpRows = 128;
-
-// Tokens per task that processes one head: their keys share few cache lines, and the head's
-// projections are still in the cache.
-constexpr int64_t kTokensPerHeadTask = 32;
 
 // With at least this many rows per thread, the activation function is parallelized over rows; fewer
 // rows would balance badly.
@@ -45,26 +41,6 @@ inline std::vector<AttentionPlan> make_plans(const Decoder& model, const Batch& 
   return plans;
 }
 
-// A token's position in its sequence, and the slot of its KV.
-struct TokenSlot {
-  int64_t position, slot;
-};
-
-inline std::vector<TokenSlot> token_slots(const Batch& batch) {
-  std::vector<TokenSlot> slots;
-  slots.reserve(batch.num_tokens);
-  for (int64_t sequence = 0; sequence < batch.num_sequences; ++sequence) {
-    const int64_t end = batch.context_lens[sequence], base = batch.base_of(sequence);
-    const int64_t count = batch.query_starts[sequence + 1] - batch.query_starts[sequence];
-    for (int64_t index = end - count; index < end; ++index) {
-      const int64_t token = slots.size();
-      const int64_t position = index <= base ? index : base + batch.depth_of(token);
-      slots.push_back({position, batch.slot(sequence, index)});
-    }
-  }
-  return slots;
-}
-
 // One forward pass. All threads of a team call its steps in the same order.
 class ForwardPass {
  public:
@@ -75,7 +51,7 @@ class ForwardPass {
         batch_(batch),
         cache_(cache),
         extra_(extra),
-        token_slots_(token_slots(batch)),
+        rope_and_cache_(model, batch),
         plans_(make_plans(model, batch, num_threads)) {
     Arena arena(memory);
     residual_ = arena.allocate_floats(batch.num_tokens * model.hidden_size);
@@ -127,26 +103,9 @@ class ForwardPass {
     copy_residual(model_.num_layers, taps, team);
   }
 
-  // Write the KV of rows that every layer projects as they are; they have no output.
-  // inputs: [num_tokens, hidden_size].
-  void write_kv(const float* inputs, ThreadTeam team) {
-    const int64_t first = first_of_panel(model_.num_heads * model_.head_dim);
-    for (int64_t index = 0; index < model_.num_layers; ++index) {
-      const Layer& layer = model_.layers[index];
-      const Activations rows = attention_input(layer, inputs, team);
-      const Matrix kv = outputs_from(layer.qkv, first);
-      gemm(kv, rows, qkv_ + first, qkv_stride(), Store::kOverwrite, team);
-      rope_and_cache(layer, kv_layer(index), {model_.num_heads, num_all_heads()}, team);
-    }
-  }
-
   // Return a layer's KV in the cache and in the extra blocks.
   KvLayer kv_layer(int64_t layer) const {
-    KvLayer kv = {cache_.data,       cache_.format,    model_.num_kv_heads, cache_.num_blocks,
-                  batch_.block_size, model_.head_dim,  extra_.data,         extra_.num_blocks};
-    kv.data += layer * kv.num_bytes();
-    kv.extra_data += layer * kv.num_extra_bytes();
-    return kv;
+    return kv_of_layer(model_, cache_, extra_, batch_.block_size, layer);
   }
 
   // Run a stage that writes the hidden states after the final norm, [num_tokens, hidden_size].
@@ -160,7 +119,7 @@ class ForwardPass {
   const Batch& batch_;
   KvCache cache_;
   ExtraKv extra_;
-  std::vector<TokenSlot> token_slots_;  // [num_tokens]
+  RopeAndCache rope_and_cache_;
   std::vector<AttentionPlan> plans_;
   std::atomic<bool> has_failed_{false};
   int64_t memory_bytes_;
@@ -256,45 +215,13 @@ class ForwardPass {
     const KvLayer kv = kv_layer(index);
     const Activations input = attention_input(layer, input_rows, team);
     gemm(layer.qkv, input, qkv_, qkv_stride(), Store::kOverwrite, team);
-    rope_and_cache(layer, kv, {0, num_all_heads()}, team);
+    rope_and_cache_.run(layer, kv, {0, num_all_heads()}, qkv_, qkv_stride(), team);
     plan_for(layer).attend(qkv_, qkv_stride(), kv, attention_output_, attention_output_stride(),
                            attention_scratch_, team);
     const Activations attention_rows = {attention_output_, attention_output_stride(),
                                         batch_.num_tokens, matrix_scratch_};
     quantize_rows(layer.output, attention_rows, team);
     project_to_residual(layer.output, attention_rows, 0, team);
-  }
-
-  // Normalize and rotate queries and keys, and write keys and values to the KV cache. heads: those
-  // that were computed, of all. Tasks of few tokens and one head: a thread then has most of the
-  // heads that it computed, and the keys share cache lines.
-  void rope_and_cache(const Layer& layer, const KvLayer& kv, Range heads, ThreadTeam team) {
-    const int64_t num_chunks = ceil_div(batch_.num_tokens, kTokensPerHeadTask);
-    const int64_t num_heads = heads.end - heads.begin;
-    team.parallel_for(num_chunks * num_heads, [&](int64_t index) {
-      const int64_t head = heads.begin + index % num_heads;
-      const Range tokens = ThreadTeam{index / num_heads, num_chunks}.share(batch_.num_tokens);
-      for (int64_t token = tokens.begin; token < tokens.end; ++token) {
-        rope_and_cache_head(layer, kv, token, head,
-                            qkv_ + token * qkv_stride() + head * model_.head_dim);
-      }
-    });
-  }
-
-  void rope_and_cache_head(const Layer& layer, const KvLayer& kv, int64_t token, int64_t head,
-                           float* values) {
-    const int64_t dim = model_.head_dim, half = dim / 2;
-    const TokenSlot place = token_slots_[token];
-    const int64_t kv_head = head - model_.num_heads;
-    if (kv_head >= model_.num_kv_heads) {
-      kv.write_value(kv_head - model_.num_kv_heads, place.slot, values);
-      return;
-    }
-    const float* weight = kv_head < 0 ? layer.query_norm : layer.key_norm;
-    if (weight) rms_norm(values, weight, model_.norm_eps, dim, values);
-    const int64_t first = place.position * half;
-    apply_rotary(values, model_.cos + first, model_.sin + first, dim);
-    if (kv_head >= 0) kv.write_key(kv_head, place.slot, values);
   }
 
   void mlp(const Layer& layer, ThreadTeam team) {

@@ -14,6 +14,7 @@ from specdec.types.errors import InvalidValueError, ModelNotFoundError, Unsuppor
 from specdec.types.sampling_params import SamplingParams
 from tests.specdec.heads import HEADS
 from tests.specdec.llm.models import arguments
+from tests.specdec.speculators import speculator_dir
 
 TEXT = [(29 * place) % 380 + 3 for place in range(40)]
 
@@ -102,23 +103,9 @@ class TestTarget:
     @pytest.fixture
     def speculator(self, tiny_model_dir, head_dirs, tmp_path):
         """Return a function that writes an EAGLE-3 head in the layout of speculators."""
-        fields = json.loads((head_dirs["eagle3"] / "config.json").read_text())
-        ids = fields.pop("eagle_aux_hidden_state_layer_ids")
-        shutil.copytree(head_dirs["eagle3"], tmp_path / "head")
 
         def write(target=tiny_model_dir, num_tokens=2):
-            config = {
-                "speculators_model_type": "eagle3",
-                "transformer_layer_config": fields,
-                "eagle_aux_hidden_state_layer_ids": ids,
-                "draft_vocab_size": fields["draft_vocab_size"],
-                "speculators_config": {
-                    "verifier": {"name_or_path": str(target)},
-                    "proposal_methods": [{"speculative_tokens": num_tokens}],
-                },
-            }
-            (tmp_path / "head" / "config.json").write_text(json.dumps(config))
-            return tmp_path / "head"
+            return speculator_dir(head_dirs["eagle3"], tmp_path / "head", str(target), num_tokens)
 
         return write
 

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from specdec.kernels.cpu import native_library
 from specdec.kernels.cpu.block_head import BlockHeadKernel, BlockHeadStruct
+from tests.specdec.kernels.cpu import tiny_head
 from tests.specdec.kernels.cpu.test_draft_head import Texts
 from tests.specdec.kernels.cpu.tiny_head import EPS, HIDDEN, MAX_POSITIONS, TinyHead, Variant
 from tests.specdec.threads import num_threads
@@ -66,7 +67,18 @@ def _norm(x, weight):
 @pytest.mark.parametrize("window", [0, 20, 280])
 @pytest.mark.parametrize("sees_ahead", [False, True])
 def test_outputs_equal_those_of_dense_attention(window, sees_ahead):
-    texts = BlockTexts(TinyBlockHead(window, sees_ahead))
+    check_outputs(TinyBlockHead(window, sees_ahead))
+
+
+@pytest.mark.parametrize("dim", [10, 12, 14])
+def test_keys_that_do_not_begin_at_a_panel(monkeypatch, dim):
+    """Of a layer's projection only the panels from the first key on are computed."""
+    monkeypatch.setattr(tiny_head, "DIM", dim)
+    check_outputs(TinyBlockHead(20, sees_ahead=True))
+
+
+def check_outputs(head):
+    texts = BlockTexts(head)
     found = texts.run(*PARTS)
     for row, (sequence, _, end) in enumerate(PARTS):
         anchor = texts.tokens[sequence, end - 1].item()
