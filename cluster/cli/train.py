@@ -24,6 +24,7 @@ from cluster.cli.output import (
 from cluster.cli.train_data import corpus_flags, make_corpus
 from specdec.config.quantization import QuantizationMethod
 from specdec.training.config import (
+    ExportLayout,
     LossName,
     OptimizerName,
     PositionWeights,
@@ -45,12 +46,15 @@ _CHOICES = {
     "optimizer": OptimizerName,
     "precision": Precision,
     "export_dtype": WeightDtype,
+    "export_layout": ExportLayout,
 }
 _TEXTS = {
     "Drafter": {
-        "method": "Drafting method: eagle3, medusa or mlp_speculator.",
+        "method": "Drafting method: eagle3, medusa, mlp_speculator or draft_model.",
         "depth": "Draft tokens behind each position that are trained.",
+        "num_layers": "Layers of a draft model.",
         "export_dtype": "Data type of the exported weights.",
+        "export_layout": "Packed is small: matrices in int8, without what the target has.",
     },
     "Training": {
         "num_epochs": "Passes over the samples, unless it ends earlier.",

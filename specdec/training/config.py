@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from specdec.types.errors import InvalidValueError
 from specdec.types.validation import check_types, require_choice, require_range
 
 LossName = Literal["kl", "ce", "tv", "lk_hybrid", "coupling"]
@@ -12,6 +13,7 @@ PositionWeights = Literal["decay", "d_pace"]
 OptimizerName = Literal["adamw", "muon"]
 Precision = Literal["float32", "bfloat16"]
 WeightDtype = Literal["float32", "bfloat16", "float16"]
+ExportLayout = Literal["published", "packed"]
 
 _LARGEST = 2**31 - 1
 
@@ -21,7 +23,9 @@ class TrainingConfig:
     """Settings of a training run: beside samples and target, all that decides the weights.
 
     method: name of a drafter of `specdec.training.drafters`.
-    depth: draft tokens behind each position that are trained.
+    depth: draft tokens behind each position that are trained. A draft model is trained on the next
+        token alone, and evaluated with this many.
+    num_layers: of a draft model, and of no other method; at most those of the target are used.
     num_epochs: passes over the samples; training ends earlier by `patience`.
     batch_tokens: tokens of prompts and answers in a step; a longer sample fills a separate step.
     learning_rate: the peak, after a linear warm-up over `warmup` (a share of all steps) and before
@@ -34,11 +38,13 @@ class TrainingConfig:
     patience: evaluations without a new best after which training ends.
     checkpoint_every: steps between two checkpoints, the most that an interruption loses.
     export_dtype: of the weights that are exported.
+    export_layout: the published one, or that of `specdec.models.packed`.
     """
 
     method: str = "eagle3"
     seed: int = 0
     depth: int = 4
+    num_layers: int = 3
     num_epochs: int = 4
     batch_tokens: int = 2048
     optimizer: OptimizerName = "adamw"
@@ -56,6 +62,7 @@ class TrainingConfig:
     patience: int = 10
     checkpoint_every: int = 50
     export_dtype: WeightDtype = "float16"
+    export_layout: ExportLayout = "published"
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -64,8 +71,13 @@ class TrainingConfig:
         require_choice("optimizer", self.optimizer, get_args(OptimizerName))
         require_choice("precision", self.precision, get_args(Precision))
         require_choice("export_dtype", self.export_dtype, get_args(WeightDtype))
+        require_choice("export_layout", self.export_layout, get_args(ExportLayout))
         require_range("seed", self.seed, 0, _LARGEST)
         require_range("depth", self.depth, 1, 16)
+        require_range("num_layers", self.num_layers, 1, _LARGEST)
+        if self.method != "draft_model" and self.num_layers != TrainingConfig.num_layers:
+            limit = f"left out: it is of method draft_model, and the method is {self.method}"
+            raise InvalidValueError("num_layers", self.num_layers, limit)
         for name in ("num_epochs", "batch_tokens", "max_held_out_samples", "evaluate_every"):
             require_range(name, getattr(self, name), 1, _LARGEST)
         for name in ("patience", "checkpoint_every"):

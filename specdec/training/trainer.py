@@ -108,7 +108,7 @@ class Trainer:
         token_ids = torch.tensor(list(data.token_ids), dtype=torch.int64)
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(config.seed)
-            self.drafter = drafter_class(config.method)(target, token_ids, config.depth)
+            self.drafter = drafter_class(config.method).of_config(config, target, token_ids)
         self._objective = Objective(config, target, token_ids)
         self._optimizers = Optimizers(config, self.drafter)
         self.order = BatchOrder(
@@ -200,8 +200,8 @@ class Trainer:
         evaluation = self._evaluation.as_json() if self._evaluation else None
         run = {"step": self.step, "num_steps": self.num_steps, **asdict(self._config)}
         card = {**self._data.card, "training": run, "held_out": evaluation}
-        dtype = getattr(torch, self._config.export_dtype)
-        export(self.drafter, self.head_directory, dtype, card)
+        dtype, layout = self._config.export_dtype, self._config.export_layout
+        export(self.drafter, self.head_directory, dtype, card, layout)
 
     @cached_property
     def _run_id(self) -> dict[str, Any]:

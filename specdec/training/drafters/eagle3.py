@@ -21,6 +21,7 @@ from specdec.models.layers.rotary import RotaryEmbedding, Rotation
 from specdec.models.weights.checkpoint import CPU
 from specdec.training.batches import Batch
 from specdec.training.drafters.base import Drafter, register
+from specdec.training.drafters.layers import RMSNorm, draft_id_tensors, linear, rotated
 from specdec.training.target import Target
 
 _FIRST_PAIR = 1
@@ -40,16 +41,16 @@ class Eagle3Drafter(Drafter):
         self._model, self._read = model, _taps(target)
         self._rope_fields = target.rope_fields
         self.taps = self._read.ascending
-        self.fc = _linear(len(self._read.layer_ids) * size, size)
+        self.fc = linear(len(self._read.layer_ids) * size, size)
         self.token_norm = RMSNorm(size, eps)
         self.feature_norm = RMSNorm(size, eps)
         self.attention = PairAttention(target)
         self.mlp_norm = RMSNorm(size, eps)
-        self.gate_proj = _linear(size, model.intermediate_size)
-        self.up_proj = _linear(size, model.intermediate_size)
-        self.down_proj = _linear(model.intermediate_size, size)
+        self.gate_proj = linear(size, model.intermediate_size)
+        self.up_proj = linear(size, model.intermediate_size)
+        self.down_proj = linear(model.intermediate_size, size)
         self.norm = RMSNorm(size, eps)
-        self.lm_head = _linear(size, len(token_ids))
+        self.lm_head = linear(size, len(token_ids))
         self._embedding = target.embedding  # frozen: the served head reads the target's
         self._start_from(target)
 
@@ -149,10 +150,7 @@ class Eagle3Drafter(Drafter):
         modules = {f"midlayer.{name}": module for name, module in layer.items()}
         modules |= {"fc": self.fc, "norm": self.norm, "lm_head": self.lm_head}
         tensors = {f"{name}.weight": module.weight.detach() for name, module in modules.items()}
-        is_drafted = torch.zeros(self._model.vocab_size, dtype=torch.bool)
-        is_drafted[self.token_ids] = True
-        offsets = self.token_ids - torch.arange(len(self.token_ids))
-        return tensors | {"d2t": offsets, "t2d": is_drafted}
+        return tensors | draft_id_tensors(self.token_ids, self._model.vocab_size)
 
 
 @dataclass(frozen=True)
@@ -180,10 +178,10 @@ class PairAttention(nn.Module):
         model = target.config
         size, self.head_dim = model.hidden_size, model.head_dim
         self.num_heads, self.num_kv_heads = model.num_heads, model.num_kv_heads
-        self.q_proj = _linear(2 * size, self.num_heads * self.head_dim)
-        self.k_proj = _linear(2 * size, self.num_kv_heads * self.head_dim)
-        self.v_proj = _linear(2 * size, self.num_kv_heads * self.head_dim)
-        self.o_proj = _linear(self.num_heads * self.head_dim, size)
+        self.q_proj = linear(2 * size, self.num_heads * self.head_dim)
+        self.k_proj = linear(2 * size, self.num_kv_heads * self.head_dim)
+        self.v_proj = linear(2 * size, self.num_kv_heads * self.head_dim)
+        self.o_proj = linear(self.num_heads * self.head_dim, size)
         self._rotary = RotaryEmbedding(
             self.head_dim, model.max_position_embeddings, model.rope, torch.float32, CPU
         )
@@ -271,28 +269,8 @@ class PairAttention(nn.Module):
         return x.view(len(x), count, self.head_dim)
 
 
-class RMSNorm(nn.RMSNorm):
-    """Root mean square normalization in float32, whatever the precision of the products is."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the normalized x, [..., size] float32."""
-        return F.rms_norm(x.float(), self.normalized_shape, self.weight, self.eps)
-
-
-def rotated(x: Tensor, rotation: Rotation) -> Tensor:
-    """Return x [N, heads, head_dim] rotated, as `Rotation.apply_` does in place."""
-    swapped = x.roll(x.shape[-1] // 2, dims=-1)
-    return (x * rotation.cos + swapped * rotation.sin).to(x.dtype)
-
-
 def _taps(target: Target) -> Taps:
     """Return the default layers, fewer for a target of few layers."""
     found = next(filter(None, (default_taps(count, target.config) for count in (3, 2, 1))), None)
     assert found is not None, "one, two or three of the default layers are distinct"
     return found
-
-
-def _linear(in_features: int, out_features: int) -> nn.Linear:
-    layer = nn.Linear(in_features, out_features, bias=False)
-    nn.init.normal_(layer.weight, std=in_features**-0.5)
-    return layer

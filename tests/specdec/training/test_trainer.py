@@ -24,6 +24,10 @@ CONFIG = TrainingConfig(
 )
 
 
+OWN = {"draft_model": {"num_layers": 1}}
+"""Settings by method: the target has two layers."""
+
+
 class StoppedError(Exception):
     pass
 
@@ -35,8 +39,10 @@ def data(target, samples):
     return Data([each for each in samples if each not in held_out], held_out, token_ids, {})
 
 
-def test_the_held_out_accepted_length_grows(target, data, tmp_path):
-    trainer = Trainer(CONFIG, target, data, tmp_path)
+@pytest.mark.parametrize("method", ["eagle3", "draft_model"])
+def test_the_held_out_accepted_length_grows(method, target, data, tmp_path):
+    config = dataclasses.replace(CONFIG, method=method, **OWN.get(method, {}))
+    trainer = Trainer(config, target, data, tmp_path)
     untrained = trainer.evaluate().mean_length
     reports = []
     trainer.run(reports.append)
@@ -44,13 +50,16 @@ def test_the_held_out_accepted_length_grows(target, data, tmp_path):
     assert trainer.best > untrained + 0.3, (trainer.best, untrained)
     assert [each.step for each in reports] == list(range(1, trainer.num_steps + 1))
     assert reports[-1].loss < reports[0].loss
-    assert card["training"]["method"] == "eagle3"
+    assert card["training"]["method"] == method
     assert card["held_out"]["step"] == card["training"]["step"]
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_an_interrupted_run_ends_with_the_same_weights(optimizer, target, data, tmp_path):
-    config = dataclasses.replace(CONFIG, optimizer=optimizer, num_epochs=3, evaluate_every=5)
+@pytest.mark.parametrize(
+    ("method", "optimizer"), [("eagle3", "adamw"), ("eagle3", "muon"), ("draft_model", "adamw")]
+)
+def test_an_interrupted_run_ends_with_the_same_weights(method, optimizer, target, data, tmp_path):
+    config = dataclasses.replace(CONFIG, method=method, optimizer=optimizer, num_epochs=3)
+    config = dataclasses.replace(config, evaluate_every=5, **OWN.get(method, {}))
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     undisturbed = Trainer(config, target, data, whole)
     undisturbed.run(lambda _: None)
