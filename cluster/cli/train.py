@@ -24,6 +24,7 @@ from cluster.cli.output import (
 from cluster.cli.train_data import corpus_flags, make_corpus
 from specdec.config.quantization import QuantizationMethod
 from specdec.training.config import (
+    ExportLayout,
     LossName,
     OptimizerName,
     PositionWeights,
@@ -45,14 +46,16 @@ _CHOICES = {
     "optimizer": OptimizerName,
     "precision": Precision,
     "export_dtype": WeightDtype,
+    "export_layout": ExportLayout,
 }
 _TEXTS = {
     "Drafter": {
-        "method": "Drafting method: eagle3, dspark, dflash, medusa or mlp_speculator.",
+        "method": "Drafting method: eagle3, dspark, dflash, medusa, mlp_speculator or draft_model.",
         "depth": "Draft tokens behind each position that are trained.",
-        "num_layers": "Decoder layers of dspark and dflash.",
+        "num_layers": "Decoder layers.  [default: 2 of dspark and dflash, 3 of draft_model]",
         "markov_rank": "Rank of the Markov head of dspark.",
         "export_dtype": "Data type of the exported weights.",
+        "export_layout": "Packed is small: matrices in int8, without what the target has.",
     },
     "Training": {
         "num_epochs": "Passes over the samples, unless it ends earlier.",
@@ -87,7 +90,7 @@ def _config_flags() -> Flag:
         for name, text in texts.items():
             default = defaults[name]
             choices = _CHOICES.get(name)
-            kind = click.Choice(get_args(choices)) if choices else type(default)
+            kind = click.Choice(get_args(choices)) if choices else type(default or 0)
             flag = f"--{name.replace('_', '-')}"
             flags.append(
                 section_flag(

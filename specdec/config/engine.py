@@ -86,6 +86,7 @@ class DraftLimits:
     confidence_threshold: a draft ends when the most likely token has a lower probability; 0
         disables this.
     parallel_drafting, draft_window: as in DraftModelConfig.
+    token_map: its `speculative_token_map`.
     """
 
     num_blocks: int
@@ -96,6 +97,7 @@ class DraftLimits:
     confidence_threshold: float = 0.0
     parallel_drafting: bool = False
     draft_window: int | None = None
+    token_map: str | None = None
 
 
 def has_fbgemm() -> bool:

@@ -108,6 +108,8 @@ class DraftModelConfig(MethodConfig):
     draft_window: number of tokens visible to each token of the draft model, itself included, in
         layers without a smaller sliding window; None for all. Models that were trained on short
         texts are accepted more often in long ones with a window.
+    speculative_token_map: JSON file with the ids of the tokens that the model may draft, on every
+        node; None for those of its directory, if it has a list (`specdec.models.token_map`).
     """
 
     name = "draft_model"
@@ -121,6 +123,7 @@ class DraftModelConfig(MethodConfig):
     draft_confidence_threshold: float = _within(0.0, 0, 1)
     parallel_drafting: bool = False
     draft_window: int | None = _within(None, 1, 2**24)
+    speculative_token_map: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -180,7 +183,7 @@ class HeadMethodConfig(MethodConfig):
     model: the head's checkpoint, a directory or a Hub id; None for the target's own.
     quantization: how the head's matrices are held; None keeps the model's dtype.
     speculative_token_map: JSON file with the target's ids of the tokens that the head may draft,
-        on every node; None for all that it has (`specdec.models.heads.token_map`).
+        on every node; None for all that it has (`specdec.models.token_map`).
     """
 
     writes_kv: ClassVar[bool] = False

@@ -134,6 +134,7 @@ def _draft_limits(config: LLMConfig, pool: _Pool, num_blocks: int) -> DraftLimit
         confidence_threshold=drafting.draft_confidence_threshold,
         parallel_drafting=drafting.parallel_drafting,
         draft_window=drafting.draft_window,
+        token_map=drafting.speculative_token_map,
     )
 
 

@@ -12,6 +12,7 @@ from specdec.models.config import ModelConfig
 from specdec.models.heads.config import HeadConfig, head_method_of
 from specdec.models.hub import Progress
 from specdec.models.resolve import resolve
+from specdec.models.token_map import token_map_of
 from specdec.speculation.proposers import DraftVocabulary
 from specdec.text.vocab_map import require_enough_shared
 from specdec.types.errors import InvalidValueError
@@ -82,6 +83,8 @@ def _resolve_draft(drafting: DraftModelConfig, target: Path, progress: Progress)
         return target
     draft = resolve(name, progress=progress)
     _require_model(draft)
+    vocab_size = ModelConfig.from_directory(draft).vocab_size
+    token_map_of(draft, drafting.speculative_token_map, vocab_size)  # before a rank reads it
     shared = DraftVocabulary.between(draft, target).shared
     if shared is not None:
         require_enough_shared(shared, "speculative_config.model", name)

@@ -79,8 +79,10 @@ class NativeDecoder:
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return this rank's logits [R, len(vocab_slice)]; hidden: [R, hidden_size]."""
-        return self._head.multiply(hidden)
+        return self.torch_decoder.compute_logits(hidden)
 
     def compute_logits_and_argmax(self, hidden: Tensor) -> tuple[Tensor, RowArgmax]:
         """Return this rank's logits and their argmax; hidden: [R, hidden_size]."""
+        if self.torch_decoder.lm_head.is_reduced:
+            return self.torch_decoder.compute_logits_and_argmax(hidden)
         return logits_and_argmax(self._head.native, hidden)

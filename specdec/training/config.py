@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from specdec.types.errors import InvalidValueError
 from specdec.types.validation import check_types, require_choice, require_range
 
 LossName = Literal["kl", "ce", "tv", "lk_hybrid", "coupling", "dspark"]
@@ -12,6 +13,10 @@ PositionWeights = Literal["decay", "d_pace"]
 OptimizerName = Literal["adamw", "muon"]
 Precision = Literal["float32", "bfloat16"]
 WeightDtype = Literal["float32", "bfloat16", "float16"]
+ExportLayout = Literal["published", "packed"]
+
+METHODS_WITH_LAYERS = ("dspark", "dflash", "draft_model")
+"""Methods that may have any number of decoder layers."""
 
 _LARGEST = 2**31 - 1
 _COUNTS = (
@@ -30,9 +35,10 @@ class TrainingConfig:
     """Settings of a training run: beside samples and target, all that decides the weights.
 
     method: name of a drafter of `specdec.training.drafters`.
-    depth: draft tokens behind each position that are trained.
-    num_layers, markov_rank: sizes of the drafters that have them, see
-        `specdec.training.drafters.dspark`.
+    depth: draft tokens behind each position that are trained. A draft model is trained on the next
+        token alone, and evaluated with this many.
+    num_layers: decoder layers, of `METHODS_WITH_LAYERS`; None for the method's default.
+    markov_rank: see `specdec.training.drafters.dspark`.
     num_epochs: passes over the samples; training ends earlier by `patience`.
     batch_tokens: tokens of prompts and answers in a step; a longer sample fills a separate step.
     max_anchors: positions of a sample behind which a step drafts, drawn at random if it has more.
@@ -46,12 +52,13 @@ class TrainingConfig:
     patience: evaluations without a new best after which training ends.
     checkpoint_every: steps between two checkpoints, the most that an interruption loses.
     export_dtype: of the weights that are exported.
+    export_layout: the published one, or that of `specdec.models.packed`.
     """
 
     method: str = "eagle3"
     seed: int = 0
     depth: int = 4
-    num_layers: int = 2
+    num_layers: int | None = None
     markov_rank: int = 64
     num_epochs: int = 4
     batch_tokens: int = 2048
@@ -71,6 +78,7 @@ class TrainingConfig:
     patience: int = 10
     checkpoint_every: int = 50
     export_dtype: WeightDtype = "float16"
+    export_layout: ExportLayout = "published"
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -79,10 +87,16 @@ class TrainingConfig:
         require_choice("optimizer", self.optimizer, get_args(OptimizerName))
         require_choice("precision", self.precision, get_args(Precision))
         require_choice("export_dtype", self.export_dtype, get_args(WeightDtype))
+        require_choice("export_layout", self.export_layout, get_args(ExportLayout))
         require_range("seed", self.seed, 0, _LARGEST)
         require_range("depth", self.depth, 1, 16)
-        require_range("num_layers", self.num_layers, 1, 64)
         require_range("markov_rank", self.markov_rank, 1, 4096)
+        if self.num_layers is not None:
+            require_range("num_layers", self.num_layers, 1, 64)
+            if self.method not in METHODS_WITH_LAYERS:
+                methods = ", ".join(METHODS_WITH_LAYERS)
+                limit = f"left out: it is of {methods}, and the method is {self.method}"
+                raise InvalidValueError("num_layers", self.num_layers, limit)
         for name in _COUNTS:
             require_range(name, getattr(self, name), 1, _LARGEST)
         require_range("learning_rate", self.learning_rate, 1e-9, 1)

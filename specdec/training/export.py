@@ -1,4 +1,4 @@
-"""Export of a trained drafter in its published layout, with a card of its making."""
+"""Export of a trained drafter in its published layout, or packed, with a card of its making."""
 
 from __future__ import annotations
 
@@ -11,22 +11,60 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from specdec.models.packed import PACKED_FILE, PACKED_TENSORS, PackedInfo, pack
 from specdec.training.atomic_files import write_atomically
+from specdec.training.config import ExportLayout, WeightDtype
 from specdec.training.drafters.base import Drafter
 
 
-def export(drafter: Drafter, directory: Path, dtype: torch.dtype, card: Mapping[str, Any]) -> None:
-    """Write model.safetensors, config.json and card.json; each file is replaced atomically.
+def export(
+    drafter: Drafter,
+    directory: Path,
+    dtype: WeightDtype,
+    card: Mapping[str, Any],
+    layout: ExportLayout = "published",
+) -> None:
+    """Write weights, config.json, card.json and the drafter's own files.
 
-    dtype: of the weights in the file.
+    dtype: of the weights in the file; in the packed layout, once they are unpacked. Each file is
+    replaced atomically.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    tensors = {name: _stored(each, dtype) for name, each in drafter.tensors().items()}
-    write_atomically(directory / "model.safetensors", save(tensors, {"format": "pt"}))
-    config = {**drafter.config(), "torch_dtype": str(dtype).removeprefix("torch.")}
-    for name, content in (("config.json", config), ("card.json", card)):
-        text = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
-        write_atomically(directory / name, text.encode())
+    if layout == "packed":
+        _write_packed(drafter, directory, dtype)
+    else:
+        _write_published(drafter, directory, dtype)
+    config = {**drafter.config(), "torch_dtype": dtype}
+    for name, content in {**drafter.files(), "config.json": config, "card.json": card}.items():
+        _write_json(directory / name, content)
+
+
+def _write_published(drafter: Drafter, directory: Path, dtype: WeightDtype) -> None:
+    tensors, shared = dict(drafter.tensors()), drafter.shared()
+    if shared is not None:
+        tensors |= shared.base.read(shared.directory, getattr(torch, dtype))
+        for name, content in shared.base.read_files(shared.directory).items():
+            write_atomically(directory / name, content)
+    _write_tensors(directory / "model.safetensors", tensors, getattr(torch, dtype))
+
+
+def _write_packed(drafter: Drafter, directory: Path, dtype: WeightDtype) -> None:
+    shared = drafter.shared()
+    info = PackedInfo(dtype, None if shared is None else shared.base)
+    # Scales, norms and other vectors are small, and stay as they are.
+    _write_tensors(directory / PACKED_TENSORS, pack(drafter.tensors()), torch.float32)
+    _write_json(directory / PACKED_FILE, info.to_json())
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    stored = {name: _stored(each, dtype) for name, each in tensors.items()}
+    write_atomically(path, save(stored, {"format": "pt"}))
+
+
+def _write_json(path: Path, content: Any) -> None:
+    indent = 2 if isinstance(content, Mapping) else None
+    text = json.dumps(content, ensure_ascii=False, indent=indent) + "\n"
+    write_atomically(path, text.encode())
 
 
 def _stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:

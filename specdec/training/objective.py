@@ -48,12 +48,13 @@ class Objective:
 
     def backward(self, drafter: Drafter, batch: Batch, hidden: HiddenStates) -> float:
         """Add the gradients of the mean loss of a base to the drafter's; return that loss."""
-        is_trained = self._is_trained(batch)
+        depth = drafter.trained_depth or self._config.depth
+        is_trained = self._is_trained(batch, depth)
         total = 0.0
         with self._autocast():
-            states = drafter.states(batch, hidden)
+            states = drafter.states(batch, hidden)[:depth]
             gradient = torch.zeros_like(states)
-            for bases, teacher in self._chunks(batch, hidden):
+            for bases, teacher in self._chunks(batch, hidden, depth):
                 own = states[:, bases].detach().requires_grad_()
                 loss = self._losses(drafter, own, teacher, is_trained[:, bases])
                 mean = loss.sum() / batch.num_bases
@@ -73,7 +74,7 @@ class Objective:
         log_odds = drafter.confidence(states)
         if log_odds is not None:
             losses = losses + confidence_loss(log_odds, log_q, teacher)
-        weights = self._weights
+        weights = self._weights[: len(is_trained)]
         if self._config.position_weights == "d_pace":
             weights = d_pace_weights(log_q.detach(), teacher, is_trained)
         return losses * weights * is_trained
@@ -89,7 +90,7 @@ class Objective:
         found = []
         with self._autocast():
             states = drafter.states(batch, hidden)
-            for bases, teacher in self._chunks(batch, hidden):
+            for bases, teacher in self._chunks(batch, hidden, self._config.depth):
                 logits = drafter.logits(states[:, bases]).float()
                 noise = self._noise(batch, bases, teacher.p, generator)
                 found.append((logits + noise).argmax(-1))
@@ -108,12 +109,13 @@ class Objective:
             parts.append(scale * noise_given_choice(log_p, chosen, generator))
         return torch.stack(parts)
 
-    def _chunks(self, batch: Batch, hidden: HiddenStates) -> Iterator[tuple[slice, Teacher]]:
+    def _chunks(
+        self, batch: Batch, hidden: HiddenStates, depth: int
+    ) -> Iterator[tuple[slice, Teacher]]:
         """Yield c bases, and the target's distribution of each draft token, [depth, c].
 
         It is the softmax over the draft tokens alone: what the drafter can come close to.
         """
-        depth = self._config.depth
         places = batch.places(depth)
         size = max(1, _CHUNK_LOGITS // (depth * len(self._token_ids)))
         for start in range(0, batch.num_bases, size):
@@ -125,13 +127,13 @@ class Objective:
             teacher = Teacher.of_logits(logits)
             yield bases, Teacher(teacher.p[rows], teacher.negative_entropy[rows])
 
-    def _is_trained(self, batch: Batch) -> Tensor:
+    def _is_trained(self, batch: Batch, depth: int) -> Tensor:
         """Return the draft tokens that count, [depth, R] bool.
 
         Those that exist and stand for a token that the drafter has, as do all drafts before them.
         """
-        exists = batch.exists(self._config.depth)
-        is_drafted = self._draft_ids[batch.next_ids[batch.places(self._config.depth)]] >= 0
+        exists = batch.exists(depth)
+        is_drafted = self._draft_ids[batch.next_ids[batch.places(depth)]] >= 0
         return (is_drafted.cumprod(0) > 0) & exists
 
     def _autocast(self, *, is_enabled: bool = True) -> AbstractContextManager[None]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec.models.config import ModelConfig
-from specdec.models.resolve import resolve
+from specdec.models.resolve import portable_name, resolve
 from specdec.text.tokenizer import Tokenizer
 from specdec.training.config import TrainingConfig
 from specdec.training.corpus import Corpus, CorpusError
@@ -68,7 +68,8 @@ def open_run(
     card |= {"draft_vocab_size": size}
     data = Data(list(train), evaluated, vocabulary.token_ids.tolist(), card)
     longest = max(len(each.token_ids) for each in samples)
-    return Trainer(config, Target(directory, longest, precision), data, files.output)
+    target = Target(directory, longest, precision, portable_name(files.model))
+    return Trainer(config, target, data, files.output)
 
 
 def _read_samples(files: TrainingFiles, directory: Path) -> Corpus:

@@ -33,6 +33,18 @@ _ROPE_FIELDS = (
     "rope_parameters",
     "original_max_position_embeddings",
 )
+_TOKEN_FIELDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_TEXT_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "generation_config.json",
+)
 _EMBEDDING, _LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -51,12 +63,20 @@ class Target:
     embedding: [vocab_size, hidden_size] float32. lm_head: the same shape, the same tensor if tied.
     """
 
-    def __init__(self, directory: Path, max_model_len: int, precision: TargetPrecision) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        max_model_len: int,
+        precision: TargetPrecision,
+        name: str | None = None,
+    ) -> None:
         """Load the target for samples of up to `max_model_len` tokens.
 
-        Raises as `load_model` does.
+        name: by which `resolve` finds it everywhere; None for the path of the directory. Raises as
+        `load_model` does.
         """
         self.directory, self.precision = directory, precision
+        self.name = name or str(directory.resolve())
         self.config = ModelConfig.from_directory(directory)
         self.decoder: Decoder = load_model(
             directory,
@@ -79,8 +99,26 @@ class Target:
     @property
     def rope_fields(self) -> dict[str, Any]:
         """The keys of config.json that determine rotary positions, for a drafter's own file."""
+        return self._fields(_ROPE_FIELDS)
+
+    @property
+    def token_fields(self) -> dict[str, Any]:
+        """The keys of config.json with ids of special tokens."""
+        return self._fields(_TOKEN_FIELDS)
+
+    @property
+    def vocabulary_tensors(self) -> tuple[str, ...]:
+        """The names of the tensors with a row for each token."""
+        return (_EMBEDDING,) if self.config.tie_word_embeddings else (_EMBEDDING, _LM_HEAD)
+
+    @property
+    def text_files(self) -> tuple[str, ...]:
+        """The names of the files of tokenizer and generation, for a model with its vocabulary."""
+        return tuple(name for name in _TEXT_FILES if (self.directory / name).is_file())
+
+    def _fields(self, names: Sequence[str]) -> dict[str, Any]:
         raw: dict[str, Any] = json.loads((self.directory / "config.json").read_text())
-        return {name: raw[name] for name in _ROPE_FIELDS if raw.get(name) is not None}
+        return {name: raw[name] for name in names if raw.get(name) is not None}
 
     def weight(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Return a copy of a tensor of the checkpoint, in float32."""

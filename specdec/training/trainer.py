@@ -207,8 +207,8 @@ class Trainer:
         evaluation = self._evaluation.as_json() if self._evaluation else None
         run = {"step": self.step, "num_steps": self.num_steps, **asdict(self._config)}
         card = {**self._data.card, "training": run, "held_out": evaluation}
-        dtype = getattr(torch, self._config.export_dtype)
-        export(self.drafter, self.head_directory, dtype, card)
+        dtype, layout = self._config.export_dtype, self._config.export_layout
+        export(self.drafter, self.head_directory, dtype, card, layout)
 
     @cached_property
     def _run_id(self) -> dict[str, Any]:

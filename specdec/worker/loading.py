@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from specdec.models.dtypes import DTYPES
 from specdec.models.heads.config import HeadConfig
 from specdec.models.heads.loading import load_head
 from specdec.models.loading import load_model
+from specdec.models.token_map import token_map_of
 from specdec.models.weights.checkpoint import CPU
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
@@ -140,7 +141,8 @@ def _load_draft(
     )
     if limits.draft_window is not None:
         config = config.with_window(limits.draft_window)
-    return _load(kind, spec, config, group)
+    tokens = token_map_of(spec.directory, limits.token_map, config.vocab_size)
+    return _load(kind, spec, config, group, tokens)
 
 
 def _load(
@@ -148,6 +150,7 @@ def _load(
     spec: RankModel,
     model_config: ModelConfig,
     group: TensorParallelGroup,
+    output_tokens: Sequence[int] | None = None,
 ) -> _AnyRunner:
     limits = spec.limits
     model = load_model(
@@ -160,6 +163,7 @@ def _load(
         quantization=spec.quantization,
         device=spec.device,
         kernels=spec.kernels,
+        output_tokens=output_tokens,
     )
     return kind(
         model,

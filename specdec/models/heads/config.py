@@ -23,7 +23,8 @@ from specdec.models.heads.formats.detect import (
 from specdec.models.heads.formats.layers import with_window
 from specdec.models.heads.formats.shape import HeadMethod, HeadShape, Reading
 from specdec.models.heads.formats.source import HeadSource, TensorNames, read_fields
-from specdec.models.heads.token_map import TOKEN_MAP_KEY, output_head_names, read_token_map
+from specdec.models.heads.token_map import output_head_names
+from specdec.models.token_map import TOKEN_MAP_KEY, read_token_map
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from specdec.types.validation import require_range
 

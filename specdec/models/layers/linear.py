@@ -7,7 +7,7 @@ quantization method.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.layers.matrix import FullMatrix, Matrix, NativeMatrix, make_matrix, row_blocks
 from specdec.models.weights.checkpoint import CheckpointReader
+from specdec.types.errors import UnsupportedModelError
 
 EmbeddingTable = Tensor | NativeMatrix
 """[V_local, hidden_size], one row per token."""
@@ -94,27 +95,56 @@ class RowParallelLinear(nn.Module):
 
 
 class VocabHead(nn.Module):
-    """Output head for this rank's shard of the vocabulary."""
+    """Output head for this rank's shard of the vocabulary, or for selected tokens of it.
+
+    Tokens that are not selected have no weights, and logits of -inf.
+    """
 
     def __init__(
-        self, reader: CheckpointReader, name: str, shape: tuple[int, int], tokens: range
+        self,
+        reader: CheckpointReader,
+        name: str,
+        shape: tuple[int, int],
+        tokens: range,
+        selected: Sequence[int] | None = None,
     ) -> None:
-        """Read the rows of `tokens`; shape: [vocab_size, hidden_size]."""
+        """Read the rows of `tokens`; shape: [vocab_size, hidden_size].
+
+        selected: of the whole vocabulary, ascending; None for all. Raises UnsupportedModelError
+        where none of them is in `tokens`.
+        """
         super().__init__()
         hidden_size = shape[1]
         dtype = reader.exact_dtype(name)
-        blocks = (
-            reader.read(name, shape, rows=rows, dtype=dtype)
-            for rows in row_blocks(tokens, hidden_size)
-        )
-        self.matrix = _read_matrix(reader, blocks, (len(tokens), hidden_size))
+        parts = row_blocks(tokens, hidden_size)
+        blocks = (reader.read(name, shape, rows=rows, dtype=dtype) for rows in parts)
+        self.num_tokens, num_rows = len(tokens), len(tokens)
+        self._places: Tensor | None = None  # of the selected tokens in the shard, ascending
+        if selected is not None:
+            pairs = zip(blocks, parts, strict=True)
+            blocks = (block[_places(selected, rows)] for block, rows in pairs)
+            self._places = _places(selected, tokens).to(reader.device)
+            num_rows = len(self._places)
+        if num_rows == 0:
+            raise UnsupportedModelError(
+                f"none of the {len(selected or ())} tokens that may be drafted is among those of a "
+                f"rank, {tokens.start} to {tokens.stop - 1}; use fewer ranks or another list"
+            )
+        self.matrix = _read_matrix(reader, blocks, (num_rows, hidden_size))
+
+    @property
+    def is_reduced(self) -> bool:
+        """Return whether it has selected tokens only."""
+        return self._places is not None
 
     @property
     def table(self) -> EmbeddingTable | None:
         """Return the weights as the table of a tied embedding, without a copy.
 
-        None where the head is quantized: embeddings are not.
+        None where the head is quantized, which embeddings are not, or has selected tokens only.
         """
+        if self._places is not None:
+            return None
         match self.matrix:
             case FullMatrix(weight=weight):
                 return weight.t()
@@ -125,7 +155,11 @@ class VocabHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits [R, V_local] of hidden states [R, hidden_size]."""
-        return self.matrix.multiply(hidden)
+        logits = self.matrix.multiply(hidden)
+        if self._places is None:
+            return logits
+        spread = logits.new_full((len(logits), self.num_tokens), -torch.inf)
+        return spread.index_copy_(1, self._places, logits)
 
 
 class VocabEmbedding(nn.Module):
@@ -190,6 +224,12 @@ def _read_matrix(
     return make_matrix(
         blocks, shape, reader.dtype, quantization=reader.quantization, backend=reader.backend
     )
+
+
+def _places(token_ids: Sequence[int], tokens: range) -> Tensor:
+    """Return the places in `tokens` of those of the tokens that are in it, [n] int64."""
+    places = [token - tokens.start for token in token_ids if token in tokens]
+    return torch.tensor(places, dtype=torch.int64)
 
 
 def _biases(reader: CheckpointReader, parts: list[WeightPart]) -> Iterator[Tensor]:

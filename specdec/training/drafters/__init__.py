@@ -4,6 +4,7 @@ One file for each method: the module, its initial weights, and its published lay
 and the loop belong in `training`; the networks that serve belong in `models.heads`.
 """
 
+from specdec.training.drafters import draft_model as draft_model
 from specdec.training.drafters import dspark as dspark
 from specdec.training.drafters import eagle3 as eagle3
 from specdec.training.drafters import medusa as medusa

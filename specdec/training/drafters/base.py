@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 
 from specdec.kernels.forward_batch import HiddenStates
+from specdec.models.packed import Base
 from specdec.training.batches import Batch
 from specdec.training.config import TrainingConfig
 from specdec.training.target import Target
 from specdec.types.errors import InvalidValueError
+
+
+@dataclass(frozen=True)
+class SharedParts:
+    """Tensors and files of a published layout that are the target's. directory: the target's."""
+
+    base: Base
+    directory: Path
 
 
 class Drafter(nn.Module, ABC):
@@ -22,9 +33,12 @@ class Drafter(nn.Module, ABC):
     token_ids: the target's id of each draft token, ascending, [V] int64.
 
     has_reduced_vocabulary: whether its layout may have fewer tokens than the target.
+    trained_depth: draft tokens of a base that have a loss; the others are trained as the first ones
+        of later bases. None for all.
     """
 
     has_reduced_vocabulary: ClassVar[bool] = True
+    trained_depth: ClassVar[int | None] = None
     depth: int
     taps: tuple[int, ...]
     token_ids: Tensor
@@ -60,7 +74,15 @@ class Drafter(nn.Module, ABC):
 
     @abstractmethod
     def tensors(self) -> Mapping[str, Tensor]:
-        """Return the tensors of the published layout."""
+        """Return the tensors of the published layout, without those of `shared`."""
+
+    def shared(self) -> SharedParts | None:
+        """Return what the published layout has of the target; None for nothing."""
+        return None
+
+    def files(self) -> Mapping[str, Any]:
+        """Return further files by name, as JSON."""
+        return {}
 
 
 METHODS: dict[str, type[Drafter]] = {}

@@ -32,6 +32,7 @@ from specdec.training.drafters.layers import RMSNorm, draft_id_tensors, linear
 from specdec.training.target import Target
 
 _MAX_TAPS = 5
+_DEFAULT_NUM_LAYERS = 2
 _LIBRARY_VERSION = "0.9.0"
 
 
@@ -57,7 +58,8 @@ class BlockDrafter(Drafter):
         self.taps = self._read.ascending
         self.fc = linear(len(self._read.layer_ids) * size, size)
         self.context_norm = RMSNorm(size, eps)
-        self.layers = nn.ModuleList(BlockLayer(target) for _ in range(config.num_layers))
+        num_layers = config.num_layers or _DEFAULT_NUM_LAYERS
+        self.layers = nn.ModuleList(BlockLayer(target) for _ in range(num_layers))
         self.norm = RMSNorm(size, eps)
         self.lm_head = linear(size, len(token_ids))
         self._embedding = target.embedding  # frozen: the served head reads the target's

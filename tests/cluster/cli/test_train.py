@@ -13,6 +13,9 @@ from safetensors.torch import load_file
 from cluster.cli import main
 from cluster.cli.output import print_stderr
 from cluster.cli.train import Reporter, progress_line
+from specdec.models.config import ModelConfig
+from specdec.models.heads.config import method_of
+from specdec.models.resolve import resolve
 from specdec.training import generation
 from specdec.training.acceptance import Acceptance
 from specdec.training.corpus import Corpus, CorpusInfo, CorpusWriter, Sample
@@ -120,10 +123,35 @@ def test_a_run_ends_with_a_head_and_is_not_repeated(train, tmp_path):
     assert again.stdout.strip() == content["head"]
 
 
+@pytest.mark.parametrize(("layout", "num_layers"), [("published", 1), ("packed", 1), ("packed", 2)])
+def test_a_draft_model_is_exported_in_the_layout_and_size_that_is_asked_for(
+    layout, num_layers, train, tmp_path
+):
+    flags = ["--method", "draft_model", "--num-layers", num_layers, "--export-layout", layout]
+    result = train(*flags, "--num-epochs", 1)
+    assert result.exit_code == 0, result.output
+    head = tmp_path / "run" / "head"
+    is_packed = layout == "packed"
+    assert (head / "packed.safetensors").is_file() == is_packed
+    assert (head / "model.safetensors").is_file() != is_packed
+    assert (head / "tokenizer.json").is_file() != is_packed
+    directory = resolve(str(head), tmp_path / "cache", lambda _: None)
+    assert (directory == head) != is_packed
+    assert ModelConfig.from_directory(directory).num_layers == num_layers
+    assert method_of(directory) == "draft_model"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--method", "psychic"], "method is 'psychic'; it must be one of dflash, dspark, eagle3"),
+        (
+            ["--method", "psychic"],
+            "'psychic'; it must be one of dflash, draft_model, dspark, eagle3",
+        ),
+        (
+            ["--num-layers", 2],
+            "num_layers is 2; it must be left out: it is of dspark, dflash, draft",
+        ),
         (["--depth", 40], "depth is 40; it must be from 1 to 16"),
         (["--num-samples", 11], "has 10 samples so far; 11 are needed"),
         (["--draft-vocab-size", 1], "draft_vocab_size is 1; it must be from"),

@@ -180,7 +180,7 @@ def test_synthetic_acceptance_is_no_verifier_of_requests_by_default():
         ({"method": "eagle"}, "model is None; it must be the directory or Hub id of the head"),
         ({"method": "mtp", "draft_window": 0}, "draft_window is 0; it must be from 1 to"),
         ({"method": "medusa", "model": "./a", "draft_window": 9}, "left out unless method, first"),
-        ({**DRAFT, "speculative_token_map": "./a.json"}, "is medusa or mlp_speculator or hydra"),
+        ({"speculative_token_map": "./a.json"}, "fallback is draft_model or medusa or mlp_"),
         ({"method": "medusa", "model": "./a", "speculative_token_map": 3}, "must be a string"),
         ({"method": 3}, "method is 3; it must be a string"),
         ({"num_speculative_tokens": 0}, "num_speculative_tokens is 0; it must be from 1 to 32"),

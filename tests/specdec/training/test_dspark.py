@@ -31,7 +31,9 @@ TEXTS = [
 def made(method, target, **changes):
     """Return a drafter whose Markov and confidence heads have an effect."""
     torch.manual_seed(0)
-    drafter = METHODS[method](target, DRAFTED, dataclasses.replace(CONFIG, **changes))
+    drafter = METHODS[method](
+        target, DRAFTED, dataclasses.replace(CONFIG, method=method, **changes)
+    )
     with torch.no_grad():
         for name in ("markov_head", "confidence_head"):
             if hasattr(drafter, name):
@@ -139,7 +141,7 @@ def test_the_markov_head_reads_the_token_before(target):
 @pytest.mark.parametrize("method", BLOCK_METHODS)
 def test_files_are_read_as_the_method_that_was_trained(method, target, tmp_path):
     drafter = made(method, target, num_layers=4)  # more than the target has
-    export(drafter, tmp_path, torch.float16, {})
+    export(drafter, tmp_path, "float16", {})
     head = HeadConfig.from_directory(tmp_path, target.config)
     assert (head.method, head.max_draft_tokens, head.num_draft_tokens) == (method, 3, 3)
     assert (head.num_kv_layers, head.draft_vocab_size) == (4, len(DRAFTED))

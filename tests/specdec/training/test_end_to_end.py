@@ -4,7 +4,6 @@ import dataclasses
 import json
 
 import pytest
-import torch
 
 from specdec import LLM, SamplingParams
 from specdec.training.config import TrainingConfig
@@ -72,16 +71,18 @@ def serve(model_dir, prompts, head=None):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("method", ["eagle3", "dspark", "dflash", "medusa"])
+@pytest.mark.parametrize("method", ["eagle3", "dspark", "dflash", "medusa", "draft_model"])
 def test_a_trained_head_is_lossless_and_better_than_an_untrained_one(
     method, model_dir, corpus, tmp_path
 ):
     config = dataclasses.replace(CONFIG, method=method)
+    if method == "draft_model":
+        config = dataclasses.replace(config, num_layers=1)  # of two
     files = TrainingFiles(str(model_dir), corpus, tmp_path / "run")
     precision = TargetPrecision(kernels="torch")
     trainer = open_run(files, config, precision, 200, lambda _: None)
     untrained = tmp_path / "untrained"
-    export(trainer.drafter, untrained, torch.float32, {})
+    export(trainer.drafter, untrained, "float32", {})
     trainer.run(lambda _: None)
     _, held_out = Corpus.open(corpus).split(config.held_out, config.seed)
     prompts = [list(each.token_ids[: each.num_prompt_tokens]) for each in held_out[:8]]

@@ -24,6 +24,10 @@ CONFIG = TrainingConfig(
 )
 
 
+OWN = {"draft_model": {"num_layers": 1}}
+"""Settings by method: the target has two layers."""
+
+
 class StoppedError(Exception):
     pass
 
@@ -35,8 +39,10 @@ def data(target, samples):
     return Data([each for each in samples if each not in held_out], held_out, token_ids, {})
 
 
-def test_the_held_out_accepted_length_grows(target, data, tmp_path):
-    trainer = Trainer(CONFIG, target, data, tmp_path)
+@pytest.mark.parametrize("method", ["eagle3", "draft_model"])
+def test_the_held_out_accepted_length_grows(method, target, data, tmp_path):
+    config = dataclasses.replace(CONFIG, method=method, **OWN.get(method, {}))
+    trainer = Trainer(config, target, data, tmp_path)
     untrained = trainer.evaluate().mean_length
     reports = []
     trainer.run(reports.append)
@@ -44,14 +50,19 @@ def test_the_held_out_accepted_length_grows(target, data, tmp_path):
     assert trainer.best > untrained + 0.3, (trainer.best, untrained)
     assert [each.step for each in reports] == list(range(1, trainer.num_steps + 1))
     assert reports[-1].loss < reports[0].loss
-    assert card["training"]["method"] == "eagle3"
+    assert card["training"]["method"] == method
     assert card["held_out"]["step"] == card["training"]["step"]
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"optimizer": "muon"}, {"method": "dspark", "max_anchors": 6, "optimizer": "muon"}],
-    ids=["adamw", "muon", "anchors"],
+    [
+        {},
+        {"optimizer": "muon"},
+        {"method": "dspark", "max_anchors": 6, "optimizer": "muon"},
+        {"method": "draft_model", "num_layers": 1},
+    ],
+    ids=["adamw", "muon", "anchors", "draft model"],
 )
 def test_an_interrupted_run_ends_with_the_same_weights(changes, target, data, tmp_path):
     config = dataclasses.replace(CONFIG, num_epochs=3, evaluate_every=5, **changes)
