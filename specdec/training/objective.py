@@ -34,7 +34,7 @@ class Objective:
         """token_ids: of the drafter, [V] int64."""
         self._config = config
         self._loss = LOSSES[config.loss]
-        self._teacher_head = target.lm_head[token_ids]  # [V, hidden_size]
+        self._teacher_head = target.output_rows(token_ids)
         self._token_ids = token_ids
         self._draft_ids = torch.full((target.config.vocab_size,), -1)
         self._draft_ids[token_ids] = torch.arange(len(token_ids))
@@ -95,7 +95,8 @@ class Objective:
     def _chunks(self, batch: Batch, hidden: HiddenStates) -> Iterator[tuple[slice, Teacher]]:
         """Yield c bases, and the target's distribution of each draft token, [depth, c].
 
-        It is the softmax over the draft tokens alone: what the drafter can come close to.
+        It is the softmax over the draft tokens alone, by the served output head: what the drafter
+        can come close to.
         """
         depth = self._config.depth
         final = F.pad(hidden.final[batch.bases], (0, 0, 0, depth))  # [R + depth, hidden_size]
@@ -103,7 +104,7 @@ class Objective:
         for start in range(0, batch.num_bases, size):
             bases = slice(start, min(start + size, batch.num_bases))
             with self._autocast(is_enabled=False):
-                logits = F.linear(final[start : bases.stop + depth - 1], self._teacher_head)
+                logits = self._teacher_head.logits(final[start : bases.stop + depth - 1])
             teacher = Teacher.of_logits(logits)
             # Views: draft token i of a base is draft token 0 of the base i behind it.
             p = teacher.p.unfold(0, depth, 1).permute(2, 0, 1)
@@ -122,5 +123,5 @@ class Objective:
     def _autocast(self, *, is_enabled: bool = True) -> AbstractContextManager[None]:
         """Run products in the configured precision; if not enabled, in float32."""
         is_enabled = is_enabled and self._config.precision == "bfloat16"
-        device = self._teacher_head.device.type
+        device = self._token_ids.device.type
         return torch.autocast(device, dtype=torch.bfloat16, enabled=is_enabled)
