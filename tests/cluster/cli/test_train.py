@@ -127,6 +127,7 @@ def test_a_run_ends_with_a_head_and_is_not_repeated(train, tmp_path):
         (["--depth", 40], "depth is 40; it must be from 1 to 16"),
         (["--num-samples", 11], "has 10 samples so far; 11 are needed"),
         (["--draft-vocab-size", 1], "draft_vocab_size is 1; it must be from"),
+        (["--draft-vocab-size", 384], "draft_vocab_size is 384; it must be from"),
         (["--method", "mlp_speculator", "--draft-vocab-size", 99], "has no draft vocabulary"),
     ],
 )
@@ -135,6 +136,17 @@ def test_errors_are_one_line(train, arguments, message):
     assert result.exit_code == 1
     assert message in result.stderr
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("flags", [("--draft-vocab-size", 1), ("--method", "mlp_speculator")])
+def test_a_bad_draft_vocabulary_is_refused_before_there_are_answers(
+    flags, tiny_model_dir, prompts, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(generation, "generate_corpus", lambda *_: pytest.fail("answers first"))
+    size = () if "--draft-vocab-size" in flags else ("--draft-vocab-size", 99)
+    result = invoke(tiny_model_dir, tmp_path / "run", "--prompts", prompts, *flags, *size)
+    assert result.exit_code == 1
+    assert "draft_vocab_size is" in result.stderr
 
 
 @pytest.mark.parametrize(("limit", "dtype"), [(1, "bfloat16"), (3, "float32")])
