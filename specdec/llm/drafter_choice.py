@@ -54,12 +54,12 @@ class TrialError(SpecdecError):
 class DrafterChoice:
     """The drafters' expected speed with one stream.
 
-    name: the fastest. plain_tokens_per_s: without drafts. tokens_per_s: by name.
+    name: the fastest. tokens_per_s: without drafts. speedups: over that, by name.
     """
 
     name: str
-    plain_tokens_per_s: float
-    tokens_per_s: Mapping[str, float]
+    tokens_per_s: float
+    speedups: Mapping[str, float]
 
     @classmethod
     def of(
@@ -70,41 +70,42 @@ class DrafterChoice:
         """Choose among the drafters in the order of `acceptance`, by the cells that all have."""
         cells = [{each.cell for each in suites} for suites in acceptance.values()]
         common = set.intersection(*cells)
-        speeds = {
+        speedups = {
             name: harmonic_mean(
-                [best_tokens_per_s(costs[name], each) for each in suites if each.cell in common]
+                [best_speedup(costs[name], each) for each in suites if each.cell in common]
             )
             for name, suites in acceptance.items()
         }
-        best, *others = speeds
+        best, *others = speedups
         for name in others:
-            if speeds[name] > _MARGIN * speeds[best]:
+            if speedups[name] > _MARGIN * speedups[best]:
                 best = name
-        plain = 1 / min(table.step_s(1, 0) for table in costs.values())
-        return cls(best, plain, speeds)
+        plain_s = min(table.step_s(1, 0) for table in costs.values())
+        return cls(best, 1 / plain_s, speedups)
 
     def describe(self) -> str:
         """Return the choice and its reason for the log."""
-        ratios = ", ".join(
-            f"{name} {speed / self.plain_tokens_per_s:.2f}"
-            for name, speed in sorted(self.tokens_per_s.items(), key=lambda each: -each[1])
-        )
+        by_speed = sorted(self.speedups.items(), key=lambda each: -each[1])
         return (
             f"drafter {self.name}, the fastest here by measured steps and the acceptance in its "
-            f"card; expected speed of one stream relative to no drafts "
-            f"({self.plain_tokens_per_s:.0f} tokens/s): {ratios}"
+            f"card; expected speed of one stream relative to no drafts ({self.tokens_per_s:.0f} "
+            f"tokens/s): {', '.join(f'{name} {speedup:.2f}' for name, speedup in by_speed)}"
         )
 
 
-def best_tokens_per_s(costs: CostTable, suite: SuiteAcceptance) -> float:
-    """Return the tokens per second with the best number of draft tokens; 0 is one of them."""
+def best_speedup(costs: CostTable, suite: SuiteAcceptance) -> float:
+    """Return the speed with the best number of draft tokens, relative to none; at least 1.
 
-    def speed(count: int) -> float:
+    Relative to the same table, as other load on the machine may have changed between two tables.
+    """
+    plain_s = costs.step_s(1, 0)
+
+    def speedup(count: int) -> float:
         share = suite.draft_share if count else 0.0
-        seconds = share * costs.step_s(1, count) + (1 - share) * costs.step_s(1, 0)
-        return suite.expected_tokens(count) / seconds
+        step_s = share * costs.step_s(1, count) + (1 - share) * plain_s
+        return suite.expected_tokens(count) * plain_s / step_s
 
-    return max(map(speed, range(1 + len(suite.accepted_per_step))))
+    return max(map(speedup, range(1 + len(suite.accepted_per_step))))
 
 
 def with_fastest_drafter(

@@ -11,7 +11,7 @@ from specdec.config.speculative_keys import AUTO
 from specdec.llm.drafter_choice import (
     DrafterChoice,
     TrialError,
-    best_tokens_per_s,
+    best_speedup,
     measure_in_process,
     with_fastest_drafter,
 )
@@ -29,16 +29,21 @@ def table(*seconds):
 
 def test_the_best_number_of_draft_tokens_counts():
     costs = table(0.010, 0.012, 0.020)
-    # Half of the steps have a draft: 1.4 tokens in 11 ms, or 1.6 in 15 ms.
-    assert best_tokens_per_s(costs, LOOKUP[0]) == pytest.approx(1.4 / 0.011)
-    assert best_tokens_per_s(costs, LOOKUP[1]) == pytest.approx(1 / 0.010)  # no draft pays
+    # Half of the steps have a draft: 1.4 tokens in 11 ms, or 1.6 in 15 ms, instead of 1 in 10 ms.
+    assert best_speedup(costs, LOOKUP[0]) == pytest.approx(1.4 / 1.1)
+    assert best_speedup(costs, LOOKUP[1]) == 1  # no draft pays
 
 
 def test_suites_count_by_the_time_that_they_take():
     costs = {"one": table(0.01, 0.01, 0.01)}
     choice = DrafterChoice.of({"one": NGRAM}, costs)
-    assert choice.plain_tokens_per_s == pytest.approx(100)
-    assert choice.tokens_per_s["one"] == pytest.approx(2 / (1 / 270 + 1 / 250))
+    assert choice.tokens_per_s == pytest.approx(100)
+    assert choice.speedups["one"] == pytest.approx(2 / (1 / 2.7 + 1 / 2.5))
+
+
+def test_load_that_slows_a_whole_table_does_not_count():
+    costs = {"first": table(0.01, 0.011, 0.012), "second": table(0.03, 0.033, 0.036)}
+    assert DrafterChoice.of({"first": LOOKUP, "second": NGRAM}, costs).name == "second"
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.01, "second"), (0.0262, "first")])
@@ -55,7 +60,7 @@ def test_only_suites_that_all_cards_have_are_compared():
     other = SuiteAcceptance("edit", 0.0, 1.0, (1.0, 1.0))
     found = DrafterChoice.of({"first": (LOOKUP[1], other), "second": NGRAM}, costs)
     assert found.name == "second"
-    assert found.tokens_per_s["first"] == pytest.approx(110)
+    assert found.speedups["first"] == pytest.approx(1.1)
 
 
 @pytest.fixture
