@@ -20,8 +20,8 @@ DEFAULT_PORTS = (9000, 8000)
 _MIB, _GIB = 2**20, 2**30
 _OLDEST_PYTHON = (3, 11, 0)
 _NEEDED_BYTES = int(2.7 * _GIB)
-"""GiB: 0.5 for the default model, 0.25 for its int8 copy, 0.7 for the KV caches of one long
-sequence, 1.2 for the processes of the service."""
+"""GiB: 0.5 for the default model, 0.25 for its drafter, 0.7 for the KV caches of one long sequence,
+1.2 for the processes of the service."""
 _AMPLE_BYTES = 4 * _GIB
 _OBJECT_STORE_BYTES = 100 * _MIB
 _MAX_FAULT_CHARS = 300

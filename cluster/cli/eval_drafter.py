@@ -73,6 +73,11 @@ _engine_flags = combine_flags(*map(_setting_flag, _ENGINE_SETTINGS))
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed.")
 @click.option("--output", type=NEW_FILE, help="Write the JSON report to this file.")
 @click.option(
+    "--card",
+    type=NEW_FILE,
+    help="Write the acceptance to this card of a drafter, such as RUN/head/card.json.",
+)
+@click.option(
     "--plot",
     type=NEW_FILE,
     callback=require_matplotlib,
@@ -84,6 +89,7 @@ def eval_drafter(
     suites: tuple[str, ...],
     num_prompts: int | None,
     output: Path | None,
+    card: Path | None,
     plot: Path | None,
     as_json: bool,
     **flags: Any,
@@ -95,13 +101,18 @@ def eval_drafter(
     time.
     """
     from specdec.engine.model_detection import with_detected_models
+    from specdec.llm.drafter_choice import with_fastest_drafter
+    from specdec.training.card import read_card, write_evaluation
     from specdec.training.prompts import read_prompts, select_prompts
 
+    if card is not None:
+        read_card(card)  # before minutes of measurements
     prompts = select_prompts(read_prompts(prompts_file), suites, num_prompts)
     engine = {name: flags.pop(name) for name in _ENGINE_SETTINGS}
     given = {name: value for name, value in engine.items() if value is not None}
     config = LLMConfig.from_mapping({**given, "max_num_seqs": _MAX_NUM_SEQS})
     config = with_detected_models(config, print_stderr)
+    config = with_fastest_drafter(config, print_stderr)
     results = _measure(prompts, config, flags)
     report = {
         "engine": config.to_mapping(),
@@ -110,6 +121,9 @@ def eval_drafter(
     }
     if output is not None:
         output.write_text(json.dumps(report) + "\n", encoding="utf-8")
+    if card is not None:
+        settings = flags | {"prompts_file": prompts_file.name, "num_prompts": len(prompts)}
+        write_evaluation(card, config, settings, results)
     if plot is not None:
         plot.write_text(draw_charts(_charts(results)), encoding="utf-8")
     if as_json:

@@ -153,12 +153,15 @@ def train(
     """
     import torch
 
-    from specdec.training.run import TrainingFiles, open_run
+    from specdec.models.resolve import resolve
+    from specdec.training.run import TrainingFiles, draft_vocabulary_size, open_run
     from specdec.training.target import TargetPrecision
 
     if threads is not None:
         torch.set_num_threads(threads)
     config, precision = _config(settings), TargetPrecision(dtype, quantization)
+    directory = resolve(model, progress=print_stderr)
+    draft_vocabulary_size(config.method, draft_vocab_size, directory)  # before an hour of answers
     if corpus is None:
         corpus = _corpus(model, output, precision, config.seed, settings)
     else:

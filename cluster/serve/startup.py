@@ -27,6 +27,7 @@ from specdec.config.hardware import available_cpus, num_gpus
 from specdec.engine.memory_plan import memory_plan
 from specdec.engine.model_detection import with_detected_models
 from specdec.engine.model_resolution import ModelDirectories, resolve_models, with_resolved_dtype
+from specdec.llm.drafter_choice import with_fastest_drafter
 
 Report = Callable[[str], None]
 
@@ -134,6 +135,7 @@ def _locate_models(configs: Sequence[ServeConfig], report: Report) -> list[Serve
     for port in (configs[0].grpc_port, configs[0].http_port):
         _require_free_port(configs[0].host, port)
     configs = [with_detected_models(each, report) for each in configs]
+    configs = [with_fastest_drafter(each, report) for each in configs]
     directories = [resolve_models(config, report) for config in configs]
     num_replicas = sum(config.most_replicas for config in configs)
     check_together(configs, available_cpus(), num_gpus)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 
 import psutil
@@ -25,6 +26,7 @@ def resolved_device(device: str) -> str:
 
 
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
+_CPU_INFO = Path("/proc/cpuinfo")
 
 
 def available_memory_bytes() -> int:
@@ -42,6 +44,13 @@ def available_cpus() -> int:
     cores = len(os.sched_getaffinity(0))
     quota, _, period = (_read("cpu.max") or "max 1").partition(" ")
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def processor_name() -> str:
+    """Return the model of the processor; its architecture where the system does not name it."""
+    lines = _CPU_INFO.read_text(encoding="utf-8").splitlines() if _CPU_INFO.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
 
 
 def num_gpus() -> int:

@@ -148,8 +148,8 @@ class LLMConfig:
         'Speculative decoding configuration as JSON, such as {"method": "ngram", '
         '"num_speculative_tokens": 3}, or none to disable speculation; '
         "docs/methods.md lists the keys",
-        "auto: for an alias, draft_model with an int8 copy of the target; ngram for other models, "
-        "and if the target is quantized or on a GPU",
+        "auto: for an alias, the fastest of its drafters, measured on this machine; ngram for "
+        "other models",
     )
 
     def __post_init__(self) -> None:
@@ -161,7 +161,7 @@ class LLMConfig:
         device = resolved_device(self.device)
         object.__setattr__(self, "device", device)
         if is_auto:
-            default = default_speculation(self.model, device, self.quantization)
+            default = default_speculation(self.model, device)
             object.__setattr__(self, "speculative_config", default)
         self._check_together()
 

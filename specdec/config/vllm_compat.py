@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from specdec.config.fields import TEXT
 from specdec.config.hardware import resolved_device
-from specdec.config.speculative_keys import AUTO, SPECULATION_KEYS, as_mapping, default_speculation
+from specdec.config.speculative_keys import AUTO, SPECULATION_KEYS, as_mapping, default_keys
 from specdec.types.errors import InvalidValueError
 
 VALUES: Mapping[str, Mapping[str, str]] = MappingProxyType(
@@ -89,7 +89,7 @@ def in_our_words(
     for each in read:
         settings |= each.settings
     if any(each.speculation for each in read):
-        served = {"model": model, "device": device, "quantization": "none"} | settings
+        served = {"model": model, "device": device} | settings
         settings["speculative_config"] = _speculation(read, served)
     return settings
 
@@ -160,13 +160,7 @@ def _default(keys: Mapping[str, Any], served: Mapping[str, Any]) -> dict[str, An
         return {}
     if _LOOKUP_KEYS & keys.keys():
         return {"method": "ngram"}
-    model, device, quantization = (served[name] for name in ("model", "device", "quantization"))
     for name in ("model", "device"):
         if not isinstance(served[name], str):
             raise InvalidValueError(name, served[name], TEXT.text)
-    default = default_speculation(model, resolved_device(device), quantization)
-    if "method" in default.left_out:
-        return {}
-    draft = default.draft_model
-    quantized = {"quantization": draft.quantization} if draft and draft.quantization else {}
-    return {"method": default.method, **quantized}
+    return default_keys(served["model"], resolved_device(served["device"]))

@@ -8,11 +8,13 @@ from pathlib import Path
 from specdec.config.engine import DTYPE_BYTES
 from specdec.config.llm import Config, LLMConfig
 from specdec.config.methods import DraftModelConfig, HeadMethodConfig
+from specdec.config.model_aliases import ALIASES, TARGETS_OF_DRAFTERS
 from specdec.models.config import ModelConfig
 from specdec.models.heads.config import HeadConfig, head_method_of
 from specdec.models.hub import Progress
 from specdec.models.resolve import resolve
 from specdec.models.token_map import token_map_of
+from specdec.models.weights.fingerprint import weights_fingerprint
 from specdec.speculation.proposers import DraftVocabulary
 from specdec.text.vocab_map import require_enough_shared
 from specdec.types.errors import InvalidValueError
@@ -65,15 +67,27 @@ def resolve_models(config: LLMConfig, progress: Progress) -> ModelDirectories:
     """Find or download the models. Raises ModelNotFoundError.
 
     Raises InvalidValueError for a draft model whose vocabulary shares too little with the target's,
-    and UnsupportedModelError where that cannot be determined.
+    or a drafter of this package that was made for another target, and UnsupportedModelError where
+    that cannot be determined.
     """
     target = resolve(config.model, progress=progress)
     head, drafting = config.head, config.draft_model
+    for each in (head, drafting):
+        if each is not None and each.model is not None:
+            _require_own_target(each.model, target)
     return ModelDirectories(
         target,
         None if drafting is None else _resolve_draft(drafting, target, progress),
         None if head is None else _resolve_head(head, target, progress),
     )
+
+
+def _require_own_target(drafter: str, target: Path) -> None:
+    """Raise InvalidValueError for a drafter of this package that was made for other weights."""
+    alias = TARGETS_OF_DRAFTERS.get(drafter)
+    if alias is not None and weights_fingerprint(target) != ALIASES[alias].weights_sha256:
+        limit = f"a drafter for the weights in {target}: this one was made for {alias}"
+        raise InvalidValueError("speculative_config.model", drafter, limit)
 
 
 def _resolve_draft(drafting: DraftModelConfig, target: Path, progress: Progress) -> Path:

@@ -21,6 +21,7 @@ from specdec.engine.model_detection import with_detected_models
 from specdec.engine.model_resolution import ModelDirectories, resolve_models
 from specdec.engine.request_metrics import AbortedError, RequestMetrics
 from specdec.llm.arguments import Arguments
+from specdec.llm.drafter_choice import with_fastest_drafter
 from specdec.llm.metrics import StatsLog
 from specdec.llm.outputs import OutputBuilder, OutputKind, RequestOutput
 from specdec.llm.prompts import PromptParts
@@ -61,6 +62,7 @@ class EngineHost:
     def __init__(self, arguments: Arguments) -> None:
         """Find, load and measure the models. Raises what any of that raises."""
         config = with_detected_models(arguments.config, print_progress)
+        config = with_fastest_drafter(config, print_progress)
         self.arguments = arguments = replace(arguments, config=config)
         directories = resolve_models(arguments.config, print_progress)
         self.core = EngineCore(

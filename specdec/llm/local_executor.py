@@ -16,7 +16,13 @@ from specdec.config.quantization import QuantizationMethod
 from specdec.engine.memory_plan import MemoryPlan
 from specdec.engine.model_resolution import ModelDirectories
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.speculation.policy.factory import MeasureEngine, make_policy
+from specdec.speculation.policy.cost_model import CostTable
+from specdec.speculation.policy.factory import (
+    MeasureDraft,
+    MeasureEngine,
+    make_policy,
+    measure_costs,
+)
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import (
     DraftModelProposer,
@@ -88,19 +94,38 @@ class LocalExecutor:
         self, control: SpeculationControl, full_batch: int, measure_engine: MeasureEngine
     ) -> SpeculationPolicy | None:
         """See Executor."""
-        worker = self._draft_worker
         measured = partial(
             make_policy,
             control,
             self._plan.engine,
             self.target,
-            None if worker is None else lambda measure: measure(worker),
+            self._measure_draft,
             self._plan.draft,
             lambda: True,
             full_batch,
             measure_engine,
         )
         return _on_thread(measured)
+
+    def measure_costs(self, measure_engine: MeasureEngine) -> CostTable:
+        """Return the seconds of steps with the configured drafters; call it as `make_policy`."""
+        engine = self._plan.engine
+        assert engine.speculation is not None, "nothing drafts"
+        measured = partial(
+            measure_costs,
+            engine.speculation,
+            engine,
+            self.target,
+            self._measure_draft,
+            self._plan.draft,
+            measure_engine,
+        )
+        return _on_thread(measured)[None]
+
+    @property
+    def _measure_draft(self) -> MeasureDraft | None:
+        worker = self._draft_worker
+        return None if worker is None else lambda measure: measure(worker)
 
     def measure(self, function: Callable[[LocalTarget], T]) -> T:
         """See Executor."""

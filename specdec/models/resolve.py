@@ -1,8 +1,8 @@
 """Resolution of a model name to a local directory.
 
-A name is a local directory, a GGUF file, an alias, or an id on the Hugging Face Hub. The result is
-a directory in the Hugging Face layout: config.json, weights in safetensors, tokenizer files. Code
-in a model repository is neither downloaded nor run.
+A name is a local directory, a GGUF file, an alias, a drafter of this package, or an id on the
+Hugging Face Hub. The result is a directory in the Hugging Face layout: config.json, weights in
+safetensors, tokenizer files. Code in a model repository is neither downloaded nor run.
 
 A packed directory (`specdec.models.packed`) is unpacked in the same way, beside its base model.
 
@@ -33,7 +33,8 @@ from filelock import FileLock, Timeout
 
 from specdec.config.engine import DTypeName
 from specdec.config.hardware import default_cache_dir
-from specdec.config.model_aliases import ALIASES, PackagedModel
+from specdec.config.model_aliases import ALIASES, TARGETS_OF_DRAFTERS, PackagedModel
+from specdec.models.drafters.card import drafter_directory
 from specdec.types.errors import ModelNotFoundError, UnsupportedModelError
 
 if TYPE_CHECKING:  # imports the hub's client, which a rank does not need for a local model
@@ -61,8 +62,8 @@ def resolve(
 ) -> Path:
     """Return the local directory of the model `name`; download and convert it if needed.
 
-    name: an alias, a path to a directory or to a GGUF file, or a Hub id `org/name` or
-        `org/name@revision` (a branch, tag or commit); looked up in that order.
+    name: an alias, a drafter of this package, a path to a directory or to a GGUF file, or a Hub id
+        `org/name` or `org/name@revision` (a branch, tag or commit); looked up in that order.
     cache_dir: directory of converted models; models from the Hub stay in the Hub's cache.
     progress: called with a line of text before each slow operation.
     may_be_pickled: whether pickled weights are downloaded where there are no safetensors.
@@ -73,6 +74,8 @@ def resolve(
     cache_dir = cache_dir or default_cache_dir()
     if packaged := ALIASES.get(name):
         return _packaged(name, packaged, cache_dir, progress)
+    if name in TARGETS_OF_DRAFTERS:
+        return _whole(_checked(drafter_directory(name)), cache_dir, progress)
     path = local_path(name)
     if path is not None and path.is_dir():
         return _whole(_checked(path), cache_dir, progress)

@@ -13,14 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from specdec.training.atomic_files import write_atomically
+from specdec.types.errors import SpecdecError
 
 _FILE = "checkpoint.safetensors"
 _WEIGHTS, _OPTIMIZER = "weights.", "optimizer."
+
+
+class CheckpointError(SpecdecError):
+    """The file of a checkpoint cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +57,23 @@ class Checkpoint:
 
     @classmethod
     def load(cls, directory: Path) -> Checkpoint | None:
-        """Return the checkpoint of a directory; None without one."""
+        """Return the checkpoint of a directory; None without one. Raises CheckpointError."""
         if not cls.exists(directory):
             return None
-        with safe_open(directory / _FILE, framework="pt") as file:
-            state = json.loads(file.metadata()["state"])
+        path = directory / _FILE
+        try:
+            return cls._read(path)
+        except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise CheckpointError(
+                f"{path} is damaged ({reason}); restore a copy of it, or delete it to begin the "
+                "run again"
+            ) from error
+
+    @classmethod
+    def _read(cls, path: Path) -> Checkpoint:
+        with safe_open(path, framework="pt") as file:
+            state = json.loads((file.metadata() or {})["state"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return cls(
             **state,

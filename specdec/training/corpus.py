@@ -2,10 +2,10 @@
 
 A corpus is a directory. `corpus.json` holds its `CorpusInfo`. Each `shard-NNNNN.safetensors` holds
 finished samples: the token ids one after the other, and for each sample the number of its tokens
-and of its prompt's tokens, its temperature, and the request that it answers. Files appear whole, by
-a rename, and never change. So a sample keeps its index while the corpus grows, a reader sees the
-shards that exist when it opens the directory, and a writer that was killed loses only the samples
-that it had not yet added.
+and of its prompt's tokens, its temperature, and the request that it answers; and the requests that
+ended without a sample. Files appear whole, by a rename, and never change. So a sample keeps its
+index while the corpus grows, a reader sees the shards that exist when it opens the directory, and a
+writer that was killed loses only the samples that it had not yet added.
 
 Nothing else is stored: features and teacher distributions are computed from the token ids while a
 drafter is trained, in the precision that will be served.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -99,6 +99,7 @@ class Shard:
     num_prompt_tokens: int32 [num_samples]. temperatures: float32 [num_samples].
     requests: int64 [num_samples], the requests that they answer. The turns of a conversation are
         one request, and follow each other.
+    dropped: int64 [num_dropped], requests that ended without a sample.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -106,10 +107,13 @@ class Shard:
     num_prompt_tokens: npt.NDArray[np.int32]
     temperatures: npt.NDArray[np.float32]
     requests: npt.NDArray[np.int64]
+    dropped: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     @classmethod
-    def of(cls, samples: Sequence[Sample], requests: Sequence[int]) -> Self:
-        """Pack samples and the requests that they answer."""
+    def of(
+        cls, samples: Sequence[Sample], requests: Sequence[int], dropped: Sequence[int] = ()
+    ) -> Self:
+        """Pack samples, the requests that they answer, and requests without a sample."""
         lengths = [len(each.token_ids) for each in samples]
         return cls(
             np.fromiter((t for each in samples for t in each.token_ids), np.int32, sum(lengths)),
@@ -117,6 +121,7 @@ class Shard:
             np.array([each.num_prompt_tokens for each in samples], np.int32),
             np.array([each.temperature for each in samples], np.float32),
             np.array(requests, np.int64),
+            np.array(dropped, np.int64),
         )
 
     @classmethod
@@ -153,8 +158,8 @@ class Shard:
     def _check(self, path: Path) -> None:
         lengths = np.diff(self.ends, prepend=0)
         rows = {len(self.ends), *map(len, (self.num_prompt_tokens, self.temperatures))}
-        whole = len(rows) == 1 and len(self.requests) == len(self.ends) > 0
-        if not whole or int(self.ends[-1]) != len(self.token_ids):
+        whole = len(rows) == 1 and len(self.requests) == len(self.ends)
+        if not whole or int(lengths.sum()) != len(self.token_ids):
             raise CorpusError(f"{path} is not a shard of a corpus: its arrays do not match")
         if (self.num_prompt_tokens < 1).any() or (self.num_prompt_tokens >= lengths).any():
             raise CorpusError(f"{path} has a sample without a prompt or an answer")
@@ -242,7 +247,7 @@ def _draw(sample: Sample, seed: int) -> float:
 class CorpusWriter:
     """Appends shards to a corpus, which it creates if necessary. One writer at a time.
 
-    requests: those with a stored sample, of this writer and of earlier ones.
+    requests: those with a stored sample, or known to have none, of this writer and of earlier ones.
     """
 
     def __init__(self, directory: Path, info: CorpusInfo) -> None:
@@ -273,17 +278,34 @@ class CorpusWriter:
             write_atomically(self._directory / _INFO, text.encode())
         paths = shard_paths(self._directory)
         shards = map(Shard.read, paths)
-        self.requests = {request for each in shards for request in each.requests.tolist()}
+        self.requests = {
+            request
+            for each in shards
+            for request in (*each.requests.tolist(), *each.dropped.tolist())
+        }
         self._next = 1 + max((int(path.stem.rpartition("-")[2]) for path in paths), default=-1)
 
-    def add(self, samples: Sequence[Sample], requests: Sequence[int]) -> None:
-        """Store samples as one shard, durably; `requests` are those that they answer."""
-        if not samples:
+    def add(
+        self, samples: Sequence[Sample], requests: Sequence[int], dropped: Sequence[int] = ()
+    ) -> None:
+        """Store samples as one shard, durably; `requests` are those that they answer.
+
+        dropped: requests that ended without a sample, so that no later writer runs them again.
+        """
+        if not (samples or dropped):
             return
         path = self._directory / f"shard-{self._next:05}.safetensors"
-        write_atomically(path, Shard.of(samples, requests).to_bytes())
+        write_atomically(path, Shard.of(samples, requests, dropped).to_bytes())
         self._next += 1
-        self.requests.update(requests)
+        self.requests.update(requests, dropped)
+
+    def prompts(self, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, ...]]:
+        """Yield the token ids of the prompts of all stored samples of some requests."""
+        for shard in map(Shard.read, shard_paths(self._directory)):
+            for index, request in enumerate(shard.requests.tolist()):
+                if is_wanted(request):
+                    sample = shard.sample(index)
+                    yield sample.token_ids[: sample.num_prompt_tokens]
 
     def close(self) -> None:
         """Let another writer open the corpus."""

@@ -32,13 +32,10 @@ class ReducedVocabulary:
         """Choose `size` tokens: those of `always`, then the most frequent, then the lowest ids.
 
         counts: int64 [vocab_size], see `token_counts`. always: special and end tokens, which every
-        answer needs. Raises InvalidValueError where `size` is too small for them or larger than the
-        vocabulary.
+        answer needs. Raises InvalidValueError as `check_size` does.
         """
         kept = np.unique(np.fromiter(always, np.int64))
-        if not max(len(kept), 1) <= size <= len(counts):
-            limit = f"from {max(len(kept), 1)}, the special tokens, to {len(counts)}, the target's"
-            raise InvalidValueError("draft_vocab_size", size, limit)
+        check_size(size, len(kept), len(counts))
         order = np.lexsort((np.arange(len(counts)), -counts))
         others = order[~np.isin(order, kept)][: size - len(kept)]
         return cls(np.sort(np.concatenate([kept, others])))
@@ -47,6 +44,14 @@ class ReducedVocabulary:
         """Return the share of counted tokens that can be drafted; 1 where none are counted."""
         total = int(counts.sum())
         return int(counts[self.token_ids].sum()) / total if total else 1.0
+
+
+def check_size(size: int, num_special: int, vocab_size: int) -> None:
+    """Raise InvalidValueError for a size below the special tokens or above the vocabulary."""
+    least = max(num_special, 1)
+    if not least <= size <= vocab_size:
+        limit = f"from {least}, the special tokens, to {vocab_size}, the target's"
+        raise InvalidValueError("draft_vocab_size", size, limit)
 
 
 def token_counts(samples: Iterable[Sample], vocab_size: int) -> npt.NDArray[np.int64]:

@@ -74,10 +74,14 @@ class PositionCounts:
         return tuple(accepted / drafted if drafted else 0.0 for drafted, accepted in pairs)
 
     @property
+    def num_drafts(self) -> int:
+        """Verified drafts."""
+        return self.drafted[0] if self.drafted else 0
+
+    @property
     def mean_accepted_length(self) -> float:
         """Tokens that a step with a draft yields, the target's own included; 1 without drafts."""
-        num_drafts = self.drafted[0] if self.drafted else 0
-        return 1 + (sum(self.accepted) / num_drafts if num_drafts else 0.0)
+        return 1 + (sum(self.accepted) / self.num_drafts if self.num_drafts else 0.0)
 
     @property
     def acceptance_rate(self) -> float:
@@ -104,11 +108,19 @@ class Answer:
     baseline_tokens_per_s: float | None
     is_same: bool
 
+    @property
+    def num_steps(self) -> int:
+        """Steps of the target with drafts switched on: a token each, beside accepted drafts."""
+        num_own = self.num_tokens - 1 - sum(self.positions.accepted)
+        return max(self.positions.num_drafts, num_own)  # of the last draft not all may be sent
+
 
 @dataclass(frozen=True)
 class SuiteResult:
     """Results of one suite at one temperature.
 
+    num_steps: of the target with drafts switched on, behind the first token of each answer; in some
+        a method may have had no draft. num_accepted: draft tokens by their position in the draft.
     mean_accepted_length: tokens that a step with a draft yields, the target's own included.
     acceptance_by_position: share of drafts that were accepted at least that far.
     tokens_per_s, baseline_tokens_per_s, speedup: medians over the prompts, with drafts, without
@@ -121,7 +133,9 @@ class SuiteResult:
     temperature: float
     num_prompts: int
     num_tokens: int
+    num_steps: int
     num_drafts: int
+    num_accepted: tuple[int, ...]
     mean_accepted_length: float
     acceptance_rate: float
     acceptance_by_position: tuple[float, ...]
@@ -146,7 +160,9 @@ class SuiteResult:
             temperature=temperature,
             num_prompts=len(answers),
             num_tokens=sum(each.num_tokens for each in answers),
-            num_drafts=positions.drafted[0] if positions.drafted else 0,
+            num_steps=sum(each.num_steps for each in answers),
+            num_drafts=positions.num_drafts,
+            num_accepted=positions.accepted,
             mean_accepted_length=positions.mean_accepted_length,
             acceptance_rate=positions.acceptance_rate,
             acceptance_by_position=positions.rates,

@@ -1,7 +1,8 @@
 """Makes a corpus: the target answers prompts at mixed temperatures, through the engine.
 
-A run that was interrupted continues when it is started again. A later run with more answers to each
-prompt, or more self-written prompts, extends the corpus.
+A run that was interrupted continues when it is started again: requests with a sample and those that
+were dropped are both recorded. A later run with more answers to each prompt, or more self-written
+prompts, extends the corpus.
 """
 
 from __future__ import annotations
@@ -165,12 +166,18 @@ class Progress:
 class Conversations:
     """Conversations of scripted or self-written user turns with the target."""
 
-    def __init__(self, llm: AsyncLLM, config: GenerationConfig, user_turn: UserTurn | None) -> None:
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        config: GenerationConfig,
+        user_turn: UserTurn | None,
+        usable: UsablePrompts,
+    ) -> None:
         """user_turn: of the chat template; None where all prompts come from a file."""
         self._llm = llm
         self._max_new_tokens = config.max_new_tokens
         self._user_turn = user_turn
-        self._usable = UsablePrompts()
+        self._usable = usable
 
     async def run(self, request: GenerationRequest) -> list[Sample]:
         """Return one sample for each answer; none where the context is too short for the first."""
@@ -211,7 +218,7 @@ async def _final(stream: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
 
 
 class ShardBuffer:
-    """Collects samples until they fill a shard, or are a minute old."""
+    """Collects samples, and requests without one, until they fill a shard or are a minute old."""
 
     def __init__(self, writer: CorpusWriter, clock: Callable[[], float] = time.monotonic) -> None:
         self._writer = writer
@@ -219,9 +226,12 @@ class ShardBuffer:
         self._flushed_at_s = clock()
         self._samples: list[Sample] = []
         self._requests: list[int] = []
+        self._dropped: list[int] = []
 
     def add(self, samples: Sequence[Sample], request: int) -> None:
         """Take all samples of a request; they are stored together."""
+        if not samples:
+            self._dropped.append(request)
         self._samples.extend(samples)
         self._requests.extend([request] * len(samples))
         is_old = self._clock() - self._flushed_at_s >= _MAX_AGE_S
@@ -230,8 +240,8 @@ class ShardBuffer:
 
     def flush(self) -> None:
         """Store what there is."""
-        self._writer.add(self._samples, self._requests)
-        self._samples, self._requests = [], []
+        self._writer.add(self._samples, self._requests, self._dropped)
+        self._samples, self._requests, self._dropped = [], [], []
         self._flushed_at_s = self._clock()
 
 
@@ -274,23 +284,31 @@ def generate_corpus(
     with CorpusWriter(directory, info) as writer:
         pending = [each for each in requests if each.number not in writer.requests]
         progress = Progress(len(pending))
+        used = _used_texts(writer, user_turn, tokenizer) if user_turn else ()
         try:
             if pending:
-                _run(config, user_turn, pending, writer, progress)
+                _run(config, user_turn, UsablePrompts(used), pending, writer, progress)
         finally:
             progress.close()
     return progress
 
 
+def _used_texts(writer: CorpusWriter, user_turn: UserTurn, tokenizer: Tokenizer) -> Iterator[str]:
+    """Yield the stored self-written prompts."""
+    for prompt in writer.prompts(lambda request: request < 0):
+        yield user_turn.text_of(prompt, tokenizer)
+
+
 def _run(
     config: GenerationConfig,
     user_turn: UserTurn | None,
+    usable: UsablePrompts,
     pending: Sequence[GenerationRequest],
     writer: CorpusWriter,
     progress: Progress,
 ) -> None:
     with AsyncLLM(**config.llm_arguments()) as llm:
-        conversations = Conversations(llm, config, user_turn)
+        conversations = Conversations(llm, config, user_turn, usable)
         num_workers = min(len(pending), _OPEN_PER_PLACE * config.max_num_seqs)
         buffer = ShardBuffer(writer)
         asyncio.run(run_requests(conversations, iter(pending), num_workers, buffer, progress))

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.kernels.forward_batch import HiddenStates
@@ -40,7 +39,7 @@ class Objective:
         """token_ids: of the drafter, [V] int64."""
         self._config = config
         self._loss = LOSSES[config.loss]
-        self._teacher_head = target.lm_head[token_ids]  # [V, hidden_size]
+        self._teacher_head = target.output_rows(token_ids)
         self._token_ids = token_ids
         self._draft_ids = torch.full((target.config.vocab_size,), -1)
         self._draft_ids[token_ids] = torch.arange(len(token_ids))
@@ -114,7 +113,8 @@ class Objective:
     ) -> Iterator[tuple[slice, Teacher]]:
         """Yield c bases, and the target's distribution of each draft token, [depth, c].
 
-        It is the softmax over the draft tokens alone: what the drafter can come close to.
+        It is the softmax over the draft tokens alone, by the served output head: what the drafter
+        can come close to.
         """
         places = batch.places(depth)
         size = max(1, _CHUNK_LOGITS // (depth * len(self._token_ids)))
@@ -123,7 +123,7 @@ class Objective:
             # Draft token i of a base may be draft token 0 of another one.
             distinct, rows = places[:, bases].unique(return_inverse=True)
             with self._autocast(is_enabled=False):
-                logits = F.linear(hidden.final[distinct], self._teacher_head)
+                logits = self._teacher_head.logits(hidden.final[distinct])
             teacher = Teacher.of_logits(logits)
             yield bases, Teacher(teacher.p[rows], teacher.negative_entropy[rows])
 
@@ -139,5 +139,5 @@ class Objective:
     def _autocast(self, *, is_enabled: bool = True) -> AbstractContextManager[None]:
         """Run products in the configured precision; if not enabled, in float32."""
         is_enabled = is_enabled and self._config.precision == "bfloat16"
-        device = self._teacher_head.device.type
+        device = self._token_ids.device.type
         return torch.autocast(device, dtype=torch.bfloat16, enabled=is_enabled)

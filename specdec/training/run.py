@@ -12,7 +12,7 @@ from specdec.models.resolve import portable_name, resolve
 from specdec.text.tokenizer import Tokenizer
 from specdec.training.config import TrainingConfig
 from specdec.training.corpus import Corpus, CorpusError
-from specdec.training.draft_vocabulary import ReducedVocabulary, token_counts
+from specdec.training.draft_vocabulary import ReducedVocabulary, check_size, token_counts
 from specdec.training.drafters import drafter_class
 from specdec.training.fingerprint import target_fingerprint
 from specdec.training.target import Target, TargetPrecision
@@ -37,6 +37,23 @@ class TrainingFiles:
     num_samples: int | None = None
 
 
+def draft_vocabulary_size(method: str, wanted: int | None, directory: Path) -> int:
+    """Return the number of draft tokens for the target in a directory.
+
+    wanted: None for the default, at most the target's. Raises InvalidValueError for a size that the
+    method or the target rules out, before there are samples.
+    """
+    vocab_size = ModelConfig.from_directory(directory).vocab_size
+    if drafter_class(method).has_reduced_vocabulary:
+        size = min(DEFAULT_DRAFT_VOCAB_SIZE, vocab_size) if wanted is None else wanted
+        check_size(size, len(_special_tokens(directory)), vocab_size)
+        return size
+    if wanted not in (None, vocab_size):
+        limit = f"left out, or {vocab_size}, the target's: {method} has no draft vocabulary"
+        raise InvalidValueError("draft_vocab_size", wanted, limit)
+    return vocab_size
+
+
 def open_run(
     files: TrainingFiles,
     config: TrainingConfig,
@@ -46,17 +63,18 @@ def open_run(
 ) -> Trainer:
     """Load everything that a run needs; it continues where its last checkpoint was made.
 
-    draft_vocab_size: tokens that the drafter has; None for the default, at most the target's. show:
-    called with each line about what is loaded.
+    draft_vocab_size: see `draft_vocabulary_size`. show: called with each line about what is loaded.
 
     Raises InvalidValueError, CorpusError, ModelNotFoundError and UnsupportedModelError.
     """
     directory = resolve(files.model, progress=show)
+    size = draft_vocabulary_size(config.method, draft_vocab_size, directory)
     samples = _read_samples(files, directory)
     vocab_size = ModelConfig.from_directory(directory).vocab_size
     train, held_out = samples.split(config.held_out, config.seed)
-    size = _draft_vocab_size(config.method, draft_vocab_size, vocab_size)
-    vocabulary = _draft_vocabulary(train, directory, size)
+    vocabulary = ReducedVocabulary.of_counts(
+        token_counts(train, vocab_size), size, _special_tokens(directory)
+    )
     coverage = vocabulary.coverage(token_counts(held_out, vocab_size))
     show(
         f"{len(train)} samples with {train.num_tokens} tokens to train on, {len(held_out)} held "
@@ -84,10 +102,10 @@ def _read_samples(files: TrainingFiles, directory: Path) -> Corpus:
     return corpus[: files.num_samples]
 
 
-def _draft_vocabulary(train: Corpus, directory: Path, size: int) -> ReducedVocabulary:
+def _special_tokens(directory: Path) -> set[int]:
+    """Return the tokens that every draft vocabulary has."""
     model = ModelConfig.from_directory(directory)
-    special = {*Tokenizer(directory).special_token_ids, *model.eos_token_ids}
-    return ReducedVocabulary.of_counts(token_counts(train, model.vocab_size), size, special)
+    return {*Tokenizer(directory).special_token_ids, *model.eos_token_ids}
 
 
 def _card(samples: Corpus, precision: TargetPrecision) -> dict[str, Any]:
@@ -104,13 +122,3 @@ def _card(samples: Corpus, precision: TargetPrecision) -> dict[str, Any]:
             "plan": dict(samples.info.plan),
         },
     }
-
-
-def _draft_vocab_size(method: str, wanted: int | None, vocab_size: int) -> int:
-    """Return the number of draft tokens; wanted: None for the default."""
-    if drafter_class(method).has_reduced_vocabulary:
-        return min(wanted or DEFAULT_DRAFT_VOCAB_SIZE, vocab_size)
-    if wanted not in (None, vocab_size):
-        limit = f"left out, or {vocab_size}, the target's: {method} has no draft vocabulary"
-        raise InvalidValueError("draft_vocab_size", wanted, limit)
-    return vocab_size

@@ -7,6 +7,7 @@ prompts come from the distribution that the model was aligned on.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from specdec.text.tokenizer import Tokenizer
@@ -46,6 +47,12 @@ class UserTurn:
             raise InvalidValueError("chat template", rendered, limit)
         return cls(tuple(tokenizer.encode(before, add_special_tokens=False)), following[0])
 
+    def text_of(self, prompt: Sequence[int], tokenizer: Tokenizer) -> str:
+        """Return the user's text in the token ids of a rendered conversation of one turn."""
+        begin = len(self.token_ids)
+        end = prompt.index(self.end_token_id, begin)
+        return tokenizer.decode(prompt[begin:end]).strip()
+
     def sampling_params(self, seed: int) -> SamplingParams:
         """Return the parameters with which the target writes a prompt."""
         return SamplingParams(
@@ -59,8 +66,9 @@ class UserTurn:
 class UsablePrompts:
     """Filter of self-written prompts: those that ended, of a few words, and each text once."""
 
-    def __init__(self) -> None:
-        self._seen: set[str] = set()
+    def __init__(self, used: Iterable[str] = ()) -> None:
+        """Begin with the texts that earlier runs used."""
+        self._seen = set(used)
 
     def accept(self, text: str, *, has_ended: bool) -> str | None:
         """Return the text to use as a prompt; None to drop it.

@@ -1,7 +1,7 @@
-"""The target as a teacher: its hidden states over whole samples, and its output head.
+"""The target as a teacher: its hidden states over whole samples, and its logits.
 
-The states are computed by the decoder that serves, with its kernels and in its precision, so a
-drafter learns from the features that it will be served with.
+Both are computed by the decoder that serves, with its kernels and in its precision, so a drafter
+learns from the features and the distributions that it will be served with.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from torch import Tensor
 
 from specdec.config.engine import DTypeName, Kernels
 from specdec.config.quantization import QuantizationMethod
+from specdec.kernels.backend import KernelBackend
 from specdec.kernels.forward_batch import Chunk, HiddenStates, ModelInput
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
+from specdec.models.cpu_decoder import NativeDecoder
 from specdec.models.dtypes import DTYPES
+from specdec.models.layers.matrix import Matrix, make_matrix
 from specdec.models.loading import Decoder, load_model
-from specdec.models.weights.checkpoint import open_checkpoint
+from specdec.models.weights.checkpoint import CPU, open_checkpoint
 from specdec.training.batches import Batch
 
 _BLOCK_SIZE = 16
@@ -57,10 +60,26 @@ class TargetPrecision:
     kernels: Kernels = "auto"
 
 
+@dataclass(frozen=True)
+class OutputRows:
+    """The rows of the served output head for some tokens.
+
+    matrix: [V, hidden_size], in the format that is served. dtype: of the decoder's hidden states.
+    """
+
+    matrix: Matrix
+    dtype: torch.dtype
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits of these tokens, [R, V] float32; hidden: [R, hidden_size]."""
+        return self.matrix.multiply(hidden.to(self.dtype)).float()
+
+
 class Target:
     """A loaded target.
 
-    embedding: [vocab_size, hidden_size] float32. lm_head: the same shape, the same tensor if tied.
+    embedding: [vocab_size, hidden_size] float32. lm_head: the same shape, the same tensor if tied;
+    it is not quantized. `output_rows` computes the logits that are served.
     """
 
     def __init__(
@@ -123,6 +142,29 @@ class Target:
     def weight(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Return a copy of a tensor of the checkpoint, in float32."""
         return self._reader.read(name, shape).clone()
+
+    def output_rows(self, token_ids: Tensor) -> OutputRows:
+        """Return the output head for some tokens, [V] int64, as the decoder holds it.
+
+        A row's logits do not depend on the other rows, so they are those that are served.
+        """
+        precision = self.precision
+        backend = KernelBackend.select(precision.kernels, CPU)
+        reader = open_checkpoint(
+            self.directory, DTYPES[precision.dtype], precision.quantization, CPU, backend
+        )
+        name = _EMBEDDING if self.config.tie_word_embeddings else _LM_HEAD
+        shape = (self.config.vocab_size, self.config.hidden_size)
+        rows = reader.read(name, shape, dtype=reader.exact_dtype(name))[token_ids]
+        matrix = make_matrix(
+            [rows],
+            (len(token_ids), shape[1]),
+            reader.dtype,
+            quantization=precision.quantization,
+            backend=backend,
+        )
+        is_native = isinstance(self.decoder, NativeDecoder)
+        return OutputRows(matrix, torch.float32 if is_native else reader.dtype)
 
     def hidden_states(self, batch: Batch, taps: Sequence[int]) -> HiddenStates:
         """Run the target over the T tokens of a batch; see `Decoder.forward_with_taps`.

@@ -6,7 +6,8 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,14 @@ class Evaluation:
 
     @property
     def mean_length(self) -> float:
-        """Mean accepted length over the temperatures."""
-        return sum(each.mean_length for each in self.acceptance.values()) / len(self.acceptance)
+        """Mean accepted length of all steps: each sample counts, whatever its temperature."""
+        return reduce(add, self.acceptance.values()).mean_length
 
     def as_json(self) -> dict[str, Any]:
         """Return accepted lengths, and acceptance by position, by temperature."""
         return {
             "step": self.step,
+            "mean_accepted_length": round(self.mean_length, 4),
             "accepted_length": {
                 str(temperature): round(each.mean_length, 4)
                 for temperature, each in self.acceptance.items()

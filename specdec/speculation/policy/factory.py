@@ -55,7 +55,8 @@ def make_policy(
     choosers: Mapping[str | None, GoodputChooser] = {}
     if speculation.chosen_policy == "goodput":
         models = target, measure_draft, draft_limits
-        choosers = _choosers(speculation, config, *models, measure_engine)
+        tables = measure_costs(speculation, config, *models, measure_engine)
+        choosers = {name: GoodputChooser(CostModel(table)) for name, table in tables.items()}
     return SpeculationPolicy(
         control,
         time.monotonic,
@@ -71,15 +72,18 @@ def make_policy(
     )
 
 
-def _choosers(
+def measure_costs(
     speculation: SpeculativeConfig,
     config: EngineConfig,
     target: Target,
     measure_draft: MeasureDraft | None,
     draft_limits: DraftLimits | None,
     measure_engine: MeasureEngine,
-) -> dict[str | None, GoodputChooser]:
-    """Return a chooser for each method, and one for all together (None): their costs differ."""
+) -> dict[str | None, CostTable]:
+    """Return the seconds of steps with each method, and with all together (None).
+
+    The arguments are those of `make_policy`.
+    """
     rule = speculation.length_rule
     most = max(
         speculation.num_speculative_tokens,
@@ -115,7 +119,7 @@ def _choosers(
     logger.info("seconds of a step: %s", whole)
     by_method: dict[str | None, CostTable] = {None: whole}
     by_method |= {each.name: tables.get(each.place, whole) for each in speculation.drafters}
-    return {method: GoodputChooser(CostModel(table)) for method, table in by_method.items()}
+    return by_method
 
 
 def _main_place(speculation: SpeculativeConfig) -> DraftPlace:

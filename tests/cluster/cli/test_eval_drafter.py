@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from cluster.cli import main
 from cluster.cli.eval_drafter import _line
+from specdec.models.drafters.card import read_acceptance
 from specdec.training.evaluation import Answer, PositionCounts, SuiteResult
 from tests.specdec.heads import fitted_medusa_dir
 
@@ -46,6 +47,31 @@ def test_the_report_and_the_plot(evaluate, tmp_path):
     assert content["evaluation"]["max_tokens"] == 9
     texts = "".join(ElementTree.parse(plot).getroot().itertext())
     assert all(part in texts for part in ("Accepted length", "position", "temperature 1, none"))
+
+
+def test_the_card_keeps_its_other_entries(evaluate, tmp_path):
+    card = tmp_path / "card.json"
+    card.write_text(json.dumps({"target": "tiny", "evaluation": {"results": []}}))
+    flags = ["--num-prompts", 1, "--max-tokens", 9, "--temperatures", "0", "--card", card]
+    assert evaluate(*flags).exit_code == 0
+    content = json.loads(card.read_text())
+    assert content["target"] == "tiny"
+    assert content["evaluation"]["method"] == "draft_model"
+    assert content["evaluation"]["num_speculative_tokens"] == 3
+    assert content["evaluation"]["prompts_file"] == "prompts.jsonl"
+    assert "tokens_per_s" not in content["evaluation"]["results"][0]
+    suites = read_acceptance(tmp_path)
+    assert [each.suite for each in suites] == ["a", "b"]
+    assert all(each.accepted_per_step[0] > 0 for each in suites)
+
+
+def test_a_card_that_is_none_is_refused_first(evaluate, tmp_path):
+    card = tmp_path / "card.json"
+    card.write_text("[]")
+    result = evaluate("--card", card)
+    assert result.exit_code == 1
+    assert "a file with a JSON object" in result.stderr
+    assert card.read_text() == "[]"
 
 
 def test_the_table(evaluate):

@@ -155,6 +155,7 @@ def test_a_draft_model_is_exported_in_the_layout_and_size_that_is_asked_for(
         (["--depth", 40], "depth is 40; it must be from 1 to 16"),
         (["--num-samples", 11], "has 10 samples so far; 11 are needed"),
         (["--draft-vocab-size", 1], "draft_vocab_size is 1; it must be from"),
+        (["--draft-vocab-size", 384], "draft_vocab_size is 384; it must be from"),
         (["--method", "mlp_speculator", "--draft-vocab-size", 99], "has no draft vocabulary"),
     ],
 )
@@ -174,6 +175,17 @@ def test_the_sizes_of_a_block_drafter_follow_the_flags(train, tmp_path):
     assert config["transformer_layer_config"]["num_hidden_layers"] == 1
     assert config["markov_rank"] == 5
     assert json.loads((head / "card.json").read_text())["training"]["max_anchors"] == 4
+
+
+@pytest.mark.parametrize("flags", [("--draft-vocab-size", 1), ("--method", "mlp_speculator")])
+def test_a_bad_draft_vocabulary_is_refused_before_there_are_answers(
+    flags, tiny_model_dir, prompts, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(generation, "generate_corpus", lambda *_: pytest.fail("answers first"))
+    size = () if "--draft-vocab-size" in flags else ("--draft-vocab-size", 99)
+    result = invoke(tiny_model_dir, tmp_path / "run", "--prompts", prompts, *flags, *size)
+    assert result.exit_code == 1
+    assert "draft_vocab_size is" in result.stderr
 
 
 @pytest.mark.parametrize(("limit", "dtype"), [(1, "bfloat16"), (3, "float32")])

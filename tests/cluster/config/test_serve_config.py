@@ -8,6 +8,7 @@ import pytest
 from cluster.config.config_file import read_models
 from cluster.config.serve_config import ServeConfig
 from specdec.config.engine import DTYPE_BYTES, EngineConfig
+from specdec.config.model_aliases import ALIASES
 from specdec.config.quantization import QUANTIZATION_METHODS
 from specdec.config.speculative import SpeculativeConfig
 from specdec.config.speculative_keys import read_value
@@ -24,20 +25,27 @@ def tls_files(tmp_path):
 def test_defaults():
     config = ServeConfig()
     assert config.model == config.served_model_name == "smollm2-135m-instruct"
-    assert config.speculative_config == SpeculativeConfig.of("draft_model", 3, quantization="int8")
+    [first, *_] = ALIASES[config.model].drafters
+    assert config.speculative_config == SpeculativeConfig.of(**first.keys("cpu"))
+    assert config.speculative_config.is_auto
     assert config.warnings == ()
 
 
-def test_auto_drafts_with_ngram_for_a_model_without_an_alias(monkeypatch):
+def test_auto_drafts_with_ngram_for_a_model_without_an_alias():
     ngram = SpeculativeConfig.of("ngram", 3)
     assert ServeConfig(model="/models/tiny").speculative_config == ngram
     assert ServeConfig.from_mapping({"speculative_config": "auto", "model": "tiny"}) == (
         ServeConfig(model="tiny")
     )
-    for quantization in QUANTIZATION_METHODS:
-        assert ServeConfig(quantization=quantization).speculative_config == ngram
-    monkeypatch.setattr("specdec.config.engine.has_fbgemm", lambda: False)
-    assert ServeConfig().speculative_config == ngram
+    assert not ngram.is_auto
+
+
+def test_a_given_configuration_is_not_replaced_by_a_faster_drafter():
+    default = ServeConfig().speculative_config
+    for given in (default.to_mapping(), {"num_speculative_tokens": 3}, {"policy": "threshold"}):
+        assert not ServeConfig.from_mapping(
+            {"speculative_config": given}
+        ).speculative_config.is_auto
 
 
 @pytest.mark.parametrize(
@@ -339,7 +347,8 @@ def test_quantization_is_for_cpus(method):
     for changes in ({"quantization": method}, {"speculative_config": speculation}):
         with pytest.raises(InvalidValueError, match="it must be left out where device is cuda"):
             ServeConfig(model="tiny", device="cuda", **changes)
-    assert ServeConfig(device="cuda").speculative_config == SpeculativeConfig.of("ngram")
+    default = ServeConfig(device="cuda").speculative_config
+    assert default.to_mapping().get("quantization") is None
 
 
 def test_w8a8_needs_native_kernels():

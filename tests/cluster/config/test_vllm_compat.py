@@ -5,8 +5,11 @@ import pytest
 from cluster.config.config_file import read_models
 from cluster.config.serve_config import ServeConfig
 from cluster.config.vllm_compat import ALWAYS, RENAMED, SAME, in_our_words
+from specdec.config.model_aliases import ALIASES
 from specdec.config.speculative_keys import SPECULATION_KEYS
 from specdec.types.errors import InvalidValueError
+
+FIRST = ALIASES["smollm2-135m-instruct"].drafters[0].keys("cpu")
 
 
 def speculation(*sources, model="tiny"):
@@ -53,13 +56,13 @@ def test_a_later_source_wins_key_by_key():
         (
             "smollm2-135m-instruct",
             {"num_speculative_tokens": 5},
-            {"method": "draft_model", "quantization": "int8", "num_speculative_tokens": 5},
+            {**FIRST, "num_speculative_tokens": 5},
         ),
         ("tiny", {"spec_tokens": 5}, {"num_speculative_tokens": 5}),
         (
             "smollm2-135m-instruct",
             {"num_speculative_tokens": 5, "quantization": "w8a8"},
-            {"num_speculative_tokens": 5},
+            {**FIRST, "num_speculative_tokens": 5},
         ),
         (
             "smollm2-135m-instruct",

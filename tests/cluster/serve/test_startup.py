@@ -9,11 +9,16 @@ from ray import serve
 
 from cluster.config.serve_config import ServeConfig
 from cluster.control.store import ControlStore, StoredSpeculation
+from cluster.serve import startup
 from cluster.serve.ray_session import Listening, RaySession, StartupError
 from cluster.serve.startup import ServedModel, _access, _ready_message, deploy, running_service
+from specdec.engine.model_resolution import ModelDirectories
+from specdec.llm import drafter_choice
+from specdec.speculation.policy.cost_model import CostTable
 from specdec.types.errors import InvalidValueError, ModelNotFoundError, OutOfMemoryError
 from tests.e2e.conftest import free_ports
 from tests.specdec.heads import fitted_medusa_dir
+from tests.specdec.llm.shipped import shipped_aliases
 from tests.specdec.tiny import renamed_dtype_dir
 
 
@@ -111,6 +116,31 @@ def test_a_head_is_served_with_the_target_that_it_names(
         start(model=str(head), served_model_name="tiny")
     assert f"{head} is a head for method medusa; its target is {tiny_model_dir}" in lines
     assert any(line.startswith(f"head {head}: taken for Medusa") for line in lines)
+
+
+def test_auto_serves_the_fastest_drafter_of_an_alias(
+    start, lines, monkeypatch, tiny_model_dir, tmp_path
+):
+    def measure(config, drafters):
+        return {each.name: CostTable((1,), (0, 2), ((0.01, 0.011),)) for each in drafters}
+
+    def resolve_models(config, report):
+        served.append(config.speculative_config)
+        return ModelDirectories(tiny_model_dir, None)
+
+    def stop(session):
+        raise RayWouldStartError
+
+    served = []
+    shipped_aliases(tiny_model_dir, tmp_path, monkeypatch)
+    monkeypatch.setattr(drafter_choice, "measure_in_process", measure)
+    monkeypatch.setattr(startup, "with_detected_models", lambda config, report: config)
+    monkeypatch.setattr(startup, "resolve_models", resolve_models)
+    monkeypatch.setattr(RaySession, "start", stop)
+    with pytest.raises(RayWouldStartError):
+        start(model="tiny")
+    assert [each.method for each in served] == ["ngram"]
+    assert any(line.startswith("drafter tiny-ngram, the fastest here") for line in lines)
 
 
 def test_the_access_to_each_model_is_summarized(tmp_path, monkeypatch):

@@ -1,10 +1,16 @@
 """Resolution of models, and which draft models a target accepts."""
 
+from dataclasses import replace
+
 import pytest
 
 from specdec.config.llm import LLMConfig
+from specdec.config.model_aliases import ALIASES
 from specdec.config.speculative import SpeculativeConfig
+from specdec.engine import model_resolution
 from specdec.engine.model_resolution import ModelDirectories, resolve_models, with_resolved_dtype
+from specdec.models import resolve as models_resolve
+from specdec.models.weights.fingerprint import weights_fingerprint
 from specdec.types.errors import InvalidValueError
 from tests.specdec.heads import fitted_medusa_dir
 from tests.specdec.tiny import renamed_dtype_dir, tiny_llama_dir
@@ -20,6 +26,32 @@ def resolved(target, draft):
 
 def test_the_target_drafts_for_itself_unless_another_is_named(tiny_model_dir):
     assert resolved(tiny_model_dir, None).draft == tiny_model_dir
+
+
+@pytest.mark.parametrize("method", ["medusa", "draft_model"])
+def test_a_drafter_of_the_package_needs_the_weights_that_it_was_made_for(
+    method, tiny_model_dir, tmp_path, monkeypatch
+):
+    files = {
+        "medusa": lambda: fitted_medusa_dir(tiny_model_dir, tmp_path, [list(range(3, 30))]),
+        "draft_model": lambda: tiny_llama_dir(tmp_path, hidden=36, heads=3, kv_heads=1),
+    }
+    directory = files[method]()
+    monkeypatch.setattr(models_resolve, "drafter_directory", lambda name: directory)
+    sha256 = weights_fingerprint(tiny_model_dir)
+    for each in (sha256, "0" * 64):
+        source = replace(ALIASES["smollm2-135m-instruct"], weights_sha256=each)
+        monkeypatch.setattr(model_resolution, "ALIASES", {"tiny": source})
+        for module in (model_resolution, models_resolve):
+            monkeypatch.setattr(module, "TARGETS_OF_DRAFTERS", {"tiny-drafter": "tiny"})
+        keys = SpeculativeConfig.of(method, model="tiny-drafter")
+        config = LLMConfig(model=str(tiny_model_dir), speculative_config=keys)
+        if each == sha256:
+            found = resolve_models(config, lambda line: None)
+            assert directory in (found.head, found.draft)
+        else:
+            with pytest.raises(InvalidValueError, match="this one was made for tiny"):
+                resolve_models(config, lambda line: None)
 
 
 @pytest.mark.parametrize("vocab", [383, 420])

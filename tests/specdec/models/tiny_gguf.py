@@ -104,7 +104,7 @@ def write_wheel(directory: Path, members: dict[str, bytes]) -> Wheel:
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     size = path.stat().st_size
     source = PackagedModel(
-        "tiny-package", "1.0", sha256, MEMBER, "org/tiny", "bfloat16", size, True, False
+        "tiny-package", "1.0", sha256, MEMBER, "org/tiny", "bfloat16", size, splits_digits=True
     )
     return Wheel(path, source)
 

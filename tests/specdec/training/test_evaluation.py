@@ -32,10 +32,12 @@ def test_a_drafter_that_is_always_right(tiny_model_dir):
         assert each.num_other_answers == 0
         assert (each.num_prompts, each.num_drafts > 0) == (1, True)
         assert each.acceptance_by_position[0] == 1.0
+        assert each.num_tokens - 1 <= each.num_steps + sum(each.num_accepted)
         assert each.speedup == pytest.approx(each.tokens_per_s / each.baseline_tokens_per_s)
     # Without an end of text, 16 tokens behind the first are four steps of three drafts each.
     long = [each for each in results if each.num_tokens == 17]
     assert [each.mean_accepted_length for each in long] == [4.0] * len(long) != []
+    assert [(each.num_steps, each.num_accepted) for each in long] == [(4, (4, 4, 4))] * len(long)
 
 
 def test_an_engine_that_drafts_nothing_is_refused(tiny_model_dir):
@@ -66,6 +68,8 @@ def test_a_suite_has_medians_of_its_prompts():
     assert (result.tokens_per_s, result.baseline_tokens_per_s, result.speedup) == (20.0, 10.0, 1.5)
     assert (result.num_prompts, result.num_tokens, result.num_other_answers) == (4, 32, 1)
     assert (result.num_drafts, result.mean_accepted_length) == (8, 1.5)
+    # Each answer has a first token, and seven more of which one was drafted.
+    assert (result.num_steps, result.num_accepted) == (24, (4,))
     assert SuiteResult.of("a", 0.7, cells[3:]).speedup is None
 
 

@@ -125,6 +125,7 @@ def test_a_prompt_beyond_the_context_is_skipped(config, tmp_path):
     long = PromptRecord(("water " * 600,))
     progress = generate_corpus(config, [long, *PROMPTS], tmp_path)
     assert (progress.num_samples, progress.num_skipped) == (5, 1)
+    assert generate_corpus(config, [long, *PROMPTS], tmp_path).num_requests == 0
 
 
 def test_nothing_to_answer_is_refused(config, tmp_path):
@@ -142,6 +143,19 @@ def test_samples_are_stored_when_they_are_many_or_old(tmp_path, monkeypatch):
             buffer.add([Sample((1, 2), 1, 0.0)], number)
             sizes.append(len(writer.requests))
     assert sizes == [0, 0, 3, 3, 3, 6, 6]
+
+
+def test_requests_without_a_sample_are_stored_with_the_next_shard(tmp_path):
+    with CorpusWriter(tmp_path, INFO) as writer:
+        buffer = ShardBuffer(writer, Clock())
+        buffer.add([], -1)
+        buffer.add([Sample((1, 2), 1, 0.0)], -2)
+        buffer.flush()
+        buffer.add([], -3)
+        buffer.flush()
+    assert len(Corpus.open(tmp_path)) == 1
+    with CorpusWriter(tmp_path, INFO) as writer:
+        assert writer.requests == {-1, -2, -3}
 
 
 @pytest.mark.slow

@@ -3,12 +3,13 @@
 import pytest
 
 from specdec.text.tokenizer import Tokenizer
-from specdec.training.corpus import Corpus
+from specdec.training.corpus import Corpus, CorpusWriter, Sample
 from specdec.training.generation import GenerationConfig, generate_corpus
 from specdec.training.self_written import UsablePrompts, UserTurn
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import ChatMessage
 from tests.specdec.tiny import TURN_END
+from tests.specdec.training.test_corpus import INFO
 
 
 @pytest.fixture(scope="module")
@@ -57,3 +58,19 @@ def test_the_target_writes_prompts_and_answers_them(tiny_model_dir, tokenizer, t
         prompt = sample.token_ids[: sample.num_prompt_tokens]
         assert prompt[: len(turn.token_ids)] == turn.token_ids
         assert prompt.count(turn.end_token_id) == 1
+    # Those that were dropped are recorded: none is written again.
+    assert progress.num_skipped > 0
+    assert generate_corpus(config, [], tmp_path).num_requests == 0
+
+
+def test_a_later_run_repeats_no_prompt_of_an_earlier_one(tokenizer, tmp_path):
+    turn, text = UserTurn.of(tokenizer), "Ask the baker about the river"
+    prompt = tuple(tokenizer.encode_chat([ChatMessage("user", text)]))
+    with CorpusWriter(tmp_path, INFO) as writer:
+        writer.add([Sample((*prompt, 5), len(prompt), 0.0)], [-1])
+        writer.add([Sample((*prompt[:-1], 7, 5), len(prompt), 0.0)], [3])
+        used = [turn.text_of(each, tokenizer) for each in writer.prompts(lambda each: each < 0)]
+    assert used == [text]
+    usable = UsablePrompts(used)
+    assert usable.accept(text, has_ended=True) is None
+    assert usable.accept(f"{text} again", has_ended=True) is not None

@@ -5,12 +5,14 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 
+from specdec.training.acceptance import Acceptance
+from specdec.training.checkpoint import CheckpointError
 from specdec.training.config import TrainingConfig
 from specdec.training.corpus import Sample
 from specdec.training.target import Target, TargetPrecision
-from specdec.training.trainer import HEAD, Data, Trainer
+from specdec.training.trainer import HEAD, Data, Evaluation, Trainer
 from specdec.types.errors import InvalidValueError
 
 CONFIG = TrainingConfig(
@@ -30,6 +32,14 @@ OWN = {"draft_model": {"num_layers": 1}}
 
 class StoppedError(Exception):
     pass
+
+
+def test_temperatures_weigh_by_their_held_out_steps():
+    """Ten steps of 2.5 tokens and thirty of 1.5."""
+    of_temperatures = {0.0: Acceptance(10, 15, (8,), (10,)), 0.8: Acceptance(30, 15, (15,), (30,))}
+    evaluation = Evaluation(7, of_temperatures)
+    assert evaluation.mean_length == pytest.approx((10 * 2.5 + 30 * 1.5) / 40)
+    assert evaluation.as_json()["mean_accepted_length"] == 1.75
 
 
 @pytest.fixture
@@ -114,6 +124,24 @@ def test_a_checkpoint_of_another_run_is_rejected(target, data, tmp_path):
     other = TargetPrecision("bfloat16", kernels="torch")
     with pytest.raises(InvalidValueError, match="target_dtype is 'bfloat16'"):
         Trainer(config, Target(target.directory, 128, other), data, tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "other"])
+def test_a_damaged_checkpoint_is_one_line_with_its_path(damage, target, data, tmp_path):
+    config = dataclasses.replace(CONFIG, num_epochs=1)
+    Trainer(config, target, data, tmp_path).run(lambda _: None)
+    path = tmp_path / "checkpoint.safetensors"
+    content = {
+        "cut": path.read_bytes()[:-1000],
+        "empty": b"",
+        "other": save({"x": torch.zeros(1)}, {"format": "pt"}),
+    }
+    path.write_bytes(content[damage])
+    with pytest.raises(CheckpointError) as caught:
+        Trainer(config, target, data, tmp_path)
+    assert str(caught.value).startswith(f"{path} is damaged (")
+    assert "delete it to begin the run again" in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_held_out_answers_of_one_token_are_not_enough(target, data, tmp_path):

@@ -1,0 +1,29 @@
+"""Identity of a model's weights by the content of their files."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+
+from specdec.models.weights.weight_files import find_weight_files
+
+
+def weights_fingerprint(directory: Path) -> str:
+    """Return the SHA-256 of the weight files of a model, as hexadecimal digits.
+
+    It reads them once in a process, unless they change. Raises UnsupportedModelError for a
+    directory without weights.
+    """
+    whole = hashlib.sha256()
+    for path in sorted(find_weight_files(directory)):
+        status = path.stat()
+        content = _file_fingerprint(path.resolve(), status.st_size, status.st_mtime_ns)
+        whole.update(f"{path.name}\0{content}\n".encode())
+    return whole.hexdigest()
+
+
+@lru_cache(maxsize=64)
+def _file_fingerprint(path: Path, _size: int, _mtime_ns: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,35 @@
+"""An alias for the tiny model, with drafters whose cards have a known acceptance."""
+
+import json
+from dataclasses import replace
+
+from specdec.config.model_aliases import ALIASES, ShippedDrafter
+from specdec.llm import drafter_choice
+from specdec.models.weights.fingerprint import weights_fingerprint
+
+DRAFTERS = (
+    ShippedDrafter("tiny-lookup", "suffix", 2, has_weights=False),
+    ShippedDrafter("tiny-ngram", "ngram", 2, has_weights=False),
+)
+"""The second one is accepted more often."""
+
+
+def shipped_aliases(model_dir, directory, monkeypatch):
+    """Let `tiny` be an alias of a model with DRAFTERS; return the aliases, which may be changed."""
+    source = replace(
+        ALIASES["smollm2-135m-instruct"],
+        drafters=DRAFTERS,
+        weights_sha256=weights_fingerprint(model_dir),
+    )
+    aliases = {"tiny": source}
+    for name in ("specdec.config.model_aliases", "specdec.llm.drafter_choice"):
+        monkeypatch.setattr(f"{name}.ALIASES", aliases)
+    monkeypatch.setattr(drafter_choice, "resolve", lambda name, progress: model_dir)
+    monkeypatch.setattr(drafter_choice, "drafter_directory", lambda name: directory / name)
+    monkeypatch.setenv("SPECDEC_CACHE_DIR", str(directory / "cache"))
+    for drafter, accepted in zip(DRAFTERS, ([8, 4], [60, 40]), strict=True):
+        result = {"num_steps": 80, "num_drafts": 80, "num_accepted": accepted}
+        card = {"evaluation": {"results": [{"suite": "a", "temperature": 0.0, **result}]}}
+        (directory / drafter.name).mkdir()
+        (directory / drafter.name / "card.json").write_text(json.dumps(card))
+    return aliases
