@@ -39,7 +39,7 @@ _QUANTIZATIONS = ("none", *QUANTIZATION_METHODS)
 _MAX_TOKENS = 64
 _MAX_MODEL_LEN = 2048
 _MOST_RATIO, _MOST_START_S = 1.5, 25.0
-_HOLDERS = ("TargetWorker", "DraftWorker", "Router")
+_HOLDERS = ("TargetWorker", "DraftWorker.run", "Router")
 """Substrings of the names of the actors whose memory is limited."""
 
 

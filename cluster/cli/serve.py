@@ -51,7 +51,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "Replicas": (
             *("num_replicas", "min_replicas", "max_replicas", "target_requests_per_replica"),
             *("upscale_delay_s", "downscale_delay_s", "start_timeout_s", "drain_timeout_s"),
-            *("transport", "ray_address", "target_labels", "draft_labels"),
+            *("spare_draft_worker", "transport", "ray_address", "target_labels", "draft_labels"),
         ),
         "Network": (
             *("ingress", "host", "http_port", "grpc_port", "http_max_body_mib"),

@@ -123,6 +123,12 @@ class ServeConfig(LLMConfig):
         POSITIVE,
         "Most seconds of a forward pass; passes of a size measured before fail sooner",
     )
+    spare_draft_worker: bool = setting(
+        True,
+        BOOLEAN,
+        "Keep a process for each draft rank that has started and imported everything, and replaces "
+        "a rank that dies; without it drafts are missing for some seconds longer",
+    )
     transport: Literal["auto", "ipc", "tcp"] = setting(
         "auto",
         one_of("auto", "ipc", "tcp"),
@@ -243,6 +249,13 @@ class ServeConfig(LLMConfig):
     def most_replicas(self) -> int:
         """Number of replicas at the highest load."""
         return self.max_replicas or self.num_replicas
+
+    @property
+    def num_spare_ranks(self) -> int:
+        """See LLMConfig."""
+        if self.draft_model is None or not self.spare_draft_worker:
+            return 0
+        return self.draft_model.draft_tensor_parallel_size
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -56,7 +57,7 @@ class RayExecutor:
         """Store what `load` needs. num_sharing: the replicas that share a node's cores."""
         if not isinstance(config, ServeConfig):
             values = {each.name: getattr(config, each.name) for each in fields(LLMConfig)}
-            config = ServeConfig(**values, served_model_name="llm")
+            config = ServeConfig(**values, served_model_name="llm", spare_draft_worker=False)
         self._config = config
         self._directories = directories
         self._plan = plan
@@ -220,6 +221,8 @@ class RayExecutor:
         return HeadSource(model, method.quantization, method.window, method.speculative_token_map)
 
     def _start_draft(self, placement: PlacementGroup) -> DraftSupervisor | None:
+        from cluster.workers.ranks import Ranks
+        from cluster.workers.spare import SpareRanks
         from cluster.workers.supervisors import DraftSupervisor
         from cluster.workers.worker_group import DRAFT, WorkerGroup
 
@@ -234,7 +237,14 @@ class RayExecutor:
         )
         vocabulary = DraftVocabulary.between(directory, self._directories.target)
         spec = replace(spec, vocabulary=vocabulary.shared)
-        return DraftSupervisor(lambda: WorkerGroup(DRAFT, spec, placement), limits, vocabulary)
+        if not self._config.spare_draft_worker:
+            start = partial(WorkerGroup, DRAFT, spec, placement)
+            return DraftSupervisor(start, limits, vocabulary)
+        spare = SpareRanks(
+            lambda ranks: WorkerGroup(DRAFT, spec, placement, ranks),
+            lambda lost: Ranks.spares(DRAFT.actor, spec, placement, lost.places),
+        )
+        return DraftSupervisor(spare.start, limits, vocabulary, spare)
 
     def _group_spec(
         self,

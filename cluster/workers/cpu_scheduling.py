@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 from specdec.config.hardware import available_cpus
+
+_LOW_PRIORITY = 10
+"""Nice value. Beside one busy thread of nice 0, such a thread gets a tenth of a core."""
 
 
 @contextmanager
@@ -37,13 +42,30 @@ def run_as_model() -> None:
         _schedule(os.SCHED_OTHER)
 
 
+def run_at_low_priority(function: Callable[[], object]) -> None:
+    """Call a function in a new thread of low priority, and wait for it. Raises what it raises.
+
+    A process could not raise the priority of its threads again, but a thread of it has its own.
+    """
+    with ThreadPoolExecutor(1, initializer=_lower_priority) as thread:
+        thread.submit(function).result()
+
+
+def _lower_priority() -> None:
+    if sys.platform == "linux":  # where the nice value is an attribute of a thread
+        with suppress(OSError):
+            thread_id = threading.get_native_id()
+            nice = os.getpriority(os.PRIO_PROCESS, thread_id)
+            os.setpriority(os.PRIO_PROCESS, thread_id, max(nice, _LOW_PRIORITY))
+
+
 def threads_per_worker(tensor_parallel_size: int, num_replicas: int = 1) -> int:
     """Return the threads of a rank: the ranks of a group share the cores, and so do replicas."""
     return max(1, available_cpus() // (tensor_parallel_size * num_replicas))
 
 
 def _policy() -> int | None:
-    with suppress(OSError):  # sandboxes may refuse both calls, which costs some speed
+    with suppress(OSError):  # sandboxes may refuse these calls, which costs some speed
         return os.sched_getscheduler(0)
     return None
 

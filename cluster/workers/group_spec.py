@@ -77,3 +77,16 @@ class GroupSpec:
     logs: LogConfig
     vocabulary: VocabularyMap | None = None
     head: HeadSource | None = None
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """Where the process of a rank runs.
+
+    address: of its node. pid: on that node. visible_devices: the GPUs that Ray has assigned to it,
+    as CUDA_VISIBLE_DEVICES; None where the variable is not set.
+    """
+
+    address: str
+    pid: int
+    visible_devices: str | None

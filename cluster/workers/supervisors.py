@@ -10,10 +10,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import ClassVar, Generic, TypeVar
 
+from cluster.workers.backoff import Backoff
 from cluster.workers.profile_messages import WorkerProfileOrder
+from cluster.workers.spare import SpareRanks
 from cluster.workers.worker_group import OutputT, StepT, WorkerGroup
 from specdec.config.engine import DraftLimits
 from specdec.speculation.proposers import (
@@ -32,41 +33,6 @@ Result = TypeVar("Result")
 
 MAX_FAILURES = 5
 """More consecutive failures of a target, none followed by a minute of running, are a crash loop."""
-
-
-@dataclass
-class Backoff:
-    """Exponential backoff: no delay after the first failure, then `base_s` doubled up to `limit_s`.
-
-    Running for more than `forget_after_s` seconds resets it; the time that a start takes does not
-    count. `clock` is in seconds.
-    """
-
-    clock: Callable[[], float]
-    base_s: float = 1.0
-    limit_s: float = 30.0
-    forget_after_s: float = 60.0
-    num_failures: int = field(default=0, init=False)
-    _started_s: float | None = field(default=None, init=False)
-
-    def started(self) -> None:
-        """Record a successful start."""
-        self._started_s = self.clock()
-
-    def forgive(self) -> None:
-        """Forget the failures so far."""
-        self.num_failures = 0
-
-    def delay_s(self) -> float:
-        """Record a failure, and return the delay before the next start."""
-        if self._started_s is not None and self.clock() - self._started_s > self.forget_after_s:
-            self.num_failures = 0
-        self._started_s = None
-        self.num_failures += 1
-        if self.num_failures == 1:
-            return 0.0
-        exponent = min(self.num_failures - 2, 32)  # far beyond any limit, without overflow
-        return min(self.limit_s, self.base_s * 2.0**exponent)
 
 
 class Supervisor(Generic[StepT, OutputT]):
@@ -212,8 +178,11 @@ class DraftSupervisor(Supervisor[DraftStep, DraftOutput]):
         start: Callable[[], WorkerGroup[DraftStep, DraftOutput]],
         limits: DraftLimits,
         vocabulary: DraftVocabulary,
+        spare: SpareRanks[DraftStep, DraftOutput] | None = None,
     ) -> None:
+        """Start the first group. spare: to keep while there is a group; `start` uses it."""
         super().__init__(start)
+        self._spare = spare
         self._limits = limits
         self._vocabulary = vocabulary
         self._proposer: DraftModelProposer | None = None
@@ -253,12 +222,23 @@ class DraftSupervisor(Supervisor[DraftStep, DraftOutput]):
             self._proposer.release(seq_id)
 
     def check(self) -> None:
-        """Detect a rank that died while no step ran."""
-        if self._group is not None:
-            try:
-                self._group.check_alive()
-            except DraftFailedError as error:
-                self._recover(error)
+        """Detect a rank that died while no step ran, and replace a spare that was used or died."""
+        group = self._group
+        if group is None:
+            return
+        try:
+            group.check_alive()
+        except DraftFailedError as error:
+            self._recover(error)
+            return
+        if self._spare is not None:
+            self._spare.maintain(group)
+
+    def close(self) -> None:
+        """See Supervisor; also ends the spare."""
+        super().close()
+        if self._spare is not None:
+            self._spare.close()
 
     def measure(self, measure: Callable[[DraftWorker], Result]) -> Result | None:
         """Return what `measure` measures on the group, before there is a sequence.

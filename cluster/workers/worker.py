@@ -18,6 +18,7 @@ from cluster.workers.frames import Frames
 from cluster.workers.group_spec import GroupSpec, HeadSource
 from cluster.workers.profile_messages import WorkerProfileOrder, is_for_profiles, order_in
 from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.text.tokenizer import Tokenizer
 from specdec.types.profile import WorkerProfile
 from specdec.worker import (
     DraftModelRunner,
@@ -28,6 +29,7 @@ from specdec.worker import (
     StepProfiler,
     TargetModelRunner,
     load_warm,
+    native_library_fault,
 )
 
 logger = logging.getLogger(__name__)
@@ -41,6 +43,16 @@ StepFunction = Callable[[Frames], Iterator[Frames]]
 
 def _head_files(head: HeadSource) -> HeadFiles:
     return HeadFiles(head.model.here(), head.quantization, head.window, head.token_map)
+
+
+def prepare_to_load(spec: GroupSpec) -> None:
+    """Load all libraries that `load_worker` uses, some of which it would import while it loads.
+
+    Uses no GPU. Raises ModelNotFoundError.
+    """
+    Tokenizer(spec.model.here())
+    if spec.device == "cpu" and spec.kernels != "torch":
+        native_library_fault()
 
 
 def load_worker(spec: GroupSpec, rank: int, directory: Path) -> ModelWorker:

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import math
-import shutil
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
-import ray
 import zmq
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from cluster.config.secrets import SECRET_VARIABLES
 from cluster.workers import serialization
 from cluster.workers.actor import DraftWorker, TargetWorker, Worker
 from cluster.workers.frames import Frames
@@ -30,15 +23,18 @@ from cluster.workers.profile_messages import (
     WorkerProfileOrder,
     is_report,
 )
-from cluster.workers.resources import CPUS_PER_WORKER
+from cluster.workers.ranks import Ranks
 from cluster.workers.step_deadline import StepDeadline
-from cluster.workers.transport import CurveKeys, StepSocket, connect
+from cluster.workers.transport import StepSocket
 from cluster.workers.unix_socket import PeerGoneError
 from specdec.types.errors import DraftFailedError, TargetFailedError
 from specdec.types.messages import DraftOutput, DraftStep, StepInput, VerifyOutput
 from specdec.types.profile import WorkerProfile
 
 _LIVENESS_CHECK_PERIOD_MS = 500
+_REASON_CHECK_PERIOD_MS = 10
+_REASON_TIMEOUT_S = 1.0
+"""Ray reports why a rank has ended a moment after its socket is closed."""
 _MIN_STEP_TIMEOUT_S = 5.0
 _STEP_TIMEOUT_FACTOR = 20.0
 """A pause of the machine or of a process should be shorter than these limits."""
@@ -46,14 +42,6 @@ _MIN_PATIENCE_S = 0.1
 _PATIENCE_FACTOR = 5.0
 """A draft that takes longer than others is no longer worth waiting for."""
 _STOP_TIMEOUT_S = 5.0
-
-# By default an idle OpenMP thread spins for some 16 ms in case more work arrives. Other ranks, the
-# Router and clients wait for that core, and so does the work itself where a thread that it needs is
-# not scheduled. On two cores under contention, 120 small matrix products took 4.5 s that way, 0.7 s
-# with a spin count of 20000, and 0.2 s with 2000: some 0.1 ms, longer than the gaps within a step.
-BRIEF_SPINNING = {"GOMP_SPINCOUNT": "2000"}
-RANK_ENVIRONMENT = {**BRIEF_SPINNING, **dict.fromkeys(SECRET_VARIABLES, "")}
-"""Environment variables of every rank, which needs no key."""
 
 StepT = TypeVar("StepT", bound=StepInput | DraftStep)
 OutputT = TypeVar("OutputT", bound=VerifyOutput | DraftOutput)
@@ -125,18 +113,23 @@ class WorkerGroup(Generic[StepT, OutputT]):
     """
 
     def __init__(
-        self, role: Role[StepT, OutputT], spec: GroupSpec, placement: PlacementGroup
+        self,
+        role: Role[StepT, OutputT],
+        spec: GroupSpec,
+        placement: PlacementGroup,
+        spare: Ranks | None = None,
     ) -> None:
-        """Start the ranks and wait until all are warm; kill them all if one does not start."""
+        """Start the ranks and wait until all are warm; kill them all if one does not start.
+
+        spare: ranks to use instead of new ones.
+        """
         self._role = role
         self._spec = spec
-        self._directory = Path(tempfile.mkdtemp(prefix="specdec-group-"))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = zmq.Poller()
         self._sockets: list[StepSocket] = []  # by rank
         self._rank_of: dict[Any, int] = {}  # by the socket's pollable
-        self._workers: list[Any] = []
-        self._runs: list[Any] = []
+        self._closed_at_s: dict[int, float] = {}  # by rank that has closed its socket
         self._deadline_s = math.inf
         self._received: deque[tuple[int, Frames]] = deque()  # by rank, unprocessed
         self._pending: deque[_PendingStep] = deque()  # whose outputs are not collected
@@ -151,9 +144,9 @@ class WorkerGroup(Generic[StepT, OutputT]):
         )
         self._num_catching_up = 0
         self._profile: ProfileInbox | None = None
+        self.ranks = Ranks(role.actor, spec, placement) if spare is None else spare
         try:
-            self._start_workers(placement)
-            self._wait_until_warm()
+            self._wait_until_warm(is_open=spare is not None)
         except BaseException:
             self.kill()
             raise
@@ -216,7 +209,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
     @property
     def num_ranks(self) -> int:
         """The tensor-parallel size."""
-        return len(self._workers)
+        return self._spec.tensor_parallel_size
 
     def begin_profile(self, order: WorkerProfileOrder) -> None:
         """Begin a profile on every rank, after the steps that were sent before."""
@@ -236,9 +229,11 @@ class WorkerGroup(Generic[StepT, OutputT]):
 
     def check_alive(self) -> None:
         """Raise the role's error if a rank has ended or is unreachable. From any thread."""
-        ended, _ = ray.wait(self._runs, num_returns=1, timeout=0)
-        if ended:
-            self._fail(self._runs.index(ended[0]), f"ended{_exit_reason(ended[0])}")
+        if (loss := self.ranks.loss()) is not None:
+            self._fail(loss.rank, loss.reason)
+        for rank, closed_at_s in tuple(self._closed_at_s.items()):
+            if time.monotonic() - closed_at_s > _REASON_TIMEOUT_S:
+                self._fail(rank, "has closed its socket")
         for rank, socket in enumerate(tuple(self._sockets)):
             if socket.is_lost:
                 self._fail(rank, "cannot be reached")
@@ -247,36 +242,19 @@ class WorkerGroup(Generic[StepT, OutputT]):
         """Stop every rank: by a message, and by force if it does not respond."""
         for socket in self._sockets:
             socket.send_last(serialization.STOP)
-        if self._runs:
-            ray.wait(self._runs, num_returns=len(self._runs), timeout=_STOP_TIMEOUT_S)
+        self.ranks.wait_until_ended(_STOP_TIMEOUT_S)
         self.kill()
 
     def kill(self) -> None:
         """Kill every rank, as when one of them is lost."""
-        for worker in self._workers:
-            ray.kill(worker)
+        self.ranks.kill()
         for socket in self._sockets:
             socket.close()
         self._sockets = []
         self._poller = zmq.Poller()
         self._context.term()
-        shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _start_workers(self, placement: PlacementGroup) -> None:
-        spec = self._spec
-        actor = ray.remote(self._role.actor).options(
-            num_cpus=CPUS_PER_WORKER,
-            num_gpus=0 if spec.device == "cpu" else 1,
-            max_restarts=0,
-            runtime_env={"env_vars": RANK_ENVIRONMENT},
-            scheduling_strategy=PlacementGroupSchedulingStrategy(
-                placement, placement_group_bundle_index=spec.bundle_index
-            ),
-        )
-        for rank in range(spec.tensor_parallel_size):
-            self._workers.append(actor.remote(spec, rank, self._directory))
-
-    def _wait_until_warm(self) -> None:
+    def _wait_until_warm(self, *, is_open: bool) -> None:
         """Connect, and wait for the answer to an empty step, which follows every rank's warm-up.
 
         Detects a rank that ends meanwhile, and one that is not placed or not warm within
@@ -284,33 +262,18 @@ class WorkerGroup(Generic[StepT, OutputT]):
         """
         limit_s = self._spec.start_timeout_s
         deadline_s = time.monotonic() + limit_s
-        try:
-            self._connect(limit_s)
-        except GetTimeoutError as error:
-            message = f"the {self._spec.name} was not placed within {limit_s} s"
-            raise self._role.error(message) from error
-        self._runs = [worker.run.remote() for worker in self._workers]
-        self._send_to_all(self._role.encode(self._role.empty_step))
-        self._deadline_s = deadline_s
-        self._receive()
-
-    def _connect(self, timeout_s: float) -> None:
-        keys = CurveKeys.generate()
-        own_address = ray.util.get_node_ip_address()
-        addresses = [worker.node_address.remote() for worker in self._workers]
-        bound = [
-            worker.bind.remote(
-                self._spec.transport or ("ipc" if address == own_address else "tcp"), keys.public
-            )
-            for worker, address in zip(
-                self._workers, ray.get(addresses, timeout=timeout_s), strict=True
-            )
-        ]
-        for rank, endpoint in enumerate(ray.get(bound, timeout=timeout_s)):
-            socket = connect(self._context, endpoint, keys, self._spec.step_timeout_s)
+        if not is_open:
+            try:
+                self.ranks.open(limit_s)
+            except TimeoutError as error:
+                raise self._role.error(f"the {self._spec.name} {error}") from error
+        for rank, socket in enumerate(self.ranks.connect(self._context)):
             self._sockets.append(socket)
             self._poller.register(socket.pollable, zmq.POLLIN)
             self._rank_of[socket.pollable] = rank
+        self._send_to_all(self._role.encode(self._role.empty_step))
+        self._deadline_s = deadline_s
+        self._receive()
 
     def _set_deadline(self) -> None:
         limit_s = self._spec.step_timeout_s
@@ -337,7 +300,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
         gives_up_s = time.monotonic() + patience_s
         while not self._received:
             left_ms = max(0.0, gives_up_s - time.monotonic()) * 1000
-            if self._read(math.ceil(min(_LIVENESS_CHECK_PERIOD_MS, left_ms))):
+            if self._read(math.ceil(min(self._check_period_ms, left_ms))):
                 continue
             self.check_alive()
             if time.monotonic() > self._deadline_s:
@@ -353,10 +316,16 @@ class WorkerGroup(Generic[StepT, OutputT]):
         return frames
 
     def _has_answer(self) -> bool:
-        """Return whether `_receive` returns or raises immediately."""
+        """Return whether `_receive` returns or raises immediately. Raises for a lost rank."""
         while self._read(0):
             pass
+        if self._closed_at_s and not self._received:
+            self.check_alive()
         return bool(self._received) or time.monotonic() > self._deadline_s
+
+    @property
+    def _check_period_ms(self) -> int:
+        return _REASON_CHECK_PERIOD_MS if self._closed_at_s else _LIVENESS_CHECK_PERIOD_MS
 
     def _read(self, timeout_ms: int) -> bool:
         """Read one message, an answer or a profile report; return False if none arrives in time."""
@@ -369,6 +338,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
             frames = self._sockets[rank].receive()
         except PeerGoneError:
             self._poller.unregister(pollable)  # it would stay ready indefinitely
+            self._closed_at_s[rank] = time.monotonic()
             return False
         except TimeoutError as error:
             self._fail(rank, "stopped within a message", error)
@@ -380,14 +350,3 @@ class WorkerGroup(Generic[StepT, OutputT]):
 
     def _fail(self, rank: int, reason: str, cause: Exception | None = None) -> NoReturn:
         raise self._role.error(f"rank {rank} of the {self._spec.name} {reason}") from cause
-
-
-def _exit_reason(run: Any) -> str:
-    """Return the error that ended a rank's `run`, or an empty string."""
-    try:
-        ray.get(run)
-    except RayTaskError as error:
-        return f": {error.cause}"
-    except RayError as error:
-        return f": {type(error).__name__}"
-    return ""

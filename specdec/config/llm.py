@@ -214,6 +214,11 @@ class LLMConfig:
         return None if speculation is None else speculation.draft_model
 
     @property
+    def num_spare_ranks(self) -> int:
+        """Number of processes that wait to replace a draft rank; only a service has some."""
+        return 0
+
+    @property
     def head(self) -> HeadMethodConfig | None:
         """The part of speculative_config about a draft head; None without one."""
         speculation = self.speculative_config

@@ -294,9 +294,9 @@ def _draft_bytes_without_kv(config: LLMConfig, models: Models, *, in_process: bo
     drafting = config.draft_model
     if models.draft is None or drafting is None:
         return 0
-    num_processes = 0 if in_process else drafting.draft_tensor_parallel_size
+    num_ranks = drafting.draft_tensor_parallel_size + config.num_spare_ranks
     weights = models.draft.weight_bytes(config.resolved_dtype, drafting.quantization)
-    return weights + num_processes * _PROCESS_BYTES
+    return weights + (0 if in_process else num_ranks * _PROCESS_BYTES)
 
 
 def _lookup_bytes_per_block(config: LLMConfig) -> int:

@@ -185,7 +185,10 @@ def _toggle(address: str, generator: random.Random) -> str:
     return ""
 
 
-ACTORS = ("DraftWorker", "TargetWorker", ":Router", "ControlPlane", "ServeController", "ProxyActor")
+DRAFT_WORKER, SPARE_WORKER = "DraftWorker.run", "DraftWorker.stand_by"
+"""Ray's title of a process ends in the method that it executes."""
+ACTORS = (DRAFT_WORKER, SPARE_WORKER, "TargetWorker", ":Router")
+ACTORS += ("ControlPlane", "ServeController", "ProxyActor")
 
 
 def all_faults(*, has_small_disk: bool) -> Sequence[Fault]:

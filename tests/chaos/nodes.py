@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.chaos.faults import Fault, Kill, Site, Stop, Toggle, Victim
+from tests.chaos.faults import DRAFT_WORKER, SPARE_WORKER, Fault, Kill, Site, Stop, Toggle, Victim
 from tests.e2e.link import Condition, Link
 from tests.e2e.two_nodes import HEAD_OUTSIDE, Cluster, cluster, joined_service, redis_server
 
@@ -52,9 +52,10 @@ def _faults(made: Cluster) -> list[Fault]:
         LinkFault("30 % loss", made.link, Condition(loss=0.3)),
         LinkFault("500 ms delay", made.link, Condition(delay_s=0.5)),
         LostNode(made),
-        Kill("DraftWorker"),
+        Kill(DRAFT_WORKER),
+        Kill(SPARE_WORKER),
         Kill("TargetWorker"),
-        Stop("DraftWorker"),
+        Stop(DRAFT_WORKER),
         Toggle(),
     ]
 

@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +19,7 @@ import httpx
 from cluster.control.plane import SILENCE_LIMIT_S
 from specdec.client import Client, ClientError
 from specdec.types.sampling_params import SamplingParams
-from tests.chaos.faults import Fault, Site, Victim, all_faults
+from tests.chaos.faults import DRAFT_WORKER, SPARE_WORKER, Fault, Kill, Site, Victim, all_faults
 from tests.chaos.history import violations
 from tests.chaos.nodes import two_nodes
 from tests.chaos.traffic import BROKEN, REFUSALS, Outcome, ProcessTree, Traffic, processes
@@ -28,6 +28,8 @@ from tests.e2e.conftest import running_service
 NUM_CLIENTS = 6
 MIN_PAUSE_S, MAX_PAUSE_S = 2.0, 8.0
 RECOVERY_LIMIT_S = 180.0
+SPARE_LIMIT_S = 60.0
+_DRAFTS_AND_SPARES = "DraftWorker"
 IDLE_LIMIT_S = SILENCE_LIMIT_S + 10
 """The metrics of a killed replica are dropped after SILENCE_LIMIT_S."""
 SMALL_DISK_BYTES = 4 << 20
@@ -97,6 +99,8 @@ def run(
     directory = directory / name
     directory.mkdir()
     with _running(name, model, directory) as service:
+        expected = _population(service.root)
+        report.violations += _population_faults(service.root, expected)  # waits for spares
         faults = [
             each
             for each in service.faults
@@ -105,7 +109,6 @@ def run(
         traffic = Traffic(service.grpc_address, service.http_url, seed)
         traffic.learn()
         site = Site(service.root, traffic, directory / "state", NUM_CLIENTS)
-        expected = _population(service.root)
         traffic.start(NUM_CLIENTS)
         ends_at_s = time.monotonic() + seconds
         while time.monotonic() < ends_at_s:
@@ -117,7 +120,7 @@ def run(
                 report.violations.append(f"no recovery from {report.injected[-1]}")
                 break
         traffic.stop()
-        report.violations += traffic.overdue + _population_faults(service, expected)
+        report.violations += traffic.overdue + _population_faults(service.root, expected)
         report.violations += idle_faults(service.http_url)
     report.outcomes = list(traffic.outcomes)
     calls = [each.call for each in report.outcomes]
@@ -146,21 +149,36 @@ def _inject(
     expected: Counter[str],
     generator: random.Random,
 ) -> Injected:
+    restarts = _draft_restarts(service)
     at_s = time.monotonic()
     detail = fault.inject(site, generator)
     ended_at_s = time.monotonic()
+    loses_draft = fault == Kill(DRAFT_WORKER) and detail.startswith("pid")
     while time.monotonic() - ended_at_s < RECOVERY_LIMIT_S:
-        if _is_whole(service, expected):
+        if _is_whole(service, expected) and (not loses_draft or _has_draft(service, restarts)):
             break
-        time.sleep(0.2)
+        time.sleep(0.1)
     return Injected(fault.name, detail, at_s, time.monotonic() - ended_at_s)
 
 
-_ACTORS = ("DraftWorker", "TargetWorker", ":Router", "ControlPlane", "ServeController")
+def _has_draft(service: Victim, before: dict[str, float]) -> bool:
+    """Return whether a draft model was restarted. Its Router reports it within a second."""
+    now = _draft_restarts(service)
+    return any(number > before.get(labels, 0.0) for labels, number in now.items())
+
+
+def _draft_restarts(service: Victim) -> dict[str, float]:
+    """Return the restarts of draft models; each counts once the model is warm."""
+    with suppress(httpx.HTTPError):
+        return _series(service.http_url, "draft_worker_restarts_total")
+    return {}
+
+
+_ACTORS = (DRAFT_WORKER, "TargetWorker", ":Router", "ControlPlane", "ServeController")
 
 
 def _population(root: ProcessTree) -> Counter[str]:
-    """Return how many processes each actor has."""
+    """Return how many processes each actor has, without spares, which serve nothing."""
     return Counter({name: len(processes(root, name)) for name in _ACTORS})
 
 
@@ -178,11 +196,18 @@ def _is_whole(service: Victim, expected: Counter[str]) -> bool:
     return True
 
 
-def _population_faults(service: Victim, expected: Counter[str]) -> list[str]:
-    population = _population(service.root)
-    if population == expected:
-        return []
-    return [f"processes are {dict(population)}, not {dict(expected)}"]
+def _population_faults(root: ProcessTree, expected: Counter[str]) -> list[str]:
+    """Return what is missing or left over, once each draft worker could have a spare again."""
+    num_drafts = expected[DRAFT_WORKER]
+    expected = expected | Counter({SPARE_WORKER: num_drafts, _DRAFTS_AND_SPARES: 2 * num_drafts})
+    ends_at_s = time.monotonic() + SPARE_LIMIT_S
+    while True:
+        population = Counter({name: len(processes(root, name)) for name in expected})
+        if population == expected:
+            return []
+        if time.monotonic() > ends_at_s:
+            return [f"processes are {dict(population)}, not {dict(expected)}"]
+        time.sleep(1)
 
 
 def idle_faults(http_url: str) -> list[str]:
@@ -196,23 +221,23 @@ def idle_faults(http_url: str) -> list[str]:
 
 
 def _held(http_url: str) -> list[str]:
+    names = ("kv_cache_usage_perc", "num_requests_running", "num_requests_waiting")
     try:
-        metrics = httpx.get(http_url + "/metrics", timeout=10).text
+        values = {name: list(_series(http_url, name).values()) for name in names}
     except httpx.HTTPError as error:
         return [f"/metrics: {error!r}"]
-    values = {
-        name: [
-            float(line.rsplit(" ", 1)[1])
-            for line in metrics.splitlines()
-            if f"{name}{{" in line and not line.startswith("#")
-        ]
-        for name in ("kv_cache_usage_perc", "num_requests_running", "num_requests_waiting")
-    }
     return [
         f"{name} of the idle service is {found}"
         for name, found in values.items()
         if not found or any(found)
     ]
+
+
+def _series(http_url: str, name: str) -> dict[str, float]:
+    """Return the values of a metric by labels."""
+    lines = httpx.get(http_url + "/metrics", timeout=10).text.splitlines()
+    found = (line.rsplit(" ", 1) for line in lines if f"{name}{{" in line and line[0] != "#")
+    return {labels: float(value) for labels, value in found}
 
 
 @contextmanager

@@ -15,13 +15,14 @@ from tests.e2e.conftest import running_service
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
 
 NUM_STREAMS = 8
-DRAFT = '{"method": "draft_model", "num_speculative_tokens": 3, "policy": "threshold"}'
+DRAFT, SPARE = "DraftWorker.run", "DraftWorker.stand_by"
+SPECULATION = '{"method": "draft_model", "num_speculative_tokens": 3, "policy": "threshold"}'
 
 
 @pytest.fixture(scope="module")
 def service(tiny_model_dir, tmp_path_factory):
     log = tmp_path_factory.mktemp("recovery") / "log"
-    flags = ["--tensor-parallel-size", "2", "--speculative-config", DRAFT]
+    flags = ["--tensor-parallel-size", "2", "--speculative-config", SPECULATION]
     with running_service(tiny_model_dir, log, *flags) as service:
         yield service
 
@@ -75,13 +76,13 @@ def wait_for(condition, what, service):
     while time.monotonic() - started_at < 120:
         if condition():
             return time.monotonic() - started_at
-        time.sleep(0.2)
+        time.sleep(0.05)
     pytest.fail(f"{what} did not happen: {service.log.read_text()[-3000:]}")
 
 
 @pytest.mark.parametrize(
     ("name", "index"),
-    [("DraftWorker", 0), ("TargetWorker", 0), ("TargetWorker", 1), ("ControlPlane", 0)],
+    [(DRAFT, 0), ("TargetWorker", 0), ("TargetWorker", 1), ("ControlPlane", 0)],
 )
 def test_an_actor_killed_during_eight_streams_restarts(service, undisturbed, name, index):
     has_started = threading.Semaphore(0)
@@ -107,6 +108,44 @@ def test_an_actor_killed_during_eight_streams_restarts(service, undisturbed, nam
     print(f"{name} {index}: {elapsed_s:.1f} s after the streams had ended there was another")
 
 
+def spare_of(service):
+    """Wait until a spare has imported everything, and return it."""
+    wait_for(lambda: len(processes(service, SPARE)) == 1, "a spare", service)
+    return processes(service, SPARE)[0]
+
+
+def num_restarts(service):
+    text = httpx.get(service.http_url + "/metrics", timeout=5).text
+    [line] = [each for each in text.splitlines() if each.startswith("specdec:draft_worker_restart")]
+    return float(line.rsplit(" ", 1)[1])
+
+
+def test_a_spare_replaces_a_draft_worker_killed_during_eight_streams(service, undisturbed):
+    spare, restarts = spare_of(service), num_restarts(service)
+    has_started = threading.Semaphore(0)
+    with ThreadPoolExecutor(NUM_STREAMS) as pool:
+        streams = [pool.submit(stream, service, i, has_started) for i in range(NUM_STREAMS)]
+        for _ in range(NUM_STREAMS):
+            assert has_started.acquire(timeout=120), "a stream did not begin"
+        [lost] = processes(service, DRAFT)
+        lost.kill()
+        took_s = wait_for(lambda: num_restarts(service) > restarts, "a restart", service)
+        print(f"the spare was warm and reported after {took_s:.1f} s")
+        assert [each.result() for each in streams] == undisturbed
+    assert processes(service, DRAFT) == [spare]
+    assert spare_of(service) not in (spare, lost)
+    assert "did not replace" not in service.log.read_text()
+
+
+def test_a_spare_that_is_killed_is_replaced(service, undisturbed):
+    lost = spare_of(service)
+    drafting = processes(service, DRAFT)
+    lost.kill()
+    wait_for(lambda: processes(service, SPARE) not in ([lost], []), "another spare", service)
+    assert processes(service, DRAFT) == drafting
+    assert stream(service, 1) == undisturbed[1]
+
+
 def test_a_target_killed_twice_in_a_row_ends_no_stream(service, undisturbed):
     log_start = len(service.log.read_text())
 
@@ -125,7 +164,7 @@ def test_a_target_killed_twice_in_a_row_ends_no_stream(service, undisturbed):
     assert num_logged("streams continue") == 2
 
 
-@pytest.mark.parametrize("name", ["TargetWorker", "DraftWorker"])
+@pytest.mark.parametrize("name", ["TargetWorker", DRAFT])
 def test_an_actor_killed_while_idle_restarts(service, undisturbed, name):
     [*old] = processes(service, name)
     old[0].kill()

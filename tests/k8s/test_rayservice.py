@@ -56,6 +56,17 @@ def test_false_and_zero_override_defaults():
     assert group["maxReplicas"] == 0
 
 
+def test_the_tables_of_the_head_are_in_a_redis_where_one_is_given():
+    assert "gcsFaultToleranceOptions" not in cluster(render())
+    plain = cluster(render(VALUE_SETS["redis"]))["gcsFaultToleranceOptions"]
+    assert plain == {"redisAddress": "redis:6379"}
+    secret = cluster(render(VALUE_SETS["redis with a password"]))["gcsFaultToleranceOptions"]
+    assert secret == {
+        "redisAddress": "rediss://redis.data.svc.cluster.local:6380",
+        "redisPassword": {"valueFrom": {"secretKeyRef": {"name": "redis", "key": "secret"}}},
+    }
+
+
 def test_replicas_are_fixed_or_autoscaled():
     fixed = args_of(with_model(replicas=3))
     assert fixed["num_replicas"] == 3

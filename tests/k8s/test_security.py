@@ -191,6 +191,19 @@ def test_only_the_head_with_autoscaler_can_connect_to_the_api_server():
     assert "0.0.0.0/0" not in json.dumps(rays_policy(objects))
 
 
+@pytest.mark.parametrize(
+    ("name", "port", "peer"),
+    [
+        ("redis", 6379, {"podSelector": {}}),
+        ("redis with a password", 6380, {"namespaceSelector": {"matchLabels": {"a": "b"}}}),
+    ],
+)
+def test_rays_pods_can_connect_to_their_redis_only_where_there_is_one(name, port, peer):
+    rule = {"to": [peer], "ports": [{"port": port}]}
+    assert rule in rays_policy(render(VALUE_SETS[name]))["spec"]["egress"]
+    assert rule not in rays_policy(render())["spec"]["egress"]
+
+
 OPERATORS = (
     # helm-chart/kuberay-operator and ray-operator/config/manager of ray-project/kuberay
     {"app.kubernetes.io/name": "kuberay-operator", "app.kubernetes.io/instance": "kuberay"},

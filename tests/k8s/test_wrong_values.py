@@ -51,6 +51,10 @@ BY_THE_SCHEMA = {
         {"upgrade": {"strategy": "NewClusterWithIncrementalUpgrade"}},
         "strategy",
     ),
+    "a Redis without its port": (
+        {"ray": {"gcsFaultTolerance": {"redisAddress": "redis"}}},
+        "redisAddress",
+    ),
     "an interval without its unit": (
         {"monitoring": {"serviceMonitor": {"interval": "15"}}},
         "interval",
@@ -208,6 +212,17 @@ BY_A_TEMPLATE = {
     "Ray without authentication for any namespace": (
         {"ray": {"authMode": "disabled"}},
         "networkPolicy.operator[0].namespaceSelector",
+    ),
+    "a password without a Redis": (
+        {"ray": {"gcsFaultTolerance": {"password": {"name": "redis"}}}},
+        "write HOST:PORT of the Redis, or remove password.name",
+    ),
+    "a Redis that no pod may reach": (
+        {
+            "ray": {"gcsFaultTolerance": {"redisAddress": "redis:6379"}},
+            "networkPolicy": {"redis": []},
+        },
+        "networkPolicy.redis: no peer is allowed",
     ),
     "an ingress without a host": ({"ingress": {"enabled": True}}, "write the service's host name"),
     "the same host for HTTP and gRPC": (

@@ -118,6 +118,16 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
         "migrationSeconds": 3600,
         "upgrade": {"oldClusterSeconds": 900},
     },
+    "redis": {"ray": {"gcsFaultTolerance": {"redisAddress": "redis:6379"}}},
+    "redis with a password": {
+        "ray": {
+            "gcsFaultTolerance": {
+                "redisAddress": "rediss://redis.data.svc.cluster.local:6380",
+                "password": {"name": "redis", "key": "secret"},
+            }
+        },
+        "networkPolicy": {"redis": [{"namespaceSelector": {"matchLabels": {"a": "b"}}}]},
+    },
     "ray secret": {"ray": {"authSecretName": "ray", "version": "2.61.0"}},
     "ray open": {
         "ray": {"authMode": "disabled"},

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from tools.chart.kinds import Count, KubernetesObject, Labels, Resources, Values
+from tools.chart.kinds import Count, KubernetesObject, Labels, Resources, SecretKey, Values
 
 
 class Scheduling(Values):
@@ -103,6 +103,30 @@ class RayAutoscaler(Values):
     )
 
 
+class RedisPassword(SecretKey):
+    """Reference to the password in an existing Secret."""
+
+    key: str = Field("password", description="Key in the Secret", min_length=1)
+
+
+class GcsFaultTolerance(Values):
+    """A Redis for the tables of Ray's global control store, which then outlive the head pod.
+
+    Replicas keep running while KubeRay replaces a head pod that is lost. Each Ray cluster has its
+    own key prefix there, and KubeRay removes its keys when the cluster is deleted.
+    """
+
+    redis_address: str = Field(
+        "",
+        pattern=r"^((rediss?://)?[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?:[0-9]{1,5})?$",
+        description="HOST:PORT of a Redis, with rediss:// in front for TLS; empty: a lost head pod "
+        "ends the cluster. `networkPolicy.redis` must include it",
+    )
+    password: RedisPassword = Field(
+        default_factory=RedisPassword, description="Password of the Redis"
+    )
+
+
 class Ray(Values):
     """The Ray cluster of the service."""
 
@@ -119,6 +143,9 @@ class Ray(Values):
     )
     autoscaler: RayAutoscaler = Field(
         default_factory=RayAutoscaler, description="Autoscaler of worker pods"
+    )
+    gcs_fault_tolerance: GcsFaultTolerance = Field(
+        default_factory=GcsFaultTolerance, description="Survival of a lost head pod"
     )
 
 

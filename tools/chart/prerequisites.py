@@ -35,6 +35,8 @@ def _secrets(mapping: dict[str, Any], keys: dict[str, str]) -> Iterator[tuple[st
     for reference in mapping.get("imagePullSecrets", []):
         name = reference["name"]
         yield name, f"docker-registry {name} --from-file=.dockerconfigjson"
+    if isinstance(reference := mapping.get("secretKeyRef"), dict):
+        yield reference["name"], f"generic {reference['name']} --from-file={reference['key']}"
     for reference in mapping.get("certificateRefs", []):
         yield reference["name"], _tls_secret(reference["name"])
     if isinstance(tls := mapping.get("tls"), list):  # of an Ingress

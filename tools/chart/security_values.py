@@ -174,6 +174,11 @@ class NetworkPolicy(Values):
         ],
         description="DNS servers, on port 53",
     )
+    redis: list[KubernetesObject] = Field(
+        default_factory=lambda: [{"podSelector": {}}],
+        description="The Redis of ray.gcsFaultTolerance; by default all pods of the namespace, on "
+        "its port",
+    )
     hub_cidr: str = Field(
         "0.0.0.0/0",
         pattern=r"^[0-9a-fA-F:.]+/[0-9]+$",

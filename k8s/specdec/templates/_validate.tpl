@@ -213,6 +213,14 @@ the value, and ends with the fix.
 {{- end -}}
 
 {{- define "specdec.validateNetwork" -}}
+{{- with .Values.ray.gcsFaultTolerance -}}
+{{- if and .password.name (not .redisAddress) -}}
+{{- fail "ray.gcsFaultTolerance.redisAddress: required with a password; write HOST:PORT of the Redis, or remove password.name" -}}
+{{- end -}}
+{{- if and .redisAddress $.Values.networkPolicy.enabled (not $.Values.networkPolicy.redis) -}}
+{{- fail "networkPolicy.redis: no peer is allowed, so Ray could not reach ray.gcsFaultTolerance.redisAddress; write the peers, such as [{podSelector: {matchLabels: {app: redis}}}]" -}}
+{{- end -}}
+{{- end -}}
 {{- with .Values.networkPolicy -}}
 {{- if and .enabled $.Values.hub.offline $.Values.ray.autoscaler.enabled (hasSuffix "/0" .apiServerCidr) -}}
 {{- fail (printf "networkPolicy.apiServerCidr: %s allows all addresses, which hub.offline forbids; write the address of the Kubernetes API server (`kubectl get endpoints kubernetes`), such as 10.0.0.1/32" .apiServerCidr) -}}

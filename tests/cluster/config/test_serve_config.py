@@ -31,6 +31,28 @@ def test_defaults():
     assert config.warnings == ()
 
 
+@pytest.mark.parametrize(
+    ("settings", "num_spares"),
+    [
+        ({"speculative_config": SpeculativeConfig.of("draft_model")}, 1),
+        ({}, 0),  # the demo model drafts with a lookup or a head
+        (
+            {
+                "speculative_config": SpeculativeConfig.of(
+                    "draft_model", draft_tensor_parallel_size=2
+                )
+            },
+            2,
+        ),
+        ({"speculative_config": SpeculativeConfig.of("ngram")}, 0),
+        ({"speculative_config": None}, 0),
+        ({"spare_draft_worker": False}, 0),
+    ],
+)
+def test_each_draft_rank_has_a_spare_unless_that_is_turned_off(settings, num_spares):
+    assert ServeConfig(**settings).num_spare_ranks == num_spares
+
+
 def test_auto_drafts_with_ngram_for_a_model_without_an_alias():
     ngram = SpeculativeConfig.of("ngram", 3)
     assert ServeConfig(model="/models/tiny").speculative_config == ngram

@@ -30,7 +30,7 @@ PROGRAM = textwrap.dedent("""
 
 LOSE_A_RANK = f"""
 import ray
-ray.kill(llm._host._executor.target._workers[0])
+ray.kill(llm._host._executor.target.ranks._workers[0])
 for output in llm.generate({PROMPTS!r}, params, use_tqdm=False):
     print(*output.outputs[0].token_ids)
 """

@@ -1,14 +1,17 @@
 """The Ray executor: the configuration of its worker groups, and their loss."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.ray_executor import RayExecutor
-from cluster.workers.group_spec import HeadSource, ModelSource
+from cluster.workers.actor import DraftWorker
+from cluster.workers.group_spec import HeadSource, ModelSource, RankPlace
 from cluster.workers.resources import DRAFT_BUNDLE, TARGET_BUNDLE
 from cluster.workers.worker_group import TARGET
+from specdec.config.llm import LLMConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.memory_plan import memory_plan
 from specdec.engine.model_resolution import ModelDirectories
@@ -29,6 +32,7 @@ class Group:
     def __init__(self, spec, placement):
         assert placement is PLACEMENT
         self.spec = spec
+        self.ranks = SimpleNamespace(places=[RankPlace("here", 7, None)])
         self.error = None
         self.is_killed = self.is_closed = False
 
@@ -57,13 +61,20 @@ class Loop:
 
 
 class Started:
-    """The groups of each role, in the order in which they were made."""
+    """The groups of each role, in the order in which they were made; the spares' arguments."""
 
     def __init__(self):
-        self.target, self.draft = [], []
+        self.target, self.draft, self.spares = [], [], []
         self.target_error = None
+        self.has_spare = threading.Event()
 
-    def make(self, role, spec, placement):
+    def make_spares(self, actor, spec, placement, replaces):
+        assert placement is PLACEMENT
+        self.spares.append((actor, spec, replaces))
+        self.has_spare.set()
+        return SimpleNamespace(kill=lambda: None)
+
+    def make(self, role, spec, placement, spare=None):
         return (self.make_target if role is TARGET else self.make_draft)(spec, placement)
 
     def make_target(self, spec, placement):
@@ -81,6 +92,7 @@ class Started:
 def started(monkeypatch):
     started = Started()
     monkeypatch.setattr("cluster.workers.worker_group.WorkerGroup", started.make)
+    monkeypatch.setattr("cluster.workers.ranks.Ranks.spares", started.make_spares)
     return started
 
 
@@ -163,6 +175,37 @@ async def test_a_target_that_died_between_steps_is_reported_to_the_loop(models, 
     assert models.restart_target() is models.target is started.target[1]
     assert started.target[0].is_killed
     assert models.counts.num_target_restarts == 1
+    models.close()
+
+
+async def test_a_service_keeps_spares_for_its_draft_model(models, started):
+    models.load(PLACEMENT)
+    assert started.spares == [], "not while the models load"
+    await models.check(Loop())
+    assert started.has_spare.wait(10)
+    [draft] = started.draft
+    assert started.spares == [(DraftWorker, draft.spec, draft.ranks.places)]
+    models.close()
+
+
+@pytest.mark.parametrize("is_llm", [True, False])
+async def test_no_spares_are_kept_for_an_llm_or_where_they_are_turned_off(
+    tiny_model_dir, started, is_llm
+):
+    settings = {
+        "model": str(tiny_model_dir),
+        "max_model_len": 128,
+        "speculative_config": SpeculativeConfig.of("draft_model", 3),
+    }
+    config = LLMConfig(**settings)
+    if not is_llm:
+        config = ServeConfig(**settings, spare_draft_worker=False)
+    directories = ModelDirectories(tiny_model_dir, tiny_model_dir, None)
+    plan = memory_plan(config, directories.configs(), 2**33)
+    models = RayExecutor(config, directories, plan)
+    models.load(PLACEMENT)
+    await models.check(Loop())
+    assert not started.has_spare.wait(0.1)
     models.close()
 
 

@@ -4,12 +4,14 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from cluster.workers.cpu_scheduling import (
     run_as_model,
+    run_at_low_priority,
     starting_batch_work,
     threads_per_worker,
 )
@@ -102,3 +104,20 @@ def test_ranks_share_the_cores(monkeypatch):
     monkeypatch.setattr("cluster.workers.cpu_scheduling.available_cpus", lambda: 8)
     assert [threads_per_worker(size) for size in (1, 2, 3, 16)] == [8, 4, 2, 1]
     assert [threads_per_worker(2, replicas) for replicas in (1, 2, 3)] == [4, 2, 1]
+
+
+def test_work_at_low_priority_leaves_the_priority_of_the_process():
+    niceness = []
+
+    def work():
+        niceness.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    run_at_low_priority(work)
+    assert niceness == [max(before, 10)]
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
+
+
+def test_an_error_of_work_at_low_priority_is_raised():
+    with pytest.raises(ZeroDivisionError):
+        run_at_low_priority(lambda: 1 / 0)

@@ -1,5 +1,9 @@
 """Profiles in a rank, on a real runner."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from cluster.workers.profile_messages import END, ProfileInbox, WorkerProfileOrder, is_report
@@ -8,6 +12,27 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.types.messages import StepInput
 from specdec.worker import load_runner
 from tests.specdec.engines import engine_config
+
+ROOT = Path(__file__).parents[3]
+LATE_IMPORTS = """
+import sys
+from pathlib import Path
+from cluster.observability.logs import LogConfig
+from cluster.workers.group_spec import GroupSpec, ModelSource
+from cluster.workers.worker import load_worker, prepare_to_load
+from specdec.config.engine import DraftLimits
+
+model = ModelSource(sys.argv[1], Path(sys.argv[1]))
+limits = DraftLimits(num_blocks=20, block_size=4, max_model_len=80, max_catch_up_tokens=16)
+spec = GroupSpec(
+    "draft model", model, "float32", "cpu", None, "auto", 1, limits, 1, 2, None, 60.0, 60.0,
+    LogConfig(),
+)
+prepare_to_load(spec)
+prepared = set(sys.modules)
+load_worker(spec, 0, Path(sys.argv[1]))
+print(*sorted(set(sys.modules) - prepared))
+"""
 
 STEP, ANSWER = [b"a step"], [b"an answer"]
 
@@ -101,3 +126,10 @@ def test_a_step_that_fails_fails_as_without_a_profile(rank, tmp_path):
         run(rank, [b"no step"])
     assert run(rank, STEP) == [ANSWER]
     run(rank, END)  # torch crashes at the end of a process with an active profiler
+
+
+def test_a_prepared_rank_imports_nothing_while_it_loads(tiny_model_dir):
+    command = [sys.executable, "-c", LATE_IMPORTS, str(tiny_model_dir)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []

@@ -1,14 +1,17 @@
 """A group's deadlines, with ranks that are threads on real sockets, without Ray."""
 
+import tempfile
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from cluster.observability.logs import LogConfig
 from cluster.workers import serialization, worker_group
 from cluster.workers.group_spec import GroupSpec, ModelSource
+from cluster.workers.ranks import RankLoss
 from cluster.workers.step_deadline import MIN_SAMPLES
 from cluster.workers.supervisors import DraftSupervisor
 from cluster.workers.unix_socket import PeerGoneError, UnixListener, UnixSocket
@@ -40,29 +43,36 @@ def answer_to_draft(frames):
     return serialization.encode_draft_output(DraftOutput(step.step_id, rows))
 
 
-class ThreadGroup(WorkerGroup):
-    """A group with one rank, a thread that answers while `is_running`, `delay_s` late."""
+class ThreadRanks:
+    """One rank, a thread that answers while `is_running`, `delay_s` late."""
 
-    def _start_workers(self, placement):
-        listener = UnixListener(self._directory / "rank")
-        socket = UnixSocket.connect(self._directory / "rank", 60.0)
+    def __init__(self, answer, directory):
+        listener = UnixListener(directory / "rank")
+        self._socket = UnixSocket.connect(directory / "rank", 60.0)
         self._peer = listener.accept()
+        self._answer = answer
         self.is_running = threading.Event()
         self.is_running.set()
         self.delay_s = 0.0
-        self._sockets.append(socket)
-        self._poller.register(socket.pollable, worker_group.zmq.POLLIN)
-        self._rank_of[socket.pollable] = 0
-        self._answer = answer_to_draft if self._role is DRAFT else answer_to_target
-        threading.Thread(target=self._rank, daemon=True).start()
+        self.ended = None  # what Ray reports
+        threading.Thread(target=self._run, daemon=True).start()
 
-    def _wait_until_warm(self):
-        """The thread is warm."""
+    def connect(self, context):
+        yield self._socket
 
-    def check_alive(self):
-        """The thread lives."""
+    def loss(self):
+        return self.ended
 
-    def _rank(self):
+    def wait_until_ended(self, timeout_s):
+        """The thread ends when its socket is closed."""
+
+    def kill(self):
+        """The same."""
+
+    def end(self):
+        self._peer.close()
+
+    def _run(self):
         try:
             while (frames := self._peer.receive()) != serialization.STOP:
                 self.is_running.wait(30)
@@ -77,7 +87,9 @@ def group_of(role, directory, limits):
         "model", ModelSource("m", directory), "float32", "cpu", None, "auto", 1, limits, 1, 1,
         None, 60.0, 60.0, LogConfig(),
     )  # fmt: skip
-    return ThreadGroup(role, spec, None)
+    answer = answer_to_draft if role is DRAFT else answer_to_target
+    sockets = Path(tempfile.mkdtemp(dir=directory))
+    return WorkerGroup(role, spec, None, ThreadRanks(answer, sockets))
 
 
 @pytest.fixture
@@ -86,7 +98,7 @@ def target(tmp_path, monkeypatch):
     monkeypatch.setattr(worker_group, "_LIVENESS_CHECK_PERIOD_MS", 50)
     group = group_of(TARGET, tmp_path, EngineConfig(max_model_len=16, num_blocks=1))
     yield group
-    group.is_running.set()
+    group.ranks.is_running.set()
     group.close()
 
 
@@ -96,24 +108,46 @@ def run_step(group, step_id, num_tokens=1):
     return group.collect()
 
 
-def test_only_the_owner_can_open_the_directory_of_the_sockets(target):
-    assert target._directory.stat().st_mode & 0o777 == 0o700
-
-
 def test_a_rank_that_stops_is_noticed_by_the_times_of_earlier_steps(target):
     for step_id in range(MIN_SAMPLES):
         run_step(target, step_id)
-    target.is_running.clear()
+    target.ranks.is_running.clear()
     began_s = time.monotonic()
     with pytest.raises(TargetFailedError, match="did not answer in time"):
         run_step(target, MIN_SAMPLES)
     assert 0.2 <= time.monotonic() - began_s < 20, "the full limit is 60 s"
 
 
+def test_the_end_of_a_rank_is_noticed_by_its_socket_with_the_reason_from_ray(target, monkeypatch):
+    monkeypatch.setattr(worker_group, "_LIVENESS_CHECK_PERIOD_MS", 60_000)
+
+    def end():
+        target.ranks.end()
+        time.sleep(0.1)  # Ray reports it later
+        target.ranks.ended = RankLoss(0, "ended: MemoryError")
+
+    target.ranks.is_running.clear()
+    target.begin(StepInput(1, (), (), (), ()))
+    threading.Thread(target=end).start()
+    began_s = time.monotonic()
+    with pytest.raises(TargetFailedError, match="rank 0 of the model ended: MemoryError"):
+        target.collect()
+    assert time.monotonic() - began_s < 5
+
+
+def test_a_rank_that_has_closed_its_socket_is_lost_even_if_ray_reports_nothing(target, monkeypatch):
+    monkeypatch.setattr(worker_group, "_REASON_TIMEOUT_S", 0.1)
+    target.ranks.is_running.clear()
+    target.begin(StepInput(1, (), (), (), ()))
+    target.ranks.end()
+    with pytest.raises(TargetFailedError, match="rank 0 of the model has closed its socket"):
+        target.collect()
+
+
 def test_the_first_prefill_after_decode_steps_has_the_full_limit(target):
     for step_id in range(MIN_SAMPLES):
         run_step(target, step_id)
-    target.delay_s = 0.5
+    target.ranks.delay_s = 0.5
     assert run_step(target, MIN_SAMPLES, num_tokens=300).step_id == MIN_SAMPLES
 
 
@@ -130,7 +164,7 @@ def drafting(tmp_path, monkeypatch):
     supervisor = DraftSupervisor(start, LIMITS, DraftVocabulary())
     yield supervisor, groups
     for group in groups:
-        group.is_running.set()
+        group.ranks.is_running.set()
     supervisor.close()
 
 
@@ -148,7 +182,7 @@ def test_a_late_draft_is_not_waited_for(drafting):
     seq, made = sequence(), Counter()
     for _ in range(MIN_SAMPLES):
         assert drafts(supervisor, seq) == [(7, 7, 7)]
-    groups[0].is_running.clear()
+    groups[0].ranks.is_running.clear()
     for _ in range(20):
         made[len(drafts(supervisor, seq))] += 1
     assert made == {0: 20}
@@ -157,14 +191,29 @@ def test_a_late_draft_is_not_waited_for(drafting):
     supervisor._proposer.check_integrity()
 
 
+def test_a_draft_worker_that_ends_is_replaced_before_the_reason_is_known(drafting, monkeypatch):
+    """The first step after its end gives up before Ray reports it, and does not wait longer."""
+    monkeypatch.setattr(worker_group, "_REASON_TIMEOUT_S", 0.2)
+    supervisor, groups = drafting
+    seq = sequence()
+    for _ in range(MIN_SAMPLES):
+        drafts(supervisor, seq)
+    groups[0].ranks.is_running.clear()
+    groups[0].ranks.end()
+    ends_at_s = time.monotonic() + 3  # the deadline of a step is later
+    while drafts(supervisor, seq) == []:
+        assert time.monotonic() < ends_at_s
+    assert len(groups) == 2
+
+
 def test_drafting_goes_on_when_a_late_draft_has_arrived(drafting):
     supervisor, groups = drafting
     seq = sequence()
     for _ in range(MIN_SAMPLES):
         drafts(supervisor, seq)
-    groups[0].is_running.clear()
+    groups[0].ranks.is_running.clear()
     assert drafts(supervisor, seq) == []
-    groups[0].is_running.set()
+    groups[0].ranks.is_running.set()
     ends_at_s = time.monotonic() + 10
     while (made := drafts(supervisor, seq)) == []:
         assert time.monotonic() < ends_at_s
@@ -178,9 +227,9 @@ def test_a_late_draft_does_not_lengthen_the_patience(drafting):
     for _ in range(MIN_SAMPLES):
         drafts(supervisor, seq)
     for _ in range(3):
-        groups[0].is_running.clear()
+        groups[0].ranks.is_running.clear()
         assert drafts(supervisor, seq) == []
-        groups[0].is_running.set()
+        groups[0].ranks.is_running.set()
         ends_at_s = time.monotonic() + 10
         while drafts(supervisor, seq) == []:
             assert time.monotonic() < ends_at_s
@@ -194,7 +243,7 @@ def test_a_draft_worker_that_stays_late_is_restarted(drafting, monkeypatch):
     seq = sequence()
     for _ in range(MIN_SAMPLES):
         drafts(supervisor, seq)
-    groups[0].is_running.clear()
+    groups[0].ranks.is_running.clear()
     ends_at_s = time.monotonic() + 10
     while drafts(supervisor, seq) == []:
         assert time.monotonic() < ends_at_s

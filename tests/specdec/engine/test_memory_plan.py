@@ -108,6 +108,23 @@ def test_target_and_draft_share_the_memory_block_for_block(model, drafting):
     assert both.draft.max_model_len == 100
 
 
+class WithSpare(LLMConfig):
+    """Configuration of a service with one process beside its draft ranks."""
+
+    num_spare_ranks = 1
+
+
+def test_a_spare_of_a_draft_rank_leaves_less_memory(model):
+    settings = {"max_num_seqs": 4096, "max_num_batched_tokens": 4096}
+    settings["speculative_config"] = SpeculativeConfig.of("draft_model")
+    both = Models(model, model)
+    less = memory_plan(WithSpare(**settings), both, 3 * GIB)
+    assert less == memory_plan(LLMConfig(**settings), both, 3 * GIB - 350 * 2**20)
+    assert (
+        less.engine.num_blocks < memory_plan(LLMConfig(**settings), both, 3 * GIB).engine.num_blocks
+    )
+
+
 @pytest.mark.parametrize("gib", [None, 0.05])
 def test_a_draft_with_a_short_context_leaves_its_memory_to_the_target(model, gib):
     def plan(max_model_len):
