@@ -21,6 +21,7 @@ from cluster.cli.bench.cli import bench
 from cluster.cli.chat import chat
 from cluster.cli.completion_result import chunk_as_json, receive, result_lines
 from cluster.cli.doctor import doctor
+from cluster.cli.drafter import drafter
 from cluster.cli.errors import OneLineErrors
 from cluster.cli.eval_drafter import eval_drafter
 from cluster.cli.models import models
@@ -187,5 +188,6 @@ main.add_command(train_data)
 main.add_command(admin.status)
 main.add_command(admin.speculation)
 main.add_command(admin.profile)
+main.add_command(drafter)
 main.add_command(models)
 main.add_command(train)

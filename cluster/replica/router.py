@@ -32,6 +32,7 @@ from specdec.engine.engine_thread import EngineThread
 from specdec.engine.model_resolution import ModelDirectories
 from specdec.sequences.sequence import EngineRequest
 from specdec.types.control import SpeculationState
+from specdec.types.drafters import DrafterOrder, DrafterReport
 from specdec.types.errors import NotReadyError, TargetFailedError, UnknownModelError
 from specdec.types.fleet import ReplicaReport
 from specdec.types.profile import ProfileOrder, ProfileReport
@@ -191,6 +192,7 @@ class Router:
             estimated_speedup=stats.estimated_speedup,
             estimated_tokens_per_s=stats.estimated_tokens_per_s,
             head_probe_acceptance=stats.head_probe_acceptance,
+            drafter_version=stats.drafter_version,
             mode=stats.mode,
             is_draft_worker_up=self._models.is_draft_up,
             counts=stats.counts,
@@ -201,6 +203,13 @@ class Router:
         if self.core.thread is None:
             raise NotReadyError("the model is still loading")
         return await self._profiling.take(order, self._models.profiled, self.core.thread.call)
+
+    async def order_drafter(self, order: DrafterOrder) -> DrafterReport:
+        """Execute an order for the versions of this replica's draft head.
+
+        Raises what `EngineCore.order_drafter` raises.
+        """
+        return await self.core.order_drafter(order, self._replica)
 
     async def generate(self, call: GenerateRequest) -> Generation:
         """Start a request. Its outputs raise the engine's errors."""

@@ -19,6 +19,7 @@ from specdec.types.control import (
     SpeculationState,
     StateStamp,
 )
+from specdec.types.drafters import DrafterOrder, DrafterReport, DrafterVersion
 from specdec.types.fleet import (
     DecisionNews,
     FleetStatistics,
@@ -54,6 +55,9 @@ __all__ = [
     "Completion",
     "Counts",
     "DecisionNews",
+    "DrafterOrder",
+    "DrafterReport",
+    "DrafterVersion",
     "FleetStatistics",
     "HistogramCounts",
     "ModelInfo",

@@ -72,12 +72,15 @@ class ThreadGroup(WorkerGroup):
             return
 
 
-def group_of(role, directory, limits):
-    spec = GroupSpec(
+def spec_of(directory, limits):
+    return GroupSpec(
         "model", ModelSource("m", directory), "float32", "cpu", None, "auto", 1, limits, 1, 1,
         None, 60.0, 60.0, LogConfig(),
     )  # fmt: skip
-    return ThreadGroup(role, spec, None)
+
+
+def group_of(role, directory, limits):
+    return ThreadGroup(role, spec_of(directory, limits), None)
 
 
 @pytest.fixture
