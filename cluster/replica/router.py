@@ -25,6 +25,7 @@ from cluster.replica.instrumentation import Instrumentation
 from cluster.replica.preprocessor import Preprocessor
 from cluster.replica.ray_executor import RayExecutor
 from cluster.replica.report import ReplicaLoad, decision_news
+from cluster.replica.sample_buffer import SampleBuffer
 from cluster.workers.profiling import Profiling
 from cluster.workers.resources import ReplicaMemory
 from specdec.engine.core import EngineCore
@@ -38,6 +39,7 @@ from specdec.types.fleet import ReplicaReport
 from specdec.types.profile import ProfileOrder, ProfileReport
 from specdec.types.request import DetokenizeRequest, GenerateRequest, TokenizeRequest
 from specdec.types.responses import EngineOutput, ModelInfo
+from specdec.types.samples import SampleBatch, SampleOrder
 from specdec.types.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -80,6 +82,9 @@ class Router:
         self._speculation_version: int | None = None
         self._load = ReplicaLoad(config.target_requests_per_replica, time.monotonic)
         self._instrumentation = Instrumentation(config, replica, self.metrics)
+        self._samples = SampleBuffer(
+            config.training_buffer_tokens, config.training_cache_salt or "", replica
+        )
         self._profiling = Profiling(config.profile_dir, config.profile_max_mib, replica)
 
     async def start(self, placement: PlacementGroup | None) -> None:
@@ -211,6 +216,10 @@ class Router:
         """
         return await self.core.order_drafter(order, self._replica)
 
+    def take_samples(self, order: SampleOrder) -> SampleBatch:
+        """Return answers for training, and forget them; see `SampleBuffer.take`."""
+        return self._samples.take(order)
+
     async def generate(self, call: GenerateRequest) -> Generation:
         """Start a request. Its outputs raise the engine's errors."""
         request_id = call.request_id or secrets.token_hex(8)
@@ -223,7 +232,11 @@ class Router:
             measured.on_refused(error)
             raise
         measured.on_queued(request)
-        return Generation(request.seed, thread.generate(request, measured))
+        outputs = thread.generate(request, measured)
+        if self._samples.accepts(call):
+            temperature = call.params.resolved(self._model.sampling_defaults).temperature
+            outputs = self._samples.recording(request, temperature, outputs)
+        return Generation(request.seed, outputs)
 
     async def _prepare(self, request_id: str, call: GenerateRequest) -> EngineRequest:
         """Return an admitted request with token ids, compiled grammar and seed."""

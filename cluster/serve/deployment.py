@@ -58,6 +58,7 @@ from specdec.types.drafters import DrafterOrder, DrafterReport
 from specdec.types.errors import InvalidValueError, TargetFailedError
 from specdec.types.profile import ProfileOrder, ProfileReport
 from specdec.types.responses import ModelInfo
+from specdec.types.samples import SampleBatch, SampleOrder
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +129,15 @@ class RouterReplica(InferenceServicer, AdminServicer):
             logger.log(level, "access: %s", access_summary(token is not None, not keys.is_open))
         streams = StatsStreams(control.fleet)
         AdminServicer.__init__(
-            self, control, access, streams, self._profile, self._order_drafter, applications, budget
+            self,
+            control,
+            access,
+            streams,
+            self._profile,
+            self._order_drafter,
+            self._take_samples,
+            applications,
+            budget,
         )
         self._ingress = (
             EmbeddedIngress(router, self, keys, serve_config, self.http_limits)
@@ -208,6 +217,19 @@ class RouterReplica(InferenceServicer, AdminServicer):
         handle = serve.get_deployment_handle(ROUTER, self._application)
         responses = handle.broadcast("order_drafter_if_addressed", order)
         return reports_of(order, await responses.results_async(return_exceptions=True))
+
+    async def _take_samples(self, order: SampleOrder) -> tuple[SampleBatch, ...]:
+        """Take the samples of all replicas that the order addresses. Lost ones have none."""
+        handle = serve.get_deployment_handle(ROUTER, self._application)
+        responses = handle.broadcast("take_samples_if_addressed", order)
+        results = await responses.results_async(return_exceptions=True)
+        return tuple(each for each in results if isinstance(each, SampleBatch))
+
+    async def take_samples_if_addressed(self, order: SampleOrder) -> SampleBatch | None:
+        """Return samples of this replica, unless a broadcast order is for another one."""
+        if order.replica_id not in ("", self._replica_id):
+            return None
+        return self.router.take_samples(order)
 
     async def order_drafter_if_addressed(self, order: DrafterOrder) -> OrderResult | None:
         """Execute a broadcast order, unless it is for another replica."""

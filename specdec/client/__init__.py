@@ -39,6 +39,7 @@ from specdec.types.responses import (
     TokenLogprob,
     Usage,
 )
+from specdec.types.samples import SampleBatch, SampleOrder, ServedSample
 from specdec.types.stats import Counts, HistogramCounts
 
 __all__ = [
@@ -68,6 +69,9 @@ __all__ = [
     "Prompt",
     "ReplicaReport",
     "ReplicaStatus",
+    "SampleBatch",
+    "SampleOrder",
+    "ServedSample",
     "ServiceStatus",
     "SpeculationChange",
     "SpeculationPreview",

@@ -19,6 +19,7 @@ from specdec.types.control import (
 from specdec.types.drafters import DrafterOrder, DrafterReport
 from specdec.types.fleet import FleetStatistics, ReplicaStatus, ServiceStatus
 from specdec.types.profile import ProfileOrder, ProfileReport
+from specdec.types.samples import SampleBatch, SampleOrder
 
 DEFAULT_ADMIN_TIMEOUT_S = 10.0
 _PROFILE_WRITING_S = 90.0
@@ -102,6 +103,12 @@ class AdminClient(BlockingConnection):
         request = codec.DRAFTER_ORDER.encode(order)
         response = self._call(self._stub.SetDrafter, request, timeout_s=_DRAFTER_LOADING_S)
         return tuple(map(codec.DRAFTERS.decode, response.replicas))
+
+    def take_samples(self, order: SampleOrder | None = None) -> tuple[SampleBatch, ...]:
+        """Return answers of requests that allow training; the replicas forget them."""
+        request = codec.SAMPLE_ORDER.encode(order or SampleOrder())
+        response = self._call(self._stub.TakeSamples, request)
+        return tuple(map(codec.SAMPLES.decode, response.replicas))
 
     def watch(self, interval_s: float = 1.0) -> Iterator[FleetStatistics]:
         """Yield statistics of the service now and every `interval_s` seconds, without a time limit.

@@ -22,6 +22,9 @@ from specdec.client import (
     ProfileOrder,
     ProfileReport,
     ReplicaReport,
+    SampleBatch,
+    SampleOrder,
+    ServedSample,
     SpeculationState,
     WorkerProfile,
 )
@@ -90,6 +93,13 @@ class Drafters:
         return tuple(each for each in reports if order.replica_id in ("", each.replica_id))
 
 
+async def take_samples(order: SampleOrder) -> tuple[SampleBatch, ...]:
+    """Return a sample of each of two replicas."""
+    sample = ServedSample((5, 6, 7, 8), 2, 0.8)
+    batches = (SampleBatch("r1", (sample,), 100, 3), SampleBatch("r2", (sample,) * 2))
+    return tuple(each for each in batches if order.replica_id in ("", each.replica_id))
+
+
 async def _ignore(state: SpeculationState) -> None:
     """Apply nothing."""
 
@@ -126,7 +136,9 @@ async def _start(
 ) -> tuple[Any, int]:
     server = grpc.aio.server()
     link = ControlClient(handle, _ignore, lambda: report, call_timeout_s=0.3)
-    servicer = AdminServicer(link, access, StatsStreams(link.fleet), take_profile, drafters)
+    servicer = AdminServicer(
+        link, access, StatsStreams(link.fleet), take_profile, drafters, take_samples
+    )
     add_admin_service(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

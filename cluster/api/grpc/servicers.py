@@ -40,6 +40,7 @@ from specdec.types.errors import UnauthenticatedError
 from specdec.types.profile import ProfileOrder, ProfileReport
 from specdec.types.request import GenerateRequest
 from specdec.types.responses import TokenizedInput
+from specdec.types.samples import SampleBatch, SampleOrder
 
 _INFERENCE = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
 _ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
@@ -57,6 +58,7 @@ def add_admin_service(servicer: Any, server: Any) -> None:
 
 
 TakeProfile = Callable[[ProfileOrder], Awaitable[ProfileReport]]
+TakeSamples = Callable[[SampleOrder], Awaitable[tuple[SampleBatch, ...]]]
 OrderDrafter = Callable[[DrafterOrder], Awaitable[tuple[DrafterReport, ...]]]
 
 
@@ -255,14 +257,15 @@ class AdminServicer:
         stats_streams: StatsStreams,
         profile: TakeProfile,
         order_drafter: OrderDrafter,
+        take_samples: TakeSamples,
         applications: Applications | None = None,
         budget: ByteBudget | None = None,
     ) -> None:
         """profile: profiles this replica, or the one that is named.
 
-        order_drafter: executes an order on all replicas, or the one that is named. applications:
-        those that serve other models; None where there can be none. budget: shared with the other
-        interfaces of the process.
+        order_drafter, take_samples: execute an order on all replicas, or the one that is named.
+        applications: those that serve other models; None where there can be none. budget: shared
+        with the other interfaces of the process.
         """
         self.budget = budget or ByteBudget()
         self.applications = applications
@@ -271,6 +274,7 @@ class AdminServicer:
         self.stats_streams = stats_streams
         self.take_profile = profile
         self.order_drafter = order_drafter
+        self.take_samples = take_samples
         _forward(self, applications, _BY_TOKEN, admin_pb2.DESCRIPTOR)
 
     @_unary(_BY_TOKEN)
@@ -346,6 +350,14 @@ class AdminServicer:
         order = codec.DRAFTER_ORDER.decode(request).with_change()
         reports = await self.order_drafter(order)
         return admin_pb2.SetDrafterResponse(replicas=map(codec.DRAFTERS.encode, reports))
+
+    @_unary(_BY_TOKEN)
+    async def TakeSamples(
+        self, request: admin_pb2.TakeSamplesRequest, grpc_context: Any
+    ) -> admin_pb2.TakeSamplesResponse:
+        """Return answers of requests that allow training, and forget them."""
+        batches = await self.take_samples(codec.SAMPLE_ORDER.decode(request))
+        return admin_pb2.TakeSamplesResponse(replicas=map(codec.SAMPLES.encode, batches))
 
 
 def decode_generate(message: pb.GenerateRequest) -> GenerateRequest:

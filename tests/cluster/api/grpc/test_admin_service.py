@@ -19,15 +19,18 @@ from specdec.client import (
     HistogramCounts,
     ProfileOrder,
     ReplicaReport,
+    SampleOrder,
     SpeculationChange,
 )
 from specdec.types.control import RateRule, SpeculationControl
+from specdec.types.errors import InvalidValueError
 from specdec.types.stats import SpeculationStats
 from tests.cluster.admin_service import (
     Drafters,
     LocalHandle,
     running_admin_service,
     take_profile,
+    take_samples,
 )
 
 CONFIGURED = SpeculationControl("auto", threshold=32, num_speculative_tokens=3)
@@ -236,6 +239,14 @@ def test_an_order_for_the_drafter_arrives_as_it_was_sent(handle, order):
     assert drafters.orders == [order]
 
 
+def test_samples_arrive_as_they_were_taken(client):
+    assert client.take_samples() == asyncio.run(take_samples(SampleOrder()))
+    order = SampleOrder(max_tokens=5, replica_id="r2")
+    assert client.take_samples(order) == asyncio.run(take_samples(order))
+    with pytest.raises(InvalidValueError, match="max_tokens is 200000; it must be from 1 to"):
+        SampleOrder(max_tokens=200_000)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -281,6 +292,7 @@ def test_without_the_token_every_call_is_refused(handle, presented):
             client.profile,
             client.drafters,
             lambda: client.set_drafter(DrafterOrder(version=1)),
+            client.take_samples,
         ):
             with pytest.raises(ClientError, match="needs the admin token") as error:
                 call()

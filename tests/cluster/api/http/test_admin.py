@@ -18,7 +18,7 @@ from cluster.control.store import ControlStore
 from specdec.client import Counts, ReplicaReport
 from specdec.types.control import SpeculationControl
 from specdec.types.drafters import DrafterOrder
-from tests.cluster.admin_service import Drafters, LocalHandle, take_profile
+from tests.cluster.admin_service import Drafters, LocalHandle, take_profile, take_samples
 from tests.cluster.full_disk import fill_disk
 
 CONFIGURED = SpeculationControl("auto", threshold=32, num_speculative_tokens=3)
@@ -39,7 +39,9 @@ async def handle(tmp_path):
 @pytest.fixture
 async def admin(handle):
     link = ControlClient(handle, ignore, lambda: REPORT, call_timeout_s=0.3)
-    return AdminServicer(link, AdminAccess(), StatsStreams(link.fleet), take_profile, Drafters())
+    return AdminServicer(
+        link, AdminAccess(), StatsStreams(link.fleet), take_profile, Drafters(), take_samples
+    )
 
 
 @pytest.fixture
