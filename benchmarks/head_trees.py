@@ -149,7 +149,7 @@ class ShapedEngines:
             vocab_size=self._runner.vocab_size,
         )
         if shape.depth:
-            runner.use_head(self._head, config)
+            runner.use_head(self._head, config, lambda _: self._head)
         return Engine(config, self._model, LocalTarget(runner), self.tokenizer)
 
     def _speculation(self, shape: DraftShape) -> SpeculativeConfig:

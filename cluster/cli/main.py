@@ -17,10 +17,12 @@ import click
 from click.shell_completion import get_completion_class
 
 from cluster.cli import admin
+from cluster.cli.adapt import adapt
 from cluster.cli.bench.cli import bench
 from cluster.cli.chat import chat
 from cluster.cli.completion_result import chunk_as_json, receive, result_lines
 from cluster.cli.doctor import doctor
+from cluster.cli.drafter import drafter
 from cluster.cli.errors import OneLineErrors
 from cluster.cli.eval_drafter import eval_drafter
 from cluster.cli.models import models
@@ -187,5 +189,7 @@ main.add_command(train_data)
 main.add_command(admin.status)
 main.add_command(admin.speculation)
 main.add_command(admin.profile)
+main.add_command(drafter)
+main.add_command(adapt)
 main.add_command(models)
 main.add_command(train)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from specdec.types.control import CONTROL_VALUES, AuditPage, SpeculationState
+from specdec.types.drafters import DrafterReport, DrafterVersion
 from specdec.types.fleet import FleetStatistics, ReplicaStatus, ServiceStatus
 from specdec.types.profile import ProfileReport, WorkerProfile
 from specdec.types.sampling_params import SERVED_VERIFIERS
@@ -140,6 +141,32 @@ def profile_table(report: ProfileReport) -> str:
     """Return, for each rank, the number of steps, the trace's path and a line per operation."""
     heading = f"replica {report.replica_id}, {report.elapsed_s:.1f} s"
     return "\n\n".join([heading, *map(_worker_table, report.workers)])
+
+
+def drafter_table(reports: Sequence[DrafterReport]) -> str:
+    """Return, for each replica, a line for each version of its draft head."""
+    return "\n\n".join(map(_versions, reports))
+
+
+def _versions(report: DrafterReport) -> str:
+    if report.fault:
+        return f"replica {report.replica_id}: {report.fault}"
+    pinned = ", pinned" if report.is_pinned else ""
+    heading = f"replica {report.replica_id}: {report.num_rollbacks} rolled back{pinned}"
+    columns = ["version", "state", "drafts", "first accepted", "tokens per draft", "head"]
+    return "\n".join([heading, *_aligned([columns, *map(_version_row, report.versions)])])
+
+
+def _version_row(version: DrafterVersion) -> list[str]:
+    acceptance, fault = version.acceptance, version.fault
+    return [
+        str(version.number),
+        version.state.value,
+        str(version.speculation.num_drafts),
+        "" if acceptance is None else f"{acceptance:.1%}",
+        "" if acceptance is None else f"{version.speculation.mean_acceptance_length:.2f}",
+        f"{version.name}: {fault}" if fault else version.name,
+    ]
 
 
 def _worker_table(worker: WorkerProfile) -> str:

@@ -177,6 +177,18 @@ class ServeConfig(LLMConfig):
     profile_max_mib: int = setting(
         256, whole_number(1, 2**20), "Maximum total size of the traces of one profile, in MiB"
     )
+    training_buffer_tokens: int = setting(
+        0,
+        whole_number(0, 2**26),
+        "Tokens of prompts and answers that each replica keeps in memory for `specdec adapt`, of "
+        "requests that set allow_training; the latest ones. 0 keeps nothing",
+    )
+    training_cache_salt: str | None = setting(
+        None,
+        optional(TEXT),
+        "Only requests with this cache_salt are kept for training",
+        "those without a cache_salt",
+    )
     otlp_traces_endpoint: str | None = setting(
         None,
         ENDPOINT,

@@ -200,7 +200,7 @@ class RayExecutor:
 
     def _start_target(self, placement: PlacementGroup) -> TargetSupervisor:
         from cluster.workers.supervisors import TargetSupervisor
-        from cluster.workers.worker_group import TARGET, WorkerGroup
+        from cluster.workers.target_group import TargetGroup
 
         config, limits = self._config, self._plan.engine
         directory, size = self._directories.target, config.tensor_parallel_size
@@ -208,7 +208,7 @@ class RayExecutor:
             "target", config.model, directory, size, limits, config.quantization_method
         )
         spec = replace(spec, head=self._head_source())
-        return TargetSupervisor(lambda: WorkerGroup(TARGET, spec, placement))
+        return TargetSupervisor(lambda: TargetGroup(spec, placement))
 
     def _head_source(self) -> HeadSource | None:
         from cluster.workers.group_spec import HeadSource, ModelSource

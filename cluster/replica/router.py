@@ -25,6 +25,7 @@ from cluster.replica.instrumentation import Instrumentation
 from cluster.replica.preprocessor import Preprocessor
 from cluster.replica.ray_executor import RayExecutor
 from cluster.replica.report import ReplicaLoad, decision_news
+from cluster.replica.sample_buffer import SampleBuffer
 from cluster.workers.profiling import Profiling
 from cluster.workers.resources import ReplicaMemory
 from specdec.engine.core import EngineCore
@@ -32,11 +33,13 @@ from specdec.engine.engine_thread import EngineThread
 from specdec.engine.model_resolution import ModelDirectories
 from specdec.sequences.sequence import EngineRequest
 from specdec.types.control import SpeculationState
+from specdec.types.drafters import DrafterOrder, DrafterReport
 from specdec.types.errors import NotReadyError, TargetFailedError, UnknownModelError
 from specdec.types.fleet import ReplicaReport
 from specdec.types.profile import ProfileOrder, ProfileReport
 from specdec.types.request import DetokenizeRequest, GenerateRequest, TokenizeRequest
 from specdec.types.responses import EngineOutput, ModelInfo
+from specdec.types.samples import SampleBatch, SampleOrder
 from specdec.types.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -79,6 +82,9 @@ class Router:
         self._speculation_version: int | None = None
         self._load = ReplicaLoad(config.target_requests_per_replica, time.monotonic)
         self._instrumentation = Instrumentation(config, replica, self.metrics)
+        self._samples = SampleBuffer(
+            config.training_buffer_tokens, config.training_cache_salt or "", replica
+        )
         self._profiling = Profiling(config.profile_dir, config.profile_max_mib, replica)
 
     async def start(self, placement: PlacementGroup | None) -> None:
@@ -191,6 +197,7 @@ class Router:
             estimated_speedup=stats.estimated_speedup,
             estimated_tokens_per_s=stats.estimated_tokens_per_s,
             head_probe_acceptance=stats.head_probe_acceptance,
+            drafter_version=stats.drafter_version,
             mode=stats.mode,
             is_draft_worker_up=self._models.is_draft_up,
             counts=stats.counts,
@@ -201,6 +208,17 @@ class Router:
         if self.core.thread is None:
             raise NotReadyError("the model is still loading")
         return await self._profiling.take(order, self._models.profiled, self.core.thread.call)
+
+    async def order_drafter(self, order: DrafterOrder) -> DrafterReport:
+        """Execute an order for the versions of this replica's draft head.
+
+        Raises what `EngineCore.order_drafter` raises.
+        """
+        return await self.core.order_drafter(order, self._replica)
+
+    def take_samples(self, order: SampleOrder) -> SampleBatch:
+        """Return answers for training, and forget them; see `SampleBuffer.take`."""
+        return self._samples.take(order)
 
     async def generate(self, call: GenerateRequest) -> Generation:
         """Start a request. Its outputs raise the engine's errors."""
@@ -214,7 +232,11 @@ class Router:
             measured.on_refused(error)
             raise
         measured.on_queued(request)
-        return Generation(request.seed, thread.generate(request, measured))
+        outputs = thread.generate(request, measured)
+        if self._samples.accepts(call):
+            temperature = call.params.resolved(self._model.sampling_defaults).temperature
+            outputs = self._samples.recording(request, temperature, outputs)
+        return Generation(request.seed, outputs)
 
     async def _prepare(self, request_id: str, call: GenerateRequest) -> EngineRequest:
         """Return an admitted request with token ids, compiled grammar and seed."""

@@ -38,6 +38,7 @@ from cluster.control.overrides import OverrideLimits
 from cluster.control.peers import CONTROL_PLANE, ROUTER, Applications, ServeDirectory, ServiceCard
 from cluster.control.plane import ControlPlaneReplica
 from cluster.observability import logs
+from cluster.replica.drafter_orders import OrderResult, reports_of, result_of
 from cluster.replica.router import Router
 from cluster.serve.autoscaling import OPEN_REQUESTS, autoscaling_config
 from cluster.serve.node_memory import node_shares, replica_memory
@@ -53,9 +54,11 @@ from cluster.workers.resources import (
 from specdec.config.hardware import available_memory_bytes
 from specdec.engine.model_detection import with_detected_models
 from specdec.engine.model_resolution import resolve_models
+from specdec.types.drafters import DrafterOrder, DrafterReport
 from specdec.types.errors import InvalidValueError, TargetFailedError
 from specdec.types.profile import ProfileOrder, ProfileReport
 from specdec.types.responses import ModelInfo
+from specdec.types.samples import SampleBatch, SampleOrder
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +128,17 @@ class RouterReplica(InferenceServicer, AdminServicer):
             level = logging.WARNING if access.is_open or keys.is_open else logging.INFO
             logger.log(level, "access: %s", access_summary(token is not None, not keys.is_open))
         streams = StatsStreams(control.fleet)
-        AdminServicer.__init__(self, control, access, streams, self._profile, applications, budget)
+        AdminServicer.__init__(
+            self,
+            control,
+            access,
+            streams,
+            self._profile,
+            self._order_drafter,
+            self._take_samples,
+            applications,
+            budget,
+        )
         self._ingress = (
             EmbeddedIngress(router, self, keys, serve_config, self.http_limits)
             if serve_config.ingress == "embedded"
@@ -195,6 +208,34 @@ class RouterReplica(InferenceServicer, AdminServicer):
         if order.replica_id != self._replica_id:
             return None
         return await self.router.profile(order)
+
+    async def _order_drafter(self, order: DrafterOrder) -> tuple[DrafterReport, ...]:
+        """Execute an order on all replicas that it addresses, at once.
+
+        Raises what `reports_of` raises.
+        """
+        handle = serve.get_deployment_handle(ROUTER, self._application)
+        responses = handle.broadcast("order_drafter_if_addressed", order)
+        return reports_of(order, await responses.results_async(return_exceptions=True))
+
+    async def _take_samples(self, order: SampleOrder) -> tuple[SampleBatch, ...]:
+        """Take the samples of all replicas that the order addresses. Lost ones have none."""
+        handle = serve.get_deployment_handle(ROUTER, self._application)
+        responses = handle.broadcast("take_samples_if_addressed", order)
+        results = await responses.results_async(return_exceptions=True)
+        return tuple(each for each in results if isinstance(each, SampleBatch))
+
+    async def take_samples_if_addressed(self, order: SampleOrder) -> SampleBatch | None:
+        """Return samples of this replica, unless a broadcast order is for another one."""
+        if order.replica_id not in ("", self._replica_id):
+            return None
+        return self.router.take_samples(order)
+
+    async def order_drafter_if_addressed(self, order: DrafterOrder) -> OrderResult | None:
+        """Execute a broadcast order, unless it is for another replica."""
+        if order.replica_id not in ("", self._replica_id):
+            return None
+        return await result_of(self.router.order_drafter(order), self._replica_id)
 
     async def drain(self, timeout_s: float | None = None) -> None:
         """Become not ready, and wait until all requests have ended or the timeout.

@@ -18,6 +18,7 @@ from cluster.workers import serialization
 from cluster.workers.cpu_scheduling import run_as_model, run_at_low_priority
 from cluster.workers.frames import Frames
 from cluster.workers.group_spec import GroupSpec, RankPlace
+from cluster.workers.head_messages import is_load_report
 from cluster.workers.profile_messages import is_report
 from cluster.workers.transport import Endpoint, Listener, StepSocket, Transport
 from cluster.workers.unix_socket import PeerGoneError
@@ -114,11 +115,11 @@ class Worker:
     def _execute(self, worker: ModelWorker, frames: Frames, socket: StepSocket) -> bool:
         """Return whether a message was processed without an error.
 
-        Rank 0 answers steps; every rank reports its errors and profiles.
+        Rank 0 answers steps; every rank reports its errors, profiles and loads of a head.
         """
         try:
             for answer in worker.run(frames):
-                if self._rank == 0 or is_report(answer):
+                if self._rank == 0 or is_report(answer) or is_load_report(answer):
                     socket.send(answer)
         except PeerGoneError:
             raise

@@ -15,10 +15,13 @@ import torch
 from cluster.workers import serialization
 from cluster.workers.cpu_scheduling import threads_per_worker
 from cluster.workers.frames import Frames
-from cluster.workers.group_spec import GroupSpec, HeadSource
+from cluster.workers.group_spec import GroupSpec, HeadSource, ModelSource
+from cluster.workers.head_messages import LoadReport, is_for_heads
+from cluster.workers.head_messages import order_in as order_for_heads
 from cluster.workers.profile_messages import WorkerProfileOrder, is_for_profiles, order_in
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.text.tokenizer import Tokenizer
+from specdec.types.drafters import HeadFile
 from specdec.types.profile import WorkerProfile
 from specdec.worker import (
     DraftModelRunner,
@@ -70,11 +73,26 @@ def load_worker(spec: GroupSpec, rank: int, directory: Path) -> ModelWorker:
     runner = load_warm(model, _join_group(spec, rank, directory))
     if isinstance(runner, DraftModelRunner):
         return ModelWorker(runner, partial(_draft, runner), rank)
-    return ModelWorker(runner, partial(_verify, runner), rank)
+    return ModelWorker(runner, partial(_verify, runner, rank), rank)
 
 
-def _verify(runner: TargetModelRunner, frames: Frames) -> Iterator[Frames]:
-    yield serialization.encode_output(runner.execute(serialization.decode_step(frames)))
+def _verify(runner: TargetModelRunner, rank: int, frames: Frames) -> Iterator[Frames]:
+    """Execute a step, or an order for the versions of the draft head."""
+    if is_for_heads(frames):
+        yield from _change_head(runner, rank, order_for_heads(frames))
+    else:
+        yield serialization.encode_output(runner.execute(serialization.decode_step(frames)))
+
+
+def _change_head(runner: TargetModelRunner, rank: int, order: HeadFile | int) -> Iterator[Frames]:
+    """Load a version of the draft head and report it, or draft with a loaded one."""
+    assert runner.head_versions is not None, "the target has no draft head"
+    if isinstance(order, int):
+        runner.head_versions.switch(order)
+        return
+    source = ModelSource(order.name, Path(order.directory), may_be_pickled=True)
+    fault = runner.head_versions.load(order, source.here)
+    yield LoadReport(rank, order.version, fault).encode()
 
 
 def _draft(runner: DraftModelRunner, frames: Frames) -> Iterator[Frames]:

@@ -280,8 +280,12 @@ class WorkerGroup(Generic[StepT, OutputT]):
         if self._pending and not self._num_catching_up:
             limit_s = self._deadlines.limit_s(self._pending[0].num_tokens)
         self._deadline_s = time.monotonic() + limit_s
-        if self._profile is not None and self._profile.reports is None:
-            self._deadline_s += WRITING_S  # traces are written between steps
+        self._deadline_s += self._extra_s
+
+    @property
+    def _extra_s(self) -> float:
+        """What ranks may do between two steps, beside the limit of a step."""
+        return WRITING_S if self._profile and self._profile.reports is None else 0.0
 
     def _send_to_all(self, frames: Frames) -> None:
         for rank, socket in enumerate(self._sockets):
@@ -342,11 +346,15 @@ class WorkerGroup(Generic[StepT, OutputT]):
             return False
         except TimeoutError as error:
             self._fail(rank, "stopped within a message", error)
-        if not is_report(frames):
+        if not self._take_report(frames):
             self._received.append((rank, frames))
-        elif self._profile is not None:
-            self._profile.take(frames)
         return True
+
+    def _take_report(self, frames: Frames) -> bool:
+        """Store a message that answers no step; return whether it was one."""
+        if is_report(frames) and self._profile is not None:
+            self._profile.take(frames)
+        return is_report(frames)
 
     def _fail(self, rank: int, reason: str, cause: Exception | None = None) -> NoReturn:
         raise self._role.error(f"rank {rank} of the {self._spec.name} {reason}") from cause

@@ -19,6 +19,7 @@ from specdec.types.control import (
     SpeculationState,
     StateStamp,
 )
+from specdec.types.drafters import DrafterOrder, DrafterReport, DrafterVersion
 from specdec.types.fleet import (
     DecisionNews,
     FleetStatistics,
@@ -38,6 +39,7 @@ from specdec.types.responses import (
     TokenLogprob,
     Usage,
 )
+from specdec.types.samples import SampleBatch, SampleOrder, ServedSample
 from specdec.types.stats import Counts, HistogramCounts
 
 __all__ = [
@@ -54,6 +56,9 @@ __all__ = [
     "Completion",
     "Counts",
     "DecisionNews",
+    "DrafterOrder",
+    "DrafterReport",
+    "DrafterVersion",
     "FleetStatistics",
     "HistogramCounts",
     "ModelInfo",
@@ -64,6 +69,9 @@ __all__ = [
     "Prompt",
     "ReplicaReport",
     "ReplicaStatus",
+    "SampleBatch",
+    "SampleOrder",
+    "ServedSample",
     "ServiceStatus",
     "SpeculationChange",
     "SpeculationPreview",

@@ -16,12 +16,16 @@ from specdec.types.control import (
     SpeculationChange,
     SpeculationState,
 )
+from specdec.types.drafters import DrafterOrder, DrafterReport
 from specdec.types.fleet import FleetStatistics, ReplicaStatus, ServiceStatus
 from specdec.types.profile import ProfileOrder, ProfileReport
+from specdec.types.samples import SampleBatch, SampleOrder
 
 DEFAULT_ADMIN_TIMEOUT_S = 10.0
 _PROFILE_WRITING_S = 90.0
 """A replica waits up to a minute for its models to write their traces."""
+_DRAFTER_LOADING_S = 150.0
+"""A replica waits up to two minutes for its ranks to load a head."""
 
 
 class AdminClient(BlockingConnection):
@@ -85,6 +89,26 @@ class AdminClient(BlockingConnection):
             timeout_s=order.timeout_s + _PROFILE_WRITING_S,
         )
         return codec.PROFILE.decode(response)
+
+    def drafters(self) -> tuple[DrafterReport, ...]:
+        """Return the versions of the draft head of every replica."""
+        response = self._call(self._stub.ListDrafters, pb.ListDraftersRequest())
+        return tuple(map(codec.DRAFTERS.decode, response.replicas))
+
+    def set_drafter(self, order: DrafterOrder) -> tuple[DrafterReport, ...]:
+        """Change the version of the draft head in use, and return the replicas' versions.
+
+        Waits for the ranks to load it, regardless of `timeout_s`.
+        """
+        request = codec.DRAFTER_ORDER.encode(order)
+        response = self._call(self._stub.SetDrafter, request, timeout_s=_DRAFTER_LOADING_S)
+        return tuple(map(codec.DRAFTERS.decode, response.replicas))
+
+    def take_samples(self, order: SampleOrder | None = None) -> tuple[SampleBatch, ...]:
+        """Return answers of requests that allow training; the replicas forget them."""
+        request = codec.SAMPLE_ORDER.encode(order or SampleOrder())
+        response = self._call(self._stub.TakeSamples, request)
+        return tuple(map(codec.SAMPLES.decode, response.replicas))
 
     def watch(self, interval_s: float = 1.0) -> Iterator[FleetStatistics]:
         """Yield statistics of the service now and every `interval_s` seconds, without a time limit.

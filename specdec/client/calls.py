@@ -42,6 +42,7 @@ class GenerateOptions(TypedDict, total=False):
     priority: int
     resume_token_ids: Sequence[int]
     cache_salt: str
+    allow_training: bool
 
 
 class StreamOptions(GenerateOptions, total=False):

@@ -27,6 +27,7 @@ from specdec.speculation.proposers import ProposalAhead
 from specdec.types.control import SpeculationControl
 from specdec.types.draft_decision import Decision
 from specdec.types.draft_tree import chain_of
+from specdec.types.drafters import CONFIGURED_VERSION
 from specdec.types.errors import GrammarError
 from specdec.types.messages import PENDING_TOKEN, StepInput, StepRow, Target, VerifyOutput
 
@@ -34,14 +35,26 @@ Rows = list[tuple[Sequence, StepRow]]
 
 
 class _Step(NamedTuple):
-    """A step that the target runs."""
+    """A step that the target runs. head_version: of the head that drafts at its end."""
 
     rows: Rows
     began_at_s: float
+    head_version: int
+
+
+class CollectedStep(NamedTuple):
+    """A step that the target has run."""
+
+    rows: Rows
+    output: VerifyOutput
+    head_version: int
 
 
 class StepsInFlight:
-    """The steps that the target runs, timed, and its view of their sequences."""
+    """The steps that the target runs, timed, and its view of their sequences.
+
+    head_version: of the head that drafts at the end of the steps that begin from now on.
+    """
 
     def __init__(
         self,
@@ -57,6 +70,7 @@ class StepsInFlight:
         needs_tokens: whether the target needs the tokens of every sequence.
         """
         self.target = target
+        self.head_version = CONFIGURED_VERSION
         self._blocks = blocks
         self._recorder = recorder
         self._clock = clock
@@ -83,6 +97,7 @@ class StepsInFlight:
     def replace_target(self, target: Target) -> None:
         """Continue with a target that has no state; the steps in flight are dropped."""
         self.target = target
+        self.head_version = CONFIGURED_VERSION
         self._steps.clear()
         self._worker = WorkerView(self._blocks, self._admission)
 
@@ -96,17 +111,17 @@ class StepsInFlight:
             block_table_deltas=delta.block_table_deltas,
             rows=tuple(row for _, row in rows),
         )
-        self._steps.append(_Step(rows, self._clock()))
+        self._steps.append(_Step(rows, self._clock(), self.head_version))
         self.target.begin(step)
 
-    def collect(self) -> tuple[Rows, VerifyOutput]:
+    def collect(self) -> CollectedStep:
         """Wait for the oldest step and return its rows and results."""
         verified = self.target.collect()
-        rows, began_at_s = self._steps.popleft()
+        rows, began_at_s, head_version = self._steps.popleft()
         # A step that began while another ran is timed from the end of that one.
         began_at_s, self._collected_at_s = max(began_at_s, self._collected_at_s), self._clock()
         self._recorder.record_verify(self._collected_at_s - began_at_s)
-        return rows, verified
+        return CollectedStep(rows, verified, head_version)
 
     def resolve(self) -> None:
         """Put what the step before has yielded into the rows of the step in flight.

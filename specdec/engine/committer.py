@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from specdec.engine.async_scheduling import Rows, StepsInFlight
+from specdec.engine.async_scheduling import CollectedStep, StepsInFlight
+from specdec.engine.drafter_versions import DrafterVersions
 from specdec.engine.input_processor import has_allowed_token
 from specdec.engine.open_requests import OpenRequests
 from specdec.engine.outputs import output_of
@@ -13,8 +14,9 @@ from specdec.engine.stop_checker import Stop, check_stop
 from specdec.models.config import ModelConfig
 from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.sequence import Choices, HeadDraft, Lookahead, Sequence, SequenceStatus
+from specdec.types.drafters import CONFIGURED_VERSION
 from specdec.types.errors import BadLogitsError, NoTokenLeftError, SpecdecError
-from specdec.types.messages import StepRow, VerifiedRow, VerifyOutput
+from specdec.types.messages import StepRow, VerifiedRow
 from specdec.types.responses import EngineOutput
 from specdec.types.stats import Counts, DraftCounter
 
@@ -38,8 +40,13 @@ class Committer:
         speculator: Speculator,
         requests: OpenRequests,
         counts: Counts,
+        drafters: DrafterVersions | None,
+        head_method: str | None,
     ) -> None:
-        """Count tokens and prefill chunks in `counts`, and drafts in `drafts`."""
+        """Count tokens and prefill chunks in `counts`, and drafts in `drafts`.
+
+        drafters: also receives the drafts of method `head_method`, by the version that made them.
+        """
         self.drafts = DraftCounter()
         self._model = model
         self._max_model_len = max_model_len
@@ -48,9 +55,13 @@ class Committer:
         self._speculator = speculator
         self._requests = requests
         self._counts = counts
+        self._drafters = drafters
+        self._head_method = head_method
+        self._head_version = CONFIGURED_VERSION  # of the step that is committed
 
-    def commit(self, rows: Rows, verified: VerifyOutput) -> Committed:
+    def commit(self, step: CollectedStep) -> Committed:
         """Commit the results of the rows whose sequences still run."""
+        rows, verified, self._head_version = step
         batch_size = 0
         results = {row.seq_id: row for row in verified.rows}
         prompts = {part.seq_id: part for part in verified.prompt_logprobs}
@@ -95,11 +106,11 @@ class Committer:
         # The last token is the target's own, unless NaN logits after an accepted draft cut the row.
         num_verified = len(row.accepted_drafts(token_ids))
         num_accepted = min(num_kept, num_verified)
-        self._count(choices, row, num_kept, num_accepted)
+        self._count(seq, choices, row, num_kept, num_accepted)
         self._speculator.observe(seq, row.draft_depth, num_verified)
         if stop is None:
             seq.lookahead = _lookahead(row, verified)
-            seq.head_draft = _head_draft(seq, verified)
+            seq.head_draft = _head_draft(seq, verified, self._head_version)
             self._drop_rejected(seq)
         else:
             self._requests.finish(seq)
@@ -121,7 +132,10 @@ class Committer:
         self._publish(seq)
         return num_kept, stop
 
-    def _count(self, choices: Choices, row: StepRow, num_kept: int, num_accepted: int) -> None:
+    def _count(
+        self, seq: Sequence, choices: Choices, row: StepRow, num_kept: int, num_accepted: int
+    ) -> None:
+        """Count a row; `seq` still has the draft that a head made for it."""
         choices.num_output_tokens += num_kept
         self._counts.num_generated_tokens += num_kept
         if row.num_draft_tokens or row.num_lookahead_tokens:
@@ -130,6 +144,8 @@ class Committer:
             self._counts.num_lookahead_tokens += row.num_lookahead_tokens
             method = self._speculator.drafting_method(row.seq_id)
             self.drafts.record(method, depth, num_accepted)
+            if self._drafters is not None and seq.head_draft and method == self._head_method:
+                self._drafters.observe(seq.head_draft.version, depth, num_accepted)
 
     def _on_bad_logits(self, seq: Sequence, row: StepRow) -> list[EngineOutput]:
         """Fail a request without publishing KV; a row with guesses is retried without them.
@@ -157,7 +173,7 @@ class Committer:
             self._steps.truncate(seq.seq_id)
 
 
-def _head_draft(seq: Sequence, verified: VerifiedRow) -> HeadDraft | None:
+def _head_draft(seq: Sequence, verified: VerifiedRow, version: int) -> HeadDraft | None:
     """Return the draft that a head made behind the verified tokens, which `seq` has by now."""
     if not verified.next_draft_token_ids:
         return None
@@ -167,6 +183,7 @@ def _head_draft(seq: Sequence, verified: VerifiedRow) -> HeadDraft | None:
         verified.next_draft_token_ids,
         verified.next_draft_parents,
         verified.next_draft_confidences,
+        version,
     )
 
 

@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 from specdec.config.llm import LLMConfig
+from specdec.engine.drafter_control import DrafterControl
+from specdec.engine.drafter_versions import DrafterVersions
 from specdec.engine.engine import Engine
 from specdec.engine.engine_profiler import EngineProfiler
 from specdec.engine.engine_thread import EngineThread
@@ -20,7 +22,13 @@ from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import Proposer
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationControl
-from specdec.types.errors import BadLogitsError, NotReadyError
+from specdec.types.drafters import (
+    CONFIGURED_VERSION,
+    DrafterOrder,
+    DrafterReport,
+    HeadFile,
+)
+from specdec.types.errors import BadLogitsError, InvalidValueError, NotReadyError
 from specdec.types.messages import Target
 from specdec.types.sampling_params import SamplingDefaults
 from specdec.types.stats import Counts, EngineStats
@@ -99,6 +107,7 @@ class EngineCore(Generic[Config]):
         self.metrics = Metrics()
         self._head = models.head
         self._head_probe_acceptance: float | None = None
+        self._drafters: DrafterControl | None = None
         self.thread: EngineThread | None = None
         speculation = config.speculative_config
         self.control = speculation.control if speculation else None
@@ -118,6 +127,7 @@ class EngineCore(Generic[Config]):
         full_batch: the largest intended number of decoding requests. recorder: None for `metrics`.
         """
         policy = None
+        drafters = self._drafter_versions()
         self._probe_head(executor, tokenizer)
         if self.control is not None:
             profiler = EngineProfiler(self.plan.engine, self.model, tokenizer)
@@ -129,9 +139,20 @@ class EngineCore(Generic[Config]):
             tokenizer,
             executor.make_proposer(),
             policy,
+            drafters=drafters,
             recorder=recorder or self.metrics,
         )
         self._executor = executor
+        if drafters is not None and self._head is not None:
+            self._drafters = DrafterControl(self._engine, drafters, self._head)
+
+    def _drafter_versions(self) -> DrafterVersions | None:
+        """Return the versions of the draft head, the configured one alone; None without a head."""
+        config, head = self.config.head, self._head
+        if config is None or head is None:
+            return None
+        name = config.model or self.config.model
+        return DrafterVersions(HeadFile(CONFIGURED_VERSION, name, str(head.directory)))
 
     def _probe_head(self, executor: Executor, tokenizer: Tokenizer) -> None:
         """Measure whether the drafts of a head fit the target; log a warning where they do not."""
@@ -200,6 +221,18 @@ class EngineCore(Generic[Config]):
         if self.thread is not None:
             await self.thread.set_speculation(control)
 
+    async def order_drafter(self, order: DrafterOrder, replica_id: str = "") -> DrafterReport:
+        """Execute an order for the versions of the draft head; see `DrafterControl.execute`.
+
+        Raises NotReadyError before the engine's thread has started.
+        """
+        if self.thread is None:
+            raise NotReadyError("the model is still loading")
+        if self._drafters is None:
+            limit = "a service with a draft head on the target's ranks; see docs/methods.md"
+            raise InvalidValueError("drafter", "none", limit)
+        return await self._drafters.execute(order, self.thread, replica_id)
+
     @property
     def last_stats(self) -> EngineStats:
         """The engine's latest stats, with its own counters alone. Does not block."""
@@ -229,4 +262,4 @@ class EngineCore(Generic[Config]):
         if self.thread is not None:
             self.thread.stop()
         self._final_stats = self.stats()
-        self.thread = self._engine = None
+        self.thread = self._engine = self._drafters = None

@@ -17,6 +17,7 @@ from specdec.engine.async_scheduling import (
     schedule_ahead,
 )
 from specdec.engine.committer import Committer
+from specdec.engine.drafter_versions import DrafterVersions
 from specdec.engine.input_processor import InputProcessor
 from specdec.engine.metrics import Metrics, StepRecorder
 from specdec.engine.open_requests import OpenRequests
@@ -42,7 +43,7 @@ from specdec.types.errors import (
     InvalidValueError,
     TargetFailedError,
 )
-from specdec.types.messages import Target
+from specdec.types.messages import HeadTarget, Target
 from specdec.types.responses import EngineOutput
 from specdec.types.stats import Counts, EngineStats
 
@@ -59,6 +60,7 @@ class Engine:
         proposer: Proposer | None = None,
         policy: SpeculationPolicy | None = None,
         *,
+        drafters: DrafterVersions | None = None,
         recorder: StepRecorder | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -66,6 +68,7 @@ class Engine:
 
         proposer: None makes the one of `config.speculation`, unless that needs a draft model.
         policy: decides each step how much to draft; None drafts as configured at every load.
+        drafters: versions of the target's draft head; None where it is not replaced.
         recorder: receives the seconds of each draft and verification, by `clock`, and batch sizes.
         """
         self.config = config
@@ -86,6 +89,8 @@ class Engine:
             config.speculation, proposer or make_proposer(config.speculation), policy
         )
         self._requests = OpenRequests(self._scheduler, self._steps, self._speculator)
+        self.drafters = drafters
+        head = config.speculation.head if config.speculation else None
         self._committer = Committer(
             model,
             config.max_model_len,
@@ -94,6 +99,8 @@ class Engine:
             self._speculator,
             self._requests,
             self._counts,
+            drafters,
+            None if head is None else head.name,
         )
         self._suspects = Suspects()
         self._next_seq_id = 0
@@ -164,9 +171,23 @@ class Engine:
         Every running sequence is recomputed from its tokens; the steps in flight are dropped.
         """
         self._steps.replace_target(target)
+        if self.drafters is not None:
+            self.drafters.restart()
         self._speculator.forget_step()
         self._preempt_all()
         self._blocks.clear()
+
+    def advance_drafters(self) -> None:
+        """Load and activate the version of the head that is wanted, as far as without waiting.
+
+        Each step does so before anything else. Raises TargetFailedError.
+        """
+        if self.drafters is None or self.drafters.is_settled:
+            return
+        target = self._steps.target
+        assert isinstance(target, HeadTarget), "a head on a target that cannot replace it"
+        self.drafters.advance(target)
+        self._steps.head_version = self.drafters.active
 
     def _preempt_all(self) -> None:
         for seq in self._scheduler.preempt_all():
@@ -201,6 +222,7 @@ class Engine:
 
     def _advance(self, outputs: list[EngineOutput]) -> None:
         """Run a step, and add its outputs as they are committed."""
+        self.advance_drafters()
         before = self._decision
         is_ahead = self._begin_ahead()
         outputs += self._collect()
@@ -233,11 +255,14 @@ class Engine:
             estimated_speedup=estimate.speedup if estimate else None,
             estimated_tokens_per_s=estimate.tokens_per_s if estimate else None,
             capacity_tokens_per_s=policy.capacity_tokens_per_s if policy else None,
+            drafter_version=self.drafters.active if self.drafters else None,
             counts=self._snapshot(),
         )
 
     def _snapshot(self) -> Counts:
         counts, policy = self._committer.drafts.added_to(self._counts), self._speculator.policy
+        if self.drafters is not None:
+            self.drafters.add_to(counts)
         if policy is not None:
             counts.decisions = {each.value: n for each, n in policy.log.counts.items()}
             counts.decided_lengths = policy.log.lengths
@@ -357,10 +382,10 @@ class Engine:
         self._batch_size = 0
         if not self._steps:
             return []
-        rows, verified = self._steps.collect()
-        outputs, self._batch_size = self._committer.commit(rows, verified)
+        step = self._steps.collect()
+        outputs, self._batch_size = self._committer.commit(step)
         self._steps.resolve()
-        if self._suspects.complete(rows):
+        if self._suspects.complete(step.rows):
             self._preempt_all()  # the next suspect gets the whole KV pool
         if self._batch_size:
             self._recorder.record_batch(self._batch_size)

@@ -93,6 +93,15 @@ def by_method(name: str, meaning: str, read: Read) -> MetricSpec[EngineReport]:
     return MetricSpec(name, "counter", meaning, readings, ("method", "position"))
 
 
+def by_version(name: str, meaning: str, read: str) -> MetricSpec[EngineReport]:
+    """Define a counter of the drafts of a head by its version; read: a field of their counts."""
+
+    def read_all(counts: Counts) -> dict[str, float]:
+        return {name: getattr(each, read) for name, each in counts.drafts_by_version.items()}
+
+    return counters(name, meaning, "version", read_all)
+
+
 def _histogram(name: str, meaning: str) -> MetricSpec[EngineReport]:
     """Define the report's histogram of that name; no series before it has one."""
 
@@ -165,6 +174,21 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
     ),
     by_method(
         "spec_decode_num_accepted_tokens_by_method", "Accepted draft tokens.", "accepted_by_method"
+    ),
+    by_version("spec_decode_num_drafts_by_version", "Verified drafts.", "num_drafts"),
+    by_version(
+        "spec_decode_num_draft_tokens_by_version", "Verified draft tokens.", "num_draft_tokens"
+    ),
+    by_version(
+        "spec_decode_num_accepted_tokens_by_version",
+        "Accepted draft tokens.",
+        "num_accepted_tokens",
+    ),
+    gauge("drafter_version", "Version of the draft head in use.", "drafter_version"),
+    counter(
+        "drafter_rollbacks",
+        "Versions of the draft head that were replaced for their acceptance.",
+        "num_drafter_rollbacks",
     ),
     counter("spec_decode_num_lookahead_tokens", "Lookahead tokens run.", "num_lookahead_tokens"),
     counter(

@@ -13,6 +13,7 @@ from specdec.llm.host import EngineHost
 from specdec.llm.hosted import HostedModel
 from specdec.llm.outputs import OutputKind, RequestOutput
 from specdec.llm.prompts import Message, Prompt, PromptParts, read_conversation, read_prompt
+from specdec.types.drafters import DrafterOrder, DrafterVersion
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import Conversation
 from specdec.types.sampling_params import SamplingParams
@@ -97,6 +98,23 @@ class AsyncLLM(HostedModel):
         async with aclosing(outputs) as stream:
             async for output in stream:
                 yield output
+
+    async def load_drafter(self, path: str) -> tuple[DrafterVersion, ...]:
+        """Draft with another version of the draft head, also for running requests.
+
+        path: a directory or Hub id of a head with the method and sizes of the configured one. A
+        version of which fewer drafts are accepted is rolled back. Returns all versions; see
+        docs/drafter-versions.md. Raises what `DrafterControl.execute` raises.
+        """
+        return (await self._host.order_drafter(DrafterOrder(path=path))).versions
+
+    async def use_drafter(self, version: int) -> tuple[DrafterVersion, ...]:
+        """Draft with an earlier version of the draft head again; 1 is the configured one."""
+        return (await self._host.order_drafter(DrafterOrder(version=version))).versions
+
+    async def drafter_versions(self) -> tuple[DrafterVersion, ...]:
+        """Return the versions of the draft head, oldest first, with their accepted drafts."""
+        return (await self._host.order_drafter(DrafterOrder())).versions
 
     async def abort(self, request_id: str) -> None:
         """End the requests with this id; their streams end with finish reason `abort`."""

@@ -29,6 +29,7 @@ from specdec.models.resolve import print_progress
 from specdec.sequences.sequence import EngineRequest
 from specdec.text.grammar import Grammar, GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
+from specdec.types.drafters import DrafterOrder, DrafterReport
 from specdec.types.errors import InvalidValueError, NotReadyError, SpecdecError
 from specdec.types.request import Conversation
 from specdec.types.sampling_params import SEED_LIMIT, SamplingParams, StructuredOutput
@@ -178,6 +179,11 @@ class EngineHost:
         finally:
             await steps.aclose()
             self.stats_log.note(self.core.last_stats)
+
+    async def order_drafter(self, order: DrafterOrder) -> DrafterReport:
+        """Execute an order on the running event loop; see `EngineCore.order_drafter`."""
+        self._running_thread()
+        return await self.core.order_drafter(order)
 
     def abort(self, request_id: str) -> None:
         """End the requests with this id; on the event loop of their streams."""

@@ -19,6 +19,7 @@ from specdec.llm.host import Call, EngineHost
 from specdec.llm.hosted import HostedModel
 from specdec.llm.outputs import RequestOutput
 from specdec.llm.prompts import Message, Prompt, PromptParts, read_conversations, read_prompts
+from specdec.types.drafters import DrafterOrder, DrafterVersion
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import Conversation
 from specdec.types.sampling_params import SamplingParams
@@ -82,6 +83,26 @@ class LLM(HostedModel):
             chat_template_kwargs=chat_template_kwargs,
         )
         return self._answer("messages", conversations, sampling_params, use_tqdm, None)
+
+    def load_drafter(self, path: str) -> tuple[DrafterVersion, ...]:
+        """Draft with another version of the draft head, also for running requests.
+
+        path: a directory or Hub id of a head with the method and sizes of the configured one. A
+        version of which fewer drafts are accepted is rolled back. Returns all versions; see
+        docs/drafter-versions.md. Raises what `DrafterControl.execute` raises.
+        """
+        return self._order(DrafterOrder(path=path))
+
+    def use_drafter(self, version: int) -> tuple[DrafterVersion, ...]:
+        """Draft with an earlier version of the draft head again; 1 is the configured one."""
+        return self._order(DrafterOrder(version=version))
+
+    def drafter_versions(self) -> tuple[DrafterVersion, ...]:
+        """Return the versions of the draft head, oldest first, with their accepted drafts."""
+        return self._order(DrafterOrder())
+
+    def _order(self, order: DrafterOrder) -> tuple[DrafterVersion, ...]:
+        return self._thread.submit(self._host.order_drafter(order)).result().versions
 
     def _answer(
         self,

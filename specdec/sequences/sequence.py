@@ -14,6 +14,7 @@ from specdec.text.grammar import Grammar, OutputConstraint
 from specdec.types.control import SpeculationControl
 from specdec.types.draft_length import DraftLength
 from specdec.types.draft_survival import AcceptanceHistory, ConfidenceHistory
+from specdec.types.drafters import CONFIGURED_VERSION
 from specdec.types.messages import BASE_MODEL, Logprobs, PromptLogprobs, SequenceAdmission
 from specdec.types.request import GenerateRequest
 from specdec.types.sampling_params import SamplingParams
@@ -90,7 +91,7 @@ class HeadDraft:
 
     base_length, base_token: the text that it continues: its number of tokens, and the last of them.
     parents: the tree of its tokens, as in `specdec.types.draft_tree`; None for a chain.
-    confidences: as in VerifiedRow.
+    confidences: as in VerifiedRow. version: of the head.
     """
 
     base_length: int
@@ -98,6 +99,7 @@ class HeadDraft:
     token_ids: tuple[int, ...]
     parents: tuple[int, ...] | None = None
     confidences: tuple[int, ...] = ()
+    version: int = CONFIGURED_VERSION
 
     def probabilities(self, count: int) -> list[float]:
         """Return the confidences of the first `count` tokens, from 0 to 1."""

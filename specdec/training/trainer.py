@@ -24,6 +24,7 @@ from specdec.training.export import export
 from specdec.training.objective import Objective
 from specdec.training.optimizers import Optimizers
 from specdec.training.target import Target
+from specdec.training.warm_start import ExportedHead
 from specdec.types.errors import InvalidValueError
 
 HEAD = "head"
@@ -98,8 +99,11 @@ class Trainer:
         data: Data,
         directory: Path,
         clock: Callable[[], float] = time.monotonic,
+        start: ExportedHead | None = None,
     ) -> None:
         """Make the drafter.
+
+        start: head whose weights it begins with, and which it must surpass to be exported.
 
         Raises InvalidValueError where the directory has another run, or nothing can be held out.
         """
@@ -124,6 +128,9 @@ class Trainer:
         self._best = 0.0
         self._best_step = 0
         self._evaluation: Evaluation | None = None
+        if start is not None:
+            start.copy_to(self.drafter)
+            self._best = self.evaluate().mean_length
         self._load()
 
     @property

@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specdec.types import draft_tree
+from specdec.types.drafters import HeadFile
 from specdec.types.sampling_params import StructuredOutput
 from specdec.types.sampling_spec import SamplingRules
 
@@ -347,6 +348,26 @@ class Target(Protocol):
 
     def collect(self) -> VerifyOutput:
         """Wait for the oldest step that was begun and not collected."""
+
+
+@runtime_checkable
+class HeadTarget(Target, Protocol):
+    """A target whose ranks draft with a head that can be replaced.
+
+    A rank keeps the active head, the one before it, and one that is loaded but not active yet.
+    """
+
+    def begin_head_load(self, head: HeadFile) -> None:
+        """Have every rank load a head, unless it has that version; may return before it has."""
+
+    def collect_head_load(self) -> str | None:
+        """Return why a rank could not load it; empty if all have; None until all have answered.
+
+        Does not wait. A rank that could not load it continues with its active head.
+        """
+
+    def switch_head(self, version: int) -> None:
+        """Draft with a loaded version from the next step on that is begun."""
 
 
 class DraftWorker(Protocol):

@@ -69,6 +69,7 @@ class GenerateRequest:
         engine's setting. The first and the last output never wait, and the second may be shorter.
     cache_salt: cached KV blocks and drafts from earlier outputs are shared only among requests
         with the same salt.
+    allow_training: whether its tokens may train the draft head of the service, if that is enabled.
     """
 
     prompt: Prompt
@@ -79,6 +80,7 @@ class GenerateRequest:
     resume_token_ids: tuple[int, ...] = ()
     stream_interval: int | None = None
     cache_salt: str = ""
+    allow_training: bool = False
 
 
 @dataclass(frozen=True)

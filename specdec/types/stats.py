@@ -150,6 +150,8 @@ class Counts(Additive):
         that went on without the drafts of a slow draft worker.
     num_target_restarts, num_draft_restarts: restarts of each model's workers.
     num_steps_ahead: steps begun before the result of the previous one was collected.
+    drafts_by_version: drafts of the target's head by its version, of the versions that are
+        remembered. num_drafter_rollbacks: versions that were replaced for their acceptance.
     measured_s, profiled_s: seconds of steps without prefill under policy `goodput`, by their number
         of draft tokens, and those that the table profiled at start-up has for them.
 
@@ -179,6 +181,8 @@ class Counts(Additive):
     num_target_restarts: int = 0
     num_draft_restarts: int = 0
     num_steps_ahead: int = 0
+    drafts_by_version: Mapping[str, SpeculationStats] = field(default_factory=dict)
+    num_drafter_rollbacks: int = 0
     measured_s: Mapping[str, float] = field(default_factory=dict)
     profiled_s: Mapping[str, float] = field(default_factory=dict)
 
@@ -239,6 +243,7 @@ class EngineReport:
         no costs are known. estimated_tokens_per_s: of that batch; None likewise.
     head_probe_acceptance: share of the first draft tokens of a head that were the target's in the
         probe at start-up; None without a head.
+    drafter_version: of the head that drafts; None without a head.
     counts: since the start.
     """
 
@@ -250,6 +255,7 @@ class EngineReport:
     estimated_speedup: float | None = None
     estimated_tokens_per_s: float | None = None
     head_probe_acceptance: float | None = None
+    drafter_version: int | None = None
     counts: Counts = field(default_factory=Counts)
 
 

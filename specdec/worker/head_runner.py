@@ -57,17 +57,14 @@ class HeadRunner:
         batch_state, shard: of the target's rank. tree_choices: as in HeadTrees. has_confidences:
         whether chains are returned with confidences, which a call for a whole draft does not give.
         """
-        self.head = head
         self._batch_state = batch_state
+        self._shard = shard
         self._block_size = block_size
         self._max_model_len = max_model_len
         self._max_pairs = max_pairs
-        self._sampler = HeadSampler(head, batch_state, shard)
-        self._trees = HeadTrees(head, self._sampler, tree_choices)
-        self._runs_nodes = head.reads_drafts and isinstance(head, TreeDraftHead)
+        self._tree_choices = tree_choices
         self._has_confidences = has_confidences
-        is_whole = isinstance(head, WholeDraftHead) and head.can_draft and not has_confidences
-        self._whole_head = cast(WholeDraftHead, head) if is_whole else None
+        self.replace_head(head)
         self._kv: HeadKv | None = None
         self._kv_cache: Tensor | None = None
         if head.num_kv_layers:
@@ -75,6 +72,20 @@ class HeadRunner:
             features = torch.zeros(shape, dtype=feature_dtype, device=head.device)
             self._kv = HeadKv(batch_state, num_blocks, block_size, features)
             self._kv_cache = head.new_kv_cache(len(features))
+
+    def replace_head(self, head: DraftHead) -> None:
+        """Draft with `head` from the next draft on; it has the sizes of the one before.
+
+        Features and KV of the sequences stay. KV that another head has computed is an approximation
+        of that of this one: it can cost acceptance, and changes no verified token.
+        """
+        self.head = head
+        self._sampler = HeadSampler(head, self._batch_state, self._shard)
+        self._trees = HeadTrees(head, self._sampler, self._tree_choices)
+        self._runs_nodes = head.reads_drafts and isinstance(head, TreeDraftHead)
+        is_whole = isinstance(head, WholeDraftHead) and head.can_draft
+        is_whole = is_whole and not self._has_confidences
+        self._whole_head = cast(WholeDraftHead, head) if is_whole else None
 
     @property
     def taps(self) -> tuple[int, ...]:

@@ -15,9 +15,10 @@ from specdec.config.quantization import QuantizationMethod
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.dtypes import DTYPES
+from specdec.models.heads.base import DraftHead
 from specdec.models.heads.config import HeadConfig
-from specdec.models.heads.loading import load_head
-from specdec.models.loading import load_model
+from specdec.models.heads.loading import load_head, require_finite
+from specdec.models.loading import Decoder, load_model
 from specdec.models.token_map import token_map_of
 from specdec.models.weights.checkpoint import CPU
 from specdec.text.grammar import GrammarCompiler
@@ -118,8 +119,23 @@ def _load_target(
     target = _load(TargetModelRunner, spec, model, group)
     if head is not None:
         found = HeadConfig.from_directory(head.directory, model, head.window, head.token_map)
-        target.use_head(load_head(found, target.model, head.quantization), config)
+        load = partial(_load_version, found, head, target.model)
+        target.use_head(load_head(found, target.model, head.quantization), config, load)
     return target
+
+
+def _load_version(
+    served: HeadConfig, files: HeadFiles, target: Decoder, directory: Path
+) -> DraftHead:
+    """Load another version of the head `served`, which was read from `files`.
+
+    Raises what `HeadConfig.from_directory` and `load_head` raise, and UnsupportedModelError for
+    other sizes and for weights that are not finite.
+    """
+    found = HeadConfig.from_directory(directory, served.target, files.window, files.token_map)
+    found.require_sizes_of(served)
+    require_finite(found)
+    return load_head(found, target, files.quantization)
 
 
 def _load_draft(

@@ -4,25 +4,58 @@ from __future__ import annotations
 
 from collections import deque
 
+from specdec.types.drafters import HeadFile
 from specdec.types.messages import DraftOutput, DraftStep, StepInput, VerifyOutput
 from specdec.worker.draft_model_runner import DraftModelRunner
 from specdec.worker.target_model_runner import TargetModelRunner
 
 
 class LocalTarget:
-    """The target model; see Target."""
+    """The target model; see Target and HeadTarget. Steps and orders run in the order they came."""
 
     def __init__(self, runner: TargetModelRunner) -> None:
         self._runner = runner
-        self._steps: deque[StepInput] = deque()
+        # A HeadFile is to be loaded, an int is the version of the head to use.
+        self._steps: deque[StepInput | HeadFile | int] = deque()
+        self._load_fault: str | None = None
 
     def begin(self, step: StepInput) -> None:
         """Queue the step for `collect`."""
         self._steps.append(step)
 
     def collect(self) -> VerifyOutput:
-        """Run the step, and return its output."""
-        return self._runner.execute(self._steps.popleft())
+        """Run the step, and return its output; then the orders behind it."""
+        step = self._steps.popleft()
+        assert isinstance(step, StepInput), "collect without begin"
+        output = self._runner.execute(step)
+        self._run_orders()
+        return output
+
+    def begin_head_load(self, head: HeadFile) -> None:
+        """Load the head behind the steps that were begun."""
+        self._load_fault = None
+        self._steps.append(head)
+        self._run_orders()
+
+    def collect_head_load(self) -> str | None:
+        """See HeadTarget."""
+        return self._load_fault
+
+    def switch_head(self, version: int) -> None:
+        """Switch behind the steps that were begun."""
+        self._steps.append(version)
+        self._run_orders()
+
+    def _run_orders(self) -> None:
+        """Run the orders before the next step."""
+        versions = self._runner.head_versions
+        while self._steps and not isinstance(self._steps[0], StepInput):
+            assert versions is not None, "the target has no draft head"
+            order = self._steps.popleft()
+            if isinstance(order, HeadFile):
+                self._load_fault = versions.load(order)
+            elif isinstance(order, int):
+                versions.switch(order)
 
 
 class LocalDraftWorker:

@@ -31,6 +31,7 @@ from specdec.types.sampling_params import VerifierName
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.batch_state import TokenSpan
 from specdec.worker.head_runner import HeadRunner
+from specdec.worker.head_versions import HeadVersions, LoadHead
 from specdec.worker.model_runner import ModelRunner
 
 
@@ -56,13 +57,17 @@ def positions_of_guesses(rows: Sequence[StepRow]) -> list[int]:
 class TargetModelRunner(ModelRunner):
     """Executes steps in order; with several ranks each gets the same steps.
 
-    head: drafts at the end of each step; None without a draft head.
+    head: drafts at the end of each step; None without a draft head. head_versions: its versions.
     """
 
     head: HeadRunner | None = None
+    head_versions: HeadVersions | None = None
 
-    def use_head(self, head: DraftHead, limits: EngineConfig) -> None:
-        """Let `head` draft from now on; call it before the first step."""
+    def use_head(self, head: DraftHead, limits: EngineConfig, load: LoadHead) -> None:
+        """Let `head` draft from now on; call it before the first step.
+
+        load: loads other versions of it, to be used between two steps.
+        """
         speculation = limits.speculation
         self.head = HeadRunner(
             head,
@@ -76,6 +81,7 @@ class TargetModelRunner(ModelRunner):
             tree_choices=_tree_choices(limits),
             has_confidences=speculation is not None and speculation.uses_confidences,
         )
+        self.head_versions = HeadVersions(self.head, load)
 
     def execute(self, step: StepInput) -> VerifyOutput:
         """Run one step; return the same output on every rank."""

@@ -15,13 +15,22 @@ from cluster.api.grpc.servicers import AdminServicer, add_admin_service
 from cluster.control.client import ControlClient, StatsStreams
 from cluster.control.plane import ControlPlane
 from specdec.client import (
+    DrafterOrder,
+    DrafterReport,
+    DrafterVersion,
     OperationTime,
     ProfileOrder,
     ProfileReport,
     ReplicaReport,
+    SampleBatch,
+    SampleOrder,
+    ServedSample,
     SpeculationState,
     WorkerProfile,
 )
+from specdec.types.drafters import VersionState
+from specdec.types.errors import InvalidValueError
+from specdec.types.stats import SpeculationStats
 
 
 class LocalHandle:
@@ -61,6 +70,36 @@ async def take_profile(order: ProfileOrder) -> ProfileReport:
     )
 
 
+class Drafters:
+    """Replicas r1 and r2 with versions of a head, without ranks; `orders` are those received."""
+
+    def __init__(self) -> None:
+        self.orders: list[DrafterOrder] = []
+
+    async def __call__(self, order: DrafterOrder) -> tuple[DrafterReport, ...]:
+        self.orders.append(order)
+        if order.version > 2:
+            raise InvalidValueError("version", order.version, "one of 1, 2")
+        first, second = SpeculationStats(100, 300, 120), SpeculationStats(0, 0, 0)
+        state = VersionState.ACTIVE if order.path else VersionState.ROLLED_BACK
+        versions = (
+            DrafterVersion(1, "head", VersionState.READY, first, 60),
+            DrafterVersion(2, order.path or "other", state, second, 0),
+        )
+        reports = (
+            DrafterReport("r1", versions, order.is_pinned or False, 1),
+            DrafterReport("r2", fault="version is 7; it must be 1"),
+        )
+        return tuple(each for each in reports if order.replica_id in ("", each.replica_id))
+
+
+async def take_samples(order: SampleOrder) -> tuple[SampleBatch, ...]:
+    """Return a sample of each of two replicas."""
+    sample = ServedSample((5, 6, 7, 8), 2, 0.8)
+    batches = (SampleBatch("r1", (sample,), 100, 3), SampleBatch("r2", (sample,) * 2))
+    return tuple(each for each in batches if order.replica_id in ("", each.replica_id))
+
+
 async def _ignore(state: SpeculationState) -> None:
     """Apply nothing."""
 
@@ -71,6 +110,7 @@ def running_admin_service(
     report: ReplicaReport,
     token: str | None = None,
     keys: ApiKeys | None = None,
+    drafters: Drafters | None = None,
 ) -> Iterator[str]:
     """Serve on an event loop in a thread; yield the address."""
     loop = asyncio.new_event_loop()
@@ -80,7 +120,8 @@ def running_admin_service(
     def run(coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result(10)
 
-    server, port = run(_start(handle, report, AdminAccess(token, keys)))
+    access, drafters = AdminAccess(token, keys), drafters or Drafters()
+    server, port = run(_start(handle, report, access, drafters))
     try:
         yield f"127.0.0.1:{port}"
     finally:
@@ -91,11 +132,13 @@ def running_admin_service(
 
 
 async def _start(
-    handle: LocalHandle, report: ReplicaReport, access: AdminAccess
+    handle: LocalHandle, report: ReplicaReport, access: AdminAccess, drafters: Drafters
 ) -> tuple[Any, int]:
     server = grpc.aio.server()
     link = ControlClient(handle, _ignore, lambda: report, call_timeout_s=0.3)
-    servicer = AdminServicer(link, access, StatsStreams(link.fleet), take_profile)
+    servicer = AdminServicer(
+        link, access, StatsStreams(link.fleet), take_profile, drafters, take_samples
+    )
     add_admin_service(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -12,6 +12,7 @@ from cluster.api.grpc.server import EmbeddedIngress
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.limits import HttpLimits
 from cluster.control.client import StatsStreams
+from tests.cluster.admin_service import Drafters, take_samples
 from tests.cluster.replica_on_hash_target import Replica, running_replica
 from tests.e2e.conftest import free_ports
 
@@ -42,6 +43,8 @@ async def running_ingress(
             AdminAccess(None, api_keys),
             StatsStreams(replica.link.fleet),
             replica.router.profile,
+            Drafters(),
+            take_samples,
         )
         limits = HttpLimits.of(config, has_keys=bool(keys), budget=servicer.budget)
         ingress = EmbeddedIngress(replica.router, servicer, api_keys, config, limits)

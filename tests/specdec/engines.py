@@ -11,6 +11,7 @@ from pathlib import Path
 from specdec.config.engine import DraftLimits, EngineConfig, Kernels
 from specdec.config.quantization import QuantizationMethod
 from specdec.config.speculative import SpeculativeConfig
+from specdec.engine.drafter_versions import DrafterVersions
 from specdec.engine.engine import Engine
 from specdec.engine.metrics import StepRecorder
 from specdec.kernels.tensor_parallel import TensorParallelGroup
@@ -72,6 +73,7 @@ def local_engine(
     quantization: QuantizationMethod | None = None,
     head: HeadFiles | None = None,
     kernels: Kernels = "auto",
+    drafters: DrafterVersions | None = None,
 ) -> Engine:
     """Make the real engine with the model, and a draft head, in this process.
 
@@ -86,7 +88,8 @@ def local_engine(
         kernels=kernels,
         head=head,
     )
-    return make_engine(directory, config, LocalTarget(runner), proposer, policy)
+    target = LocalTarget(runner)
+    return make_engine(directory, config, target, proposer, policy, drafters=drafters)
 
 
 def draft_model(
@@ -122,10 +125,19 @@ def make_engine(
     policy: SpeculationPolicy | None = None,
     recorder: StepRecorder | None = None,
     clock: Callable[[], float] = time.perf_counter,
+    drafters: DrafterVersions | None = None,
 ) -> Engine:
     model, tokenizer = ModelConfig.from_directory(directory), Tokenizer(directory)
     return Engine(
-        config, model, target, tokenizer, proposer, policy, recorder=recorder, clock=clock
+        config,
+        model,
+        target,
+        tokenizer,
+        proposer,
+        policy,
+        drafters=drafters,
+        recorder=recorder,
+        clock=clock,
     )
 
 

@@ -109,12 +109,12 @@ class Run:
         collect = self.engine._steps.collect
 
         def spied_collect():
-            rows, verified = collect()
-            for seq, row in rows:
+            step = collect()
+            for seq, row in step.rows:
                 if row.drafts and seq.status.value == "running":
                     place = seq.request.request_id, seq.choice, row.known_end
                     self.drafts.setdefault(place, []).append(row.drafts)
-            return rows, verified
+            return step
 
         self.engine._steps.collect = spied_collect
         for output in self.engine.step():

@@ -24,6 +24,9 @@ DRAFTS = "spec_decode_num_drafts_total"
 ACCEPTED_AT = "spec_decode_num_accepted_tokens_per_pos_total"
 DRAFTED_BY = "spec_decode_num_draft_tokens_by_method_total"
 ACCEPTED_BY = "spec_decode_num_accepted_tokens_by_method_total"
+DRAFTS_OF = "spec_decode_num_drafts_by_version_total"
+DRAFTED_OF = "spec_decode_num_draft_tokens_by_version_total"
+ACCEPTED_OF = "spec_decode_num_accepted_tokens_by_version_total"
 FIRST_TOKEN = "time_to_first_token_seconds"
 
 
@@ -196,6 +199,18 @@ SPECULATION = Row(
             (Query(ratio(ACCEPTED_BY, DRAFTED_BY, "method"), "{{method}}"),),
             "percentunit",
             most=1,
+        ),
+        Panel(
+            "Acceptance rate by version",
+            "Accepted draft tokens divided by all draft tokens of a draft head, by its version.",
+            (Query(ratio(ACCEPTED_OF, DRAFTED_OF, "version"), "{{version}}"),),
+            "percentunit",
+            most=1,
+        ),
+        Panel(
+            "Tokens per draft by version",
+            "Tokens per draft of a draft head, including the target's own token, by its version.",
+            (Query(f"1 + {ratio(ACCEPTED_OF, DRAFTS_OF, 'version')}", "{{version}}"),),
         ),
         Panel(
             "Acceptance by position",

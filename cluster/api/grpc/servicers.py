@@ -35,10 +35,12 @@ from specdec.client.codec.inference import DETOKENIZE, MODEL_INFO, TOKENIZE, TOK
 from specdec.client.codec.outputs import encode_chunk, encode_completion
 from specdec.config.engine import MAX_STREAM_INTERVAL
 from specdec.engine.input_processor import check_answer_in_one_message
+from specdec.types.drafters import DrafterOrder, DrafterReport
 from specdec.types.errors import UnauthenticatedError
 from specdec.types.profile import ProfileOrder, ProfileReport
 from specdec.types.request import GenerateRequest
 from specdec.types.responses import TokenizedInput
+from specdec.types.samples import SampleBatch, SampleOrder
 
 _INFERENCE = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
 _ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
@@ -56,6 +58,8 @@ def add_admin_service(servicer: Any, server: Any) -> None:
 
 
 TakeProfile = Callable[[ProfileOrder], Awaitable[ProfileReport]]
+TakeSamples = Callable[[SampleOrder], Awaitable[tuple[SampleBatch, ...]]]
+OrderDrafter = Callable[[DrafterOrder], Awaitable[tuple[DrafterReport, ...]]]
 
 
 class _Access(NamedTuple):
@@ -252,11 +256,14 @@ class AdminServicer:
         access: AdminAccess,
         stats_streams: StatsStreams,
         profile: TakeProfile,
+        order_drafter: OrderDrafter,
+        take_samples: TakeSamples,
         applications: Applications | None = None,
         budget: ByteBudget | None = None,
     ) -> None:
         """profile: profiles this replica, or the one that is named.
 
+        order_drafter, take_samples: execute an order on all replicas, or the one that is named.
         applications: those that serve other models; None where there can be none. budget: shared
         with the other interfaces of the process.
         """
@@ -266,6 +273,8 @@ class AdminServicer:
         self.access = access
         self.stats_streams = stats_streams
         self.take_profile = profile
+        self.order_drafter = order_drafter
+        self.take_samples = take_samples
         _forward(self, applications, _BY_TOKEN, admin_pb2.DESCRIPTOR)
 
     @_unary(_BY_TOKEN)
@@ -324,6 +333,31 @@ class AdminServicer:
         """Profile the models of a replica."""
         order = codec.PROFILE_ORDER.decode(request)
         return codec.PROFILE.encode(await self.take_profile(order))
+
+    @_unary(_BY_TOKEN)
+    async def ListDrafters(
+        self, request: admin_pb2.ListDraftersRequest, grpc_context: Any
+    ) -> admin_pb2.ListDraftersResponse:
+        """Return the versions of the draft head of every replica."""
+        reports = await self.order_drafter(DrafterOrder())
+        return admin_pb2.ListDraftersResponse(replicas=map(codec.DRAFTERS.encode, reports))
+
+    @_unary(_BY_TOKEN)
+    async def SetDrafter(
+        self, request: admin_pb2.SetDrafterRequest, grpc_context: Any
+    ) -> admin_pb2.SetDrafterResponse:
+        """Change the version of the draft head in use."""
+        order = codec.DRAFTER_ORDER.decode(request).with_change()
+        reports = await self.order_drafter(order)
+        return admin_pb2.SetDrafterResponse(replicas=map(codec.DRAFTERS.encode, reports))
+
+    @_unary(_BY_TOKEN)
+    async def TakeSamples(
+        self, request: admin_pb2.TakeSamplesRequest, grpc_context: Any
+    ) -> admin_pb2.TakeSamplesResponse:
+        """Return answers of requests that allow training, and forget them."""
+        batches = await self.take_samples(codec.SAMPLE_ORDER.decode(request))
+        return admin_pb2.TakeSamplesResponse(replicas=map(codec.SAMPLES.encode, batches))
 
 
 def decode_generate(message: pb.GenerateRequest) -> GenerateRequest:

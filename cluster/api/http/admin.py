@@ -12,13 +12,20 @@ from fastapi import APIRouter, Request, Response
 
 from cluster.api.errors import status_of
 from cluster.api.grpc.servicers import AdminServicer
-from cluster.api.http.admin_json import read_change, read_profile_order, to_json
+from cluster.api.http.admin_json import (
+    drafters_json,
+    read_change,
+    read_drafter_order,
+    read_profile_order,
+    to_json,
+)
 from cluster.api.http.csrf import require_own_reader, require_same_origin
 from cluster.api.http.forwarding import ForwardedRequest, find_peer, forward
 from cluster.api.sse import event, event_response, json_event
 from cluster.control.client import StatsStreams
 from cluster.replica.limits import check_model
 from specdec.types.control import SpeculationState
+from specdec.types.drafters import DrafterOrder
 from specdec.types.errors import (
     BodyTooLargeError,
     InvalidValueError,
@@ -49,6 +56,8 @@ def admin_routes(get_admin: Callable[[], AdminServicer]) -> APIRouter:
         ("GET", "/audit-log", _audit_log),
         ("GET", "/watch", _watch),
         ("POST", "/profile", _profile),
+        ("GET", "/drafters", _drafters),
+        ("POST", "/drafters", _order_drafter),
     )
     for method, path, handle in routes:
         router.add_api_route(path, _guarded(get_admin, handle), methods=[method])
@@ -148,6 +157,17 @@ async def _profile(admin: AdminServicer, request: Request) -> Response:
     """Take a profile and respond when the traces are written."""
     report = await admin.take_profile(read_profile_order(await _body(request)))
     return Response(to_json(report), media_type=_JSON)
+
+
+async def _drafters(admin: AdminServicer, request: Request) -> Response:
+    reports = await admin.order_drafter(DrafterOrder())
+    return Response(drafters_json(reports), media_type=_JSON)
+
+
+async def _order_drafter(admin: AdminServicer, request: Request) -> Response:
+    """Change the version of the draft head; respond when it is in use."""
+    reports = await admin.order_drafter(read_drafter_order(await _body(request)))
+    return Response(drafters_json(reports), media_type=_JSON)
 
 
 def _stats_event(fleet: FleetStatistics) -> bytes:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 from datetime import datetime
 from typing import Any
 
 from specdec.config.fields import refuse_unknown
 from specdec.types.control import RateRule, SpeculationChange
+from specdec.types.drafters import DrafterOrder, DrafterReport
 from specdec.types.errors import InvalidValueError
 from specdec.types.profile import ProfileOrder
 
@@ -39,7 +40,19 @@ def read_profile_order(body: bytes) -> ProfileOrder:
     return ProfileOrder(**_read_object(body, ProfileOrder))
 
 
-def _read_object(body: bytes, kind: type[SpeculationChange | ProfileOrder]) -> dict[str, Any]:
+def read_drafter_order(body: bytes) -> DrafterOrder:
+    """Parse an order for the versions of a draft head. Raise InvalidValueError."""
+    return DrafterOrder(**_read_object(body, DrafterOrder)).with_change()
+
+
+def drafters_json(reports: Iterable[DrafterReport]) -> str:
+    """Serialize the versions of all replicas as one JSON object."""
+    return f'{{"replicas": [{", ".join(map(to_json, reports))}]}}'
+
+
+def _read_object(
+    body: bytes, kind: type[SpeculationChange | ProfileOrder | DrafterOrder]
+) -> dict[str, Any]:
     """Parse a JSON object whose names are fields of `kind`."""
     try:
         mapping = json.loads(body)

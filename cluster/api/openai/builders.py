@@ -119,6 +119,7 @@ def generate_call(
         priority=request.priority,
         stream_interval=interval,
         cache_salt=request.cache_salt or "",
+        allow_training=request.allow_training,
         resume_token_ids=tuple(request.resume_token_ids),
     )
 

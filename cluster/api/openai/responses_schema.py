@@ -126,6 +126,7 @@ class ResponsesRequest(RequestModel):
     )
     priority: int = same_as(ChatRequest, "priority")
     cache_salt: str | None = option("as in /v1/chat/completions")
+    allow_training: bool = same_as(ChatRequest, "allow_training")
     stream_interval: int | None = same_as(ChatRequest, "stream_interval")
     speculation: Speculation | None = same_as(ChatRequest, "speculation")
     metadata: Metadata | None = option("returned in the answer; at most 16 entries")

@@ -226,6 +226,9 @@ class SamplingFields(RequestModel):
     cache_salt: str | None = option(
         "isolates cached prompts and drafts from requests with another salt; at most 128 characters"
     )
+    allow_training: bool = option(
+        "whether prompt and answer may train the draft head of a service that enables this", False
+    )
     request_id: str | None = option("instead of the header X-Request-Id")
     resume_token_ids: Annotated[list[int], at_most(MAX_TOKEN_IDS)] = option(
         "tokens of the answer that were received before a stream broke: the answer has what "

@@ -16,6 +16,7 @@ from specdec.types.control import (
     SpeculationControl,
     SpeculationState,
 )
+from specdec.types.drafters import DrafterOrder, DrafterReport, DrafterVersion, VersionState
 from specdec.types.fleet import (
     DecisionNews,
     FleetStatistics,
@@ -24,6 +25,7 @@ from specdec.types.fleet import (
     ServiceStatus,
 )
 from specdec.types.profile import OperationTime, ProfileOrder, ProfileReport, WorkerProfile
+from specdec.types.samples import SampleBatch, SampleOrder, ServedSample
 from specdec.types.stats import Counts, HistogramCounts, SpeculationStats
 
 
@@ -75,6 +77,14 @@ _WORKER = MessageCodec(
     WorkerProfile,
     Options({"operations": MessageCodec(pb.OperationTime, OperationTime)}),
 )
+_VERSION = MessageCodec(
+    pb.DrafterVersion,
+    DrafterVersion,
+    Options(
+        {"speculation": MessageCodec(pb.DrafterVersion, SpeculationStats)},
+        converters={"state": Converter(str, VersionState)},
+    ),
+)
 
 CHANGE = MessageCodec(pb.SetSpeculationRequest, SpeculationChange, Options({"rules": _RULE}))
 STATE = _StateCodec(
@@ -94,3 +104,11 @@ FLEET = MessageCodec(
 )
 PROFILE_ORDER = MessageCodec(pb.ProfileRequest, ProfileOrder, Options(zero_is_default=True))
 PROFILE = MessageCodec(pb.ProfileResponse, ProfileReport, Options({"workers": _WORKER}))
+SAMPLE_ORDER = MessageCodec(pb.TakeSamplesRequest, SampleOrder, Options(zero_is_default=True))
+SAMPLES = MessageCodec(
+    pb.ReplicaSamples,
+    SampleBatch,
+    Options({"samples": MessageCodec(pb.ServedSample, ServedSample)}),
+)
+DRAFTER_ORDER = MessageCodec(pb.SetDrafterRequest, DrafterOrder)
+DRAFTERS = MessageCodec(pb.ReplicaDrafters, DrafterReport, Options({"versions": _VERSION}))

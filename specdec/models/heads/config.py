@@ -117,6 +117,17 @@ class HeadConfig:
         """The model that the head was trained for, if its files name one."""
         return self.reading.target_name
 
+    def require_sizes_of(self, served: HeadConfig) -> None:
+        """Raise UnsupportedModelError where this head cannot take the place of `served`.
+
+        It needs the same method and sizes: features, KV, memory and costs were planned for them.
+        """
+        if (self.method, self.shape) != (served.method, served.shape):
+            raise UnsupportedModelError(
+                f"{self.directory} is {self.method}, {self.shape.summary()}; a version of the "
+                f"served head must be {served.method}, {served.shape.summary()}"
+            )
+
     def kv_bytes_per_token(self, dtype: DTypeName, tensor_parallel_size: int = 1) -> int:
         """Return the size of the head's KV of one token, on all ranks together."""
         decoder = self.shape.decoder

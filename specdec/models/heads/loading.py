@@ -77,6 +77,15 @@ def load_head(
     raise AssertionError(f"no network for {config.method}")
 
 
+def require_finite(config: HeadConfig) -> None:
+    """Raise UnsupportedModelError for a head with weights that are NaN or infinite."""
+    tensors = HeadTensors.open(config)
+    for name in config.names.stored:
+        tensor = tensors.slice(name)
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise UnsupportedModelError(f"{config.directory}: {name} has NaN or infinite values")
+
+
 def _check_shares(shape: HeadShape, num_ranks: int) -> None:
     """Raise UnsupportedModelError where a rank would have no draft token."""
     if shape.draft_vocab_size < num_ranks:

@@ -10,7 +10,7 @@ from cluster.replica.ray_executor import RayExecutor
 from cluster.workers.actor import DraftWorker
 from cluster.workers.group_spec import HeadSource, ModelSource, RankPlace
 from cluster.workers.resources import DRAFT_BUNDLE, TARGET_BUNDLE
-from cluster.workers.worker_group import TARGET
+from cluster.workers.worker_group import DRAFT
 from specdec.config.llm import LLMConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.memory_plan import memory_plan
@@ -74,16 +74,14 @@ class Started:
         self.has_spare.set()
         return SimpleNamespace(kill=lambda: None)
 
-    def make(self, role, spec, placement, spare=None):
-        return (self.make_target if role is TARGET else self.make_draft)(spec, placement)
-
     def make_target(self, spec, placement):
         if self.target_error is not None:
             raise self.target_error
         self.target.append(Group(spec, placement))
         return self.target[-1]
 
-    def make_draft(self, spec, placement):
+    def make_draft(self, role, spec, placement, spare=None):
+        assert role is DRAFT
         self.draft.append(Group(spec, placement))
         return self.draft[-1]
 
@@ -91,7 +89,8 @@ class Started:
 @pytest.fixture
 def started(monkeypatch):
     started = Started()
-    monkeypatch.setattr("cluster.workers.worker_group.WorkerGroup", started.make)
+    monkeypatch.setattr("cluster.workers.target_group.TargetGroup", started.make_target)
+    monkeypatch.setattr("cluster.workers.worker_group.WorkerGroup", started.make_draft)
     monkeypatch.setattr("cluster.workers.ranks.Ranks.spares", started.make_spares)
     return started
 
@@ -146,11 +145,16 @@ def test_they_start_at_the_same_time(models, started, monkeypatch):
     """Neither is made before the other one is being made."""
     both = threading.Barrier(2, timeout=10)
 
-    def make(*args):
+    def make_target(*args):
         both.wait()
-        return started.make(*args)
+        return started.make_target(*args)
 
-    monkeypatch.setattr("cluster.workers.worker_group.WorkerGroup", make)
+    def make_draft(*args):
+        both.wait()
+        return started.make_draft(*args)
+
+    monkeypatch.setattr("cluster.workers.target_group.TargetGroup", make_target)
+    monkeypatch.setattr("cluster.workers.worker_group.WorkerGroup", make_draft)
     models.load(PLACEMENT)
     assert (len(started.target), len(started.draft)) == (1, 1)
     models.close()

@@ -82,14 +82,17 @@ class ThreadRanks:
             return
 
 
-def group_of(role, directory, limits):
-    spec = GroupSpec(
+def spec_of(directory, limits):
+    return GroupSpec(
         "model", ModelSource("m", directory), "float32", "cpu", None, "auto", 1, limits, 1, 1,
         None, 60.0, 60.0, LogConfig(),
     )  # fmt: skip
+
+
+def group_of(role, directory, limits):
     answer = answer_to_draft if role is DRAFT else answer_to_target
     sockets = Path(tempfile.mkdtemp(dir=directory))
-    return WorkerGroup(role, spec, None, ThreadRanks(answer, sockets))
+    return WorkerGroup(role, spec_of(directory, limits), None, ThreadRanks(answer, sockets))
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from specdec.client import ReplicaReport
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import NotReadyError, OverloadedError
 from tests.clock import Clock
-from tests.cluster.admin_service import LocalHandle, take_profile
+from tests.cluster.admin_service import Drafters, LocalHandle, take_profile, take_samples
 
 CONFIGURED = SpeculationControl("auto", threshold=8, num_speculative_tokens=3)
 REPORT = ReplicaReport("a", is_ready=True, num_decoding=2)
@@ -38,7 +38,9 @@ async def admin(handle):
         pass
 
     link = ControlClient(handle, ignore, lambda: REPORT, call_timeout_s=0.3)
-    return AdminServicer(link, AdminAccess(), StatsStreams(link.fleet), take_profile)
+    return AdminServicer(
+        link, AdminAccess(), StatsStreams(link.fleet), take_profile, Drafters(), take_samples
+    )
 
 
 def parsed(chunk):

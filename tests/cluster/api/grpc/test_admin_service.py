@@ -15,14 +15,23 @@ from specdec.client import (
     ClientError,
     Counts,
     DecisionNews,
+    DrafterOrder,
     HistogramCounts,
     ProfileOrder,
     ReplicaReport,
+    SampleOrder,
     SpeculationChange,
 )
 from specdec.types.control import RateRule, SpeculationControl
+from specdec.types.errors import InvalidValueError
 from specdec.types.stats import SpeculationStats
-from tests.cluster.admin_service import LocalHandle, running_admin_service, take_profile
+from tests.cluster.admin_service import (
+    Drafters,
+    LocalHandle,
+    running_admin_service,
+    take_profile,
+    take_samples,
+)
 
 CONFIGURED = SpeculationControl("auto", threshold=32, num_speculative_tokens=3)
 REPORT = ReplicaReport(
@@ -206,6 +215,57 @@ def test_a_profile_of_too_many_steps_is_refused(address):
     assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+def test_the_versions_of_all_replicas_arrive(client):
+    assert client.drafters() == asyncio.run(Drafters()(DrafterOrder()))
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        DrafterOrder(path="org/head"),
+        DrafterOrder(version=2, replica_id="r1"),
+        DrafterOrder(is_pinned=True),
+        DrafterOrder(is_pinned=False),
+    ],
+    ids=str,
+)
+def test_an_order_for_the_drafter_arrives_as_it_was_sent(handle, order):
+    drafters = Drafters()
+    with (
+        running_admin_service(handle, REPORT, drafters=drafters) as address,
+        AdminClient(address) as client,
+    ):
+        assert client.set_drafter(order) == asyncio.run(Drafters()(order))
+    assert drafters.orders == [order]
+
+
+def test_samples_arrive_as_they_were_taken(client):
+    assert client.take_samples() == asyncio.run(take_samples(SampleOrder()))
+    order = SampleOrder(max_tokens=5, replica_id="r2")
+    assert client.take_samples(order) == asyncio.run(take_samples(order))
+    with pytest.raises(InvalidValueError, match="max_tokens is 200000; it must be from 1 to"):
+        SampleOrder(max_tokens=200_000)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "path is ''; it must be given"),
+        ({"path": "a", "version": 2}, "version is 2; it must be left out"),
+        ({"version": -1}, "version is -1; it must be from 0"),
+        ({"path": "a\n"}, "printable"),
+        ({"version": 9}, "version is 9; it must be one of 1, 2"),
+    ],
+)
+def test_a_wrong_order_for_the_drafter_is_refused(address, fields, message):
+    with (
+        grpc.insecure_channel(address) as channel,
+        pytest.raises(grpc.RpcError, match=message) as error,
+    ):
+        AdminServiceStub(channel).SetDrafter(pb.SetDrafterRequest(**fields), timeout=10)
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 @pytest.mark.parametrize("interval_s", [0.1, 61, -1, float("nan")])
 def test_an_invalid_interval_is_refused(client, interval_s):
     with pytest.raises(ClientError, match=r"interval_s is .*from 0\.2 to 60") as error:
@@ -230,6 +290,9 @@ def test_without_the_token_every_call_is_refused(handle, presented):
             lambda: next(client.watch()),
             lambda: client.set_speculation(SpeculationChange(mode="off")),
             client.profile,
+            client.drafters,
+            lambda: client.set_drafter(DrafterOrder(version=1)),
+            client.take_samples,
         ):
             with pytest.raises(ClientError, match="needs the admin token") as error:
                 call()

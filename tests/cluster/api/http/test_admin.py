@@ -17,7 +17,8 @@ from cluster.control.plane import ControlPlane
 from cluster.control.store import ControlStore
 from specdec.client import Counts, ReplicaReport
 from specdec.types.control import SpeculationControl
-from tests.cluster.admin_service import LocalHandle, take_profile
+from specdec.types.drafters import DrafterOrder
+from tests.cluster.admin_service import Drafters, LocalHandle, take_profile, take_samples
 from tests.cluster.full_disk import fill_disk
 
 CONFIGURED = SpeculationControl("auto", threshold=32, num_speculative_tokens=3)
@@ -38,7 +39,9 @@ async def handle(tmp_path):
 @pytest.fixture
 async def admin(handle):
     link = ControlClient(handle, ignore, lambda: REPORT, call_timeout_s=0.3)
-    return AdminServicer(link, AdminAccess(), StatsStreams(link.fleet), take_profile)
+    return AdminServicer(
+        link, AdminAccess(), StatsStreams(link.fleet), take_profile, Drafters(), take_samples
+    )
 
 
 @pytest.fixture
@@ -153,7 +156,9 @@ async def test_cross_site_requests_are_rejected(http, method, headers, status):
 FOREIGN = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "cors", "sec-fetch-dest": "empty"}
 
 
-@pytest.mark.parametrize("path", ["speculation", "status", "replicas", "audit-log", "watch"])
+@pytest.mark.parametrize(
+    "path", ["speculation", "status", "replicas", "audit-log", "watch", "drafters"]
+)
 @pytest.mark.parametrize(
     ("headers", "is_refused"),
     [
@@ -277,13 +282,46 @@ async def test_only_operators_can_select_another_model(http, admin):
     assert len(looks) == 1
 
 
-@pytest.mark.parametrize("path", ["speculation", "status", "replicas", "audit-log", "watch"])
+async def test_versions_of_the_drafter(http, admin):
+    replicas = (await http.get("/v1/admin/drafters")).json()["replicas"]
+    assert [each["replica_id"] for each in replicas] == ["r1", "r2"]
+    assert replicas[0]["versions"][0]["state"] == "ready"
+    assert replicas[1]["fault"] == "version is 7; it must be 1"
+    order = {"path": "org/head", "is_pinned": True, "replica_id": "r1"}
+    response = await http.post("/v1/admin/drafters", json=order)
+    [replica] = response.json()["replicas"]
+    assert (response.status_code, replica["is_pinned"]) == (200, True)
+    assert replica["versions"][1]["name"] == "org/head"
+    assert admin.order_drafter.orders[-1] == DrafterOrder("org/head", 0, True, "r1")
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "path"),
+        ({"path": 3}, "path"),
+        ({"path": "x" * 1025}, "path"),
+        ({"version": "2"}, "version"),
+        ({"version": 9}, "version"),
+        ({"is_pinned": 1}, "is_pinned"),
+        ({"pin": True}, "field"),
+    ],
+)
+async def test_a_wrong_order_for_the_drafter_names_its_field(http, body, field):
+    response = await http.post("/v1/admin/drafters", json=body)
+    assert (response.status_code, response.json()["error"]["field"]) == (400, field)
+
+
+@pytest.mark.parametrize(
+    "path", ["speculation", "status", "replicas", "audit-log", "watch", "drafters"]
+)
 async def test_every_route_requires_the_token(http, admin, path):
     admin.access = AdminAccess("correct-horse-battery")
     response = await http.get(f"/v1/admin/{path}")
     assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
     assert (await http.put(URL, json={"mode": "off"})).status_code == 401
-    assert (await http.post("/v1/admin/profile", json={})).status_code == 401
+    for each in ("profile", "drafters"):
+        assert (await http.post(f"/v1/admin/{each}", json={})).status_code == 401
     if path != "watch":
         headers = {"authorization": "Bearer correct-horse-battery"}
         assert (await http.get(f"/v1/admin/{path}", headers=headers)).status_code == 200

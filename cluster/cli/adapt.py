@@ -1,0 +1,244 @@
+"""`specdec adapt`: trains the draft head of a running service further on what it answers."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+
+from cluster.cli.options import admin_client, admin_flags
+from cluster.cli.output import print_stderr
+from specdec.client import AdminClient, DrafterOrder
+from specdec.config.quantization import QuantizationMethod
+from specdec.training.config import Precision, TrainingConfig, WeightDtype
+from specdec.types.drafters import VersionState
+from specdec.types.errors import NotReadyError
+
+if TYPE_CHECKING:
+    from specdec.training.adaptation import Adaptation, Version
+    from specdec.training.corpus import Sample
+
+_LONGEST_SAMPLE = 8192
+"""Longer samples are skipped: the trainer's target would need memory for them."""
+
+
+@click.command(short_help="Train the draft head of a running service on its answers.")
+@click.argument("target")
+@click.argument("output", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--min-tokens",
+    type=click.IntRange(min=1),
+    default=50_000,
+    show_default=True,
+    help="Tokens of new samples before a version is trained.",
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(min=1),
+    default=500_000,
+    show_default=True,
+    help="Tokens of the latest samples to train on, those of earlier versions included.",
+)
+@click.option(
+    "--num-versions", type=click.IntRange(min=1), help="End after N runs. Default: no limit."
+)
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(0.1, 3600),
+    default=10.0,
+    show_default=True,
+    help="Seconds between two requests for samples.",
+)
+@click.option(
+    "--learning-rate", type=float, default=2e-4, show_default=True, help="Peak learning rate."
+)
+@click.option(
+    "--num-epochs",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    help="Passes over the samples.",
+)
+@click.option(
+    "--precision",
+    type=click.Choice(get_args(Precision)),
+    default="float32",
+    show_default=True,
+    help="Precision of the drafter's matrix products.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(get_args(WeightDtype)),
+    default="float32",
+    show_default=True,
+    help="Data type of the target, as it is served.",
+)
+@click.option(
+    "--quantization",
+    type=click.Choice(get_args(QuantizationMethod)),
+    help="Quantization of the target, as it is served.",
+)
+@click.option(
+    "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="CPU threads."
+)
+@admin_flags
+def adapt(
+    target: str,
+    output: Path,
+    min_tokens: int,
+    max_tokens: int,
+    num_versions: int | None,
+    interval_s: float,
+    learning_rate: float,
+    num_epochs: int,
+    precision: Precision,
+    dtype: WeightDtype,
+    quantization: QuantizationMethod | None,
+    threads: int,
+    **connection: Any,
+) -> None:
+    """Train the draft head of the service further, and load each version that is better.
+
+    TARGET is the served model. Samples come from requests with allow_training, on a service that
+    runs with --training-buffer-tokens; they stay in memory. Versions are written to OUTPUT, which
+    the nodes of the service must see under the same path.
+    """
+    import torch
+
+    from specdec.models.config import ModelConfig
+    from specdec.models.resolve import resolve
+    from specdec.training.adaptation import Adaptation
+    from specdec.training.target import Target, TargetPrecision
+
+    torch.set_num_threads(threads)
+    run_when_idle()
+    directory = resolve(target, progress=print_stderr)
+    config = TrainingConfig(
+        learning_rate=learning_rate,
+        num_epochs=num_epochs,
+        precision=precision,
+        held_out=0.1,
+        evaluate_every=50,
+    )
+    longest = min(_LONGEST_SAMPLE, ModelConfig.from_directory(directory).max_position_embeddings)
+    teacher = Target(directory, longest, TargetPrecision(dtype, quantization))
+    output.mkdir(parents=True, exist_ok=True)
+    adaptation = Adaptation(teacher, config, output.resolve())
+    with admin_client(**connection) as client:
+        source = SampleSource(client, min_tokens, max_tokens, longest)
+        loop = AdaptationLoop(client, source, adaptation)
+        loop.run(num_versions, lambda: time.sleep(interval_s))
+
+
+def run_when_idle() -> None:
+    """Give this process only time that no other process wants (SCHED_IDLE, where it exists)."""
+    if hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    else:
+        os.nice(19)
+
+
+class SampleSource:
+    """The latest samples of a service, in memory.
+
+    num_new_tokens: of those since `mark_used`.
+    """
+
+    def __init__(
+        self, client: AdminClient, min_tokens: int, max_tokens: int, longest: int = _LONGEST_SAMPLE
+    ) -> None:
+        """Start empty. longest: tokens of a sample; longer ones are skipped."""
+        self._client = client
+        self._min_tokens = min_tokens
+        self._max_tokens = max_tokens
+        self._longest = longest
+        self._samples: deque[Sample] = deque()
+        self._num_tokens = self.num_new_tokens = 0
+
+    def read(self) -> bool:
+        """Take what the replicas have; return whether that is enough for a version."""
+        from specdec.training.corpus import Sample
+
+        is_more = True
+        while is_more:
+            batches = self._client.take_samples()
+            taken = [each for batch in batches for each in batch.samples]
+            self._add(
+                Sample(each.token_ids, each.num_prompt_tokens, each.temperature)
+                for each in taken
+                if len(each.token_ids) <= self._longest
+            )
+            is_more = any(batch.num_left_tokens for batch in batches)
+        has_two_prompts = len({each.token_ids[: each.num_prompt_tokens] for each in self._samples})
+        return self.num_new_tokens >= self._min_tokens and has_two_prompts > 1
+
+    def _add(self, samples: Iterable[Sample]) -> None:
+        for each in samples:
+            self._samples.append(each)
+            self._num_tokens += len(each.token_ids)
+            self.num_new_tokens += len(each.token_ids)
+        while self._num_tokens > self._max_tokens and len(self._samples) > 1:
+            self._num_tokens -= len(self._samples.popleft().token_ids)
+
+    def mark_used(self) -> list[Sample]:
+        """Return all samples; further ones count as new."""
+        self.num_new_tokens = 0
+        return list(self._samples)
+
+
+class AdaptationLoop:
+    """Trains a version whenever there are enough samples, and has the service load it."""
+
+    def __init__(self, client: AdminClient, source: SampleSource, adaptation: Adaptation) -> None:
+        self._client = client
+        self._source = source
+        self._adaptation = adaptation
+
+    def run(self, num_versions: int | None, wait: Callable[[], None]) -> None:
+        """Train `num_versions` times, or indefinitely; wait: called while samples are missing."""
+        num_trained = 0
+        while num_versions is None or num_trained < num_versions:
+            if not self._source.read():
+                wait()
+                continue
+            self._train()
+            num_trained += 1
+
+    def _train(self) -> None:
+        samples = self._source.mark_used()
+        head = self._active_head()
+        version = self._adaptation.train(head, samples, lambda progress: None)
+        print_stderr(_summary(version))
+        if version.directory is None or self._is_pinned():
+            return
+        for report in self._client.set_drafter(DrafterOrder(path=str(version.directory))):
+            if report.fault:
+                print_stderr(f"replica {report.replica_id}: {report.fault}")
+        click.echo(version.directory)
+
+    def _active_head(self) -> Path:
+        """Return the directory of the version in use on the first replica that has one."""
+        from specdec.models.resolve import resolve
+
+        for report in self._client.drafters():
+            for version in report.versions:
+                if version.state is VersionState.ACTIVE:
+                    return resolve(version.name, progress=print_stderr)
+        raise NotReadyError("no replica has a draft head")
+
+    def _is_pinned(self) -> bool:
+        return any(report.is_pinned for report in self._client.drafters())
+
+
+def _summary(version: Version) -> str:
+    outcome = "not better" if version.directory is None else str(version.directory)
+    return (
+        f"{version.num_samples} samples: held-out accepted length {version.before:.2f} before, "
+        f"{version.after:.2f} after: {outcome}"
+    )

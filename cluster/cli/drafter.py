@@ -1,0 +1,87 @@
+"""`specdec drafter`: the versions of the draft head of a running service."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from cluster.api.http.admin_json import drafters_json
+from cluster.cli.options import admin_client, admin_flags
+from cluster.cli.output import combine_flags, json_flag
+from cluster.cli.tables import drafter_table
+from specdec.client import DrafterOrder, DrafterReport
+from specdec.types.drafters import MAX_VERSION
+
+
+@click.group()
+def drafter() -> None:
+    """Show or change the version of the draft head of a running service."""
+
+
+@drafter.command("list", short_help="Show the versions and their acceptance.")
+@json_flag
+@admin_flags
+def list_versions(as_json: bool, **connection: Any) -> None:
+    """Show the versions of the draft head of every replica, with their acceptance."""
+    with admin_client(**connection) as client:
+        _print(client.drafters(), as_json)
+
+
+_order_flags = combine_flags(
+    json_flag,
+    admin_flags,
+    click.option(
+        "--replica",
+        "replica_id",
+        default="",
+        help="Replica to change, as shown by `specdec status`. Default: all replicas.",
+    ),
+)
+
+
+@drafter.command("load", short_help="Draft with another version of the head.")
+@click.argument("path")
+@_order_flags
+def load(path: str, as_json: bool, replica_id: str, **connection: Any) -> None:
+    """Load the head at PATH, a directory or a Hub id, and draft with it.
+
+    Running requests draft with it from their next step on. Its method and sizes must be those of
+    the configured head. A version of which fewer drafts are accepted is rolled back, unless the
+    version in use is pinned. A replica that starts later has the configured head.
+    """
+    _order(DrafterOrder(path=path, replica_id=replica_id), as_json, connection)
+
+
+@drafter.command("use", short_help="Return to an earlier version.")
+@click.argument("version", type=click.IntRange(1, MAX_VERSION))
+@_order_flags
+def use(version: int, as_json: bool, replica_id: str, **connection: Any) -> None:
+    """Draft with an earlier VERSION again, as numbered by `specdec drafter list`.
+
+    1 is the configured head. Numbers can differ between replicas that did not start together.
+    """
+    _order(DrafterOrder(version=version, replica_id=replica_id), as_json, connection)
+
+
+@drafter.command("pin", short_help="Keep the version in use.")
+@_order_flags
+def pin(as_json: bool, replica_id: str, **connection: Any) -> None:
+    """Keep the version in use, even if fewer of its drafts are accepted."""
+    _order(DrafterOrder(is_pinned=True, replica_id=replica_id), as_json, connection)
+
+
+@drafter.command("unpin", short_help="Allow automatic rollback again.")
+@_order_flags
+def unpin(as_json: bool, replica_id: str, **connection: Any) -> None:
+    """Allow the version in use to be rolled back automatically again."""
+    _order(DrafterOrder(is_pinned=False, replica_id=replica_id), as_json, connection)
+
+
+def _order(order: DrafterOrder, as_json: bool, connection: dict[str, Any]) -> None:
+    with admin_client(**connection) as client:
+        _print(client.set_drafter(order), as_json)
+
+
+def _print(reports: tuple[DrafterReport, ...], as_json: bool) -> None:
+    click.echo(drafters_json(reports) if as_json else drafter_table(reports))

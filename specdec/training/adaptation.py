@@ -1,0 +1,102 @@
+"""New versions of a served head, trained on what the target has answered lately.
+
+A version begins with the weights of the head in use, and exists only if it accepts more of the
+held-out answers than that head. Its samples are in memory only; files hold weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from specdec.training.config import TrainingConfig
+from specdec.training.corpus import Sample
+from specdec.training.target import Target
+from specdec.training.trainer import Data, Progress, Trainer
+from specdec.training.warm_start import ExportedHead
+
+
+@dataclass(frozen=True)
+class Version:
+    """Outcome of a training run. before, after: accepted length on its held-out samples.
+
+    directory: of the exported head; None where it was not better.
+    """
+
+    directory: Path | None
+    before: float
+    after: float
+    num_samples: int
+
+
+class Adaptation:
+    """Makes versions of heads of one target, each in a directory of `output`."""
+
+    def __init__(self, target: Target, config: TrainingConfig, output: Path) -> None:
+        """config: of every run; its method and depth follow from the head."""
+        self._target = target
+        self._config = config
+        self._output = output
+
+    def train(
+        self, head: Path, samples: Sequence[Sample], report: Callable[[Progress], None]
+    ) -> Version:
+        """Train the head in a directory further on samples of two different prompts or more.
+
+        Raises UnsupportedModelError for a head that was not exported by training, and
+        InvalidValueError where no sample can be held out.
+        """
+        exported = ExportedHead(head)
+        depth = exported.depth or self._config.depth
+        config = replace(self._config, method=exported.method, depth=depth)
+        train, held_out = split(samples, config.held_out, config.seed)
+        vocab_size = self._target.config.vocab_size
+        card = {"continues": str(head), "num_trained_samples": len(train)}
+        data = Data(train, held_out, exported.token_ids(vocab_size), card)
+        work = self._output / ".training"
+        shutil.rmtree(work, ignore_errors=True)
+        try:
+            trainer = Trainer(config, self._target, data, work, start=exported)
+            before = trainer.best
+            trainer.run(report)
+            directory = self._publish(trainer) if trainer.best > before else None
+            return Version(directory, before, trainer.best, len(samples))
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+    def _publish(self, trainer: Trainer) -> Path:
+        """Move the exported head to a new directory, which appears whole."""
+        numbers = (int(path.name.rpartition("-")[2]) for path in self._output.glob("version-*"))
+        directory = self._output / f"version-{max(numbers, default=0) + 1:05}"
+        trainer.head_directory.rename(directory)
+        return directory
+
+
+def split(
+    samples: Sequence[Sample], held_out: float, seed: int
+) -> tuple[list[Sample], list[Sample]]:
+    """Return the samples to train on, and about a share `held_out` of the prompts with theirs.
+
+    The side of a prompt depends on it and the seed alone; at least one prompt is on each side where
+    there are two.
+    """
+    prompts = {each.token_ids[: each.num_prompt_tokens] for each in samples}
+    ordered = sorted(prompts, key=lambda prompt: _draw(prompt, seed))
+    count = max(1, round(held_out * len(ordered)))
+    chosen = set(ordered[:count]) if len(ordered) > 1 else set()
+    sides: tuple[list[Sample], list[Sample]] = [], []
+    for each in samples:
+        sides[each.token_ids[: each.num_prompt_tokens] in chosen].append(each)
+    return sides
+
+
+def _draw(prompt: tuple[int, ...], seed: int) -> int:
+    key = seed.to_bytes(8, "little")
+    content = np.array(prompt, np.int32).tobytes()
+    digest = hashlib.blake2b(content, digest_size=8, person=b"split", salt=key).digest()
+    return int.from_bytes(digest, "little")

@@ -1,0 +1,129 @@
+"""`specdec adapt`: samples from a service, versions to it; without training a model."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cluster.cli.adapt import AdaptationLoop, SampleSource
+from specdec.client import DrafterReport, DrafterVersion, SampleBatch, ServedSample
+from specdec.training.adaptation import Version
+from specdec.types.drafters import DrafterOrder, VersionState
+from specdec.types.errors import NotReadyError
+from specdec.types.stats import SpeculationStats
+
+
+class Service:
+    """Client of a service whose replicas have `batches`, taken in order."""
+
+    def __init__(self, directory, is_pinned=False):
+        versions = (
+            DrafterVersion(1, "absent", VersionState.READY, SpeculationStats(), 0),
+            DrafterVersion(2, str(directory), VersionState.ACTIVE, SpeculationStats(), 0),
+        )
+        self.reports = (
+            DrafterReport("r0", fault="no such directory"),
+            DrafterReport("r1", versions, is_pinned),
+        )
+        self.batches = []
+        self.orders = []
+
+    def take_samples(self):
+        return self.batches.pop(0) if self.batches else (SampleBatch("r1"),)
+
+    def drafters(self):
+        return self.reports
+
+    def set_drafter(self, order):
+        self.orders.append(order)
+        return self.reports
+
+
+class Trainer:
+    """Adaptation that notes its calls and returns a version."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.calls = []
+
+    def train(self, head, samples, report):
+        self.calls.append((head, list(samples)))
+        return Version(self.directory, 1.5, 1.8, len(samples))
+
+
+def batch(*prompts, length=10, left=0):
+    samples = tuple(ServedSample((each,) * length, 4, 0.0) for each in prompts)
+    return (SampleBatch("r1", samples, left),)
+
+
+@pytest.fixture
+def head(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    return tmp_path
+
+
+def test_samples_are_enough_by_tokens_and_prompts(head):
+    service = Service(head)
+    source = SampleSource(service, min_tokens=30, max_tokens=1000)
+    service.batches = [batch(1, 1, 1), batch(2, left=20), batch(3)]
+    assert not source.read(), "one prompt leaves none to hold out"
+    assert source.read()
+    assert not service.batches, "what was left on the replica is read too"
+    assert len(source.mark_used()) == 5
+    service.batches = [batch(4, 5)]
+    assert not source.read(), "20 new tokens"
+    service.batches = [batch(6)]
+    assert source.read()
+    assert len(source.mark_used()) == 8, "earlier samples are trained on again"
+
+
+def test_the_oldest_and_very_long_samples_are_dropped(head):
+    service = Service(head)
+    source = SampleSource(service, min_tokens=1, max_tokens=25)
+    service.batches = [batch(1, 2, 3), batch(9, length=10_000)]
+    assert source.read()
+    source.read()
+    assert [each.token_ids[0] for each in source.mark_used()] == [2, 3]
+
+
+def test_a_better_version_of_the_active_head_is_loaded(head, capsys):
+    service, trainer = Service(head), Trainer(Path("/versions/version-00001"))
+    service.batches = [batch(1), batch(2), batch(3, 4)]
+    waits = []
+    source = SampleSource(service, min_tokens=20, max_tokens=1000)
+    AdaptationLoop(service, source, trainer).run(2, lambda: waits.append(1))
+    assert [(each, len(samples)) for each, samples in trainer.calls] == [(head, 2), (head, 4)]
+    assert service.orders == [DrafterOrder(path="/versions/version-00001")] * 2
+    assert len(waits) == 1
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == ["/versions/version-00001"] * 2
+    assert "replica r0: no such directory" in printed.err
+    assert "2 samples: held-out accepted length 1.50 before, 1.80 after" in printed.err
+
+
+@pytest.mark.parametrize(("directory", "is_pinned"), [(None, False), (Path("/v"), True)])
+def test_a_version_that_is_not_better_or_not_wanted_is_not_loaded(head, directory, is_pinned):
+    service, trainer = Service(head, is_pinned), Trainer(directory)
+    service.batches = [batch(1, 2)]
+    AdaptationLoop(service, SampleSource(service, 1, 100), trainer).run(1, lambda: None)
+    assert service.orders == []
+
+
+def test_without_a_head_there_is_nothing_to_train(head):
+    service = Service(head)
+    service.reports = (DrafterReport("r0"),)
+    service.batches = [batch(1, 2)]
+    with pytest.raises(NotReadyError, match="no replica has a draft head"):
+        AdaptationLoop(service, SampleSource(service, 1, 100), Trainer(None)).run(1, lambda: None)
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="the system has no SCHED_IDLE")
+def test_it_runs_when_no_other_process_does():
+    code = (
+        "import os; from cluster.cli.adapt import run_when_idle; run_when_idle(); "
+        "print(os.sched_getscheduler(0) == os.SCHED_IDLE)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"

@@ -1,0 +1,53 @@
+"""Orders for the versions of draft heads of several replicas."""
+
+import asyncio
+import pickle
+
+import pytest
+
+from cluster.replica.drafter_orders import OrderResult, reports_of, result_of
+from specdec.types.drafters import DrafterOrder, DrafterReport
+from specdec.types.errors import InvalidValueError, NotReadyError
+
+ORDER = DrafterOrder(version=2)
+REFUSED = InvalidValueError("version", 2, "one of 1")
+
+
+async def executed(replica_id="r1"):
+    return DrafterReport(replica_id, num_rollbacks=3)
+
+
+async def refused():
+    raise REFUSED
+
+
+async def broken():
+    raise RuntimeError("a fault of ours")
+
+
+def test_the_error_of_a_caller_becomes_a_fault_and_others_are_raised():
+    assert asyncio.run(result_of(executed(), "r1")) == OrderResult(
+        DrafterReport("r1", (), False, 3)
+    )
+    result = asyncio.run(result_of(refused(), "r2"))
+    assert (result.report.replica_id, result.report.fault) == ("r2", str(REFUSED))
+    assert str(pickle.loads(pickle.dumps(result)).error) == str(REFUSED), "it crosses processes"
+    with pytest.raises(RuntimeError):
+        asyncio.run(result_of(broken(), "r3"))
+
+
+def test_reports_are_sorted_and_include_the_faults_of_some_replicas():
+    second = OrderResult(DrafterReport("r2", fault=str(REFUSED)), REFUSED)
+    first = OrderResult(DrafterReport("r1"))
+    results = [None, second, RuntimeError("lost"), first]
+    assert reports_of(ORDER, results) == (first.report, second.report)
+
+
+def test_an_order_that_no_replica_executed_is_an_error():
+    result = OrderResult(DrafterReport("r1", fault=str(REFUSED)), REFUSED)
+    with pytest.raises(InvalidValueError, match="must be one of 1"):
+        reports_of(ORDER, [result, None])
+    with pytest.raises(NotReadyError, match="no replica answered"):
+        reports_of(ORDER, [RuntimeError("lost")])
+    with pytest.raises(InvalidValueError, match="replica_id is 'r9'; it must be the id"):
+        reports_of(DrafterOrder(version=2, replica_id="r9"), [None])

@@ -1,0 +1,130 @@
+"""Training of a served head that is continued, and what it is worth when the traffic changes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from specdec import LLM, SamplingParams
+from specdec.training.adaptation import Adaptation, split
+from specdec.training.config import TrainingConfig
+from specdec.training.corpus import Sample
+from specdec.training.drafters import METHODS
+from specdec.training.export import export
+from specdec.training.target import Target, TargetPrecision
+from specdec.training.trainer import Data, Trainer
+from specdec.training.warm_start import ExportedHead
+from specdec.types.errors import UnsupportedModelError
+from tests.specdec.heads import fitted_medusa_dir
+from tests.specdec.llm.models import arguments
+from tests.specdec.tiny import TEXT
+from tests.specdec.trained import byte_level, trained_llama_dir
+
+CONFIG = TrainingConfig(
+    depth=3, num_epochs=2, batch_tokens=128, held_out=0.2, evaluate_every=4, export_dtype="float32"
+)
+
+
+def exported(method, target, directory, samples, num_epochs=1):
+    """Train a head briefly and return its trainer."""
+    config = replace(CONFIG, method=method, num_epochs=num_epochs)
+    size = target.config.vocab_size
+    ids = range(0, size, 2) if METHODS[method].has_reduced_vocabulary else range(size)
+    trainer = Trainer(config, target, Data(samples[4:], samples[:4], list(ids), {}), directory)
+    trainer.run(lambda progress: None)
+    trainer.export()
+    return trainer
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_an_exported_head_is_continued_with_its_weights(method, target, samples, tmp_path):
+    trainer = exported(method, target, tmp_path / "run", samples)
+    head = ExportedHead(trainer.head_directory)
+    assert head.method == method
+    assert head.depth == (None if method == "eagle3" else 3)
+    ids = head.token_ids(target.config.vocab_size)
+    assert ids == trainer.drafter.token_ids.tolist()
+    again = METHODS[method](target, torch.tensor(ids), 3)
+    head.copy_to(again)
+    export(again, tmp_path / "again", torch.float32, {})
+    stored = load_file(trainer.head_directory / "model.safetensors")
+    for name, tensor in load_file(tmp_path / "again" / "model.safetensors").items():
+        assert tensor.equal(stored[name]), name
+
+
+def test_a_head_that_was_not_trained_here_is_refused(target, samples, tmp_path):
+    texts = [each.token_ids for each in samples]
+    other = fitted_medusa_dir(target.directory, tmp_path / "head", texts)
+    with pytest.raises(UnsupportedModelError, match="cannot be trained further: tensor"):
+        Adaptation(target, CONFIG, tmp_path).train(other, samples, lambda progress: None)
+    assert not (tmp_path / ".training").exists()
+
+
+def test_all_answers_to_a_prompt_are_on_one_side():
+    samples = [Sample((prompt, 9, 9, answer), 2, 0.0) for prompt in range(20) for answer in (1, 2)]
+    train, held_out = split(samples, 0.2, 0)
+    assert (len(train), len(held_out)) == (32, 8)
+    assert not {each.token_ids[0] for each in train} & {each.token_ids[0] for each in held_out}
+    assert split(samples, 0.2, 0) == (train, held_out)
+    assert split(samples, 0.2, 1) != (train, held_out)
+    assert len(split(samples[:4], 0.01, 0)[1]) == 2, "one prompt of two"
+
+
+def test_a_version_that_is_not_better_does_not_exist(target, samples, tmp_path):
+    trainer = exported("medusa", target, tmp_path / "run", samples)
+    tiny = replace(CONFIG, learning_rate=1e-9)
+    version = Adaptation(target, tiny, tmp_path).train(
+        trainer.head_directory, samples, lambda progress: None
+    )
+    assert (version.directory, version.after) == (None, version.before)
+    assert not list(tmp_path.glob("version-*"))
+
+
+LONGER = replace(
+    CONFIG, method="medusa", num_epochs=40, batch_tokens=512, learning_rate=5e-3, patience=20
+)
+OTHER_TEXT = TEXT.swapcase()[::-1]
+"""Another language: other tokens, in another order."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_adaptation_to_another_language_raises_acceptance(tmp_path):
+    tokenizer = byte_level(TEXT + OTHER_TEXT, 400)
+    trained_llama_dir(tmp_path / "target", tokenizer, TEXT + OTHER_TEXT, num_steps=300)
+    target = Target(tmp_path / "target", 160, TargetPrecision(kernels="torch"))
+    params = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
+
+    def prompts(text):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        starts = range(0, len(ids) - 12, max(1, (len(ids) - 12) // 50))
+        return [{"prompt_token_ids": ids[start : start + 8]} for start in starts]
+
+    def answered(llm, asked):
+        outputs = llm.generate(asked, params, use_tqdm=False)
+        tokens = [(*each.prompt_token_ids, *each.outputs[0].token_ids) for each in outputs]
+        return [Sample(each, 8, 0.0) for each in tokens]
+
+    seen, unseen = prompts(OTHER_TEXT)[::2], prompts(OTHER_TEXT)[1::2]
+    with LLM(**arguments(target.directory, speculative_config=None)) as llm:
+        first, expected = answered(llm, prompts(TEXT)), answered(llm, unseen)
+    data = Data(first[5:], first[:5], range(target.config.vocab_size), {})
+    trainer = Trainer(LONGER, target, data, tmp_path / "run")
+    trainer.run(lambda progress: None)
+    head = trainer.head_directory
+    speculation = {"model": str(head), "num_speculative_tokens": 3, "policy": "threshold"}
+    with LLM(**arguments(target.directory, speculative_config=speculation)) as llm:
+        assert answered(llm, unseen) == expected
+        samples = answered(llm, seen)
+        version = Adaptation(target, LONGER, tmp_path).train(head, samples, lambda progress: None)
+        assert version.directory == tmp_path / "version-00001"
+        llm.load_drafter(str(version.directory))
+        assert answered(llm, unseen) == expected, "the tokens are unchanged"
+        before, after = llm.drafter_versions()
+    figures = [
+        (round(each.acceptance, 3), round(each.speculation.mean_acceptance_length, 2))
+        for each in (before, after)
+    ]
+    print("first tokens accepted, tokens per draft: before, after", figures)
+    assert after.acceptance > before.acceptance + 0.1, figures
