@@ -38,7 +38,7 @@ class Adaptation:
     """Makes versions of heads of one target, each in a directory of `output`."""
 
     def __init__(self, target: Target, config: TrainingConfig, output: Path) -> None:
-        """config: of every run; its method and depth follow from the head."""
+        """config: of every run; what the head's files determine of it is replaced."""
         self._target = target
         self._config = config
         self._output = output
@@ -52,8 +52,7 @@ class Adaptation:
         InvalidValueError where no sample can be held out.
         """
         exported = ExportedHead(head)
-        depth = exported.depth or self._config.depth
-        config = replace(self._config, method=exported.method, depth=depth)
+        config = replace(self._config, **exported.settings)
         train, held_out = split(samples, config.held_out, config.seed)
         vocab_size = self._target.config.vocab_size
         card = {"continues": str(head), "num_trained_samples": len(train)}

@@ -16,14 +16,14 @@ from specdec.training.drafters import METHODS, Drafter
 from specdec.types.errors import UnsupportedModelError
 
 _DEPTHS = ("num_heads", "n_predict")
-"""Keys of config.json with the number of draft tokens, in layouts that fix it."""
+"""Keys of config.json with the number of draft tokens, in layouts without blocks that fix it."""
 
 
 class ExportedHead:
     """The files of a head in the layout in which `specdec train` exports it.
 
-    method: a name in METHODS. tensors: as stored. depth: draft tokens that the layout fixes; None
-    if it fixes none.
+    tensors: as stored. settings: the fields of TrainingConfig that the files determine: the method,
+    and what their layout fixes of draft tokens and sizes.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -31,15 +31,14 @@ class ExportedHead:
         self._directory = directory
         method = head_method_of(directory)
         if method not in METHODS:
-            trained = ", ".join(sorted(METHODS))
+            trained = ", ".join(sorted(METHODS.keys() - {"draft_model"}))
             self._refuse(f"it is {method or 'no head'}; training continues heads of {trained}")
-        self.method: str = method
         try:
             config: dict[str, Any] = json.loads((directory / "config.json").read_bytes())
+            self.settings = {"method": method, **_sizes(config)}
             self.tensors = load_file(directory / "model.safetensors")
-        except (OSError, ValueError, SafetensorError) as error:
-            self._refuse(str(error))
-        self.depth: int | None = next((config[key] for key in _DEPTHS if key in config), None)
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            self._refuse(repr(error))
 
     def token_ids(self, vocab_size: int) -> list[int]:
         """Return the target's id of each draft token. vocab_size: of the target."""
@@ -71,3 +70,14 @@ class ExportedHead:
 
     def _refuse(self, reason: str) -> NoReturn:
         raise UnsupportedModelError(f"{self._directory} cannot be trained further: {reason}")
+
+
+def _sizes(config: dict[str, Any]) -> dict[str, Any]:
+    """Return what a config.json fixes of depth, num_layers and markov_rank of TrainingConfig."""
+    found = {"depth": config[key] for key in _DEPTHS if key in config}
+    if "block_size" in config:
+        found["depth"] = config["block_size"] - (0 if config["sample_from_anchor"] else 1)
+        found["num_layers"] = config["transformer_layer_config"]["num_hidden_layers"]
+    if "markov_rank" in config:
+        found["markov_rank"] = config["markov_rank"]
+    return found

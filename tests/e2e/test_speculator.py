@@ -66,5 +66,7 @@ def test_a_speculator_serves_the_target_that_it_names(tiny_model_dir, tmp_path):
     assert sampled[0] == sampled[1]
     counts = drafted.usage.speculation
     assert counts.num_accepted_tokens > 0
-    assert counts.num_drafts < counts.num_draft_tokens <= 2 * counts.num_drafts, "as the files specify"
+    assert counts.num_drafts < counts.num_draft_tokens <= 2 * counts.num_drafts, (
+        "as the files specify"
+    )
     assert plain.usage.speculation.num_drafts == 0

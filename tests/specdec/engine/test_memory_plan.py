@@ -56,7 +56,11 @@ def test_a_configured_pool_size_is_used(model):
     ("changes", "available", "message"),
     [
         ({}, GIB // 8, "GiB are free"),
-        ({"kv_cache_memory_gib": 50.0}, 8 * GIB, "need 50.8 GiB, and 8.0 GiB are free"),
+        (
+            {"kv_cache_memory_gib": 50.0, "speculative_config": None},
+            8 * GIB,
+            "need 50.8 GiB, and 8.0 GiB are free",
+        ),
         ({"kv_cache_memory_gib": 0.0001}, 8 * GIB, "have 0.1 MiB; one sequence .* needs 0.4"),
     ],
 )
