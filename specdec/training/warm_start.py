@@ -15,7 +15,7 @@ from specdec.models.heads.config import head_method_of
 from specdec.training.drafters import METHODS, Drafter
 from specdec.types.errors import UnsupportedModelError
 
-_DEPTHS = ("num_heads", "n_predict")
+_DEPTHS = frozenset({"num_heads", "n_predict"})
 """Keys of config.json with the number of draft tokens, in layouts without blocks that fix it."""
 
 
@@ -74,7 +74,9 @@ class ExportedHead:
 
 def _sizes(config: dict[str, Any]) -> dict[str, Any]:
     """Return what a config.json fixes of depth, num_layers and markov_rank of TrainingConfig."""
-    found = {"depth": config[key] for key in _DEPTHS if key in config}
+    found: dict[str, Any] = {}
+    for key in _DEPTHS & config.keys():
+        found["depth"] = config[key]
     if "block_size" in config:
         found["depth"] = config["block_size"] - (0 if config["sample_from_anchor"] else 1)
         found["num_layers"] = config["transformer_layer_config"]["num_hidden_layers"]
