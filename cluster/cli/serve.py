@@ -32,7 +32,10 @@ SECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             *("model", "served_model_name", "dtype", "quantization", "device", "kernels"),
             *("tensor_parallel_size", "generation_config", "tool_call_parser"),
         ),
-        "Speculation": ("speculative_config", "allow_synthetic_acceptance"),
+        "Speculation": (
+            *("speculative_config", "allow_synthetic_acceptance"),
+            *("training_buffer_tokens", "training_cache_salt"),
+        ),
         "Scheduling": (
             *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_prefill_tokens"),
             *(

@@ -33,7 +33,7 @@ from specdec.models.hub import Progress
 from specdec.models.resolve import resolve
 from specdec.models.weights.fingerprint import weights_fingerprint
 from specdec.speculation.policy.cost_model import CostTable
-from specdec.types.errors import SpecdecError
+from specdec.types.errors import SpecdecError, UnsupportedModelError
 
 _MARGIN = 1.03
 """A drafter replaces one that is listed before it if it is this much faster: times are noisy."""
@@ -113,13 +113,17 @@ def with_fastest_drafter(
 ) -> Config:
     """Return the configuration with the fastest drafter of its alias, if it leaves that open.
 
-    measure: of steps; None for that of this machine, whose result is stored for each precision. If
-    it fails, the configuration keeps its default. Raises ModelNotFoundError.
+    The configuration keeps its default, the first drafter, where the measurement fails, and where
+    all are lookups: their steps cost the same. Raises ModelNotFoundError.
+
+    measure: of steps; None for that of this machine, whose result is stored for each precision.
     """
     speculation = config.speculative_config
     if speculation is None or not speculation.is_auto:
         return config
     source = ALIASES[config.model]
+    if measure is None and not any(each.has_weights for each in source.drafters):
+        return config
     directory = resolve(config.model, progress=progress)
     if weights_fingerprint(directory) != source.weights_sha256:
         progress(
@@ -151,7 +155,10 @@ def _choice(
     with suppress(OSError, ValueError, TypeError):
         return DrafterChoice(**json.loads(path.read_bytes()))
     progress(f"measuring the drafters of {config.model} (once for this machine and precision)")
-    acceptance = {each.name: read_acceptance(drafter_directory(each.name)) for each in drafters}
+    try:
+        acceptance = {each.name: read_acceptance(drafter_directory(each.name)) for each in drafters}
+    except UnsupportedModelError as error:
+        raise TrialError(str(error)) from error
     choice = DrafterChoice.of(acceptance, measure(config, drafters))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -184,11 +191,14 @@ def measure_in_process(
     settings = {name: getattr(config, name) for name in _MEASURED_SETTINGS}
     keys = {each.name: each.keys(config.device) for each in drafters}
     order = json.dumps({"config": settings, "drafters": keys})
-    command = [sys.executable, "-m", "specdec.llm.drafter_trial"]
+    # Modules are found as here, and not in the working directory.
+    command = [sys.executable, "-P", "-m", "specdec.llm.drafter_trial"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
         ended = subprocess.run(
             command,
             input=order,
+            env=environment,
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,
@@ -201,7 +211,12 @@ def measure_in_process(
     if ended.returncode != 0:
         reason = (ended.stderr.strip().splitlines() or ["no message"])[-1]
         raise TrialError(f"the drafters could not be measured: {reason}")
-    return {name: _table(each) for name, each in json.loads(ended.stdout).items()}
+    try:
+        # Libraries may write to standard output too; the last line is the result.
+        result = json.loads(ended.stdout.strip().rpartition("\n")[2])
+        return {name: _table(each) for name, each in result.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TrialError(f"the drafters could not be measured: {error!r}") from error
 
 
 def _table(fields: Mapping[str, Any]) -> CostTable:

@@ -140,7 +140,8 @@ def identity(directory: Path, base: Path | None) -> str:
     for path in sorted(directory.iterdir()):
         if path.is_file():
             content.update(f"{path.name}\0".encode())
-            content.update(path.read_bytes())
+            with path.open("rb") as file:
+                content.update(hashlib.file_digest(file, "sha256").digest())
     for path in find_weight_files(base) if base else ():
         status = path.resolve().stat()
         content.update(f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}".encode())
@@ -155,7 +156,11 @@ def _unpacked(stored: StoredTensors, dtype: torch.dtype) -> dict[str, Tensor]:
             continue
         tensor = stored.slice(name)
         if name + _SCALE in stored:
-            tensor = tensor.float() * stored.slice(name + _SCALE)[:, None]
+            scale = stored.slice(name + _SCALE)
+            if tensor.ndim != 2 or scale.shape != tensor.shape[:1]:
+                shapes = f"{tuple(tensor.shape)} and {tuple(scale.shape)}"
+                raise UnsupportedModelError(f"{name} and its scale have shapes {shapes}")
+            tensor = tensor.float() * scale[:, None]
         tensors[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
     return tensors
 

@@ -83,7 +83,7 @@ def resolve(
         return _converted(path, cache_dir, progress)
     if hub_id := _HUB_ID.fullmatch(name):
         snapshot = _from_hub(hub_id[1], hub_id[2], progress, may_be_pickled=may_be_pickled)
-        return _whole(snapshot, cache_dir, progress)
+        return _whole(snapshot, cache_dir, progress, is_remote=True)
     raise ModelNotFoundError(
         f"model {name!r} not found: it must be an alias ({', '.join(ALIASES)}), an "
         "existing Hugging Face model directory or GGUF file, or a Hugging Face Hub id such as "
@@ -123,14 +123,21 @@ def _checked(directory: Path) -> Path:
     return directory
 
 
-def _whole(directory: Path, cache_dir: Path, progress: Progress) -> Path:
-    """Return the directory, or that of the checkpoint that is packed in it."""
+def _whole(
+    directory: Path, cache_dir: Path, progress: Progress, *, is_remote: bool = False
+) -> Path:
+    """Return the directory, or that of the checkpoint that is packed in it.
+
+    is_remote: whether its files come from the Hub, and so may not name files of this machine.
+    """
     if not (directory / _PACKED_FILE).is_file():
         return directory
     from specdec.models import packed
 
     try:
         base = packed.PackedInfo.read(directory).base
+        if base is not None and is_remote and not _is_public(base.model):
+            raise UnsupportedModelError(f"its base {base.model!r} is not an alias or a Hub id")
         source = None if base is None else _base(base.model, directory, cache_dir, progress)
         name = packed.identity(directory, source)
         return _built_once(
@@ -145,7 +152,14 @@ def _whole(directory: Path, cache_dir: Path, progress: Progress) -> Path:
 def _base(model: str, packed: Path, cache_dir: Path, progress: Progress) -> Path:
     """Return the directory of a packed one's base; its path may be relative to the packed one."""
     beside = local_path(str(packed / model)) if model.startswith(".") else None
+    found = beside or local_path(model)
+    if found is not None and (found / _PACKED_FILE).is_file():
+        raise UnsupportedModelError(f"its base {model!r} is packed itself")
     return resolve(model if beside is None else str(beside), cache_dir, progress)
+
+
+def _is_public(name: str) -> bool:
+    return name in ALIASES or (_HUB_ID.fullmatch(name) is not None and local_path(name) is None)
 
 
 def _did_you_mean(name: str) -> str:

@@ -173,7 +173,7 @@ class Trainer:
     @property
     def _is_complete(self) -> bool:
         steps = self._config.patience * self._config.evaluate_every
-        is_stalled = self._best_step > 0 and self.step - self._best_step >= steps
+        is_stalled = self.step - self._best_step >= steps
         return is_stalled or self.step == self.num_steps
 
     def _batch(self, step: int) -> Batch:

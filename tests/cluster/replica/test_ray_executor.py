@@ -72,7 +72,7 @@ class Started:
         assert placement is PLACEMENT
         self.spares.append((actor, spec, replaces))
         self.has_spare.set()
-        return SimpleNamespace(kill=lambda: None)
+        return SimpleNamespace(kill=lambda: None, loss=lambda: None)
 
     def make_target(self, spec, placement):
         if self.target_error is not None:
