@@ -1,6 +1,9 @@
 """Serialization of step messages: a msgpack header and frames of numbers.
 
 Only numbers and short strings are decoded, so a message cannot carry code.
+
+A step of decodes without drafts, and its output, have a short form of two frames: they are most
+messages while speculation is off, and both ends encode and decode them between two forward passes.
 """
 
 from __future__ import annotations
@@ -51,9 +54,12 @@ _ERROR = b"error"
 def encode_step(step: StepInput) -> Frames:
     """Encode as [header, rows [B, 15], tokens, parents, drafts, 3 arrays, deltas [D, 3], blocks].
 
-    drafts: those by token, each [token, number of draft tokens, draft tokens].
+    drafts: those by token, each [token, number of draft tokens, draft tokens]. The short form is
+    [header, rows [B, 5]].
     """
     header = [step.step_id, step.released, [_encode_admission(each) for each in step.admitted]]
+    if not step.block_table_deltas and all(map(_is_plain_decode, step.rows)):
+        return [msgpack.packb(header), pack_table(map(_decode_row, step.rows))]
     deltas = (
         (delta.seq_id, delta.start, len(delta.block_ids)) for delta in step.block_table_deltas
     )
@@ -72,8 +78,17 @@ def encode_step(step: StepInput) -> Frames:
 
 def decode_step(frames: Sequence[bytes]) -> StepInput:
     """Decode the frames of `encode_step`."""
-    header, rows, tokens, parents, drafts, listed, probs, masks, deltas, blocks = frames
+    header, rows, *others = frames
     step_id, released, admitted = msgpack.unpackb(header, use_list=False)
+    if not others:
+        return StepInput(
+            step_id=step_id,
+            released=released,
+            admitted=tuple(_admission(*fields) for fields in admitted),
+            block_table_deltas=(),
+            rows=tuple(_plain_decode(*fields) for fields in unpack_table(rows, 5)),
+        )
+    *numbers, deltas, blocks = others
     delta_table = unpack_table(deltas, 3)
     delta_blocks = unpack_numbers(blocks, [delta[2] for delta in delta_table])
     return StepInput(
@@ -84,9 +99,7 @@ def decode_step(frames: Sequence[bytes]) -> StepInput:
             BlockTableDelta(seq_id, start, block_ids)
             for (seq_id, start, _), block_ids in zip(delta_table, delta_blocks, strict=True)
         ),
-        rows=tuple(
-            _decode_step_rows(unpack_table(rows, 15), tokens, parents, drafts, listed, probs, masks)
-        ),
+        rows=tuple(_decode_step_rows(unpack_table(rows, 15), *numbers)),
     )
 
 
@@ -128,8 +141,12 @@ def encode_output(output: VerifyOutput) -> Frames:
 
     A row's tokens are its output, lookahead and next draft tokens, then the draft's parents and
     confidences.
-    Logprobs are those of the rows, then those of the prompts.
+    Logprobs are those of the rows, then those of the prompts. The short form is [header, rows
+    [B, 2]].
     """
+    if not output.prompt_logprobs and all(map(_is_one_token, output.rows)):
+        plain_rows = ((row.seq_id, row.token_ids[0]) for row in output.rows)
+        return [msgpack.packb(output.step_id), pack_table(plain_rows)]
     rows = (
         (
             row.seq_id,
@@ -162,7 +179,12 @@ def encode_output(output: VerifyOutput) -> Frames:
 
 def decode_output(frames: Sequence[bytes]) -> VerifyOutput:
     """Decode the frames of `encode_output`."""
-    header, rows, tokens, prompts, *logprobs = frames
+    header, rows, *others = frames
+    if not others:
+        plain_rows = unpack_table(rows, 2)
+        verified = tuple(VerifiedRow(seq_id, (token,)) for seq_id, token in plain_rows)
+        return VerifyOutput(msgpack.unpackb(header), verified)
+    tokens, prompts, *logprobs = others
     table, prompt_table = unpack_table(rows, 8), unpack_table(prompts, 4)
     counts = [row[1] + row[2] + row[5] * (1 + row[6] + row[7]) for row in table]
     row_numbers = unpack_numbers(tokens, counts)
@@ -273,6 +295,39 @@ def _admission(
         SamplingRules(**rules, verifier=verifier),
         token_ids,
         None if grammar is None else StructuredOutput(**grammar),
+    )
+
+
+def _is_plain_decode(row: StepRow) -> bool:
+    """Return whether a row is one token behind which another is sampled, and nothing else."""
+    return (
+        len(row.token_ids) == 1
+        and row.samples
+        and row.draft_probs is None
+        and row.grammar_mask is None
+        and row.parents is None
+        and not (row.drafts_by_token or row.num_next_drafts or row.num_held_drafts)
+    )
+
+
+def _decode_row(row: StepRow) -> tuple[int, ...]:
+    return row.seq_id, row.num_computed_tokens, row.token_ids[0], row.adapter_id, row.max_end
+
+
+def _plain_decode(
+    seq_id: int, num_computed_tokens: int, token: int, adapter_id: int, max_end: int
+) -> StepRow:
+    return StepRow(
+        seq_id, num_computed_tokens, (token,), 0, True, adapter_id=adapter_id, max_end=max_end
+    )
+
+
+def _is_one_token(row: VerifiedRow) -> bool:
+    """Return whether a result is one token and nothing else."""
+    return (
+        len(row.token_ids) == 1
+        and row.logprobs is None
+        and not (row.has_bad_logits or row.lookahead_token_ids or row.next_draft_token_ids)
     )
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from cluster.workers import serialization
 from specdec.config.speculative import SpeculativeConfig
 from specdec.types.messages import (
+    PENDING_TOKEN,
     BlockTableDelta,
     DraftedRow,
     DraftOutput,
@@ -161,6 +162,35 @@ def plain(value):
 @given(STEPS)
 def test_a_step_arrives_as_it_was_sent(step):
     assert plain(serialization.decode_step(serialization.encode_step(step))) == plain(step)
+
+
+DECODES = st.lists(
+    st.builds(
+        lambda seq_id, position, token, adapter_id, max_end: StepRow(
+            seq_id, position, (token,), 0, True, adapter_id=adapter_id, max_end=max_end
+        ),
+        SEQ_IDS, INT32, st.just(PENDING_TOKEN) | INT32, INT32, INT32,
+    ),
+    max_size=4,
+).map(tuple)  # fmt: skip
+
+
+@given(st.builds(StepInput, STEPS.map(lambda step: step.step_id), st.just(()), st.just(()),
+                 st.just(()), DECODES))  # fmt: skip
+def test_decodes_without_drafts_arrive_in_two_frames(step):
+    frames = serialization.encode_step(step)
+    assert len(frames) == 2
+    assert serialization.decode_step(frames) == step
+
+
+@given(
+    st.integers(0, 2**60), st.lists(st.builds(VerifiedRow, SEQ_IDS, st.tuples(INT32)), max_size=4)
+)
+def test_single_tokens_arrive_in_two_frames(step_id, rows):
+    output = VerifyOutput(step_id, tuple(rows))
+    frames = serialization.encode_output(output)
+    assert len(frames) == 2
+    assert serialization.decode_output(frames) == output
 
 
 def test_tokens_of_an_admission_are_not_copied(monkeypatch):
