@@ -183,14 +183,12 @@ def test_decodes_without_drafts_arrive_in_two_frames(step):
     assert serialization.decode_step(frames) == step
 
 
-@given(
-    st.integers(0, 2**60), st.lists(st.builds(VerifiedRow, SEQ_IDS, st.tuples(INT32)), max_size=4)
-)
-def test_single_tokens_arrive_in_two_frames(step_id, rows):
-    output = VerifyOutput(step_id, tuple(rows))
+@given(st.integers(0, 2**60), st.lists(st.tuples(SEQ_IDS, INT32), max_size=4))
+def test_single_tokens_arrive_in_two_frames(step_id, tokens):
+    output = VerifyOutput(step_id, tuple(VerifiedRow(seq_id, (token,)) for seq_id, token in tokens))
     frames = serialization.encode_output(output)
     assert len(frames) == 2
-    assert serialization.decode_output(frames) == output
+    assert plain(serialization.decode_output(frames)) == plain(output)
 
 
 def test_tokens_of_an_admission_are_not_copied(monkeypatch):
