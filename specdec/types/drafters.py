@@ -13,6 +13,10 @@ from specdec.types.validation import check_types, require_range
 CONFIGURED_VERSION = 1
 """The version that the ranks load when they start."""
 
+MAX_LOADED_VERSIONS = 3
+"""Versions in the memory of the ranks: the active one, the one before it, and one that is loaded.
+"""
+
 MAX_DRAFTER_PATH = 1024
 MAX_VERSION = 2**31 - 1
 
