@@ -224,10 +224,13 @@ class EngineCore(Generic[Config]):
     async def order_drafter(self, order: DrafterOrder, replica_id: str = "") -> DrafterReport:
         """Execute an order for the versions of the draft head; see `DrafterControl.execute`.
 
-        Raises NotReadyError before the engine's thread has started.
+        Raises NotReadyError before the engine's thread has started, and for a change while the
+        target restarts: a version that is loaded meanwhile would count as the cause of the loss.
         """
         if self.thread is None:
             raise NotReadyError("the model is still loading")
+        if order.has_change and self.thread.is_recovering:
+            raise NotReadyError("the target restarts; send the order again once it has")
         if self._drafters is None:
             limit = "a service with a draft head on the target's ranks; see docs/methods.md"
             raise InvalidValueError("drafter", "none", limit)

@@ -111,6 +111,11 @@ class DrafterOrder:
 
     def with_change(self) -> Self:
         """Return the order. Raises InvalidValueError where it changes nothing."""
-        if not self.path and not self.version and self.is_pinned is None:
+        if not self.has_change:
             raise InvalidValueError("path", "", "given, or version or is_pinned")
         return self
+
+    @property
+    def has_change(self) -> bool:
+        """Return whether the order changes anything."""
+        return bool(self.path or self.version) or self.is_pinned is not None
