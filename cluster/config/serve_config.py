@@ -270,6 +270,11 @@ class ServeConfig(LLMConfig):
         return self.draft_model.draft_tensor_parallel_size
 
     @property
+    def is_reachable(self) -> bool:
+        """Return whether other machines can connect to the service."""
+        return self.ingress == "serve" or not is_loopback(self.host)
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """Insecure settings that the operator should know of, one line each."""
         if self.ingress == "serve":

@@ -22,6 +22,7 @@ from cluster.api.authentication import (
     access_summary,
     read_keys,
     read_token,
+    samples_warning,
 )
 from cluster.api.byte_budget import ByteBudget
 from cluster.api.grpc import forwarding
@@ -127,6 +128,9 @@ class RouterReplica(InferenceServicer, AdminServicer):
         if found is None:  # otherwise the command reports it
             level = logging.WARNING if access.is_open or keys.is_open else logging.INFO
             logger.log(level, "access: %s", access_summary(token is not None, not keys.is_open))
+            warning = samples_warning(serve_config, token is not None, not keys.is_open)
+            if warning is not None:
+                logger.warning("%s", warning)
         streams = StatsStreams(control.fleet)
         AdminServicer.__init__(
             self,
