@@ -17,6 +17,7 @@ from specdec.engine.head_probe import HeadProbe, likely_causes
 from specdec.engine.memory_plan import memory_plan
 from specdec.engine.metrics import Metrics, StepRecorder
 from specdec.engine.model_resolution import Models, with_resolved_dtype
+from specdec.models.resolve import portable_name
 from specdec.speculation.policy.factory import MeasureEngine
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import Proposer
@@ -152,7 +153,8 @@ class EngineCore(Generic[Config]):
         if config is None or head is None:
             return None
         name = config.model or self.config.model
-        return DrafterVersions(HeadFile(CONFIGURED_VERSION, name, str(head.directory)))
+        file = HeadFile(CONFIGURED_VERSION, portable_name(name), str(head.directory))
+        return DrafterVersions(file)
 
     def _probe_head(self, executor: Executor, tokenizer: Tokenizer) -> None:
         """Measure whether the drafts of a head fit the target; log a warning where they do not."""
