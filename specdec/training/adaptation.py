@@ -82,8 +82,9 @@ def split(
     """Return the samples to train on, and those of a random share `held_out` of the prompts.
 
     The side of a prompt follows from it and the seed, so that it keeps its side while samples come
-    and go: no version is measured on prompts that an earlier one was trained on. The exception is a set
-    of few prompts: of two or more at least one is on each side, and a single one is not held out.
+    and go: no version is measured on prompts that an earlier one was trained on. The exception is a
+    set of few prompts: of two or more at least one is on each side, and a single one is not held
+    out.
     """
     draws = {prompt: _draw(prompt, seed) for prompt in map(_prompt, samples)}
     limit = 0.0
