@@ -280,6 +280,16 @@ def access_summary(has_token: bool, has_keys: bool) -> str:
             return "generation needs an API key; dashboard and changes need the admin token"
 
 
+def samples_warning(config: ServeConfig, has_token: bool, has_keys: bool) -> str | None:
+    """Return a warning where any client can take the answers that are kept for training."""
+    if has_token or has_keys or not config.training_buffer_tokens or not config.is_reachable:
+        return None
+    return (
+        f"{config.served_model_name}: clients on other machines can take the answers that are kept "
+        "for training; set an admin token or API keys"
+    )
+
+
 def read_keys(setting: str, path: Path | None) -> tuple[ApiKey, ...]:
     """Read the keys from a YAML file, else from the environment; return () without either.
 

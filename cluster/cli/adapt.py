@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
+from grpc import StatusCode
 
 from cluster.cli.options import admin_client, admin_flags
 from cluster.cli.output import print_stderr
-from specdec.client import AdminClient, DrafterOrder
+from specdec.client import AdminClient, ClientError, DrafterOrder
 from specdec.config.quantization import QuantizationMethod
 from specdec.training.config import Precision, TrainingConfig, WeightDtype
 from specdec.types.drafters import VersionState
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
 
 _LONGEST_SAMPLE = 8192
 """Longer samples are skipped: the trainer's target would need memory for them."""
+
+_TEMPORARY = (
+    StatusCode.UNAVAILABLE,
+    StatusCode.DEADLINE_EXCEEDED,
+    StatusCode.RESOURCE_EXHAUSTED,
+)
+"""Codes of calls that are sent again: a replica restarts, or loads another version."""
 
 
 @click.command(short_help="Train the draft head of a running service on its answers.")
@@ -199,28 +207,52 @@ class AdaptationLoop:
         self._client = client
         self._source = source
         self._adaptation = adaptation
+        self._version: Version | None = None  # trained, and not yet loaded
 
     def run(self, num_versions: int | None, wait: Callable[[], None]) -> None:
-        """Train `num_versions` times, or indefinitely; wait: called while samples are missing."""
+        """Train `num_versions` times, or indefinitely.
+
+        wait: called while samples are missing, and after a call that failed for a while. Samples
+        and a trained version are kept meanwhile. Raises ClientError for other failures.
+        """
         num_trained = 0
         while num_versions is None or num_trained < num_versions:
-            if not self._source.read():
+            try:
+                is_trained = self._advance()
+            except ClientError as error:
+                if error.code not in _TEMPORARY:
+                    raise
+                print_stderr(f"{error.message}; trying again")
+                is_trained = False
+            num_trained += is_trained
+            if not is_trained:
                 wait()
-                continue
-            self._train()
-            num_trained += 1
 
-    def _train(self) -> None:
-        samples = self._source.mark_used()
-        head = self._active_head()
-        version = self._adaptation.train(head, samples, lambda progress: None)
-        print_stderr(_summary(version))
-        if version.directory is None or self._is_pinned():
+    def _advance(self) -> bool:
+        """Train a version and have it loaded; return whether there were enough samples."""
+        if self._version is None:
+            if not self._source.read():
+                return False
+            head = self._active_head()
+            samples = self._source.mark_used()
+            self._version = self._adaptation.train(head, samples, lambda progress: None)
+            print_stderr(_summary(self._version))
+        if self._version.directory is not None:
+            self._load(self._version.directory)
+        self._version = None
+        return True
+
+    def _load(self, directory: Path) -> None:
+        """Have the replicas load a version, unless one is pinned or an earlier order arrived."""
+        reports = self._client.drafters()
+        if any(report.is_pinned for report in reports):
             return
-        for report in self._client.set_drafter(DrafterOrder(path=str(version.directory))):
-            if report.fault:
-                print_stderr(f"replica {report.replica_id}: {report.fault}")
-        click.echo(version.directory)
+        known = {version.name for report in reports for version in report.versions}
+        if str(directory) not in known:
+            for report in self._client.set_drafter(DrafterOrder(path=str(directory))):
+                if report.fault:
+                    print_stderr(f"replica {report.replica_id}: {report.fault}")
+        click.echo(directory)
 
     def _active_head(self) -> Path:
         """Return the directory of the version in use on the first replica that has one."""
@@ -231,9 +263,6 @@ class AdaptationLoop:
                 if version.state is VersionState.ACTIVE:
                     return resolve(version.name, progress=print_stderr)
         raise NotReadyError("no replica has a draft head")
-
-    def _is_pinned(self) -> bool:
-        return any(report.is_pinned for report in self._client.drafters())
 
 
 def _summary(version: Version) -> str:

@@ -50,7 +50,10 @@ def load(path: str, as_json: bool, replica_id: str, **connection: Any) -> None:
     the configured head. A version of which fewer drafts are accepted is rolled back, unless the
     version in use is pinned. A replica that starts later has the configured head.
     """
-    _order(DrafterOrder(path=path, replica_id=replica_id), as_json, connection)
+    from specdec.models.resolve import portable_name
+
+    order = DrafterOrder(path=portable_name(path), replica_id=replica_id)
+    _order(order, as_json, connection)
 
 
 @drafter.command("use", short_help="Return to an earlier version.")

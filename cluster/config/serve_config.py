@@ -270,6 +270,11 @@ class ServeConfig(LLMConfig):
         return self.draft_model.draft_tensor_parallel_size
 
     @property
+    def is_reachable(self) -> bool:
+        """Return whether other machines can connect to the service."""
+        return self.ingress == "serve" or not is_loopback(self.host)
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """Insecure settings that the operator should know of, one line each."""
         if self.ingress == "serve":
@@ -297,6 +302,7 @@ class ServeConfig(LLMConfig):
             limit = "left out unless OpenTelemetry is installed; pip install 'specdec[tracing]'"
             raise InvalidValueError("otlp_traces_endpoint", self.otlp_traces_endpoint, limit)
         self._check_verifiers()
+        self._check_training()
         self._check_replicas()
         self._check_cluster()
 
@@ -311,6 +317,22 @@ class ServeConfig(LLMConfig):
             limit += "draft tokens, for measurements"
             field = "speculative_config.allowed_verifiers"
             raise InvalidValueError(field, config.allowed_verifiers, limit)
+
+    def _check_training(self) -> None:
+        config = self.speculative_config
+        if self.training_buffer_tokens:
+            # The files of the model decide about what was left out.
+            has_head = config is not None and (
+                config.head is not None or not config.left_out.isdisjoint({"method", "drafter"})
+            )
+            if not has_head:
+                limit = "0 unless speculative_config has a draft head, which the answers train"
+                raise InvalidValueError(
+                    "training_buffer_tokens", self.training_buffer_tokens, limit
+                )
+        elif self.training_cache_salt is not None:
+            limit = "left out unless training_buffer_tokens is given"
+            raise InvalidValueError("training_cache_salt", self.training_cache_salt, limit)
 
     def _check_replicas(self) -> None:
         if self.max_replicas is None and self.min_replicas != 1:

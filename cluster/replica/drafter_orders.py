@@ -2,27 +2,56 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from specdec.types.drafters import DrafterOrder, DrafterReport
 from specdec.types.errors import InvalidValueError, NotReadyError, SpecdecError
 
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+INTERNAL_FAULT = "internal error; the log of the replica has the details"
+
 
 @dataclass(frozen=True)
 class OrderResult:
-    """What became of an order on one replica. error: None where it was executed."""
+    """Outcome of an order on one replica. error: None where it was executed."""
 
     report: DrafterReport
-    error: SpecdecError | None = None
+    error: Exception | None = None
 
 
 async def result_of(execution: Awaitable[DrafterReport], replica_id: str) -> OrderResult:
-    """Wait for an execution, and return its report or the error that its caller should see."""
+    """Wait for an execution, and return its report or its error.
+
+    An error of ours is logged here, and is a RuntimeError without details for the caller.
+    """
     try:
         return OrderResult(await execution)
     except SpecdecError as error:
         return OrderResult(DrafterReport(replica_id, fault=str(error)), error)
+    except Exception:
+        logger.exception("an order for the draft head failed")
+        fault = DrafterReport(replica_id, fault=INTERNAL_FAULT)
+        return OrderResult(fault, RuntimeError(INTERNAL_FAULT))
+
+
+def answers_of(results: Iterable[object], kind: type[T]) -> list[T]:
+    """Return the answers of one kind to a broadcast; log the errors of the other replicas.
+
+    A replica that was not addressed answers None.
+    """
+    found: list[T] = []
+    for each in results:
+        if isinstance(each, kind):
+            found.append(each)
+        elif isinstance(each, BaseException):
+            logger.warning("a replica did not answer", exc_info=each)
+    return found
 
 
 def reports_of(order: DrafterOrder, results: Iterable[object]) -> tuple[DrafterReport, ...]:
@@ -31,7 +60,7 @@ def reports_of(order: DrafterOrder, results: Iterable[object]) -> tuple[DrafterR
     results: of a broadcast; those that are no OrderResult come from replicas that were not
     addressed or are lost. Raises the error of a replica where none executed the order.
     """
-    found = [each for each in results if isinstance(each, OrderResult)]
+    found = answers_of(results, OrderResult)
     if not found and order.replica_id:
         limit = "the id of a replica, as shown by `specdec status`, or left out"
         raise InvalidValueError("replica_id", order.replica_id, limit)

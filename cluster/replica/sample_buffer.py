@@ -50,7 +50,8 @@ class SampleBuffer:
     ) -> AsyncGenerator[EngineOutput, None]:
         """Pass the outputs of an accepted request on, and record each choice that completes.
 
-        A choice of a lossy verifier is not recorded: it is not the target's own text.
+        A choice of a lossy verifier is not recorded: it is not the target's own text. Tokens that a
+        request resumes count as its prompt, since the client supplied them.
         """
         prefix = (*request.prompt_token_ids, *request.resume_token_ids)
         answers: dict[int, array[int]] = {}
@@ -59,7 +60,7 @@ class SampleBuffer:
                 answer = answers.setdefault(output.choice, array("i", prefix))
                 answer.extend(output.token_ids)
                 if output.finish_reason and output.verifier not in LOSSY_VERIFIERS:
-                    self._add(answer, len(request.prompt_token_ids), temperature)
+                    self._add(answer, len(prefix), temperature)
                 yield output
 
     def take(self, order: SampleOrder) -> SampleBatch:

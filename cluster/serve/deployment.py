@@ -22,6 +22,7 @@ from cluster.api.authentication import (
     access_summary,
     read_keys,
     read_token,
+    samples_warning,
 )
 from cluster.api.byte_budget import ByteBudget
 from cluster.api.grpc import forwarding
@@ -38,7 +39,7 @@ from cluster.control.overrides import OverrideLimits
 from cluster.control.peers import CONTROL_PLANE, ROUTER, Applications, ServeDirectory, ServiceCard
 from cluster.control.plane import ControlPlaneReplica
 from cluster.observability import logs
-from cluster.replica.drafter_orders import OrderResult, reports_of, result_of
+from cluster.replica.drafter_orders import OrderResult, answers_of, reports_of, result_of
 from cluster.replica.router import Router
 from cluster.serve.autoscaling import OPEN_REQUESTS, autoscaling_config
 from cluster.serve.node_memory import node_shares, replica_memory
@@ -127,6 +128,9 @@ class RouterReplica(InferenceServicer, AdminServicer):
         if found is None:  # otherwise the command reports it
             level = logging.WARNING if access.is_open or keys.is_open else logging.INFO
             logger.log(level, "access: %s", access_summary(token is not None, not keys.is_open))
+            warning = samples_warning(serve_config, token is not None, not keys.is_open)
+            if warning is not None:
+                logger.warning("%s", warning)
         streams = StatsStreams(control.fleet)
         AdminServicer.__init__(
             self,
@@ -219,11 +223,14 @@ class RouterReplica(InferenceServicer, AdminServicer):
         return reports_of(order, await responses.results_async(return_exceptions=True))
 
     async def _take_samples(self, order: SampleOrder) -> tuple[SampleBatch, ...]:
-        """Take the samples of all replicas that the order addresses. Lost ones have none."""
+        """Take the samples of all replicas that the order addresses.
+
+        Lost ones have none; an error of a replica is logged.
+        """
         handle = serve.get_deployment_handle(ROUTER, self._application)
         responses = handle.broadcast("take_samples_if_addressed", order)
         results = await responses.results_async(return_exceptions=True)
-        return tuple(each for each in results if isinstance(each, SampleBatch))
+        return tuple(answers_of(results, SampleBatch))
 
     async def take_samples_if_addressed(self, order: SampleOrder) -> SampleBatch | None:
         """Return samples of this replica, unless a broadcast order is for another one."""

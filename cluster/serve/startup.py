@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from cluster.api.authentication import access_summary, read_keys, read_token
+from cluster.api.authentication import access_summary, read_keys, read_token, samples_warning
 from cluster.config.config_file import application_name, check_prefix
 from cluster.config.network import address_of, listen_error
 from cluster.config.serve_config import ServeConfig
@@ -100,6 +100,7 @@ def running_service(
         report(_ready_message(configs, session.listening, routes[served[0].application], elapsed_s))
         if not session.is_joined:  # otherwise the nodes' environment counts, and replicas log it
             report(f"  {access}")
+            _warn_of_open_samples(configs, report)
         yield
     finally:
         drain_timeout_s = max(each.drain_timeout_s for each in configs)
@@ -113,15 +114,25 @@ def _access(configs: Sequence[ServeConfig]) -> str:
     """
     summaries: dict[str, list[str]] = {}
     for each in configs:
-        has_token = read_token("admin_token_file", each.admin_token_file) is not None
-        has_keys = bool(read_keys("api_key_file", each.api_key_file))
-        summary = access_summary(has_token, has_keys)
+        summary = access_summary(*_credentials(each))
         summaries.setdefault(summary, []).append(each.served_model_name)
     if len(summaries) == 1:
         [text] = summaries
     else:
         text = "; ".join(f"{', '.join(names)}: {each}" for each, names in summaries.items())
     return f"access: {text}; health and metrics are open"
+
+
+def _credentials(config: ServeConfig) -> tuple[bool, bool]:
+    """Return whether a model has an admin token, and whether it has API keys."""
+    has_token = read_token("admin_token_file", config.admin_token_file) is not None
+    return has_token, bool(read_keys("api_key_file", config.api_key_file))
+
+
+def _warn_of_open_samples(configs: Sequence[ServeConfig], report: Report) -> None:
+    for each in configs:
+        if (warning := samples_warning(each, *_credentials(each))) is not None:
+            report(f"warning: {warning}")
 
 
 def _require_free_port(host: str, port: int) -> None:

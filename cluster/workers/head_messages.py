@@ -14,7 +14,7 @@ from cluster.workers.frames import Frames
 from specdec.types.drafters import HeadFile
 
 LOADING_S = 120.0
-"""How much longer than its limit a step may take while ranks load a head, which can download it."""
+"""Addition to the time limit of a step while ranks load a head, which can include a download."""
 
 _LOAD = b"load head"
 _LOADED = b"loaded head"

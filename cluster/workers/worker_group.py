@@ -284,7 +284,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
 
     @property
     def _extra_s(self) -> float:
-        """What ranks may do between two steps, beside the limit of a step."""
+        """Time for what ranks do between two steps, in addition to the limit of a step."""
         return WRITING_S if self._profile and self._profile.reports is None else 0.0
 
     def _send_to_all(self, frames: Frames) -> None:

@@ -17,6 +17,7 @@ from specdec.engine.head_probe import HeadProbe, likely_causes
 from specdec.engine.memory_plan import memory_plan
 from specdec.engine.metrics import Metrics, StepRecorder
 from specdec.engine.model_resolution import Models, with_resolved_dtype
+from specdec.models.resolve import portable_name
 from specdec.speculation.policy.factory import MeasureEngine
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import Proposer
@@ -152,7 +153,8 @@ class EngineCore(Generic[Config]):
         if config is None or head is None:
             return None
         name = config.model or self.config.model
-        return DrafterVersions(HeadFile(CONFIGURED_VERSION, name, str(head.directory)))
+        file = HeadFile(CONFIGURED_VERSION, portable_name(name), str(head.directory))
+        return DrafterVersions(file)
 
     def _probe_head(self, executor: Executor, tokenizer: Tokenizer) -> None:
         """Measure whether the drafts of a head fit the target; log a warning where they do not."""
@@ -224,10 +226,13 @@ class EngineCore(Generic[Config]):
     async def order_drafter(self, order: DrafterOrder, replica_id: str = "") -> DrafterReport:
         """Execute an order for the versions of the draft head; see `DrafterControl.execute`.
 
-        Raises NotReadyError before the engine's thread has started.
+        Raises NotReadyError before the engine's thread has started, and for a change while the
+        target restarts: a version that is loaded meanwhile would count as the cause of the loss.
         """
         if self.thread is None:
             raise NotReadyError("the model is still loading")
+        if order.has_change and self.thread.is_recovering:
+            raise NotReadyError("the target restarts; send the order again once it has")
         if self._drafters is None:
             limit = "a service with a draft head on the target's ranks; see docs/methods.md"
             raise InvalidValueError("drafter", "none", limit)

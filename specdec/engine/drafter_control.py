@@ -12,9 +12,9 @@ from specdec.engine.drafter_versions import DrafterVersions
 from specdec.engine.engine import Engine
 from specdec.engine.engine_thread import EngineThread
 from specdec.models.heads.config import HeadConfig
-from specdec.models.resolve import resolve
+from specdec.models.resolve import portable_name, resolve
 from specdec.types.drafters import DrafterOrder, DrafterReport, VersionState
-from specdec.types.errors import InvalidValueError, NotReadyError
+from specdec.types.errors import NotReadyError, UnsupportedModelError
 
 logger = logging.getLogger(__name__)
 
@@ -45,14 +45,15 @@ class DrafterControl:
     ) -> DrafterReport:
         """Execute an order; return when the version is in use.
 
-        thread: the engine's. Raises InvalidValueError, ModelNotFoundError and UnsupportedModelError
-        for files that cannot be used, OverloadedError while another version is being loaded, and
-        NotReadyError where the ranks do not answer.
+        thread: the engine's. Raises InvalidValueError for an unknown version, ModelNotFoundError
+        and UnsupportedModelError for files that cannot be used, OverloadedError while another
+        version is being loaded, and NotReadyError while the ranks still load after LOAD_TIMEOUT_S.
         """
         versions, number = self._versions, order.version
         if order.path:
-            directory = await asyncio.to_thread(self._checked, order.path)
-            number = await thread.call(lambda: versions.load(order.path, str(directory)))
+            name = portable_name(order.path)
+            directory = await asyncio.to_thread(self._checked, name)
+            number = await thread.call(lambda: versions.load(name, str(directory)))
         elif number:
             await thread.call(lambda: versions.use(number))
         if number:
@@ -68,17 +69,22 @@ class DrafterControl:
         return directory
 
     async def _wait(self, number: int, thread: EngineThread) -> None:
-        """Wait until the version is in use. Raises InvalidValueError where it cannot be loaded."""
+        """Wait until the version is in use.
+
+        Raises UnsupportedModelError where a rank cannot load it, and NotReadyError after
+        LOAD_TIMEOUT_S: it is used as soon as it is loaded nevertheless.
+        """
         ends_at_s = self._clock() + LOAD_TIMEOUT_S
         while not await thread.call(self._is_settled):
             if self._clock() >= ends_at_s:
-                raise NotReadyError(f"the ranks did not load version {number} of the head in time")
+                text = f"version {number} of the head is still loading"
+                raise NotReadyError(f"{text}; see `specdec drafter list`")
             await asyncio.sleep(_POLL_S)
         found = await thread.call(self._versions.snapshot)
         version = next(each for each in found if each.number == number)
         if version.state is VersionState.FAILED:
-            limit = f"a head that every rank can load: {version.fault}"
-            raise InvalidValueError("version", number, limit)
+            text = f"version {number} of the head, {version.name}, cannot be used"
+            raise UnsupportedModelError(f"{text}: {version.fault}")
 
     def _is_settled(self) -> bool:
         """Return whether no version is being loaded; on the engine's thread, which may be idle."""

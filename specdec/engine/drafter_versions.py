@@ -181,12 +181,16 @@ class DrafterVersions:
     def restart(self) -> None:
         """Follow the replacement of the target, whose ranks have the configured version.
 
-        The version in use is loaded again if enough drafts of it were verified; otherwise it may be
-        the cause, and the one before it is.
+        The version in use is loaded again if enough drafts of it were verified, and its comparison
+        continues; otherwise it may be the cause, and the one before it is. A rollback that was
+        ordered is complete.
         """
         candidates = dict.fromkeys((self._wanted, self._active, self._before, CONFIGURED_VERSION))
-        self._loading = self._trial = None
+        self._loading, trial = None, self._trial
         self._versions[self._active].state = VersionState.READY
+        if trial is not None and trial.is_worse:
+            self._end_rollback(trial)
+            del candidates[trial.version]
         self._versions[CONFIGURED_VERSION].state = VersionState.ACTIVE
         self._active = self._wanted = CONFIGURED_VERSION
         for number in candidates:
@@ -195,6 +199,8 @@ class DrafterVersions:
                 self._wanted = number
                 break
             self._fail(number, "the target was lost before enough of its drafts were verified")
+        if self._trial is not None and self._trial.version != self._wanted:
+            self._trial = None
 
     @property
     def _before(self) -> int:
@@ -231,18 +237,23 @@ class DrafterVersions:
     def _activate(self, number: int, target: HeadTarget) -> None:
         target.switch_head(number)
         trial, before = self._trial, self._versions[self._active]
-        is_rollback = trial is not None and trial.is_worse
-        before.state = VersionState.ROLLED_BACK if is_rollback else VersionState.READY
-        self.num_rollbacks += is_rollback
+        before.state = VersionState.READY
+        if trial is not None and trial.is_worse:
+            self._end_rollback(trial)
+        elif trial is not None and trial.version != number:  # else it is loaded again
+            self._trial = None
         version = self._versions[number]
-        is_new = version.state is VersionState.LOADING
-        self._trial = None
-        if is_new:
+        if version.state is VersionState.LOADING:
             latest = FirstTokens(len(before.latest), sum(before.latest))
             self._trial = _Trial(number, self._active, latest)
         version.state, version.fault = VersionState.ACTIVE, ""
         self._active = number
         logger.info("draft head: version %d is active: %s", number, version.file.name)
+
+    def _end_rollback(self, trial: _Trial) -> None:
+        self._versions[trial.version].state = VersionState.ROLLED_BACK
+        self.num_rollbacks += 1
+        self._trial = None
 
     def _fail(self, number: int, fault: str) -> None:
         logger.warning("draft head: version %d: %s", number, fault)
@@ -250,5 +261,6 @@ class DrafterVersions:
         if version.state is not VersionState.ROLLED_BACK:
             version.state = VersionState.FAILED
         version.fault, self._wanted = fault, self._active
-        if self._trial is not None and self._trial.is_worse:
-            self._trial = None  # the version before cannot come back
+        trial = self._trial
+        if trial is not None and (trial.is_worse or trial.version == number):
+            self._trial = None  # the version before, or the compared one, cannot come back

@@ -12,6 +12,7 @@ from specdec.config.llm import LLMConfig
 from specdec.engine.model_resolution import Models
 from specdec.models.config import ModelConfig
 from specdec.speculation.proposers import proposer_memory
+from specdec.types.drafters import MAX_LOADED_VERSIONS
 from specdec.types.errors import InvalidValueError, OutOfMemoryError
 from specdec.types.validation import require_range
 
@@ -40,7 +41,8 @@ class _Pool:
 
     num_ranks: ranks that share it. block_bytes: size of a block on all of them together.
     blocks_of_longest: blocks of one sequence of max_model_len. most_blocks: blocks that
-    max_num_seqs such sequences fill. head_bytes: weights of a draft head on all ranks together.
+    max_num_seqs such sequences fill. head_bytes: weights of all loaded versions of a draft head, on
+    all ranks together.
     """
 
     name: str
@@ -157,9 +159,11 @@ def _head_bytes_per_token(config: LLMConfig, models: Models) -> int:
 
 
 def _head_weight_bytes(config: LLMConfig, models: Models) -> int:
+    """Return the bytes of the versions of a draft head that the ranks hold at most."""
     if models.head is None or config.head is None:
         return 0
-    return models.head.weight_bytes(config.resolved_dtype, config.head.quantization)
+    version_bytes = models.head.weight_bytes(config.resolved_dtype, config.head.quantization)
+    return MAX_LOADED_VERSIONS * version_bytes
 
 
 def _draft_pool(config: LLMConfig, models: Models) -> _Pool | None:

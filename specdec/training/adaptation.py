@@ -79,22 +79,30 @@ class Adaptation:
 def split(
     samples: Sequence[Sample], held_out: float, seed: int
 ) -> tuple[list[Sample], list[Sample]]:
-    """Return the samples to train on, and about a share `held_out` of the prompts with theirs.
+    """Return the samples to train on, and those of a random share `held_out` of the prompts.
 
-    The side of a prompt depends on it and the seed alone; at least one prompt is on each side where
-    there are two.
+    The side of a prompt follows from it and the seed, so that it keeps its side while samples come
+    and go: no version is measured on prompts that an earlier one was trained on. The exception is a
+    set of few prompts: of two or more at least one is on each side, and a single one is not held
+    out.
     """
-    prompts = {each.token_ids[: each.num_prompt_tokens] for each in samples}
-    ordered = sorted(prompts, key=lambda prompt: _draw(prompt, seed))
-    count = max(1, round(held_out * len(ordered)))
-    chosen = set(ordered[:count]) if len(ordered) > 1 else set()
+    draws = {prompt: _draw(prompt, seed) for prompt in map(_prompt, samples)}
+    limit = 0.0
+    if len(draws) > 1:
+        lowest, *_, highest = sorted(draws.values())
+        limit = min(max(held_out * 2**64, lowest + 1), highest)
     sides: tuple[list[Sample], list[Sample]] = [], []
     for each in samples:
-        sides[each.token_ids[: each.num_prompt_tokens] in chosen].append(each)
+        sides[draws[_prompt(each)] < limit].append(each)
     return sides
 
 
+def _prompt(sample: Sample) -> tuple[int, ...]:
+    return sample.token_ids[: sample.num_prompt_tokens]
+
+
 def _draw(prompt: tuple[int, ...], seed: int) -> int:
+    """Return a number from 0 to 2**64 - 1."""
     key = seed.to_bytes(8, "little")
     content = np.array(prompt, np.int32).tobytes()
     digest = hashlib.blake2b(content, digest_size=8, person=b"split", salt=key).digest()

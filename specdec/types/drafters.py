@@ -13,6 +13,10 @@ from specdec.types.validation import check_types, require_range
 CONFIGURED_VERSION = 1
 """The version that the ranks load when they start."""
 
+MAX_LOADED_VERSIONS = 3
+"""Versions in the memory of the ranks: the active one, the one before it, and one that is loaded.
+"""
+
 MAX_DRAFTER_PATH = 1024
 MAX_VERSION = 2**31 - 1
 
@@ -107,6 +111,11 @@ class DrafterOrder:
 
     def with_change(self) -> Self:
         """Return the order. Raises InvalidValueError where it changes nothing."""
-        if not self.path and not self.version and self.is_pinned is None:
+        if not self.has_change:
             raise InvalidValueError("path", "", "given, or version or is_pinned")
         return self
+
+    @property
+    def has_change(self) -> bool:
+        """Return whether the order changes anything."""
+        return bool(self.path or self.version) or self.is_pinned is not None

@@ -15,7 +15,8 @@ class ServedSample:
     """An answer as it was served, to a request that allowed training.
 
     token_ids: of the prompt, with the chat template applied, and of the answer.
-    num_prompt_tokens: the rest is the target's own. temperature: at which it was drawn.
+    num_prompt_tokens: those that the client supplied, a resumed part of the answer included; the
+    rest is the target's own. temperature: at which it was drawn.
     """
 
     token_ids: tuple[int, ...]

@@ -30,16 +30,17 @@ class HeadVersions:
         """Load a version unless it is loaded; return why it cannot be, empty if it is.
 
         find: returns its directory on this node; None for that of the file. Another version that
-        was loaded and never used is dropped.
+        was loaded and never used is dropped first, so at most MAX_LOADED_VERSIONS are in memory.
         """
         if file.version in self._heads:
             return ""
+        self._heads = self._in_use
         try:
             head = self._load(find() if find else Path(file.directory))
         except Exception as error:  # of any type: the files may hold anything
             logger.warning("version %d of the head cannot be loaded", file.version, exc_info=error)
             return f"{type(error).__name__}: {error}"
-        self._heads = {**self._in_use, file.version: head}
+        self._heads[file.version] = head
         return ""
 
     def switch(self, version: int) -> None:

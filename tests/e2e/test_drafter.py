@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from specdec.client import AdminClient, Client, ClientError, DrafterOrder
+from specdec.training.config import TrainingConfig
 from specdec.training.drafters import METHODS
 from specdec.training.export import export
 from specdec.training.target import Target, TargetPrecision
@@ -24,9 +25,10 @@ PROMPTS = [[5 + index, 6, 7, 8 + index] * 3 for index in range(8)]
 @pytest.fixture(scope="module")
 def head(tiny_model_dir, tmp_path_factory):
     target = Target(tiny_model_dir, 128, TargetPrecision(kernels="torch"))
-    drafter = METHODS["medusa"](target, torch.arange(target.config.vocab_size), 3)
+    config = TrainingConfig(method="medusa", depth=3)
+    drafter = METHODS["medusa"](target, torch.arange(target.config.vocab_size), config)
     directory = tmp_path_factory.mktemp("heads") / "head"
-    export(drafter, directory, torch.float32, {})
+    export(drafter, directory, "float32", {})
     return directory
 
 

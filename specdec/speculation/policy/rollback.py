@@ -1,4 +1,4 @@
-"""When a version of a draft head is worse than the one before it.
+"""Statistical test for a version of a draft head that is worse than the one before it.
 
 Versions are compared by their first draft tokens: whether these are accepted does not depend on how
 many tokens are drafted, which changes with load. The test is the pooled z-test of two proportions,

@@ -14,8 +14,10 @@ from cluster.api.authentication import (
     access_summary,
     read_keys,
     read_token,
+    samples_warning,
 )
 from cluster.config.secrets import KEYS_VARIABLE
+from cluster.config.serve_config import ServeConfig
 from specdec.types.errors import InvalidValueError, OverloadedError, UnauthenticatedError
 from tests.clock import Clock
 
@@ -279,3 +281,21 @@ def test_an_invalid_token_is_not_quoted(tmp_path, text):
 def test_a_missing_file(tmp_path):
     with pytest.raises(InvalidValueError, match="a readable file"):
         read_token("token_file", tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("settings", "credentials", "is_open"),
+    [
+        ({"host": "0.0.0.0"}, (False, False), True),
+        ({"ingress": "serve"}, (False, False), True),
+        ({"host": "127.0.0.1"}, (False, False), False),
+        ({"host": "0.0.0.0"}, (True, False), False),
+        ({"host": "0.0.0.0"}, (False, True), False),
+        ({"host": "0.0.0.0", "training_buffer_tokens": 0}, (False, False), False),
+    ],
+)
+def test_answers_that_any_client_can_take_need_a_warning(settings, credentials, is_open):
+    config = ServeConfig(**{"training_buffer_tokens": 1000, **settings})
+    warning = samples_warning(config, *credentials)
+    assert (warning is not None) == is_open
+    assert not is_open or "set an admin token or API keys" in warning

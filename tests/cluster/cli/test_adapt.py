@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from grpc import StatusCode
 
 from cluster.cli.adapt import AdaptationLoop, SampleSource
-from specdec.client import DrafterReport, DrafterVersion, SampleBatch, ServedSample
+from specdec.client import ClientError, DrafterReport, DrafterVersion, SampleBatch, ServedSample
 from specdec.training.adaptation import Version
 from specdec.types.drafters import DrafterOrder, VersionState
 from specdec.types.errors import NotReadyError
@@ -29,15 +30,23 @@ class Service:
         )
         self.batches = []
         self.orders = []
+        self.errors = []  # of the next calls; None where one succeeds
+
+    def _call(self):
+        if self.errors and (error := self.errors.pop(0)) is not None:
+            raise error
 
     def take_samples(self):
+        self._call()
         return self.batches.pop(0) if self.batches else (SampleBatch("r1"),)
 
     def drafters(self):
+        self._call()
         return self.reports
 
     def set_drafter(self, order):
         self.orders.append(order)
+        self._call()
         return self.reports
 
 
@@ -109,6 +118,43 @@ def test_a_version_that_is_not_better_or_not_wanted_is_not_loaded(head, director
     service.batches = [batch(1, 2)]
     AdaptationLoop(service, SampleSource(service, 1, 100), trainer).run(1, lambda: None)
     assert service.orders == []
+
+
+TEMPORARY = ClientError(StatusCode.UNAVAILABLE, "the service is unavailable")
+
+
+@pytest.mark.parametrize("num_successes", range(4))  # before samples, head, pin and order
+def test_a_temporary_failure_loses_no_sample_and_no_version(head, num_successes, capsys):
+    service, trainer = Service(head), Trainer(Path("/versions/version-00001"))
+    service.batches, waits = [batch(1, 2)], []
+    service.errors = [None] * num_successes + [TEMPORARY]
+    source = SampleSource(service, min_tokens=20, max_tokens=1000)
+    AdaptationLoop(service, source, trainer).run(1, lambda: waits.append(1))
+    assert [len(samples) for _, samples in trainer.calls] == [2]
+    assert service.orders[-1] == DrafterOrder(path="/versions/version-00001")
+    assert len(waits) == 1
+    assert "the service is unavailable; trying again" in capsys.readouterr().err
+
+
+def test_a_version_that_arrived_is_not_loaded_twice(head):
+    service, trainer = Service(head), Trainer(Path("/versions/version-00001"))
+    service.batches = [batch(1, 2)]
+    late = ClientError(StatusCode.DEADLINE_EXCEEDED, "not complete within 60 s")
+    service.errors = [None, None, None, late]
+    new = DrafterVersion(3, str(trainer.directory), VersionState.LOADING, SpeculationStats(), 0)
+
+    def arrive():
+        service.reports = (DrafterReport("r1", (*service.reports[1].versions, new)),)
+
+    AdaptationLoop(service, SampleSource(service, 1, 100), trainer).run(1, arrive)
+    assert service.orders == [DrafterOrder(path="/versions/version-00001")]
+
+
+def test_another_failure_ends_it(head):
+    service = Service(head)
+    service.errors = [ClientError(StatusCode.UNAUTHENTICATED, "the admin token is wrong")]
+    with pytest.raises(ClientError, match="token is wrong"):
+        AdaptationLoop(service, SampleSource(service, 1, 100), Trainer(None)).run(1, lambda: None)
 
 
 def test_without_a_head_there_is_nothing_to_train(head):

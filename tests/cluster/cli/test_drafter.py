@@ -59,6 +59,13 @@ def test_orders(command, drafters, flags, order):
     assert ("pinned" in result.stdout) == bool(order.is_pinned)
 
 
+def test_a_relative_path_is_that_of_the_command(command, drafters, tmp_path, monkeypatch):
+    (tmp_path / "run" / "head").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    command("load", "run/head")
+    assert drafters.orders == [DrafterOrder(path=str((tmp_path / "run/head").resolve()))]
+
+
 def test_a_refused_order_is_one_line(command):
     result = command("use", "7")
     assert (result.exit_code, result.stdout) == (1, "")

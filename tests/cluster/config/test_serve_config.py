@@ -298,6 +298,32 @@ def test_minimum_and_maximum_number_of_replicas():
     assert numbers == [(1, 1), (3, 3), (2, 4)]
 
 
+@pytest.mark.parametrize(
+    ("speculation", "is_accepted"),
+    [
+        ({"method": "medusa", "model": "head"}, True),
+        ({"method": "ngram", "fallback": {"method": "medusa", "model": "head"}}, True),
+        ({"model": "a method that its files determine"}, True),
+        ({"method": "ngram"}, False),
+        ({"method": "draft_model", "model": "draft"}, False),
+        (None, False),
+    ],
+)
+def test_answers_are_kept_only_for_a_draft_head(speculation, is_accepted):
+    settings = {"speculative_config": speculation, "training_buffer_tokens": 1000}
+    if is_accepted:
+        assert ServeConfig.from_mapping(settings).training_buffer_tokens == 1000
+    else:
+        with pytest.raises(InvalidValueError, match="training_buffer_tokens is 1000; it must be 0"):
+            ServeConfig.from_mapping(settings)
+
+
+def test_a_salt_of_training_needs_a_buffer():
+    assert ServeConfig(training_buffer_tokens=9, training_cache_salt="a").training_cache_salt == "a"
+    with pytest.raises(InvalidValueError, match="training_cache_salt is 'a'; it must be left out"):
+        ServeConfig(training_cache_salt="a")
+
+
 def test_loopback_needs_no_warning():
     assert ServeConfig(host="::1").warnings == ()
 

@@ -5,7 +5,13 @@ import pickle
 
 import pytest
 
-from cluster.replica.drafter_orders import OrderResult, reports_of, result_of
+from cluster.replica.drafter_orders import (
+    INTERNAL_FAULT,
+    OrderResult,
+    answers_of,
+    reports_of,
+    result_of,
+)
 from specdec.types.drafters import DrafterOrder, DrafterReport
 from specdec.types.errors import InvalidValueError, NotReadyError
 
@@ -32,8 +38,20 @@ def test_the_error_of_a_caller_becomes_a_fault_and_others_are_raised():
     result = asyncio.run(result_of(refused(), "r2"))
     assert (result.report.replica_id, result.report.fault) == ("r2", str(REFUSED))
     assert str(pickle.loads(pickle.dumps(result)).error) == str(REFUSED), "it crosses processes"
-    with pytest.raises(RuntimeError):
-        asyncio.run(result_of(broken(), "r3"))
+
+
+def test_an_error_of_ours_is_logged_and_a_fault_without_details(caplog):
+    result = asyncio.run(result_of(broken(), "r3"))
+    assert (result.report.replica_id, result.report.fault) == ("r3", INTERNAL_FAULT)
+    assert "a fault of ours" in caplog.text
+    assert reports_of(ORDER, [OrderResult(DrafterReport("r1")), result])[1] == result.report
+    with pytest.raises(RuntimeError, match="internal error"):
+        reports_of(ORDER, [result])
+
+
+def test_replicas_that_are_lost_are_logged(caplog):
+    assert answers_of([None, 3, RuntimeError("r4 is lost")], int) == [3]
+    assert "r4 is lost" in caplog.text
 
 
 def test_reports_are_sorted_and_include_the_faults_of_some_replicas():

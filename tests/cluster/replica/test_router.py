@@ -16,6 +16,8 @@ from cluster.replica.router import Router
 from cluster.workers.resources import ReplicaMemory
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.engine.model_resolution import ModelDirectories
+from specdec.types.drafters import DrafterOrder
+from specdec.types.errors import InvalidValueError, NotReadyError
 from specdec.types.sampling_params import SamplingDefaults
 from tests.specdec.tiny import renamed_dtype_dir
 
@@ -87,3 +89,14 @@ async def test_log_probabilities_of_an_answer_in_one_message_are_limited(
         StatusCode.UNAVAILABLE if fits else StatusCode.INVALID_ARGUMENT,
         StatusCode.UNAVAILABLE,
     ]
+
+
+async def test_the_head_is_not_changed_while_the_target_restarts(tiny_model_dir):
+    config = ServeConfig(model=str(tiny_model_dir), max_model_len=128)
+    router = Router(config, ModelDirectories(tiny_model_dir, None), ReplicaMemory(2**32))
+    router.core.thread = SimpleNamespace(is_recovering=True)
+    for change in (DrafterOrder("head"), DrafterOrder(version=1), DrafterOrder(is_pinned=False)):
+        with pytest.raises(NotReadyError, match="the target restarts"):
+            await router.order_drafter(change)
+    with pytest.raises(InvalidValueError, match="drafter"):  # a question gets an answer
+        await router.order_drafter(DrafterOrder())

@@ -79,10 +79,10 @@ async def test_each_choice_is_a_sample_once_it_completes():
     assert buffer.take(SampleOrder()) == SampleBatch("r1", (), 0, 0), "they are forgotten"
 
 
-async def test_a_resumed_answer_is_whole():
+async def test_the_resumed_part_of_an_answer_is_the_clients():
     buffer = SampleBuffer(100, "", "r1")
     await record(buffer, output(6, 7, end="stop"), asked=request(resume=(4, 5)))
-    assert buffer.take(SampleOrder()).samples == (ServedSample((1, 2, 3, 4, 5, 6, 7), 3, 0.5),)
+    assert buffer.take(SampleOrder()).samples == (ServedSample((1, 2, 3, 4, 5, 6, 7), 5, 0.5),)
 
 
 async def test_incomplete_failed_lossy_and_short_answers_are_not_kept():

@@ -220,6 +220,51 @@ def test_a_version_with_which_the_target_was_lost_early_is_not_loaded_again(vers
     assert (versions.active, states(versions)) == (2, {1: "ready", 2: "active", 3: "failed"})
 
 
+def test_a_comparison_continues_after_a_loss_of_the_target(versions, ranks):
+    observe(versions, 1, 32, 28)
+    load(versions, ranks)
+    observe(versions, 2, 15, 12)
+    versions.restart()
+    observe(versions, 1, 4, 4)  # the ranks have the configured version until 2 is loaded
+    versions.advance(ranks)
+    assert versions.active == 2
+    observe(versions, 2, 17, 0)
+    versions.advance(ranks)
+    assert (versions.active, versions.num_rollbacks) == (1, 1)
+    assert states(versions) == {1: "active", 2: "rolled_back"}
+
+
+def test_a_rollback_is_complete_where_the_target_is_lost_during_it(versions, ranks):
+    load(versions, ranks, "second")
+    observe(versions, 2, 32, 28)
+    load(versions, ranks, "third")
+    observe(versions, 3, 8, 0)
+    ranks.fault = None
+    versions.advance(ranks)
+    versions.restart()
+    assert (versions.num_rollbacks, states(versions)[3]) == (1, "rolled_back")
+    ranks.fault = ""
+    versions.advance(ranks)
+    assert (versions.active, versions.num_rollbacks) == (2, 1)
+    assert states(versions) == {1: "ready", 2: "active", 3: "rolled_back"}
+
+
+def test_a_version_that_cannot_be_loaded_again_is_no_longer_compared(versions, ranks):
+    observe(versions, 1, 32, 28)
+    load(versions, ranks)
+    observe(versions, 2, 8, 8)
+    versions.restart()
+    ranks.fault = "rank 0: no such file"
+    versions.advance(ranks)
+    assert states(versions) == {1: "active", 2: "failed"}
+    ranks.fault = ""
+    versions.use(2)
+    versions.advance(ranks)
+    observe(versions, 2, 24, 0)
+    versions.advance(ranks)
+    assert (versions.active, versions.num_rollbacks) == (2, 0)
+
+
 def test_a_version_with_which_the_target_was_lost_while_loading_gives_way(versions, ranks):
     load(versions, ranks, "second")
     observe(versions, 2, 8, 8)

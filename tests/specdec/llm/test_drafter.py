@@ -89,7 +89,8 @@ def test_heads_that_cannot_be_used(llm, heads, tmp_path):
     content = bytearray(weights.read_bytes())
     content[-4:] = b"\xff\xff\xff\x7f"  # the last weight is not a number
     weights.write_bytes(bytes(content))
-    with pytest.raises(InvalidValueError, match="NaN or infinite"):
+    message = rf"{damaged}, cannot be used: .*NaN or infinite"
+    with pytest.raises(UnsupportedModelError, match=message):
         llm.load_drafter(str(damaged))
     with pytest.raises(InvalidValueError, match="version is 999"):
         llm.use_drafter(999)

@@ -69,13 +69,30 @@ def test_a_head_that_was_not_trained_here_is_refused(target, samples, tmp_path):
 
 
 def test_all_answers_to_a_prompt_are_on_one_side():
-    samples = [Sample((prompt, 9, 9, answer), 2, 0.0) for prompt in range(20) for answer in (1, 2)]
+    samples = [Sample((prompt, 9, 9, answer), 2, 0.0) for prompt in range(500) for answer in (1, 2)]
     train, held_out = split(samples, 0.2, 0)
-    assert (len(train), len(held_out)) == (32, 8)
+    assert len(train) + len(held_out) == 1000
+    assert 110 <= len(held_out) <= 290, "5 standard deviations of 17.9, whatever the hash"
     assert not {each.token_ids[0] for each in train} & {each.token_ids[0] for each in held_out}
     assert split(samples, 0.2, 0) == (train, held_out)
     assert split(samples, 0.2, 1) != (train, held_out)
-    assert len(split(samples[:4], 0.01, 0)[1]) == 2, "one prompt of two"
+
+
+def test_a_prompt_keeps_its_side_while_others_come_and_go():
+    samples = [Sample((prompt, 9, 9), 2, 0.0) for prompt in range(200)]
+    early = split(samples[:120], 0.2, 0)
+    late = split(samples[60:], 0.2, 0)
+    for first, second in zip(early, late, strict=True):
+        assert [each for each in first if each in samples[60:]] == [
+            each for each in second if each in samples[:120]
+        ]
+
+
+@pytest.mark.parametrize("held_out", [0.001, 0.999])
+def test_of_two_prompts_one_is_held_out_and_of_one_none(held_out):
+    samples = [Sample((prompt, 9, 9, answer), 2, 0.0) for prompt in (3, 4) for answer in (1, 2)]
+    assert [len(side) for side in split(samples, held_out, 0)] == [2, 2]
+    assert split(samples[:2], held_out, 0) == (samples[:2], [])
 
 
 def test_a_version_that_is_not_better_does_not_exist(target, samples, tmp_path):
