@@ -18,7 +18,7 @@ from specdec.speculation.policy.cost_model import CostTable
 from specdec.types.errors import InvalidValueError, ModelNotFoundError, OutOfMemoryError
 from tests.e2e.conftest import free_ports
 from tests.specdec.heads import fitted_medusa_dir
-from tests.specdec.llm.shipped import shipped_aliases
+from tests.specdec.llm.shipped import DRAFTERS, HEAD, shipped_aliases
 from tests.specdec.tiny import renamed_dtype_dir
 
 
@@ -132,7 +132,7 @@ def test_auto_serves_the_fastest_drafter_of_an_alias(
         raise RayWouldStartError
 
     served = []
-    shipped_aliases(tiny_model_dir, tmp_path, monkeypatch)
+    shipped_aliases(tiny_model_dir, tmp_path, monkeypatch, (*DRAFTERS, HEAD))
     monkeypatch.setattr(drafter_choice, "measure_in_process", measure)
     monkeypatch.setattr(startup, "with_detected_models", lambda config, report: config)
     monkeypatch.setattr(startup, "resolve_models", resolve_models)

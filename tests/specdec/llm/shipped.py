@@ -12,13 +12,15 @@ DRAFTERS = (
     ShippedDrafter("tiny-ngram", "ngram", 2, has_weights=False),
 )
 """The second one is accepted more often."""
+HEAD = ShippedDrafter("tiny-head", "medusa", 2)
+"""It is never accepted."""
 
 
-def shipped_aliases(model_dir, directory, monkeypatch):
-    """Let `tiny` be an alias of a model with DRAFTERS; return the aliases, which may be changed."""
+def shipped_aliases(model_dir, directory, monkeypatch, drafters=DRAFTERS):
+    """Let `tiny` be an alias of a model with drafters; return the aliases, which may be changed."""
     source = replace(
         ALIASES["smollm2-135m-instruct"],
-        drafters=DRAFTERS,
+        drafters=drafters,
         weights_sha256=weights_fingerprint(model_dir),
     )
     aliases = {"tiny": source}
@@ -27,7 +29,7 @@ def shipped_aliases(model_dir, directory, monkeypatch):
     monkeypatch.setattr(drafter_choice, "resolve", lambda name, progress: model_dir)
     monkeypatch.setattr(drafter_choice, "drafter_directory", lambda name: directory / name)
     monkeypatch.setenv("SPECDEC_CACHE_DIR", str(directory / "cache"))
-    for drafter, accepted in zip(DRAFTERS, ([8, 4], [60, 40]), strict=True):
+    for drafter, accepted in zip(drafters, ([8, 4], [60, 40], [0, 0]), strict=False):
         result = {"num_steps": 80, "num_drafts": 80, "num_accepted": accepted}
         card = {"evaluation": {"results": [{"suite": "a", "temperature": 0.0, **result}]}}
         (directory / drafter.name).mkdir()
