@@ -116,9 +116,20 @@ class Target:
         self._num_slots = 0
 
     @property
-    def rope_fields(self) -> dict[str, Any]:
-        """The keys of config.json that determine rotary positions, for a drafter's own file."""
-        return self._fields(_ROPE_FIELDS)
+    def layer_fields(self) -> dict[str, Any]:
+        """The keys of config.json of decoder layers with its sizes and rotary positions."""
+        model = self.config
+        return {
+            "hidden_size": model.hidden_size,
+            "intermediate_size": model.intermediate_size,
+            "num_attention_heads": model.num_heads,
+            "num_key_value_heads": model.num_kv_heads,
+            "head_dim": model.head_dim,
+            "hidden_act": "silu",
+            "rms_norm_eps": model.rms_norm_eps,
+            "max_position_embeddings": model.max_position_embeddings,
+            **self._fields(_ROPE_FIELDS),
+        }
 
     @property
     def token_fields(self) -> dict[str, Any]:

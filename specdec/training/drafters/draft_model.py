@@ -48,7 +48,7 @@ class DraftModelDrafter(Drafter):
         self._rotary = RotaryEmbedding(
             model.head_dim, model.max_position_embeddings, model.rope, torch.float32, CPU
         )
-        self._model, self._fields = model, {**target.rope_fields, **target.token_fields}
+        self._model, self._fields = model, {**target.layer_fields, **target.token_fields}
         base = Base(target.name, target.vocabulary_tensors, target.text_files)
         self._shared = SharedParts(base, target.directory)
         self._embedding, self._lm_head = target.embedding, target.lm_head[token_ids]
@@ -85,18 +85,10 @@ class DraftModelDrafter(Drafter):
             "architectures": [model.architecture],
             "model_type": model.architecture.removesuffix("ForCausalLM").lower(),
             "num_hidden_layers": len(self.layers),
-            "hidden_size": model.hidden_size,
-            "intermediate_size": model.intermediate_size,
-            "num_attention_heads": model.num_heads,
-            "num_key_value_heads": model.num_kv_heads,
-            "head_dim": model.head_dim,
-            "hidden_act": "silu",
             "attention_bias": model.has_qkv_bias,
             "mlp_bias": model.has_mlp_bias,
             "sliding_window": None,
             "use_sliding_window": False,
-            "rms_norm_eps": model.rms_norm_eps,
-            "max_position_embeddings": model.max_position_embeddings,
             **self._fields,
             "vocab_size": model.vocab_size,
             "tie_word_embeddings": model.tie_word_embeddings,

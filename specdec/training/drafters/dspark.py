@@ -54,7 +54,7 @@ class BlockDrafter(Drafter):
         self.block_size = self.depth + (0 if self.predicts_from_base else 1)
         self.mask_token_id = _mask_token_id(model)
         self._model, self._read = model, _layers_read(model)
-        self._rope_fields = target.rope_fields
+        self._layer_fields = target.layer_fields
         self.taps = self._read.ascending
         self.fc = linear(len(self._read.layer_ids) * size, size)
         self.context_norm = RMSNorm(size, eps)
@@ -107,15 +107,7 @@ class BlockDrafter(Drafter):
         layers = {
             "model_type": "qwen3",
             "num_hidden_layers": len(self.layers),
-            "hidden_size": model.hidden_size,
-            "intermediate_size": model.intermediate_size,
-            "num_attention_heads": model.num_heads,
-            "num_key_value_heads": model.num_kv_heads,
-            "head_dim": model.head_dim,
-            "hidden_act": "silu",
-            "rms_norm_eps": model.rms_norm_eps,
-            "max_position_embeddings": model.max_position_embeddings,
-            **self._rope_fields,
+            **self._layer_fields,
             "vocab_size": model.vocab_size,
             "tie_word_embeddings": False,
         }

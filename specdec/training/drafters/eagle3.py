@@ -39,7 +39,7 @@ class Eagle3Drafter(Drafter):
         model = target.config
         size, eps = model.hidden_size, model.rms_norm_eps
         self._model, self._read = model, _taps(target)
-        self._rope_fields = target.rope_fields
+        self._layer_fields = target.layer_fields
         self.taps = self._read.ascending
         self.fc = linear(len(self._read.layer_ids) * size, size)
         self.token_norm = RMSNorm(size, eps)
@@ -114,16 +114,8 @@ class Eagle3Drafter(Drafter):
             "architectures": ["LlamaForCausalLMEagle3"],
             "model_type": "llama",
             "num_hidden_layers": 1,
-            "hidden_size": model.hidden_size,
             "target_hidden_size": model.hidden_size,
-            "intermediate_size": model.intermediate_size,
-            "num_attention_heads": model.num_heads,
-            "num_key_value_heads": model.num_kv_heads,
-            "head_dim": model.head_dim,
-            "hidden_act": "silu",
-            "rms_norm_eps": model.rms_norm_eps,
-            "max_position_embeddings": model.max_position_embeddings,
-            **self._rope_fields,
+            **self._layer_fields,
             "vocab_size": model.vocab_size,
             "draft_vocab_size": len(self.token_ids),
             "tie_word_embeddings": False,
