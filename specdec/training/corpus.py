@@ -62,7 +62,7 @@ class Sample:
 class CorpusInfo:
     """Origin of a corpus's samples. A corpus is continued with the same values only.
 
-    target: name of the model. target_hash: see `specdec.training.fingerprint`.
+    target: name of the model. target_hash: its `model_fingerprint`.
     vocab_size: token ids are below it.
     chat_template: its source text.
     dtype, quantization: the precision that answered.

@@ -24,9 +24,9 @@ from specdec.llm import AsyncLLM, RequestOutput
 from specdec.llm.concurrency import run_workers
 from specdec.models.config import ModelConfig
 from specdec.models.resolve import resolve
+from specdec.models.weights.fingerprint import model_fingerprint
 from specdec.text.tokenizer import Tokenizer
 from specdec.training.corpus import CorpusInfo, CorpusWriter, Sample
-from specdec.training.fingerprint import target_fingerprint
 from specdec.training.prompts import PromptRecord
 from specdec.training.self_written import UsablePrompts, UserTurn
 from specdec.types.errors import InvalidValueError
@@ -324,7 +324,7 @@ def corpus_info(
     texts = json.dumps([each.turns for each in prompts]).encode()
     return CorpusInfo(
         target=config.model,
-        target_hash=target_fingerprint(model_directory),
+        target_hash=model_fingerprint(model_directory),
         vocab_size=ModelConfig.from_directory(model_directory).vocab_size,
         chat_template=tokenizer.chat_template.plain_text,
         dtype=config.dtype,

@@ -9,12 +9,12 @@ from typing import Any
 
 from specdec.models.config import ModelConfig
 from specdec.models.resolve import portable_name, resolve
+from specdec.models.weights.fingerprint import model_fingerprint
 from specdec.text.tokenizer import Tokenizer
 from specdec.training.config import TrainingConfig
 from specdec.training.corpus import Corpus, CorpusError
 from specdec.training.draft_vocabulary import ReducedVocabulary, check_size, token_counts
 from specdec.training.drafters import drafter_class
-from specdec.training.fingerprint import target_fingerprint
 from specdec.training.target import Target, TargetPrecision
 from specdec.training.trainer import Data, Trainer
 from specdec.types.errors import InvalidValueError
@@ -93,7 +93,7 @@ def open_run(
 def _read_samples(files: TrainingFiles, directory: Path) -> Corpus:
     """Return the samples of a run, which must be answers of the model in `directory`."""
     corpus = Corpus.open(files.corpus)
-    if target_fingerprint(directory) != corpus.info.target_hash:
+    if model_fingerprint(directory) != corpus.info.target_hash:
         limit = f"{corpus.info.target}, which answered in {files.corpus}"
         raise InvalidValueError("model", files.model, limit)
     needed = max(2, files.num_samples or 0)

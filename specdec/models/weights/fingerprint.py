@@ -1,12 +1,15 @@
-"""Identity of a model's weights by the content of their files."""
+"""Identity of a model by the content of its files."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
 from specdec.models.weights.weight_files import find_weight_files
+
+_OTHER_FILES = ("config.json", "tokenizer.json")
 
 
 def weights_fingerprint(directory: Path) -> str:
@@ -15,8 +18,18 @@ def weights_fingerprint(directory: Path) -> str:
     It reads them once in a process, unless they change. Raises UnsupportedModelError for a
     directory without weights.
     """
+    return _fingerprint(find_weight_files(directory))
+
+
+def model_fingerprint(directory: Path) -> str:
+    """Return the SHA-256 of a model's weights, configuration and tokenizer; see the weights'."""
+    others = [directory / name for name in _OTHER_FILES if (directory / name).is_file()]
+    return _fingerprint([*find_weight_files(directory), *others])
+
+
+def _fingerprint(paths: Iterable[Path]) -> str:
     whole = hashlib.sha256()
-    for path in sorted(find_weight_files(directory)):
+    for path in sorted(paths):
         status = path.stat()
         content = _file_fingerprint(path.resolve(), status.st_size, status.st_mtime_ns)
         whole.update(f"{path.name}\0{content}\n".encode())

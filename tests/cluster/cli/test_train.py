@@ -16,11 +16,11 @@ from cluster.cli.train import Reporter, progress_line
 from specdec.models.config import ModelConfig
 from specdec.models.heads.config import method_of
 from specdec.models.resolve import resolve
+from specdec.models.weights.fingerprint import model_fingerprint
 from specdec.training import generation
 from specdec.training.acceptance import Acceptance
 from specdec.training.corpus import Corpus, CorpusInfo, CorpusWriter, Sample
 from specdec.training.drafters import METHODS
-from specdec.training.fingerprint import target_fingerprint
 from specdec.training.trainer import Evaluation, Progress
 from specdec.types.errors import InvalidValueError
 from tests.clock import Clock
@@ -31,7 +31,7 @@ PROGRESS = Progress(7, 20, 1.25, 812.4, 3723.0, None)
 
 @pytest.fixture
 def corpus(tiny_model_dir, tmp_path):
-    fingerprint = target_fingerprint(tiny_model_dir)
+    fingerprint = model_fingerprint(tiny_model_dir)
     info = CorpusInfo("tiny", fingerprint, 383, "", "float32", "none")
     samples = [Sample(tuple(range(3 + n, 27 + n)), 6, 0.0) for n in range(10)]
     with CorpusWriter(tmp_path / "corpus", info) as writer:

@@ -1,10 +1,10 @@
-"""The identity of a target's files."""
+"""The identity of a model by all of its files."""
 
 import shutil
 
 import pytest
 
-from specdec.training.fingerprint import target_fingerprint
+from specdec.models.weights.fingerprint import model_fingerprint
 from specdec.types.errors import UnsupportedModelError
 
 
@@ -15,8 +15,8 @@ def copy(tiny_model_dir, tmp_path):
 
 def test_a_copy_has_the_same_fingerprint(tiny_model_dir, copy):
     (copy / "README.md").write_text("not a part of the model")
-    assert target_fingerprint(copy) == target_fingerprint(tiny_model_dir)
-    assert len(target_fingerprint(copy)) == 64
+    assert model_fingerprint(copy) == model_fingerprint(tiny_model_dir)
+    assert len(model_fingerprint(copy)) == 64
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
@@ -24,9 +24,9 @@ def test_a_change_of_a_file_changes_it(tiny_model_dir, copy, name):
     content = bytearray((copy / name).read_bytes())
     content[-1] ^= 1
     (copy / name).write_bytes(content)
-    assert target_fingerprint(copy) != target_fingerprint(tiny_model_dir)
+    assert model_fingerprint(copy) != model_fingerprint(tiny_model_dir)
 
 
 def test_a_directory_without_weights_is_refused(tmp_path):
     with pytest.raises(UnsupportedModelError, match="no weights"):
-        target_fingerprint(tmp_path)
+        model_fingerprint(tmp_path)
