@@ -49,7 +49,7 @@ class StreamRecord:
 
 @dataclass(frozen=True)
 class Decoding:
-    """What follows the first message of each stream: all but the prompts and their tokens."""
+    """A run after the first message of each stream: all but the prompts and their tokens."""
 
     num_tokens: int
     num_messages: int

@@ -14,6 +14,7 @@ from grpc import StatusCode
 
 from cluster.cli.options import admin_client, admin_flags
 from cluster.cli.output import print_stderr
+from cluster.cli.train import target_precision_flags
 from specdec.client import AdminClient, ClientError, DrafterOrder
 from specdec.config.quantization import QuantizationMethod
 from specdec.training.config import Precision, TrainingConfig, WeightDtype
@@ -80,18 +81,7 @@ _TEMPORARY = (
     show_default=True,
     help="Precision of the drafter's matrix products.",
 )
-@click.option(
-    "--dtype",
-    type=click.Choice(get_args(WeightDtype)),
-    default="float32",
-    show_default=True,
-    help="Data type of the target, as it is served.",
-)
-@click.option(
-    "--quantization",
-    type=click.Choice(get_args(QuantizationMethod)),
-    help="Quantization of the target, as it is served.",
-)
+@target_precision_flags
 @click.option(
     "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="CPU threads."
 )

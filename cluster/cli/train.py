@@ -100,6 +100,23 @@ def _config_flags() -> Flag:
     return combine_flags(*flags)
 
 
+target_precision_flags = combine_flags(
+    click.option(
+        "--dtype",
+        type=click.Choice(get_args(WeightDtype)),
+        default="float32",
+        show_default=True,
+        help="Data type of the target, as it is served.",
+    ),
+    click.option(
+        "--quantization",
+        type=click.Choice(get_args(QuantizationMethod)),
+        help="Quantization of the target, as it is served.",
+    ),
+)
+"""Flags of the target that a drafter is trained for."""
+
+
 @click.command(cls=SectionedCommand, short_help="Train a drafter for a model.")
 @click.argument("model")
 @click.argument("output", type=click.Path(file_okay=False, path_type=Path))
@@ -118,18 +135,7 @@ def _config_flags() -> Flag:
     type=click.IntRange(min=1),
     help="Tokens that can be drafted, the most frequent ones.  [default: 8192]",
 )
-@click.option(
-    "--dtype",
-    type=click.Choice(get_args(WeightDtype)),
-    default="float32",
-    show_default=True,
-    help="Data type of the target, as it will be served.",
-)
-@click.option(
-    "--quantization",
-    type=click.Choice(get_args(QuantizationMethod)),
-    help="Quantization of the target, as it will be served.",
-)
+@target_precision_flags
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]")
 @_config_flags()
 @json_flag

@@ -80,27 +80,27 @@ def decode_step(frames: Sequence[bytes]) -> StepInput:
     """Decode the frames of `encode_step`."""
     header, rows, *others = frames
     step_id, released, admitted = msgpack.unpackb(header, use_list=False)
-    if not others:
-        return StepInput(
-            step_id=step_id,
-            released=released,
-            admitted=tuple(_admission(*fields) for fields in admitted),
-            block_table_deltas=(),
-            rows=tuple(_plain_decode(*fields) for fields in unpack_table(rows, 5)),
-        )
-    *numbers, deltas, blocks = others
-    delta_table = unpack_table(deltas, 3)
-    delta_blocks = unpack_numbers(blocks, [delta[2] for delta in delta_table])
+    step_deltas: tuple[BlockTableDelta, ...] = ()
+    if others:
+        *numbers, deltas, blocks = others
+        step_deltas = tuple(_decode_deltas(deltas, blocks))
+        step_rows = tuple(_decode_step_rows(unpack_table(rows, 15), *numbers))
+    else:
+        step_rows = tuple(_plain_decode(*fields) for fields in unpack_table(rows, 5))
     return StepInput(
         step_id=step_id,
         released=released,
         admitted=tuple(_admission(*fields) for fields in admitted),
-        block_table_deltas=tuple(
-            BlockTableDelta(seq_id, start, block_ids)
-            for (seq_id, start, _), block_ids in zip(delta_table, delta_blocks, strict=True)
-        ),
-        rows=tuple(_decode_step_rows(unpack_table(rows, 15), *numbers)),
+        block_table_deltas=step_deltas,
+        rows=step_rows,
     )
+
+
+def _decode_deltas(deltas: bytes, blocks: bytes) -> Iterator[BlockTableDelta]:
+    table = unpack_table(deltas, 3)
+    block_ids = unpack_numbers(blocks, [count for _, _, count in table])
+    for (seq_id, start, _), ids in zip(table, block_ids, strict=True):
+        yield BlockTableDelta(seq_id, start, ids)
 
 
 def encode_draft_step(step: DraftStep) -> Frames:

@@ -1,4 +1,4 @@
-"""What is kept for training: answers that request and service allow, of one salt, in memory."""
+"""Samples kept for training: answers that request and service allow, of one salt, in memory."""
 
 import asyncio
 

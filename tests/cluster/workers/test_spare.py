@@ -51,7 +51,7 @@ class Group:
 
 
 class Starts:
-    """What was started. `may_start` holds back the start of spares."""
+    """The groups and spares that were started. `may_start` holds back the start of spares."""
 
     def __init__(self):
         self.groups, self.spares = [], []

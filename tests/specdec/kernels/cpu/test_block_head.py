@@ -72,7 +72,7 @@ def test_outputs_equal_those_of_dense_attention(window, sees_ahead):
 
 @pytest.mark.parametrize("dim", [10, 12, 14])
 def test_keys_that_do_not_begin_at_a_panel(monkeypatch, dim):
-    """Of a layer's projection only the panels from the first key on are computed."""
+    """The pass computes only the panels of a layer's projection from the first key on."""
     monkeypatch.setattr(tiny_head, "DIM", dim)
     check_outputs(TinyBlockHead(20, sees_ahead=True))
 
