@@ -21,7 +21,8 @@ PAGE = Path("docs/models.md")
 _HEAD = """\
 # Supported models
 
-Generated from the registry by `make models-page`.
+Generated from the registry by `make models-page`. `specdec models show NAME` reports what would run
+a model: its decoder, the memory of each rank, and which drafting methods fit, or why not.
 
 `config.json` names the architecture; without `architectures` its `model_type` decides. The column
 *beside Llama* lists what the family adds to a decoder with RMSNorm, grouped KV heads, rotary

@@ -227,10 +227,20 @@ class ModelConfig:
         return self._num_matrix_elements + rest * element_bytes
 
     @property
+    def mlp_matrices(self) -> int:
+        """Matrices [intermediate_size, hidden_size] of an MLP."""
+        return 2 + self.traits.has_gate
+
+    @property
+    def has_llama_layers(self) -> bool:
+        """Return whether all layers are Llama's, as those of drafters that are trained here."""
+        return self.traits == LLAMA and set(self.ropes) == {self.rope}
+
+    @property
     def _num_matrix_elements(self) -> int:
         """Weights of linear layers and the output head, which quantization applies to."""
         attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
-        layer = attention + (2 + self.traits.has_gate) * self.hidden_size * self.intermediate_size
+        layer = attention + self.mlp_matrices * self.hidden_size * self.intermediate_size
         return self.num_layers * layer + self.vocab_size * self.hidden_size
 
     def with_window(self, window: int) -> ModelConfig:

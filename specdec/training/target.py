@@ -27,7 +27,7 @@ from specdec.models.dtypes import DTYPES
 from specdec.models.layers.linear import transform_logits
 from specdec.models.layers.matrix import Matrix, make_matrix
 from specdec.models.loading import Decoder, load_model
-from specdec.models.traits import LLAMA, LogitTransform
+from specdec.models.traits import LogitTransform
 from specdec.models.weights.checkpoint import CPU, open_checkpoint
 from specdec.training.batches import Batch
 from specdec.types.errors import UnsupportedModelError
@@ -128,7 +128,7 @@ class Target:
         Raises UnsupportedModelError where its layers are not Llama's, as a drafter's are.
         """
         model = self.config
-        if model.traits != LLAMA or set(model.ropes) != {model.rope}:
+        if not model.has_llama_layers:
             raise UnsupportedModelError(
                 f"layers of {model.architecture} differ from a drafter's, which are Llama's; the "
                 "methods medusa and mlp_speculator have none"

@@ -66,7 +66,7 @@ def passes():
                 yield pytest.param(name, size, kernels, marks=marks)
 
 
-@pytest.mark.parametrize(("family", "size", "kernels"), passes(), indirect=["family"])
+@pytest.mark.parametrize(("family", "size", "kernels"), list(passes()), indirect=["family"])
 def test_logits_equal_transformers(family, ids, size, kernels):
     directory, expected = family
     parts = run_ranks(size, lambda group: mixed_logits(directory, ids, group, kernels=kernels))
