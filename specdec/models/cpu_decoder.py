@@ -17,7 +17,8 @@ from specdec.kernels.cpu import native_library
 from specdec.kernels.cpu.decoder import DecoderKernel
 from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove
 from specdec.kernels.sample import RowArgmax, logits_and_argmax
-from specdec.models.llama import CausalDecoder, DecoderLayer
+from specdec.models.layers.mixture import SparseMLP
+from specdec.models.llama import MLP, CausalDecoder, DecoderLayer
 from specdec.models.native_weights import NativeWeights, all_reduce_of, native_matrix
 
 _Layers = Sequence[DecoderLayer]
@@ -38,7 +39,7 @@ class NativeDecoder:
             self._weights.layer(
                 each.attention,
                 each.mlp_norm,
-                each.mlp,
+                cast(MLP | SparseMLP, each.mlp),
                 input_norm=each.input_norm,
                 rotary=None if rope is None else model.rotaries[rope],
                 attention_output_norm=each.attention_output_norm,
