@@ -124,8 +124,11 @@ target_precision_flags = combine_flags(
 @section_flag(
     "Corpus",
     "--corpus",
+    "corpora",
+    multiple=True,
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Directory of specdec train-data, to train on it instead of making OUTPUT/corpus.",
+    help="Directory of specdec train-data, to train on it instead of making OUTPUT/corpus; may be "
+    "repeated.",
 )
 @section_flag(
     "Corpus", "--num-samples", type=click.IntRange(min=2), help="Use only the first N samples."
@@ -142,7 +145,7 @@ target_precision_flags = combine_flags(
 def train(
     model: str,
     output: Path,
-    corpus: Path | None,
+    corpora: tuple[Path, ...],
     num_samples: int | None,
     draft_vocab_size: int | None,
     dtype: WeightDtype,
@@ -168,11 +171,11 @@ def train(
     config, precision = _config(settings), TargetPrecision(dtype, quantization)
     directory = resolve(model, progress=print_stderr)
     draft_vocabulary_size(config.method, draft_vocab_size, directory)  # before an hour of answers
-    if corpus is None:
-        corpus = _corpus(model, output, precision, config.seed, settings)
-    else:
+    if corpora:
         _require_defaults(settings)
-    files = TrainingFiles(model, corpus, output, num_samples)
+    else:
+        corpora = (_corpus(model, output, precision, config.seed, settings),)
+    files = TrainingFiles(model, corpora, output, num_samples)
     trainer = open_run(files, config, precision, draft_vocab_size, print_stderr)
     if trainer.step:
         print_stderr(f"continuing after step {trainer.step} of {trainer.num_steps}")

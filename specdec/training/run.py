@@ -26,13 +26,13 @@ DEFAULT_DRAFT_VOCAB_SIZE = 8192
 class TrainingFiles:
     """Where a run reads and writes.
 
-    model: the target; an alias, a directory or a Hub id. corpus: of its answers, see
+    model: the target; an alias, a directory or a Hub id. corpora: of its answers, one or more, see
     `specdec.training.corpus`. output: of checkpoints and the exported drafter.
-    num_samples: the first ones of the corpus, which may be growing; None for all it has now.
+    num_samples: the first ones of the only corpus, which may be growing; None for all it has now.
     """
 
     model: str
-    corpus: Path
+    corpora: tuple[Path, ...]
     output: Path
     num_samples: int | None = None
 
@@ -92,13 +92,16 @@ def open_run(
 
 def _read_samples(files: TrainingFiles, directory: Path) -> Corpus:
     """Return the samples of a run, which must be answers of the model in `directory`."""
-    corpus = Corpus.open(files.corpus)
+    if files.num_samples is not None and len(files.corpora) > 1:
+        raise InvalidValueError("num_samples", files.num_samples, "left out with several corpora")
+    names = ", ".join(map(str, files.corpora))
+    corpus = Corpus.join([Corpus.open(each) for each in files.corpora])
     if model_fingerprint(directory) != corpus.info.target_hash:
-        limit = f"{corpus.info.target}, which answered in {files.corpus}"
+        limit = f"{corpus.info.target}, which answered in {names}"
         raise InvalidValueError("model", files.model, limit)
     needed = max(2, files.num_samples or 0)
     if len(corpus) < needed:
-        raise CorpusError(f"{files.corpus} has {len(corpus)} samples so far; {needed} are needed")
+        raise CorpusError(f"{names} has {len(corpus)} samples so far; {needed} are needed")
     return corpus[: files.num_samples]
 
 

@@ -78,7 +78,7 @@ def test_a_trained_head_is_lossless_and_better_than_an_untrained_one(
     config = dataclasses.replace(CONFIG, method=method)
     if method == "draft_model":
         config = dataclasses.replace(config, num_layers=1)  # of two
-    files = TrainingFiles(str(model_dir), corpus, tmp_path / "run")
+    files = TrainingFiles(str(model_dir), (corpus,), tmp_path / "run")
     precision = TargetPrecision(kernels="torch")
     trainer = open_run(files, config, precision, 200, lambda _: None)
     untrained = tmp_path / "untrained"
@@ -102,7 +102,7 @@ def test_the_engine_accepts_what_the_trainer_predicts(method, model_dir, corpus,
     The engine drafts no token that it could not send, so they differ by the last step of an answer.
     """
     config = dataclasses.replace(CONFIG, method=method, num_epochs=8)
-    files = TrainingFiles(str(model_dir), corpus, tmp_path / "run")
+    files = TrainingFiles(str(model_dir), (corpus,), tmp_path / "run")
     trainer = open_run(files, config, TargetPrecision(kernels="torch"), 200, lambda _: None)
     trainer.run(lambda _: None)
     card = json.loads((trainer.head_directory / "card.json").read_text())
@@ -130,7 +130,7 @@ def test_the_engine_accepts_what_the_trainer_predicts(method, model_dir, corpus,
 def test_every_method_has_a_run(model_dir, corpus, tmp_path):
     for method in METHODS:
         config = TrainingConfig(method=method, depth=2, batch_tokens=4096, evaluate_every=1)
-        files = TrainingFiles(str(model_dir), corpus, tmp_path / method, num_samples=12)
+        files = TrainingFiles(str(model_dir), (corpus,), tmp_path / method, num_samples=12)
         precision = TargetPrecision(kernels="torch")
         trainer = open_run(files, config, precision, None, lambda _: None)
         trainer.run(lambda _: None)
