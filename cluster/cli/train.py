@@ -134,6 +134,11 @@ target_precision_flags = combine_flags(
     "Corpus", "--num-samples", type=click.IntRange(min=2), help="Use only the first N samples."
 )
 @click.option(
+    "--start",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Directory of an exported head of the same method, to train it further.",
+)
+@click.option(
     "--draft-vocab-size",
     type=click.IntRange(min=1),
     help="Tokens that can be drafted, the most frequent ones.  [default: 8192]",
@@ -147,6 +152,7 @@ def train(
     output: Path,
     corpora: tuple[Path, ...],
     num_samples: int | None,
+    start: Path | None,
     draft_vocab_size: int | None,
     dtype: WeightDtype,
     quantization: QuantizationMethod | None,
@@ -175,7 +181,7 @@ def train(
         _require_defaults(settings)
     else:
         corpora = (_corpus(model, output, precision, config.seed, settings),)
-    files = TrainingFiles(model, corpora, output, num_samples)
+    files = TrainingFiles(model, corpora, output, num_samples, start)
     trainer = open_run(files, config, precision, draft_vocab_size, print_stderr)
     if trainer.step:
         print_stderr(f"continuing after step {trainer.step} of {trainer.num_steps}")

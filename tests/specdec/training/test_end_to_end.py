@@ -1,6 +1,7 @@
 """A newcomer's path: prompts, a corpus, a trained head, and its drafts in the engine."""
 
 import dataclasses
+import hashlib
 import json
 
 import pytest
@@ -14,6 +15,7 @@ from specdec.training.generation import GenerationConfig, generate_corpus
 from specdec.training.prompts import PromptRecord
 from specdec.training.run import TrainingFiles, open_run
 from specdec.training.target import TargetPrecision
+from specdec.types.errors import InvalidValueError
 from tests.specdec.tiny import CHAT_TEMPLATE, TEXT
 from tests.specdec.trained import byte_level, trained_llama_dir
 
@@ -135,3 +137,22 @@ def test_every_method_has_a_run(model_dir, corpus, tmp_path):
         trainer = open_run(files, config, precision, None, lambda _: None)
         trainer.run(lambda _: None)
         assert (trainer.head_directory / "model.safetensors").is_file()
+
+
+def test_a_run_starts_from_a_head_of_its_settings(model_dir, corpus, tmp_path):
+    config = TrainingConfig(depth=2, batch_tokens=4096, num_epochs=1)
+    files = TrainingFiles(str(model_dir), (corpus,), tmp_path / "first", num_samples=12)
+    precision = TargetPrecision(kernels="torch")
+    first = open_run(files, config, precision, 200, lambda _: None)
+    first.run(lambda _: None)
+    head = first.head_directory
+    files = dataclasses.replace(files, output=tmp_path / "second", start=head)
+    second = open_run(files, config, precision, 150, lambda _: None)
+    second.run(lambda _: None)
+    second.export()
+    card = json.loads((second.head_directory / "card.json").read_text())
+    content = (head / "model.safetensors").read_bytes()
+    assert card["start_sha256"] == hashlib.sha256(content).hexdigest()
+    other = dataclasses.replace(config, method="medusa")
+    with pytest.raises(InvalidValueError, match="method is 'medusa'"):
+        open_run(files, other, precision, 200, lambda _: None)
