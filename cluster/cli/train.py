@@ -53,7 +53,7 @@ _TEXTS = {
         "method": "Drafting method: eagle3, dspark, dflash, medusa, mlp_speculator or draft_model.",
         "depth": "Draft tokens behind each position that are trained.",
         "num_layers": "Decoder layers.  [default: 2 of dspark and dflash, 3 of draft_model]",
-        "markov_rank": "Rank of the Markov head of dspark.",
+        "markov_rank": "Rank of the Markov head of dspark.  [default: 64]",
         "export_dtype": "Data type of the exported weights.",
         "export_layout": "Packed is small: matrices in int8, without what the target has.",
     },
