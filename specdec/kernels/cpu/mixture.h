@@ -38,6 +38,9 @@ class Mixture {
   // rows that are quantized for the router.
   float* run(const Layer& layer, const Activations& input, ThreadTeam team) {
     const Traits& traits = model_.traits;
+    // Which stages follow depends on routes_.starts: every thread has read those of the last call
+    // before they change.
+    team.barrier();
     gemm(layer.router, input, logits_, traits.num_experts, Store::kOverwrite, team);
     route(input.count, team);
     for (int64_t expert = 0; expert < traits.num_experts; ++expert) {

@@ -112,7 +112,8 @@ def test_16_bit_types_are_more_accurate_than_torch(directory, dtype):
     ours = Sequences(load(directory, 16, dtype), 16).run((0, text, 0))[0]
     torch_model = load(directory, 16, dtype, kernels="torch")
     torchs = Sequences(torch_model, 16).run((0, text, 0))[0].float()
-    assert (ours - exact).norm() < (torchs - exact).norm()
+    # The median: rounding may route a token to another expert of a mixture.
+    assert (ours - exact).norm(dim=1).median() < (torchs - exact).norm(dim=1).median()
 
 
 @pytest.mark.parametrize(
