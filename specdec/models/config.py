@@ -17,7 +17,7 @@ from specdec.config.quantization import QuantizationMethod
 from specdec.models.architecture import has
 from specdec.models.config_values import count, fraction, unsupported
 from specdec.models.layer_patterns import LayerRopes, Windows
-from specdec.models.registry import ARCHITECTURES, SAME_DECODERS, architecture_of
+from specdec.models.registry import ARCHITECTURES, SAME_DECODERS, TEXT_MODELS, architecture_of
 from specdec.models.rope import LongRope, Rope, read_rope
 from specdec.models.traits import LLAMA, DecoderTraits, Experts, QkNorm
 from specdec.models.unsupported import explain_unsupported
@@ -68,6 +68,8 @@ class ModelConfig:
     rms_norm_eps: of all norms. rope: of most layers, which a head's layers share; layer_ropes: of
         each layer, None where it has none; empty if all have `rope`. rotary_fraction: the part of
         each head that is rotated.
+    text_part_of: the architecture of a model that also reads images, of which this is the text
+        model; None for others.
     traits: how the layers differ from Llama's. experts: in place of the MLP of some layers.
     checkpoint_dtype: as in the file; it may be a dtype that models cannot run in.
     has_qkv_bias, has_output_bias: of attention's input and output projections.
@@ -102,6 +104,7 @@ class ModelConfig:
     rotary_fraction: float = 1.0
     traits: DecoderTraits = LLAMA
     experts: Experts | None = None
+    text_part_of: str | None = None
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -150,10 +153,11 @@ class ModelConfig:
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
         """Read the fields of a `config.json` and of a `generation_config.json`."""
-        architecture = _architecture(raw)
+        whole = _architecture(raw)
+        architecture = TEXT_MODELS.get(whole, whole)
         family = ARCHITECTURES[architecture]
+        raw = {**family.config_defaults, **_text_config(raw, is_part=whole in TEXT_MODELS)}
         _require_keys(raw, (*_REQUIRED_KEYS, family.norm_eps_key))
-        raw = {**family.config_defaults, **raw}
         hidden_size, num_heads = count(raw, "hidden_size"), count(raw, "num_attention_heads")
         num_layers = count(raw, "num_hidden_layers")
         if num_layers > _MAX_LAYERS:
@@ -162,6 +166,7 @@ class ModelConfig:
         ropes = family.ropes(raw, windows)
         return cls(
             architecture=architecture,
+            text_part_of=whole if whole in TEXT_MODELS else None,
             vocab_size=count(raw, "vocab_size"),
             hidden_size=hidden_size,
             intermediate_size=count(raw, "intermediate_size"),
@@ -279,6 +284,8 @@ class ModelConfig:
 def _architecture(raw: Mapping[str, Any]) -> str:
     """Return the name of a supported architecture, by `architectures` or by `model_type`.
 
+    It may be one of TEXT_MODELS.
+
     Raises UnsupportedModelError, with the reason, for others and for quantized weights that cannot
     be read.
     """
@@ -287,7 +294,7 @@ def _architecture(raw: Mapping[str, Any]) -> str:
         raise unsupported("architectures", names, "a list of names")
     found = str(names[0]) if names else architecture_of(str(raw.get("model_type")))
     architecture = SAME_DECODERS.get(found or "", found)
-    if architecture is None or architecture not in ARCHITECTURES:
+    if architecture is None or architecture not in {*ARCHITECTURES, *TEXT_MODELS}:
         raise UnsupportedModelError(explain_unsupported(architecture, raw))
     if (quantization := raw.get("quantization_config")) is not None:
         from specdec.models.weights.dequantize import (
@@ -296,6 +303,17 @@ def _architecture(raw: Mapping[str, Any]) -> str:
 
         weight_format(quantization)
     return architecture
+
+
+def _text_config(raw: Mapping[str, Any], *, is_part: bool) -> Mapping[str, Any]:
+    """Return the keys of the text model, and those of the whole that it shares."""
+    if not is_part:
+        return raw
+    nested = raw.get("text_config")
+    if not isinstance(nested, dict):
+        raise unsupported("text_config", nested, "an object")
+    shared = ("eos_token_id", "tie_word_embeddings", "dtype", "torch_dtype")
+    return nested | {key: raw[key] for key in shared if raw.get(key) is not None}
 
 
 def _require_keys(raw: Mapping[str, Any], names: Sequence[str]) -> None:

@@ -325,13 +325,18 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         ),
         "Gemma3ForCausalLM": Architecture(
             "gemma3_text",
-            ("Gemma 3 270M and 1B",),
+            ("Gemma 3 270M to 27B",),
             "as Gemma 2, without caps; queries and keys normalized by head; windows on five of six "
             "layers, with a rotary embedding of their own",
             {
                 **_GEMMA2_DEFAULTS,
                 "rope_theta": 1_000_000.0,
                 "rope_local_base_freq": 10_000.0,
+                # Missing in the larger models, whose text model is a part of them.
+                "vocab_size": 262_208,
+                "num_attention_heads": 8,
+                "max_position_embeddings": 131_072,
+                "rms_norm_eps": 1e-6,
             },
             activation_key="hidden_activation",
             qkv_bias="attention_bias",
@@ -436,8 +441,18 @@ SUPPORTED_ARCHITECTURES = tuple(ARCHITECTURES)
 SAME_DECODERS: Mapping[str, str] = MappingProxyType({"MiMoForCausalLM": "Qwen2ForCausalLM"})
 """Architectures whose decoder is that of another one: they add only layers for drafting."""
 
+TEXT_MODELS: Mapping[str, str] = MappingProxyType(
+    {
+        "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
+        "Mistral3ForConditionalGeneration": "MistralForCausalLM",
+    }
+)
+"""Models that read images too, and the architecture of their text model, which is served alone."""
+
 _MODEL_TYPES = MappingProxyType(
-    {each.model_type: name for name, each in ARCHITECTURES.items()} | {"mimo": "MiMoForCausalLM"}
+    {each.model_type: name for name, each in ARCHITECTURES.items()}
+    | {"mimo": "MiMoForCausalLM"}
+    | {"gemma3": "Gemma3ForConditionalGeneration", "mistral3": "Mistral3ForConditionalGeneration"}
 )
 
 

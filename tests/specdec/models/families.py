@@ -156,7 +156,7 @@ FAMILIES = {
 }
 """Names of the tests: the family in transformers, and changes of its configuration."""
 
-_SIZES = {
+SIZES = {
     "hidden_size": 90,
     "num_hidden_layers": 3,
     "num_attention_heads": 9,
@@ -177,7 +177,7 @@ def config_class(family):
 def save_family(directory, name, **changes):
     """Write a tiny random model of a family, without dimensions that divide by two."""
     family, own = FAMILIES[name]
-    config = config_class(family)(**{**_SIZES, **own, **changes})
+    config = config_class(family)(**{**SIZES, **own, **changes})
     model = random_model(getattr(transformers, f"{family}ForCausalLM"), config, seed=3)
     if family.startswith("Gemma"):  # stores weights of norms less one
         for parameter, weight in model.named_parameters():
