@@ -11,11 +11,23 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from specdec.llm import LLM, AsyncLLM
+    from specdec.types.adapters import LoRARequest
     from specdec.types.sampling_params import SamplingParams, SpeculationOptions, StructuredOutput
 
-__all__ = ["LLM", "AsyncLLM", "SamplingParams", "SpeculationOptions", "StructuredOutput"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "LoRARequest",
+    "SamplingParams",
+    "SpeculationOptions",
+    "StructuredOutput",
+]
 
-_MODULES = {"LLM": "specdec.llm", "AsyncLLM": "specdec.llm"}
+_MODULES = {
+    "LLM": "specdec.llm",
+    "AsyncLLM": "specdec.llm",
+    "LoRARequest": "specdec.types.adapters",
+}
 
 
 def __getattr__(name: str) -> object:

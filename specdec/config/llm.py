@@ -29,10 +29,11 @@ from specdec.config.speculative_keys import AUTO, SPECULATION, default_speculati
 from specdec.types.errors import InvalidValueError
 
 if TYPE_CHECKING:
-    from specdec.config.engine import DTypeName
+    from specdec.config.engine import AdapterLimits, DTypeName
     from specdec.config.methods import DraftModelConfig, HeadMethodConfig
     from specdec.config.quantization import QuantizationMethod
     from specdec.config.speculative import SpeculativeConfig
+    from specdec.types.adapters import AdapterOrder
 
 Config = TypeVar("Config", bound="LLMConfig")
 
@@ -40,6 +41,9 @@ _CPU_PREFILL_TOKENS = 64
 """The chunk size with the best prefill throughput on a CPU: SmolLM2 in float32 on one thread takes
 2.2 ms a token in chunks of 64, 2.5 ms in chunks of 32 and 2.6 ms in chunks of 256. A larger chunk
 also delays the requests that decode."""
+
+
+_DEFAULT_LOADED_ADAPTERS = 8
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,23 @@ class LLMConfig:
         "next one do not depend on it, or if a head on the target's ranks makes them; when a "
         "sequence stops, the step scheduled ahead for it is discarded",
     )
+    enable_lora: bool = setting(
+        False, BOOLEAN, "Allow LoRA adapters, which requests select by name; docs/lora.md"
+    )
+    max_loras: int = setting(
+        1,
+        whole_number(1, 4096),
+        "Maximum number of different LoRA adapters in a batch; requests for others wait",
+    )
+    max_lora_rank: int = setting(
+        16, whole_number(1, 512), "Maximum rank of a LoRA adapter; memory is reserved for it"
+    )
+    max_cpu_loras: int | None = setting(
+        None,
+        optional(whole_number(1, 4096)),
+        "Maximum number of loaded LoRA adapters; at least max_loras",
+        "max_loras, the adapters of lora_modules, or 8, whichever is most",
+    )
     kv_cache_memory_gib: float | None = setting(
         None,
         optional(POSITIVE),
@@ -231,7 +252,28 @@ class LLMConfig:
             return _CPU_PREFILL_TOKENS
         return self.max_prefill_tokens
 
+    @property
+    def request_name(self) -> str:
+        """Name of the model in requests."""
+        return self.model
+
+    @property
+    def startup_adapters(self) -> tuple[AdapterOrder, ...]:
+        """Adapters to load before the first request; only a service configures some."""
+        return ()
+
+    @property
+    def adapter_limits(self) -> AdapterLimits | None:
+        """Limits of LoRA adapters; None where they are not enabled."""
+        if not self.enable_lora:
+            return None
+        from specdec.config.engine import AdapterLimits
+
+        default = max(self.max_loras, len(self.startup_adapters), _DEFAULT_LOADED_ADAPTERS)
+        return AdapterLimits(self.max_loras, self.max_lora_rank, self.max_cpu_loras or default)
+
     def _check_together(self) -> None:
+        self._check_adapters()
         if self.device != "cpu":
             limit = f"left out where device is {self.device}: it runs on a CPU"
             self._refuse_quantization(limit, "int8", "w8a8")
@@ -244,6 +286,14 @@ class LLMConfig:
         if self.max_num_batched_tokens < self.max_num_seqs:
             limit = f"at least max_num_seqs ({self.max_num_seqs}), so that all can decode in a step"
             raise InvalidValueError("max_num_batched_tokens", self.max_num_batched_tokens, limit)
+
+    def _check_adapters(self) -> None:
+        limits = self.adapter_limits
+        if limits is None:
+            return
+        if limits.max_loaded < limits.max_loras:
+            limit = f"at least max_loras ({limits.max_loras})"
+            raise InvalidValueError("max_cpu_loras", self.max_cpu_loras, limit)
 
     def _refuse_quantization(self, limit: str, *methods: QuantizationMethod) -> None:
         if self.quantization in methods:

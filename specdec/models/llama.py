@@ -29,6 +29,7 @@ from specdec.models.layers.linear import (
     WeightPart,
 )
 from specdec.models.layers.rotary import RotaryEmbedding, Rotation
+from specdec.models.lora.torch_adapters import TorchAdapters
 from specdec.models.weights.checkpoint import CheckpointReader
 from specdec.types.sharding import HeadShard, head_rows
 from specdec.types.validation import require_range
@@ -163,6 +164,8 @@ class DecoderLayer(nn.Module):
 class CausalDecoder(nn.Module):
     """One rank of the decoder. All calls that compute are collective."""
 
+    _adapters: TorchAdapters | None = None
+
     def __init__(
         self,
         config: ModelConfig,
@@ -207,6 +210,11 @@ class CausalDecoder(nn.Module):
         )
         self.attention = PagedAttention(self.heads, config.head_dim, block_size, reader.device)
 
+    def enable_adapters(self) -> TorchAdapters:
+        """See Decoder."""
+        self._adapters = TorchAdapters(self.layers, self.dtype, self.device)
+        return self._adapters
+
     def new_kv_cache(self, num_slots: int) -> Tensor:
         """Return zeros [num_layers, num_slots, 2, this rank's KV heads, head_dim].
 
@@ -224,6 +232,8 @@ class CausalDecoder(nn.Module):
         self, batch: ModelInput, kv_cache: Tensor, taps: Sequence[int]
     ) -> HiddenStates:
         """See Decoder."""
+        if self._adapters is not None:
+            self._adapters.begin_pass(batch)
         plans = {
             window: self.attention.plan(batch, self.dtype, window) for window in set(self.windows)
         }

@@ -10,6 +10,8 @@
 #include "decoder.h"
 #include "elementwise.h"
 #include "embedding.h"
+#include "gemm_float.h"
+#include "lora.h"
 #include "rope_and_cache.h"
 
 namespace specdec {
@@ -61,6 +63,10 @@ class ForwardPass {
     hidden_units_ = arena.allocate_floats(mlp_rows() * hidden_units_stride());
     matrix_scratch_ = arena.allocate(matrix_scratch_bytes());
     attention_scratch_ = arena.allocate_floats(attention_scratch_floats());
+    for (int64_t run = 0; run < batch.num_adapter_runs; ++run) {
+      lora_width_ = std::max(lora_width_, batch.adapter_runs[run].width);
+    }
+    lora_hidden_ = arena.allocate_floats(batch.num_tokens * lora_width_);
     memory_bytes_ = arena.used();
   }
 
@@ -98,7 +104,7 @@ class ForwardPass {
       const Layer& layer = model_.layers[index];
       copy_residual(index, taps, team);
       attention(layer, index, index == 0 ? first_input : nullptr, team);
-      if (!has_failed_) mlp(layer, team);
+      if (!has_failed_) mlp(layer, index, team);
     }
     copy_residual(model_.num_layers, taps, team);
   }
@@ -127,6 +133,8 @@ class ForwardPass {
   float* normed_;    // [num_tokens, hidden_size]
   float* qkv_;  // [num_tokens, num_heads + 2 * num_kv_heads, head_dim]: query, key, value heads
   float* attention_output_;  // [num_tokens, num_heads, head_dim]
+  int64_t lora_width_ = 0;   // the most ranks of a layer's updates by an adapter of the batch
+  float* lora_hidden_;       // [num_tokens, lora_width]
   float* hidden_units_;      // [mlp_rows, 2, num_hidden_units]: gate, then up projection
   void* matrix_scratch_;
   float* attention_scratch_;
@@ -215,22 +223,25 @@ class ForwardPass {
     const KvLayer kv = kv_layer(index);
     const Activations input = attention_input(layer, input_rows, team);
     gemm(layer.qkv, input, qkv_, qkv_stride(), Store::kOverwrite, team);
+    const Range tokens = {0, batch_.num_tokens};
+    adapt(index, &LoraLayer::qkv, tokens, input, qkv_, qkv_stride(), team);
     rope_and_cache_.run(layer, kv, {0, num_all_heads()}, qkv_, qkv_stride(), team);
     plan_for(layer).attend(qkv_, qkv_stride(), kv, attention_output_, attention_output_stride(),
                            attention_scratch_, team);
     const Activations attention_rows = {attention_output_, attention_output_stride(),
                                         batch_.num_tokens, matrix_scratch_};
     quantize_rows(layer.output, attention_rows, team);
-    project_to_residual(layer.output, attention_rows, 0, team);
+    project_to_residual(layer.output, index, &LoraLayer::output, attention_rows, 0, team);
   }
 
-  void mlp(const Layer& layer, ThreadTeam team) {
+  void mlp(const Layer& layer, int64_t index, ThreadTeam team) {
     for (int64_t first = 0; first < batch_.num_tokens && !has_failed_; first += kMlpRows) {
       const Range tokens = {first, std::min(first + kMlpRows, batch_.num_tokens)};
       const Activations normed = norm_and_quantize(layer.mlp_norm, layer.gate_up, tokens, team);
       gemm(layer.gate_up, normed, hidden_units_, hidden_units_stride(), Store::kOverwrite, team);
+      adapt(index, &LoraLayer::gate_up, tokens, normed, hidden_units_, hidden_units_stride(), team);
       const Activations gated = activate_and_quantize(layer.down, tokens.end - first, team);
-      project_to_residual(layer.down, gated, first, team);
+      project_to_residual(layer.down, index, &LoraLayer::down, gated, first, team);
     }
   }
 
@@ -264,14 +275,41 @@ class ForwardPass {
     }
   }
 
-  // Add a projection, summed over the ranks, to the residual stream from token `first` on. The
-  // residual, equal on every rank, and the bias enter the sum on rank 0 only.
-  void project_to_residual(const Matrix& matrix, const Activations& rows, int64_t first,
-                           ThreadTeam team) {
+  // Add a projection of layer `index` and its `update` by adapters, summed over the ranks, to the
+  // residual stream from token `first` on. The residual, equal on every rank, and the bias enter the
+  // sum on rank 0 only.
+  void project_to_residual(const Matrix& matrix, int64_t index, LoraUpdate LoraLayer::* update,
+                           const Activations& rows, int64_t first, ThreadTeam team) {
     const int64_t size = model_.hidden_size;
-    gemm(matrix, rows, residual_ + first * size, size,
-         model_.rank == 0 ? Store::kAccumulate : Store::kOverwrite, team);
-    all_reduce_residual(rows.count, residual_ + first * size, team);
+    float* const to = residual_ + first * size;
+    gemm(matrix, rows, to, size, model_.rank == 0 ? Store::kAccumulate : Store::kOverwrite, team);
+    adapt(index, update, {first, first + rows.count}, rows, to, size, team);
+    all_reduce_residual(rows.count, to, team);
+  }
+
+  // Add the updates of a linear layer by the adapters of `tokens` to its output y. rows: its input.
+  // Both begin with the first of the tokens. Two stages for all adapters, none without any.
+  void adapt(int64_t layer, LoraUpdate LoraLayer::* member, Range tokens, const Activations& rows,
+             float* y, int64_t y_stride, ThreadTeam team) {
+    std::vector<GroupedProduct> shrinks, expansions;
+    for (int64_t run = 0; run < batch_.num_adapter_runs; ++run) {
+      const AdapterRun& adapter = batch_.adapter_runs[run];
+      const LoraUpdate& update = adapter.layers[layer].*member;
+      const int64_t first = std::max(adapter.begin, tokens.begin) - tokens.begin;
+      const int64_t count = std::min(adapter.end, tokens.end) - tokens.begin - first;
+      if (count <= 0 || !update.num_expansions) continue;
+      float* const hidden = lora_hidden_ + first * lora_width_;
+      shrinks.push_back({&update.shrink, rows.x + first * rows.stride, rows.stride, count, hidden,
+                         lora_width_, Store::kOverwrite});
+      for (int64_t part = 0; part < update.num_expansions; ++part) {
+        const LoraExpansion& each = update.expansions[part];
+        expansions.push_back({&each.weight, hidden + each.first_rank, lora_width_, count,
+                              y + first * y_stride + each.first_output, y_stride,
+                              Store::kAccumulate});
+      }
+    }
+    gemm_grouped(shrinks.data(), shrinks.size(), team);
+    gemm_grouped(expansions.data(), expansions.size(), team);
   }
 
   // All-reduce rows of the residual stream over the ranks. The barriers make every thread read

@@ -36,6 +36,20 @@ class WeightPart:
     has_bias: bool = False
 
 
+@dataclass(frozen=True)
+class Projection:
+    """One projection of a linear layer as the checkpoint has it, and the part that a rank holds.
+
+    name: as in WeightPart. shape: [out_features, in_features] of the whole. outputs, inputs: the
+    rank's rows and columns of it; the rows of a layer's projections follow each other.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    outputs: range
+    inputs: range
+
+
 class ColumnParallelLinear(nn.Module):
     """Fused projections of one input; each rank computes its shard of every output."""
 
@@ -52,6 +66,10 @@ class ColumnParallelLinear(nn.Module):
         self.matrix = _read_matrix(reader, weights, (total, in_features))
         has_bias = any(part.has_bias for part in parts)
         self.bias = torch.cat(list(_biases(reader, parts))) if has_bias else None
+        self.projections = tuple(
+            Projection(part.name, (part.out_features, in_features), part.rows, range(in_features))
+            for part in parts
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the parts side by side, [T, local outputs]; x: [T, in_features]."""
@@ -80,6 +98,7 @@ class RowParallelLinear(nn.Module):
         weight = reader.read(weight_name, shape, cols=cols, dtype=dtype)
         self.matrix = _read_matrix(reader, [weight], (shape[0], len(cols)))
         self.bias = reader.read(f"{name}.bias", shape[:1]) if has_bias and group.rank == 0 else None
+        self.projections = (Projection(name, shape, range(shape[0]), cols),)
         self.group = group
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
