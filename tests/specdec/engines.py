@@ -102,7 +102,7 @@ def local_engine(
 
 
 def load_adapter(engine: Engine, name: str, path: Path, *, replaces: bool = False) -> int:
-    """Load an adapter on a local target, behind the step in flight if there is one; return its id."""
+    """Load an adapter on a local target, behind a step in flight; return its id."""
     adapters = engine.adapters
     assert adapters is not None
     adapter_id = adapters.load(name, str(path), str(path), 1, replaces=replaces)

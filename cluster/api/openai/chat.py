@@ -72,7 +72,7 @@ async def prepare_chat(
     return ChatBuilder(
         request=request,
         call=generate_call(router, request, prompt, params, context.request_id),
-        info=ResponseInfo.of(f"chatcmpl-{context.request_id}", router, params),
+        info=ResponseInfo.of(f"chatcmpl-{context.request_id}", router, params, request.model),
         tools=tools,
         names=await token_names(router, request) if needs_names else None,
     )

@@ -202,7 +202,7 @@ def _rank_of(module: str, down: tuple[int, int], up: tuple[int, int]) -> int:
 
 
 def _number(path: Path, values: Mapping[str, Any], key: str, lowest: int | None = None) -> float:
-    value = values.get(key)
+    value: Any = values.get(key)
     is_valid = type(value) is int or (lowest is None and type(value) is float)
     if not is_valid or not (lowest or -_LARGEST) <= value <= _LARGEST:
         wanted = "a number" if lowest is None else f"a whole number of at least {lowest}"

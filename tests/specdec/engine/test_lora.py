@@ -6,7 +6,6 @@ from functools import cache
 import pytest
 
 from specdec.config.engine import AdapterLimits
-from specdec.config.methods import SuffixConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.kernels.cpu import native_library
 from specdec.sequences import sequence
