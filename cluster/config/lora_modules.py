@@ -43,10 +43,15 @@ def _pairs(value: object) -> list[tuple[str, str]]:
     if isinstance(value, str):
         return _pairs_in_text(value.strip())
     if isinstance(value, list | tuple):
-        return [pair for each in value for pair in _pairs(each)]
+        return [pair for each in value for pair in _pairs_of_entry(each)]
     if isinstance(value, Mapping):
-        return [_pair_of(value)] if "name" in value and "path" in value else [*value.items()]
+        return [*value.items()]
     raise InvalidValueError("lora_modules", value, _TEXT)
+
+
+def _pairs_of_entry(entry: object) -> list[tuple[str, str]]:
+    """Return the pairs of one entry of a list: an object of vLLM, or text."""
+    return [_pair_of(entry)] if isinstance(entry, Mapping) else _pairs(entry)
 
 
 def _pairs_in_text(text: str) -> list[tuple[str, str]]:
@@ -64,7 +69,7 @@ def _pairs_in_text(text: str) -> list[tuple[str, str]]:
 def _pair_of(module: Mapping[str, Any]) -> tuple[str, str]:
     """Return name and path of vLLM's object; its `base_model_name` has no effect here."""
     unknown = module.keys() - {"name", "path", "base_model_name"}
-    if unknown or not all(isinstance(module[each], str) for each in ("name", "path")):
+    if unknown or not all(isinstance(module.get(each), str) for each in ("name", "path")):
         raise InvalidValueError("lora_modules", dict(module), _TEXT)
     return module["name"], module["path"]
 

@@ -175,9 +175,7 @@ async def test_a_chat_and_tokens_of_an_adapter(http):
     assert response.status_code == 200
 
 
-async def test_orders_that_cannot_be_executed(
-    http, router, adapters, tiny_model_dir, tmp_path
-):
+async def test_orders_that_cannot_be_executed(http, router, adapters, tiny_model_dir, tmp_path):
     wrong = adapter_dir(tmp_path / "wrong", tiny_model_dir, modules=())
     for name, path, message in (
         ("sql", adapters["chat"], "lora_name is 'sql'; it must be a name that no loaded adapter"),
