@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -84,8 +84,12 @@ class AdapterControl:
         finally:
             thread.post(lambda: self._adapters.let_go(adapter_id))
 
-    def load_now(self, order: AdapterOrder) -> None:
-        """Load an adapter before the engine's thread has started. Raises as `execute` does."""
+    def load_all(self, orders: Sequence[AdapterOrder]) -> None:
+        """Load adapters before the engine's thread has started. Raises as `execute` does."""
+        for order in orders:
+            self._load_now(order)
+
+    def _load_now(self, order: AdapterOrder) -> None:
         source, directory, rank = self._checked(order)
         adapter_id = self._order_load(order, source, directory, rank)
         ends_at_s = self._clock() + LOAD_TIMEOUT_S

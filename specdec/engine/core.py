@@ -162,7 +162,7 @@ class EngineCore(Generic[Config]):
             return
         control = AdapterControl(self.engine, self.adapters, limits, self.config.request_name)
         self.adapter_control = control
-        executor.measure(lambda _: [control.load_now(order) for order in orders])
+        executor.measure(lambda _: control.load_all(orders))
 
     def _drafter_versions(self) -> DrafterVersions | None:
         """Return the versions of the draft head, the configured one alone; None without a head."""
