@@ -26,14 +26,16 @@ def adapter_dir(
 ):
     """Write a random adapter for the model in `model_dir`; return `directory`.
 
-    layers: indices; None for all. gain: size of the update, relative to the weight's.
+    modules: ends of their names; None for all linear layers of the decoder layers. layers: indices;
+    None for all. gain: size of the update, relative to the weight's.
     """
     directory.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(1000 + seed)
     tensors = {}
     for name, weight in sorted(load_file(model_dir / "model.safetensors").items()):
         module = name.removesuffix(".weight")
-        if not module.endswith(tuple(modules)):
+        is_matrix = ".layers." in name and weight.ndim == 2 and "norm" not in name
+        if not (is_matrix if modules is None else module.endswith(tuple(modules))):
             continue
         if layers is not None and int(module.split(".")[2]) not in layers:
             continue
@@ -50,7 +52,9 @@ def adapter_dir(
         "base_model_name_or_path": str(model_dir),
         "r": rank,
         "lora_alpha": 2 * rank,
-        "target_modules": [each.rpartition(".")[2] for each in modules],
+        "target_modules": "all-linear"
+        if modules is None
+        else [each.rpartition(".")[2] for each in modules],
         "bias": "none",
         "use_dora": False,
         "use_rslora": False,

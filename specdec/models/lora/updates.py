@@ -14,7 +14,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specdec.models.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
+from specdec.models.layers.linear import (
+    ColumnParallelLinear,
+    Projection,
+    RowParallelLinear,
+    in_order,
+)
 from specdec.models.lora.peft import AdapterFiles
 from specdec.models.weights.pickled_tensors import PickledTensors
 from specdec.models.weights.stored_tensors import StoredTensors, TensorSource
@@ -121,30 +126,39 @@ class AdapterReader:
         found = [pair for pair in _placed(linear.projections) if pair[1].name in self._files.ranks]
         if not found:
             return None
-        shrinks, expansions, num_ranks = list[Tensor](), list[Expansion](), 0
-        for outputs, projection in found:
-            rank = self._files.ranks[projection.name]
-            down, up = self._read(projection)
-            shrinks.append(down)
-            expansions.append(Expansion(outputs, slice(num_ranks, num_ranks + rank), up))
-            num_ranks += rank
-        return LowRankUpdate(torch.cat(shrinks), tuple(expansions))
+        shrinks: dict[str, Tensor] = {}  # by tensor, which may hold the rows of several projections
+        ranks: dict[str, slice] = {}
+        for _, projection in found:
+            name = projection.name
+            if name not in shrinks:
+                first = sum(map(len, shrinks.values()))
+                ranks[name] = slice(first, first + self._files.ranks[name])
+                shrinks[name] = self._read_down(projection)
+        expansions = (
+            Expansion(outputs, ranks[each.name], self._read_up(each)) for outputs, each in found
+        )
+        return LowRankUpdate(torch.cat([*shrinks.values()]), tuple(expansions))
 
-    def _read(self, projection: Projection) -> tuple[Tensor, Tensor]:
-        """Return A's columns of this rank, and B's rows, scaled."""
-        down_name, up_name = self._files.names[projection.name]
+    def _read_down(self, projection: Projection) -> Tensor:
+        """Return A's columns of this rank."""
         columns = slice(projection.inputs.start, projection.inputs.stop)
-        rows = slice(projection.outputs.start, projection.outputs.stop)
-        down = self._tensors.slice(down_name, slice(None), columns).float()
-        up = self._tensors.slice(up_name, rows, slice(None)).float()
-        up = up * self._files.scales[projection.name]
-        for name, tensor in ((down_name, down), (up_name, up)):
-            if not tensor.isfinite().all():
-                raise UnsupportedModelError(f"{self._files.weights}: {name} has NaN or Inf")
-        return self._stored(down), self._stored(up)
+        name = self._files.names[projection.name][0]
+        return self._stored(name, self._tensors.slice(name, slice(None), columns).float())
 
-    def _stored(self, values: Tensor) -> Tensor:
-        """Return values in the model's dtype, or in 16 bits where these represent them exactly."""
+    def _read_up(self, projection: Projection) -> Tensor:
+        """Return B's rows of this rank, scaled."""
+        rows = slice(projection.outputs.start, projection.outputs.stop)
+        name = self._files.names[projection.name][1]
+        up = in_order(self._tensors.slice(name, rows, slice(None)).float(), projection.order)
+        return self._stored(name, up * self._files.scales[projection.name])
+
+    def _stored(self, name: str, values: Tensor) -> Tensor:
+        """Return values in the model's dtype, or in 16 bits where these represent them exactly.
+
+        Raises UnsupportedModelError for values of the tensor `name` that are not finite.
+        """
+        if not values.isfinite().all():
+            raise UnsupportedModelError(f"{self._files.weights}: {name} has NaN or Inf")
         if self._dtype != torch.float32:
             return values.to(self._dtype)
         short = values.to(torch.bfloat16)

@@ -11,8 +11,8 @@ from specdec.models.lora.peft import AdapterFiles
 from specdec.models.lora.updates import load_adapter
 from tests.specdec.adapters import ALL_LINEAR, ATTENTION, adapter_dir, merged_dir
 from tests.specdec.fakes import run_ranks
+from tests.specdec.models.families import save_family
 from tests.specdec.models.passes import load
-from tests.specdec.models.test_families import save_family
 from tests.specdec.threads import num_threads
 from tests.specdec.tiny import tiny_llama_dir
 
@@ -165,15 +165,34 @@ def test_a_row_without_an_adapter_has_the_bits_of_a_model_without_adapters(model
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("family", ["llama-biases", "qwen3"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama-biases",
+        "qwen3",
+        "phi3",  # one tensor for queries, keys and values, and one for gate and up projection
+        "glm4",  # heads in another order, and norms behind projections
+        "gemma2",
+        "olmo3",
+        "starcoder2",  # no gate
+        "cohere",  # parallel layers
+        "granite",  # scaled projections
+    ],
+)
 def test_other_families_take_adapters(tmp_path, kernels, family):
     save_family(tmp_path / "model", family)
-    adapter = adapter_dir(tmp_path / "adapter", tmp_path / "model", rank=6)
+    adapter = adapter_dir(tmp_path / "adapter", tmp_path / "model", rank=6, modules=None, gain=0.3)
     merged = merged_dir(tmp_path / "merged", tmp_path / "model", adapter)
     (prompt,) = texts(1)
-    model = load_with(tmp_path / "model", [adapter], kernels=kernels)
-    found = Passes(model).run((0, prompt, 1))[0]
-    torch.testing.assert_close(found, merged_logits(merged, prompt), atol=1e-4, rtol=1e-4)
+    expected, plain = merged_logits(merged, prompt), merged_logits(tmp_path / "model", prompt)
+    assert (expected - plain).abs().max() > 0.05
+
+    def logits(group):
+        model = load_with(tmp_path / "model", [adapter], group, kernels=kernels)
+        return Passes(model).run((0, prompt, 1))[0]
+
+    found = torch.cat(run_ranks(2, logits), dim=1)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
