@@ -130,7 +130,7 @@ def run_parts(
         except PartSkippedError as skipped:
             report.skipped[part.name] = str(skipped)
             continue
-        except Exception as error:  # the other parts say more about it
+        except Exception as error:  # the other parts run all the same
             logger.exception("part %s failed", part.name)
             result = {"passed": False, "error": f"{type(error).__name__}: {error}"}
         report.add(part.name, {**result, "seconds": round(clock() - began_at_s, 1)})
