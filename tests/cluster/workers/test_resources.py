@@ -136,7 +136,7 @@ def test_models_that_share_a_gpu_reserve_half_of_it_each(model, drafting, monkey
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     check_ranks(config, Models(model, model), 64)
     apart = dataclasses.replace(config, speculative_config=SpeculativeConfig.of("draft_model"))
-    with pytest.raises(InvalidValueError, match="2 are needed, 1 are available; .*share_gpu"):
+    with pytest.raises(InvalidValueError, match=r"2 are needed, 1 are available; .*share_gpu"):
         check_ranks(apart, Models(model, model), 64)
 
 
