@@ -160,7 +160,7 @@ bench-off: .make/setup ## measure the cost of speculation that is switched off a
 bench-service-control: .make/setup ## compare automatic control with fixed numbers, on the real service
 	$(BIN)/python -m benchmarks.service_control $(ARGS)
 
-gpu-check: .make/setup ## check the engine on a GPU and measure its steps; skips without one
+gpu-check: .make/setup ## check the engine on a GPU and measure its steps, part by part; without one what needs none
 	$(BIN)/python -m benchmarks.gpu_check $(ARGS)
 
 clean: ## remove built files; the environment stays
