@@ -31,6 +31,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "Model": (
             *("model", "served_model_name", "dtype", "quantization", "device", "kernels"),
             *("tensor_parallel_size", "generation_config", "tool_call_parser"),
+            *("reasoning_parser", "chat_template", "seed"),
         ),
         "Speculation": (
             *("speculative_config", "allow_synthetic_acceptance"),
@@ -66,7 +67,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
         "Observability": (
             *("log_level", "log_format", "otlp_traces_endpoint", "profile_dir", "profile_max_mib"),
-            "state_dir",
+            *("metric_aliases", "state_dir"),
         ),
     }
 )

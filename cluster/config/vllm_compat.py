@@ -19,6 +19,7 @@ SAME = (
     *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "stream_interval"),
     "async_scheduling",
     *("speculative_config", "host", "otlp_traces_endpoint", "tool_call_parser"),
+    *("seed", "chat_template", "reasoning_parser"),
 )
 """Settings with the same name and meaning."""
 
@@ -34,7 +35,9 @@ RENAMED: Mapping[str, str] = MappingProxyType(
 ALWAYS: Mapping[str, Always] = MappingProxyType(
     {
         **vllm_compat.ALWAYS,
-        "disable_log_stats": Always(False, "statistics are kept, for /metrics"),
+        "disable_log_stats": Always(
+            True, "no lines of statistics are logged; /metrics has them", (False,)
+        ),
         "disable_uvicorn_access_log": Always(True, "there is no access log"),
         "distributed_executor_backend": Always("ray", "ranks are Ray actors"),
         "enable_auto_tool_choice": Always(True, "each request decides, by its tool_choice"),

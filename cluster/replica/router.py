@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import secrets
 import time
 from collections.abc import AsyncGenerator
@@ -77,7 +78,8 @@ class Router:
         self.metrics = self.core.metrics
         self._replica = replica
         self._model = self.core.model
-        self.text = Preprocessor(directories.target, self._model)
+        self.text = Preprocessor(directories.target, self._model, config.chat_template)
+        self._seeds = random.SystemRandom() if config.seed is None else random.Random(config.seed)
         self._models = RayExecutor(config, directories, self.core.plan, num_sharing)
         self._speculation_version: int | None = None
         self._load = ReplicaLoad(config.target_requests_per_replica, time.monotonic)
@@ -244,11 +246,22 @@ class Router:
         return EngineRequest.of(
             call,
             await self.text.encode(call.prompt),
-            secrets.randbits(63) if call.params.seed is None else call.params.seed,
+            self.new_seed() if call.params.seed is None else call.params.seed,
             await self.text.compile(call.params.structured_output, current_caller.get()),
             request_id=request_id,
+            prediction=await self._predicted_tokens(call.params.speculation.prediction),
             queue_deadline_s=time.monotonic() + self.config.queue_timeout_s,
         )
+
+    async def _predicted_tokens(self, text: str | None) -> tuple[int, ...]:
+        """Return the tokens of predicted output, without those that cannot fit the context."""
+        if text is None:
+            return ()
+        return (await self.text.encode(text, add_special_tokens=False))[: self.max_model_len]
+
+    def new_seed(self) -> int:
+        """Return the seed of a request without one; see `ServeConfig.seed`."""
+        return self._seeds.getrandbits(63)
 
     def check_admission(self, model: str, num_choices: int) -> EngineThread:
         """Return the engine for a request of `num_choices`, if it would be admitted now.

@@ -17,6 +17,25 @@ VALUES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "dtype": {"half": "float16", "float": "float32"},
         "generation_config": {"vllm": "none"},
+        "tool_call_parser": {
+            "openai": "gpt_oss",
+            "gpt-oss": "gpt_oss",
+            "qwen": "hermes",
+            "qwen25": "hermes",
+            "qwen3_xml": "qwen3_coder",
+            "llama3": "llama3_json",
+            "llama4_json": "llama3_json",
+            "pythonic": "llama4_pythonic",
+            "deepseekv3": "deepseek_v3",
+            "deepseekv31": "deepseek_v31",
+        },
+        "reasoning_parser": {
+            "openai_gptoss": "gpt_oss",
+            "gpt-oss": "gpt_oss",
+            "deepseek-r1": "deepseek_r1",
+            "qwen3-thinking": "deepseek_r1",
+            "glm45": "qwen3",
+        },
     }
 )
 """Our value by vLLM's, for each setting."""
@@ -30,7 +49,7 @@ class Always(NamedTuple):
 
     value: bool | int | str
     reason: str
-    synonyms: tuple[str, ...] = ()
+    synonyms: tuple[bool | str, ...] = ()
 
 
 ALWAYS: Mapping[str, Always] = MappingProxyType(
