@@ -253,6 +253,20 @@ class Router:
             queue_deadline_s=time.monotonic() + self.config.queue_timeout_s,
         )
 
+    def abort(self, request_id: str) -> None:
+        """End the requests with this id; an unknown one is no error."""
+        if self.core.thread is not None:
+            self.core.thread.abort(request_id)
+
+    async def flush_cache(self) -> bool:
+        """Empty the prefix cache unless requests run or wait; return whether it was emptied.
+
+        Raises NotReadyError.
+        """
+        if self.core.thread is None:
+            raise NotReadyError("the model is still loading")
+        return await self.core.thread.clear_prefix_cache()
+
     async def _predicted_tokens(self, text: str | None) -> tuple[int, ...]:
         """Return the tokens of predicted output, without those that cannot fit the context."""
         if text is None:

@@ -132,6 +132,13 @@ class Engine:
         """End all choices of a request and free their blocks; ignore unknown and ended requests."""
         self._requests.abort(request_id)
 
+    def clear_prefix_cache(self) -> bool:
+        """Empty the prefix cache unless requests run or wait; return whether it was emptied."""
+        if self.has_work:
+            return False
+        self._blocks.clear()
+        return True
+
     @property
     def control(self) -> SpeculationControl:
         """The speculation settings in force for policy, scheduler and input processor."""

@@ -38,13 +38,9 @@ class PythonicCallParser:
             yield from _content(text)
             return
         self._text += text
-        if self._state == "start":
-            self._open()
-        if self._state == "list":
-            yield from self._read_calls()
-        if self._state == "text":
-            yield from _content(self._text[self._num_read :])
-            self._text = ""
+        self._open()
+        yield from self._read_calls()
+        yield from self._read_text()
 
     def finish(self) -> Iterator[Piece]:
         """Yield the rest at the end of the answer, as content."""
@@ -57,6 +53,8 @@ class PythonicCallParser:
 
     def _open(self) -> None:
         """Skip to the first call, or find that there is none."""
+        if self._state != "start":
+            return
         rest = self._text.lstrip()
         if _START.startswith(rest):  # of the mark there may be more
             return
@@ -67,7 +65,14 @@ class PythonicCallParser:
         if self._state == "list":
             self._scan.place = len(self._text) - len(bare) + 1
 
+    def _read_text(self) -> Iterator[Piece]:
+        if self._state == "text":
+            yield from _content(self._text[self._num_read :])
+            self._text = ""
+
     def _read_calls(self) -> Iterator[Piece]:
+        if self._state != "list":
+            return
         while (call := self._scan.next_call(self._text)) is not None:
             parsed = _parsed(call)
             if parsed is None or parsed[0] not in self._names:
