@@ -70,10 +70,17 @@ _NO_EFFECT: Mapping[str, _NoEffect] = MappingProxyType(
 )
 """Keys of vLLM that make no difference here, whatever their value."""
 
-_METHODS: Mapping[str, str] = MappingProxyType(
+OTHER_METHOD_NAMES: Mapping[str, str] = MappingProxyType(
     {
         "mlp": "mlp_speculator",
         "ngram_gpu": "ngram",
+        "EAGLE": "eagle",
+        "EAGLE3": "eagle3",
+        "NEXTN": "mtp",
+        "STANDALONE": "draft_model",
+        "NGRAM": "ngram",
+        "DFLASH": "dflash",
+        "DSPARK": "dspark",
         **dict.fromkeys(
             (
                 *("deepseek_mtp", "ernie_mtp", "glm4_moe_mtp", "longcat_flash_mtp"),
@@ -83,7 +90,7 @@ _METHODS: Mapping[str, str] = MappingProxyType(
         ),
     }
 )
-"""Our method by other names of it in vLLM."""
+"""Our method by other names of it in vLLM, and by SGLang's names of algorithms."""
 
 _VERIFIERS: Mapping[str, VerifierName] = MappingProxyType(
     {"standard": "rejection", "block": "block", "synthetic": "synthetic"}
@@ -219,7 +226,7 @@ def _completed(mapping: Mapping[str, Any]) -> dict[str, Any]:
     """
     values = dict(mapping)
     if isinstance(values.get("method"), str):
-        values["method"] = _METHODS.get(values["method"], values["method"])
+        values["method"] = OTHER_METHOD_NAMES.get(values["method"], values["method"])
     if values.get("method") == "eagle3" and values.get("parallel_drafting"):
         values["method"] = "p_eagle"
         del values["parallel_drafting"]
