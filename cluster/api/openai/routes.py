@@ -27,8 +27,8 @@ from cluster.api.openai.completion_schema import (
     TokenizeRequest,
 )
 from cluster.api.openai.conversation import configured_tool_format, make_conversation, tool_use
-from cluster.api.openai.errors import failure_of
-from cluster.api.openai.request_handler import RequestHandler
+from cluster.api.openai.errors import ApiError, failure_of
+from cluster.api.openai.request_handler import RequestHandler, authorization_of
 from cluster.api.openai.responses import prepare_response
 from cluster.api.openai.responses_schema import ResponseBody, ResponsesRequest
 from cluster.api.openai.schema import ErrorBody, ResponseModel
@@ -124,6 +124,15 @@ def _add_generation(routes: APIRouter, handler: RequestHandler) -> None:
         """Complete a text, streamed with `stream`."""
         return await generate_response(handler, prepare_completion, body, request, body.request_id)
 
+    @routes.post("/v1/embeddings", response_model=None)
+    async def embeddings() -> Response:
+        """Refuse: the models generate text."""
+        message = (
+            "embeddings are not supported: the models generate text, and their hidden states were "
+            "not trained as embeddings; serve an embedding model with another engine"
+        )
+        raise ApiError(501, message, "not_supported")
+
     @routes.post("/v1/responses", responses=_answers(ResponseBody, "response events"))
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Generate a response: text only, without stored state."""
@@ -147,7 +156,7 @@ async def generate_response(
     router = handler.get_router()
 
     async def answer() -> Response:
-        handler.get_keys().check_priority(request.headers.get("authorization"), body.priority)
+        handler.get_keys().check_priority(authorization_of(request), body.priority)
         async with context.deadline.enforce():
             builder = await prepare(router, body, context)
         outputs = generate_outputs(router, builder.calls, context.deadline)
