@@ -110,7 +110,7 @@ def test_a_file_may_have_sglangs_names():
         ({"model_path": "a", "model": "b"}, "left out where model is given, too"),
     ],
 )
-def test_what_has_no_counterpart_says_what_to_write(source, message):
+def test_the_error_for_a_flag_without_a_counterpart(source, message):
     with pytest.raises(InvalidValueError, match=message):
         in_our_words(source)
 

@@ -75,7 +75,7 @@ def test_detokenize_is_noted_once(caplog):
         ),
     ],
 )
-def test_what_is_refused_says_what_to_write(given, message):
+def test_the_error_states_what_to_write(given, message):
     with pytest.raises(InvalidValueError, match=message):
         SamplingParams(**given)
 
