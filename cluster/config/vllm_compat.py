@@ -12,6 +12,7 @@ from typing import Any
 
 from cluster.config import sglang_compat
 from specdec.config import vllm_compat
+from specdec.config.speculative_keys import SPECULATION_KEYS
 from specdec.config.vllm_compat import Always
 
 SAME = (
@@ -54,7 +55,7 @@ ALL_RENAMED = MappingProxyType({**RENAMED, **sglang_compat.RENAMED})
 ALL_ALWAYS = MappingProxyType({**ALWAYS, **sglang_compat.ALWAYS})
 ALL_SPECULATION_KEYS = MappingProxyType(
     {
-        **vllm_compat.SPECULATION_KEYS,
+        **SPECULATION_KEYS,
         **sglang_compat.SPECULATION_KEYS,
         sglang_compat.TREE_TOKENS: sglang_compat.TREE_TOKENS,
         "speculative_token_map": "speculative_token_map",

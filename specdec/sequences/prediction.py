@@ -91,8 +91,8 @@ class PredictionCursor:
     def _found(self, text: Sequence[int], *, was_lost: bool) -> int | None:
         """Return where the output goes on in the prediction; None where that is not known.
 
-        At first it is taken to have replaced one token, unless a long match says otherwise: a short
-        one is often elsewhere.
+        At first it is taken to have replaced one token, unless a long match is found: a short match
+        is often elsewhere.
         """
         place = self._find(text, _MIN_MATCH if was_lost else _LONG_MATCH)
         self._is_guess = place is None and not was_lost and self._lost_at + 1 < len(self._predicted)

@@ -70,9 +70,9 @@ async def prepare_generate(
     calls: list[EngineCall] = []
     options: list[PromptOptions] = []
     for index, prompt in enumerate(prompts):
-        token_ids = tuple(prompt)
         if isinstance(prompt, str):
-            token_ids = tuple(await router.tokenize(TokenizeRequest(prompt)))
+            prompt = await router.tokenize(TokenizeRequest(prompt))
+        token_ids = tuple(prompt)
         own = _options(request, index, token_ids, sampling[index])
         params = _params(request, sampling[index], own)
         is_seed_given = params.seed is not None
