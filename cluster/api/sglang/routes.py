@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -14,6 +15,7 @@ from cluster.api.openai.request_handler import RequestHandler
 from cluster.api.openai.routes import generate_response
 from cluster.api.sglang.generate import prepare_generate
 from cluster.api.sglang.schema import AbortRequest, FlushRequest, GenerateRequest
+from cluster.config.serve_config import ServeConfig
 from cluster.replica.router import Router
 from specdec.types.request import GenerateRequest as EngineCall
 from specdec.types.sampling_params import SamplingParams, SpeculationOptions
@@ -57,22 +59,14 @@ def _add_generation(routes: APIRouter, handler: RequestHandler) -> None:
 
 
 def _add_cache(routes: APIRouter, handler: RequestHandler) -> None:
-    async def flush() -> Response:
+    @routes.post("/flush_cache", response_model=None)
+    async def flush_cache(body: FlushRequest | None = None) -> Response:
+        """Empty the prefix cache, unless requests run or wait."""
         is_flushed = await handler.get_router().flush_cache()
         if is_flushed:
             return Response("Cache flushed.\n", media_type="text/plain")
         text = "The cache is not flushed while requests run or wait.\n"
         return Response(text, status_code=400, media_type="text/plain")
-
-    @routes.post("/flush_cache", response_model=None)
-    async def post_flush_cache(body: FlushRequest | None = None) -> Response:
-        """Empty the prefix cache, unless requests run or wait."""
-        return await flush()
-
-    @routes.get("/flush_cache", response_model=None)
-    async def get_flush_cache() -> Response:
-        """Empty the prefix cache, unless requests run or wait."""
-        return await flush()
 
 
 def _add_infos(routes: APIRouter, handler: RequestHandler) -> None:
@@ -80,11 +74,11 @@ def _add_infos(routes: APIRouter, handler: RequestHandler) -> None:
     @routes.get("/model_info", response_model=None)
     async def model_info() -> Response:
         """Describe the model."""
-        config = handler.get_router().config
+        name = _public_name(handler.get_router().config)
         return JSONResponse(
             {
-                "model_path": config.model,
-                "tokenizer_path": config.model,
+                "model_path": name,
+                "tokenizer_path": name,
                 "is_generation": True,
                 "preferred_sampling_params": None,
                 "weight_version": "default",
@@ -98,12 +92,17 @@ def _add_infos(routes: APIRouter, handler: RequestHandler) -> None:
         return JSONResponse(_server_info(handler.get_router()))
 
 
+def _public_name(config: ServeConfig) -> str:
+    """Return the name of the model without a path on this machine."""
+    return config.served_model_name if Path(config.model).exists() else config.model
+
+
 def _server_info(router: Router) -> dict[str, Any]:
     config, stats = router.config, router.core.last_stats
     speculation = config.speculative_config
     drafts = router.core.stats().counts.speculation
     return {
-        "model_path": config.model,
+        "model_path": _public_name(config),
         "served_model_name": config.served_model_name,
         "context_length": router.max_model_len,
         "tp_size": config.tensor_parallel_size,

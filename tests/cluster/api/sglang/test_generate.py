@@ -243,9 +243,9 @@ async def test_the_error_names_the_field(http, body, param, message):
     assert message in error["message"]
 
 
-async def test_the_model_and_the_server_are_described(http, router):
+async def test_the_model_and_the_server_are_described(http):
     model = (await http.get("/get_model_info")).json()
-    assert model["model_path"] == router.config.model
+    assert model["model_path"] == "tiny", "no path of the machine"
     assert model["is_generation"] is True
     assert (await http.get("/model_info")).json() == model
     server = (await http.get("/get_server_info")).json()
@@ -267,7 +267,7 @@ async def test_the_cache_is_flushed_while_nothing_runs(http):
     response = await http.post("/flush_cache", json={"empty_cache": True})
     assert response.status_code == 200
     assert (await post(http, **prompt))["meta_info"]["cached_tokens"] == 0
-    assert (await http.get("/flush_cache")).status_code == 200
+    assert (await http.get("/flush_cache")).status_code == 405, "a page could send it"
     running = asyncio.create_task(gen(http, PROMPT, max_new_tokens=300))
     await asyncio.sleep(0.2)
     assert (await http.post("/flush_cache")).status_code == 400
