@@ -28,6 +28,7 @@ from specdec.models.layers.linear import (
     WeightPart,
     weight_parts,
 )
+from specdec.models.layers.mixture import SparseMLP
 from specdec.models.layers.norm import read_norm
 from specdec.models.layers.qk_norm import read_qk_norms
 from specdec.models.layers.rotary import RotaryEmbedding, Rotation, rotary_halves
@@ -116,9 +117,11 @@ class MLP(nn.Module):
         reader: CheckpointReader,
         prefix: str,
         group: TensorParallelGroup,
+        expert_size: int | None = None,
     ) -> None:
+        """expert_size: hidden units of an expert, whose results its mixture sums over the ranks."""
         super().__init__()
-        hidden, intermediate = config.hidden_size, config.intermediate_size
+        hidden, intermediate = config.hidden_size, expert_size or config.intermediate_size
         self.has_gate, self._activation = config.traits.has_gate, config.traits.activation
         units = group.share_of(intermediate)
         num_inputs = 1 + self.has_gate  # gate, if there is one, then up projection
@@ -131,7 +134,7 @@ class MLP(nn.Module):
             f"{prefix}.{names.down}",
             (hidden, intermediate),
             units,
-            group,
+            group if expert_size is None else TensorParallelGroup(),
             has_bias=has_bias,
         )
 
@@ -152,6 +155,19 @@ class MLP(nn.Module):
         return F.gelu(x, approximate="tanh")
 
 
+def _mixture(
+    config: ModelConfig, reader: CheckpointReader, prefix: str, group: TensorParallelGroup
+) -> SparseMLP:
+    experts = config.experts
+    assert experts is not None
+    size = experts.intermediate_size
+
+    def expert(name: str) -> MLP:
+        return MLP(config, reader, name, group, expert_size=size)
+
+    return SparseMLP(experts, config.hidden_size, reader, prefix, group, expert)
+
+
 class DecoderLayer(nn.Module):
     """Attention and MLP, each with a residual connection, and norms by the family's traits."""
 
@@ -162,6 +178,8 @@ class DecoderLayer(nn.Module):
         prefix: str,
         heads: HeadShard,
         group: TensorParallelGroup,
+        *,
+        has_experts: bool = False,
     ) -> None:
         super().__init__()
         traits, names = config.traits, config.traits.names
@@ -180,7 +198,10 @@ class DecoderLayer(nn.Module):
             names.attention_output_norm, exists=traits.has_output_norms
         )
         self.mlp_norm = norm(names.mlp_norm, exists=has_mlp_norm)
-        self.mlp = MLP(config, reader, f"{prefix}.mlp", group)
+        mlp = f"{prefix}.{names.mlp}"
+        self.mlp: nn.Module = (
+            _mixture(config, reader, mlp, group) if has_experts else MLP(config, reader, mlp, group)
+        )
         self.mlp_output_norm = norm(names.mlp_output_norm, exists=traits.has_output_norms)
 
     def forward(
@@ -249,7 +270,14 @@ class CausalDecoder(nn.Module):
             table = reader.read(embed_name, vocab_shape, rows=self.vocab_slice, dtype=dtype).clone()
         self.embed_tokens = VocabEmbedding(table, self.vocab_slice, group, reader.dtype)
         self.layers = nn.ModuleList(
-            DecoderLayer(config, reader, f"model.layers.{index}", self.heads, group)
+            DecoderLayer(
+                config,
+                reader,
+                f"model.layers.{index}",
+                self.heads,
+                group,
+                has_experts=config.experts is not None and index in config.experts.layers,
+            )
             for index in range(config.num_layers)
         )
         size, eps = config.hidden_size, config.rms_norm_eps
