@@ -235,6 +235,19 @@ class ModelConfig:
         rest = self.num_parameters - self._num_matrix_elements + table
         return self._num_matrix_elements + rest * element_bytes
 
+    def adapter_bytes(self, rank: int, dtype: DTypeName, tensor_parallel_size: int = 1) -> int:
+        """Return the memory of an adapter of all linear layers, on all ranks together.
+
+        Layers that divide their outputs have A on every rank, the others B. An upper bound, as in
+        `weight_bytes`.
+        """
+        hidden, size = self.hidden_size, tensor_parallel_size
+        heads = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        units = 2 * self.intermediate_size
+        by_outputs = 5 * hidden * size + heads + units
+        by_inputs = self.num_heads * self.head_dim + self.intermediate_size + 2 * hidden * size
+        return self.num_layers * rank * (by_outputs + by_inputs) * DTYPE_BYTES[dtype]
+
     @property
     def mlp_matrices(self) -> int:
         """Matrices [intermediate_size, hidden_size] of an MLP."""

@@ -8,13 +8,14 @@ vocabulary, and reads only these from the checkpoint. Hidden states are equal on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.kernels import AttentionPlan, PagedAttention
+from specdec.kernels.device_batch import DeviceBatch
 from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove, on_device
 from specdec.kernels.sample import RowArgmax, row_argmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
@@ -31,6 +32,7 @@ from specdec.models.layers.mixture import SparseMLP
 from specdec.models.layers.norm import read_norm
 from specdec.models.layers.qk_norm import read_qk_norms
 from specdec.models.layers.rotary import RotaryEmbedding, Rotation, rotary_halves
+from specdec.models.lora.torch_adapters import TorchAdapters
 from specdec.models.rope import Rope
 from specdec.models.traits import Activation
 from specdec.models.weights.checkpoint import CheckpointReader
@@ -228,6 +230,8 @@ class DecoderLayer(nn.Module):
 class CausalDecoder(nn.Module):
     """One rank of the decoder. All calls that compute are collective."""
 
+    _adapters: TorchAdapters | None = None
+
     def __init__(
         self,
         config: ModelConfig,
@@ -295,6 +299,11 @@ class CausalDecoder(nn.Module):
             softcap=traits.attention_softcap,
         )
 
+    def enable_adapters(self) -> TorchAdapters:
+        """See Decoder."""
+        self._adapters = TorchAdapters(self.layers, self.dtype, self.device)
+        return self._adapters
+
     def new_kv_cache(self, num_slots: int) -> Tensor:
         """Return zeros [num_layers, num_slots, 2, this rank's KV heads, head_dim].
 
@@ -312,13 +321,48 @@ class CausalDecoder(nn.Module):
         self, batch: ModelInput, kv_cache: Tensor, taps: Sequence[int]
     ) -> HiddenStates:
         """See Decoder."""
+        if self._adapters is not None:
+            self._adapters.begin_pass(batch)
         plans = {
             window: self.attention.plan(batch, self.dtype, window) for window in set(self.windows)
         }
-        positions = on_device(batch.positions, self.device)
+        input_ids, positions = (
+            on_device(indices, self.device) for indices in (batch.input_ids, batch.positions)
+        )
+        return self._run_layers(input_ids, positions, kv_cache, plans, taps)
+
+    @property
+    def hidden_size(self) -> int:
+        return self.config.hidden_size
+
+    @property
+    def fits_graphs(self) -> bool:
+        """Return whether the time of a pass of fixed shape depends on the contexts alone."""
+        return not self.attention.copies_pages
+
+    @torch.inference_mode()
+    def forward_on_device(self, batch: DeviceBatch, kv_cache: Tensor) -> Tensor:
+        """Run a batch of fixed shape, without a value that the host has to read.
+
+        Writes its KV to `kv_cache`; returns hidden states [B * Q, hidden_size].
+        """
+        plans = {
+            window: self.attention.plan_on_device(batch, self.dtype, window)
+            for window in set(self.windows)
+        }
+        return self._run_layers(batch.input_ids, batch.positions, kv_cache, plans, ()).final
+
+    def _run_layers(
+        self,
+        input_ids: Tensor,  # [T] int64
+        positions: Tensor,  # [T] int64
+        kv_cache: Tensor,
+        plans: Mapping[int | None, AttentionPlan],  # by window
+        taps: Sequence[int],
+    ) -> HiddenStates:
         rotations: dict[Rope | None, Rotation | None] = {None: None}
         rotations |= {rope: each.rotation(positions) for rope, each in self.rotaries.items()}
-        x = self.embed_tokens(on_device(batch.input_ids, self.device))
+        x = self.embed_tokens(input_ids)
         if (scale := self.config.traits.embedding_scale) != 1.0:
             x = x * scale
         tapped = x.new_empty(len(x), len(taps), x.shape[1])
