@@ -130,6 +130,12 @@ FAMILIES = {
     "starcoder2": ("Starcoder2", {"sliding_window": WINDOW}),
     "cohere": ("Cohere", {"attention_bias": True, "use_qk_norm": True, "logit_scale": 0.5}),
     "cohere2": ("Cohere2", {**ALTERNATING, "attention_bias": True, "logit_scale": 0.5}),
+    "seed-oss": ("SeedOss", {**BIASES, "attention_out_bias": True}),
+    "ernie4.5": ("Ernie4_5", {"use_bias": True}),
+    "stablelm": ("StableLm", {"hidden_size": 144, "use_qkv_bias": True}),
+    "stablelm-parallel": ("StableLm", {"hidden_size": 144, "use_parallel_residual": True}),
+    "exaone4": ("Exaone4", ALTERNATING),
+    "exaone4-full": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
     "mixtral": ("Mixtral", {"sliding_window": WINDOW, "num_local_experts": 5}),
     "qwen3-moe": (
         "Qwen3Moe",
