@@ -1,5 +1,6 @@
 """Tiny random checkpoints of every supported family, with all of its features switched on."""
 
+import pytest
 import torch
 import transformers
 
@@ -161,6 +162,24 @@ FAMILIES = {
     ),
 }
 """Names of the tests: the family in transformers, and changes of its configuration."""
+
+LLAMA_LIKE = [
+    name
+    for name, (family, _) in FAMILIES.items()
+    if family in ("Llama", "Mistral", "Qwen2", "Qwen3")
+]
+"""Families without traits of their own."""
+
+WITH_ALL_TRAITS = ["granite", "olmo3", "phi3", "gemma2", "starcoder2", "cohere", "qwen3-moe"]
+"""Families that together have every trait."""
+
+
+def in_make_test(quick):
+    """Return all families as parameters of a test; those that are not quick are slow tests."""
+    return [
+        name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES
+    ]
+
 
 SIZES = {
     "hidden_size": 90,
