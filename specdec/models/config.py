@@ -156,7 +156,9 @@ class ModelConfig:
         whole = _architecture(raw)
         architecture = TEXT_MODELS.get(whole, whole)
         family = ARCHITECTURES[architecture]
-        raw = {**family.config_defaults, **_text_config(raw, is_part=whole in TEXT_MODELS)}
+        if whole in TEXT_MODELS:
+            raw = _text_config(raw, family.model_type)
+        raw = {**family.config_defaults, **raw}
         _require_keys(raw, (*_REQUIRED_KEYS, family.norm_eps_key))
         hidden_size, num_heads = count(raw, "hidden_size"), count(raw, "num_attention_heads")
         num_layers = count(raw, "num_hidden_layers")
@@ -318,13 +320,14 @@ def _architecture(raw: Mapping[str, Any]) -> str:
     return architecture
 
 
-def _text_config(raw: Mapping[str, Any], *, is_part: bool) -> Mapping[str, Any]:
+def _text_config(raw: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
     """Return the keys of the text model, and those of the whole that it shares."""
-    if not is_part:
-        return raw
     nested = raw.get("text_config")
     if not isinstance(nested, dict):
         raise unsupported("text_config", nested, "an object")
+    found = nested.get("model_type", model_type)
+    if found != model_type:
+        raise unsupported("text_config.model_type", found, model_type)
     shared = ("eos_token_id", "tie_word_embeddings", "dtype", "torch_dtype")
     return nested | {key: raw[key] for key in shared if raw.get(key) is not None}
 

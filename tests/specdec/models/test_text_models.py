@@ -92,7 +92,14 @@ def test_the_keys_that_gemma_leaves_out_have_the_defaults_of_transformers():
     assert config.rope.theta == expected.rope_parameters["full_attention"]["rope_theta"]
 
 
-def test_a_whole_without_a_text_model_is_refused():
-    raw = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": None}
-    with pytest.raises(UnsupportedModelError, match=r"text_config .* must be an object"):
+@pytest.mark.parametrize(
+    ("text_config", "message"),
+    [
+        (None, r"text_config .* must be an object"),
+        ({"model_type": "ministral3"}, r"text_config\.model_type .* must be gemma3_text"),
+    ],
+)
+def test_another_text_model_is_refused(text_config, message):
+    raw = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text_config}
+    with pytest.raises(UnsupportedModelError, match=message):
         ModelConfig.from_dict(raw, {})
