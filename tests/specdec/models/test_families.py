@@ -6,7 +6,6 @@ from functools import cache
 import pytest
 import torch
 
-from specdec.kernels.cpu import native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.llama import CausalDecoder
@@ -18,7 +17,6 @@ from tests.specdec.models.families import FAMILIES, WINDOW, reference_model, sav
 from tests.specdec.models.passes import BLOCK_SIZE, in_pass_order, mixed_logits
 from tests.specdec.tiny import train_tokenizer
 
-NO_NATIVE = native_library() is None
 TOLERANCE = 1e-4
 
 
@@ -106,7 +104,7 @@ def test_engine_output_equals_transformers(family):
 def test_16_bit_logits_are_close_to_float32(family, ids, dtype, kernels):
     directory, expected = family
     logits = mixed_logits(directory, ids, TensorParallelGroup(), dtype, kernels=kernels)
-    assert logits.dtype == (dtype if kernels == "torch" or NO_NATIVE else torch.float32)
+    assert logits.dtype == torch.float32
     similarity = torch.nn.functional.cosine_similarity(logits.float(), in_pass_order(expected))
     # Rounding may route a token to another expert.
     is_sparse = ModelConfig.from_directory(directory).experts is not None
