@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.kernels import AttentionPlan, PagedAttention
+from specdec.kernels import AttentionPlan, PagedAttention, Rotation
+from specdec.kernels.attention import QueryKeyNorms
+from specdec.kernels.backend import KernelBackend, paged_attention
 from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove, on_device
+from specdec.kernels.rows import row_kernels
 from specdec.kernels.sample import RowArgmax, row_argmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
@@ -28,7 +30,7 @@ from specdec.models.layers.linear import (
     VocabHead,
     WeightPart,
 )
-from specdec.models.layers.rotary import RotaryEmbedding, Rotation
+from specdec.models.layers.rotary import RotaryEmbedding
 from specdec.models.weights.checkpoint import CheckpointReader
 from specdec.types.sharding import HeadShard, head_rows
 from specdec.types.validation import require_range
@@ -77,22 +79,16 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Tensor,  # [T, input_size]
-        residual: Tensor,  # [T, hidden_size]
+        residual: Tensor | None,  # [T, hidden_size]
         rotation: Rotation,
         kv_cache: Tensor,  # [num_slots, 2, num_kv_heads, head_dim]
         attention: PagedAttention,
         plan: AttentionPlan,
     ) -> Tensor:
-        """Return [T, hidden_size], including the residual."""
+        """Return [T, hidden_size], including the residual if there is one."""
         heads = self.qkv_proj(x).view(len(x), -1, self.head_dim)
-        query, kv = heads.split((self.num_heads, 2 * self.num_kv_heads), dim=1)
-        if self.has_qk_norm:
-            key = kv[:, : self.num_kv_heads]
-            query.copy_(self.query_norm(query))
-            key.copy_(self.key_norm(key))
-        rotation.apply_(heads[:, : self.num_heads + self.num_kv_heads])
-        kv = kv.view(len(x), 2, self.num_kv_heads, self.head_dim)
-        attended = attention.run(query, kv, kv_cache, plan)
+        norms = QueryKeyNorms(self.query_norm, self.key_norm) if self.has_qk_norm else None
+        attended = attention.rotate_and_run(heads, norms, rotation, kv_cache, plan)
         output: Tensor = self.o_proj(attended.flatten(1), residual)
         return output
 
@@ -116,6 +112,7 @@ class MLP(nn.Module):
             WeightPart(f"{prefix}.up_proj", intermediate, units, has_bias),
         ]
         self.gate_up_proj = ColumnParallelLinear(reader, hidden, parts)
+        self._kernels = row_kernels(reader.backend)
         shape = (hidden, intermediate)
         self.down_proj = RowParallelLinear(
             reader, f"{prefix}.down_proj", shape, units, group, has_bias=has_bias
@@ -123,8 +120,8 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
         """Return [T, hidden_size], including the residual; x, residual: [T, hidden_size]."""
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        output: Tensor = self.down_proj(F.silu(gate).mul_(up), residual)
+        gated = self._kernels.silu_mul(self.gate_up_proj(x))
+        output: Tensor = self.down_proj(gated, residual)
         return output
 
 
@@ -155,8 +152,14 @@ class DecoderLayer(nn.Module):
         plan: AttentionPlan,
     ) -> Tensor:
         """Return [T, hidden_size]."""
-        x = self.attention(self.input_norm(x), x, rotation, kv_cache, attention, plan)
-        output: Tensor = self.mlp(self.mlp_norm(x), x)
+        args = (rotation, kv_cache, attention, plan)
+        if self.mlp_norm.is_fused:
+            attended = self.attention(self.input_norm(x), None, *args)
+            x, normed = self.mlp_norm.add(x, attended)
+        else:
+            x = self.attention(self.input_norm(x), x, *args)
+            normed = self.mlp_norm(x)
+        output: Tensor = self.mlp(normed, x)
         return output
 
 
@@ -205,7 +208,10 @@ class CausalDecoder(nn.Module):
         self.rotary = RotaryEmbedding(
             config.head_dim, max_model_len, config.rope, reader.dtype, reader.device
         )
-        self.attention = PagedAttention(self.heads, config.head_dim, block_size, reader.device)
+        self.backend = reader.backend
+        self.attention = paged_attention(
+            reader.backend, self.heads, config.head_dim, block_size, reader.device
+        )
 
     def new_kv_cache(self, num_slots: int) -> Tensor:
         """Return zeros [num_layers, num_slots, 2, this rank's KV heads, head_dim].
@@ -238,6 +244,11 @@ class CausalDecoder(nn.Module):
 
     def move_kv(self, kv_cache: Tensor, moves: Sequence[SlotMove]) -> None:
         """See Decoder."""
+        if self.backend is KernelBackend.TRITON:
+            from specdec.kernels.triton.moves import move_kv  # imports Triton
+
+            move_kv(kv_cache, moves)
+            return
         sources, targets = torch.tensor(moves, device=self.device).unbind(1)
         kv_cache.index_copy_(1, targets, kv_cache[:, sources])
 

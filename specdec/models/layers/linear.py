@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specdec.kernels.backend import KernelBackend
+from specdec.kernels.rows import row_kernels
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.layers.matrix import FullMatrix, Matrix, NativeMatrix, make_matrix, row_blocks
 from specdec.models.weights.checkpoint import CheckpointReader
@@ -82,16 +84,17 @@ class RowParallelLinear(nn.Module):
         self.bias = reader.read(f"{name}.bias", shape[:1]) if has_bias and group.rank == 0 else None
         self.group = group
 
-    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Return `residual` plus the projection, equal on every rank.
+    def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """Return `residual`, if there is one, plus the projection, equal on every rank.
 
         x: [T, local inputs]; residual: [T, out_features]. Rank 0 adds residual and bias to the sum.
         """
-        if self.group.rank != 0:
-            return self.group.all_reduce(self.matrix.multiply(x))
+        base = residual
         if self.bias is not None:
-            residual = residual + self.bias
-        return self.group.all_reduce(self.matrix.multiply_add(residual, x))
+            base = self.bias if residual is None else residual + self.bias
+        if self.group.rank != 0 or base is None:
+            return self.group.all_reduce(self.matrix.multiply(x))
+        return self.group.all_reduce(self.matrix.multiply_add(base, x))
 
 
 class VocabHead(nn.Module):
@@ -199,23 +202,32 @@ class VocabEmbedding(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Root mean square layer normalization (Zhang and Sennrich 2019) over the last dimension."""
+    """Root mean square layer normalization (Zhang and Sennrich 2019) over the last dimension.
+
+    is_fused: whether `add` is one kernel, which saves a pass over the residual.
+    """
 
     def __init__(self, reader: CheckpointReader, name: str, size: int, eps: float) -> None:
         super().__init__()
         self.weight = reader.read(name, (size,))
         self.eps = eps
+        self._kernels = row_kernels(reader.backend)
+        self.is_fused = reader.backend is KernelBackend.TRITON
         self._scaled_weight = self.weight * math.sqrt(size)
         self._scaled_eps = torch.tensor(math.sqrt(size * eps), device=self.weight.device)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalized x, [..., size]."""
-        if x.dtype != torch.float32 or x.is_cuda:
-            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        if x.dtype != torch.float32 or x.is_cuda or self.is_fused:
+            return self._kernels.rms_norm(x, self.weight, self.eps)
         # On CPUs F.rms_norm runs a dozen operators, whose overhead exceeds the arithmetic of a few
         # rows. These are four: sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(size * eps)) / sqrt(size).
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return (x * self._scaled_weight).div_(torch.hypot(norm, self._scaled_eps))
+
+    def add(self, residual: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return residual + x, and that normalized; all [T, size]."""
+        return self._kernels.add_rms_norm(residual, x, self.weight, self.eps)
 
 
 def _read_matrix(

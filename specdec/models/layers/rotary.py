@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from specdec.kernels import Rotation
 from specdec.models.rope import DefaultRope, LinearRope, Llama3Rope, Rope, YarnRope
-
-
-@dataclass(frozen=True)
-class Rotation:
-    """Rotations of a batch's tokens; computed once per forward pass, used by every layer."""
-
-    cos: Tensor  # [T, 1, head_dim]
-    sin: Tensor  # [T, 1, head_dim], its first half negated
-
-    def apply_(self, x: Tensor) -> None:
-        """Rotate x [T, heads, head_dim] in place."""
-        swapped = x.roll(x.shape[-1] // 2, dims=-1)
-        x.mul_(self.cos).addcmul_(swapped, self.sin)
 
 
 class RotaryEmbedding:
