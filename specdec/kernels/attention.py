@@ -39,11 +39,12 @@ class AttentionGroup:
 class Rotation:
     """Rotations of a batch's tokens; computed once per forward pass, used by every layer."""
 
-    cos: Tensor  # [T, 1, head_dim]
-    sin: Tensor  # [T, 1, head_dim], its first half negated
+    cos: Tensor  # [T, 1, rotary_dim]
+    sin: Tensor  # [T, 1, rotary_dim], its first half negated
 
     def apply_(self, x: Tensor) -> None:
-        """Rotate x [T, heads, head_dim] in place."""
+        """Rotate the first rotary_dim dimensions of x [T, heads, head_dim] in place."""
+        x = x[..., : self.cos.shape[-1]]
         swapped = x.roll(x.shape[-1] // 2, dims=-1)
         x.mul_(self.cos).addcmul_(swapped, self.sin)
 
@@ -113,13 +114,21 @@ class PagedAttention(ABC):
         head_dim: int,
         block_size: int,
         device: torch.device,
+        *,
+        scale: float | None = None,
+        softcap: float | None = None,
     ) -> None:
-        """heads: of this rank."""
+        """heads: of this rank. scale: factor of scores; None: 1 / sqrt(head_dim).
+
+        softcap: bound c of scores s, which become c * tanh(s / c); None: no bound.
+        """
         self.num_kv_heads = len(heads.kv)
         self.heads_per_kv = heads.heads_per_kv
         self.head_dim = head_dim
         self.block_size = block_size
         self.device = device
+        self.softcap = softcap
+        self.scale = head_dim**-0.5 if scale is None else scale
 
     @abstractmethod
     def plan(
@@ -164,9 +173,12 @@ class TorchAttention(PagedAttention):
         head_dim: int,
         block_size: int,
         device: torch.device,
+        *,
+        scale: float | None = None,
+        softcap: float | None = None,
     ) -> None:
-        """heads: of this rank."""
-        super().__init__(heads, head_dim, block_size, device)
+        """See PagedAttention."""
+        super().__init__(heads, head_dim, block_size, device, scale=scale, softcap=softcap)
         before = heads.first_in_group
         after = self.num_kv_heads * self.heads_per_kv - before - len(heads.query)
         self._missing_heads = (before, after)
@@ -299,10 +311,24 @@ class TorchAttention(PagedAttention):
         whole = F.pad(query, (0, 0, before, after)) if before or after else query
         grouped = whole.view(num_seqs, num_queries, self.num_kv_heads, self.heads_per_kv, -1)
         folded = grouped.transpose(1, 2).reshape(num_seqs, self.num_kv_heads, -1, self.head_dim)
-        attended = F.scaled_dot_product_attention(folded, keys, values, attn_mask=group.mask)
+        attended = self._softmax_attention(folded, keys, values, group.mask)
         unfolded = attended.view(num_seqs, self.num_kv_heads, num_queries, self.heads_per_kv, -1)
         heads = unfolded.transpose(1, 2).reshape(whole.shape)
         return heads[:, :, before : whole.shape[2] - after]
+
+    def _softmax_attention(
+        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """Return softmax(scores + mask) V. query: [G, H, Q, D]; keys, values: [G, H, S, D]."""
+        if self.softcap is None:
+            return F.scaled_dot_product_attention(
+                query, keys, values, attn_mask=mask, scale=self.scale
+            )
+        scores = (query @ keys.transpose(-1, -2)).mul_(self.scale / self.softcap)
+        scores = scores.tanh_().mul_(self.softcap)
+        if mask is not None:
+            scores += mask
+        return scores.softmax(-1, dtype=torch.float32).to(values.dtype) @ values
 
     def _gather(self, kv_cache: Tensor, slots: Tensor) -> Tensor:
         """Copy slots [N] to a reused buffer; allocating one would cost twice the copy itself."""

@@ -55,10 +55,17 @@ def paged_attention(
     head_dim: int,
     block_size: int,
     device: torch.device,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
 ) -> PagedAttention:
-    """Return the attention of a backend; the native kernels' decoder does not use it."""
+    """Return the attention of a backend; the native kernels' decoder does not use it.
+
+    Arguments as in PagedAttention.
+    """
+    kind: type[PagedAttention] = TorchAttention
     if backend is KernelBackend.TRITON:
         from specdec.kernels.triton.attention import TritonAttention  # imports Triton
 
-        return TritonAttention(heads, head_dim, block_size, device)
-    return TorchAttention(heads, head_dim, block_size, device)
+        kind = TritonAttention
+    return kind(heads, head_dim, block_size, device, scale=scale, softcap=softcap)

@@ -15,7 +15,7 @@ class RowKernels(Protocol):
     """Kernels that read and write one row of T at a time; a row's bits do not depend on others."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Return x [..., size], normalized; weight: [size]."""
+        """Return x [..., size], normalized; weight: [size], of the type of x or float32."""
         ...
 
     def add_rms_norm(
@@ -34,7 +34,7 @@ class TorchRowKernels:
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See RowKernels."""
-        return F.rms_norm(x, weight.shape, weight, eps)
+        return F.rms_norm(x.to(weight.dtype), weight.shape, weight, eps).to(x.dtype)
 
     def add_rms_norm(
         self, residual: Tensor, x: Tensor, weight: Tensor, eps: float

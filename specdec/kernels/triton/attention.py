@@ -35,7 +35,6 @@ class TritonAttention(PagedAttention):
 
     invariant: whether long chunks are computed like short queries, so that the bits of a row do not
     depend on how its text was split into passes.
-    soft_cap: scores become soft_cap * tanh(score / soft_cap); None for none.
     key_scale, value_scale: the cache holds keys and values divided by them, for 8-bit types.
     """
 
@@ -46,18 +45,18 @@ class TritonAttention(PagedAttention):
         block_size: int,
         device: torch.device,
         *,
+        scale: float | None = None,
+        softcap: float | None = None,
         invariant: bool = False,
-        soft_cap: float | None = None,
         key_scale: float = 1.0,
         value_scale: float = 1.0,
     ) -> None:
-        """heads: of this rank."""
-        super().__init__(heads, head_dim, block_size, device)
+        """Other arguments as in PagedAttention."""
+        super().__init__(heads, head_dim, block_size, device, scale=scale, softcap=softcap)
         self._heads = heads
         self.num_heads = len(heads.query)
         self.first_head = heads.first_in_group
         self.invariant = invariant
-        self.soft_cap = soft_cap
         self.key_scale, self.value_scale = key_scale, value_scale
         self._block_d = max(16, triton.next_power_of_2(head_dim))
 
@@ -175,14 +174,14 @@ class TritonAttention(PagedAttention):
             shape.used_rows,
             _NO_WINDOW if plan.window is None else plan.window,
             plan.kv_start,
-            self.head_dim**-0.5,
-            1.0 if self.soft_cap is None else self.soft_cap,
+            self.scale,
+            1.0 if self.softcap is None else self.softcap,
             self.key_scale,
             self.value_scale,
             BLOCK_N=block_of_keys(self._block_d, query.element_size()),
             PAGE=self.block_size,
             HAS_TREES=plan.ancestors is not None,
-            HAS_CAP=self.soft_cap is not None,
+            HAS_CAP=self.softcap is not None,
             IS_SPLIT=tiles.parts is not None,
             **self._sizes(tiles),
             num_warps=warps_of_tile(shape.num_rows, self._block_d),

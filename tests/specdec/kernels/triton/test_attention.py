@@ -21,7 +21,7 @@ RAGGED = ((40, 1), (7, 3), (1, 1), (33, 6))
 
 def attention_of(case, **options):
     return TritonAttention(
-        case.heads, case.head_dim, case.block_size, CPU, soft_cap=case.soft_cap, **options
+        case.heads, case.head_dim, case.block_size, CPU, softcap=case.soft_cap, **options
     )
 
 
