@@ -6,6 +6,7 @@ import torch
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sampling import sampler
 from tests.specdec.engines import engine_config, local_engine, request, run
+from tests.specdec.models.families import save_family
 from tests.specdec.models.passes import mixed_logits
 
 PROMPTS = [[11, 12, 13, 11, 12], [7]]
@@ -28,6 +29,18 @@ def test_logits_of_prefill_decode_and_drafts_equal_torch(tiny_model_dir):
     logits = [
         mixed_logits(tiny_model_dir, IDS, group, kernels=name) for name in ("torch", "triton")
     ]
+    torch.testing.assert_close(logits[1], logits[0], atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "family", ["qwen3", "granite", "smollm3", "olmo3", "phi3", "gemma2", "starcoder2", "cohere"]
+)
+def test_logits_of_families_equal_torch(tmp_path, family):
+    """Together they have every trait: norms, partial rotation, windows, caps, parallel layers."""
+    save_family(tmp_path, family)
+    group = TensorParallelGroup()
+    logits = [mixed_logits(tmp_path, IDS, group, kernels=name) for name in ("torch", "triton")]
     torch.testing.assert_close(logits[1], logits[0], atol=2e-4, rtol=2e-4)
 
 
