@@ -124,7 +124,7 @@ def _generate(
         speculative_config=_speculation(case, model) if drafts else None,
         **settings,
     ) as llm:
-        prompts = [{"prompt_token_ids": _prompt(index)} for index in range(_NUM_PROMPTS)]
+        prompts = [_prompt(index) for index in range(_NUM_PROMPTS)]
         outputs = llm.generate(prompts, [_params(case, index) for index in range(_NUM_PROMPTS)])
     tokens = [tuple(output.outputs[0].token_ids) for output in outputs]
     return tokens, sum(output.speculation.num_drafts for output in outputs)

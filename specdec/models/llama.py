@@ -186,8 +186,9 @@ class DecoderLayer(nn.Module):
         self.mlp_norm = norm(names.mlp_norm, exists=has_mlp_norm)
         self.mlp = MLP(config, reader, f"{prefix}.mlp", group)
         self.mlp_output_norm = norm(names.mlp_output_norm, exists=traits.has_output_norms)
-        is_fused = isinstance(self.mlp_norm, RMSNorm) and self.mlp_norm.is_fused
-        self._fused_norm = self.mlp_norm if is_fused and not traits.changes_outputs else None
+        self._fused_norm: RMSNorm | None = None
+        if isinstance(self.mlp_norm, RMSNorm) and not traits.changes_outputs:
+            self._fused_norm = self.mlp_norm if self.mlp_norm.is_fused else None
 
     def forward(
         self,
