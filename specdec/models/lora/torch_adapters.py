@@ -100,6 +100,10 @@ class TorchAdapters:
         self._pass.runs = batch.adapter_runs
         assert self._ids.issuperset(run.adapter_id for run in self._pass.runs), "not loaded"
 
+    def begin_base_pass(self) -> None:
+        """Let the pass that follows run without adapters."""
+        self._pass.runs = []
+
     def set(self, adapter_id: int, updates: Mapping[Linear, LowRankUpdate]) -> None:
         """See AdapterStore."""
         self._ids.add(adapter_id)
