@@ -87,7 +87,9 @@ class Thinking(RequestModel):
     """Whether the model thinks first, where its chat template has a variable for that."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = number("accepted; max_tokens limits thinking and answer together")
+    budget_tokens: int | None = number(
+        "ends longer thinking, where the service has a parser of reasoning", 1
+    )
 
 
 class CountTokensRequest(RequestModel):

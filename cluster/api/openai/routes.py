@@ -159,7 +159,7 @@ async def generate_response(
         handler.get_keys().check_priority(authorization_of(request), body.priority)
         async with context.deadline.enforce():
             builder = await prepare(router, body, context)
-        outputs = generate_outputs(router, builder.calls, context.deadline)
+        outputs = generate_outputs(router, builder.calls, context.deadline, builder.thinking_budget)
         if not body.stream:
             return await _complete(builder, outputs)
         first = await anext(outputs)
