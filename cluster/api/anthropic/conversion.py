@@ -8,7 +8,7 @@ from typing import Any
 
 from cluster.api.anthropic.schema import (
     CountTokensRequest,
-    Message,
+    MessageParam,
     MessagesRequest,
     TextBlock,
     ThinkingBlock,
@@ -16,8 +16,10 @@ from cluster.api.anthropic.schema import (
     ToolUseBlock,
 )
 from cluster.api.openai.chat_schema import ChatRequest
+from cluster.replica.limits import MAX_CHAT_MESSAGES
 from specdec.text.chat_template import ChatTemplate
 from specdec.types.errors import InvalidValueError
+from specdec.types.validation import require_count
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _THINKING_VARIABLES = ("enable_thinking", "thinking")
@@ -31,7 +33,9 @@ def to_chat(
 
     has_parser: whether the service separates reasoning by marks, so that a budget can end it.
     """
-    fields: dict[str, Any] = {"messages": list(_messages(request)), "model": request.model}
+    messages = list(_messages(request))
+    require_count("messages", len(messages), 1, MAX_CHAT_MESSAGES, "with the results of calls")
+    fields: dict[str, Any] = {"messages": messages, "model": request.model}
     if request.tools:
         fields["tools"] = [
             {
@@ -92,7 +96,7 @@ def _messages(request: CountTokensRequest) -> Iterator[dict[str, Any]]:
         yield from _turns(message)
 
 
-def _turns(message: Message) -> Iterator[dict[str, Any]]:
+def _turns(message: MessageParam) -> Iterator[dict[str, Any]]:
     """Yield the chat messages of a message: results of calls have their own, before its text."""
     blocks = message.content
     if isinstance(blocks, str):

@@ -16,6 +16,7 @@ from cluster.api.openai.builders import (
     params_for_prompt,
     with_seed,
 )
+from cluster.api.openai.sampling_fields import token_biases
 from cluster.api.openai.schema import ResponseModel
 from cluster.api.openai.streams import DONE, PromptOutput
 from cluster.api.sglang.schema import (
@@ -139,7 +140,7 @@ def _params(
         ignore_eos=given.ignore_eos,
         skip_special_tokens=given.skip_special_tokens,
         include_stop_str_in_output=given.no_stop_trim,
-        logit_bias={int(token): bias for token, bias in (given.logit_bias or {}).items()},
+        logit_bias=dict(token_biases(given.logit_bias or {})),
         seed=given.sampling_seed,
         logprobs=options.num_best,
         prompt_logprobs=options.num_best if options.num_prompt_positions > 1 else None,

@@ -86,7 +86,10 @@ class GenerateRequest(RequestModel):
         "request_id": "rid",
         **{
             name: f"sampling_params.{name}"
-            for name in ("n", "temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids")
+            for name in (
+                *("n", "temperature", "top_p", "top_k", "min_p"),
+                *("stop", "stop_token_ids", "logit_bias"),
+            )
         },
     }
 

@@ -230,6 +230,8 @@ async def test_a_stop_string_is_matched(http):
          "use stop"),
         ({"text": "a", "sampling_params": {"max_tokens": 3}}, "sampling_params.max_tokens",
          "did you mean max_new_tokens"),
+        ({"text": "a", "sampling_params": {"logit_bias": {"b": 1.0}}},
+         "sampling_params.logit_bias", "keyed by token ids"),
         ({"text": ["a", "b"], "rid": ["x"]}, "rid length", "the number of prompts: 2"),
         ({"text": "a", "image_data": "b"}, "image_data", "the models read text only"),
         ({"input_ids": [10**6]}, "text[0]", "from 0 to"),
