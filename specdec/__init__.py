@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from specdec.llm import LLM, AsyncLLM
+    from specdec.types.adapters import LoRARequest
     from specdec.types.sampling_params import (
         GuidedDecodingParams,
         SamplingParams,
@@ -23,13 +24,18 @@ __all__ = [
     "LLM",
     "AsyncLLM",
     "GuidedDecodingParams",
+    "LoRARequest",
     "SamplingParams",
     "SpeculationOptions",
     "StructuredOutput",
     "StructuredOutputsParams",
 ]
 
-_MODULES = {"LLM": "specdec.llm", "AsyncLLM": "specdec.llm"}
+_MODULES = {
+    "LLM": "specdec.llm",
+    "AsyncLLM": "specdec.llm",
+    "LoRARequest": "specdec.types.adapters",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -37,6 +37,9 @@ SECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             *("speculative_config", "allow_synthetic_acceptance"),
             *("training_buffer_tokens", "training_cache_salt"),
         ),
+        "Adapters": (
+            *("enable_lora", "lora_modules", "max_loras", "max_lora_rank", "max_cpu_loras"),
+        ),
         "Scheduling": (
             *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_prefill_tokens"),
             *(
@@ -45,6 +48,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
                 "min_priority",
                 "stream_interval",
                 "async_scheduling",
+                "enforce_eager",
             ),
             "step_timeout_s",
         ),
@@ -110,12 +114,25 @@ def _with_dashes(argument: str) -> str:
     return name.replace("_", "-") + equals + value
 
 
+def _joined_modules(args: list[str]) -> list[str]:
+    """Join the adapters that follow --lora-modules, as vLLM writes them, to one argument."""
+    if "--lora-modules" not in args:
+        return args
+    first = args.index("--lora-modules") + 1
+    end = first
+    while end < len(args) and ("=" in args[end] or args[end].startswith("{")):
+        if args[end].startswith("-"):
+            break
+        end += 1
+    return [*args[:first], *([",".join(args[first:end])] if end > first else []), *args[end:]]
+
+
 class _ServeCommand(SectionedCommand):
     """Command that accepts underscores in the names of flags, as vLLM does."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments. Raises UsageError."""
-        return super().parse_args(ctx, list(map(_with_dashes, args)))
+        return super().parse_args(ctx, _joined_modules(list(map(_with_dashes, args))))
 
 
 class _SettingChoice(click.Choice[str]):

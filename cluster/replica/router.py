@@ -11,7 +11,7 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -33,10 +33,12 @@ from specdec.engine.core import EngineCore
 from specdec.engine.engine_thread import EngineThread
 from specdec.engine.model_resolution import ModelDirectories
 from specdec.sequences.sequence import EngineRequest
+from specdec.types.adapters import AdapterOrder, AdapterReport
 from specdec.types.control import SpeculationState
 from specdec.types.drafters import DrafterOrder, DrafterReport
 from specdec.types.errors import NotReadyError, TargetFailedError, UnknownModelError
 from specdec.types.fleet import ReplicaReport
+from specdec.types.messages import BASE_MODEL
 from specdec.types.profile import ProfileOrder, ProfileReport
 from specdec.types.request import DetokenizeRequest, GenerateRequest, TokenizeRequest
 from specdec.types.responses import EngineOutput, ModelInfo
@@ -218,6 +220,13 @@ class Router:
         """
         return await self.core.order_drafter(order, self._replica)
 
+    async def order_adapter(self, order: AdapterOrder) -> AdapterReport:
+        """Execute an order for the adapters of this replica.
+
+        Raises what `EngineCore.order_adapter` raises.
+        """
+        return await self.core.order_adapter(order, self._replica)
+
     def take_samples(self, order: SampleOrder) -> SampleBatch:
         """Return answers for training, and forget them; see `SampleBuffer.take`."""
         return self._samples.take(order)
@@ -235,7 +244,7 @@ class Router:
             raise
         measured.on_queued(request)
         outputs = thread.generate(request, measured)
-        if self._samples.accepts(call):
+        if self._samples.accepts(call) and request.adapter_id == BASE_MODEL:
             temperature = call.params.resolved(self._model.sampling_defaults).temperature
             outputs = self._samples.recording(request, temperature, outputs)
         return Generation(request.seed, outputs)
@@ -248,6 +257,7 @@ class Router:
             await self.text.encode(call.prompt),
             self.new_seed() if call.params.seed is None else call.params.seed,
             await self.text.compile(call.params.structured_output, current_caller.get()),
+            adapter_id=self._adapter_of(call.model),
             request_id=request_id,
             prediction=await self._predicted_tokens(call.params.speculation.prediction),
             queue_deadline_s=time.monotonic() + self.config.queue_timeout_s,
@@ -305,11 +315,12 @@ class Router:
         return await self.text.decode(call.token_ids)
 
     def model_info(self, model: str) -> ModelInfo:
-        """Return the served model and its main settings."""
-        self._check_model(model)
-        speculation = self.config.speculative_config
+        """Return the served model, or an adapter of it, and its main settings."""
+        is_adapter = self._adapter_of(model) != BASE_MODEL
+        speculation, name = self.config.speculative_config, self.config.served_model_name
         return ModelInfo(
-            model=self.config.served_model_name,
+            model=model if is_adapter else name,
+            parent=name if is_adapter else "",
             architecture=self._model.architecture,
             dtype=self.config.resolved_dtype,
             vocab_size=self._model.vocab_size,
@@ -322,6 +333,27 @@ class Router:
             speculation_methods=speculation.methods if speculation else (),
         )
 
+    def model_infos(self) -> tuple[ModelInfo, ...]:
+        """Return the served model, then its adapters by name."""
+        return tuple(map(self.model_info, ("", *sorted(self.adapter_names))))
+
+    @property
+    def adapter_names(self) -> Collection[str]:
+        """Names of the adapters that requests may use now."""
+        adapters = self.core.adapters
+        return () if adapters is None else adapters.ids.keys()
+
+    def _adapter_of(self, model: str) -> int:
+        """Return the adapter that a request names; BASE_MODEL for the model itself.
+
+        Raises UnknownModelError.
+        """
+        if model in ("", self.config.served_model_name):
+            return BASE_MODEL
+        adapter_id = self.core.adapter_id(model)
+        if adapter_id == BASE_MODEL:
+            raise UnknownModelError(model, self.config.served_model_name, *self.adapter_names)
+        return adapter_id
+
     def _check_model(self, model: str) -> None:
-        if model and model != self.config.served_model_name:
-            raise UnknownModelError(model, self.config.served_model_name)
+        self._adapter_of(model)

@@ -109,6 +109,15 @@ def by_version(name: str, meaning: str, read: str) -> MetricSpec[EngineReport]:
     return counters(name, meaning, "version", read_all)
 
 
+def by_adapter(name: str, meaning: str, read: str) -> MetricSpec[EngineReport]:
+    """Define a counter of the drafts by adapter; read: a field of their counts."""
+
+    def read_all(counts: Counts) -> dict[str, float]:
+        return {name: getattr(each, read) for name, each in counts.drafts_by_adapter.items()}
+
+    return counters(name, meaning, "adapter", read_all)
+
+
 def _histogram(name: str, meaning: str) -> MetricSpec[EngineReport]:
     """Define the report's histogram of that name; no series before it has one."""
 
@@ -151,6 +160,12 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
     counter("prompt_tokens", "Prompt tokens, counted for each choice.", "num_prompt_tokens"),
     counter("prompt_tokens_cached", "Prompt tokens with cached KV.", "num_cached_tokens"),
     counter("generation_tokens", "Generated tokens.", "num_generated_tokens"),
+    counters(
+        "generation_tokens_by_adapter",
+        "Generated tokens with a LoRA adapter.",
+        "adapter",
+        "tokens_by_adapter",
+    ),
     counter("prefill_chunks", "Chunks before the last one of a prompt.", "num_prefill_chunks"),
     counter("num_preemptions", "Requests preempted and recomputed.", "num_preemptions"),
     # Latencies and sizes.
@@ -192,6 +207,15 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
     ),
     by_version(
         "spec_decode_num_accepted_tokens_by_version",
+        "Accepted draft tokens.",
+        "num_accepted_tokens",
+    ),
+    by_adapter("spec_decode_num_drafts_by_adapter", "Verified drafts.", "num_drafts"),
+    by_adapter(
+        "spec_decode_num_draft_tokens_by_adapter", "Verified draft tokens.", "num_draft_tokens"
+    ),
+    by_adapter(
+        "spec_decode_num_accepted_tokens_by_adapter",
         "Accepted draft tokens.",
         "num_accepted_tokens",
     ),

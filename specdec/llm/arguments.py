@@ -51,6 +51,10 @@ class LLMArguments(TypedDict, total=False):
     enable_prefix_caching: bool
     stream_interval: int
     async_scheduling: bool
+    enable_lora: bool
+    max_loras: int
+    max_lora_rank: int
+    max_cpu_loras: int | None
     kv_cache_memory_bytes: int | None
     kv_cache_memory_gib: float | None
     tokenizer: str | None

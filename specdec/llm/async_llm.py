@@ -13,6 +13,7 @@ from specdec.llm.host import EngineHost
 from specdec.llm.hosted import HostedModel
 from specdec.llm.outputs import OutputKind, RequestOutput
 from specdec.llm.prompts import Message, Prompt, PromptParts, read_conversation, read_prompt
+from specdec.types.adapters import AdapterInfo, AdapterOrder, LoRARequest
 from specdec.types.drafters import DrafterOrder, DrafterVersion
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import Conversation
@@ -46,14 +47,16 @@ class AsyncLLM(HostedModel):
         *,
         output_kind: OutputKind = "cumulative",
         priority: int = 0,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the outputs of a request; leaving the stream early aborts it.
 
         request_id: None to assign one. output_kind: whether outputs are cumulative, hold only new
-        tokens, or there is only a final one. Raises InvalidValueError.
+        tokens, or there is only a final one. lora_request: an adapter, which is loaded when it is
+        first used. Raises InvalidValueError.
         """
         read = partial(read_prompt, "prompt", prompt)
-        return self._stream(read, sampling_params, request_id, output_kind, priority)
+        return self._stream(read, sampling_params, request_id, output_kind, priority, lora_request)
 
     def chat(
         self,
@@ -67,6 +70,7 @@ class AsyncLLM(HostedModel):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the reply to a conversation, rendered by the chat template; see `generate`."""
         read = partial(
@@ -78,7 +82,7 @@ class AsyncLLM(HostedModel):
             continue_final_message=continue_final_message,
             chat_template_kwargs=chat_template_kwargs,
         )
-        return self._stream(read, sampling_params, request_id, output_kind, priority)
+        return self._stream(read, sampling_params, request_id, output_kind, priority, lora_request)
 
     async def _stream(
         self,
@@ -87,6 +91,7 @@ class AsyncLLM(HostedModel):
         request_id: str | None,
         kind: OutputKind,
         priority: int,
+        lora: LoRARequest | None,
     ) -> AsyncGenerator[RequestOutput, None]:
         prompt = read()
         if kind not in get_args(OutputKind):
@@ -98,7 +103,9 @@ class AsyncLLM(HostedModel):
         params = SamplingParams() if params is None else params
         seed = self._host.seed_for(params)  # here, so that seeds follow the order of requests
         with self._host.preparing(name) as preparation:
-            call = await asyncio.to_thread(self._host.call, name, prompt, params, seed, priority)
+            call = await asyncio.to_thread(
+                self._host.call, name, prompt, params, seed, priority, lora
+            )
         outputs = self._host.stream(call, kind, is_aborted=preparation.is_aborted)
         async with aclosing(outputs) as stream:
             async for output in stream:
@@ -120,6 +127,22 @@ class AsyncLLM(HostedModel):
     async def drafter_versions(self) -> tuple[DrafterVersion, ...]:
         """Return the versions of the draft head, oldest first, with their accepted drafts."""
         return (await self._host.order_drafter(DrafterOrder())).versions
+
+    async def add_lora(self, lora_request: LoRARequest) -> tuple[AdapterInfo, ...]:
+        """Load an adapter before a request needs it; return all loaded adapters.
+
+        Raises what `AdapterControl.execute` raises, as for a name that is taken.
+        """
+        order = AdapterOrder.load(lora_request.lora_name, lora_request.lora_path)
+        return (await self._host.order_adapter(order)).adapters
+
+    async def remove_lora(self, lora_name: str) -> tuple[AdapterInfo, ...]:
+        """Unload an adapter; running requests complete with it. Return all adapters."""
+        return (await self._host.order_adapter(AdapterOrder.unload(lora_name))).adapters
+
+    async def list_loras(self) -> tuple[AdapterInfo, ...]:
+        """Return the loaded adapters, in the order in which they were loaded."""
+        return (await self._host.order_adapter(AdapterOrder())).adapters
 
     async def abort(self, request_id: str) -> None:
         """End the requests with this id; their streams end with finish reason `abort`."""

@@ -196,12 +196,13 @@ class TokenizedInput:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """The model that is loaded.
+    """The model that is loaded, or an adapter of it.
 
     max_model_len: most tokens of a prompt and its completion together.
     speculation_method: None where nothing drafts, and then num_speculative_tokens is 0.
     sampling_defaults: used for parameters that a request leaves out.
     speculation_methods: those that a request may name, in the order in which they draft.
+    parent: of an adapter, the name of the model; else empty.
     """
 
     model: str
@@ -215,3 +216,4 @@ class ModelInfo:
     version: str
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     speculation_methods: tuple[str, ...] = ()
+    parent: str = ""

@@ -13,7 +13,7 @@ from cluster.api.anthropic.routes import messages_routes
 from cluster.api.authentication import ApiKeys
 from cluster.api.dashboard import make_dashboard
 from cluster.api.grpc.servicers import AdminServicer
-from cluster.api.http.admin import admin_routes
+from cluster.api.http.admin import admin_routes, lora_routes
 from cluster.api.http.bodies import LimitBodies
 from cluster.api.http.hosts import CheckHost
 from cluster.api.http.limits import HttpLimits
@@ -54,6 +54,7 @@ def make_app(
     app.include_router(messages_routes(get_router, get_keys, get_applications))
     app.include_router(sglang_routes(get_router, get_keys))
     app.include_router(admin_routes(get_admin), include_in_schema=False)
+    app.include_router(lora_routes(get_admin), include_in_schema=False)
     app.include_router(make_dashboard(get_router, get_admin), include_in_schema=False)
     app.include_router(metric_routes(get_router, get_admin), include_in_schema=False)
 

@@ -59,10 +59,10 @@ class ResponseInfo:
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
-    def of(cls, id: str, router: Router, params: SamplingParams) -> ResponseInfo:
-        """Make the fields for a request whose seed is set."""
+    def of(cls, id: str, router: Router, params: SamplingParams, model: str | None) -> ResponseInfo:
+        """Make the fields for a request whose seed is set. model: as in the request."""
         assert params.seed is not None, "with_seed has set the seed"
-        return cls(id, router.config.served_model_name, params.seed)
+        return cls(id, model or router.config.served_model_name, params.seed)
 
 
 async def prompt_token_ids(

@@ -83,7 +83,7 @@ async def prepare_chat(
     builder = ChatBuilder(
         request=request,
         call=generate_call(router, request, prompt, params, context.request_id),
-        info=ResponseInfo.of(f"chatcmpl-{context.request_id}", router, params),
+        info=ResponseInfo.of(f"chatcmpl-{context.request_id}", router, params, request.model),
         reading=reading,
         names=await token_names(router, request) if needs_names else None,
     )

@@ -246,6 +246,7 @@ def _add_models(routes: APIRouter, handler: RequestHandler) -> None:
             object="model",
             created=created,
             owned_by="specdec",
+            parent=info.parent or None,
             max_model_len=info.max_model_len,
             speculation_methods=list(info.speculation_methods),
         )
@@ -255,14 +256,14 @@ def _add_models(routes: APIRouter, handler: RequestHandler) -> None:
         if applications is None:
             return []
         peers = await applications.peers()
-        infos = await asyncio.gather(*(each.model_info() for each in peers))
-        return [each for each in infos if each is not None]
+        infos = await asyncio.gather(*(each.model_infos() for each in peers))
+        return [info for of_peer in infos for info in of_peer]
 
     @routes.get("/v1/models", responses=_answers(ModelList))
     async def models() -> Response:
-        """List the served models, first that of the application that receives the request."""
-        own = handler.get_router().model_info("")
-        return _json(ModelList(object="list", data=list(map(card, [own, *await others()]))))
+        """List the served models and their adapters, first those of this application."""
+        own = handler.get_router().model_infos()
+        return _json(ModelList(object="list", data=list(map(card, [*own, *await others()]))))
 
     @routes.get("/v1/models/{model:path}", responses=_answers(ModelCard))
     async def model(model: Annotated[str, Path(description="name of the model")]) -> Response:

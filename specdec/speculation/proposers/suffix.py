@@ -1,8 +1,8 @@
 """Suffix decoding (Oliaro et al. 2024, SuffixDecoding, arXiv 2411.04975).
 
 The end of a sequence is looked up in suffix trees: of the sequence itself, of earlier outputs with
-the same cache_salt, and of a static corpus. The longer the match, the more tokens are drafted; each
-draft token is the most frequent continuation, as long as that is frequent enough.
+the same cache_salt and adapter, and of a static corpus. The longer the match, the more tokens are
+drafted; each draft token is the most frequent continuation, as long as that is frequent enough.
 """
 
 from __future__ import annotations
@@ -51,6 +51,9 @@ _NODE_BYTES = 170
 MAX_CACHE_BYTES = _NODE_BYTES * MAX_NODES
 """Memory of MAX_NODES nodes; 160 bytes a node and 4 a token were measured."""
 
+Tenant = tuple[str, int]
+"""The cache_salt and the adapter of requests: only those with the same ones share outputs."""
+
 
 @dataclass
 class _State:
@@ -98,7 +101,7 @@ class SuffixProposer(SynchronousProposer):
         state = self._states.pop(seq_id, None)
         if state is not None and state.seq.status is SequenceStatus.FINISHED:
             seq = state.seq
-            self.cache.add(seq.request.cache_salt, seq.token_ids[seq.num_prompt_tokens :])
+            self.cache.add(_tenant(seq), seq.token_ids[seq.num_prompt_tokens :])
 
     def _propose(self, request: DraftRequest) -> Proposal:
         seq = request.seq
@@ -119,9 +122,9 @@ class SuffixProposer(SynchronousProposer):
             return
         context = own.token_ids[-self._max_depth :]
         yield own.tree, context, own.num_matched
-        tenant = state.seq.request.cache_salt
-        cached = self.cache.tree(tenant)
-        for tree in (*((cached,) if cached is not None else ()), *self.corpus.trees(tenant)):
+        cached = self.cache.tree(_tenant(state.seq))
+        corpus = self.corpus.trees(state.seq.request.cache_salt)
+        for tree in (*((cached,) if cached is not None else ()), *corpus):
             yield tree, context, _num_matched(tree, context)
 
     def _ingest(self, seq: Sequence, tree: OnlineSuffixTree) -> bool:
@@ -177,11 +180,15 @@ class SuffixProposer(SynchronousProposer):
         return tree.branches(place, request.max_nodes, depth, self._min_prob)
 
 
+def _tenant(seq: Sequence) -> Tenant:
+    return seq.request.cache_salt, seq.request.adapter_id
+
+
 @dataclass
 class _Output:
     """An output; its tenant's tree has the suffixes from `first` to before `end`."""
 
-    tenant: str
+    tenant: Tenant
     token_ids: Tokens
     first: int = 0
     end: int = 0
@@ -202,7 +209,7 @@ class OutputCache:
         self._max_nodes = max_nodes
         self._pending: deque[_Output] = deque()
         self._outputs: deque[_Output] = deque()
-        self._trees: dict[str, SuffixTree] = {}
+        self._trees: dict[Tenant, SuffixTree] = {}
         self._num_nodes = 0
 
     @property
@@ -215,11 +222,11 @@ class OutputCache:
         """Nodes of all trees, which determine the memory."""
         return self._num_nodes
 
-    def tree(self, tenant: str) -> SuffixTree | None:
+    def tree(self, tenant: Tenant) -> SuffixTree | None:
         """Return the tree of a tenant's outputs; None while there are none."""
         return self._trees.get(tenant)
 
-    def add(self, tenant: str, token_ids: collections.abc.Sequence[int]) -> None:
+    def add(self, tenant: Tenant, token_ids: collections.abc.Sequence[int]) -> None:
         """Queue an output, which `maintain` inserts into its tenant's tree."""
         # A token takes two nodes at most. An output that would not fit must not evict others.
         if token_ids and self._max_outputs and 2 * len(token_ids) <= self._max_nodes:
