@@ -124,7 +124,7 @@ def _add_generation(routes: APIRouter, handler: RequestHandler) -> None:
         """Complete a text, streamed with `stream`."""
         return await generate_response(handler, prepare_completion, body, request, body.request_id)
 
-    @routes.post("/v1/embeddings", response_model=None)
+    @routes.post("/v1/embeddings", include_in_schema=False)
     async def embeddings() -> Response:
         """Refuse: the models generate text."""
         message = (

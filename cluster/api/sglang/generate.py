@@ -25,7 +25,7 @@ from cluster.api.sglang.schema import (
     SglSamplingParams,
 )
 from cluster.api.sse import event
-from cluster.replica.limits import check_request_id
+from cluster.replica.limits import check_model, check_request_id
 from cluster.replica.router import Router
 from specdec.config.engine import MAX_STREAM_INTERVAL
 from specdec.engine.input_processor import check_answer_in_one_message
@@ -67,12 +67,14 @@ async def prepare_generate(
     prompts = request.prompts
     sampling = request.of_each("sampling_params", SglSamplingParams())
     ids = _request_ids(request, context.request_id)
-    router.check_admission("", sum(each.n or 1 for each in sampling))
+    models = [check_model(each) for each in request.of_each("lora_path", "")]
+    for model in dict.fromkeys(models):
+        router.check_admission(model, sum(each.n or 1 for each in sampling))
     calls: list[EngineCall] = []
     options: list[PromptOptions] = []
     for index, prompt in enumerate(prompts):
         if isinstance(prompt, str):
-            prompt = await router.tokenize(TokenizeRequest(prompt))
+            prompt = await router.tokenize(TokenizeRequest(prompt, models[index]))
         token_ids = tuple(prompt)
         own = _options(request, index, token_ids, sampling[index])
         params = _params(request, sampling[index], own)
@@ -87,6 +89,7 @@ async def prepare_generate(
             EngineCall(
                 token_ids,
                 params,
+                model=models[index],
                 request_id=ids[index],
                 priority=request.priority,
                 stream_interval=interval,

@@ -245,6 +245,12 @@ async def test_the_error_names_the_field(http, body, param, message):
     assert message in error["message"]
 
 
+async def test_an_unknown_adapter_is_refused(http):
+    response = await http.post("/generate", json={"text": "a", "lora_path": "other"})
+    assert response.status_code == 404
+    assert "'other' is not served" in response.json()["error"]["message"]
+
+
 async def test_the_model_and_the_server_are_described(http):
     model = (await http.get("/get_model_info")).json()
     assert model["model_path"] == "tiny", "no path of the machine"
