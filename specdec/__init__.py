@@ -12,15 +12,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from specdec.llm import LLM, AsyncLLM
     from specdec.types.adapters import LoRARequest
-    from specdec.types.sampling_params import SamplingParams, SpeculationOptions, StructuredOutput
+    from specdec.types.sampling_params import (
+        GuidedDecodingParams,
+        SamplingParams,
+        SpeculationOptions,
+        StructuredOutput,
+        StructuredOutputsParams,
+    )
 
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "GuidedDecodingParams",
     "LoRARequest",
     "SamplingParams",
     "SpeculationOptions",
     "StructuredOutput",
+    "StructuredOutputsParams",
 ]
 
 _MODULES = {

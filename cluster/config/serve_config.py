@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from cluster.config.lora_modules import (
     LORA_MODULES,
@@ -19,6 +19,7 @@ from cluster.config.lora_modules import (
 from cluster.config.network import HOSTS, MAX_MODEL_CHARS, is_loopback
 from cluster.config.vllm_compat import in_our_words
 from cluster.observability.logs import LogConfig
+from cluster.observability.metric_aliases import MetricAliases
 from specdec.config.fields import (
     BOOLEAN,
     DIRECTORY,
@@ -37,6 +38,21 @@ from specdec.config.llm import LLMConfig
 from specdec.types.adapters import AdapterOrder
 from specdec.types.errors import InvalidValueError
 
+ToolCallParserName = Literal[
+    "auto",
+    "hermes",
+    "llama3_json",
+    "llama4_pythonic",
+    "mistral",
+    "qwen3_coder",
+    "deepseek_v3",
+    "deepseek_v31",
+    "glm45",
+    "kimi_k2",
+    "gpt_oss",
+]
+ReasoningParserName = Literal["none", "deepseek_r1", "qwen3", "granite", "gpt_oss"]
+
 
 @dataclass(frozen=True)
 class ServeConfig(LLMConfig):
@@ -54,6 +70,18 @@ class ServeConfig(LLMConfig):
         "LoRA adapters to load at the start, as name=path, separated by commas; requests select "
         "one by its name",
         "none",
+    )
+    seed: int | None = setting(
+        None,
+        optional(whole_number(0, 2**63 - 1)),
+        "Seed from which a replica derives the seeds of requests without one, in their order",
+        "random seeds",
+    )
+    chat_template: Path | None = setting(
+        None,
+        FILE,
+        "File with a Jinja chat template that replaces the model's",
+        "the model's",
     )
     queue_timeout_s: float = setting(
         60.0, POSITIVE, "Seconds that a request may wait in the queue before it is rejected"
@@ -202,6 +230,11 @@ class ServeConfig(LLMConfig):
         "Only requests with this cache_salt are kept for training",
         "those without a cache_salt",
     )
+    metric_aliases: MetricAliases = setting(
+        "none",
+        one_of("none", "vllm", "sglang", "all"),
+        "Engines under whose names /metrics exposes the metrics that they have too, beside ours",
+    )
     otlp_traces_endpoint: str | None = setting(
         None,
         ENDPOINT,
@@ -222,10 +255,15 @@ class ServeConfig(LLMConfig):
     request_timeout_s: float = setting(
         3600.0, POSITIVE, "Timeout in seconds of an OpenAI API request, including its stream"
     )
-    tool_call_parser: Literal["auto", "hermes", "llama3_json"] = setting(
+    tool_call_parser: ToolCallParserName = setting(
         "auto",
-        one_of("auto", "hermes", "llama3_json"),
+        one_of(*get_args(ToolCallParserName)),
         "Parser for tool calls in the model's output; auto selects it by the chat template",
+    )
+    reasoning_parser: ReasoningParserName = setting(
+        "none",
+        one_of(*get_args(ReasoningParserName)),
+        "Parser that separates the model's reasoning from its answer, as reasoning_content",
     )
     allow_synthetic_acceptance: bool = setting(
         False,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import secrets
 import time
 from collections.abc import AsyncGenerator, Collection
@@ -79,7 +80,8 @@ class Router:
         self.metrics = self.core.metrics
         self._replica = replica
         self._model = self.core.model
-        self.text = Preprocessor(directories.target, self._model)
+        self.text = Preprocessor(directories.target, self._model, config.chat_template)
+        self._seeds = random.SystemRandom() if config.seed is None else random.Random(config.seed)
         self._models = RayExecutor(config, directories, self.core.plan, num_sharing)
         self._speculation_version: int | None = None
         self._load = ReplicaLoad(config.target_requests_per_replica, time.monotonic)
@@ -253,12 +255,37 @@ class Router:
         return EngineRequest.of(
             call,
             await self.text.encode(call.prompt),
-            secrets.randbits(63) if call.params.seed is None else call.params.seed,
+            self.new_seed() if call.params.seed is None else call.params.seed,
             await self.text.compile(call.params.structured_output, current_caller.get()),
             adapter_id=self._adapter_of(call.model),
             request_id=request_id,
+            prediction=await self._predicted_tokens(call.params.speculation.prediction),
             queue_deadline_s=time.monotonic() + self.config.queue_timeout_s,
         )
+
+    def abort(self, request_id: str) -> None:
+        """End the requests with this id; an unknown one is no error."""
+        if self.core.thread is not None:
+            self.core.thread.abort(request_id)
+
+    async def flush_cache(self) -> bool:
+        """Empty the prefix cache unless requests run or wait; return whether it was emptied.
+
+        Raises NotReadyError.
+        """
+        if self.core.thread is None:
+            raise NotReadyError("the model is still loading")
+        return await self.core.thread.clear_prefix_cache()
+
+    async def _predicted_tokens(self, text: str | None) -> tuple[int, ...]:
+        """Return the tokens of predicted output, without those that cannot fit the context."""
+        if text is None:
+            return ()
+        return (await self.text.encode(text, add_special_tokens=False))[: self.max_model_len]
+
+    def new_seed(self) -> int:
+        """Return the seed of a request without one; see `ServeConfig.seed`."""
+        return self._seeds.getrandbits(63)
 
     def check_admission(self, model: str, num_choices: int) -> EngineThread:
         """Return the engine for a request of `num_choices`, if it would be admitted now.

@@ -14,6 +14,7 @@ from specdec.engine.speculator import Speculator
 from specdec.engine.stop_checker import Stop, check_stop
 from specdec.models.config import ModelConfig
 from specdec.sequences.block_manager import BlockManager
+from specdec.sequences.prediction import METHOD as PREDICTION
 from specdec.sequences.sequence import Choices, HeadDraft, Lookahead, Sequence, SequenceStatus
 from specdec.types.drafters import CONFIGURED_VERSION
 from specdec.types.errors import BadLogitsError, NoTokenLeftError, SpecdecError
@@ -149,6 +150,8 @@ class Committer:
             choices.speculation = choices.speculation.after_draft(depth, num_accepted)
             self._counts.num_lookahead_tokens += row.num_lookahead_tokens
             method = self._speculator.drafting_method(row.seq_id)
+            if method == PREDICTION:
+                choices.prediction = choices.prediction.after_draft(depth, num_accepted)
             self.drafts.record(method, depth, num_accepted)
             if self._drafters is not None and seq.head_draft and method == self._head_method:
                 self._drafters.observe(seq.head_draft.version, depth, num_accepted)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from specdec.config.llm import LLMConfig
@@ -22,7 +23,7 @@ from specdec.engine.model_resolution import Models, with_resolved_dtype
 from specdec.models.resolve import portable_name
 from specdec.speculation.policy.factory import MeasureEngine
 from specdec.speculation.policy.policy import SpeculationPolicy
-from specdec.speculation.proposers import Proposer
+from specdec.speculation.proposers import Proposer, load_corpora
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.adapters import AdapterOrder, AdapterReport
 from specdec.types.control import SpeculationControl
@@ -139,12 +140,14 @@ class EngineCore(Generic[Config]):
         if self.control is not None:
             profiler = EngineProfiler(self.plan.engine, self.model, tokenizer)
             policy = executor.make_policy(self.control, full_batch, profiler.measure)
+        proposer = executor.make_proposer()
+        load_corpora(proposer, partial(tokenizer.encode, add_special_tokens=False))
         self._engine = Engine(
             self.plan.engine,
             self.model,
             executor.target,
             tokenizer,
-            executor.make_proposer(),
+            proposer,
             policy,
             drafters=drafters,
             adapters=self.adapters,

@@ -150,6 +150,13 @@ class Engine:
         self._requests.abort(request_id)
         self._free_adapters()
 
+    def clear_prefix_cache(self) -> bool:
+        """Empty the prefix cache unless requests run or wait; return whether it was emptied."""
+        if self.has_work:
+            return False
+        self._blocks.clear()
+        return True
+
     @property
     def control(self) -> SpeculationControl:
         """The speculation settings in force for policy, scheduler and input processor."""
@@ -365,11 +372,14 @@ class Engine:
         Speculation that is off is free here: without draft tokens to spend the proposer is not
         called, and the scheduler has reserved no KV slot beyond each sequence's next token.
         """
-        if not decision.num_draft_tokens:
+        uses_proposer = decision.num_draft_tokens > 0
+        if not uses_proposer:
+            rows = [row for row in rows if row.num_draft_tokens]  # for predicted output
+        if not rows:
             return NO_DRAFTING
         eligible = self._eligible(rows)
         began_at_s = self._clock()
-        drafting = self._speculator.propose(eligible)
+        drafting = self._speculator.propose(eligible, uses_proposer=uses_proposer)
         if any(row.num_draft_tokens for row in eligible):
             self._recorder.record_draft(self._clock() - began_at_s)
         return drafting
@@ -392,6 +402,8 @@ class Engine:
     def _rows_ahead(self, decision: Decision) -> tuple[Rows, Drafting]:
         """Return the rows behind the step in flight, none where they are not known."""
         in_flight, max_model_len = self._steps.rows, self.config.max_model_len
+        if decision.allows_predictions and self._is_predicted(in_flight):
+            return [], NO_DRAFTING  # the next drafts depend on the tokens
         if not decision.num_draft_tokens:
             rows = repeat_decodes(in_flight, self._scheduler, max_model_len)
             if rows:
@@ -410,6 +422,10 @@ class Engine:
         if drafting is None:
             return [], NO_DRAFTING
         return rows_ahead(scheduled, in_flight, drafting, max_model_len), drafting
+
+    def _is_predicted(self, rows: Rows) -> bool:
+        """Return whether a sequence of `rows` has drafts of its predicted output."""
+        return any(seq.prediction is not None and seq.prediction.has_place for seq, _ in rows)
 
     def _keep_batch(self, *, is_as_decided: bool) -> None:
         """Go on with the step that was begun ahead."""

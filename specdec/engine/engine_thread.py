@@ -164,6 +164,10 @@ class EngineThread:
         """Put settings in force; the next step goes by them when this returns."""
         await self.call(lambda: self._engine.set_speculation(control))
 
+    async def clear_prefix_cache(self) -> bool:
+        """Empty the prefix cache unless requests run or wait; return whether it was emptied."""
+        return await self.call(self._engine.clear_prefix_cache)
+
     def mark_target_lost(self, error: TargetFailedError) -> None:
         """Report that the target is lost, for when no step has noticed."""
         self.post(lambda: self._recover(error))

@@ -18,6 +18,7 @@ from specdec.types.draft_decision import DecisionReason
 from specdec.types.stats import Counts, EngineReport, HistogramCounts
 
 PREFIX = "specdec:"
+VLLM_PREFIX = "vllm:"
 MODEL_LABEL = "model_name"
 
 MetricType = Literal["gauge", "counter", "histogram"]
@@ -40,7 +41,7 @@ class MetricSpec(Generic[Source]):
     """Definition of one metric. read: returns its values; none where they are unknown.
 
     name: without the prefix and, for a counter, without `_total`. labels: in addition to the model
-    and, in a service, the replica.
+    and, in a service, the replica. prefix: of an alias, another engine's.
     """
 
     name: str
@@ -48,11 +49,17 @@ class MetricSpec(Generic[Source]):
     meaning: str
     read: Callable[[Source], Iterable[Reading]]
     labels: tuple[str, ...] = ()
+    prefix: str = PREFIX
 
     @property
     def exposed_name(self) -> str:
         """The name in queries; a histogram's series add _bucket, _sum and _count."""
-        return PREFIX + self.name + ("_total" if self.type == "counter" else "")
+        return self.family_name + ("_total" if self.type == "counter" else "")
+
+    @property
+    def family_name(self) -> str:
+        """The name with its prefix."""
+        return self.prefix + self.name
 
 
 def gauge(name: str, meaning: str, read: Read) -> MetricSpec[Any]:
@@ -164,7 +171,11 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
     # Latencies and sizes.
     *(_histogram(name, meaning) for name, (meaning, _) in HISTOGRAMS.items()),
     # Drafts.
-    counter("spec_decode_num_drafts", "Verified drafts.", "speculation.num_drafts"),
+    counter(
+        "spec_decode_num_drafts",
+        "Verified drafts of speculative decoding.",
+        "speculation.num_drafts",
+    ),
     counter(
         "spec_decode_num_draft_tokens", "Verified draft tokens.", "speculation.num_draft_tokens"
     ),
@@ -258,3 +269,17 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
     ),
     gauge("goodput_tokens_per_second", "Estimated tokens per second.", "estimated_tokens_per_s"),
 )
+
+VLLM_NAMES = frozenset(
+    {
+        *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"),
+        *("request_success", "prompt_tokens", "generation_tokens", "num_preemptions"),
+        *("time_to_first_token_seconds", "inter_token_latency_seconds"),
+        *("e2e_request_latency_seconds", "request_queue_time_seconds"),
+        *("request_prefill_time_seconds", "request_decode_time_seconds"),
+        *("request_prompt_tokens", "request_generation_tokens"),
+        *("spec_decode_num_drafts", "spec_decode_num_draft_tokens"),
+        *("spec_decode_num_accepted_tokens", "spec_decode_num_accepted_tokens_per_pos"),
+    }
+)
+"""Metrics that vLLM has too, with the same name, type and meaning."""

@@ -113,11 +113,13 @@ class Scheduler:
         """Return the rows of the next step, each with its blocks reserved.
 
         decision: the number of draft tokens per sequence, for requests that do not choose theirs; 0
-            reserves no slot for drafts of any sequence. control: the settings in force.
+            reserves no slot for drafts, except for predicted output where it allows that.
+        control: the settings in force.
         """
         self._rows = {}
         self.keep_batch()
-        self._draft_planner.begin_step(decision, control)
+        has_predictions = any(seq.prediction is not None for seq in self._running)
+        self._draft_planner.begin_step(decision, control, has_predictions=has_predictions)
         self._schedule_decodes()
         self._plan_guesses()
         planned = self._decodes()

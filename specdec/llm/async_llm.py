@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Self, Unpack, get_args
+from typing import Any, ClassVar, Self, Unpack, get_args
 
 from specdec.llm.arguments import LLMArguments, read_arguments
 from specdec.llm.host import EngineHost
@@ -25,6 +25,11 @@ class AsyncLLM(HostedModel):
 
     Streams are read on one event loop at a time.
     """
+
+    renamed: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("agenerate", "async_generate", "generate_async"),
+        "write `async for output in llm.generate(prompt, params)`",
+    )
 
     def __init__(self, model: str, **arguments: Unpack[LLMArguments]) -> None:
         """model: an alias, a directory, a GGUF file or a Hub id. The rest: docs/python.md.

@@ -126,6 +126,7 @@ class EngineHost:
             grammar=self._compile(params.structured_output),
             cache_salt=parts.cache_salt,
             model="" if lora is None else lora.lora_name,
+            prediction=self._predicted_tokens(params.speculation.prediction),
         )
         self.core.engine.check(request)
         return Call(request, parts.text, lora)
@@ -148,6 +149,13 @@ class EngineHost:
             return prompt
         assert prompt.text is not None, "an empty prompt"
         return replace(prompt, token_ids=tuple(self.tokenizer.encode(prompt.text)))
+
+    def _predicted_tokens(self, text: str | None) -> tuple[int, ...]:
+        """Return the tokens of predicted output, without those that cannot fit the context."""
+        if text is None:
+            return ()
+        tokens = self.tokenizer.encode(text, add_special_tokens=False)
+        return tuple(tokens[: self.core.plan.engine.max_model_len])
 
     def _compile(self, spec: StructuredOutput | None) -> Grammar | None:
         if spec is None:

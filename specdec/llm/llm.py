@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, TypeVar, Unpack
+from typing import Any, ClassVar, TypeVar, Unpack
 
 from tqdm.auto import tqdm
 
@@ -37,6 +37,11 @@ _GRACE_S = 1.0
 
 class LLM(HostedModel):
     """Offline inference of batches. Can be used where an event loop runs, as in a notebook."""
+
+    renamed: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("agenerate", "async_generate", "generate_async"),
+        "write `async for output in AsyncLLM(model).generate(prompt, params)`",
+    )
 
     def __init__(self, model: str, **arguments: Unpack[LLMArguments]) -> None:
         """model: an alias, a directory, a GGUF file or a Hub id. The rest: docs/python.md.

@@ -18,7 +18,8 @@ from specdec.kernels.cpu.decoder import DecoderKernel
 from specdec.kernels.cpu.lora import LoraArrays
 from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove
 from specdec.kernels.sample import RowArgmax, logits_and_argmax
-from specdec.models.llama import CausalDecoder, DecoderLayer
+from specdec.models.layers.mixture import SparseMLP
+from specdec.models.llama import MLP, CausalDecoder, DecoderLayer
 from specdec.models.lora.native_adapters import NativeAdapters
 from specdec.models.native_weights import NativeWeights, all_reduce_of, native_matrix
 
@@ -40,7 +41,7 @@ class NativeDecoder:
             self._weights.layer(
                 each.attention,
                 each.mlp_norm,
-                each.mlp,
+                cast(MLP | SparseMLP, each.mlp),
                 input_norm=each.input_norm,
                 rotary=None if rope is None else model.rotaries[rope],
                 attention_output_norm=each.attention_output_norm,

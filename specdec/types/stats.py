@@ -80,6 +80,11 @@ class SpeculationStats(Additive):
         )
 
     @property
+    def num_rejected_tokens(self) -> int:
+        """Draft tokens that did not become output."""
+        return self.num_draft_tokens - self.num_accepted_tokens
+
+    @property
     def acceptance_rate(self) -> float:
         """Accepted per drafted token; 0 when nothing was drafted."""
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0

@@ -54,7 +54,7 @@ async def prepare_completion(
     router.check_admission(request.model or "", 1)
     params, prompts = completion_params(request), _prompts(request)
     request.check_resumption(params, echo=request.echo, prompt=_several(prompts))
-    params = with_seed(params)
+    params = with_seed(params, router)
     router.check_admission(request.model or "", params.n * len(prompts))
     calls, echoes = list[GenerateRequest](), list[Echo]()
     for index, prompt in enumerate(prompts):

@@ -44,7 +44,15 @@ class TraitsStruct(ctypes.Structure):
         ("is_parallel", c_int32),
         *((name, ctypes.c_float) for name in ("attention_scale", "attention_softcap")),
         *((name, ctypes.c_float) for name in ("embedding_scale", "residual_scale")),
+        *((name, c_int32) for name in ("num_experts", "experts_per_token")),
+        ("normalizes_experts", c_int32),
     )
+
+
+class ExpertStruct(ctypes.Structure):
+    """`Expert` in decoder.h."""
+
+    _fields_ = (("gate_up", MatrixStruct), ("down", MatrixStruct))
 
 
 class LayerStruct(ctypes.Structure):
@@ -59,6 +67,8 @@ class LayerStruct(ctypes.Structure):
         ("output", MatrixStruct),
         ("gate_up", MatrixStruct),
         ("down", MatrixStruct),
+        ("router", MatrixStruct),
+        ("experts", ctypes.POINTER(ExpertStruct)),
         ("input_norm", NormStruct),
         ("mlp_norm", NormStruct),
         ("attention_output_norm", NormStruct),
@@ -88,7 +98,8 @@ class DecoderStruct(ctypes.Structure):
     """`Decoder` in decoder.h: one rank of a model."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("hidden_size", "num_hidden_units", "num_heads")),
+        *((name, c_int64) for name in ("hidden_size", "num_hidden_units", "num_expert_units")),
+        ("num_heads", c_int64),
         *((name, c_int64) for name in ("num_kv_heads", "heads_per_kv", "first_in_group")),
         *((name, c_int64) for name in ("head_dim", "rotary_dim", "num_layers")),
         *((name, c_int64) for name in ("num_model_heads", "num_model_kv_heads")),

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
 #include <vector>
 
 #include "arena.h"
@@ -11,17 +12,15 @@
 #include "elementwise.h"
 #include "embedding.h"
 #include "gemm_float.h"
+#include "hidden_units.h"
 #include "lora.h"
+#include "mixture.h"
 #include "rope_and_cache.h"
 
 namespace specdec {
 
 // Rows of an MLP pass; their hidden units stay in the cache.
 constexpr int64_t kMlpRows = 128;
-
-// With at least this many rows per thread, the activation function is parallelized over rows; fewer
-// rows would balance badly.
-constexpr int64_t kMinRowsPerThread = 2;
 
 inline Visibility visibility_in(const Layer& layer) {
   return {layer.window, layer.sees_ahead != 0};
@@ -70,6 +69,7 @@ class ForwardPass {
     if (has_one_qk_norm()) squares_ = arena.allocate_floats(batch.num_tokens * 2);
     attention_output_ = arena.allocate_floats(batch.num_tokens * attention_output_stride());
     hidden_units_ = arena.allocate_floats(mlp_rows() * hidden_units_stride());
+    mixture_.emplace(model, mlp_rows(), arena);
     matrix_scratch_ = arena.allocate(matrix_scratch_bytes());
     attention_scratch_ = arena.allocate_floats(attention_scratch_floats());
     for (int64_t run = 0; run < batch.num_adapter_runs; ++run) {
@@ -148,6 +148,7 @@ class ForwardPass {
   int64_t lora_width_ = 0;  // the most ranks of a layer's updates by an adapter of the batch
   float* lora_hidden_;      // [num_tokens, lora_width]
   float* hidden_units_;  // [mlp_rows, 1 or 2, num_hidden_units]: gate, if any, then up projection
+  std::optional<Mixture> mixture_;  // of experts; without memory where there are none
   void* matrix_scratch_;
   float* attention_scratch_;
 
@@ -155,7 +156,7 @@ class ForwardPass {
   int64_t qkv_stride() const { return num_all_heads() * model_.head_dim; }
   int64_t attention_output_stride() const { return model_.num_heads * model_.head_dim; }
   int64_t hidden_units_stride() const {
-    return (model_.traits.has_gate ? 2 : 1) * model_.num_hidden_units;
+    return units_stride(model_.traits, model_.num_hidden_units);
   }
   bool has_one_qk_norm() const { return model_.traits.qk_norm == QkNorm::kAllHeads; }
   int64_t mlp_rows() const { return std::min(batch_.num_tokens, kMlpRows); }
@@ -167,8 +168,18 @@ class ForwardPass {
       for (const Matrix* matrix : {&layer.qkv, &layer.output}) {
         max_size = std::max(max_size, scratch_bytes(*matrix, batch_.num_tokens));
       }
-      for (const Matrix* matrix : {&layer.gate_up, &layer.down}) {
-        max_size = std::max(max_size, scratch_bytes(*matrix, mlp_rows()));
+      const auto add = [&](const Matrix& matrix) {
+        max_size = std::max(max_size, scratch_bytes(matrix, mlp_rows()));
+      };
+      if (!layer.experts) {
+        add(layer.gate_up);
+        add(layer.down);
+        continue;
+      }
+      add(layer.router);
+      for (int64_t expert = 0; expert < model_.traits.num_experts; ++expert) {
+        add(layer.experts[expert].gate_up);
+        add(layer.experts[expert].down);
       }
     }
     return max_size;
@@ -283,52 +294,42 @@ class ForwardPass {
   void mlp(const Layer& layer, int64_t index, ThreadTeam team) {
     for (int64_t first = 0; first < batch_.num_tokens && !has_failed_; first += kMlpRows) {
       const Range tokens = {first, std::min(first + kMlpRows, batch_.num_tokens)};
+      if (layer.experts) {
+        mix_experts(layer, tokens, team);
+        continue;
+      }
       const Activations input = layer_input(layer.mlp_norm, layer.gate_up, tokens, team);
       gemm(layer.gate_up, input, hidden_units_, hidden_units_stride(), Store::kOverwrite, team);
       adapt({index, &LoraLayer::gate_up}, tokens, input, hidden_units_, hidden_units_stride(), team);
-      const Activations gated = activate_and_quantize(layer.down, tokens.end - first, team);
+      const Activations gated = activate_and_quantize(
+          model_.traits, layer.down, {hidden_units_, model_.num_hidden_units, input.count},
+          matrix_scratch_, team);
       project_to_residual(layer.down, {index, &LoraLayer::down}, gated, first,
                           layer.mlp_output_norm, team);
     }
   }
 
-  // Run the activation function and quantize its result for the next GEMM, in one stage over rows.
-  // With few rows, or without quantization, the activation is parallelized over vectors, so that
-  // even one row is divided, and quantization is a separate stage.
-  Activations activate_and_quantize(const Matrix& matrix, int64_t num_rows, ThreadTeam team) {
-    const Activations rows = {hidden_units_, hidden_units_stride(), num_rows, matrix_scratch_};
-    const int64_t per_row = ceil_div(model_.num_hidden_units, kLanes);
-    if (!quantizes_rows(matrix) || num_rows < kMinRowsPerThread * team.size) {
-      team.parallel_for_ranges(num_rows * per_row, [&](Range own) { activate(own, per_row); });
-      quantize_rows(matrix, rows, team);
-    } else {
-      team.parallel_for_ranges(num_rows, [&](Range own) {
-        activate({own.begin * per_row, own.end * per_row}, per_row);
-        quantize_rows(matrix, rows, own);
-      });
-    }
-    return rows;
+  // Add the results of the tokens' experts, summed over the ranks, to the residual stream.
+  void mix_experts(const Layer& layer, Range tokens, ThreadTeam team) {
+    const int64_t size = model_.hidden_size, count = tokens.end - tokens.begin;
+    const Activations input = layer_input(layer.mlp_norm, layer.router, tokens, team);
+    float* mixed = mixture_->run(layer, input, team);
+    all_reduce(count * size, mixed, team);
+    add_to_residual(mixed, tokens, layer.mlp_output_norm, team);
   }
 
-  // Apply the activation function to a range of vectors, with per_row vectors in each row.
-  void activate(Range vectors, int64_t per_row) {
-    for (int64_t i = vectors.begin; i < vectors.end;) {
-      const int64_t row = i / per_row, begin = i % per_row;
-      const int64_t end = std::min(per_row, begin + vectors.end - i);
-      float* units = hidden_units_ + row * hidden_units_stride() + begin * kLanes;
-      activate(units, std::min(end * kLanes, model_.num_hidden_units) - begin * kLanes);
-      i += end - begin;
-    }
-  }
-
-  // Apply the activation function to `count` hidden units, in place.
-  void activate(float* units, int64_t count) {
-    const float* up = units + model_.num_hidden_units;
-    if (model_.traits.activation == Activation::kSilu) {
-      model_.traits.has_gate ? silu_and_mul(units, up, count) : silu(units, count);
-    } else {
-      model_.traits.has_gate ? gelu_and_mul(units, up, count) : gelu(units, count);
-    }
+  // Run a stage that normalizes, scales and adds rows x [hidden_size] to those of the residual
+  // stream.
+  void add_to_residual(float* x, Range tokens, const Norm& output_norm, ThreadTeam team) {
+    const int64_t size = model_.hidden_size;
+    team.parallel_for_ranges(tokens.end - tokens.begin, [&](Range own) {
+      for (int64_t row = own.begin; row < own.end; ++row) {
+        float* from = x + row * size;
+        if (output_norm.weight) norm_row(output_norm, from, from);
+        add_scaled(from, model_.traits.residual_scale, size,
+                   residual_ + (tokens.begin + row) * size);
+      }
+    });
   }
 
   // Add the updates of a linear layer by the adapters of `tokens` to its output y. rows: its input.
@@ -363,9 +364,8 @@ class ForwardPass {
   void project_to_residual(const Matrix& matrix, LoraTarget target, const Activations& rows,
                            int64_t first, const Norm& output_norm, ThreadTeam team) {
     const int64_t size = model_.hidden_size;
-    const float factor = model_.traits.residual_scale;
     const Range tokens = {first, first + rows.count};
-    if (!output_norm.weight && factor == 1.0f) {
+    if (!output_norm.weight && model_.traits.residual_scale == 1.0f) {
       float* to = residual_ + first * size;
       gemm(matrix, rows, to, size, model_.rank == 0 ? Store::kAccumulate : Store::kOverwrite, team);
       adapt(target, tokens, rows, to, size, team);
@@ -376,13 +376,7 @@ class ForwardPass {
     gemm(matrix, rows, projected, size, Store::kOverwrite, team);
     adapt(target, tokens, rows, projected, size, team);
     all_reduce(rows.count * size, projected, team);
-    team.parallel_for_ranges(rows.count, [&](Range own) {
-      for (int64_t row = own.begin; row < own.end; ++row) {
-        float* x = projected + row * size;
-        if (output_norm.weight) norm_row(output_norm, x, x);
-        add_scaled(x, factor, size, residual_ + (first + row) * size);
-      }
-    });
+    add_to_residual(projected, tokens, output_norm, team);
   }
 
   // Sum data [count] over the ranks. The barriers make every thread read has_failed_ before it can

@@ -16,7 +16,7 @@ from specdec.kernels.cpu.lora import (
     LoraUpdateStruct,
 )
 from specdec.models.layers.matrix import NativeMatrix, make_matrix
-from specdec.models.llama import DecoderLayer
+from specdec.models.llama import MLP, DecoderLayer
 from specdec.models.lora.updates import Linear, LowRankUpdate
 
 
@@ -57,11 +57,15 @@ class NativeAdapters:
 
 
 def _linears_by_name(layer: DecoderLayer) -> Iterator[tuple[str, Linear]]:
-    """Yield the linear layers of a decoder layer by their names in LoraLayerStruct."""
+    """Yield the linear layers of a decoder layer by their names in LoraLayerStruct.
+
+    Experts have none: an adapter cannot update them.
+    """
     yield "qkv", layer.attention.qkv_proj
     yield "output", layer.attention.o_proj
-    yield "gate_up", layer.mlp.gate_up_proj
-    yield "down", layer.mlp.down_proj
+    if isinstance(layer.mlp, MLP):
+        yield "gate_up", layer.mlp.gate_up_proj
+        yield "down", layer.mlp.down_proj
 
 
 def _update_struct(update: LowRankUpdate, kept: list[object]) -> LoraUpdateStruct:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from specdec.kernels.forward_batch import AdapterRun, ModelInput
 from specdec.models.layers.linear import ColumnParallelLinear, RowParallelLinear
 from specdec.models.layers.matrix import Matrix
+from specdec.models.layers.mixture import SparseMLP
 from specdec.models.lora.updates import Expansion, Linear, LowRankUpdate
 
 
@@ -50,6 +51,10 @@ class AdaptedMatrix:
     def multiply_add(self, base: Tensor, x: Tensor) -> Tensor:
         """See Matrix."""
         return self._updated(self.base.multiply_add(base, x), x)
+
+    def multiply_to_float32(self, x: Tensor) -> Tensor:
+        """See Matrix."""
+        return self._updated(self.base.multiply_to_float32(x), x)
 
     def set(self, adapter_id: int, update: _Update) -> None:
         """Add the update of an adapter."""
@@ -110,6 +115,11 @@ class TorchAdapters:
 
 
 def linears_of(layers: nn.Module) -> list[Linear]:
-    """Return the linear layers among the modules of `layers`, in order."""
+    """Return the linear layers among the modules of `layers`, in order.
+
+    Those of a mixture of experts are left out: each runs some of the tokens only.
+    """
     kinds = (ColumnParallelLinear, RowParallelLinear)
-    return [each for each in layers.modules() if isinstance(each, kinds)]
+    mixtures = [each for each in layers.modules() if isinstance(each, SparseMLP)]
+    inner = {each for mixture in mixtures for each in mixture.modules()}
+    return [each for each in layers.modules() if isinstance(each, kinds) and each not in inner]

@@ -1,8 +1,8 @@
 """Suffix decoding (Oliaro et al. 2024, SuffixDecoding, arXiv 2411.04975).
 
-The end of a sequence is looked up in two suffix trees: of the sequence itself, and of earlier
-outputs with the same cache_salt and adapter. The longer the match, the more tokens are drafted;
-each draft token is the most frequent continuation, as long as that is frequent enough.
+The end of a sequence is looked up in suffix trees: of the sequence itself, of earlier outputs with
+the same cache_salt and adapter, and of a static corpus. The longer the match, the more tokens are
+drafted; each draft token is the most frequent continuation, as long as that is frequent enough.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from specdec.speculation.proposers.base import (
     ProposerMemory,
     SynchronousProposer,
 )
+from specdec.speculation.proposers.corpus import MAX_CORPUS_TOKENS, CorpusTrees, Encode
 from specdec.speculation.proposers.suffix_tree import (
     BYTES_PER_TOKEN,
     NO_CONTINUATION,
@@ -46,7 +47,8 @@ _MATCHES_PER_TREE = 8
 MAX_NODES = 2**20
 """Most nodes of all trees together; about as many tokens."""
 
-MAX_CACHE_BYTES = 170 * MAX_NODES
+_NODE_BYTES = 170
+MAX_CACHE_BYTES = _NODE_BYTES * MAX_NODES
 """Memory of MAX_NODES nodes; 160 bytes a node and 4 a token were measured."""
 
 Tenant = tuple[str, int]
@@ -72,12 +74,21 @@ class SuffixProposer(SynchronousProposer):
         self._states: dict[int, _State] = {}
         self._budget = IngestBudget(0)
         self.cache = OutputCache(self._max_depth, config.suffix_decoding_max_cached_requests)
+        self._corpus_path = config.lookup_corpus
+        self.corpus = CorpusTrees(self._max_depth)
 
     @staticmethod
     def memory(config: SuffixConfig) -> ProposerMemory:
-        """Return the memory of the cache of outputs and of the sequences' trees."""
+        """Return the memory of the cache of outputs, the corpus and the sequences' trees."""
         fixed_bytes = MAX_CACHE_BYTES if config.suffix_decoding_max_cached_requests else 0
+        if config.lookup_corpus is not None:
+            fixed_bytes += 2 * MAX_CORPUS_TOKENS * _NODE_BYTES
         return ProposerMemory(fixed_bytes=fixed_bytes, bytes_per_token=BYTES_PER_TOKEN)
+
+    def load_corpus(self, encode: Encode) -> None:
+        """Load the configured corpus, if any; see `CorpusTrees.load`."""
+        if self._corpus_path is not None:
+            self.corpus.load(self._corpus_path, encode)
 
     def begin(self, requests: collections.abc.Sequence[DraftRequest]) -> None:
         """Look the drafts up; text beyond the budget is ingested in later steps."""
@@ -112,8 +123,9 @@ class SuffixProposer(SynchronousProposer):
         context = own.token_ids[-self._max_depth :]
         yield own.tree, context, own.num_matched
         cached = self.cache.tree(_tenant(state.seq))
-        if cached is not None:
-            yield cached, context, _num_matched(cached, context)
+        corpus = self.corpus.trees(state.seq.request.cache_salt)
+        for tree in (*((cached,) if cached is not None else ()), *corpus):
+            yield tree, context, _num_matched(tree, context)
 
     def _ingest(self, seq: Sequence, tree: OnlineSuffixTree) -> bool:
         """Append a sequence's new tokens, within the budget; return whether the tree has all."""
