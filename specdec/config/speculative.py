@@ -25,6 +25,7 @@ from specdec.config.methods import (
 )
 from specdec.config.synthetic_acceptance import SyntheticAcceptance
 from specdec.types.control import MAX_SPECULATION_THRESHOLD, SpeculationControl
+from specdec.types.draft_decision import DraftAhead
 from specdec.types.draft_length import LengthRule, LengthSchedule
 from specdec.types.draft_tree import MAX_TREE_NODES
 from specdec.types.errors import InvalidValueError
@@ -296,6 +297,12 @@ class SpeculativeConfig:
         """The method that runs a draft worker, where one does."""
         models = (each for each in self.drafters if isinstance(each, DraftModelConfig))
         return next(models, None)
+
+    @property
+    def draft_ahead(self) -> DraftAhead:
+        """Return what a draft model drafts while the target verifies its last drafts."""
+        model = self.draft_model
+        return DraftAhead.OFF if model is None else DraftAhead(model.async_drafting)
 
     @property
     def head(self) -> HeadMethodConfig | None:

@@ -36,7 +36,7 @@ from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import Proposer, make_proposer
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationControl
-from specdec.types.draft_decision import Decision
+from specdec.types.draft_decision import Decision, DraftAhead
 from specdec.types.errors import (
     CrashingRequestError,
     GrammarError,
@@ -232,10 +232,11 @@ class Engine:
             self._keep_batch(is_as_decided=is_as_decided)
             return
         rows = self._schedule(decision)
-        drafting = self._propose(rows, decision)
+        drafting = self._take(rows, decision)
         started = self._step_rows(rows, drafting, outputs)
         if started:
             self._begin(started, drafting)
+            self._ahead(started, decision)
 
     def stats(self) -> EngineStats:
         """Return the present load and a snapshot of the counters."""
@@ -291,9 +292,10 @@ class Engine:
             self._requests.release(seq)
         return rows
 
-    def _propose(self, rows: list[ScheduledRow], decision: Decision) -> Drafting:
-        """Draft for the eligible rows, those with room for 0 draft tokens included, and time it.
+    def _take(self, rows: list[ScheduledRow], decision: Decision) -> Drafting:
+        """Take drafts for the eligible rows, those with room for 0 draft tokens included; time it.
 
+        Where drafts are made ahead, a row without one waits for it only if it is the only row.
         Speculation that is off is free here: without draft tokens to spend the proposer is not
         called, and the scheduler has reserved no KV slot beyond each sequence's next token.
         """
@@ -301,10 +303,16 @@ class Engine:
             return NO_DRAFTING
         eligible = self._eligible(rows)
         began_at_s = self._clock()
-        drafting = self._speculator.propose(eligible)
+        may_wait = decision.ahead is DraftAhead.OFF or len(rows) == 1
+        drafting = self._speculator.take(eligible, may_wait=may_wait)
         if any(row.num_draft_tokens for row in eligible):
             self._recorder.record_draft(self._clock() - began_at_s)
         return drafting
+
+    def _ahead(self, rows: Rows, decision: Decision) -> None:
+        """Have the draft model go on behind the rows that the target runs now."""
+        if decision.num_draft_tokens and decision.ahead is not DraftAhead.OFF:
+            self._speculator.ahead(rows, self._scheduler.next_chain_length, decision.ahead)
 
     def _eligible(self, rows: list[ScheduledRow]) -> list[ScheduledRow]:
         control = self.control

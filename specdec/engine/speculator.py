@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections.abc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from specdec.config.speculative import SpeculativeConfig
@@ -15,10 +15,12 @@ from specdec.speculation.proposers import (
     Proposal,
     ProposalAhead,
     Proposer,
+    SentRow,
     SynchronousProposer,
 )
 from specdec.types.control import NO_SPECULATION, SpeculationControl
-from specdec.types.draft_decision import NO_DRAFTS, Decision, DecisionReason, tree
+from specdec.types.draft_decision import NO_DRAFTS, Decision, DecisionReason, DraftAhead, tree
+from specdec.types.draft_tree import chain_of
 from specdec.types.messages import StepRow
 from specdec.types.stats import STRUCTURED_OUTPUT
 
@@ -56,8 +58,8 @@ NO_DRAFTING = Drafting()
 class Speculator:
     """Asks the policy for draft lengths and the proposer for drafts, and reports the outcome.
 
-    The engine calls for each step, in this order: `decide`, `propose` where drafts are allowed,
-    `begin_step`, and with its results `observe` for each verified row, then `end_step`.
+    The engine calls for each step, in this order: `decide`, `take` where drafts are allowed,
+    `begin_step`, `ahead`, and with its results `observe` for each verified row, then `end_step`.
     """
 
     def __init__(
@@ -104,7 +106,9 @@ class Speculator:
             config = self._config
             depth = config.num_speculative_tokens
             return Decision(
-                tree(config.num_draft_tree_tokens, depth=depth), DecisionReason.OPERATOR
+                tree(config.num_draft_tree_tokens, depth=depth),
+                DecisionReason.OPERATOR,
+                ahead=config.draft_ahead,
             )
         return self.policy.decide(num_decoding, num_eligible)
 
@@ -113,13 +117,17 @@ class Speculator:
         """See SpeculativeConfig."""
         return self._holds_drafts
 
-    def propose(self, rows: collections.abc.Sequence[ScheduledRow]) -> Drafting:
-        """Return the drafts for those of `rows` that have any."""
+    def take(
+        self, rows: collections.abc.Sequence[ScheduledRow], *, may_wait: bool = True
+    ) -> Drafting:
+        """Return the drafts for those of `rows` that have any.
+
+        may_wait: whether the step may wait for drafts that are not there yet.
+        """
         if not rows or self._proposer is None or self._config is None:
             return NO_DRAFTING
-        requests = self._requests(rows)
-        self._proposer.begin(requests)
-        proposals = {each.seq_id: each for each in self._proposer.collect()}
+        requests = self._requests(rows, may_wait=may_wait)
+        proposals = {each.seq_id: each for each in self._proposer.take(requests)}
         methods = {
             seq_id: each.method or self._config.method
             for seq_id, each in proposals.items()
@@ -135,7 +143,7 @@ class Speculator:
         catches up on rows without drafts as it does for any step.
         """
         if not any(row.num_draft_tokens for row in rows):
-            return self.propose(rows)
+            return self.take(rows)
         if not isinstance(self._proposer, SynchronousProposer) or self._config is None:
             return None
         if self._has_confidences:
@@ -149,7 +157,37 @@ class Speculator:
         methods = dict.fromkeys(by_sequence, self._config.method)
         return Drafting({}, by_sequence, _num_requested(requests), methods=methods)
 
-    def _requests(self, rows: collections.abc.Sequence[ScheduledRow]) -> list[DraftRequest]:
+    def ahead(
+        self,
+        rows: collections.abc.Sequence[tuple[Sequence, StepRow]],
+        num_next_tokens: Callable[[Sequence], int],
+        ahead: DraftAhead,
+    ) -> None:
+        """Have the proposer draft behind rows that were sent, for the step after them.
+
+        num_next_tokens: most draft tokens of a sequence in that step.
+        """
+        if self._proposer is None:
+            return
+        control = self.control
+        self._proposer.ahead(
+            [
+                SentRow(
+                    seq,
+                    row.known_end,
+                    chain_of(row.drafts, row.parents),
+                    num_next_tokens(seq),
+                    seq.drafting_method(control),
+                    ahead,
+                )
+                for seq, row in rows
+                if row.samples and seq.is_eligible(control)
+            ]
+        )
+
+    def _requests(
+        self, rows: collections.abc.Sequence[ScheduledRow], *, may_wait: bool = True
+    ) -> list[DraftRequest]:
         control = self.control
         return [
             DraftRequest(
@@ -158,6 +196,7 @@ class Speculator:
                 row.num_lookahead_tokens,
                 row.seq.drafting_method(control),
                 row.num_draft_tokens,
+                may_wait,
             )
             for row in rows
         ]

@@ -41,6 +41,21 @@ class DecisionReason(StrEnum):
     CATCHING_UP = "catching_up"
 
 
+class DraftAhead(StrEnum):
+    """What a draft model drafts behind the rows that the target runs.
+
+    OFF: nothing. It drafts once a step is verified, and the next step waits for it.
+    CONTINUING: behind all drafts of a row and the token that it expects the target to add (PEARL,
+        Liu et al. 2024, arXiv 2408.11850).
+    OUTCOMES: behind the likeliest tokens that the target may add to each number of accepted drafts
+        (speculative speculative decoding, Kumar et al. 2026).
+    """
+
+    OFF = "off"
+    CONTINUING = "continuing"
+    OUTCOMES = "outcomes"
+
+
 class DraftShape(NamedTuple):
     """Shape of one sequence's draft, among which a policy chooses.
 
@@ -90,11 +105,13 @@ class Decision:
     first_length: initial length for sequences whose length follows their acceptance; None if that
         is num_draft_tokens, which then is no upper bound for them. Otherwise no draft is longer
         than num_draft_tokens, unless its request asks for more.
+    ahead: what a draft model drafts meanwhile for the step behind it.
     """
 
     shape: DraftShape
     reason: DecisionReason
     first_length: int | None = None
+    ahead: DraftAhead = DraftAhead.OFF
 
     @property
     def num_draft_tokens(self) -> int:

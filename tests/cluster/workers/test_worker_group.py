@@ -172,8 +172,7 @@ def drafting(tmp_path, monkeypatch):
 
 
 def drafts(supervisor, seq):
-    supervisor.begin([DraftRequest(seq, 3)])
-    return [proposal.draft_token_ids for proposal in supervisor.collect()]
+    return [proposal.draft_token_ids for proposal in supervisor.take([DraftRequest(seq, 3)])]
 
 
 def sequence():
