@@ -18,8 +18,7 @@ from specdec.types.errors import InvalidValueError
 from specdec.types.static_tree import StaticTree
 from specdec.types.validation import require_choice, require_range
 
-AsyncDrafting = Literal["off", "continuing", "outcomes"]
-"""Values of async_drafting; those of `specdec.types.draft_decision.DraftAhead`."""
+AsyncDrafting = Literal["off", "continuing", "outcomes", "auto"]
 
 
 class DraftPlace(Enum):
@@ -116,6 +115,7 @@ class DraftModelConfig(MethodConfig):
     async_drafting: what the model drafts while the target verifies its last drafts. off: nothing,
         a step waits for its drafts; continuing: behind all of them and the token that it expects
         from the target; outcomes: behind the likeliest tokens of each number of accepted drafts.
+        Policy goodput drafts ahead where that is faster; with auto it chooses among all of them.
     """
 
     name = "draft_model"

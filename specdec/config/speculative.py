@@ -300,9 +300,18 @@ class SpeculativeConfig:
 
     @property
     def draft_ahead(self) -> DraftAhead:
-        """Return what a draft model drafts while the target verifies its last drafts."""
+        """What a draft model drafts while the target runs, where no policy chooses."""
+        return self.ahead_choices[-1]
+
+    @property
+    def ahead_choices(self) -> tuple[DraftAhead, ...]:
+        """What a policy may have a draft model draft while the target runs, the most last."""
         model = self.draft_model
-        return DraftAhead.OFF if model is None else DraftAhead(model.async_drafting)
+        if model is None or model.async_drafting == "off":
+            return (DraftAhead.OFF,)
+        if model.async_drafting == "auto":
+            return tuple(DraftAhead)
+        return (DraftAhead.OFF, DraftAhead(model.async_drafting))
 
     @property
     def head(self) -> HeadMethodConfig | None:

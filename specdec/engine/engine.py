@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from specdec.config.engine import EngineConfig
 from specdec.engine.async_scheduling import (
@@ -303,11 +304,11 @@ class Engine:
             return NO_DRAFTING
         eligible = self._eligible(rows)
         began_at_s = self._clock()
-        may_wait = decision.ahead is DraftAhead.OFF or len(rows) == 1
-        drafting = self._speculator.take(eligible, may_wait=may_wait)
+        drafting = self._speculator.take(eligible, may_wait=decision.may_wait(len(rows)))
+        seconds = self._clock() - began_at_s
         if any(row.num_draft_tokens for row in eligible):
-            self._recorder.record_draft(self._clock() - began_at_s)
-        return drafting
+            self._recorder.record_draft(seconds)
+        return replace(drafting, waited_s=seconds) if drafting.has_waited else drafting
 
     def _ahead(self, rows: Rows, decision: Decision) -> None:
         """Have the draft model go on behind the rows that the target runs now."""

@@ -6,6 +6,7 @@ import collections.abc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from specdec.config.methods import DraftModelConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.scheduled_row import ScheduledRow
 from specdec.sequences.sequence import Sequence
@@ -32,6 +33,7 @@ class Drafting:
     ahead: in place of proposals, for a step whose tokens are pending.
     num_requested: the draft tokens that were wanted, of a tree its depth. trees: sequences for
         which a tree was wanted. methods: of the drafts that are not empty.
+    has_waited, waited_s: whether the step has waited for a draft model, and for how long.
     """
 
     proposals: Mapping[int, Proposal] = field(default_factory=dict)
@@ -39,6 +41,8 @@ class Drafting:
     num_requested: Mapping[int, int] = field(default_factory=dict)
     trees: frozenset[int] = frozenset()
     methods: Mapping[int, str] = field(default_factory=dict)
+    has_waited: bool = False
+    waited_s: float = 0.0
 
     def resolved(self, rows: collections.abc.Sequence[StepRow]) -> Drafting:
         """Return it with the number that each resolved row wanted of held drafts."""
@@ -50,6 +54,9 @@ class Drafting:
     def _is_held(self, seq_id: int) -> bool:
         return seq_id in self.ahead and self.ahead[seq_id].num_held_drafts > 0
 
+
+_OF_DRAFT_MODEL = (None, DraftModelConfig.name)
+"""Method of a draft model's proposals, alone and in a cascade."""
 
 NO_DRAFTING = Drafting()
 """Drafting of a step without drafts."""
@@ -106,9 +113,8 @@ class Speculator:
             config = self._config
             depth = config.num_speculative_tokens
             return Decision(
-                tree(config.num_draft_tree_tokens, depth=depth),
+                tree(config.num_draft_tree_tokens, depth=depth).with_ahead(config.draft_ahead),
                 DecisionReason.OPERATOR,
-                ahead=config.draft_ahead,
             )
         return self.policy.decide(num_decoding, num_eligible)
 
@@ -134,7 +140,11 @@ class Speculator:
             if each.draft_token_ids
         }
         trees = frozenset(each.seq.seq_id for each in requests if each.wants_tree)
-        return Drafting(proposals, {}, _num_requested(requests), trees, methods)
+        has_waited = self._config.draft_model is not None and any(
+            each.draft_token_ids and not each.is_ahead and each.method in _OF_DRAFT_MODEL
+            for each in proposals.values()
+        )
+        return Drafting(proposals, {}, _num_requested(requests), trees, methods, has_waited)
 
     def propose_ahead(self, rows: collections.abc.Sequence[ScheduledRow]) -> Drafting | None:
         """Return the drafts for a step ahead of the one in flight; None where they are not known.
@@ -219,7 +229,10 @@ class Speculator:
         num_requested = sum(drafting.num_requested.get(row.seq_id, 0) > 0 for row in decoding)
         num_drafted = sum(row.num_draft_tokens > 0 for row in decoding)
         has_prefill = len(decoding) < len(rows)
-        self.policy.begin_step(num_requested, num_drafted, has_prefill=has_prefill)
+        waited_s = drafting.waited_s if drafting.has_waited else None
+        self.policy.begin_step(
+            num_requested, num_drafted, has_prefill=has_prefill, waited_s=waited_s
+        )
 
     def drafting_method(self, seq_id: int) -> str:
         """Return the method that a row's draft counts for, even if a grammar has extended it."""

@@ -119,7 +119,7 @@ class LocalExecutor:
             self._plan.draft,
             measure_engine,
         )
-        return _on_thread(measured)[None]
+        return _on_thread(measured)[None].whole
 
     @property
     def _measure_draft(self) -> MeasureDraft | None:

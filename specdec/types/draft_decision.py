@@ -61,10 +61,16 @@ class DraftShape(NamedTuple):
 
     num_draft_tokens: tokens that the target verifies, which determine the cost of a step; 0 for no
         draft. depth: most of them that can be accepted; less than their number in a tree.
+    ahead: what a draft model drafts meanwhile for the step behind it.
     """
 
     num_draft_tokens: int
     depth: int
+    ahead: DraftAhead = DraftAhead.OFF
+
+    def with_ahead(self, ahead: DraftAhead) -> DraftShape:
+        """Return the shape with drafts ahead; one without draft tokens has none."""
+        return self._replace(ahead=ahead) if self.num_draft_tokens else self
 
     @property
     def is_tree(self) -> bool:
@@ -105,18 +111,31 @@ class Decision:
     first_length: initial length for sequences whose length follows their acceptance; None if that
         is num_draft_tokens, which then is no upper bound for them. Otherwise no draft is longer
         than num_draft_tokens, unless its request asks for more.
-    ahead: what a draft model drafts meanwhile for the step behind it.
+    waits: whether a sequence that decodes alone waits for a draft that was not made ahead.
     """
 
     shape: DraftShape
     reason: DecisionReason
     first_length: int | None = None
-    ahead: DraftAhead = DraftAhead.OFF
+    waits: bool = True
 
     @property
     def num_draft_tokens(self) -> int:
         """Tokens that a sequence may draft."""
         return self.shape.num_draft_tokens
+
+    @property
+    def ahead(self) -> DraftAhead:
+        """What a draft model drafts meanwhile for the step behind it."""
+        return self.shape.ahead
+
+    def may_wait(self, num_rows: int) -> bool:
+        """Return whether a step of `num_rows` may wait for drafts.
+
+        Drafts that are not made ahead are always waited for. Otherwise no row waits for the draft
+        of another.
+        """
+        return self.ahead is DraftAhead.OFF or (self.waits and num_rows == 1)
 
 
 NO_DRAFTS = Decision(chain(0), DecisionReason.OPERATOR)

@@ -85,7 +85,7 @@ class AheadDrafts:
                 tokens = found.token_ids[: request.max_tokens]
                 probs = None if found.draft_probs is None else found.draft_probs[: len(tokens)]
                 base = seq.seq_id, seq.num_tokens, seq.token_ids[-1]
-                proposals.append(Proposal(*base, tokens, probs))
+                proposals.append(Proposal(*base, tokens, probs, is_ahead=True))
                 self.counts.num_used_tokens += len(tokens)
         return proposals
 

@@ -73,6 +73,7 @@ class Proposal:
     method: the method that drafted, where several are loaded.
     parents: for a tree of drafts, the index of each draft token's parent, -1 for the base; None for
         a chain, in which each token follows the one before.
+    is_ahead: whether it was made while the target verified the draft before.
     """
 
     seq_id: int
@@ -83,6 +84,7 @@ class Proposal:
     lookahead_token_ids: tuple[int, ...] = ()
     method: str | None = None
     parents: tuple[int, ...] | None = None
+    is_ahead: bool = False
 
     @property
     def depth(self) -> int:
