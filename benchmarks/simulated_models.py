@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +73,14 @@ class Speeds:
         return self.draft_s * max(1.0, num_tokens / self.num_free_tokens)
 
 
+class _Text(NamedTuple):
+    """One sequence by position. drafted: the draft model's first tokens."""
+
+    tokens: list[int]
+    ranks: list[int]
+    drafted: list[int]
+
+
 @dataclass(frozen=True)
 class Texts:
     """The tokens of all sequences, and their ranks in the draft model's order.
@@ -83,22 +92,25 @@ class Texts:
     acceptance: float
     rank_exponent: float
     seed: int = 0
-    _made: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = field(default_factory=dict)
+    _made: dict[int, _Text] = field(default_factory=dict)
 
     def token(self, seq_id: int, position: int) -> int:
         """Return the token at a position."""
-        return int(self._of(seq_id)[0][position])
+        return self._of(seq_id).tokens[position]
 
-    def drafted(self, seq_id: int, position: int) -> int:
-        """Return the draft model's first token at a position."""
-        return self.candidates(seq_id, position, 1)[0]
+    def drafted(self, seq_id: int, position: int, count: int) -> tuple[int, ...]:
+        """Return the draft model's first tokens at consecutive positions."""
+        return tuple(self._of(seq_id).drafted[position : position + count])
 
     def candidates(self, seq_id: int, position: int, count: int) -> list[int]:
         """Return the draft model's first tokens at a position, the likeliest first."""
-        tokens, ranks = self._of(seq_id)
-        true, rank = int(tokens[position]), int(ranks[position])
-        others = (_FIRST_TOKEN + (true - 1 + index) % _NUM_TOKENS for index in range(count))
-        return [true if index == rank else other for index, other in enumerate(others)]
+        text = self._of(seq_id)
+        true, rank = text.tokens[position], text.ranks[position]
+        others = range(true - 1, true - 1 + count)
+        found = [_FIRST_TOKEN + other % _NUM_TOKENS for other in others]
+        if rank < count:
+            found[rank] = true
+        return found
 
     @cached_property
     def rank_probabilities(self) -> NDArray[np.float64]:
@@ -107,12 +119,14 @@ class Texts:
         rest = (1 - self.acceptance) * weights / weights.sum()
         return np.concatenate([[self.acceptance], rest])
 
-    def _of(self, seq_id: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _of(self, seq_id: int) -> _Text:
         if seq_id not in self._made:
             generator = np.random.default_rng((self.seed, seq_id))
             tokens = _FIRST_TOKEN + generator.integers(0, _NUM_TOKENS, _TEXT_TOKENS)
             ranks = generator.choice(_MAX_RANK, _TEXT_TOKENS, p=self.rank_probabilities)
-            self._made[seq_id] = tokens, ranks
+            wrong = _FIRST_TOKEN + (tokens - 1) % _NUM_TOKENS
+            drafted = np.where(ranks == 0, tokens, wrong)
+            self._made[seq_id] = _Text(tokens.tolist(), ranks.tolist(), drafted.tolist())
         return self._made[seq_id]
 
 
@@ -248,11 +262,7 @@ class SimulatedDraftWorker:
 
     def _drafted(self, row: DraftRow) -> DraftedRow:
         end = row.num_computed_tokens + len(row.token_ids)
-        return DraftedRow(row.seq_id, self._chain(row.seq_id, end, row.num_draft_tokens))
-
-    def _chain(self, seq_id: int, position: int, count: int) -> tuple[int, ...]:
-        places = range(position, position + count)
-        return tuple(self._texts.drafted(seq_id, place) for place in places)
+        return DraftedRow(row.seq_id, self._texts.drafted(row.seq_id, end, row.num_draft_tokens))
 
     def _output(self, made: _Enumeration) -> AheadOutput:
         drafts = tuple(
@@ -266,7 +276,7 @@ class SimulatedDraftWorker:
         for num_accepted, width in enumerate(row.fan_out):
             position = row.num_known_tokens + num_accepted
             for token in self._outcomes(row, num_accepted, position, width):
-                drafted = self._chain(row.seq_id, position + 1, count)
+                drafted = self._texts.drafted(row.seq_id, position + 1, count)
                 found.append(Continuation(num_accepted, token, drafted))
         return found
 

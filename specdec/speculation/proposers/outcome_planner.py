@@ -122,20 +122,18 @@ class OutcomeStatistics:
 
     def hit_rate(self, fan_out: Sequence[int]) -> float:
         """Return the probability that a row's outcome is among those of a fan-out."""
-        num_drafts = len(fan_out) - 1
-        return sum(
-            reached * sum(self._rank_rates(is_last=index == num_drafts)[:count])
-            for index, (reached, count) in enumerate(
-                zip(self._reached(num_drafts), fan_out, strict=True)
-            )
-        )
+        *inner, last = zip(self._reached(len(fan_out) - 1), fan_out, strict=True)
+        rejected, whole = self._rank_rates(is_last=False), self._rank_rates(is_last=True)
+        inner_rate = sum(reached * sum(rejected[:count]) for reached, count in inner)
+        return inner_rate + last[0] * sum(whole[: last[1]])
 
     def _outcomes(self, num_drafts: int) -> Iterable[tuple[float, int]]:
         """Yield probability and number of accepted drafts of each outcome but the first."""
-        for index, reached in enumerate(self._reached(num_drafts)):
-            is_last = index == num_drafts
-            for rate in self._rank_rates(is_last=is_last)[int(is_last) :]:
-                yield reached * rate, index
+        *inner, last = self._reached(num_drafts)
+        rejected, whole = self._rank_rates(is_last=False), self._rank_rates(is_last=True)
+        for index, reached in enumerate(inner):
+            yield from ((reached * rate, index) for rate in rejected)
+        yield from ((last * rate, num_drafts) for rate in whole[1:])
 
     def _reached(self, num_drafts: int) -> list[float]:
         """Return the probability of each number of accepted drafts, 0 to `num_drafts`."""
@@ -144,8 +142,7 @@ class OutcomeStatistics:
             rate = each.value(rate)
             rates.append(rate)
         survival = [*accumulate(rates, mul, initial=1.0), 0.0]
-        exact = [before - after for before, after in pairwise(survival)]
-        return exact
+        return [before - after for before, after in pairwise(survival)]
 
     def _rank_rates(self, *, is_last: bool) -> list[float]:
         """Return the probability of each rank, in descending order."""
@@ -221,7 +218,9 @@ class OutcomePlanner:
         per_row = 1
         if ahead is DraftAhead.OUTCOMES:
             per_row = max(1, self._num_tokens(num_first, most, len(rows)) // len(rows))
-        return [self._row_plan(num_drafts, min(count, most), per_row) for num_drafts, count in rows]
+        sizes = [(num_drafts, min(count, most)) for num_drafts, count in rows]
+        plans = {size: self._row_plan(*size, per_row) for size in set(sizes)}
+        return [plans[size] for size in sizes]
 
     def _row_plan(self, num_drafts: int, num_draft_tokens: int, num_branches: int) -> RowPlan:
         """Return the plan of one row, whose tree has room for at most MAX_TREE_NODES."""
