@@ -2,8 +2,8 @@
 
 An *outcome* of a row is the number of its drafts that are accepted and the token that the target
 adds. How many tokens to try for each number (the *fan-out*) follows from how often each number and
-each rank occurs, as measured; the sum is bounded by what the draft device does within a step of the
-target, as measured too.
+each rank occurs, as measured; the sum is limited to what the draft device completes within a step
+of the target, as measured too.
 """
 
 from __future__ import annotations
