@@ -57,6 +57,8 @@ STREAMS = (1, 4, 16, 64)
 MODES = ("none", "synchronous", "continuing", "outcomes", "auto")
 MAX_DRAFT_TOKENS = 8
 TARGET_S = 0.02
+MIN_ROWS = 4000
+"""Least rows to measure, of all passes: the tokens of a row vary by half of their mean."""
 
 _ASYNC: dict[str, AsyncDrafting] = {
     "synchronous": "off",
@@ -80,12 +82,17 @@ class Case:
 class Settings:
     """Extent of a case: passes of the target until the policy has settled, and measured ones.
 
+    num_measured: at least; with few streams more, so that MIN_ROWS rows are measured.
     rank_exponent: as in Texts.
     """
 
-    num_settling: int = 400
-    num_measured: int = 800
+    num_settling: int = 300
+    num_measured: int = 400
     rank_exponent: float = 1.5
+
+    def num_passes(self, case: Case) -> int:
+        """Return the number of passes of the target to measure."""
+        return max(self.num_measured, MIN_ROWS // case.num_streams)
 
 
 @dataclass(frozen=True)
@@ -180,7 +187,7 @@ class Simulation:
         began_at_s, counts = self._clock(), self._engine.stats().counts
         ahead, busy_s = self._proposer.counts.ahead.minus(_NONE), self._worker.busy_s
         num_waits = self._worker.num_waits
-        self._run_until(began_at_s + settings.num_measured * TARGET_S)
+        self._run_until(began_at_s + settings.num_passes(self._case) * TARGET_S)
         seconds = self._clock() - began_at_s
         made = self._proposer.counts.ahead.minus(ahead)
         num_tokens = self._engine.stats().counts.minus(counts).num_generated_tokens
