@@ -57,20 +57,27 @@ class Speeds:
     """Seconds of forward passes.
 
     target_s, draft_s: of passes that read the weights. num_free_tokens: tokens for which a pass
-    takes no longer than that; beyond them its time grows in proportion.
+    takes no longer than that; beyond them its time grows in proportion. target_row_s, draft_row_s:
+    of each token behind the first, on top of that.
     """
 
     target_s: float
     draft_s: float
     num_free_tokens: int = 256
+    target_row_s: float = 0.0
+    draft_row_s: float = 0.0
 
     def of_target(self, num_tokens: int) -> float:
         """Return the seconds of a pass of the target."""
-        return self.target_s * max(1.0, num_tokens / self.num_free_tokens)
+        return self._pass_s(self.target_s, self.target_row_s, num_tokens)
 
     def of_draft(self, num_tokens: int) -> float:
         """Return the seconds of a pass of the draft model."""
-        return self.draft_s * max(1.0, num_tokens / self.num_free_tokens)
+        return self._pass_s(self.draft_s, self.draft_row_s, num_tokens)
+
+    def _pass_s(self, weights_s: float, row_s: float, num_tokens: int) -> float:
+        most = max(1.0, num_tokens / self.num_free_tokens)
+        return weights_s * most + row_s * (num_tokens - 1)
 
 
 class _Text(NamedTuple):

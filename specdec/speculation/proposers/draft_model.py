@@ -24,7 +24,7 @@ from specdec.speculation.proposers.ahead import AheadDrafts
 from specdec.speculation.proposers.base import DraftRequest, Proposal, ProposerMemory, SentRow
 from specdec.speculation.proposers.cross_vocab.retokenizer import num_equal
 from specdec.speculation.proposers.cross_vocab.vocab_adapter import DraftView, VocabAdapter
-from specdec.speculation.proposers.outcome_planner import RowPlan
+from specdec.speculation.proposers.outcome_planner import OutcomePlanner, RowPlan
 from specdec.types.messages import AheadRow, DraftedRow, DraftRow, DraftStep, DraftWorker, StepRow
 from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
 from specdec.types.stats import Counts
@@ -100,6 +100,10 @@ class DraftModelProposer:
     def counts(self) -> Counts:
         """What it has counted: catch-up tokens, and drafts that were made ahead."""
         return Counts(num_catch_up_tokens=self.num_catch_up_tokens, ahead=self._ahead.counts)
+
+    def keep_observations(self, planner: OutcomePlanner) -> None:
+        """Plan drafts ahead by what `planner` has observed, and add to it."""
+        self._ahead.planner = planner
 
     @staticmethod
     def memory(config: DraftModelConfig) -> ProposerMemory:
