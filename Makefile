@@ -9,7 +9,7 @@ PROTOS := $(shell find protos -name '*.proto')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup protos serve test test-slow test-interleavings test-openapi chaos fuzz soak check audit docs breaking format lossless bench bench-acceptance bench-precision bench-sampling bench-drafting bench-structured-output bench-collectives bench-tensor-parallel bench-forward bench-kernels bench-heads bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control bench-off bench-service-control test-browser test-prometheus test-chart monitoring cli-reference chart third-party gpu-check clean
+.PHONY: help setup protos serve test test-slow test-interleavings test-openapi chaos fuzz soak check audit docs breaking format lossless bench bench-acceptance bench-precision bench-sampling bench-drafting bench-structured-output bench-collectives bench-tensor-parallel bench-forward bench-kernels bench-heads bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control bench-off bench-service-control test-browser test-prometheus test-chart monitoring cli-reference models-page chart third-party gpu-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ monitoring: .make/setup ## generate Grafana's dashboard and the Prometheus files
 
 cli-reference: .make/setup ## generate docs/cli-reference.md from the commands; ARGS=check only compares
 	$(BIN)/python -m tools.cli_reference $(ARGS)
+
+models-page: .make/setup ## generate docs/models.md from the registry of architectures; ARGS=check only compares
+	$(BIN)/python -m tools.supported_models $(ARGS)
 
 chart: .make/setup ## generate the generated files of k8s/; ARGS=check only compares
 	$(BIN)/python -m tools.chart $(ARGS)

@@ -1,15 +1,27 @@
-"""`specdec models`: lists the model aliases and downloads models."""
+"""`specdec models`: lists the model aliases, downloads models, and shows what would run them."""
 
 from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from cluster.cli.output import json_flag, print_stderr, show_json
 
+if TYPE_CHECKING:  # commands import these when they run
+    from specdec.config.engine import DTypeName
+    from specdec.config.quantization import QuantizationMethod
+    from specdec.engine.model_report import ModelReport
+
+DTYPES = ("float32", "bfloat16", "float16")
+QUANTIZATIONS = ("none", "int8", "w8a8")
+KERNELS = ("auto", "native", "torch")
+
 
 @click.group()
 def models() -> None:
-    """List model aliases and download models."""
+    """List model aliases, download models, and show what would run them."""
 
 
 @models.command("fetch", short_help="Download a model.")
@@ -44,3 +56,109 @@ def list_models(as_json: bool) -> None:
             click.echo(f"{name}\t{directory or f'not fetched ({size / 1e6:.0f} MB)'}")
     if as_json:
         show_json({"models": found})
+
+
+@models.command("show", short_help="Show what would run a model.")
+@click.argument("name")
+@click.option(
+    "--dtype",
+    type=click.Choice(DTYPES),
+    default="float32",
+    show_default=True,
+    help="Data type of weights, activations and KV.",
+)
+@click.option(
+    "--quantization",
+    type=click.Choice(QUANTIZATIONS),
+    default="none",
+    show_default=True,
+    help="Format of the matrices of linear layers.",
+)
+@click.option(
+    "--tensor-parallel-size",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Number of ranks.",
+)
+@click.option(
+    "--kernels",
+    type=click.Choice(KERNELS),
+    default="auto",
+    show_default=True,
+    help="Kernels on a CPU.",
+)
+@json_flag
+def show_model(
+    name: str,
+    dtype: str,
+    quantization: str,
+    tensor_parallel_size: int,
+    kernels: str,
+    as_json: bool,
+) -> None:
+    """Show the architecture of model NAME, its decoder, memory and drafting methods.
+
+    NAME is an alias, a directory, a GGUF file or a Hugging Face Hub id. Its configuration is read;
+    its weights are not loaded.
+    """
+    from specdec.engine.model_report import Precision, report_model
+    from specdec.models.resolve import resolve
+    from specdec.worker import native_library_fault
+
+    fault = "kernels is torch" if kernels == "torch" else native_library_fault()
+    precision = Precision(
+        cast("DTypeName", dtype),
+        None if quantization == "none" else cast("QuantizationMethod", quantization),
+        is_native=not fault,
+    )
+    directory = resolve(name, progress=print_stderr)
+    found = report_model(directory, precision, tensor_parallel_size)
+    decoder = "torch: " + " ".join(fault.split()) if fault else "native C++ kernels"
+    if as_json:
+        show_json(_fields(found, decoder))
+        return
+    click.echo("\n".join(f"{label:18}{value}" for label, value in _lines(found, decoder)))
+
+
+def _fields(report: ModelReport, decoder: str) -> dict[str, Any]:
+    config = report.config
+    return {
+        "directory": str(report.directory),
+        "architecture": config.architecture,
+        "differences": report.differences,
+        "num_parameters": config.num_parameters,
+        "num_layers": config.num_layers,
+        "hidden_size": config.hidden_size,
+        "vocab_size": config.vocab_size,
+        "max_model_len": config.max_position_embeddings,
+        "decoder": decoder,
+        "dtype": report.precision.dtype,
+        "checkpoint_dtype": config.checkpoint_dtype,
+        "quantization": report.precision.quantization or "none",
+        "ranks": [asdict(rank) for rank in report.ranks],
+        "methods": [asdict(each) for each in report.methods],
+    }
+
+
+def _lines(report: ModelReport, decoder: str) -> list[tuple[str, str]]:
+    """Return a label and a value for each line of text."""
+    config, precision = report.config, report.precision
+    size = f"{config.num_parameters / 1e6:.1f} million weights, {config.num_layers} layers"
+    quantization = precision.quantization or "no quantization"
+    return [
+        ("directory", str(report.directory)),
+        ("architecture", f"{config.architecture}: {report.differences}"),
+        ("size", f"{size}, context {config.max_position_embeddings}"),
+        ("decoder", decoder),
+        ("precision", f"{precision.dtype} ({config.checkpoint_dtype} in files), {quantization}"),
+        *(
+            (
+                f"rank {rank}",
+                f"{each.weight_bytes / 2**20:.1f} MiB of weights, "
+                f"{each.kv_bytes_per_token / 2**10:.1f} KiB of KV a token",
+            )
+            for rank, each in enumerate(report.ranks)
+        ),
+        *((each.method, f"{each.fit}: {each.reason}") for each in report.methods),
+    ]

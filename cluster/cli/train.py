@@ -53,7 +53,7 @@ _TEXTS = {
         "method": "Drafting method: eagle3, dspark, dflash, medusa, mlp_speculator or draft_model.",
         "depth": "Draft tokens behind each position that are trained.",
         "num_layers": "Decoder layers.  [default: 2 of dspark and dflash, 3 of draft_model]",
-        "markov_rank": "Rank of the Markov head of dspark.",
+        "markov_rank": "Rank of the Markov head of dspark.  [default: 64]",
         "export_dtype": "Data type of the exported weights.",
         "export_layout": "Packed is small: matrices in int8, without what the target has.",
     },
@@ -124,11 +124,19 @@ target_precision_flags = combine_flags(
 @section_flag(
     "Corpus",
     "--corpus",
+    "corpora",
+    multiple=True,
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Directory of specdec train-data, to train on it instead of making OUTPUT/corpus.",
+    help="Directory of specdec train-data, to train on it instead of making OUTPUT/corpus; may be "
+    "repeated.",
 )
 @section_flag(
     "Corpus", "--num-samples", type=click.IntRange(min=2), help="Use only the first N samples."
+)
+@click.option(
+    "--start",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Directory of an exported head of the same method, to train it further.",
 )
 @click.option(
     "--draft-vocab-size",
@@ -142,8 +150,9 @@ target_precision_flags = combine_flags(
 def train(
     model: str,
     output: Path,
-    corpus: Path | None,
+    corpora: tuple[Path, ...],
     num_samples: int | None,
+    start: Path | None,
     draft_vocab_size: int | None,
     dtype: WeightDtype,
     quantization: QuantizationMethod | None,
@@ -168,11 +177,11 @@ def train(
     config, precision = _config(settings), TargetPrecision(dtype, quantization)
     directory = resolve(model, progress=print_stderr)
     draft_vocabulary_size(config.method, draft_vocab_size, directory)  # before an hour of answers
-    if corpus is None:
-        corpus = _corpus(model, output, precision, config.seed, settings)
-    else:
+    if corpora:
         _require_defaults(settings)
-    files = TrainingFiles(model, corpus, output, num_samples)
+    else:
+        corpora = (_corpus(model, output, precision, config.seed, settings),)
+    files = TrainingFiles(model, corpora, output, num_samples, start)
     trainer = open_run(files, config, precision, draft_vocab_size, print_stderr)
     if trainer.step:
         print_stderr(f"continuing after step {trainer.step} of {trainer.num_steps}")

@@ -45,6 +45,12 @@ corpus_flags = combine_flags(
         f"[default: {DEFAULT_NUM_SELF_WRITTEN} without --prompts, else 0]",
     ),
     _corpus_flag(
+        "--prompt-prefixes",
+        type=EXISTING_FILE,
+        help="JSON lines file with first words of prompts that the model writes itself, to steer "
+        "them.",
+    ),
+    _corpus_flag(
         "--temperatures",
         type=ListOf("NUMBER,...", float),
         default="0,0.3,0.7,1",
@@ -119,19 +125,28 @@ def train_data(model: str, directory: Path, as_json: bool, **flags: Any) -> None
 
 
 def make_corpus(
-    model: str, directory: Path, *, prompts: Path | None, num_self_written: int | None, **flags: Any
+    model: str,
+    directory: Path,
+    *,
+    prompts: Path | None,
+    num_self_written: int | None,
+    prompt_prefixes: Path | None,
+    **flags: Any,
 ) -> Progress:
     """Generate the samples that a directory lacks; flags: further fields of GenerationConfig.
 
     num_self_written: None for the default, which depends on whether there are prompts. Raises as
-    `generate_corpus` and `read_prompts` do.
+    `generate_corpus`, `read_prompts` and `read_prefixes` do.
     """
     from specdec.training.generation import GenerationConfig, generate_corpus
-    from specdec.training.prompts import read_prompts
+    from specdec.training.prompts import read_prefixes, read_prompts
 
     if num_self_written is None:
         num_self_written = DEFAULT_NUM_SELF_WRITTEN if prompts is None else 0
-    config = GenerationConfig(model, num_self_written=num_self_written, **flags)
+    prefixes = read_prefixes(prompt_prefixes) if prompt_prefixes is not None else ()
+    config = GenerationConfig(
+        model, num_self_written=num_self_written, prompt_prefixes=prefixes, **flags
+    )
     records = read_prompts(prompts) if prompts is not None else []
     with _interrupted_by_sigterm():
         progress = generate_corpus(config, records, directory)

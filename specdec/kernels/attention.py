@@ -71,8 +71,14 @@ class PagedAttention:
         head_dim: int,
         block_size: int,
         device: torch.device,
+        *,
+        scale: float | None = None,
+        softcap: float | None = None,
     ) -> None:
-        """heads: of this rank."""
+        """heads: of this rank. scale: factor of scores; None: 1 / sqrt(head_dim).
+
+        softcap: bound c of scores s, which become c * tanh(s / c); None: no bound.
+        """
         self.num_kv_heads = len(heads.kv)
         self.heads_per_kv = heads.heads_per_kv
         before = heads.first_in_group
@@ -81,6 +87,7 @@ class PagedAttention:
         self.head_dim = head_dim
         self.block_size = block_size
         self.device = device
+        self._scale, self._softcap = scale, softcap
         self._workspace = torch.empty(0, device="cpu")  # replaced by one in the dtype of the cache
 
     def plan(
@@ -197,10 +204,25 @@ class PagedAttention:
         whole = F.pad(query, (0, 0, before, after)) if before or after else query
         grouped = whole.view(num_seqs, num_queries, self.num_kv_heads, self.heads_per_kv, -1)
         folded = grouped.transpose(1, 2).reshape(num_seqs, self.num_kv_heads, -1, self.head_dim)
-        attended = F.scaled_dot_product_attention(folded, keys, values, attn_mask=group.mask)
+        attended = self._softmax_attention(folded, keys, values, group.mask)
         unfolded = attended.view(num_seqs, self.num_kv_heads, num_queries, self.heads_per_kv, -1)
         heads = unfolded.transpose(1, 2).reshape(whole.shape)
         return heads[:, :, before : whole.shape[2] - after]
+
+    def _softmax_attention(
+        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """Return softmax(scores + mask) V. query: [G, H, Q, D]; keys, values: [G, H, S, D]."""
+        if self._softcap is None:
+            return F.scaled_dot_product_attention(
+                query, keys, values, attn_mask=mask, scale=self._scale
+            )
+        scale = self.head_dim**-0.5 if self._scale is None else self._scale
+        scores = (query @ keys.transpose(-1, -2)).mul_(scale / self._softcap)
+        scores = scores.tanh_().mul_(self._softcap)
+        if mask is not None:
+            scores += mask
+        return scores.softmax(-1, dtype=torch.float32).to(values.dtype) @ values
 
     def _gather(self, kv_cache: Tensor, slots: Tensor) -> Tensor:
         """Copy slots [N] to a reused buffer; allocating one would cost twice the copy itself."""

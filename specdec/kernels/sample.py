@@ -188,6 +188,41 @@ def sample_tokens(logits: Tensor, params: SampleParams) -> NDArray[np.int64] | N
     return token_ids
 
 
+def best_drafts(
+    logits: Tensor, target_ids: Tensor, params: SampleParams, count: int
+) -> tuple[Tensor, Tensor] | None:
+    """Return the `count` draft tokens of each row with the largest perturbed scores, best first.
+
+    logits: [num_rows, num_tokens], of any floating-point type. target_ids: the target's id of each
+    draft token, [num_tokens] int32, ascending. params: of the rows in order, with temperatures
+    above 0. Returns scores (log q of an unknown normalization, and the noise) in float32, -inf
+    where a row has no more tokens, and the target's ids in int64; None where the logits are not on
+    a CPU or the kernels are not available. Rounding may decide.
+    """
+    library = _library() if logits.device.type == "cpu" else None
+    if library is None:
+        return None
+    assert params.dtype == SAMPLE_PARAMS, params.dtype
+    assert target_ids.dtype == torch.int32
+    logits, is_bfloat16 = _kernel_input(logits)
+    params = np.ascontiguousarray(params)
+    scores = torch.full((len(params), count), -torch.inf, device="cpu")
+    token_ids = torch.zeros(len(params), count, dtype=torch.int64, device="cpu")
+    library.specdec_best_drafts(
+        logits.data_ptr(),
+        is_bfloat16,
+        logits.stride(0),
+        logits.shape[1],
+        target_ids.data_ptr(),
+        params.ctypes.data,
+        len(params),
+        count,
+        scores.data_ptr(),
+        token_ids.data_ptr(),
+    )
+    return scores, token_ids
+
+
 def _kernel_input(logits: Tensor) -> tuple[Tensor, bool]:
     """Return logits in float32 or bfloat16 with contiguous rows, and whether that is bfloat16.
 
@@ -214,5 +249,9 @@ def _library() -> Any:
             gemm_argmax=(ctypes.c_bool, head, address, count, count, address, flag, *argmax),
             all_ranks_argmax=(ctypes.c_bool, address, count, count, *argmax),
             sample=(None, address, flag, count, count, address, count, address),
+            best_drafts=(
+                *(None, address, flag, count, count, address),
+                *(address, count, count, address, address),
+            ),
         )
     return library

@@ -1,29 +1,31 @@
 """The shape of a decoder, read from a Hugging Face `config.json`.
 
-The differences between the supported architectures are data here: biases, normalization of heads,
-sliding windows, rotary embeddings. A missing key has the default of the architecture's
-configuration class in transformers; see `specdec.models.registry`.
+`specdec.models.registry` specifies how an architecture's keys are read. A missing key has the
+default of the architecture's configuration class in transformers.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from specdec.config.engine import DTYPE_BYTES, DTypeName
 from specdec.config.quantization import QuantizationMethod
-from specdec.models.registry import ARCHITECTURES, SAME_DECODERS, SUPPORTED_ARCHITECTURES
-from specdec.models.rope import Rope, read_rope
+from specdec.models.architecture import has
+from specdec.models.config_values import count, fraction, unsupported
+from specdec.models.layer_patterns import LayerRopes, Windows
+from specdec.models.registry import ARCHITECTURES, SAME_DECODERS, architecture_of
+from specdec.models.rope import LongRope, Rope, read_rope
+from specdec.models.traits import LLAMA, DecoderTraits, QkNorm
+from specdec.models.unsupported import explain_unsupported
 from specdec.types.errors import InvalidValueError, ModelNotFoundError, UnsupportedModelError
 from specdec.types.sampling_params import SamplingDefaults, SamplingParams
 from specdec.types.sharding import HeadShard
 
-_MAX_COUNT = 2**31 - 1
 _MAX_LAYERS = 10_000
-_MAX_SHOWN_CHARS = 200
 
 _SPELLINGS = {"max_tokens": "max_new_tokens"}
 
@@ -55,15 +57,18 @@ _REQUIRED_KEYS = (
     "intermediate_size",
     "num_hidden_layers",
     "num_attention_heads",
-    "rms_norm_eps",
     "max_position_embeddings",
 )
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shape of a Llama-like decoder.
+    """The shape of a decoder.
 
+    rms_norm_eps: of all norms. rope: of most layers, which a head's layers share; layer_ropes: of
+        each layer, None where it has none; empty if all have `rope`. rotary_fraction: the part of
+        each head that is rotated.
+    traits: how the layers differ from Llama's.
     checkpoint_dtype: as in the file; it may be a dtype that models cannot run in.
     has_qkv_bias, has_output_bias: of attention's input and output projections.
     has_qk_norm: whether each query and key head is normalized before its rotation.
@@ -90,21 +95,38 @@ class ModelConfig:
     has_output_bias: bool
     has_mlp_bias: bool
     has_qk_norm: bool
-    sliding_windows: tuple[int | None, ...]
+    sliding_windows: Windows
     checkpoint_dtype: str
     mask_token_id: int | None = None
+    layer_ropes: LayerRopes = ()
+    rotary_fraction: float = 1.0
+    traits: DecoderTraits = LLAMA
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
             limit = f"a divisor of num_attention_heads ({self.num_heads})"
-            raise _unsupported("num_key_value_heads", self.num_kv_heads, limit)
+            raise unsupported("num_key_value_heads", self.num_kv_heads, limit)
         if self.head_dim % 2:
-            raise _unsupported("head_dim", self.head_dim, "even, to be rotated by halves")
+            raise unsupported("head_dim", self.head_dim, "even, to be rotated by halves")
+        self._check_ropes()
         assert len(self.sliding_windows) == self.num_layers
         mask = self.mask_token_id
         if mask is not None and (type(mask) is not int or not 0 <= mask < self.vocab_size):
             limit = f"a token id below vocab_size ({self.vocab_size})"
-            raise _unsupported("pard_token", mask, limit)
+            raise unsupported("pard_token", mask, limit)
+
+    def _check_ropes(self) -> None:
+        assert len(self.layer_ropes) in (0, self.num_layers)
+        if self.rotary_dim % 2 or self.rotary_dim == 0:
+            limit = f"such that it rotates an even number of the {self.head_dim} dimensions"
+            raise unsupported("partial_rotary_factor", self.rotary_fraction, limit)
+        for rope in {self.rope, *self.layer_ropes}:
+            if isinstance(rope, LongRope):
+                for name in ("short_factors", "long_factors"):
+                    found, expected = len(getattr(rope, name)), self.rotary_dim // 2
+                    if found != expected:
+                        key, limit = name.removesuffix("s"), f"a list of {expected} numbers"
+                        raise unsupported(key, f"a list of {found}", limit)
 
     @classmethod
     def from_directory(cls, directory: Path) -> ModelConfig:
@@ -127,57 +149,67 @@ class ModelConfig:
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
         """Read the fields of a `config.json` and of a `generation_config.json`."""
-        architectures = raw.get("architectures")
-        if not isinstance(architectures, list | None):
-            raise _unsupported("architectures", architectures, "a list of names")
-        architecture = str((architectures or ["none"])[0])
-        architecture = SAME_DECODERS.get(architecture, architecture)
-        _require_supported(architecture, raw)
-        raw = {**ARCHITECTURES[architecture].config_defaults, **raw}
-        eos = generation.get("eos_token_id")
-        eos = raw.get("eos_token_id") if eos is None else eos
-        hidden_size, num_heads = _count(raw, "hidden_size"), _count(raw, "num_attention_heads")
-        eos_token_ids = [eos] if isinstance(eos, int) else eos or ()
-        if not all(type(each) is int for each in eos_token_ids):
-            raise _unsupported("eos_token_id", eos, "a token id, or a list of them")
-        rms_norm_eps = raw["rms_norm_eps"]
-        if type(rms_norm_eps) not in (int, float) or not 0 < rms_norm_eps < 1:
-            raise _unsupported("rms_norm_eps", rms_norm_eps, "a number above 0 and below 1")
+        architecture = _architecture(raw)
+        family = ARCHITECTURES[architecture]
+        _require_keys(raw, (*_REQUIRED_KEYS, family.norm_eps_key))
+        raw = {**family.config_defaults, **raw}
+        hidden_size, num_heads = count(raw, "hidden_size"), count(raw, "num_attention_heads")
+        num_layers = count(raw, "num_hidden_layers")
+        if num_layers > _MAX_LAYERS:
+            raise unsupported("num_hidden_layers", num_layers, f"at most {_MAX_LAYERS}")
+        windows = family.windows(raw, num_layers)
+        ropes = family.ropes(raw, windows)
         return cls(
             architecture=architecture,
-            vocab_size=_count(raw, "vocab_size"),
+            vocab_size=count(raw, "vocab_size"),
             hidden_size=hidden_size,
-            intermediate_size=_count(raw, "intermediate_size"),
-            num_layers=_count(raw, "num_hidden_layers"),
+            intermediate_size=count(raw, "intermediate_size"),
+            num_layers=num_layers,
             num_heads=num_heads,
-            num_kv_heads=_count(raw, "num_key_value_heads", num_heads),
-            head_dim=_count(raw, "head_dim", hidden_size // num_heads),
-            rms_norm_eps=rms_norm_eps,
-            rope=read_rope(raw),
-            max_position_embeddings=_count(raw, "max_position_embeddings"),
+            num_kv_heads=count(raw, "num_key_value_heads", num_heads),
+            head_dim=count(raw, "head_dim", hidden_size // num_heads),
+            rms_norm_eps=fraction(raw, family.norm_eps_key),
+            rope=_main_rope(ropes, windows) or read_rope(raw),
+            layer_ropes=ropes,
+            rotary_fraction=family.rotary_fraction(raw),
+            traits=replace(family.traits(raw), activation=family.activation(raw)),
+            max_position_embeddings=count(raw, "max_position_embeddings"),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings")),
-            eos_token_ids=frozenset(eos_token_ids),
+            eos_token_ids=_eos_token_ids(raw, generation),
             sampling_defaults=read_sampling_defaults(generation),
-            has_qkv_bias=_has_qkv_bias(architecture, raw),
-            has_output_bias=architecture != "Qwen2ForCausalLM" and _has_qkv_bias(architecture, raw),
-            has_mlp_bias=architecture == "LlamaForCausalLM" and bool(raw.get("mlp_bias")),
-            has_qk_norm=architecture == "Qwen3ForCausalLM",
-            sliding_windows=_sliding_windows(architecture, raw),
+            has_qkv_bias=has(raw, family.qkv_bias),
+            has_output_bias=has(raw, family.output_bias),
+            has_mlp_bias=has(raw, family.mlp_bias),
+            has_qk_norm=has(raw, family.qk_norm),
+            sliding_windows=windows,
             # transformers 5 renamed torch_dtype to dtype.
             checkpoint_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
             mask_token_id=raw.get("pard_token", raw.get("ptd_token_id")),
         )
 
     @property
+    def rotary_dim(self) -> int:
+        """Dimensions of each head, from the first on, that are rotated."""
+        return int(self.head_dim * self.rotary_fraction)
+
+    @property
+    def ropes(self) -> LayerRopes:
+        """The rotary embedding of each layer; None: it has none."""
+        return self.layer_ropes or (self.rope,) * self.num_layers
+
+    @property
     def num_parameters(self) -> int:
         """Weights of the decoder, a tied head counted once."""
         query, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         qkv_biases = self.has_qkv_bias * (query + 2 * kv)
-        mlp_biases = self.has_mlp_bias * (2 * self.intermediate_size + self.hidden_size)
-        biases = qkv_biases + self.has_output_bias * self.hidden_size + mlp_biases
-        norms = 2 * self.hidden_size + self.has_qk_norm * 2 * self.head_dim
+        inner = self.intermediate_size * (1 + self.traits.has_gate)
+        biases = qkv_biases + self.has_output_bias * self.hidden_size
+        biases += self.has_mlp_bias * (inner + self.hidden_size)
+        qk_norms = 2 * self.head_dim if self.traits.qk_norm is QkNorm.HEAD else query + kv
+        norm_size = self.hidden_size * (1 + self.traits.has_norm_bias)
+        norms = self.traits.num_layer_norms * norm_size + self.has_qk_norm * qk_norms
         embeddings = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
-        vectors = self.num_layers * (biases + norms) + self.hidden_size
+        vectors = self.num_layers * (biases + norms) + norm_size
         return self._num_matrix_elements + embeddings + vectors
 
     def weight_bytes(self, dtype: DTypeName, quantization: QuantizationMethod | None = None) -> int:
@@ -195,10 +227,20 @@ class ModelConfig:
         return self._num_matrix_elements + rest * element_bytes
 
     @property
+    def mlp_matrices(self) -> int:
+        """Matrices [intermediate_size, hidden_size] of an MLP."""
+        return 2 + self.traits.has_gate
+
+    @property
+    def has_llama_layers(self) -> bool:
+        """Return whether all layers are Llama's, as those of drafters that are trained here."""
+        return self.traits == LLAMA and set(self.ropes) == {self.rope}
+
+    @property
     def _num_matrix_elements(self) -> int:
         """Weights of linear layers and the output head, which quantization applies to."""
         attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
-        layer = attention + 3 * self.hidden_size * self.intermediate_size
+        layer = attention + self.mlp_matrices * self.hidden_size * self.intermediate_size
         return self.num_layers * layer + self.vocab_size * self.hidden_size
 
     def with_window(self, window: int) -> ModelConfig:
@@ -221,74 +263,49 @@ class ModelConfig:
         return 2 * self.num_layers * num_kv_heads * self.head_dim * DTYPE_BYTES[dtype]
 
 
-def _require_supported(architecture: str, raw: Mapping[str, Any]) -> None:
-    if architecture not in SUPPORTED_ARCHITECTURES:
-        supported = ", ".join(SUPPORTED_ARCHITECTURES)
-        raise UnsupportedModelError(
-            f"architecture {architecture} is not supported; supported: {supported}"
-        )
-    missing = [name for name in _REQUIRED_KEYS if name not in raw]
-    if missing:
-        raise UnsupportedModelError(f"config.json has no {', '.join(missing)}")
-    if raw.get("hidden_act", "silu") != "silu":
-        raise _unsupported("hidden_act", raw["hidden_act"], "silu")
+def _architecture(raw: Mapping[str, Any]) -> str:
+    """Return the name of a supported architecture, by `architectures` or by `model_type`.
+
+    Raises UnsupportedModelError, with the reason, for others and for quantized weights that cannot
+    be read.
+    """
+    names = raw.get("architectures")
+    if not isinstance(names, list | None):
+        raise unsupported("architectures", names, "a list of names")
+    found = str(names[0]) if names else architecture_of(str(raw.get("model_type")))
+    architecture = SAME_DECODERS.get(found or "", found)
+    if architecture is None or architecture not in ARCHITECTURES:
+        raise UnsupportedModelError(explain_unsupported(architecture, raw))
     if (quantization := raw.get("quantization_config")) is not None:
         from specdec.models.weights.dequantize import (
             weight_format,  # imports torch, which few processes need
         )
 
         weight_format(quantization)
+    return architecture
 
 
-def _has_qkv_bias(architecture: str, raw: Mapping[str, Any]) -> bool:
-    fixed = {"MistralForCausalLM": False, "Qwen2ForCausalLM": True}
-    return fixed.get(architecture, bool(raw.get("attention_bias")))
+def _require_keys(raw: Mapping[str, Any], names: Sequence[str]) -> None:
+    missing = [name for name in names if name not in raw]
+    if missing:
+        raise UnsupportedModelError(f"config.json has no {', '.join(missing)}")
 
 
-def _sliding_windows(architecture: str, raw: Mapping[str, Any]) -> tuple[int | None, ...]:
-    """Return the window of each layer; None for full attention."""
-    num_layers = _count(raw, "num_hidden_layers")
-    if num_layers > _MAX_LAYERS:
-        raise _unsupported("num_hidden_layers", num_layers, f"at most {_MAX_LAYERS}")
-    match architecture:
-        case "MistralForCausalLM":
-            if raw.get("layer_types") is not None:
-                raise _unsupported("layer_types", raw["layer_types"], "left out of a Mistral model")
-            has_window = [raw["sliding_window"] is not None] * num_layers
-        case "Qwen2ForCausalLM" | "Qwen3ForCausalLM":
-            has_window = _qwen_layers_with_window(raw, num_layers)
-        case _:
-            has_window = [False] * num_layers
-    return tuple(_count(raw, "sliding_window") if has else None for has in has_window)
+def _main_rope(ropes: LayerRopes, windows: Windows) -> Rope | None:
+    """Return the rotary embedding of layers with full attention, else that of others."""
+    by_window = zip(ropes, windows, strict=True)
+    found: list[Rope] = [rope for rope, window in by_window if rope is not None and window is None]
+    found += [rope for rope in ropes if rope is not None]
+    return found[0] if found else None
 
 
-def _qwen_layers_with_window(raw: Mapping[str, Any], num_layers: int) -> list[bool]:
-    is_used = bool(raw.get("use_sliding_window")) and raw["sliding_window"] is not None
-    types = raw.get("layer_types")
-    if types is None:
-        return [is_used and index >= raw["max_window_layers"] for index in range(num_layers)]
-    allowed = {"full_attention", "sliding_attention"} if is_used else {"full_attention"}
-    if len(types) != num_layers or not allowed.issuperset(types):
-        limit = f"{num_layers} times {' or '.join(sorted(allowed))}"
-        raise _unsupported("layer_types", types, limit)
-    return [each == "sliding_attention" for each in types]
-
-
-def _count(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    value = raw.get(name)
-    value = default if value is None else value
-    if type(value) is not int or not 0 < value <= _MAX_COUNT:
-        raise _unsupported(name, value, f"a whole number from 1 to {_MAX_COUNT}")
-    return value
-
-
-def _unsupported(name: str, value: object, limit: str) -> UnsupportedModelError:
-    return UnsupportedModelError(f"{name} in config.json is {_shown(value)}; it must be {limit}")
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
+def _eos_token_ids(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> frozenset[int]:
+    eos = generation.get("eos_token_id")
+    eos = raw.get("eos_token_id") if eos is None else eos
+    token_ids = [eos] if isinstance(eos, int) else eos or ()
+    if not all(type(each) is int for each in token_ids):
+        raise unsupported("eos_token_id", eos, "a token id, or a list of them")
+    return frozenset(token_ids)
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -33,15 +33,21 @@ class NativeDecoder:
         self.torch_decoder = model
         self._head = native_matrix(model.lm_head.matrix)
         self._weights = NativeWeights()
+        kinds = zip(cast(_Layers, model.layers), model.config.ropes, model.windows, strict=True)
         layers = [
             self._weights.layer(
-                each.attention, each.mlp_norm, each.mlp, input_norm=each.input_norm, window=window
+                each.attention,
+                each.mlp_norm,
+                each.mlp,
+                input_norm=each.input_norm,
+                rotary=None if rope is None else model.rotaries[rope],
+                attention_output_norm=each.attention_output_norm,
+                mlp_output_norm=each.mlp_output_norm,
+                window=window,
             )
-            for each, window in zip(cast(_Layers, model.layers), model.windows, strict=True)
+            for each, rope, window in kinds
         ]
-        struct = self._weights.decoder(
-            layers, model.config, model.embed_tokens, model.rotary, model.norm
-        )
+        struct = self._weights.decoder(layers, model.config, model.embed_tokens, model.norm)
         all_reduce = all_reduce_of(model.embed_tokens.group)
         self._kernel = DecoderKernel(library, struct, model.rotary.max_positions, all_reduce)
 
@@ -83,6 +89,7 @@ class NativeDecoder:
 
     def compute_logits_and_argmax(self, hidden: Tensor) -> tuple[Tensor, RowArgmax]:
         """Return this rank's logits and their argmax; hidden: [R, hidden_size]."""
-        if self.torch_decoder.lm_head.is_reduced:
+        head = self.torch_decoder.lm_head
+        if head.is_reduced or not head.transform.is_identity:
             return self.torch_decoder.compute_logits_and_argmax(hidden)
         return logits_and_argmax(self._head.native, hidden)

@@ -1,7 +1,6 @@
 """Llama decoder (Touvron et al. 2023) with tensor parallelism.
 
-Mistral (Jiang et al. 2023), Qwen2 and Qwen3 (Yang et al. 2024, 2025) are the same decoder with
-biases, norms or windows as configured in ModelConfig.
+The other families are the same decoder with the biases, windows and traits of ModelConfig.
 
 Each rank has the heads of its KV groups, its shard of the MLP's hidden units and its shard of the
 vocabulary, and reads only these from the checkpoint. Hidden states are equal on every rank.
@@ -22,13 +21,17 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.layers.linear import (
     ColumnParallelLinear,
-    RMSNorm,
     RowParallelLinear,
     VocabEmbedding,
     VocabHead,
     WeightPart,
+    weight_parts,
 )
-from specdec.models.layers.rotary import RotaryEmbedding, Rotation
+from specdec.models.layers.norm import read_norm
+from specdec.models.layers.qk_norm import read_qk_norms
+from specdec.models.layers.rotary import RotaryEmbedding, Rotation, rotary_halves
+from specdec.models.rope import Rope
+from specdec.models.traits import Activation
 from specdec.models.weights.checkpoint import CheckpointReader
 from specdec.types.sharding import HeadShard, head_rows
 from specdec.types.validation import require_range
@@ -52,24 +55,15 @@ class Attention(nn.Module):
         self.head_dim = config.head_dim
         self.has_qk_norm = config.has_qk_norm
         query_size = config.num_heads * config.head_dim
-        kv_size = config.num_kv_heads * config.head_dim
-        query_rows = head_rows(heads.query, config.head_dim)
-        kv_rows = head_rows(heads.kv, config.head_dim)
-        parts = [
-            WeightPart(f"{prefix}.q_proj", query_size, query_rows, config.has_qkv_bias),
-            WeightPart(f"{prefix}.k_proj", kv_size, kv_rows, config.has_qkv_bias),
-            WeightPart(f"{prefix}.v_proj", kv_size, kv_rows, config.has_qkv_bias),
-        ]
+        parts = _qkv_parts(config, prefix, heads)
         self.qkv_proj = ColumnParallelLinear(reader, input_size or config.hidden_size, parts)
         if config.has_qk_norm:
-            size, eps = config.head_dim, config.rms_norm_eps
-            self.query_norm = RMSNorm(reader, f"{prefix}.q_norm.weight", size, eps)
-            self.key_norm = RMSNorm(reader, f"{prefix}.k_norm.weight", size, eps)
+            self.query_norm, self.key_norm = read_qk_norms(config, reader, prefix, group)
         self.o_proj = RowParallelLinear(
             reader,
             f"{prefix}.o_proj",
             (config.hidden_size, query_size),
-            query_rows,
+            head_rows(heads.query, config.head_dim),
             group,
             has_bias=config.has_output_bias,
         )
@@ -77,28 +71,42 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Tensor,  # [T, input_size]
-        residual: Tensor,  # [T, hidden_size]
-        rotation: Rotation,
+        residual: Tensor | None,  # [T, hidden_size]
+        rotation: Rotation | None,
         kv_cache: Tensor,  # [num_slots, 2, num_kv_heads, head_dim]
         attention: PagedAttention,
         plan: AttentionPlan,
     ) -> Tensor:
-        """Return [T, hidden_size], including the residual."""
+        """Return [T, hidden_size], plus the residual if given."""
         heads = self.qkv_proj(x).view(len(x), -1, self.head_dim)
         query, kv = heads.split((self.num_heads, 2 * self.num_kv_heads), dim=1)
         if self.has_qk_norm:
             key = kv[:, : self.num_kv_heads]
             query.copy_(self.query_norm(query))
             key.copy_(self.key_norm(key))
-        rotation.apply_(heads[:, : self.num_heads + self.num_kv_heads])
+        if rotation is not None:
+            rotation.apply_(heads[:, : self.num_heads + self.num_kv_heads])
         kv = kv.view(len(x), 2, self.num_kv_heads, self.head_dim)
         attended = attention.run(query, kv, kv_cache, plan)
         output: Tensor = self.o_proj(attended.flatten(1), residual)
         return output
 
 
+def _qkv_parts(config: ModelConfig, prefix: str, heads: HeadShard) -> list[WeightPart]:
+    traits, dim = config.traits, config.head_dim
+    order = rotary_halves(dim, config.rotary_dim) if traits.is_rope_interleaved else None
+    return weight_parts(
+        prefix,
+        traits.names.qkv,
+        [count * dim for count in (config.num_heads, config.num_kv_heads, config.num_kv_heads)],
+        [head_rows(own, dim) for own in (heads.query, heads.kv, heads.kv)],
+        has_bias=config.has_qkv_bias,
+        orders=(order, order, None),
+    )
+
+
 class MLP(nn.Module):
-    """The gated feed-forward layer, SwiGLU (Shazeer 2020)."""
+    """The feed-forward layer: SwiGLU (Shazeer 2020), or another activation, gated or not."""
 
     def __init__(
         self,
@@ -109,27 +117,41 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         hidden, intermediate = config.hidden_size, config.intermediate_size
+        self.has_gate, self._activation = config.traits.has_gate, config.traits.activation
         units = group.share_of(intermediate)
-        has_bias = config.has_mlp_bias
-        parts = [
-            WeightPart(f"{prefix}.gate_proj", intermediate, units, has_bias),
-            WeightPart(f"{prefix}.up_proj", intermediate, units, has_bias),
-        ]
+        num_inputs = 1 + self.has_gate  # gate, if there is one, then up projection
+        sizes, rows = [intermediate] * num_inputs, [units] * num_inputs
+        names, has_bias = config.traits.names, config.has_mlp_bias
+        parts = weight_parts(prefix, names.gate_up, sizes, rows, has_bias=has_bias)
         self.gate_up_proj = ColumnParallelLinear(reader, hidden, parts)
-        shape = (hidden, intermediate)
         self.down_proj = RowParallelLinear(
-            reader, f"{prefix}.down_proj", shape, units, group, has_bias=has_bias
+            reader,
+            f"{prefix}.{names.down}",
+            (hidden, intermediate),
+            units,
+            group,
+            has_bias=has_bias,
         )
 
-    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Return [T, hidden_size], including the residual; x, residual: [T, hidden_size]."""
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        output: Tensor = self.down_proj(F.silu(gate).mul_(up), residual)
+    def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """Return [T, hidden_size], plus the residual if given; both inputs: [T, hidden_size]."""
+        units = self.gate_up_proj(x)
+        if self.has_gate:
+            gate, up = units.chunk(2, dim=-1)
+            units = self._activate(gate).mul_(up)
+        else:
+            units = self._activate(units)
+        output: Tensor = self.down_proj(units, residual)
         return output
+
+    def _activate(self, x: Tensor) -> Tensor:
+        if self._activation is Activation.SILU:
+            return F.silu(x)
+        return F.gelu(x, approximate="tanh")
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP, each with a pre-norm and a residual connection."""
+    """Attention and MLP, each with a residual connection, and norms by the family's traits."""
 
     def __init__(
         self,
@@ -140,24 +162,46 @@ class DecoderLayer(nn.Module):
         group: TensorParallelGroup,
     ) -> None:
         super().__init__()
-        size, eps = config.hidden_size, config.rms_norm_eps
-        self.input_norm = RMSNorm(reader, f"{prefix}.input_layernorm.weight", size, eps)
+        traits, names = config.traits, config.traits.names
+
+        def norm(name: str, *, exists: bool) -> nn.Module:
+            size, eps = config.hidden_size, config.rms_norm_eps
+            if not exists:
+                return nn.Identity()
+            return read_norm(reader, f"{prefix}.{name}", size, eps, traits)
+
+        has_mlp_norm = traits.has_input_norms and not traits.is_parallel
+        self.traits = traits
+        self.input_norm = norm("input_layernorm", exists=traits.has_input_norms)
         self.attention = Attention(config, reader, f"{prefix}.self_attn", heads, group)
-        self.mlp_norm = RMSNorm(reader, f"{prefix}.post_attention_layernorm.weight", size, eps)
+        self.attention_output_norm = norm(
+            names.attention_output_norm, exists=traits.has_output_norms
+        )
+        self.mlp_norm = norm(names.mlp_norm, exists=has_mlp_norm)
         self.mlp = MLP(config, reader, f"{prefix}.mlp", group)
+        self.mlp_output_norm = norm(names.mlp_output_norm, exists=traits.has_output_norms)
 
     def forward(
         self,
         x: Tensor,  # [T, hidden_size]
-        rotation: Rotation,
+        rotation: Rotation | None,
         kv_cache: Tensor,
         attention: PagedAttention,
         plan: AttentionPlan,
     ) -> Tensor:
         """Return [T, hidden_size]."""
-        x = self.attention(self.input_norm(x), x, rotation, kv_cache, attention, plan)
-        output: Tensor = self.mlp(self.mlp_norm(x), x)
+        context, normed = (rotation, kv_cache, attention, plan), self.input_norm(x)
+        output: Tensor
+        if not self.traits.changes_outputs:
+            x = self.attention(normed, x, *context)
+            output = self.mlp(normed if self.traits.is_parallel else self.mlp_norm(x), x)
+            return output
+        x = self._join(x, self.attention_output_norm(self.attention(normed, None, *context)))
+        output = self._join(x, self.mlp_output_norm(self.mlp(self.mlp_norm(x), None)))
         return output
+
+    def _join(self, residual: Tensor, x: Tensor) -> Tensor:
+        return torch.add(residual, x, alpha=self.traits.residual_scale)
 
 
 class CausalDecoder(nn.Module):
@@ -191,7 +235,10 @@ class CausalDecoder(nn.Module):
         vocab_shape = (config.vocab_size, config.hidden_size)
         embed_name = "model.embed_tokens.weight"
         head_name = embed_name if config.tie_word_embeddings else "lm_head.weight"
-        self.lm_head = VocabHead(reader, head_name, vocab_shape, self.vocab_slice, output_tokens)
+        traits = config.traits
+        self.lm_head = VocabHead(
+            reader, head_name, vocab_shape, self.vocab_slice, output_tokens, traits.logits
+        )
         table = self.lm_head.table if config.tie_word_embeddings else None
         if table is None:
             dtype = reader.exact_dtype(embed_name)
@@ -201,11 +248,24 @@ class CausalDecoder(nn.Module):
             DecoderLayer(config, reader, f"model.layers.{index}", self.heads, group)
             for index in range(config.num_layers)
         )
-        self.norm = RMSNorm(reader, "model.norm.weight", config.hidden_size, config.rms_norm_eps)
-        self.rotary = RotaryEmbedding(
-            config.head_dim, max_model_len, config.rope, reader.dtype, reader.device
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.norm = read_norm(reader, "model.norm", size, eps, traits)
+        self.rotaries = {
+            rope: RotaryEmbedding(
+                config.rotary_dim, max_model_len, rope, reader.dtype, reader.device
+            )
+            for rope in dict.fromkeys((config.rope, *config.ropes))
+            if rope is not None
+        }
+        self.rotary = self.rotaries[config.rope]
+        self.attention = PagedAttention(
+            self.heads,
+            config.head_dim,
+            block_size,
+            reader.device,
+            scale=traits.attention_scale,
+            softcap=traits.attention_softcap,
         )
-        self.attention = PagedAttention(self.heads, config.head_dim, block_size, reader.device)
 
     def new_kv_cache(self, num_slots: int) -> Tensor:
         """Return zeros [num_layers, num_slots, 2, this rank's KV heads, head_dim].
@@ -227,12 +287,17 @@ class CausalDecoder(nn.Module):
         plans = {
             window: self.attention.plan(batch, self.dtype, window) for window in set(self.windows)
         }
-        rotation = self.rotary.rotation(on_device(batch.positions, self.device))
+        positions = on_device(batch.positions, self.device)
+        rotations: dict[Rope | None, Rotation | None] = {None: None}
+        rotations |= {rope: each.rotation(positions) for rope, each in self.rotaries.items()}
         x = self.embed_tokens(on_device(batch.input_ids, self.device))
+        if (scale := self.config.traits.embedding_scale) != 1.0:
+            x = x * scale
         tapped = x.new_empty(len(x), len(taps), x.shape[1])
-        for index, (layer, window) in enumerate(zip(self.layers, self.windows, strict=True)):
+        kinds = zip(self.layers, self.windows, self.config.ropes, strict=True)
+        for index, (layer, window, rope) in enumerate(kinds):
             _copy_to_taps(x, index, taps, tapped)
-            x = layer(x, rotation, kv_cache[index], self.attention, plans[window])
+            x = layer(x, rotations[rope], kv_cache[index], self.attention, plans[window])
         _copy_to_taps(x, len(self.layers), taps, tapped)
         return HiddenStates(self.norm(x), tapped)
 

@@ -19,7 +19,6 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.cpu_decoder import NativeDecoder
 from specdec.models.llama import CausalDecoder
-from specdec.models.registry import ARCHITECTURES
 from specdec.models.weights.checkpoint import CPU, open_checkpoint
 from specdec.types.errors import UnsupportedModelError
 
@@ -96,11 +95,8 @@ def load_model(
     if kernels == "auto" and device.type == "cpu":
         backend = _common_backend(backend, group)
     reader = open_checkpoint(directory, dtype, quantization, device, backend)
-    decoder = ARCHITECTURES[config.architecture].load_decoder()
-    model: Decoder = decoder(config, reader, group, max_model_len, block_size, output_tokens)
-    if backend is KernelBackend.CPU and isinstance(model, CausalDecoder):
-        return NativeDecoder(model)
-    return model
+    model = CausalDecoder(config, reader, group, max_model_len, block_size, output_tokens)
+    return NativeDecoder(model) if backend is KernelBackend.CPU else model
 
 
 def _common_backend(backend: KernelBackend, group: TensorParallelGroup) -> KernelBackend:

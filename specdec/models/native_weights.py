@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
+import numpy as np
+from torch import Tensor, nn
 
 from specdec.kernels.cpu import MatrixStruct, SharedMemory
 from specdec.kernels.cpu.decoder import (
@@ -13,18 +14,22 @@ from specdec.kernels.cpu.decoder import (
     DecoderStruct,
     EmbeddingStruct,
     LayerStruct,
+    NormStruct,
+    TraitsStruct,
 )
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.layers.linear import (
     ColumnParallelLinear,
-    RMSNorm,
     RowParallelLinear,
     VocabEmbedding,
 )
 from specdec.models.layers.matrix import Matrix, NativeMatrix
+from specdec.models.layers.norm import LayerNorm, RMSNorm
+from specdec.models.layers.qk_norm import counted_kv_heads
 from specdec.models.layers.rotary import RotaryEmbedding
 from specdec.models.llama import MLP, Attention
+from specdec.models.traits import Activation, DecoderTraits, NormKind, QkNorm
 
 
 class NativeWeights:
@@ -35,20 +40,20 @@ class NativeWeights:
 
     def __init__(self) -> None:
         self._kept: list[Tensor] = []
+        self._tables: dict[RotaryEmbedding, tuple[int, int]] = {}
 
     def decoder(
         self,
         layers: Sequence[LayerStruct],
         config: ModelConfig,
         embedding: VocabEmbedding,
-        rotary: RotaryEmbedding,
-        final_norm: RMSNorm | None,
+        final_norm: nn.Module | None,
         first_position: int = 0,
     ) -> DecoderStruct:
         """Return the struct of this rank's layers. first_position: that has KV."""
-        cos, sin = rotary.tables()
         group = embedding.group
-        heads = config.head_shards(group.size)[group.rank]
+        shards = config.head_shards(group.size)
+        heads = shards[group.rank]
         return DecoderStruct(
             hidden_size=config.hidden_size,
             num_hidden_units=layers[0].down.in_features,
@@ -57,33 +62,40 @@ class NativeWeights:
             heads_per_kv=heads.heads_per_kv,
             first_in_group=heads.first_in_group,
             head_dim=config.head_dim,
+            rotary_dim=config.rotary_dim,
             num_layers=len(layers),
+            num_model_heads=config.num_heads,
+            num_model_kv_heads=config.num_kv_heads,
+            first_counted_kv_head=counted_kv_heads(shards, group.rank).start - heads.kv.start,
             first_position=first_position,
             norm_eps=config.rms_norm_eps,
             rank=group.rank,
+            traits=traits_struct(config.traits, config.head_dim),
             embedding=embedding_struct(embedding),
             layers=(LayerStruct * len(layers))(*layers),
             final_norm=self.norm(final_norm),
-            cos=self.address(cos),
-            sin=self.address(sin),
         )
 
     def layer(
         self,
         attention: Attention,
-        mlp_norm: RMSNorm,
+        mlp_norm: nn.Module,
         mlp: MLP,
         *,
-        input_norm: RMSNorm | None,
+        input_norm: nn.Module | None,
+        rotary: RotaryEmbedding | None,
+        attention_output_norm: nn.Module | None = None,
+        mlp_output_norm: nn.Module | None = None,
         window: int | None,
         sees_ahead: bool = False,
     ) -> LayerStruct:
         """Return the struct of a layer.
 
-        window: None: all tokens up to a query are visible to it. sees_ahead: whether those behind
-        it in the pass are visible too.
+        rotary: None: positions do not enter attention. window: None: all tokens up to a query are
+        visible to it. sees_ahead: whether those behind it in the pass are visible too.
         """
         has_qk_norm = attention.has_qk_norm
+        cos, sin = (None, None) if rotary is None else self._rotary_tables(rotary)
         return LayerStruct(
             qkv=self.matrix(attention.qkv_proj),
             output=self.matrix(attention.o_proj),
@@ -91,8 +103,12 @@ class NativeWeights:
             down=self.matrix(mlp.down_proj),
             input_norm=self.norm(input_norm),
             mlp_norm=self.norm(mlp_norm),
-            query_norm=self.norm(attention.query_norm) if has_qk_norm else None,
-            key_norm=self.norm(attention.key_norm) if has_qk_norm else None,
+            attention_output_norm=self.norm(attention_output_norm),
+            mlp_output_norm=self.norm(mlp_output_norm),
+            query_norm=self.address(attention.query_norm.weight) if has_qk_norm else None,
+            key_norm=self.address(attention.key_norm.weight) if has_qk_norm else None,
+            cos=cos,
+            sin=sin,
             window=window or 0,
             sees_ahead=sees_ahead,
         )
@@ -103,15 +119,44 @@ class NativeWeights:
         struct.bias = None if linear.bias is None else self.address(linear.bias)
         return struct
 
-    def norm(self, norm: RMSNorm | None) -> int | None:
-        """Return the address of a norm's weights; None without a norm."""
-        return None if norm is None else self.address(norm.weight)
+    def norm(self, norm: nn.Module | None) -> NormStruct:
+        """Return the struct of a norm of hidden states; an identity or None has no weight."""
+        if norm is None or isinstance(norm, nn.Identity):
+            return NormStruct()
+        assert isinstance(norm, RMSNorm | LayerNorm)
+        bias = norm.bias if isinstance(norm, LayerNorm) else None
+        return NormStruct(self.address(norm.weight), None if bias is None else self.address(bias))
+
+    def _rotary_tables(self, rotary: RotaryEmbedding) -> tuple[int, int]:
+        """Return the addresses of cosines and sines, which layers share."""
+        if rotary not in self._tables:
+            cos, sin = rotary.tables()
+            self._tables[rotary] = self.address(cos), self.address(sin)
+        return self._tables[rotary]
 
     def address(self, values: Tensor) -> int:
         """Return the address of values in float32, which are kept in memory."""
         kept = values.float().contiguous()
         self._kept.append(kept)
         return kept.data_ptr()
+
+
+def traits_struct(traits: DecoderTraits, head_dim: int) -> TraitsStruct:
+    """Return the traits of layers for the kernels."""
+    scale = traits.attention_scale
+    if scale is None:
+        scale = float(np.float32(1) / np.sqrt(np.float32(head_dim)))
+    return TraitsStruct(
+        norm=list(NormKind).index(traits.norm),
+        qk_norm=list(QkNorm).index(traits.qk_norm),
+        activation=list(Activation).index(traits.activation),
+        has_gate=traits.has_gate,
+        is_parallel=traits.is_parallel,
+        attention_scale=scale,
+        attention_softcap=traits.attention_softcap or 0.0,
+        embedding_scale=traits.embedding_scale,
+        residual_scale=traits.residual_scale,
+    )
 
 
 def embedding_struct(embedding: VocabEmbedding) -> EmbeddingStruct:

@@ -66,25 +66,50 @@ class YarnRope:
     attention_factor: float
 
 
-Rope = DefaultRope | LinearRope | Llama3Rope | YarnRope
+@dataclass(frozen=True)
+class LongRope:
+    """LongRoPE (Ding et al. 2024): each frequency divided by its own factor.
 
-SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+    short_factors, long_factors: for contexts up to the original one, and for longer ones. The
+    longest context that a service allows decides for all of its sequences, as in vLLM: KV that was
+    rotated by one list cannot be read with the other.
+    attention_factor: factor of queries and keys in addition to the rotation.
+    """
+
+    theta: float
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    original_max_position_embeddings: int
+    attention_factor: float
+
+    def factors(self, max_positions: int) -> tuple[float, ...]:
+        """Return the factors of a service whose longest context is `max_positions`."""
+        is_long = max_positions > self.original_max_position_embeddings
+        return self.long_factors if is_long else self.short_factors
+
+
+Rope = DefaultRope | LinearRope | Llama3Rope | YarnRope | LongRope
+
+SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 _DEFAULT_THETA = 10_000.0
 _KNOWN_KEYS = {"rope_type", "partial_rotary_factor", "mscale", "mscale_all_dim"}.union(
     *({field.name for field in fields(kind)} - {"theta"} for kind in (Llama3Rope, YarnRope)),
     # `type` is the older name of rope_type; `finetuned` is a note on the model's origin.
-    {"rope_theta", "type", "finetuned"},
+    {"rope_theta", "type", "finetuned", "short_factor", "long_factor"},
 )
 
 
-def read_rope(raw: Mapping[str, Any]) -> Rope:
+def read_rope(raw: Mapping[str, Any], *, may_be_partial: bool = False) -> Rope:
     """Read `rope_parameters`, or the older rope_theta and rope_scaling, of a `config.json`.
 
+    may_be_partial: whether only some dimensions of a head may be rotated; see `rotary_fraction`.
     Raises UnsupportedModelError for an unknown type or key, or a value out of its limits. A
     parameter that the type does not use is ignored.
     """
     parameters = _parameters(raw)
+    if not may_be_partial and parameters.get("partial_rotary_factor", 1.0) != 1.0:
+        raise _unsupported("partial_rotary_factor", parameters["partial_rotary_factor"], "1.0")
     rope_type = parameters["rope_type"]
     theta = _positive(parameters, "rope_theta", _DEFAULT_THETA)
     match rope_type:
@@ -100,9 +125,24 @@ def read_rope(raw: Mapping[str, Any]) -> Rope:
             return Llama3Rope(theta, factor, low, high, _original_context(parameters))
         case "yarn":
             return _read_yarn(parameters, theta, raw["max_position_embeddings"])
+        case "longrope" | "su":  # the older name
+            return _read_longrope(parameters, theta, raw["max_position_embeddings"])
     raise UnsupportedModelError(
         f"rope type {rope_type} is not supported; supported: {', '.join(SUPPORTED_ROPE_TYPES)}"
     )
+
+
+def rotary_fraction(raw: Mapping[str, Any]) -> float:
+    """Return the fraction of a head's dimensions, from the first on, that are rotated.
+
+    Raises UnsupportedModelError for a value that is not above 0 and at most 1.
+    """
+    parameters = _parameters(raw)
+    parameters.setdefault("partial_rotary_factor", 1.0)
+    found = _positive(parameters, "partial_rotary_factor")
+    if found > 1:
+        raise _unsupported("partial_rotary_factor", found, "at most 1")
+    return found
 
 
 def _parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,8 +162,6 @@ def _parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
     unknown = sorted(parameters.keys() - _KNOWN_KEYS)
     if unknown:
         raise UnsupportedModelError(f"rope parameters with {', '.join(unknown)} are not supported")
-    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
-        raise _unsupported("partial_rotary_factor", parameters["partial_rotary_factor"], "1.0")
     return parameters
 
 
@@ -155,6 +193,29 @@ def _yarn_attention_factor(parameters: Mapping[str, Any], factor: float) -> floa
         numerator = temperature(_positive(parameters, "mscale"))
         return numerator / temperature(_positive(parameters, "mscale_all_dim"))
     return temperature(1.0)
+
+
+def _read_longrope(
+    parameters: Mapping[str, Any], theta: float, max_position_embeddings: int
+) -> LongRope:
+    original = _original_context(parameters)
+    factor = _positive(parameters, "factor", max_position_embeddings / original)
+    # The factor of the LongRoPE paper, section 4.
+    default = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return LongRope(
+        theta=theta,
+        short_factors=_factors(parameters, "short_factor"),
+        long_factors=_factors(parameters, "long_factor"),
+        original_max_position_embeddings=original,
+        attention_factor=_positive(parameters, "attention_factor", default),
+    )
+
+
+def _factors(parameters: Mapping[str, Any], name: str) -> tuple[float, ...]:
+    given = parameters.get(name)
+    if not isinstance(given, list) or not given:
+        raise _unsupported(name, given, "a list of numbers above 0")
+    return tuple(_positive({name: each}, name) for each in given)
 
 
 def _original_context(parameters: Mapping[str, Any]) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.kernels.sample import SampleParams, best_drafts
 from specdec.sampling.gumbel import (
     CHUNK_TOKENS,
     MAX_NOISE,
@@ -60,7 +61,32 @@ def best_by_noise(logits: Tensor, batch: SamplingBatch, count: int, shard: Vocab
     chunks.mask_below(truncation_floors(chunks, batch.truncation, shard.group))
     most = max(count, _NUM_WEIGHED)
     scores, token_ids = _perturbed_best(chunks, batch.noise_keys, most)
-    best = _best_of_ranks(scores.double(), token_ids, most, shard)
+    return _weighed(_best_of_ranks(scores.double(), token_ids, most, shard), count)
+
+
+def best_drafts_by_noise(
+    logits: Tensor, target_ids: Tensor, params: SampleParams, count: int, shard: VocabShard
+) -> Children | None:
+    """Return the children as `best_by_noise` does, by a kernel on CPUs; None without it.
+
+    With several ranks top_k, top_p and min_p must be off. Rounding may decide. A collective call.
+
+    logits: [num_rows, n], of this rank's draft tokens. target_ids: the target's ids of these, [n]
+    int32, ascending. params: of the rows, with temperatures above 0.
+    """
+    most = max(count, _NUM_WEIGHED)
+    found = best_drafts(logits, target_ids, params, most)
+    if found is None:
+        return None
+    scores, token_ids = found
+    return _weighed(_best_of_ranks(scores.double(), token_ids, most, shard), count)
+
+
+def _weighed(best: Children, count: int) -> Children:
+    """Return the first `count` of the best tokens, whose confidences are perturbed scores.
+
+    The new confidences are a softmax of the scores.
+    """
     largest = np.maximum(best.confidences[:, :1], _LOWEST)
     weights = np.exp(best.confidences - largest)
     confidences = weights / np.maximum(weights.sum(axis=1, keepdims=True), 1.0)

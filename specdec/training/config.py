@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -38,7 +39,7 @@ class TrainingConfig:
     depth: draft tokens behind each position that are trained. A draft model is trained on the next
         token alone, and evaluated with this many.
     num_layers: decoder layers, of `METHODS_WITH_LAYERS`; None for the method's default.
-    markov_rank: see `specdec.training.drafters.dspark`.
+    markov_rank: of dspark's Markov head; None for the default.
     num_epochs: passes over the samples; training ends earlier by `patience`.
     batch_tokens: tokens of prompts and answers in a step; a longer sample fills a separate step.
     max_anchors: positions of a sample behind which a step drafts, drawn at random if it has more.
@@ -59,7 +60,7 @@ class TrainingConfig:
     seed: int = 0
     depth: int = 4
     num_layers: int | None = None
-    markov_rank: int = 64
+    markov_rank: int | None = None
     num_epochs: int = 4
     batch_tokens: int = 2048
     max_anchors: int = 512
@@ -90,13 +91,8 @@ class TrainingConfig:
         require_choice("export_layout", self.export_layout, get_args(ExportLayout))
         require_range("seed", self.seed, 0, _LARGEST)
         require_range("depth", self.depth, 1, 16)
-        require_range("markov_rank", self.markov_rank, 1, 4096)
-        if self.num_layers is not None:
-            require_range("num_layers", self.num_layers, 1, 64)
-            if self.method not in METHODS_WITH_LAYERS:
-                methods = ", ".join(METHODS_WITH_LAYERS)
-                limit = f"left out: it is of {methods}, and the method is {self.method}"
-                raise InvalidValueError("num_layers", self.num_layers, limit)
+        self._check_size("num_layers", 64, METHODS_WITH_LAYERS)
+        self._check_size("markov_rank", 4096, ("dspark",))
         for name in _COUNTS:
             require_range(name, getattr(self, name), 1, _LARGEST)
         require_range("learning_rate", self.learning_rate, 1e-9, 1)
@@ -105,3 +101,12 @@ class TrainingConfig:
         require_range("clip_norm", self.clip_norm, 1e-6, 1e6)
         require_range("decay", self.decay, 0.01, 1)
         require_range("held_out", self.held_out, 1e-6, 0.5)
+
+    def _check_size(self, name: str, largest: int, methods: Sequence[str]) -> None:
+        """Check a size that only some methods have."""
+        if (value := getattr(self, name)) is None:
+            return
+        require_range(name, value, 1, largest)
+        if self.method not in methods:
+            limit = f"left out: it is of {', '.join(methods)}, and the method is {self.method}"
+            raise InvalidValueError(name, value, limit)

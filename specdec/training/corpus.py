@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, overload
@@ -33,6 +33,7 @@ from specdec.types.errors import InvalidValueError, SpecdecError
 _INFO, _LOCK = "corpus.json", ".writer.lock"
 _FORMAT = 1
 _HASH_SPACE = 2**64
+_OF_TARGET = ("target_hash", "vocab_size", "chat_template")
 
 
 class CorpusError(SpecdecError):
@@ -183,6 +184,29 @@ class Corpus(Sequence[Sample]):
         shards = [Shard.read(path) for path in shard_paths(directory)]
         places = [(place, index) for place, each in enumerate(shards) for index in range(len(each))]
         return cls(info, shards, np.array(places, np.int64).reshape(-1, 2))
+
+    @classmethod
+    def join(cls, corpora: Sequence[Corpus]) -> Corpus:
+        """Return the samples of one corpus or several, one corpus after the other.
+
+        The plan of several is a list of theirs, with their precisions. Raises InvalidValueError
+        where they are answers of different targets.
+        """
+        first, *others = corpora
+        if not others:
+            return first
+        for name in _OF_TARGET:
+            for each in others:
+                _require_equal(name, getattr(first.info, name), getattr(each.info, name))
+        shards, places = list[Shard](), []
+        for each in corpora:
+            places.append(each._places + np.array([len(shards), 0]))
+            shards += each._shards
+        plans = [
+            {"dtype": each.info.dtype, "quantization": each.info.quantization, **each.info.plan}
+            for each in corpora
+        ]
+        return cls(replace(first.info, plan={"corpora": plans}), shards, np.concatenate(places))
 
     def __len__(self) -> int:
         return len(self._places)

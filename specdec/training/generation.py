@@ -49,6 +49,8 @@ class GenerationConfig:
     max_new_tokens: of an answer; longer ones are cut.
     answers_per_prompt: of the prompts file.
     num_self_written: prompts for the target to write and answer; some are dropped as unusable.
+    prompt_prefixes: first words of self-written prompts; each draws one of them, by the seed. With
+        none, the target writes whole prompts.
     max_num_seqs: conversations in a batch.
     engine: further arguments of `specdec.LLM`.
     """
@@ -61,6 +63,7 @@ class GenerationConfig:
     max_new_tokens: int = 192
     answers_per_prompt: int = 1
     num_self_written: int = 0
+    prompt_prefixes: tuple[str, ...] = ()
     max_num_seqs: int = 64
     seed: int = 0
     engine: Mapping[str, Any] = field(default_factory=dict)
@@ -96,11 +99,12 @@ class GenerationRequest:
     """One conversation to generate.
 
     number: identifies it in the corpus; from -1 downwards for self-written prompts.
-    turns: of the user; None for a prompt that the target writes.
+    turns: of the user; None for a prompt that the target writes behind `prefix`.
     """
 
     number: int
     turns: tuple[str, ...] | None
+    prefix: str
     temperature: float
     seed: int
 
@@ -115,9 +119,10 @@ def plan_requests(
 
     def request(number: int, turns: tuple[str, ...] | None) -> GenerationRequest:
         draw = random.Random(f"{config.seed} {number}")
-        return GenerationRequest(
-            number, turns, draw.choice(config.temperatures), draw.randrange(SEED_LIMIT)
-        )
+        temperature, seed = draw.choice(config.temperatures), draw.randrange(SEED_LIMIT)
+        is_steered = turns is None and config.prompt_prefixes
+        prefix = draw.choice(config.prompt_prefixes) if is_steered else ""
+        return GenerationRequest(number, turns, prefix, temperature, seed)
 
     num_answers = len(prompts) * config.answers_per_prompt
     requests = [request(n, prompts[n % len(prompts)].turns) for n in range(num_answers)]
@@ -170,11 +175,13 @@ class Conversations:
         self,
         llm: AsyncLLM,
         config: GenerationConfig,
+        tokenizer: Tokenizer,
         user_turn: UserTurn | None,
         usable: UsablePrompts,
     ) -> None:
         """user_turn: of the chat template; None where all prompts come from a file."""
         self._llm = llm
+        self._tokenizer = tokenizer
         self._max_new_tokens = config.max_new_tokens
         self._user_turn = user_turn
         self._usable = usable
@@ -205,10 +212,11 @@ class Conversations:
         """Return the turn that the target writes, if it is usable."""
         assert self._user_turn is not None, "a self-written prompt without the user's turn"
         params = self._user_turn.sampling_params(request.seed)
-        begin = self._user_turn.token_ids
+        begin = self._user_turn.before(request.prefix, self._tokenizer)
         output = await _final(self._llm.generate(begin, params, output_kind="final_only"))
         choice = output.outputs[0]
-        usable = self._usable.accept(choice.text, has_ended=choice.finish_reason == "stop")
+        text = request.prefix + choice.text
+        usable = self._usable.accept(text, has_ended=choice.finish_reason == "stop")
         return () if usable is None else (usable,)
 
 
@@ -287,7 +295,8 @@ def generate_corpus(
         used = _used_texts(writer, user_turn, tokenizer) if user_turn else ()
         try:
             if pending:
-                _run(config, user_turn, UsablePrompts(used), pending, writer, progress)
+                usable = UsablePrompts(used)
+                _run(config, tokenizer, user_turn, usable, pending, writer, progress)
         finally:
             progress.close()
     return progress
@@ -301,6 +310,7 @@ def _used_texts(writer: CorpusWriter, user_turn: UserTurn, tokenizer: Tokenizer)
 
 def _run(
     config: GenerationConfig,
+    tokenizer: Tokenizer,
     user_turn: UserTurn | None,
     usable: UsablePrompts,
     pending: Sequence[GenerationRequest],
@@ -308,7 +318,7 @@ def _run(
     progress: Progress,
 ) -> None:
     with AsyncLLM(**config.llm_arguments()) as llm:
-        conversations = Conversations(llm, config, user_turn, usable)
+        conversations = Conversations(llm, config, tokenizer, user_turn, usable)
         num_workers = min(len(pending), _OPEN_PER_PLACE * config.max_num_seqs)
         buffer = ShardBuffer(writer)
         asyncio.run(run_requests(conversations, iter(pending), num_workers, buffer, progress))
@@ -321,7 +331,14 @@ def corpus_info(
     tokenizer: Tokenizer,
 ) -> CorpusInfo:
     """Return what determines the samples of a corpus, apart from their number."""
-    texts = json.dumps([each.turns for each in prompts]).encode()
+    plan: dict[str, Any] = {
+        "prompts_sha256": _digest([each.turns for each in prompts]),
+        "temperatures": list(config.temperatures),
+        "max_new_tokens": config.max_new_tokens,
+        "seed": config.seed,
+    }
+    if config.prompt_prefixes:
+        plan["prompt_prefixes_sha256"] = _digest(config.prompt_prefixes)
     return CorpusInfo(
         target=config.model,
         target_hash=model_fingerprint(model_directory),
@@ -329,10 +346,9 @@ def corpus_info(
         chat_template=tokenizer.chat_template.plain_text,
         dtype=config.dtype,
         quantization=config.quantization,
-        plan={
-            "prompts_sha256": hashlib.sha256(texts).hexdigest(),
-            "temperatures": list(config.temperatures),
-            "max_new_tokens": config.max_new_tokens,
-            "seed": config.seed,
-        },
+        plan=plan,
     )
+
+
+def _digest(texts: object) -> str:
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()

@@ -43,6 +43,15 @@ def read_prompts(path: Path) -> list[PromptRecord]:
     return records
 
 
+def read_prefixes(path: Path) -> tuple[str, ...]:
+    """Read a JSON lines file of first words of prompts. Raises as `read_prompts` does."""
+    turns = [record.turns for record in read_prompts(path)]
+    longest = max(turns, key=len)
+    if len(longest) > 1:
+        raise InvalidValueError("prompt prefixes", longest, "one string a line")
+    return tuple(first for [first] in turns)
+
+
 def select_prompts(
     prompts: Sequence[PromptRecord], suites: Sequence[str], num_prompts: int | None
 ) -> list[PromptRecord]:

@@ -17,6 +17,7 @@ from specdec.training.draft_vocabulary import ReducedVocabulary, check_size, tok
 from specdec.training.drafters import drafter_class
 from specdec.training.target import Target, TargetPrecision
 from specdec.training.trainer import Data, Trainer
+from specdec.training.warm_start import ExportedHead
 from specdec.types.errors import InvalidValueError
 
 DEFAULT_DRAFT_VOCAB_SIZE = 8192
@@ -26,15 +27,17 @@ DEFAULT_DRAFT_VOCAB_SIZE = 8192
 class TrainingFiles:
     """Where a run reads and writes.
 
-    model: the target; an alias, a directory or a Hub id. corpus: of its answers, see
+    model: the target; an alias, a directory or a Hub id. corpora: of its answers, one or more, see
     `specdec.training.corpus`. output: of checkpoints and the exported drafter.
-    num_samples: the first ones of the corpus, which may be growing; None for all it has now.
+    num_samples: the first ones of the only corpus, which may be growing; None for all it has now.
+    start: directory of an exported head of the same method to train further; None for a new one.
     """
 
     model: str
-    corpus: Path
+    corpora: tuple[Path, ...]
     output: Path
     num_samples: int | None = None
+    start: Path | None = None
 
 
 def draft_vocabulary_size(method: str, wanted: int | None, directory: Path) -> int:
@@ -84,21 +87,38 @@ def open_run(
     card = _card(samples, precision)
     card |= {"num_trained_samples": len(train), "num_evaluated_samples": len(evaluated)}
     card |= {"draft_vocab_size": size}
+    start = _start(files, config)
+    if start is not None:
+        card |= {"start_sha256": start.digest}
     data = Data(list(train), evaluated, vocabulary.token_ids.tolist(), card)
     longest = max(len(each.token_ids) for each in samples)
     target = Target(directory, longest, precision, portable_name(files.model))
-    return Trainer(config, target, data, files.output)
+    return Trainer(config, target, data, files.output, start=start)
+
+
+def _start(files: TrainingFiles, config: TrainingConfig) -> ExportedHead | None:
+    """Read the head to train further, which must be one of these settings."""
+    if files.start is None:
+        return None
+    exported = ExportedHead(files.start)
+    for name, stored in exported.settings.items():
+        if (wanted := getattr(config, name)) != stored:
+            raise InvalidValueError(name, wanted, f"{stored!r}, as in {files.start}")
+    return exported
 
 
 def _read_samples(files: TrainingFiles, directory: Path) -> Corpus:
     """Return the samples of a run, which must be answers of the model in `directory`."""
-    corpus = Corpus.open(files.corpus)
+    if files.num_samples is not None and len(files.corpora) > 1:
+        raise InvalidValueError("num_samples", files.num_samples, "left out with several corpora")
+    names = ", ".join(map(str, files.corpora))
+    corpus = Corpus.join([Corpus.open(each) for each in files.corpora])
     if model_fingerprint(directory) != corpus.info.target_hash:
-        limit = f"{corpus.info.target}, which answered in {files.corpus}"
+        limit = f"{corpus.info.target}, which answered in {names}"
         raise InvalidValueError("model", files.model, limit)
     needed = max(2, files.num_samples or 0)
     if len(corpus) < needed:
-        raise CorpusError(f"{files.corpus} has {len(corpus)} samples so far; {needed} are needed")
+        raise CorpusError(f"{names} has {len(corpus)} samples so far; {needed} are needed")
     return corpus[: files.num_samples]
 
 

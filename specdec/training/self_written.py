@@ -2,7 +2,8 @@
 
 An aligned model that is given its chat template up to the place where the user's text begins
 continues with what a user would write (Xu et al. 2024, Magpie, arXiv 2406.08464, section 2). So the
-prompts come from the distribution that the model was aligned on.
+prompts come from the distribution that the model was aligned on. Prefixes, the first words of the
+user's text, steer them towards subjects that the distribution has little of, such as code.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from specdec.types.errors import InvalidValueError
 from specdec.types.request import Conversation
 from specdec.types.sampling_params import SamplingParams
 
-MAX_PROMPT_TOKENS = 128
+MAX_PROMPT_TOKENS = 192
 MIN_WORDS = 3
 _TEMPERATURE = 1.0  # as in the paper
 _MARK = "user text"
@@ -46,6 +47,10 @@ class UserTurn:
             limit = "one that closes the user's turn by a special token, or pass a prompts file"
             raise InvalidValueError("chat template", rendered, limit)
         return cls(tuple(tokenizer.encode(before, add_special_tokens=False)), following[0])
+
+    def before(self, prefix: str, tokenizer: Tokenizer) -> tuple[int, ...]:
+        """Return the token ids behind which the target continues the first words of a prompt."""
+        return (*self.token_ids, *tokenizer.encode(prefix, add_special_tokens=False))
 
     def text_of(self, prompt: Sequence[int], tokenizer: Tokenizer) -> str:
         """Return the user's text in the token ids of a rendered conversation of one turn."""

@@ -24,10 +24,13 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.cpu_decoder import NativeDecoder
 from specdec.models.dtypes import DTYPES
+from specdec.models.layers.linear import transform_logits
 from specdec.models.layers.matrix import Matrix, make_matrix
 from specdec.models.loading import Decoder, load_model
+from specdec.models.traits import LogitTransform
 from specdec.models.weights.checkpoint import CPU, open_checkpoint
 from specdec.training.batches import Batch
+from specdec.types.errors import UnsupportedModelError
 
 _BLOCK_SIZE = 16
 _ROPE_FIELDS = (
@@ -65,14 +68,17 @@ class OutputRows:
     """The rows of the served output head for some tokens.
 
     matrix: [V, hidden_size], in the format that is served. dtype: of the decoder's hidden states.
+    transform: of the products, to logits.
     """
 
     matrix: Matrix
     dtype: torch.dtype
+    transform: LogitTransform
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits of these tokens, [R, V] float32; hidden: [R, hidden_size]."""
-        return self.matrix.multiply(hidden.to(self.dtype)).float()
+        products = self.matrix.multiply(hidden.to(self.dtype)).float()
+        return transform_logits(self.transform, products)
 
 
 class Target:
@@ -117,8 +123,16 @@ class Target:
 
     @property
     def layer_fields(self) -> dict[str, Any]:
-        """The keys of config.json of decoder layers with its sizes and rotary positions."""
+        """The keys of config.json of decoder layers with its sizes and rotary positions.
+
+        Raises UnsupportedModelError where its layers are not Llama's, as a drafter's are.
+        """
         model = self.config
+        if not model.has_llama_layers:
+            raise UnsupportedModelError(
+                f"layers of {model.architecture} differ from a drafter's, which are Llama's; the "
+                "methods medusa and mlp_speculator have none"
+            )
         return {
             "hidden_size": model.hidden_size,
             "intermediate_size": model.intermediate_size,
@@ -175,7 +189,8 @@ class Target:
             backend=backend,
         )
         is_native = isinstance(self.decoder, NativeDecoder)
-        return OutputRows(matrix, torch.float32 if is_native else reader.dtype)
+        dtype = torch.float32 if is_native else reader.dtype
+        return OutputRows(matrix, dtype, self.config.traits.logits)
 
     def hidden_states(self, batch: Batch, taps: Sequence[int]) -> HiddenStates:
         """Run the target over the T tokens of a batch; see `Decoder.forward_with_taps`.

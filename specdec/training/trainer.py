@@ -128,10 +128,10 @@ class Trainer:
         self._best = 0.0
         self._best_step = 0
         self._evaluation: Evaluation | None = None
-        if start is not None:
+        self._start_digest = start.digest if start is not None else None
+        if not self._load() and start is not None:
             start.copy_to(self.drafter)
             self._best = self.evaluate().mean_length
-        self._load()
 
     @property
     def num_steps(self) -> int:
@@ -227,7 +227,8 @@ class Trainer:
             digest.update(repr((sample.token_ids, sample.num_prompt_tokens)).encode())
         digest.update(repr(list(self._data.token_ids)).encode())
         target = {f"target_{name}": each for name, each in asdict(self._target.precision).items()}
-        return {**asdict(self._config), **target, "data": digest.hexdigest()}
+        run = {**asdict(self._config), **target, "data": digest.hexdigest()}
+        return run if self._start_digest is None else run | {"start": self._start_digest}
 
     def _save(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -235,11 +236,13 @@ class Trainer:
         weights, optimizer = dict(self.drafter.state_dict()), self._optimizers.tensors()
         Checkpoint(self.step, self._run_id, progress, weights, optimizer).save(self._directory)
 
-    def _load(self) -> None:
+    def _load(self) -> bool:
+        """Continue the checkpoint of the directory; return whether there is one."""
         checkpoint = Checkpoint.load(self._directory)
         if checkpoint is None:
-            return
-        for name, existing in checkpoint.run.items():
+            return False
+        for name in checkpoint.run.keys() | self._run_id.keys():
+            existing = checkpoint.run.get(name)
             if self._run_id.get(name) != existing:
                 limit = f"{existing!r}, as in the checkpoint in {self._directory}"
                 raise InvalidValueError(name, self._run_id.get(name), limit)
@@ -248,3 +251,4 @@ class Trainer:
         self.step = checkpoint.step
         self._best = float(checkpoint.progress["best"])
         self._best_step = int(checkpoint.progress["best_step"])
+        return True

@@ -1,7 +1,8 @@
-"""Weights and draft tokens of an exported head, to go on training it."""
+"""Weights and draft tokens of an exported head, to train it further."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,6 +16,9 @@ from specdec.models.heads.config import head_method_of
 from specdec.training.drafters import METHODS, Drafter
 from specdec.types.errors import UnsupportedModelError
 
+_TENSORS = "model.safetensors"
+_OUTPUT_ROWS = frozenset({"lm_head.weight", "markov_head.markov_w2.weight"})
+"""Tensors with a row for each draft token."""
 _DEPTHS = frozenset({"num_heads", "n_predict"})
 """Keys of config.json with the number of draft tokens, in layouts without blocks that fix it."""
 
@@ -36,37 +40,59 @@ class ExportedHead:
         try:
             config: dict[str, Any] = json.loads((directory / "config.json").read_bytes())
             self.settings = {"method": method, **_sizes(config)}
-            self.tensors = load_file(directory / "model.safetensors")
+            self.tensors = load_file(directory / _TENSORS)
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             self._refuse(repr(error))
 
     def token_ids(self, vocab_size: int) -> list[int]:
         """Return the target's id of each draft token. vocab_size: of the target."""
+        return self._own_token_ids() or list(range(vocab_size))
+
+    def _own_token_ids(self) -> list[int]:
+        """Return the ids of a reduced vocabulary; none for the target's own."""
         if "d2t" in self.tensors:
             offsets = self.tensors["d2t"]
             return [int(each) for each in offsets + torch.arange(len(offsets))]
         if "token_map" in self.tensors:
             return [int(each) for each in self.tensors["token_map"]]
-        return list(range(vocab_size))
+        return []
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the tensors' file."""
+        return hashlib.sha256((self._directory / _TENSORS).read_bytes()).hexdigest()
 
     @torch.no_grad()
     def copy_to(self, drafter: Drafter) -> None:
-        """Give a drafter the weights. Raises UnsupportedModelError where they do not fit it."""
+        """Give a drafter the weights.
+
+        With other draft tokens, the output rows of those that both have are copied; the others
+        stay as they are. Raises UnsupportedModelError where the weights do not fit.
+        """
         own = drafter.tensors()  # views of the drafter's parameters
         if own.keys() != self.tensors.keys():
             names = sorted(own.keys() ^ self.tensors.keys())
             self._refuse(f"tensor {names[0]} is missing or unknown in the exported layout")
+        rows = self._common_rows(drafter)
         for name, tensor in own.items():
-            self._require_fit(name, tensor)
-            if tensor.is_floating_point():
-                tensor.copy_(self.tensors[name])
+            stored = self.tensors[name]
+            if not tensor.is_floating_point():
+                continue  # maps of token ids
+            if rows is not None and name in _OUTPUT_ROWS:
+                tensor[rows[0]] = stored[rows[1]].to(tensor.dtype)
+                continue
+            if stored.shape != tensor.shape:
+                self._refuse(f"{name} has shape {tuple(stored.shape)}, not {tuple(tensor.shape)}")
+            tensor.copy_(stored)
 
-    def _require_fit(self, name: str, tensor: Tensor) -> None:
-        stored = self.tensors[name]
-        if stored.shape != tensor.shape:
-            self._refuse(f"{name} has shape {tuple(stored.shape)}, not {tuple(tensor.shape)}")
-        if not tensor.is_floating_point() and not stored.equal(tensor):
-            self._refuse(f"{name} does not match the draft tokens")
+    def _common_rows(self, drafter: Drafter) -> tuple[Tensor, Tensor] | None:
+        """Return the rows of the tokens that both have, of the drafter and here; None if equal."""
+        stored, wanted = torch.tensor(self._own_token_ids()), drafter.token_ids
+        if not len(stored) or stored.equal(wanted):
+            return None
+        places = torch.searchsorted(stored, wanted).clamp(max=len(stored) - 1)
+        own = torch.nonzero(stored[places] == wanted).flatten()
+        return own, places[own]
 
     def _refuse(self, reason: str) -> NoReturn:
         raise UnsupportedModelError(f"{self._directory} cannot be trained further: {reason}")

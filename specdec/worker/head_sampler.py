@@ -8,12 +8,17 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.kernels.sample import SampleParams, row_argmax
 from specdec.models.heads.base import DraftHead
 from specdec.sampling.sampler import SamplingBatch, sample
-from specdec.sampling.top_children import best_by_logits, best_by_noise
+from specdec.sampling.top_children import (
+    best_by_logits,
+    best_by_noise,
+    best_drafts_by_noise,
+)
 from specdec.sampling.tree_growth import Children
 from specdec.sampling.vocab_shard import VocabShard, all_ranks_argmax
 from specdec.text.vocab_map import VocabularyMap
@@ -77,6 +82,7 @@ class HeadSampler:
         self._shard = shard
         self._head_shard = VocabShard(shard.group, head.vocab_slice.start, head.vocab_size)
         self._target_ids = head.target_ids
+        self._own_target_ids = _own_target_ids(head)
         self._remap: VocabRemap | None = None
         if head.target_ids is not None:
             vocabulary = _vocabulary(head.target_ids, shard.vocab_size)
@@ -130,11 +136,14 @@ class HeadSampler:
             is_greedy or self._batch_state.has_plain_logits(each.seq_id)
             for each, is_greedy in zip(drafts, greedy, strict=True)
         )
+        return params if is_plain and self._is_whole(params).all() else None
+
+    def _is_whole(self, params: SampleParams) -> NDArray[np.bool_]:
+        """Return the rows whose shard a rank can sample by itself: no cut over several ranks."""
+        if self._shard.group.size == 1:
+            return np.ones(len(params), np.bool_)
         is_cut = (params["top_k"] > 0) | (params["top_p"] < 1) | (params["min_score"] > -np.inf)
-        is_cut &= params["temperature"] > 0
-        if not is_plain or (self._shard.group.size > 1 and is_cut.any()):
-            return None
-        return params
+        return np.asarray(~is_cut | (params["temperature"] == 0))
 
     def children(self, logits: Tensor, ends: Sequence[DraftEnd], count: int) -> Children:
         """Return the `count` best draft tokens at each place, the one that `select` returns first.
@@ -165,6 +174,39 @@ class HeadSampler:
 
     def _sampled_children(self, logits: Tensor, ends: Sequence[DraftEnd], count: int) -> Children:
         """Return the best tokens by the logits and the noise that the target will sample from."""
+        children = Children.none(len(ends), count)
+        by_kernel = self._plain_rows(ends)
+        if by_kernel and (found := self._kernel_children(logits, ends, by_kernel, count)):
+            children.put(by_kernel, found)
+        else:
+            by_kernel = []
+        others = sorted(set(range(len(ends))).difference(by_kernel))
+        if others:
+            own = [ends[row] for row in others]
+            children.put(others, self._shaped_children(logits[others], own, count))
+        return children
+
+    def _plain_rows(self, ends: Sequence[DraftEnd]) -> list[int]:
+        """Return the rows whose tokens a rank can rank by its logits as they are."""
+        params = self._sampling_batch(ends).params
+        is_possible = (params["temperature"] > 0) & self._is_whole(params)
+        rows = zip(ends, is_possible, strict=True)
+        return [
+            row
+            for row, (end, possible) in enumerate(rows)
+            if possible and self._batch_state.has_plain_logits(end.seq_id)
+        ]
+
+    def _kernel_children(
+        self, logits: Tensor, ends: Sequence[DraftEnd], rows: list[int], count: int
+    ) -> Children | None:
+        """Return the children of some rows by a kernel; None without it."""
+        own = logits if len(rows) == len(ends) else logits[rows]
+        params = self._sampling_batch([ends[row] for row in rows]).params
+        return best_drafts_by_noise(own, self._own_target_ids, params, count, self._head_shard)
+
+    def _shaped_children(self, logits: Tensor, ends: Sequence[DraftEnd], count: int) -> Children:
+        """Return the children by logits that penalties, biases and masks have shaped."""
         logits, batch, shard = self._shaped(logits, ends)
         children = Children.none(len(ends), count)
         is_noisy = batch.params["temperature"] > 0
@@ -190,8 +232,20 @@ class HeadSampler:
         if self._remap is not None:
             logits, shard = self._remap.apply(logits), self._remap.shard
         processor = self._batch_state.draft_logits_processor(ends)
+        return processor.apply(logits), self._sampling_batch(ends), shard
+
+    def _sampling_batch(self, ends: Sequence[DraftEnd]) -> SamplingBatch:
+        """Return how the target will sample at these places."""
         spans = [TokenSpan(each.seq_id, each.num_tokens + len(each.token_ids)) for each in ends]
-        return processor.apply(logits), self._batch_state.sampling_batch(spans), shard
+        return self._batch_state.sampling_batch(spans)
+
+
+def _own_target_ids(head: DraftHead) -> Tensor:
+    """Return the target's ids of the draft tokens of this rank, [n] int32."""
+    own = head.vocab_slice
+    if head.target_ids is None:
+        return torch.arange(own.start, own.stop, dtype=torch.int32, device=head.device)
+    return head.target_ids[own.start : own.stop].to(torch.int32)
 
 
 def _vocabulary(target_ids: Tensor, target_size: int) -> VocabularyMap:

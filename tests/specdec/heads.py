@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.specdec.attention_heads import FITTED_METHODS, fitted_head_dir
 
@@ -81,7 +81,7 @@ class _Samples:
 
     @classmethod
     def of(cls, target: Path, texts: Sequence[Sequence[int]]) -> _Samples:
-        model = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+        model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
         parts = list(_windows(model, texts))
         hidden, following = (torch.cat(each) for each in zip(*parts, strict=True))
         return cls(hidden, following, model.config.vocab_size)
@@ -98,7 +98,7 @@ class _Samples:
 
 @torch.inference_mode()
 def _windows(
-    model: LlamaForCausalLM, texts: Sequence[Sequence[int]]
+    model: PreTrainedModel, texts: Sequence[Sequence[int]]
 ) -> Iterator[tuple[Tensor, Tensor]]:
     for text in texts:
         tokens = torch.tensor(text)

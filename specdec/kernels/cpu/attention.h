@@ -38,6 +38,8 @@ struct AttentionShape {
   int64_t first_in_group;  // index of the first query head within its KV group
   int64_t head_dim;
   int64_t first_position;  // that has KV
+  float scale;    // of scores
+  float softcap;  // bound c of scores s, which become c tanh(s / c); 0 for none
 
   // Return the first position that is visible to a query. window: 0 for no limit.
   int64_t first_visible(int64_t position, int64_t window) const {

@@ -51,7 +51,7 @@ class BlockPass {
     team.parallel_for(num_outputs_ * num_blocks(), [&](int64_t row) {
       const int64_t slot = head_.first_output + row / num_blocks();
       const int64_t token = row % num_blocks() * head_.draft_block_size + slot;
-      rms_norm(drafting_->residual() + token * size, head_.decoder.final_norm,
+      rms_norm(drafting_->residual() + token * size, head_.decoder.final_norm.weight,
                head_.decoder.norm_eps, size, outputs + row * size);
     });
   }

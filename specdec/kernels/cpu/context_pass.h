@@ -41,7 +41,7 @@ class ContextPass {
       quantize_rows(projection, rows, team);
       gemm(projection, rows, projected_, stride(), Store::kOverwrite, team);
       const KvLayer kv = kv_of_layer(model_, cache_, {}, block_size_, index);
-      rope_and_cache_.run(layer, kv, heads, keys, stride(), team);
+      rope_and_cache_.run(layer, kv, heads, keys, stride(), nullptr, team);
     }
   }
 

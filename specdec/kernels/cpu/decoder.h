@@ -14,14 +14,43 @@
 
 namespace specdec {
 
+enum class NormKind : int32_t { kRms = 0, kLayer = 1 };
+
+enum class Activation : int32_t { kSilu = 0, kGeluTanh = 1 };
+
+// What the norm of queries and keys covers (`QkNorm` in specdec/models/traits.py).
+enum class QkNorm : int32_t { kHead = 0, kEachHead = 1, kAllHeads = 2 };
+
+// A norm of hidden states; no norm where weight is null.
+struct Norm {
+  const float* weight;  // [hidden_size]
+  const float* bias;    // [hidden_size], or null
+};
+
 struct Layer {
-  Matrix qkv, output, gate_up, down;
-  const float* input_norm;  // [hidden_size], or null in a draft head
-  const float* mlp_norm;    // [hidden_size]
-  const float* query_norm;  // [head_dim], or null
+  Matrix qkv, output;
+  Matrix gate_up;  // gate, then up projection; the latter only where the MLP has no gate
+  Matrix down;
+  Norm input_norm, mlp_norm;
+  Norm attention_output_norm, mlp_output_norm;
+  const float* query_norm;  // [head_dim], of each head where heads have their own weights; or null
   const float* key_norm;
+  const float* cos;  // [max_positions, rotary_dim / 2]; null where positions do not enter attention
+  const float* sin;
   int64_t window;  // tokens up to a query that are visible to it, itself included; 0 for no limit
   int32_t sees_ahead;  // whether a query also sees the tokens behind it in the pass
+};
+
+// How the layers of a family differ from Llama's (`DecoderTraits` in specdec/models/traits.py).
+struct Traits {
+  NormKind norm;
+  QkNorm qk_norm;
+  Activation activation;
+  int32_t has_gate;
+  int32_t is_parallel;      // whether the MLP reads what attention reads
+  float attention_scale;    // of scores
+  float attention_softcap;  // of scores; 0 for none
+  float embedding_scale, residual_scale;
 };
 
 // This rank's rows of the embedding: a tied head's packed matrix, or a separate table.
@@ -38,15 +67,16 @@ using AllReduce = bool (*)(float* data, int64_t count);
 // One rank of a model. Sizes are this rank's, except hidden_size.
 struct Decoder {
   int64_t hidden_size, num_hidden_units, num_heads, num_kv_heads, heads_per_kv, first_in_group;
-  int64_t head_dim, num_layers;
+  int64_t head_dim, rotary_dim, num_layers;
+  int64_t num_model_heads, num_model_kv_heads;  // of all ranks
+  int64_t first_counted_kv_head;  // this rank's KV heads that no rank before it has
   int64_t first_position;  // that has KV: 0, or 1 in a draft head
   float norm_eps;
   int32_t rank;
+  Traits traits;
   Embedding embedding;
   const Layer* layers;      // [num_layers]
-  const float* final_norm;  // [hidden_size]
-  const float* cos;         // [max_positions, head_dim / 2]
-  const float* sin;
+  Norm final_norm;
   Communicator* communicator;  // for ranks that share memory, else null
   AllReduce all_reduce;        // for other ranks, else null
 };

@@ -29,9 +29,27 @@ _Address = ctypes.c_void_p
 _AllReduceCallback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.POINTER(ctypes.c_float), c_int64)
 
 
+class NormStruct(ctypes.Structure):
+    """Weight and bias of a norm, float32; without a weight there is no norm."""
+
+    _fields_ = (("weight", _Address), ("bias", _Address))
+
+
+class TraitsStruct(ctypes.Structure):
+    """`Traits` in decoder.h; the enums have the order of those in `specdec.models.traits`."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("norm", "qk_norm", "activation", "has_gate")),
+        ("is_parallel", c_int32),
+        *((name, ctypes.c_float) for name in ("attention_scale", "attention_softcap")),
+        *((name, ctypes.c_float) for name in ("embedding_scale", "residual_scale")),
+    )
+
+
 class LayerStruct(ctypes.Structure):
     """Weights of a layer on one rank; norms are float32. window: 0 without a limit.
 
+    cos, sin: [max_positions, rotary_dim / 2] float32; None without rotary embedding.
     sees_ahead: whether attention is not causal within a pass.
     """
 
@@ -40,10 +58,14 @@ class LayerStruct(ctypes.Structure):
         ("output", MatrixStruct),
         ("gate_up", MatrixStruct),
         ("down", MatrixStruct),
-        ("input_norm", _Address),
-        ("mlp_norm", _Address),
+        ("input_norm", NormStruct),
+        ("mlp_norm", NormStruct),
+        ("attention_output_norm", NormStruct),
+        ("mlp_output_norm", NormStruct),
         ("query_norm", _Address),
         ("key_norm", _Address),
+        ("cos", _Address),
+        ("sin", _Address),
         ("window", c_int64),
         ("sees_ahead", c_int32),
     )
@@ -62,19 +84,20 @@ class EmbeddingStruct(ctypes.Structure):
 
 
 class DecoderStruct(ctypes.Structure):
-    """One rank of a model. cos, sin: [max_positions, head_dim / 2] float32."""
+    """`Decoder` in decoder.h: one rank of a model."""
 
     _fields_ = (
         *((name, c_int64) for name in ("hidden_size", "num_hidden_units", "num_heads")),
         *((name, c_int64) for name in ("num_kv_heads", "heads_per_kv", "first_in_group")),
-        *((name, c_int64) for name in ("head_dim", "num_layers", "first_position")),
+        *((name, c_int64) for name in ("head_dim", "rotary_dim", "num_layers")),
+        *((name, c_int64) for name in ("num_model_heads", "num_model_kv_heads")),
+        *((name, c_int64) for name in ("first_counted_kv_head", "first_position")),
         ("norm_eps", ctypes.c_float),
         ("rank", c_int32),
+        ("traits", TraitsStruct),
         ("embedding", EmbeddingStruct),
         ("layers", ctypes.POINTER(LayerStruct)),
-        ("final_norm", _Address),
-        ("cos", _Address),
-        ("sin", _Address),
+        ("final_norm", NormStruct),
         ("communicator", _Address),
         ("all_reduce", _AllReduceCallback),
     )

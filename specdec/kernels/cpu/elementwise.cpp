@@ -17,9 +17,30 @@ SPECDEC_INLINE void for_each_vector(int64_t size, Work&& work) {
   if (begin < size) work(begin, size - begin);
 }
 
-SPECDEC_INLINE Floats sigmoid(Floats x) { return 1.0f / (1.0f + vec_exp(-x)); }
+SPECDEC_INLINE Floats silu_of(Floats x) { return x / (1.0f + vec_exp(-x)); }
 
-SPECDEC_INLINE Floats vec_tanh(Floats x) { return 2.0f * sigmoid(2.0f * x) - 1.0f; }
+// 0.5 x (1 + tanh(u)) = x sigmoid(2 u) with u = sqrt(2 / pi) (x + 0.044715 x^3).
+SPECDEC_INLINE Floats gelu_of(Floats x) {
+  return x * sigmoid(1.5957691216057308f * (x + 0.044715f * (x * x * x)));
+}
+
+// x = function(x) over `size` numbers.
+template <typename Function>
+SPECDEC_INLINE void transform(float* x, int64_t size, Function&& function) {
+  for_each_vector(size, [&](int64_t begin, int64_t count) {
+    store_partial(x + begin, function(load_partial(x + begin, count)), count);
+  });
+}
+
+// gate = function(gate) * up over `size` numbers.
+template <typename Function>
+SPECDEC_INLINE void transform_and_mul(float* gate, const float* up, int64_t size,
+                                      Function&& function) {
+  for_each_vector(size, [&](int64_t begin, int64_t count) {
+    const Floats activated = function(load_partial(gate + begin, count));
+    store_partial(gate + begin, activated * load_partial(up + begin, count), count);
+  });
+}
 
 }  // namespace
 
@@ -36,8 +57,50 @@ void rms_norm(const float* x, const float* weight, float eps, int64_t size, floa
   });
 }
 
-void apply_rotary(float* head, const float* cos, const float* sin, int64_t head_dim) {
-  const int64_t half = head_dim / 2;
+void layer_norm(const float* x, const float* weight, const float* bias, float eps, int64_t size,
+                float* to) {
+  Floats sum = {};
+  for_each_vector(size, [&](int64_t begin, int64_t count) {
+    sum += load_partial(x + begin, count);
+  });
+  const float mean = reduce_sum(sum) / float(size);
+  for_each_vector(size, [&](int64_t begin, int64_t count) {
+    store_partial(to + begin, load_partial(x + begin, count) - mean, count);
+  });
+  const float factor = 1.0f / std::sqrt(sum_squares(to, size) / float(size) + eps);
+  for_each_vector(size, [&](int64_t begin, int64_t count) {
+    const Floats weights = load_partial(weight + begin, count) * factor;
+    const Floats offset = bias ? load_partial(bias + begin, count) : Floats{};
+    store_partial(to + begin, load_partial(to + begin, count) * weights + offset, count);
+  });
+}
+
+float sum_squares(const float* x, int64_t size) {
+  Floats squares = {};
+  for_each_vector(size, [&](int64_t begin, int64_t count) {
+    const Floats part = load_partial(x + begin, count);
+    squares += part * part;
+  });
+  return reduce_sum(squares);
+}
+
+void scale(float* x, float factor, int64_t size) {
+  transform(x, size, [&](Floats part) { return part * factor; });
+}
+
+void scale_by_weight(float* x, float factor, const float* weight, int64_t size) {
+  transform_and_mul(x, weight, size, [&](Floats part) { return part * factor; });
+}
+
+void add_scaled(const float* x, float factor, int64_t size, float* to) {
+  for_each_vector(size, [&](int64_t begin, int64_t count) {
+    const Floats added = load_partial(x + begin, count) * factor;
+    store_partial(to + begin, load_partial(to + begin, count) + added, count);
+  });
+}
+
+void apply_rotary(float* head, const float* cos, const float* sin, int64_t rotary_dim) {
+  const int64_t half = rotary_dim / 2;
   for_each_vector(half, [&](int64_t begin, int64_t count) {
     const Floats first = load_partial(head + begin, count);
     const Floats second = load_partial(head + half + begin, count);
@@ -48,12 +111,16 @@ void apply_rotary(float* head, const float* cos, const float* sin, int64_t head_
 }
 
 void silu_and_mul(float* gate, const float* up, int64_t size) {
-  for_each_vector(size, [&](int64_t begin, int64_t count) {
-    const Floats x = load_partial(gate + begin, count);
-    const Floats activated = x / (1.0f + vec_exp(-x));
-    store_partial(gate + begin, activated * load_partial(up + begin, count), count);
-  });
+  transform_and_mul(gate, up, size, silu_of);
 }
+
+void gelu_and_mul(float* gate, const float* up, int64_t size) {
+  transform_and_mul(gate, up, size, gelu_of);
+}
+
+void silu(float* x, int64_t size) { transform(x, size, silu_of); }
+
+void gelu(float* x, int64_t size) { transform(x, size, gelu_of); }
 
 void add_silu(const float* x, int64_t size, float* to) {
   for_each_vector(size, [&](int64_t begin, int64_t count) {

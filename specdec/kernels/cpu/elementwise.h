@@ -8,12 +8,36 @@ namespace specdec {
 // to = x / rms(x) * weight over `size` numbers (Zhang and Sennrich 2019); `to` may be x.
 void rms_norm(const float* x, const float* weight, float eps, int64_t size, float* to);
 
-// Apply rotary position embedding (Su et al. 2021) to a head [head_dim] in place, in the half-split
-// layout of Hugging Face models. cos, sin: [head_dim / 2].
-void apply_rotary(float* head, const float* cos, const float* sin, int64_t head_dim);
+// to = (x - mean(x)) / std(x) * weight + bias over `size` numbers (Ba et al. 2016); `to` may be x,
+// and bias null.
+void layer_norm(const float* x, const float* weight, const float* bias, float eps, int64_t size,
+                float* to);
+
+// Return the sum of squares of `size` numbers.
+float sum_squares(const float* x, int64_t size);
+
+// x *= factor over `size` numbers.
+void scale(float* x, float factor, int64_t size);
+
+// x = x * factor * weight over `size` numbers.
+void scale_by_weight(float* x, float factor, const float* weight, int64_t size);
+
+// to += factor * x over `size` numbers.
+void add_scaled(const float* x, float factor, int64_t size, float* to);
+
+// Apply rotary position embedding (Su et al. 2021) to the first rotary_dim numbers of a head in
+// place, in the half-split layout of Hugging Face models. cos, sin: [rotary_dim / 2].
+void apply_rotary(float* head, const float* cos, const float* sin, int64_t rotary_dim);
 
 // gate = silu(gate) * up, the hidden units of SwiGLU (Shazeer 2020). gate, up: [size].
 void silu_and_mul(float* gate, const float* up, int64_t size);
+
+// gate = gelu(gate) * up, the hidden units of GEGLU, with GELU's tanh approximation.
+void gelu_and_mul(float* gate, const float* up, int64_t size);
+
+// x = silu(x), and x = gelu(x) with the tanh approximation, over `size` numbers.
+void silu(float* x, int64_t size);
+void gelu(float* x, int64_t size);
 
 // to += silu(x) over `size` numbers.
 void add_silu(const float* x, int64_t size, float* to);

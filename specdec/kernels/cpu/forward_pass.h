@@ -29,8 +29,10 @@ inline Visibility visibility_in(const Layer& layer) {
 inline std::vector<AttentionPlan> make_plans(const Decoder& model, const Batch& batch,
                                              int num_threads) {
   std::vector<AttentionPlan> plans;
-  const AttentionShape shape = {model.num_heads,      model.num_kv_heads, model.heads_per_kv,
-                                model.first_in_group, model.head_dim,     model.first_position};
+  const AttentionShape shape = {
+      model.num_heads,      model.num_kv_heads,           model.heads_per_kv,
+      model.first_in_group, model.head_dim,               model.first_position,
+      model.traits.attention_scale, model.traits.attention_softcap};
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
     const Visibility visibility = visibility_in(model.layers[layer]);
     const auto has_it = [&](const AttentionPlan& plan) { return plan.visibility() == visibility; };
@@ -57,6 +59,7 @@ class ForwardPass {
     residual_ = arena.allocate_floats(batch.num_tokens * model.hidden_size);
     normed_ = arena.allocate_floats(batch.num_tokens * model.hidden_size);
     qkv_ = arena.allocate_floats(batch.num_tokens * qkv_stride());
+    if (has_one_qk_norm()) squares_ = arena.allocate_floats(batch.num_tokens * 2);
     attention_output_ = arena.allocate_floats(batch.num_tokens * attention_output_stride());
     hidden_units_ = arena.allocate_floats(mlp_rows() * hidden_units_stride());
     matrix_scratch_ = arena.allocate(matrix_scratch_bytes());
@@ -75,10 +78,12 @@ class ForwardPass {
     team.parallel_for_ranges(batch_.num_tokens, [&](Range own) {
       for (int64_t token = own.begin; token < own.end; ++token) {
         const int64_t size = model_.hidden_size;
-        load_embedding(model_.embedding, batch_.input_ids[token], size, residual_ + token * size);
+        float* to = residual_ + token * size;
+        load_embedding(model_.embedding, batch_.input_ids[token], size, to);
+        if (model_.traits.embedding_scale != 1.0f) scale(to, model_.traits.embedding_scale, size);
       }
     });
-    all_reduce_residual(batch_.num_tokens, residual_, team);
+    all_reduce(batch_.num_tokens * model_.hidden_size, residual_, team);
   }
 
   // Replace the residual stream by a projection whose inputs are divided over the ranks.
@@ -87,7 +92,7 @@ class ForwardPass {
     const Activations rows = {inputs, stride, batch_.num_tokens, matrix_scratch_};
     quantize_rows(matrix, rows, team);
     gemm(matrix, rows, residual_, model_.hidden_size, Store::kOverwrite, team);
-    all_reduce_residual(batch_.num_tokens, residual_, team);
+    all_reduce(batch_.num_tokens * model_.hidden_size, residual_, team);
   }
 
   // Run the layers and write the residual streams of `taps`, which may be null. first_input: what
@@ -126,15 +131,19 @@ class ForwardPass {
   float* residual_;  // [num_tokens, hidden_size], the residual stream
   float* normed_;    // [num_tokens, hidden_size]
   float* qkv_;  // [num_tokens, num_heads + 2 * num_kv_heads, head_dim]: query, key, value heads
+  float* squares_ = nullptr;  // [num_tokens, 2], of queries and of keys; null without such a norm
   float* attention_output_;  // [num_tokens, num_heads, head_dim]
-  float* hidden_units_;      // [mlp_rows, 2, num_hidden_units]: gate, then up projection
+  float* hidden_units_;  // [mlp_rows, 1 or 2, num_hidden_units]: gate, if any, then up projection
   void* matrix_scratch_;
   float* attention_scratch_;
 
   int64_t num_all_heads() const { return model_.num_heads + 2 * model_.num_kv_heads; }
   int64_t qkv_stride() const { return num_all_heads() * model_.head_dim; }
   int64_t attention_output_stride() const { return model_.num_heads * model_.head_dim; }
-  int64_t hidden_units_stride() const { return 2 * model_.num_hidden_units; }
+  int64_t hidden_units_stride() const {
+    return (model_.traits.has_gate ? 2 : 1) * model_.num_hidden_units;
+  }
+  bool has_one_qk_norm() const { return model_.traits.qk_norm == QkNorm::kAllHeads; }
   int64_t mlp_rows() const { return std::min(batch_.num_tokens, kMlpRows); }
 
   int64_t matrix_scratch_bytes() const {
@@ -178,59 +187,90 @@ class ForwardPass {
     }
   }
 
-  // Write the normalized hidden states of `tokens` to `to` [num_tokens, hidden_size].
-  void norm(const float* weight, Range tokens, float* to) {
+  // Write the normalized row x [hidden_size] to `to`, which may be x.
+  void norm_row(const Norm& norm, const float* x, float* to) const {
     const int64_t size = model_.hidden_size;
-    for (int64_t token = tokens.begin; token < tokens.end; ++token) {
-      rms_norm(residual_ + token * size, weight, model_.norm_eps, size, to + token * size);
+    if (model_.traits.norm == NormKind::kLayer) {
+      layer_norm(x, norm.weight, norm.bias, model_.norm_eps, size, to);
+    } else {
+      rms_norm(x, norm.weight, model_.norm_eps, size, to);
     }
   }
 
-  // Run a stage that normalizes tokens and quantizes them for the next GEMM.
-  Activations norm_and_quantize(const float* weight, const Matrix& matrix, Range tokens,
-                                ThreadTeam team) {
+  // Write the normalized hidden states of `tokens` to `to` [num_tokens, hidden_size].
+  void norm(const Norm& norm, Range tokens, float* to) {
     const int64_t size = model_.hidden_size;
+    for (int64_t token = tokens.begin; token < tokens.end; ++token) {
+      norm_row(norm, residual_ + token * size, to + token * size);
+    }
+  }
+
+  // Return the quantized input of a layer's half: the residual stream, normalized if the half has a
+  // norm; the MLP of a parallel layer reads what attention has read.
+  Activations layer_input(const Norm& weights, const Matrix& matrix, Range tokens,
+                          ThreadTeam team) {
+    const int64_t size = model_.hidden_size;
+    if (!weights.weight) {
+      const float* x = model_.traits.is_parallel ? normed_ : residual_;
+      const Activations rows = {x + tokens.begin * size, size, tokens.end - tokens.begin,
+                                matrix_scratch_};
+      quantize_rows(matrix, rows, team);
+      return rows;
+    }
     const Activations rows = {normed_ + tokens.begin * size, size, tokens.end - tokens.begin,
                               matrix_scratch_};
     team.parallel_for_ranges(rows.count, [&](Range own) {
-      norm(weight, {tokens.begin + own.begin, tokens.begin + own.end}, normed_);
+      norm(weights, {tokens.begin + own.begin, tokens.begin + own.end}, normed_);
       quantize_rows(matrix, rows, own);
     });
     return rows;
   }
 
-  // Return the quantized input of a layer: `rows` if given, else the residual stream, normalized if
-  // the layer has a norm.
+  // Return the quantized input of attention: `rows` if given, else that of the layer.
   Activations attention_input(const Layer& layer, const float* rows, ThreadTeam team) {
-    if (!rows && layer.input_norm) {
-      return norm_and_quantize(layer.input_norm, layer.qkv, {0, batch_.num_tokens}, team);
-    }
-    const Activations input = {rows ? rows : residual_, layer.qkv.in_features, batch_.num_tokens,
-                               matrix_scratch_};
+    if (!rows) return layer_input(layer.input_norm, layer.qkv, {0, batch_.num_tokens}, team);
+    const Activations input = {rows, layer.qkv.in_features, batch_.num_tokens, matrix_scratch_};
     quantize_rows(layer.qkv, input, team);
     return input;
+  }
+
+  // Run a stage that sums the squares of each token's queries and keys, over all ranks.
+  void sum_head_squares(ThreadTeam team) {
+    const int64_t dim = model_.head_dim, num_heads = model_.num_heads;
+    const int64_t first_key = num_heads + model_.first_counted_kv_head;
+    const int64_t num_keys = num_heads + model_.num_kv_heads - first_key;
+    team.parallel_for_ranges(batch_.num_tokens, [&](Range own) {
+      for (int64_t token = own.begin; token < own.end; ++token) {
+        const float* heads = qkv_ + token * qkv_stride();
+        squares_[2 * token] = sum_squares(heads, num_heads * dim);
+        squares_[2 * token + 1] = sum_squares(heads + first_key * dim, num_keys * dim);
+      }
+    });
+    all_reduce(batch_.num_tokens * 2, squares_, team);
   }
 
   void attention(const Layer& layer, int64_t index, const float* input_rows, ThreadTeam team) {
     const KvLayer kv = kv_layer(index);
     const Activations input = attention_input(layer, input_rows, team);
     gemm(layer.qkv, input, qkv_, qkv_stride(), Store::kOverwrite, team);
-    rope_and_cache_.run(layer, kv, {0, num_all_heads()}, qkv_, qkv_stride(), team);
+    if (has_one_qk_norm()) sum_head_squares(team);
+    if (has_failed_) return;
+    rope_and_cache_.run(layer, kv, {0, num_all_heads()}, qkv_, qkv_stride(), squares_, team);
     plan_for(layer).attend(qkv_, qkv_stride(), kv, attention_output_, attention_output_stride(),
                            attention_scratch_, team);
     const Activations attention_rows = {attention_output_, attention_output_stride(),
                                         batch_.num_tokens, matrix_scratch_};
     quantize_rows(layer.output, attention_rows, team);
-    project_to_residual(layer.output, attention_rows, 0, team);
+    project_to_residual(layer.output, attention_rows, 0, layer.attention_output_norm, team);
   }
 
   void mlp(const Layer& layer, ThreadTeam team) {
     for (int64_t first = 0; first < batch_.num_tokens && !has_failed_; first += kMlpRows) {
       const Range tokens = {first, std::min(first + kMlpRows, batch_.num_tokens)};
-      const Activations normed = norm_and_quantize(layer.mlp_norm, layer.gate_up, tokens, team);
-      gemm(layer.gate_up, normed, hidden_units_, hidden_units_stride(), Store::kOverwrite, team);
+      const Activations input = layer_input(layer.mlp_norm, layer.gate_up, tokens, team);
+      gemm(layer.gate_up, input, hidden_units_, hidden_units_stride(), Store::kOverwrite, team);
       const Activations gated = activate_and_quantize(layer.down, tokens.end - first, team);
-      project_to_residual(layer.down, gated, first, team);
+      project_to_residual(layer.down, gated, first, layer.mlp_output_norm, team);
     }
   }
 
@@ -257,27 +297,51 @@ class ForwardPass {
     for (int64_t i = vectors.begin; i < vectors.end;) {
       const int64_t row = i / per_row, begin = i % per_row;
       const int64_t end = std::min(per_row, begin + vectors.end - i);
-      float* gates = hidden_units_ + row * hidden_units_stride() + begin * kLanes;
-      silu_and_mul(gates, gates + model_.num_hidden_units,
-                   std::min(end * kLanes, model_.num_hidden_units) - begin * kLanes);
+      float* units = hidden_units_ + row * hidden_units_stride() + begin * kLanes;
+      activate(units, std::min(end * kLanes, model_.num_hidden_units) - begin * kLanes);
       i += end - begin;
     }
   }
 
-  // Add a projection, summed over the ranks, to the residual stream from token `first` on. The
-  // residual, equal on every rank, and the bias enter the sum on rank 0 only.
-  void project_to_residual(const Matrix& matrix, const Activations& rows, int64_t first,
-                           ThreadTeam team) {
-    const int64_t size = model_.hidden_size;
-    gemm(matrix, rows, residual_ + first * size, size,
-         model_.rank == 0 ? Store::kAccumulate : Store::kOverwrite, team);
-    all_reduce_residual(rows.count, residual_ + first * size, team);
+  // Apply the activation function to `count` hidden units, in place.
+  void activate(float* units, int64_t count) {
+    const float* up = units + model_.num_hidden_units;
+    if (model_.traits.activation == Activation::kSilu) {
+      model_.traits.has_gate ? silu_and_mul(units, up, count) : silu(units, count);
+    } else {
+      model_.traits.has_gate ? gelu_and_mul(units, up, count) : gelu(units, count);
+    }
   }
 
-  // All-reduce rows of the residual stream over the ranks. The barriers make every thread read
-  // has_failed_ before it can change, so that all threads run the same stages.
-  void all_reduce_residual(int64_t num_rows, float* data, ThreadTeam team) {
-    const int64_t count = num_rows * model_.hidden_size;
+  // Add a projection, summed over the ranks, to the residual stream from token `first` on. The
+  // residual, equal on every rank, and the bias enter the sum on rank 0 only. Where the projection
+  // is normalized or scaled first, it is summed in the memory of its input, which is not needed
+  // any more.
+  void project_to_residual(const Matrix& matrix, const Activations& rows, int64_t first,
+                           const Norm& output_norm, ThreadTeam team) {
+    const int64_t size = model_.hidden_size;
+    const float factor = model_.traits.residual_scale;
+    if (!output_norm.weight && factor == 1.0f) {
+      gemm(matrix, rows, residual_ + first * size, size,
+           model_.rank == 0 ? Store::kAccumulate : Store::kOverwrite, team);
+      all_reduce(rows.count * size, residual_ + first * size, team);
+      return;
+    }
+    float* projected = normed_ + first * size;
+    gemm(matrix, rows, projected, size, Store::kOverwrite, team);
+    all_reduce(rows.count * size, projected, team);
+    team.parallel_for_ranges(rows.count, [&](Range own) {
+      for (int64_t row = own.begin; row < own.end; ++row) {
+        float* x = projected + row * size;
+        if (output_norm.weight) norm_row(output_norm, x, x);
+        add_scaled(x, factor, size, residual_ + (first + row) * size);
+      }
+    });
+  }
+
+  // Sum data [count] over the ranks. The barriers make every thread read has_failed_ before it can
+  // change, so that all threads run the same stages.
+  void all_reduce(int64_t count, float* data, ThreadTeam team) {
     if (model_.communicator) {
       if (!specdec::all_reduce(model_.communicator, data, count, team)) has_failed_ = true;
     } else if (model_.all_reduce) {

@@ -41,7 +41,7 @@ class PairPass {
   // hidden, feature: [hidden_size].
   void write_state(int64_t token, float* hidden, float* feature) {
     const float* output = pass_.residual() + token * hidden_size();
-    normalize(output, head_.decoder.final_norm, hidden);
+    normalize(output, head_.decoder.final_norm.weight, hidden);
     std::copy_n(head_.returns_normed ? hidden : output, hidden_size(), feature);
   }
 

@@ -1,6 +1,7 @@
 // The stage between a layer's projection to heads and its attention.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -53,17 +54,18 @@ class RopeAndCache {
       : model_(model), token_slots_(token_slots(batch)) {}
 
   // Run a stage over some heads of all tokens. projected: of these heads, [num_tokens, heads,
-  // head_dim]. Tasks of few tokens and one head: a thread then has most of the heads that it
-  // computed, and the keys share cache lines.
+  // head_dim]. squares: where one norm covers all heads, the sums of squares of each token's
+  // queries and of its keys over all ranks, [num_tokens, 2]; else null. Tasks of few tokens and one
+  // head: a thread then has most of the heads that it computed, and the keys share cache lines.
   void run(const Layer& layer, const KvLayer& kv, Range heads, float* projected, int64_t stride,
-           ThreadTeam team) const {
+           const float* squares, ThreadTeam team) const {
     const int64_t num_tokens = token_slots_.size(), num_heads = heads.end - heads.begin;
     const int64_t num_chunks = ceil_div(num_tokens, kTokensPerHeadTask);
     team.parallel_for(num_chunks * num_heads, [&](int64_t index) {
       const int64_t own = index % num_heads;
       const Range tokens = ThreadTeam{index / num_heads, num_chunks}.share(num_tokens);
       for (int64_t token = tokens.begin; token < tokens.end; ++token) {
-        run_head(layer, kv, token, heads.begin + own,
+        run_head(layer, kv, token, heads.begin + own, squares ? squares + 2 * token : nullptr,
                  projected + token * stride + own * model_.head_dim);
       }
     });
@@ -74,19 +76,39 @@ class RopeAndCache {
   std::vector<TokenSlot> token_slots_;  // [num_tokens]
 
   void run_head(const Layer& layer, const KvLayer& kv, int64_t token, int64_t head,
-                float* values) const {
-    const int64_t dim = model_.head_dim, half = dim / 2;
+                const float* squares, float* values) const {
     const TokenSlot place = token_slots_[token];
     const int64_t kv_head = head - model_.num_heads;
     if (kv_head >= model_.num_kv_heads) {
       kv.write_value(kv_head - model_.num_kv_heads, place.slot, values);
       return;
     }
-    const float* weight = kv_head < 0 ? layer.query_norm : layer.key_norm;
-    if (weight) rms_norm(values, weight, model_.norm_eps, dim, values);
-    const int64_t first = place.position * half;
-    apply_rotary(values, model_.cos + first, model_.sin + first, dim);
+    normalize(layer, head, squares, values);
+    if (layer.cos) {
+      const int64_t first = place.position * (model_.rotary_dim / 2);
+      apply_rotary(values, layer.cos + first, layer.sin + first, model_.rotary_dim);
+    }
     if (kv_head >= 0) kv.write_key(kv_head, place.slot, values);
+  }
+
+  // Normalize a query or key head, where the layer has norms of heads.
+  void normalize(const Layer& layer, int64_t head, const float* squares, float* values) const {
+    const bool is_key = head >= model_.num_heads;
+    const float* weight = is_key ? layer.key_norm : layer.query_norm;
+    if (!weight) return;
+    const int64_t dim = model_.head_dim;
+    if (model_.traits.qk_norm != QkNorm::kHead) {
+      weight += (is_key ? head - model_.num_heads : head) * dim;
+    }
+    if (squares) {
+      const int64_t num_heads = is_key ? model_.num_model_kv_heads : model_.num_model_heads;
+      const float mean = squares[is_key] / float(num_heads * dim);
+      scale_by_weight(values, 1.0f / std::sqrt(mean + model_.norm_eps), weight, dim);
+    } else if (model_.traits.norm == NormKind::kLayer) {
+      layer_norm(values, weight, nullptr, model_.norm_eps, dim, values);
+    } else {
+      rms_norm(values, weight, model_.norm_eps, dim, values);
+    }
   }
 };
 

@@ -72,4 +72,9 @@ SPECDEC_INLINE Floats vec_exp(Floats x) {
   return x < lowest ? Floats{} : result;
 }
 
+SPECDEC_INLINE Floats sigmoid(Floats x) { return 1.0f / (1.0f + vec_exp(-x)); }
+
+// Return tanh(x) to about 1e-7.
+SPECDEC_INLINE Floats vec_tanh(Floats x) { return 2.0f * sigmoid(2.0f * x) - 1.0f; }
+
 }  // namespace specdec

@@ -105,7 +105,7 @@ SplitKvAttention::SplitKvAttention(const Batch& batch, AttentionShape shape, Vis
 // Query i belongs to token i / num_heads: the heads of a token are adjacent.
 void SplitKvAttention::load_queries(const float* q, int64_t q_stride) const {
   const int64_t dim = shape_.head_dim, width = tile_.num_heads() * dim;
-  const float scale = 1.0f / std::sqrt(float(shape_.head_dim));
+  const float scale = shape_.scale;
   for (int64_t token = 0; token < tile_.num_tokens; ++token) {
     const float* from = q + (tile_.first_token + token) * q_stride + tile_.heads.begin * dim;
     float* to = scratch_.queries + token * width;
@@ -253,6 +253,15 @@ void SplitKvAttention::compute_scores(const SplitKv& kv) const {
   }
 }
 
+// Bound the scores of whole vectors of positions; values of positions that are not visible may be
+// undefined.
+void SplitKvAttention::cap(float* scores, int64_t begin, int64_t end) const {
+  const float softcap = shape_.softcap, factor = 1.0f / softcap;
+  for (int64_t j = begin; j < end; j += kLanes) {
+    store(scores + j, softcap * vec_tanh(load(scores + j) * factor));
+  }
+}
+
 // Turn each query's scores of visible positions into weights, of which the largest is 1.
 void SplitKvAttention::softmax(Range positions, SplitResult result) const {
   const float masked = -std::numeric_limits<float>::infinity();
@@ -261,6 +270,7 @@ void SplitKvAttention::softmax(Range positions, SplitResult result) const {
     if (visible.begin >= visible.end) continue;
     float* scores = scratch_.scores + query * kSplitSize;
     const int64_t begin = visible.begin / kLanes * kLanes, end = round_up(visible.end, kLanes);
+    if (shape_.softcap != 0.0f) cap(scores, begin, end);
     std::fill(scores + begin, scores + visible.begin, masked);
     std::fill(scores + visible.end, scores + end, masked);
     Floats maxima = broadcast(masked);

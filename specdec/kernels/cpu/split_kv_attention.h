@@ -106,6 +106,7 @@ class SplitKvAttention {
   void gather_group(Range positions, int64_t group_begin, float* keys, float* values) const;
   template <Format>
   void compute_scores(const SplitKv& kv) const;
+  void cap(float* scores, int64_t begin, int64_t end) const;
   void softmax(Range positions, SplitResult result) const;
   template <Format>
   void accumulate_values(Range positions, const SplitKv& kv, const SplitKv& next,

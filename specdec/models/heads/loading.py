@@ -59,7 +59,7 @@ def load_head(
         case MedusaShape():
             heads = _load_medusa(shape, reader, tensors, rank, config)
             is_native = backend is KernelBackend.CPU and rank.group.size == 1
-            return NativeMedusaHeads(heads) if is_native else heads
+            return NativeMedusaHeads(heads) if is_native and heads.has_plain_logits else heads
         case MlpSpeculatorShape():
             return MlpSpeculator(shape, reader, rank)
         case FusedShape():

@@ -1,4 +1,4 @@
-"""Linear layers, embedding, output head and norm; each reads its shard of a checkpoint.
+"""Linear layers, embedding and output head; each reads its shard of a checkpoint.
 
 `matrix.py` stores and multiplies the weights; `CheckpointReader.quantization` selects the
 quantization method.
@@ -6,9 +6,9 @@ quantization method.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, repeat
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.layers.matrix import FullMatrix, Matrix, NativeMatrix, make_matrix, row_blocks
+from specdec.models.traits import NO_TRANSFORM, LogitTransform
 from specdec.models.weights.checkpoint import CheckpointReader
 from specdec.types.errors import UnsupportedModelError
 
@@ -28,12 +29,64 @@ class WeightPart:
     """One projection of a fused layer, and the output rows that a rank holds.
 
     name: prefix of its tensors in the checkpoint, `weight` and, if has_bias, `bias`.
+    out_features: rows of these tensors, which may hold other projections too.
+    order: the place in its head of each row that is stored, where each head is reordered.
     """
 
     name: str
     out_features: int
     rows: range
     has_bias: bool = False
+    order: tuple[int, ...] | None = None
+
+    def read(self, reader: CheckpointReader, in_features: int, dtype: torch.dtype) -> Tensor:
+        """Return the rows of the weight, [len(rows), in_features]."""
+        shape = (self.out_features, in_features)
+        found = reader.read(f"{self.name}.weight", shape, rows=self.rows, dtype=dtype)
+        return self._ordered(found)
+
+    def read_bias(self, reader: CheckpointReader) -> Tensor:
+        """Return the rows of the bias, [len(rows)]; zeros without one."""
+        if not self.has_bias:
+            return torch.zeros(len(self.rows), dtype=reader.dtype, device=reader.device)
+        shape = (self.out_features,)
+        return self._ordered(reader.read(f"{self.name}.bias", shape, rows=self.rows))
+
+    def _ordered(self, rows: Tensor) -> Tensor:
+        if self.order is None:
+            return rows
+        heads: Tensor = rows.unflatten(0, (-1, len(self.order)))
+        return heads[:, list(self.order)].flatten(0, 1)
+
+
+def weight_parts(
+    prefix: str,
+    names: Sequence[str],
+    sizes: Sequence[int],
+    rows: Sequence[range],
+    *,
+    has_bias: bool,
+    orders: Sequence[tuple[int, ...] | None] | None = None,
+) -> list[WeightPart]:
+    """Return the projections of a fused layer.
+
+    names: of the tensor of each, or of one that holds the rows of all. sizes: rows of each; rows:
+    those of this rank, in its projection. orders: see WeightPart.
+    """
+    is_one = len(names) < len(sizes)
+    assert len(names) == (1 if is_one else len(sizes))
+    starts = accumulate(sizes, initial=0) if is_one else repeat(0)
+    parts = zip(repeat(names[0]) if is_one else names, sizes, starts, rows, strict=False)
+    return [
+        WeightPart(
+            f"{prefix}.{name}",
+            sum(sizes) if is_one else size,
+            range(start + own.start, start + own.stop),
+            has_bias,
+            None if orders is None else orders[index],
+        )
+        for index, (name, size, start, own) in enumerate(parts)
+    ]
 
 
 class ColumnParallelLinear(nn.Module):
@@ -43,15 +96,11 @@ class ColumnParallelLinear(nn.Module):
         """Read this rank's rows of each part."""
         super().__init__()
         total = sum(len(part.rows) for part in parts)
-        names = [f"{part.name}.weight" for part in parts]
-        dtype = reader.exact_dtype(*names)
-        weights = (
-            reader.read(name, (part.out_features, in_features), rows=part.rows, dtype=dtype)
-            for name, part in zip(names, parts, strict=True)
-        )
+        dtype = reader.exact_dtype(*(f"{part.name}.weight" for part in parts))
+        weights = (part.read(reader, in_features, dtype) for part in parts)
         self.matrix = _read_matrix(reader, weights, (total, in_features))
         has_bias = any(part.has_bias for part in parts)
-        self.bias = torch.cat(list(_biases(reader, parts))) if has_bias else None
+        self.bias = torch.cat([part.read_bias(reader) for part in parts]) if has_bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the parts side by side, [T, local outputs]; x: [T, in_features]."""
@@ -82,16 +131,17 @@ class RowParallelLinear(nn.Module):
         self.bias = reader.read(f"{name}.bias", shape[:1]) if has_bias and group.rank == 0 else None
         self.group = group
 
-    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Return `residual` plus the projection, equal on every rank.
+    def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """Return the projection, plus `residual` if given, equal on every rank.
 
         x: [T, local inputs]; residual: [T, out_features]. Rank 0 adds residual and bias to the sum.
         """
-        if self.group.rank != 0:
+        base = self.bias if residual is None else residual
+        if self.group.rank != 0 or base is None:
             return self.group.all_reduce(self.matrix.multiply(x))
-        if self.bias is not None:
-            residual = residual + self.bias
-        return self.group.all_reduce(self.matrix.multiply_add(residual, x))
+        if residual is not None and self.bias is not None:
+            base = residual + self.bias
+        return self.group.all_reduce(self.matrix.multiply_add(base, x))
 
 
 class VocabHead(nn.Module):
@@ -107,13 +157,15 @@ class VocabHead(nn.Module):
         shape: tuple[int, int],
         tokens: range,
         selected: Sequence[int] | None = None,
+        transform: LogitTransform = NO_TRANSFORM,
     ) -> None:
         """Read the rows of `tokens`; shape: [vocab_size, hidden_size].
 
-        selected: of the whole vocabulary, ascending; None for all. Raises UnsupportedModelError
-        where none of them is in `tokens`.
+        selected: of the whole vocabulary, ascending; None for all. transform: of the products, to
+        logits. Raises UnsupportedModelError where no selected token is in `tokens`.
         """
         super().__init__()
+        self.transform = transform
         hidden_size = shape[1]
         dtype = reader.exact_dtype(name)
         parts = row_blocks(tokens, hidden_size)
@@ -155,7 +207,7 @@ class VocabHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits [R, V_local] of hidden states [R, hidden_size]."""
-        logits = self.matrix.multiply(hidden)
+        logits = transform_logits(self.transform, self.matrix.multiply(hidden))
         if self._places is None:
             return logits
         spread = logits.new_full((len(logits), self.num_tokens), -torch.inf)
@@ -198,24 +250,13 @@ class VocabEmbedding(nn.Module):
         return F.embedding(indices, self.weight).to(self.dtype)
 
 
-class RMSNorm(nn.Module):
-    """Root mean square layer normalization (Zhang and Sennrich 2019) over the last dimension."""
-
-    def __init__(self, reader: CheckpointReader, name: str, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = reader.read(name, (size,))
-        self.eps = eps
-        self._scaled_weight = self.weight * math.sqrt(size)
-        self._scaled_eps = torch.tensor(math.sqrt(size * eps), device=self.weight.device)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the normalized x, [..., size]."""
-        if x.dtype != torch.float32 or x.is_cuda:
-            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        # On CPUs F.rms_norm runs a dozen operators, whose overhead exceeds the arithmetic of a few
-        # rows. These are four: sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(size * eps)) / sqrt(size).
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return (x * self._scaled_weight).div_(torch.hypot(norm, self._scaled_eps))
+def transform_logits(transform: LogitTransform, logits: Tensor) -> Tensor:
+    """Apply a transform to logits in place, and return them."""
+    if transform.scale != 1.0:
+        logits.mul_(transform.scale)
+    if transform.softcap is not None:
+        logits.div_(transform.softcap).tanh_().mul_(transform.softcap)
+    return logits
 
 
 def _read_matrix(
@@ -230,11 +271,3 @@ def _places(token_ids: Sequence[int], tokens: range) -> Tensor:
     """Return the places in `tokens` of those of the tokens that are in it, [n] int64."""
     places = [token - tokens.start for token in token_ids if token in tokens]
     return torch.tensor(places, dtype=torch.int64)
-
-
-def _biases(reader: CheckpointReader, parts: list[WeightPart]) -> Iterator[Tensor]:
-    for part in parts:
-        if part.has_bias:
-            yield reader.read(f"{part.name}.bias", (part.out_features,), rows=part.rows)
-        else:
-            yield torch.zeros(len(part.rows), dtype=reader.dtype, device=reader.device)

@@ -1,4 +1,8 @@
-"""Rotary position embedding (Su et al. 2021), in the half-split layout of Hugging Face models."""
+"""Rotary position embedding (Su et al. 2021), in the half-split layout of Hugging Face models.
+
+Checkpoints whose pairs are neighbours instead are reordered when they are read; a score is a sum
+over the dimensions of a head, in any order.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.models.rope import DefaultRope, LinearRope, Llama3Rope, Rope, YarnRope
+from specdec.models.rope import DefaultRope, LinearRope, Llama3Rope, LongRope, Rope, YarnRope
 
 
 @dataclass(frozen=True)
 class Rotation:
     """Rotations of a batch's tokens; computed once per forward pass, used by every layer."""
 
-    cos: Tensor  # [T, 1, head_dim]
-    sin: Tensor  # [T, 1, head_dim], its first half negated
+    cos: Tensor  # [T, 1, rotary_dim]
+    sin: Tensor  # [T, 1, rotary_dim], its first half negated
 
     def apply_(self, x: Tensor) -> None:
-        """Rotate x [T, heads, head_dim] in place."""
+        """Rotate the first rotary_dim dimensions of x [T, heads, head_dim] in place."""
+        x = x[..., : self.cos.shape[-1]]
         swapped = x.roll(x.shape[-1] // 2, dims=-1)
         x.mul_(self.cos).addcmul_(swapped, self.sin)
 
@@ -29,25 +34,27 @@ class RotaryEmbedding:
 
     def __init__(
         self,
-        head_dim: int,
+        rotary_dim: int,
         max_positions: int,
         rope: Rope,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._head_dim, self.max_positions, self._rope = head_dim, max_positions, rope
+        self.rotary_dim, self.max_positions, self._rope = rotary_dim, max_positions, rope
         cos, sin = self.tables()
         self._cos = torch.cat((cos, cos), dim=-1)[:, None].to(device=device, dtype=dtype)
         self._sin = torch.cat((-sin, sin), dim=-1)[:, None].to(device=device, dtype=dtype)
 
     def tables(self) -> tuple[Tensor, Tensor]:
-        """Return cosine and sine of each position, [max_positions, head_dim / 2] float32 each.
+        """Return cosine and sine of each position, [max_positions, rotary_dim / 2] float32 each.
 
         Computed on the CPU, so that their bits do not depend on the device.
         """
         positions = torch.arange(self.max_positions, device="cpu").float()
-        angles = torch.outer(positions, frequencies(self._rope, self._head_dim))
-        scale = self._rope.attention_factor if isinstance(self._rope, YarnRope) else 1.0
+        found = frequencies(self._rope, self.rotary_dim, self.max_positions)
+        angles = torch.outer(positions, found)
+        rope = self._rope
+        scale = rope.attention_factor if isinstance(rope, YarnRope | LongRope) else 1.0
         return angles.cos() * scale, angles.sin() * scale
 
     def rotation(self, positions: Tensor) -> Rotation:
@@ -55,9 +62,9 @@ class RotaryEmbedding:
         return Rotation(self._cos[positions], self._sin[positions])
 
 
-def frequencies(rope: Rope, head_dim: int) -> Tensor:
-    """Return the angle per position in radians, [head_dim / 2] float32, highest first."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64, device="cpu").float() / head_dim
+def frequencies(rope: Rope, rotary_dim: int, max_positions: int) -> Tensor:
+    """Return the angle per position in radians, [rotary_dim / 2] float32, highest first."""
+    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.int64, device="cpu").float() / rotary_dim
     plain = 1.0 / rope.theta**exponents
     match rope:
         case DefaultRope():
@@ -68,6 +75,8 @@ def frequencies(rope: Rope, head_dim: int) -> Tensor:
             return _llama3(rope, plain)
         case YarnRope():
             return _yarn(rope, plain)
+        case LongRope():
+            return plain / torch.tensor(rope.factors(max_positions))
 
 
 def _llama3(rope: Llama3Rope, plain: Tensor) -> Tensor:
@@ -99,3 +108,8 @@ def _dimension_with(turns: float, rope: YarnRope, plain: Tensor) -> float:
     """Return the dimension of `plain` [head_dim / 2] with `turns` periods in the context."""
     wanted_over_fastest = rope.original_max_position_embeddings / (turns * 2 * math.pi)
     return len(plain) * math.log(wanted_over_fastest) / math.log(rope.theta)
+
+
+def rotary_halves(head_dim: int, rotary_dim: int) -> tuple[int, ...]:
+    """Return the order that turns rotary pairs of neighbours into pairs across halves."""
+    return (*range(0, rotary_dim, 2), *range(1, rotary_dim, 2), *range(rotary_dim, head_dim))

@@ -32,7 +32,7 @@ from specdec.training.drafters.layers import RMSNorm, draft_id_tensors, linear
 from specdec.training.target import Target
 
 _MAX_TAPS = 5
-_DEFAULT_NUM_LAYERS = 2
+_DEFAULT_NUM_LAYERS, _DEFAULT_MARKOV_RANK = 2, 64
 _LIBRARY_VERSION = "0.9.0"
 
 
@@ -168,7 +168,7 @@ class DSparkDrafter(BlockDrafter):
     def __init__(self, target: Target, token_ids: Tensor, config: TrainingConfig) -> None:
         """See Drafter."""
         super().__init__(target, token_ids, config)
-        size, self.rank = target.config.hidden_size, config.markov_rank
+        size, self.rank = target.config.hidden_size, config.markov_rank or _DEFAULT_MARKOV_RANK
         self.markov_embedding = nn.Embedding(target.config.vocab_size, self.rank)
         self.markov_head = nn.Linear(self.rank, len(token_ids), bias=False)
         self.confidence_head = nn.Linear(size + self.rank, 1)

@@ -3,14 +3,18 @@
 import json
 import subprocess
 import sys
+from typing import get_args
 
 import grpc
 import pytest
 from click.testing import CliRunner
 
 from cluster.cli import completion_result, main
+from cluster.cli.models import DTYPES, KERNELS, QUANTIZATIONS
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.client import StreamChunk, resumption
+from specdec.config.engine import DTYPE_BYTES, Kernels
+from specdec.config.quantization import QUANTIZATION_METHODS
 from specdec.models.resolve import packaged_directory
 from specdec.types.errors import ModelNotFoundError
 from tests.specdec.client.fake_service import CHUNKS, CHUNKS_OF_TWO_CHOICES, FakeService, running
@@ -404,6 +408,37 @@ def test_list_shows_what_is_in_the_cache(monkeypatch, tmp_path):
     [model] = json.loads(run_cli("models", "list", "--json").stdout)["models"]
     assert model["name"] == "smollm2-135m-instruct"
     assert (model["directory"], model["download_bytes"] > 0) == (str(directory), True)
+
+
+def test_show_reports_decoder_memory_and_methods(tiny_model_dir):
+    result = run_cli("models", "show", str(tiny_model_dir), "--tensor-parallel-size", "2")
+    assert result.exit_code == 0
+    lines = dict(line.split(maxsplit=1) for line in result.stdout.splitlines())
+    assert lines["architecture"].startswith("LlamaForCausalLM: biases by")
+    assert lines["precision"] == "float32 (float32 in files), no quantization"
+    assert lines["ngram"].startswith("ready: ")
+    assert lines["draft_model"].startswith("needs files: ")
+    assert lines["mtp"].startswith("no: the checkpoint has no layers for")
+    assert result.stdout.count(" KiB of KV a token") == 2
+    arguments = ("--kernels", "torch", "--quantization", "int8", "--json")
+    report = json.loads(run_cli("models", "show", str(tiny_model_dir), *arguments).stdout)
+    assert report["decoder"] == "torch: kernels is torch"
+    assert report["quantization"] == "int8"
+    assert report["ranks"][0]["kv_bytes_per_token"] == 2 * 2 * 3 * 16 * 4
+
+
+def test_show_refuses_a_model_that_cannot_be_served(tmp_path):
+    content = {"architectures": ["MambaForCausalLM"], "state_size": 16}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    result = run_cli("models", "show", str(tmp_path))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "MambaForCausalLM is not supported: it has state-space layers" in result.stderr
+
+
+def test_choices_of_show_are_those_of_the_engine():
+    assert set(DTYPES) == set(DTYPE_BYTES)
+    assert set(QUANTIZATIONS) == {"none", *QUANTIZATION_METHODS}
+    assert set(KERNELS) == set(get_args(Kernels))
 
 
 def test_version():

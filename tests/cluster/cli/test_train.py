@@ -152,6 +152,7 @@ def test_a_draft_model_is_exported_in_the_layout_and_size_that_is_asked_for(
             ["--num-layers", 2],
             "num_layers is 2; it must be left out: it is of dspark, dflash, draft",
         ),
+        (["--markov-rank", 5], "markov_rank is 5; it must be left out: it is of dspark, and the"),
         (["--depth", 40], "depth is 40; it must be from 1 to 16"),
         (["--num-samples", 11], "has 10 samples so far; 11 are needed"),
         (["--draft-vocab-size", 1], "draft_vocab_size is 1; it must be from"),

@@ -3,11 +3,12 @@
 import json
 
 import pytest
-import transformers
 
 from specdec.models.config import ModelConfig
-from specdec.models.registry import SUPPORTED_ARCHITECTURES
+from specdec.models.registry import ARCHITECTURES, SUPPORTED_ARCHITECTURES
+from specdec.models.traits import Activation, LogitTransform
 from specdec.types.errors import ModelNotFoundError, UnsupportedModelError
+from tests.specdec.models.families import config_class
 
 SIZES = {
     "vocab_size": 100,
@@ -15,18 +16,35 @@ SIZES = {
     "intermediate_size": 64,
     "num_hidden_layers": 30,
     "num_attention_heads": 32,
-    "rms_norm_eps": 1e-6,
     "max_position_embeddings": 128,
 }
 
 
+def sizes(architecture):
+    family = ARCHITECTURES.get(architecture)
+    return {**SIZES, "rms_norm_eps" if family is None else family.norm_eps_key: 1e-6}
+
+
 def read(architecture, **changes):
-    return ModelConfig.from_dict({**SIZES, "architectures": [architecture], **changes}, {})
+    raw = {**sizes(architecture), "architectures": [architecture], **changes}
+    return ModelConfig.from_dict(raw, {})
 
 
 def reference(architecture, **changes):
-    name = architecture.removesuffix("ForCausalLM")
-    return getattr(transformers, f"{name}Config")(**SIZES, **changes)
+    family = architecture.removesuffix("ForCausalLM")
+    return config_class(family)(**sizes(architecture), **changes)
+
+
+def layer_types(expected):
+    found = getattr(expected, "layer_types", None)
+    return found or ["full_attention"] * expected.num_hidden_layers
+
+
+def windows(expected):
+    window = getattr(expected, "sliding_window", None)
+    if getattr(expected, "layer_types", None) is None:
+        return (window,) * 30
+    return tuple(window if kind == "sliding_attention" else None for kind in expected.layer_types)
 
 
 @pytest.mark.parametrize("architecture", SUPPORTED_ARCHITECTURES)
@@ -36,10 +54,66 @@ def test_missing_keys_have_the_defaults_of_transformers(architecture):
     assert config.num_kv_heads == expected.num_key_value_heads
     assert config.head_dim == head_dim
     assert config.tie_word_embeddings == expected.tie_word_embeddings
-    assert config.rope.theta == expected.rope_parameters["rope_theta"]
-    window = 4096 if architecture == "MistralForCausalLM" else None
-    assert config.sliding_windows == (window,) * 30
-    assert window == getattr(expected, "sliding_window", None)
+    assert config.sliding_windows == windows(expected)
+    for rope, kind in zip(config.ropes, layer_types(expected), strict=True):
+        parameters = expected.rope_parameters
+        parameters = parameters.get(kind, parameters)
+        assert rope is None or rope.theta == parameters["rope_theta"]
+        assert config.rotary_fraction == parameters.get("partial_rotary_factor", 1.0)
+    activation = getattr(expected, "hidden_activation", None) or expected.hidden_act
+    assert config.traits.activation == activation
+
+
+@pytest.mark.parametrize(
+    ("architecture", "field", "key"),
+    [
+        ("GraniteForCausalLM", "attention_scale", "attention_multiplier"),
+        ("GraniteForCausalLM", "embedding_scale", "embedding_multiplier"),
+        ("GraniteForCausalLM", "residual_scale", "residual_multiplier"),
+        ("Gemma2ForCausalLM", "attention_softcap", "attn_logit_softcapping"),
+    ],
+)
+def test_missing_factors_have_the_defaults_of_transformers(architecture, field, key):
+    assert getattr(read(architecture).traits, field) == getattr(reference(architecture), key)
+    assert getattr(read(architecture, **{key: 0.25}).traits, field) == 0.25
+    with pytest.raises(UnsupportedModelError, match=f"{key} .* must be a number above 0"):
+        read(architecture, **{key: -1})
+
+
+def test_missing_transforms_of_logits_have_the_defaults_of_transformers():
+    assert read("GraniteForCausalLM").traits.logits.is_identity
+    assert read("GraniteForCausalLM", logits_scaling=8).traits.logits == LogitTransform(1 / 8)
+    assert read("CohereForCausalLM").traits.logits == LogitTransform(0.0625)
+    assert read("Gemma2ForCausalLM").traits.logits == LogitTransform(softcap=30.0)
+    without = read("Gemma2ForCausalLM", final_logit_softcapping=None)
+    assert without.traits.logits.is_identity
+    assert read("Gemma3ForCausalLM").traits.logits.is_identity
+
+
+@pytest.mark.parametrize("architecture", ["Gemma3ForCausalLM", "Cohere2ForCausalLM"])
+def test_the_period_of_windows_may_be_given(architecture):
+    expected = reference(architecture, sliding_window_pattern=3)
+    found = read(architecture, sliding_window_pattern=3)
+    assert found.sliding_windows == windows(expected)
+    assert found.sliding_windows[:3] == (4096, 4096, None)
+
+
+@pytest.mark.parametrize("given", [None, [1, 0, 1] * 10, [0] * 30])
+def test_layers_without_rope_match_transformers(given):
+    expected = reference("SmolLM3ForCausalLM", no_rope_layers=given, pad_token_id=0)
+    found = read("SmolLM3ForCausalLM", no_rope_layers=given)
+    assert [rope is not None for rope in found.ropes] == list(map(bool, expected.no_rope_layers))
+
+
+def test_cohere2_rotates_with_a_window_only():
+    config = read("Cohere2ForCausalLM")
+    pairs = zip(config.ropes, config.sliding_windows, strict=True)
+    assert all((rope is None) == (window is None) for rope, window in pairs)
+
+
+def test_gelu_means_its_approximation_in_the_first_gemma():
+    gelu = read("GemmaForCausalLM", hidden_act="gelu").traits.activation
+    assert gelu is Activation.GELU_TANH
 
 
 @pytest.mark.parametrize("architecture", SUPPORTED_ARCHITECTURES)
@@ -97,20 +171,25 @@ def test_keys_of_another_architecture_are_ignored():
 @pytest.mark.parametrize(
     ("architecture", "changes", "message"),
     [
+        ("LlamaForCausalLM", {"hidden_act": "gelu"}, "'gelu'; it must be silu or gelu_pytorch_tan"),
+        ("Gemma2ForCausalLM", {"hidden_activation": "relu"}, "hidden_activation .* is 'relu'"),
+        ("LlamaForCausalLM", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ("GlmForCausalLM", {"partial_rotary_factor": 1.5}, "is 1.5; it must be at most 1"),
+        ("GlmForCausalLM", {"head_dim": 6}, "it must be such that it rotates an even number of"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 2]}, "a list of 30 numbers, 0 or 1"),
+        ("Gemma3ForCausalLM", {"sliding_window_pattern": 0}, "sliding_window_pattern .* is 0"),
         (
-            "GemmaForCausalLM",
-            {},
-            "GemmaForCausalLM is not supported; supported: LlamaForCausalLM, MistralForCausalLM, "
-            "Qwen2ForCausalLM, Qwen3ForCausalLM",
+            "Phi3ForCausalLM",
+            {"rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [1.0] * 4}},
+            "short_factor .* a list of 4 numbers",
         ),
-        ("LlamaForCausalLM", {"hidden_act": "gelu"}, "hidden_act .* 'gelu'; it must be silu"),
         ("LlamaForCausalLM", {"hidden_size": "9"}, "hidden_size .* '9'; it must be a whole"),
         ("LlamaForCausalLM", {"vocab_size": 0}, "vocab_size .* is 0; it must be a whole"),
         ("LlamaForCausalLM", {"num_key_value_heads": 5}, r"is 5; it must be a divisor .* \(32\)"),
         ("LlamaForCausalLM", {"head_dim": 7}, "head_dim .* is 7; it must be even"),
-        ("LlamaForCausalLM", {"rope_scaling": {"type": "su"}}, "rope type su is not supported"),
+        ("LlamaForCausalLM", {"rope_scaling": {"type": "ntk"}}, "rope type ntk is not supported"),
         ("MistralForCausalLM", {"sliding_window": 0}, "sliding_window .* 0; it must be a whole"),
-        ("MistralForCausalLM", {"layer_types": []}, "must be left out of a Mistral model"),
+        ("MistralForCausalLM", {"layer_types": []}, "must be left out of this architecture"),
         (
             "Qwen3ForCausalLM",
             {"layer_types": ["sliding_attention"] * 30},
@@ -126,6 +205,58 @@ def test_keys_of_another_architecture_are_ignored():
 def test_unsupported_values_are_rejected_with_the_supported_ones(architecture, changes, message):
     with pytest.raises(UnsupportedModelError, match=message):
         read(architecture, **changes)
+
+
+@pytest.mark.parametrize(
+    ("raw", "named", "reason"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported; supp", None),
+        (
+            {"architectures": ["MambaForCausalLM"], "state_size": 16},
+            "MambaForCausalLM",
+            "state-space layers",
+        ),
+        ({"model_type": "rwkv"}, "only the model_type 'rwkv'", "state-space layers"),
+        (
+            {"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True},
+            "T5ForConditionalGeneration",
+            "an encoder-decoder",
+        ),
+        ({"architectures": ["BertForMaskedLM"]}, "BertForMaskedLM", "generates no text"),
+        (
+            {"architectures": ["Qwen3NextForCausalLM"], "linear_num_key_heads": 16},
+            "Qwen3NextForCausalLM",
+            "linear attention",
+        ),
+        (
+            {"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 512},
+            "DeepseekV3ForCausalLM",
+            "latent attention",
+        ),
+        (
+            {"architectures": ["DbrxForCausalLM"], "num_local_experts": 16},
+            "DbrxForCausalLM",
+            "mixture of experts",
+        ),
+        (
+            {"architectures": ["LlavaForConditionalGeneration"], "vision_config": {}},
+            "LlavaForConditionalGeneration",
+            "images or audio",
+        ),
+        (
+            {"architectures": ["QWenLMHeadModel"], "auto_map": {"AutoModel": "x.Y"}},
+            "QWenLMHeadModel",
+            "never executed",
+        ),
+        ({}, r"names no architecture that is supported \(none\)", None),
+    ],
+)
+def test_other_architectures_are_refused_with_the_reason(raw, named, reason):
+    with pytest.raises(UnsupportedModelError, match=named) as caught:
+        ModelConfig.from_dict({**SIZES, **raw}, {})
+    message = str(caught.value)
+    assert reason is None or reason in message
+    assert "supported: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM" in message
 
 
 def test_missing_keys_are_named(tmp_path):

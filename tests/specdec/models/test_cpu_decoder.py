@@ -14,8 +14,8 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.cpu_decoder import NativeDecoder
 from specdec.models.llama import CausalDecoder
 from tests.specdec.fakes import run_ranks
+from tests.specdec.models.families import save_family
 from tests.specdec.models.sequences import NUM_TOKENS, Sequences, load, rank_logits, texts
-from tests.specdec.models.test_families import save_family
 from tests.specdec.processes import results, run_processes
 from tests.specdec.threads import num_threads
 from tests.specdec.tiny import tiny_llama_dir
@@ -23,6 +23,10 @@ from tests.specdec.tiny import tiny_llama_dir
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
 
 FAMILIES = ["llama-biases", "mistral-window", "qwen3", "wide"]
+FAMILIES += [  # together they have every trait
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in ("granite", "smollm3", "olmo3", "phi3", "gemma2", "starcoder2", "cohere")
+]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 

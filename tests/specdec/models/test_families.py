@@ -15,69 +15,12 @@ from specdec.models.registry import SUPPORTED_ARCHITECTURES
 from specdec.models.weights.checkpoint import open_checkpoint
 from tests.specdec.engines import engine_config, local_engine, request, run
 from tests.specdec.fakes import run_ranks
+from tests.specdec.models.families import FAMILIES, WINDOW, save_family
 from tests.specdec.models.passes import BLOCK_SIZE, in_pass_order, mixed_logits
-from tests.specdec.tiny import random_model, train_tokenizer
+from tests.specdec.tiny import train_tokenizer
 
 NO_NATIVE = native_library() is None
 TOLERANCE = 1e-4
-WINDOW = 7
-"""Shorter than every sequence, and not a multiple of a block."""
-
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
-
-FAMILIES = {
-    "llama": ("Llama", {}),
-    "llama-tied": ("Llama", {"tie_word_embeddings": True}),
-    "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 20}),
-    "llama3": ("Llama", {"rope_parameters": {"rope_theta": 1000.0, **LLAMA3}}),
-    "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.5}}),
-    "llama-dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}),
-    "mistral": ("Mistral", {"sliding_window": None}),
-    "mistral-window": ("Mistral", {"sliding_window": WINDOW}),
-    "mistral-window-tied": ("Mistral", {"sliding_window": WINDOW, "tie_word_embeddings": True}),
-    "qwen2": ("Qwen2", {"rope_parameters": {"rope_theta": 1e6, **YARN}}),
-    "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True}),
-    "qwen2-window": (
-        "Qwen2",
-        {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
-    ),
-    "qwen3": ("Qwen3", {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.4}}),
-    "qwen3-tied": ("Qwen3", {"tie_word_embeddings": True}),
-    "qwen3-layers": (
-        "Qwen3",
-        {
-            "attention_bias": True,
-            "use_sliding_window": True,
-            "sliding_window": WINDOW,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-        },
-    ),
-}
-
-
-def save_family(directory, name):
-    """Write a tiny random model of a family, without dimensions that divide by two."""
-    family, changes = FAMILIES[name]
-    sizes = {
-        "hidden_size": 90,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "head_dim": 16,
-        "intermediate_size": 101,
-        "vocab_size": 383,
-        "max_position_embeddings": 128,
-    }
-    config = getattr(transformers, f"{family}Config")(**{**sizes, **changes})
-    model = random_model(getattr(transformers, f"{family}ForCausalLM"), config, seed=3)
-    model.save_pretrained(directory)
 
 
 @cache
@@ -112,8 +55,18 @@ def test_every_architecture_is_tested():
     assert tested == set(SUPPORTED_ARCHITECTURES)
 
 
-@pytest.mark.parametrize("kernels", ["auto", "torch"])
-@pytest.mark.parametrize("size", [1, 2, 3])
+def passes():
+    """Yield (family, ranks, kernels); make test has each kernels and each number of ranks."""
+    for index, name in enumerate(FAMILIES):
+        for size in (1, 2, 3):
+            for kernels in ("auto", "torch"):
+                is_first = name.startswith(("llama", "mistral", "qwen"))
+                is_quick = is_first or size == (1 if kernels == "torch" else 1 + index % 3)
+                marks = () if is_quick else pytest.mark.slow
+                yield pytest.param(name, size, kernels, marks=marks)
+
+
+@pytest.mark.parametrize(("family", "size", "kernels"), list(passes()), indirect=["family"])
 def test_logits_equal_transformers(family, ids, size, kernels):
     directory, expected = family
     parts = run_ranks(size, lambda group: mixed_logits(directory, ids, group, kernels=kernels))
@@ -150,7 +103,9 @@ def test_engine_output_equals_transformers(family):
 
 
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)]
+)
 def test_16_bit_logits_are_close_to_float32(family, ids, dtype, kernels):
     directory, expected = family
     logits = mixed_logits(directory, ids, TensorParallelGroup(), dtype, kernels=kernels)
@@ -164,9 +119,22 @@ def test_the_older_keys_of_a_config_are_equivalent(family):
     config = ModelConfig.from_directory(directory)
     raw = json.loads((directory / "config.json").read_text())
     scaling = raw.pop("rope_parameters")
+    if "full_attention" in scaling:
+        raw["rope_local_base_freq"] = scaling["sliding_attention"]["rope_theta"]
+        scaling = scaling["full_attention"]
     raw["rope_theta"] = scaling.pop("rope_theta")
+    if "partial_rotary_factor" in scaling:
+        raw["partial_rotary_factor"] = scaling.pop("partial_rotary_factor")
     scaling["type"] = scaling.pop("rope_type")
     raw["rope_scaling"] = None if scaling["type"] == "default" else scaling
+    assert ModelConfig.from_dict(raw, {}) == config
+
+
+def test_a_config_without_architectures_is_recognized_by_its_model_type(family):
+    directory, _ = family
+    raw = json.loads((directory / "config.json").read_text())
+    config = ModelConfig.from_dict(raw, {})
+    del raw["architectures"]
     assert ModelConfig.from_dict(raw, {}) == config
 
 

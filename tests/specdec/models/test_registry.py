@@ -5,13 +5,24 @@ import sys
 
 import pytest
 
-from specdec.models.llama import CausalDecoder
-from specdec.models.registry import ARCHITECTURES
+from specdec.models.registry import ARCHITECTURES, architecture_of
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_every_architecture_has_a_decoder(name):
-    assert ARCHITECTURES[name].load_decoder() is CausalDecoder
+def test_every_entry_is_described(name):
+    entry = ARCHITECTURES[name]
+    assert entry.models
+    assert entry.notes
+    assert architecture_of(entry.model_type) == name
+
+
+def test_no_model_type_is_in_two_entries():
+    types = [each.model_type for each in ARCHITECTURES.values()]
+    assert len(set(types)) == len(types)
+
+
+def test_an_unknown_model_type_has_no_architecture():
+    assert architecture_of("mamba") is None
 
 
 def test_importing_the_registry_does_not_import_torch():

@@ -1,6 +1,14 @@
 import pytest
 
-from specdec.models.rope import DefaultRope, LinearRope, Llama3Rope, YarnRope, read_rope
+from specdec.models.rope import (
+    DefaultRope,
+    LinearRope,
+    Llama3Rope,
+    LongRope,
+    YarnRope,
+    read_rope,
+    rotary_fraction,
+)
 from specdec.types.errors import UnsupportedModelError
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}
@@ -45,12 +53,29 @@ def test_yarn_has_the_defaults_of_the_paper():
     assert rope.attention_factor == pytest.approx(0.1 * 1.3862943611 + 1)
 
 
+def test_longrope_has_the_attention_factor_of_the_paper():
+    lists = {"short_factor": [1, 2], "long_factor": [3, 4]}
+    rope = read(rope_scaling={"type": "longrope", **lists}, original_max_position_embeddings=1024)
+    assert isinstance(rope, LongRope)
+    assert rope.attention_factor == pytest.approx((1 + 1.3862943611 / 6.9314718056) ** 0.5)
+    assert rope.factors(1024) == (1, 2)
+    assert rope.factors(1025) == (3, 4)
+
+
+def test_a_part_of_a_head_may_be_rotated_where_that_is_known():
+    raw = {"max_position_embeddings": 4096, "partial_rotary_factor": 0.5}
+    assert rotary_fraction(raw) == 0.5
+    assert read_rope(raw, may_be_partial=True) == DefaultRope(10_000.0)
+    nested = {"rope_parameters": {"partial_rotary_factor": 0.25}}
+    assert rotary_fraction({**raw, **nested}) == 0.25
+
+
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
         (
-            {"rope_type": "longrope"},
-            "longrope is not supported; supported: default, linear, dynamic, llama3, yarn",
+            {"rope_type": "ntk"},
+            "ntk is not supported; supported: default, linear, dynamic, llama3, yarn, longrope",
         ),
         ({"rope_type": "linear"}, "factor is None; it must be a number above 0"),
         ({"rope_type": "linear", "factor": "2"}, "factor is '2'; it must be a number above 0"),
@@ -59,6 +84,8 @@ def test_yarn_has_the_defaults_of_the_paper():
         ({"rope_type": "yarn", "factor": 0}, "factor is 0; it must be"),
         ({"rope_theta": -1.0}, "rope_theta is -1.0; it must be"),
         ({**LLAMA3, "low_freq_factor": 4}, r"high_freq_factor is 4.0; .* low_freq_factor \(4.0\)"),
+        ({"rope_type": "longrope"}, "short_factor is None; it must be a list of numbers above 0"),
+        ({"rope_type": "longrope", "short_factor": [0]}, "short_factor is 0; it must be a number"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; it must be 1.0"),
         ({"mrope_section": [1, 2]}, "rope parameters with mrope_section are not supported"),
         ({"full_attention": {}}, "rope parameters with full_attention are not supported"),

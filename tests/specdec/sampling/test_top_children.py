@@ -4,15 +4,18 @@ import numpy as np
 import pytest
 import torch
 
+from specdec.kernels.cpu import native_library
 from specdec.sampling.gumbel import CHUNK_TOKENS, gumbel_noise
 from specdec.sampling.sampler import SamplingBatch, sample
-from specdec.sampling.top_children import best_by_logits, best_by_noise
+from specdec.sampling.top_children import best_by_logits, best_by_noise, best_drafts_by_noise
 from specdec.sampling.vocab_shard import VocabShard
 from tests.specdec.fakes import run_ranks
 from tests.specdec.sampling.verifiers.trials import random_logits, sampling_batch, shard_of
 from tests.specdec.trees import best_children
 
 NUM_ROWS, VOCAB_SIZE = 12, 700
+
+requires_native = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
 
 
 def batch_of(num_rows, **changes):
@@ -75,7 +78,7 @@ def test_a_row_without_tokens_has_no_children():
     assert best_by_noise(logits, batch_of(1), 3, shard_of(100)).of(0) == ([], [])
 
 
-@pytest.mark.parametrize("find", ["logits", "noise"])
+@pytest.mark.parametrize("find", ["logits", "noise", pytest.param("kernel", marks=requires_native)])
 def test_several_ranks_find_the_children_of_one(find):
     logits = random_logits(NUM_ROWS, VOCAB_SIZE, spread=2.0, seed=4)
 
@@ -84,12 +87,49 @@ def test_several_ranks_find_the_children_of_one(find):
         own, shard = logits[:, part.start : part.stop], VocabShard(group, part.start, VOCAB_SIZE)
         if find == "logits":
             return best_by_logits(own, 40, shard)
+        if find == "kernel":
+            tokens = torch.arange(part.start, part.stop).int()
+            return best_drafts_by_noise(own, tokens, batch_of(NUM_ROWS).params, 40, shard)
         return best_by_noise(own, batch_of(NUM_ROWS), 40, shard)
 
     [alone] = run_ranks(1, children)
     for found in run_ranks(3, children):
         assert (found.token_ids == alone.token_ids).all()
         np.testing.assert_allclose(found.confidences, alone.confidences, rtol=1e-5)
+
+
+CUTS = [{}, {"top_k": 7}, {"top_p": 0.7}, {"min_p": 0.05}]
+
+
+@requires_native
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_reduced", [False, True])
+def test_the_kernel_finds_the_children_of_the_reference(is_reduced, dtype, cut):
+    logits = random_logits(NUM_ROWS, VOCAB_SIZE, spread=2.0, seed=4).to(dtype)
+    batch = batch_of(NUM_ROWS, **{name: [value] * NUM_ROWS for name, value in cut.items()})
+    drafted = torch.arange(1, VOCAB_SIZE, 3) if is_reduced else torch.arange(VOCAB_SIZE)
+    own = torch.full_like(logits, -torch.inf)
+    own[:, drafted] = logits[:, drafted]
+    expected = best_by_noise(own, batch, 5, shard_of(VOCAB_SIZE))
+    found = best_drafts_by_noise(
+        logits[:, drafted], drafted.int(), batch.params, 5, shard_of(VOCAB_SIZE)
+    )
+    for row in range(NUM_ROWS):
+        (token_ids, confidences), (right, their_confidences) = found.of(row), expected.of(row)
+        assert token_ids == right
+        assert confidences == pytest.approx(their_confidences, abs=1e-4)
+
+
+@requires_native
+def test_the_kernel_finds_no_children_in_rows_without_valid_logits():
+    logits = torch.zeros(3, 100)
+    logits[0] = -torch.inf
+    logits[1, 50] = torch.nan
+    found = best_drafts_by_noise(
+        logits, torch.arange(100).int(), batch_of(3).params, 4, shard_of(100)
+    )
+    assert [len(found.of(row)[0]) for row in range(3)] == [0, 0, 4]
 
 
 NUM_TRIALS = 4000

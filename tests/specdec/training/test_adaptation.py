@@ -60,6 +60,26 @@ def test_an_exported_head_is_continued_with_its_weights(method, target, samples,
         assert tensor.equal(stored[name]), name
 
 
+@pytest.mark.parametrize("method", ["eagle3", "dspark", "medusa"])
+def test_with_other_draft_tokens_the_common_rows_are_continued(method, target, samples, tmp_path):
+    head = ExportedHead(exported(method, target, tmp_path, samples).head_directory)
+    stored = head.token_ids(target.config.vocab_size)
+    wanted = torch.arange(0, target.config.vocab_size, 3)
+    torch.manual_seed(5)
+    drafter = METHODS[method](target, wanted, replace(CONFIG, **head.settings))
+    before = {name: each.clone() for name, each in drafter.tensors().items()}
+    head.copy_to(drafter)
+    names = {"lm_head.weight"} | ({"markov_head.markov_w2.weight"} if method == "dspark" else set())
+    for name, tensor in drafter.tensors().items():
+        if name not in names:
+            assert not tensor.is_floating_point() or tensor.equal(head.tensors[name]), name
+            continue
+        for row, token_id in enumerate(wanted.tolist()):
+            is_common = token_id in stored
+            source = head.tensors[name][stored.index(token_id)] if is_common else before[name][row]
+            assert tensor[row].equal(source), (name, token_id)
+
+
 def test_a_head_that_was_not_trained_here_is_refused(target, samples, tmp_path):
     texts = [each.token_ids for each in samples]
     other = fitted_medusa_dir(target.directory, tmp_path / "head", texts)

@@ -195,3 +195,26 @@ def test_a_small_corpus_holds_out_one_prompt_and_a_share_of_zero_none(tmp_path):
         corpus.split(1, seed=0)
     with pytest.raises(InvalidValueError, match="two different prompts"):
         corpus[:1].split(0.5, seed=0)
+
+
+def test_corpora_of_one_target_are_joined(tmp_path):
+    other = replace(INFO, quantization="w8a8", plan={"seed": 9})
+    for name, info, values in (("a", INFO, (0, 1)), ("b", other, (2,))):
+        with CorpusWriter(tmp_path / name, info) as writer:
+            for value in values:
+                writer.add([sample(value)], [value])
+    parts = [Corpus.open(tmp_path / name) for name in "ab"]
+    joined = Corpus.join(parts)
+    assert list(joined) == [sample(0), sample(1), sample(2)]
+    first, second = joined.info.plan["corpora"]
+    assert first == {"dtype": INFO.dtype, "quantization": INFO.quantization, **INFO.plan}
+    assert (second["quantization"], second["seed"]) == ("w8a8", 9)
+    assert list(Corpus.join([joined[1:]])) == [sample(1), sample(2)]
+
+
+def test_corpora_of_different_targets_are_refused(tmp_path):
+    for name, target_hash in (("a", INFO.target_hash), ("b", "0" * 64)):
+        with CorpusWriter(tmp_path / name, replace(INFO, target_hash=target_hash)) as writer:
+            writer.add([sample(0)], [0])
+    with pytest.raises(InvalidValueError, match="target_hash"):
+        Corpus.join([Corpus.open(tmp_path / name) for name in "ab"])

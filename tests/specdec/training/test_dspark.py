@@ -18,7 +18,7 @@ from specdec.training.drafters.dspark import DSparkDrafter
 from specdec.training.export import export
 from specdec.training.objective import Objective
 
-CONFIG = TrainingConfig(depth=3, markov_rank=8, loss="kl", decay=0.5)
+CONFIG = TrainingConfig(method="dspark", depth=3, markov_rank=8, loss="kl", decay=0.5)
 BLOCK_METHODS = ["dspark", "dflash"]
 DRAFTED = torch.arange(0, 320, 2)
 TEXTS = [
@@ -31,9 +31,7 @@ TEXTS = [
 def made(method, target, **changes):
     """Return a drafter whose Markov and confidence heads have an effect."""
     torch.manual_seed(0)
-    drafter = METHODS[method](
-        target, DRAFTED, dataclasses.replace(CONFIG, method=method, **changes)
-    )
+    drafter = METHODS[method](target, DRAFTED, dataclasses.replace(CONFIG, **changes))
     with torch.no_grad():
         for name in ("markov_head", "confidence_head"):
             if hasattr(drafter, name):

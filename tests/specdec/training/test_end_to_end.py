@@ -1,6 +1,7 @@
 """A newcomer's path: prompts, a corpus, a trained head, and its drafts in the engine."""
 
 import dataclasses
+import hashlib
 import json
 
 import pytest
@@ -14,6 +15,7 @@ from specdec.training.generation import GenerationConfig, generate_corpus
 from specdec.training.prompts import PromptRecord
 from specdec.training.run import TrainingFiles, open_run
 from specdec.training.target import TargetPrecision
+from specdec.types.errors import InvalidValueError
 from tests.specdec.tiny import CHAT_TEMPLATE, TEXT
 from tests.specdec.trained import byte_level, trained_llama_dir
 
@@ -78,7 +80,7 @@ def test_a_trained_head_is_lossless_and_better_than_an_untrained_one(
     config = dataclasses.replace(CONFIG, method=method)
     if method == "draft_model":
         config = dataclasses.replace(config, num_layers=1)  # of two
-    files = TrainingFiles(str(model_dir), corpus, tmp_path / "run")
+    files = TrainingFiles(str(model_dir), (corpus,), tmp_path / "run")
     precision = TargetPrecision(kernels="torch")
     trainer = open_run(files, config, precision, 200, lambda _: None)
     untrained = tmp_path / "untrained"
@@ -102,7 +104,7 @@ def test_the_engine_accepts_what_the_trainer_predicts(method, model_dir, corpus,
     The engine drafts no token that it could not send, so they differ by the last step of an answer.
     """
     config = dataclasses.replace(CONFIG, method=method, num_epochs=8)
-    files = TrainingFiles(str(model_dir), corpus, tmp_path / "run")
+    files = TrainingFiles(str(model_dir), (corpus,), tmp_path / "run")
     trainer = open_run(files, config, TargetPrecision(kernels="torch"), 200, lambda _: None)
     trainer.run(lambda _: None)
     card = json.loads((trainer.head_directory / "card.json").read_text())
@@ -130,8 +132,27 @@ def test_the_engine_accepts_what_the_trainer_predicts(method, model_dir, corpus,
 def test_every_method_has_a_run(model_dir, corpus, tmp_path):
     for method in METHODS:
         config = TrainingConfig(method=method, depth=2, batch_tokens=4096, evaluate_every=1)
-        files = TrainingFiles(str(model_dir), corpus, tmp_path / method, num_samples=12)
+        files = TrainingFiles(str(model_dir), (corpus,), tmp_path / method, num_samples=12)
         precision = TargetPrecision(kernels="torch")
         trainer = open_run(files, config, precision, None, lambda _: None)
         trainer.run(lambda _: None)
         assert (trainer.head_directory / "model.safetensors").is_file()
+
+
+def test_a_run_starts_from_a_head_of_its_settings(model_dir, corpus, tmp_path):
+    config = TrainingConfig(depth=2, batch_tokens=4096, num_epochs=1)
+    files = TrainingFiles(str(model_dir), (corpus,), tmp_path / "first", num_samples=12)
+    precision = TargetPrecision(kernels="torch")
+    first = open_run(files, config, precision, 200, lambda _: None)
+    first.run(lambda _: None)
+    head = first.head_directory
+    files = dataclasses.replace(files, output=tmp_path / "second", start=head)
+    second = open_run(files, config, precision, 150, lambda _: None)
+    second.run(lambda _: None)
+    second.export()
+    card = json.loads((second.head_directory / "card.json").read_text())
+    content = (head / "model.safetensors").read_bytes()
+    assert card["start_sha256"] == hashlib.sha256(content).hexdigest()
+    other = dataclasses.replace(config, method="medusa")
+    with pytest.raises(InvalidValueError, match="method is 'medusa'"):
+        open_run(files, other, precision, 200, lambda _: None)

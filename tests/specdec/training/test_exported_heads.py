@@ -20,7 +20,7 @@ from tests.specdec.models.heads.driver import (
 from tests.specdec.tiny import tiny_llama_dir
 
 DEPTH = 5
-CONFIG = TrainingConfig(depth=DEPTH, markov_rank=12)
+CONFIG = TrainingConfig(method="dspark", depth=DEPTH, markov_rank=12)  # of all methods
 
 
 @pytest.fixture(scope="module")

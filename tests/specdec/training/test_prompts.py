@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdec.training.prompts import PromptRecord, read_prompts, select_prompts
+from specdec.training.prompts import PromptRecord, read_prefixes, read_prompts, select_prompts
 from specdec.types.errors import InvalidValueError
 
 LINES = ['"Why?"', '{"prompt": "How?", "suite": "a"}', "", '{"turns": ["When?", "And then?"]}']
@@ -43,3 +43,12 @@ def test_the_first_prompts_of_each_suite_are_selected():
     assert select_prompts(prompts, ("b",), 2) == [prompts[1], prompts[3]]
     with pytest.raises(InvalidValueError, match="one of a, b"):
         select_prompts(prompts, ("c",), 1)
+
+
+def test_prefixes_are_one_string_a_line(tmp_path):
+    path = tmp_path / "prefixes.jsonl"
+    path.write_text('"Write a"\n"def f(\\n"\n')
+    assert read_prefixes(path) == ("Write a", "def f(\n")
+    path.write_text('"Write a"\n{"turns": ["When?", "And then?"]}\n')
+    with pytest.raises(InvalidValueError, match="one string a line"):
+        read_prefixes(path)

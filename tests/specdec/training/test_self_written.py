@@ -1,5 +1,7 @@
 """Prompts that the target writes itself."""
 
+from dataclasses import replace
+
 import pytest
 
 from specdec.text.tokenizer import Tokenizer
@@ -61,6 +63,25 @@ def test_the_target_writes_prompts_and_answers_them(tiny_model_dir, tokenizer, t
     # Those that were dropped are recorded: none is written again.
     assert progress.num_skipped > 0
     assert generate_corpus(config, [], tmp_path).num_requests == 0
+
+
+def test_prefixes_begin_the_prompts_that_the_target_writes(tiny_model_dir, tokenizer, tmp_path):
+    engine = {"kernels": "torch", "kv_cache_memory_gib": 0.05}
+    prefixes = ("Ask the baker", "When will the river")
+    config = GenerationConfig(
+        str(tiny_model_dir), max_new_tokens=4, max_num_seqs=12, num_self_written=24,
+        prompt_prefixes=prefixes, engine=engine,
+    )  # fmt: skip
+    generate_corpus(config, [], tmp_path)
+    turn = UserTurn.of(tokenizer)
+    corpus = Corpus.open(tmp_path)
+    texts = [turn.text_of(each.token_ids[: each.num_prompt_tokens], tokenizer) for each in corpus]
+    assert {prefix for prefix in prefixes for text in texts if text.startswith(prefix)} == {
+        *prefixes
+    }
+    assert all(text.startswith(prefixes) and text not in prefixes for text in texts)
+    with pytest.raises(InvalidValueError, match="prompt_prefixes"):
+        generate_corpus(replace(config, prompt_prefixes=prefixes[:1]), [], tmp_path)
 
 
 def test_a_later_run_repeats_no_prompt_of_an_earlier_one(tokenizer, tmp_path):

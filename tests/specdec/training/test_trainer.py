@@ -13,6 +13,7 @@ from specdec.training.config import TrainingConfig
 from specdec.training.corpus import Sample
 from specdec.training.target import Target, TargetPrecision
 from specdec.training.trainer import HEAD, Data, Evaluation, Trainer
+from specdec.training.warm_start import ExportedHead
 from specdec.types.errors import InvalidValueError
 
 CONFIG = TrainingConfig(
@@ -124,6 +125,25 @@ def test_a_checkpoint_of_another_run_is_rejected(target, data, tmp_path):
     other = TargetPrecision("bfloat16", kernels="torch")
     with pytest.raises(InvalidValueError, match="target_dtype is 'bfloat16'"):
         Trainer(config, Target(target.directory, 128, other), data, tmp_path)
+
+
+def test_a_run_that_starts_from_a_head_continues_with_its_own_weights(target, data, tmp_path):
+    config = dataclasses.replace(CONFIG, num_epochs=1, checkpoint_every=1)
+    Trainer(config, target, data, tmp_path / "first").run(lambda _: None)
+    head = ExportedHead(tmp_path / "first" / HEAD)
+
+    def trainer(start=head):
+        return Trainer(config, target, data, tmp_path / "second", start=start)
+
+    begun = trainer()
+    assert begun.best == pytest.approx(begun.evaluate().mean_length)
+    assert begun.drafter.tensors()["fc.weight"].equal(head.tensors["fc.weight"])
+    begun.run(lambda _: None)
+    continued = trainer()
+    for name, weight in begun.drafter.state_dict().items():
+        assert torch.equal(weight, continued.drafter.state_dict()[name]), name
+    with pytest.raises(InvalidValueError, match="start is None"):
+        trainer(start=None)
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "other"])

@@ -28,7 +28,8 @@ def test_a_confidence_is_the_largest_probability_of_all_ranks(size):
 
     def note(group):
         own = range(4 * group.rank, 4 * group.rank + 4) if size == 3 else group.share_of(12)
-        head = SimpleNamespace(vocab_slice=own, vocab_size=12, target_ids=None)
+        fields = {"vocab_slice": own, "vocab_size": 12, "target_ids": None}
+        head = SimpleNamespace(**fields, device=logits.device)
         drafts = [HeadDraft(seq_id, 5, 2, 2) for seq_id in range(3)]
         sampler = HeadSampler(head, None, VocabShard(group, own.start, 12))
         sampler.note_confidences(logits[:, own.start : own.stop], drafts, [4, None, 0])

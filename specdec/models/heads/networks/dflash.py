@@ -26,7 +26,7 @@ from specdec.models.heads.networks.vocabulary import (
     read_lm_head,
     read_target_ids,
 )
-from specdec.models.layers.linear import RMSNorm
+from specdec.models.layers.norm import RMSNorm
 from specdec.models.layers.rotary import Rotation
 from specdec.models.llama import Attention, DecoderLayer
 from specdec.models.weights.checkpoint import CheckpointReader

@@ -16,7 +16,7 @@ from specdec.models.heads.networks.projection import SharedInputLinear
 from specdec.models.heads.networks.recurrent import RecurrentHead
 from specdec.models.heads.networks.target import TargetRank
 from specdec.models.heads.networks.vocabulary import read_embedding, read_lm_head
-from specdec.models.layers.linear import RMSNorm
+from specdec.models.layers.norm import RMSNorm
 from specdec.models.weights.checkpoint import CheckpointReader
 
 

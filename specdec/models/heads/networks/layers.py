@@ -12,7 +12,7 @@ from specdec.kernels import AttentionPlan, PagedAttention
 from specdec.kernels.forward_batch import ModelInput, on_device
 from specdec.models.config import ModelConfig
 from specdec.models.heads.networks.target import TargetRank
-from specdec.models.layers.linear import RMSNorm
+from specdec.models.layers.norm import RMSNorm
 from specdec.models.layers.rotary import RotaryEmbedding, Rotation
 from specdec.models.llama import MLP, Attention, DecoderLayer
 from specdec.models.weights.checkpoint import CheckpointReader

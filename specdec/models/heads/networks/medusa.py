@@ -69,6 +69,13 @@ class MedusaHeads(nn.Module):
         own = lm_heads or [target.lm_head]
         self.lm_heads = nn.ModuleList(own if len(own) > 1 else own * shape.num_heads)
 
+    @property
+    def has_plain_logits(self) -> bool:
+        """Return whether logits are the output heads' products, neither scaled nor bounded."""
+        return all(
+            isinstance(each, VocabHead) and each.transform.is_identity for each in self.lm_heads
+        )
+
     def new_kv_cache(self, num_slots: int) -> None:
         """See DraftHead."""
 

@@ -24,7 +24,7 @@ from specdec.models.heads.networks.fused import FusedHead
 from specdec.models.heads.networks.layers import FIRST_SLOT, UnnormalizedLayer
 from specdec.models.heads.networks.recurrent import Place, tree_chunks
 from specdec.models.heads.networks.vocabulary import has_ascending_tokens, own_target_tokens
-from specdec.models.layers.linear import RMSNorm
+from specdec.models.layers.rotary import RotaryEmbedding
 from specdec.models.llama import DecoderLayer
 from specdec.models.native_weights import NativeWeights, all_reduce_of, native_matrix
 
@@ -69,8 +69,12 @@ class NativeHead:
 
     @property
     def can_draft(self) -> bool:
-        """Return whether `draft` is available: kernels then combine the samples of all ranks."""
-        return self._kernel.can_draft and has_ascending_tokens(self.target_ids)
+        """Return whether `draft` is available: kernels then combine the samples of all ranks.
+
+        They sample from the products of the output head, which some families scale or bound.
+        """
+        is_plain = self.torch_head.lm_head.transform.is_identity
+        return is_plain and self._kernel.can_draft and has_ascending_tokens(self.target_ids)
 
     def new_kv_cache(self, num_slots: int) -> Tensor:
         """See DraftHead; in the layout of the kernels."""
@@ -94,7 +98,8 @@ class NativeHead:
 
     def logits(self, state: NativeHeadState, index: int) -> Tensor:
         """See DraftHead."""
-        return self._lm_head.multiply(state.pairs.hidden)
+        logits: Tensor = self.torch_head.lm_head(state.pairs.hidden)
+        return logits
 
     def advance(
         self, state: NativeHeadState, token_ids: Sequence[int], index: int
@@ -140,15 +145,14 @@ class NativeHead:
             self._layers(head),
             head.attention.config,
             head.embed_tokens,
-            head.attention.rotary,
             head.norm,
             FIRST_SLOT,
         )
         first = head.first_layer if isinstance(head, Eagle3Head) else head
         struct = DraftHeadStruct(
             decoder=decoder,
-            embedding_norm=weights.norm(_norm(first.token_norm)),
-            feature_norm=weights.norm(_norm(first.feature_norm)),
+            embedding_norm=weights.norm(first.token_norm).weight,
+            feature_norm=weights.norm(first.feature_norm).weight,
             returns_normed=head.recycles_norm,
             lm_head=MatrixStruct.from_buffer_copy(self._lm_head.native),
             target_tokens=self._target_tokens.data_ptr(),
@@ -165,17 +169,19 @@ class NativeHead:
         layers = list(cast(Sequence[nn.Module], head.layers))
         if isinstance(head, Eagle3Head):
             layers.insert(0, head.first_layer)
-        windows = head.attention.windows
-        return [self._layer(each, window) for each, window in zip(layers, windows, strict=True)]
+        windows, rotary = head.attention.windows, head.attention.rotary
+        return [
+            self._layer(each, rotary, window) for each, window in zip(layers, windows, strict=True)
+        ]
 
-    def _layer(self, layer: nn.Module, window: int | None) -> LayerStruct:
+    def _layer(self, layer: nn.Module, rotary: RotaryEmbedding, window: int | None) -> LayerStruct:
         assert isinstance(layer, DecoderLayer | FirstLayer | UnnormalizedLayer)
         input_norm = layer.input_norm if isinstance(layer, DecoderLayer) else None
         return self._weights.layer(
-            layer.attention, layer.mlp_norm, layer.mlp, input_norm=input_norm, window=window
+            layer.attention,
+            layer.mlp_norm,
+            layer.mlp,
+            input_norm=input_norm,
+            rotary=rotary,
+            window=window,
         )
-
-
-def _norm(module: nn.Module) -> RMSNorm | None:
-    """Return a norm; None for the identity."""
-    return module if isinstance(module, RMSNorm) else None

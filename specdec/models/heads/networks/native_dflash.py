@@ -67,8 +67,9 @@ class NativeDFlashHead:
 
     @property
     def can_draft(self) -> bool:
-        """See WholeDraftHead."""
-        return self._kernel.can_draft and has_ascending_tokens(self.target_ids)
+        """See WholeDraftHead; kernels sample from the products of the output head."""
+        is_plain = self.torch_head.lm_head.transform.is_identity
+        return is_plain and self._kernel.can_draft and has_ascending_tokens(self.target_ids)
 
     def new_kv_cache(self, num_slots: int) -> Tensor:
         """See DraftHead; in the layout of the kernels."""
@@ -91,7 +92,8 @@ class NativeDFlashHead:
         outputs = self._kernel.forward(pairs, features, kv_cache, count)
         if not count:
             return None
-        logits = self._lm_head.multiply(outputs.flatten(0, 1)).unflatten(0, outputs.shape[:2])
+        lm_head = self.torch_head.lm_head
+        logits = lm_head(outputs.flatten(0, 1)).unflatten(0, outputs.shape[:2])
         return self.torch_head.state_of(pairs, outputs.transpose(0, 1), logits.transpose(0, 1))
 
     def logits(self, state: BlockState, index: int) -> Tensor:
@@ -122,7 +124,6 @@ class NativeDFlashHead:
             self._layers(head),
             head.attention.config,
             head.embed_tokens,
-            head.attention.rotary,
             head.norm,
             FIRST_SLOT,
         )
@@ -145,6 +146,7 @@ class NativeDFlashHead:
                 layer.mlp_norm,
                 layer.mlp,
                 input_norm=layer.input_norm,
+                rotary=head.attention.rotary,
                 window=visibility.window,
                 sees_ahead=not visibility.is_causal,
             )

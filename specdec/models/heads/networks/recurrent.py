@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from specdec.kernels.forward_batch import Chunk, ModelInput, on_device
 from specdec.models.heads.base import FrontierNodes
 from specdec.models.heads.networks.layers import HeadAttention, LayerPass
-from specdec.models.layers.linear import RMSNorm, VocabEmbedding, VocabHead
+from specdec.models.layers.linear import VocabEmbedding, VocabHead
+from specdec.models.layers.norm import RMSNorm
 
 
 class Place(NamedTuple):

@@ -7,8 +7,15 @@ import torch
 import torch.nn.functional as F
 
 from specdec.kernels.cpu import MatrixFormat, PackedMatrix, native_library
-from specdec.kernels.cpu.decoder import DecoderStruct, EmbeddingStruct, LayerStruct
+from specdec.kernels.cpu.decoder import (
+    DecoderStruct,
+    EmbeddingStruct,
+    LayerStruct,
+    NormStruct,
+)
 from specdec.kernels.cpu.draft_head import DraftHeadKernel, DraftHeadStruct
+from specdec.models.native_weights import traits_struct
+from specdec.models.traits import LLAMA
 
 HIDDEN, UNITS, HEADS, KV_HEADS, DIM = 48, 80, 4, 2, 16
 TARGET_VOCAB, DRAFT_VOCAB, MAX_POSITIONS, EPS = 700, 300, 1024, 1e-5
@@ -94,17 +101,19 @@ class TinyHead:
             heads_per_kv=HEADS // KV_HEADS,
             first_in_group=0,
             head_dim=DIM,
+            rotary_dim=DIM,
             num_layers=len(self.layers),
+            num_model_heads=HEADS,
+            num_model_kv_heads=KV_HEADS,
             first_position=1,
             norm_eps=EPS,
             rank=0,
+            traits=traits_struct(LLAMA, DIM),
             embedding=EmbeddingStruct(
                 table=self.embedding.data_ptr(), first_token=0, num_tokens=TARGET_VOCAB
             ),
             layers=(LayerStruct * len(layers))(*layers),
-            final_norm=_address(self.final_norm),
-            cos=self.cos.data_ptr(),
-            sin=self.sin.data_ptr(),
+            final_norm=NormStruct(_address(self.final_norm)),
         )
 
     def kernel(self):
@@ -165,9 +174,16 @@ class TinyHead:
 
     def _layer(self, layer, sees_ahead):
         names = ("qkv", "output", "gate_up", "down")
-        norms = {name: _address(layer[name]) for name in ("input_norm", "mlp_norm")}
+        norms = {name: NormStruct(_address(layer[name])) for name in ("input_norm", "mlp_norm")}
         matrices = {name: self._pack(layer[name]) for name in names}
-        return LayerStruct(**matrices, **norms, window=self.variant.window, sees_ahead=sees_ahead)
+        return LayerStruct(
+            **matrices,
+            **norms,
+            cos=self.cos.data_ptr(),
+            sin=self.sin.data_ptr(),
+            window=self.variant.window,
+            sees_ahead=sees_ahead,
+        )
 
     def _pack(self, weight):
         packed = PackedMatrix(native_library(), MatrixFormat.FLOAT32, tuple(weight.shape))

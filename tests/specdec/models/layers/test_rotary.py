@@ -43,7 +43,7 @@ def test_frequencies_and_scale_equal_transformers(parameters):
     config = config_of({"rope_theta": 10_000.0, **parameters})
     expected, scale = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config)
     rope = read_rope(config.to_dict())
-    torch.testing.assert_close(frequencies(rope, 128), expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(frequencies(rope, 128, 8192), expected, rtol=1e-5, atol=0)
     assert getattr(rope, "attention_factor", 1.0) == pytest.approx(scale, rel=1e-9)
     assert isinstance(rope, YarnRope) or scale == 1.0
 

@@ -1,0 +1,145 @@
+"""What would run a model: its decoder, the memory of each rank, and the drafting methods that fit.
+
+`specdec models show` prints it. Nothing is loaded but the configuration and the names of tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from specdec.config.engine import DTYPE_BYTES, DTypeName
+from specdec.config.methods import METHODS, DraftPlace, HeadMethodConfig
+from specdec.config.quantization import QuantizationMethod
+from specdec.models.config import ModelConfig
+from specdec.models.heads.config import HeadConfig, head_method_of
+from specdec.models.registry import ARCHITECTURES
+from specdec.types.errors import UnsupportedModelError
+from specdec.types.sharding import partition
+
+_SHORT_DTYPES = ("bfloat16", "float16")
+_METHODS_WITH_LAYERS = ("draft_model", "eagle3", "dflash", "dspark")
+"""Methods whose drafters `specdec train` makes of decoder layers."""
+
+
+class Fit(StrEnum):
+    """Whether a drafting method can be used with a model."""
+
+    READY = "ready"
+    NEEDS_FILES = "needs files"
+    NO = "no"
+
+
+@dataclass(frozen=True)
+class MethodFit:
+    """A drafting method, and why it can or cannot be used."""
+
+    method: str
+    fit: Fit
+    reason: str
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The data types that a model would be served in. is_native: by the C++ kernels."""
+
+    dtype: DTypeName
+    quantization: QuantizationMethod | None
+    is_native: bool
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Memory of one rank, for weights and for the KV of a token."""
+
+    weight_bytes: int
+    kv_bytes_per_token: int
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """What would run a model.
+
+    differences: what its family has beside Llama.
+    """
+
+    directory: Path
+    config: ModelConfig
+    differences: str
+    precision: Precision
+    ranks: tuple[RankMemory, ...]
+    methods: tuple[MethodFit, ...]
+
+
+def report_model(directory: Path, precision: Precision, tensor_parallel_size: int) -> ModelReport:
+    """Return the report of the model in a directory.
+
+    Raises UnsupportedModelError for a model that cannot be served, and InvalidValueError for more
+    ranks than it has heads.
+    """
+    config = ModelConfig.from_directory(directory)
+    return ModelReport(
+        directory=directory,
+        config=config,
+        differences=ARCHITECTURES[config.architecture].notes,
+        precision=precision,
+        ranks=tuple(_ranks(config, precision, tensor_parallel_size)),
+        methods=tuple(_fit(method, directory, config) for method in METHODS),
+    )
+
+
+def _ranks(config: ModelConfig, precision: Precision, size: int) -> Iterator[RankMemory]:
+    units, vocab = partition(config.intermediate_size, size), partition(config.vocab_size, size)
+    kv_element_bytes = DTYPE_BYTES[precision.dtype]
+    for rank, heads in enumerate(config.head_shards(size)):
+        queries, kv = len(heads.query) * config.head_dim, len(heads.kv) * config.head_dim
+        layer = config.hidden_size * 2 * (queries + kv)
+        layer += config.hidden_size * config.mlp_matrices * len(units[rank])
+        head = config.hidden_size * len(vocab[rank])
+        matrices = config.num_layers * layer + head
+        has_table = not config.tie_word_embeddings or precision.quantization is not None
+        weights = matrices * _matrix_bytes(config, precision)
+        weights += head * has_table * _table_bytes(config, precision)
+        kv_bytes = 2 * config.num_layers * kv * kv_element_bytes
+        yield RankMemory(weights, kv_bytes)
+
+
+def _matrix_bytes(config: ModelConfig, precision: Precision) -> int:
+    """Return the bytes of a weight of a matrix."""
+    return 1 if precision.quantization is not None else _table_bytes(config, precision)
+
+
+def _table_bytes(config: ModelConfig, precision: Precision) -> int:
+    """Return the bytes of a weight of an embedding: 16-bit checkpoints stay as they are."""
+    is_short = precision.is_native and config.checkpoint_dtype in _SHORT_DTYPES
+    return 2 if is_short else DTYPE_BYTES[precision.dtype]
+
+
+def _fit(name: str, directory: Path, config: ModelConfig) -> MethodFit:
+    method = METHODS[name]
+    if method.place is DraftPlace.ENGINE:
+        return MethodFit(name, Fit.READY, "it reads the text alone")
+    if name == "mtp":
+        return _fit_of_own_layers(directory, config)
+    if issubclass(method, HeadMethodConfig):
+        shape = f"hidden size {config.hidden_size} and {config.vocab_size} tokens"
+        reason = f"it needs a head made for this model, with {shape}"
+    else:
+        reason = "it needs a smaller model, whose vocabulary may differ"
+    if name in _METHODS_WITH_LAYERS and not config.has_llama_layers:
+        reason += "; `specdec train` makes none, because its layers would have to be Llama's"
+    return MethodFit(name, Fit.NEEDS_FILES, reason)
+
+
+def _fit_of_own_layers(directory: Path, config: ModelConfig) -> MethodFit:
+    """Return whether the checkpoint has layers for multi-token prediction that can be used."""
+    try:
+        if head_method_of(directory) != "mtp":
+            reason = "the checkpoint has no layers for multi-token prediction"
+            return MethodFit("mtp", Fit.NO, reason)
+        HeadConfig.from_directory(directory, config)
+    except UnsupportedModelError as error:
+        return MethodFit("mtp", Fit.NO, str(error))
+    return MethodFit("mtp", Fit.READY, "the checkpoint has layers for multi-token prediction")

@@ -1,0 +1,73 @@
+"""What the registry knows of one architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from specdec.models.config_values import unsupported
+from specdec.models.layer_patterns import RopeRule, WindowRule, no_windows, one_rope
+from specdec.models.traits import LLAMA, Activation, DecoderTraits
+
+Feature = str | bool
+"""Whether a model has a feature: always, never, or by a key of config.json."""
+
+
+def _llama_traits(raw: Mapping[str, Any]) -> DecoderTraits:
+    del raw
+    return LLAMA
+
+
+def _whole_heads(raw: Mapping[str, Any]) -> float:
+    del raw
+    return 1.0
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One architecture of Hugging Face.
+
+    model_type: by which a config.json without `architectures` is recognized.
+    models: published models of the family, for the documentation.
+    config_defaults: values of keys that config.json may omit, other than zero, false and null.
+    norm_eps_key, activation_key: their keys in config.json. legacy_activations: values of the
+        latter that mean another function than they name.
+    qkv_bias, output_bias, mlp_bias: of the projections to queries, keys and values, of attention's
+        output, and of the MLP. qk_norm: whether queries and keys are normalized.
+    windows, ropes: by layer. rotary_fraction: the part of each head that is rotated.
+    traits: how the layers differ; called with config.json and these defaults.
+    notes: what the family has beside Llama, for the documentation.
+    """
+
+    model_type: str
+    models: tuple[str, ...]
+    notes: str
+    config_defaults: Mapping[str, Any] = field(default_factory=dict)
+    norm_eps_key: str = "rms_norm_eps"
+    activation_key: str = "hidden_act"
+    legacy_activations: Mapping[str, Activation] = field(default_factory=dict)
+    qkv_bias: Feature = False
+    output_bias: Feature = False
+    mlp_bias: Feature = False
+    qk_norm: Feature = False
+    windows: WindowRule = no_windows
+    ropes: RopeRule = one_rope
+    rotary_fraction: Callable[[Mapping[str, Any]], float] = _whole_heads
+    traits: Callable[[Mapping[str, Any]], DecoderTraits] = _llama_traits
+
+    def activation(self, raw: Mapping[str, Any]) -> Activation:
+        """Return the activation function. Raises UnsupportedModelError for another one."""
+        given = raw.get(self.activation_key, Activation.SILU)
+        if isinstance(given, str) and given in self.legacy_activations:
+            return self.legacy_activations[given]
+        try:
+            return Activation(given)
+        except ValueError:
+            limit = " or ".join(Activation)
+            raise unsupported(self.activation_key, given, limit) from None
+
+
+def has(raw: Mapping[str, Any], feature: Feature) -> bool:
+    """Return whether a model has a feature: always, never, or by a key of its config.json."""
+    return feature if isinstance(feature, bool) else bool(raw.get(feature))

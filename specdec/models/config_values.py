@@ -1,0 +1,52 @@
+"""Values of a `config.json`, and the errors that name what is wrong with them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from specdec.types.errors import UnsupportedModelError
+
+MAX_COUNT = 2**31 - 1
+_MAX_SHOWN_CHARS = 200
+
+
+def count(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """Return a whole number above 0. Raises UnsupportedModelError for another value."""
+    value = raw.get(name)
+    value = default if value is None else value
+    if type(value) is not int or not 0 < value <= MAX_COUNT:
+        raise unsupported(name, value, f"a whole number from 1 to {MAX_COUNT}")
+    return value
+
+
+def positive(raw: Mapping[str, Any], name: str) -> float:
+    """Return a finite number above 0. Raises UnsupportedModelError for another value."""
+    value: Any = raw.get(name)
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise unsupported(name, value, "a number above 0")
+    return float(value)
+
+
+def positive_or_none(raw: Mapping[str, Any], name: str) -> float | None:
+    """Return a finite number above 0, or None for null. Raises as `positive` does."""
+    return None if raw.get(name) is None else positive(raw, name)
+
+
+def fraction(raw: Mapping[str, Any], name: str) -> float:
+    """Return a number above 0 and below 1. Raises UnsupportedModelError for another value."""
+    value: Any = raw.get(name)
+    if type(value) not in (int, float) or not 0 < value < 1:
+        raise unsupported(name, value, "a number above 0 and below 1")
+    return float(value)
+
+
+def unsupported(name: str, value: object, limit: str) -> UnsupportedModelError:
+    """Return the error for a value of config.json. limit: what it must be."""
+    return UnsupportedModelError(f"{name} in config.json is {_shown(value)}; it must be {limit}")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."

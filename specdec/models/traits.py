@@ -1,0 +1,119 @@
+"""How the layers of a family differ from Llama's, as data; the defaults are Llama's.
+
+`specdec.models.registry` has the traits of each architecture. The torch decoder and the native
+kernels both implement all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class NormKind(StrEnum):
+    """The normalization of hidden states: RMSNorm, or LayerNorm, which subtracts the mean."""
+
+    RMS = "RMSNorm"
+    LAYER = "LayerNorm"
+
+
+class Activation(StrEnum):
+    """The activation function of an MLP; GELU in its tanh approximation."""
+
+    SILU = "silu"
+    GELU_TANH = "gelu_pytorch_tanh"
+
+
+class QkNorm(StrEnum):
+    """What the norm of queries and keys covers.
+
+    HEAD: each head, with one vector of weights for all. EACH_HEAD: each head, with separate
+    weights. ALL_HEADS: the values of all heads together, on all ranks.
+    """
+
+    HEAD = "by head"
+    EACH_HEAD = "by head, own weights"
+    ALL_HEADS = "over all heads"
+
+
+@dataclass(frozen=True)
+class TensorNames:
+    """Names of a layer's tensors in a checkpoint.
+
+    qkv, gate_up: a single name holds the rows of all its projections, in this order.
+    """
+
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    down: str = "down_proj"
+    mlp_norm: str = "post_attention_layernorm"
+    attention_output_norm: str = "post_attention_layernorm"
+    mlp_output_norm: str = "post_feedforward_layernorm"
+
+
+@dataclass(frozen=True)
+class LogitTransform:
+    """Changes logits l to scale * l, then to softcap * tanh(l / softcap) where there is one."""
+
+    scale: float = 1.0
+    softcap: float | None = None
+
+    @property
+    def is_identity(self) -> bool:
+        """Return whether it leaves logits as they are."""
+        return self.scale == 1.0 and self.softcap is None
+
+
+NO_TRANSFORM = LogitTransform()
+
+
+@dataclass(frozen=True)
+class DecoderTraits:
+    """The layers of a decoder, where they are not Llama's.
+
+    norm, has_norm_bias: of hidden states; norms of queries and keys have no bias.
+    adds_one_to_norms: whether stored weights of norms are one less than their value.
+    has_input_norms: whether attention and MLP read normalized hidden states.
+    has_output_norms: whether their results are normalized before they join the residual stream.
+    is_parallel: whether attention and MLP read the same normalized hidden states.
+    has_gate: whether the activation is multiplied by an up projection.
+    is_rope_interleaved: whether rotary pairs are neighbours in the checkpoint; loading reorders
+        them to halves.
+    attention_scale: factor of scores; None: 1 / sqrt(head_dim).
+    attention_softcap: bound c of scores s, which become c * tanh(s / c); None: no bound.
+    embedding_scale, residual_scale: factors of embeddings, and of the results of attention and MLP.
+    """
+
+    norm: NormKind = NormKind.RMS
+    has_norm_bias: bool = False
+    adds_one_to_norms: bool = False
+    has_input_norms: bool = True
+    has_output_norms: bool = False
+    is_parallel: bool = False
+    activation: Activation = Activation.SILU
+    has_gate: bool = True
+    is_rope_interleaved: bool = False
+    qk_norm: QkNorm = QkNorm.HEAD
+    attention_scale: float | None = None
+    attention_softcap: float | None = None
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logits: LogitTransform = NO_TRANSFORM
+    names: TensorNames = field(default_factory=TensorNames)
+
+    def __post_init__(self) -> None:
+        assert not (self.is_parallel and self.changes_outputs), "kernels keep one of both"
+        assert self.has_input_norms or not self.is_parallel, "both halves read one norm"
+
+    @property
+    def num_layer_norms(self) -> int:
+        """Norms of hidden states in a layer."""
+        return self.has_input_norms * (1 if self.is_parallel else 2) + 2 * self.has_output_norms
+
+    @property
+    def changes_outputs(self) -> bool:
+        """Return whether results of attention and MLP change before they join the residual."""
+        return self.has_output_norms or self.residual_scale != 1.0
+
+
+LLAMA = DecoderTraits()

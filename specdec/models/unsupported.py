@@ -1,0 +1,58 @@
+"""Why a model cannot be served: its architecture, the reason and what is supported, in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from specdec.models.registry import SAME_DECODERS, SUPPORTED_ARCHITECTURES
+
+_STATE_SPACE = ("mamba", "rwkv", "ssm", "zamba", "jamba", "recurrent", "hyena", "xlstm", "lfm2")
+_STATE_KEYS = ("ssm_cfg", "state_size", "mamba_d_state", "mamba_num_heads", "ssm_state_size")
+_LINEAR_KEYS = ("linear_num_key_heads", "linear_attn_config", "linear_conv_kernel_dim")
+_EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_ENCODERS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+
+
+def explain_unsupported(architecture: str | None, raw: Mapping[str, Any]) -> str:
+    """Return the message for a model whose architecture is not in the registry.
+
+    architecture: None where config.json names neither an architecture nor a known model_type.
+    """
+    supported = ", ".join((*SUPPORTED_ARCHITECTURES, *SAME_DECODERS))
+    if architecture is None:
+        model_type = raw.get("model_type")
+        found = "none" if model_type is None else f"only the model_type {str(model_type)[:100]!r}"
+        named = f"config.json names no architecture that is supported ({found})"
+    else:
+        named = f"architecture {architecture[:100]} is not supported"
+    reason = _reason(architecture or str(raw.get("model_type")), raw)
+    return f"{named}{f': {reason}' if reason else ''}; supported: {supported}"
+
+
+def _reason(name: str, raw: Mapping[str, Any]) -> str | None:
+    """Return why the engine cannot run such a model; None where only the registry lacks it."""
+    lowered = name.lower()
+    if raw.get("is_encoder_decoder"):
+        return "it is an encoder-decoder, and only decoders have the KV cache that is paged here"
+    if any(part in lowered for part in _STATE_SPACE) or any(key in raw for key in _STATE_KEYS):
+        return (
+            "it has state-space layers, whose state cannot be rolled back to an accepted draft "
+            "or shared by prefix"
+        )
+    if any(key in raw for key in _LINEAR_KEYS):
+        return (
+            "it has linear attention, whose state cannot be rolled back to an accepted draft or "
+            "shared by prefix"
+        )
+    if name.endswith(_ENCODERS):
+        return "it is an encoder or a classifier, which generates no text"
+    if raw.get("kv_lora_rank"):
+        return "it has multi-head latent attention (MLA), for which there are no kernels"
+    if any(raw.get(key) for key in _EXPERT_KEYS):
+        return "its mixture of experts is not implemented"
+    if "vision_config" in raw or name.endswith("ForConditionalGeneration"):
+        return "it reads images or audio besides text"
+    if "auto_map" in raw:
+        return "its layers are code of its repository, which is never executed"
+    return None

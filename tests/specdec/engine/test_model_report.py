@@ -1,0 +1,80 @@
+"""The report of a model: memory by rank as it is loaded, and the methods that fit."""
+
+import json
+
+import pytest
+import torch
+
+from specdec.config.methods import METHODS
+from specdec.engine.model_report import Fit, Precision, report_model
+from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.models.config import ModelConfig
+from specdec.models.loading import load_model
+from specdec.types.errors import InvalidValueError
+from tests.specdec.models.families import save_family
+
+TORCH = Precision("float32", None, is_native=False)
+FAMILIES = ["llama-tied", "gemma2", "starcoder2", "phi3", "olmo2"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_memory_by_rank_is_that_of_the_loaded_matrices(tmp_path, family, size):
+    save_family(tmp_path, family)
+    report = report_model(tmp_path, TORCH, size)
+    config = ModelConfig.from_directory(tmp_path)
+    for rank, memory in enumerate(report.ranks):
+        group = TensorParallelGroup(rank, size)
+        model = load_model(
+            tmp_path,
+            config,
+            group,
+            dtype=torch.float32,
+            max_model_len=64,
+            block_size=4,
+            kernels="torch",
+        )
+        matrices = [model.lm_head.matrix.weight]
+        for layer in model.layers:
+            linears = (layer.attention.qkv_proj, layer.attention.o_proj)
+            linears += (layer.mlp.gate_up_proj, layer.mlp.down_proj)
+            matrices += [each.matrix.weight for each in linears]
+        num_elements = sum(each.numel() for each in matrices)
+        if not config.tie_word_embeddings:
+            num_elements += model.embed_tokens.weight.numel()
+        assert memory.weight_bytes == 4 * num_elements
+        cache = model.new_kv_cache(8)
+        assert memory.kv_bytes_per_token == cache.numel() * 4 // 8
+
+
+def test_16_bit_checkpoints_stay_in_16_bits_in_native_kernels(tmp_path):
+    save_family(tmp_path, "llama-tied")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": "bfloat16"}))
+    full = report_model(tmp_path, TORCH, 1).ranks[0].weight_bytes
+    native = Precision("float32", None, is_native=True)
+    assert report_model(tmp_path, native, 1).ranks[0].weight_bytes == full // 2
+    quantized = Precision("float32", "int8", is_native=True)
+    vocabulary = 383 * 90
+    # A quantized head is no longer the embedding.
+    expected = full // 4 + 2 * vocabulary
+    assert report_model(tmp_path, quantized, 1).ranks[0].weight_bytes == expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_method_has_a_reason(tmp_path, family):
+    save_family(tmp_path, family)
+    found = {each.method: each for each in report_model(tmp_path, TORCH, 1).methods}
+    assert list(found) == list(METHODS)
+    assert all(each.reason for each in found.values())
+    assert found["suffix"].fit is Fit.READY
+    assert found["eagle3"].fit is Fit.NEEDS_FILES
+    assert found["mtp"].fit is Fit.NO
+    can_be_trained = "makes none" not in found["eagle3"].reason
+    assert can_be_trained == (family == "llama-tied")
+
+
+def test_more_ranks_than_heads_are_refused(tmp_path):
+    save_family(tmp_path, "llama-tied")
+    with pytest.raises(InvalidValueError, match="tensor_parallel_size"):
+        report_model(tmp_path, TORCH, 10)

@@ -1,0 +1,162 @@
+"""Tiny random checkpoints of every supported family, with all of its features switched on."""
+
+import transformers
+
+from tests.specdec.tiny import random_model
+
+WINDOW = 7
+"""Shorter than every sequence, and not a multiple of a block."""
+
+MAX_POSITIONS = 256
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 2.0],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 8.0],
+}
+ALTERNATING = {
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+BIASES = {"attention_bias": True, "mlp_bias": True}
+GLM = {"rope_parameters": {"rope_theta": 1000.0, "partial_rotary_factor": 0.5}}
+
+FAMILIES = {
+    "llama": ("Llama", {}),
+    "llama-tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama-biases": ("Llama", {**BIASES, "head_dim": 20}),
+    "llama3": ("Llama", {"rope_parameters": {"rope_theta": 1000.0, **LLAMA3}}),
+    "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.5}}),
+    "llama-dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "mistral-window": ("Mistral", {"sliding_window": WINDOW}),
+    "mistral-window-tied": ("Mistral", {"sliding_window": WINDOW, "tie_word_embeddings": True}),
+    "qwen2": ("Qwen2", {"rope_parameters": {"rope_theta": 1e6, **YARN}}),
+    "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2-window": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3", {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.4}}),
+    "qwen3-tied": ("Qwen3", {"tie_word_embeddings": True}),
+    "qwen3-layers": ("Qwen3", {"attention_bias": True, "use_sliding_window": True, **ALTERNATING}),
+    "granite": (
+        "Granite",
+        {
+            **BIASES,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.4,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "smollm3": (
+        "SmolLM3",
+        {
+            **BIASES,
+            "no_rope_layer_interval": 2,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "pad_token_id": 0,
+        },
+    ),
+    "olmo2": ("Olmo2", {"attention_bias": True}),
+    "olmo3": (
+        "Olmo3",
+        {
+            **ALTERNATING,
+            "rope_parameters": {
+                "full_attention": {"rope_theta": 5000.0, **YARN},
+                "sliding_attention": {"rope_theta": 5000.0, "rope_type": "default"},
+            },
+        },
+    ),
+    "phi3": (
+        "Phi3",
+        {
+            "hidden_size": 144,
+            "sliding_window": WINDOW,
+            "rope_parameters": {**LONG_ROPE, "attention_factor": 1.1},
+            "original_max_position_embeddings": 8,
+            "pad_token_id": 0,
+        },
+    ),
+    "phi3-short": (
+        "Phi3",
+        {
+            "hidden_size": 144,
+            "rope_parameters": LONG_ROPE,
+            "original_max_position_embeddings": 200,
+            "pad_token_id": 0,
+        },
+    ),
+    "glm": ("Glm", {**GLM, "pad_token_id": 0}),
+    "glm4": ("Glm4", {**GLM, "pad_token_id": 0}),
+    "gemma": ("Gemma", {"attention_bias": True}),
+    "gemma2": (
+        "Gemma2",
+        {
+            **ALTERNATING,
+            "attention_bias": True,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 6.0,
+        },
+    ),
+    "gemma3": (
+        "Gemma3",
+        {
+            **ALTERNATING,
+            "attention_bias": True,
+            "query_pre_attn_scalar": 24,
+            "final_logit_softcapping": 6.0,
+            "rope_parameters": {
+                "full_attention": {"rope_theta": 5000.0, "rope_type": "linear", "factor": 4.0},
+                "sliding_attention": {"rope_theta": 300.0, "rope_type": "default"},
+            },
+        },
+    ),
+    "starcoder2": ("Starcoder2", {"sliding_window": WINDOW}),
+    "cohere": ("Cohere", {"attention_bias": True, "use_qk_norm": True, "logit_scale": 0.5}),
+    "cohere2": ("Cohere2", {**ALTERNATING, "attention_bias": True, "logit_scale": 0.5}),
+}
+"""Names of the tests: the family in transformers, and changes of its configuration."""
+
+_SIZES = {
+    "hidden_size": 90,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "head_dim": 16,
+    "intermediate_size": 101,
+    "vocab_size": 383,
+    "max_position_embeddings": MAX_POSITIONS,
+}
+
+
+def config_class(family):
+    """Return the configuration class of a family in transformers."""
+    name = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
+    return getattr(transformers, name)
+
+
+def save_family(directory, name, **changes):
+    """Write a tiny random model of a family, without dimensions that divide by two."""
+    family, own = FAMILIES[name]
+    config = config_class(family)(**{**_SIZES, **own, **changes})
+    model = random_model(getattr(transformers, f"{family}ForCausalLM"), config, seed=3)
+    if family.startswith("Gemma"):  # stores weights of norms less one
+        for parameter, weight in model.named_parameters():
+            if "norm" in parameter:
+                weight.data -= 1
+    model.save_pretrained(directory)

@@ -1,0 +1,100 @@
+"""Generate docs/models.md: the supported architectures, from the registry.
+
+python -m tools.supported_models [check]
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from specdec.config.engine import DTYPE_BYTES
+from specdec.config.methods import METHOD_NAMES
+from specdec.config.quantization import QUANTIZATION_METHODS
+from specdec.models.registry import ARCHITECTURES, SAME_DECODERS
+from specdec.models.rope import SUPPORTED_ROPE_TYPES
+from specdec.models.weights.dequantize import SUPPORTED as WEIGHT_FORMATS
+from tools.generated_files import run
+
+PAGE = Path("docs/models.md")
+_HEAD = """\
+# Supported models
+
+Generated from the registry by `make models-page`. `specdec models show NAME` reports what would run
+a model: its decoder, the memory of each rank, and which drafting methods fit, or why not.
+
+`config.json` names the architecture; without `architectures` its `model_type` decides. The column
+*beside Llama* lists what the family adds to a decoder with RMSNorm, grouped KV heads, rotary
+embedding and SwiGLU.
+"""
+
+
+def page() -> str:
+    """Generate the page."""
+    return "\n".join([_HEAD, *_families(), *_decoders(), *_refused()]).rstrip() + "\n"
+
+
+def _families() -> Iterator[str]:
+    yield "## Architectures\n"
+    rows = [
+        (f"`{name}`", f"`{each.model_type}`", ", ".join(each.models), each.notes)
+        for name, each in ARCHITECTURES.items()
+    ]
+    yield _table(("architecture", "`model_type`", "models", "beside Llama"), rows)
+    others = ", ".join(f"`{name}` as `{other}`" for name, other in SAME_DECODERS.items())
+    yield f"Loaded as another architecture, whose decoder it has: {others}.\n"
+
+
+def _decoders() -> Iterator[str]:
+    yield "## What holds for all of them\n"
+    yield _table(
+        ("topic", "support"),
+        [
+            (
+                "decoders",
+                "the C++ kernels on CPUs; torch on GPUs, with `--kernels torch`, and without a "
+                "C++ compiler",
+            ),
+            ("data types", _names(DTYPE_BYTES)),
+            ("quantization on a CPU", _names(QUANTIZATION_METHODS)),
+            ("quantized checkpoints, which are dequantized", WEIGHT_FORMATS),
+            ("rotary embeddings", _names(SUPPORTED_ROPE_TYPES)),
+            ("tensor parallelism", "any number of ranks up to the number of query heads"),
+            ("drafting methods", _names(METHOD_NAMES)),
+        ],
+    )
+    yield (
+        "LongRoPE (`longrope`) has a list of factors for contexts up to the original one and a "
+        "list for longer ones. As in vLLM, `--max-model-len` decides for the whole service: KV "
+        "that was rotated by one list cannot be read with the other.\n"
+    )
+
+
+def _refused() -> Iterator[str]:
+    yield "## What is refused\n"
+    yield (
+        "Other architectures are refused at the start, with the reason in the message: "
+        "encoder-decoders and encoders; state-space and linear-attention layers, whose state "
+        "cannot be rolled back to an accepted draft; multi-head latent attention; models that "
+        "read images or audio; models whose layers are code of their repository, which is never "
+        "executed.\n"
+    )
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head, *body = (f"| {' | '.join(line)} |" for line in (heads, *rows))
+    return "\n".join([head, f"|{'---|' * len(heads)}", *body]) + "\n"
+
+
+def main(arguments: list[str]) -> int:
+    """Generate or check the page; return the exit status."""
+    return run({PAGE: page}, "make models-page", __doc__, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
