@@ -57,7 +57,7 @@ STREAMS = (1, 4, 16, 64)
 MODES = ("none", "synchronous", "continuing", "outcomes", "auto")
 MAX_DRAFT_TOKENS = 8
 TARGET_S = 0.02
-MIN_ROWS = 4000
+MIN_ROWS = 2500
 """Least rows to measure, of all passes: the tokens of a row vary by half of their mean."""
 
 _ASYNC: dict[str, AsyncDrafting] = {

@@ -22,9 +22,12 @@ def chart(results: Sequence[CaseResult]) -> str:
     height = _MARGIN + len(streams) * (_PANEL_HEIGHT + _MARGIN)
     root = ElementTree.Element(
         "svg",
-        xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {width} {height}",
-        **{"font-family": "sans-serif", "font-size": "11"},
+        {
+            "xmlns": "http://www.w3.org/2000/svg",
+            "viewBox": f"0 0 {width} {height}",
+            "font-family": "sans-serif",
+            "font-size": "11",
+        },
     )
     ElementTree.SubElement(root, "rect", width="100%", height="100%", fill="white")
     for index, (mode, colour) in enumerate(_COLOURS.items()):

@@ -102,7 +102,7 @@ class DraftModelProposer:
         return Counts(num_catch_up_tokens=self.num_catch_up_tokens, ahead=self._ahead.counts)
 
     def keep_observations(self, planner: OutcomePlanner) -> None:
-        """Plan drafts ahead by what `planner` has observed, and add to it."""
+        """Plan drafts ahead from the observations of `planner`, and add to them."""
         self._ahead.planner = planner
 
     @staticmethod
