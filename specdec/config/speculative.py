@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args, get_type_hints
 
 from specdec.config.fields import refuse_unknown
@@ -312,6 +312,21 @@ class SpeculativeConfig:
         if model.async_drafting == "auto":
             return tuple(DraftAhead)
         return (DraftAhead.OFF, DraftAhead(model.async_drafting))
+
+    @property
+    def without_drafts_ahead(self) -> SpeculativeConfig:
+        """The configuration with async_drafting off, as where nothing overlaps."""
+
+        def synchronous(each: MethodConfig | None) -> Any:
+            is_model = isinstance(each, DraftModelConfig)
+            return replace(each, async_drafting="off") if is_model else each
+
+        return replace(
+            self,
+            drafter=synchronous(self.drafter),
+            first=synchronous(self.first),
+            fallback=synchronous(self.fallback),
+        )
 
     @property
     def head(self) -> HeadMethodConfig | None:

@@ -104,6 +104,7 @@ def memory_plan(
 def _engine_config(
     config: LLMConfig, pool: _Pool, num_blocks: int, *, in_process: bool
 ) -> EngineConfig:
+    speculation = config.speculative_config
     return EngineConfig(
         max_model_len=pool.max_model_len,
         num_blocks=num_blocks,
@@ -114,9 +115,10 @@ def _engine_config(
         max_queue_len=config.max_queue_len,
         enable_prefix_caching=config.enable_prefix_caching,
         stream_interval=config.stream_interval,
-        # In the caller's process no worker would run while the engine schedules the next step.
+        # In the caller's process no worker would run while the engine schedules the next step,
+        # and a draft model would not run while the target does.
         async_scheduling=config.async_scheduling and not in_process,
-        speculation=config.speculative_config,
+        speculation=speculation.without_drafts_ahead if in_process and speculation else speculation,
     )
 
 

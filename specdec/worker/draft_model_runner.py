@@ -14,6 +14,7 @@ from specdec.models.loading import Decoder
 from specdec.text.vocab_map import VocabularyMap
 from specdec.types.messages import (
     AheadOutput,
+    AheadRow,
     BlockTableDelta,
     DraftedRow,
     DraftOutput,
@@ -156,7 +157,9 @@ class DraftModelRunner(ModelRunner):
         return self._ahead.draft(step.step_id, step.ahead, is_interrupted)
 
     def warm_up(self, num_tokens: int) -> None:
-        """Run one prefill of `num_tokens` and one draft, so that the first request is not slow.
+        """Run one prefill of `num_tokens`, one draft, and one ahead.
+
+        So the first request is not slow.
 
         Overwrites the first blocks of the pool, which must be unused.
         """
@@ -169,6 +172,8 @@ class DraftModelRunner(ModelRunner):
         self.catch_up(first)
         row = DraftRow(-1, num_tokens, (0,), 1, num_tokens + 1)
         self.draft(DraftStep(-1, (), (), (), (), (row,)))
+        ahead = AheadRow(-1, 0, (0,), 0, (1,), 1, num_tokens + 1)
+        self.draft_ahead(DraftStep(-1, (), (), (), (), (), (ahead,)))
         self.draft(DraftStep(-1, (-1,), (), (), (), ()))
 
     def _row(self, seq_id: int, start: int, token_ids: tuple[int, ...]) -> StepRow:
