@@ -282,7 +282,7 @@ class DraftModelProposer:
     ) -> Iterator[tuple[DraftRequest, DraftRow]]:
         """Yield the drafts to wait for. served: sequences that have one."""
         for place, request in enumerate(requests):
-            if not request.may_wait or request.seq.seq_id in served:
+            if not self._may_wait(request) or request.seq.seq_id in served:
                 continue
             seq, text = request.seq, self._views[request.seq.seq_id]
             progress = self._progress.get(seq.seq_id)
@@ -297,6 +297,10 @@ class DraftModelProposer:
             if self._make_room(seq, end + count - 1, requests[place + 1 :]):
                 pending = tuple(text.token_ids[start:])
                 yield request, DraftRow(seq.seq_id, start, pending, count, seq.num_tokens)
+
+    def _may_wait(self, request: DraftRequest) -> bool:
+        """Return whether to draft now: a sequence that is not drafted for ahead always waits."""
+        return request.may_wait or not self._adapter.drafts_ahead(request.seq)
 
     def _chunks(
         self, requests: collections.abc.Sequence[DraftRequest], drafting: set[int]

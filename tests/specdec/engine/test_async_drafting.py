@@ -5,21 +5,26 @@ In one process nothing overlaps, so that all drafts ahead are there in time.
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from specdec.config.speculative import SpeculativeConfig
 from specdec.models.config import ModelConfig
 from specdec.sequences.sequence import Sequence
-from specdec.speculation.proposers import DraftRequest, make_proposer
+from specdec.speculation.policy.policy import SpeculationPolicy
+from specdec.speculation.proposers import DraftRequest, DraftVocabulary, make_proposer
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
+from specdec.text.vocab_map import VocabularyMap
+from specdec.types.control import SpeculationControl
 from specdec.types.draft_decision import DraftAhead
 from specdec.types.sampling_params import StructuredOutput
 from specdec.types.stats import AheadCounts
+from tests.clock import Clock
 from tests.specdec.engines import draft_model, engine_config, local_engine, request, run, tokens_by
 from tests.specdec.fakes import run_ranks
-from tests.specdec.tiny import disturbed_llama_dir, tiny_llama_dir
+from tests.specdec.tiny import disturbed_llama_dir, shuffled_llama_dir, tiny_llama_dir
 
 GREEDY, SAMPLED = {"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.95}
 MODES = ["continuing", "outcomes"]
@@ -83,7 +88,7 @@ def reference(tiny_model_dir):
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("mode", MODES)
 def test_drafts_that_are_mostly_right_are_used(tiny_model_dir, reference, mode, sampling, count):
-    proposer = draft_model(tiny_model_dir)
+    proposer = untimed_model(tiny_model_dir)
     engine = async_engine(tiny_model_dir, mode, proposer)
     assert tokens_by(engine, requests(count, **sampling)) == reference(count, **sampling)
     proposer.check_integrity()
@@ -174,7 +179,7 @@ def test_penalties_reach_every_branch(tiny_model_dir, reference, mode):
         "presence_penalty": 0.5,
         "frequency_penalty": 0.2,
     }
-    proposer = draft_model(tiny_model_dir)
+    proposer = untimed_model(tiny_model_dir)
     engine = async_engine(tiny_model_dir, mode, proposer)
     assert tokens_by(engine, requests(4, **params)) == reference(4, **params)
     assert ahead_counts(proposer).hit_rate >= 0.95
@@ -242,7 +247,65 @@ def test_a_grammar_is_followed_on_every_branch(tiny_model_dir, other_model_dir, 
     ]
     plain = tokens_by(local_engine(tiny_model_dir, engine_config(0)), asked)
     for directory in (tiny_model_dir, other_model_dir):
-        proposer = draft_model(directory)
+        proposer = untimed_model(directory)
         assert tokens_by(async_engine(tiny_model_dir, mode, proposer), asked) == plain
         if directory == tiny_model_dir:
             assert ahead_counts(proposer).hit_rate >= 0.8
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_draft_model_that_lacks_some_tokens_drafts_ahead(tiny_model_dir, reference, sampling):
+    """Ids are equal otherwise, as with another padding or other special tokens."""
+    ids = np.arange(383, dtype=np.int32)
+    ids[150:200] = -1
+    vocabulary = DraftVocabulary(VocabularyMap(ids, ids.copy(), has_equal_ids=True))
+    proposer = draft_model(tiny_model_dir, vocabulary=vocabulary)
+    engine = async_engine(tiny_model_dir, "outcomes", proposer)
+    assert tokens_by(engine, requests(4, **sampling)) == reference(4, **sampling)
+    assert sum(ahead_counts(proposer).hits.values()) > 10
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_drafts_of_a_model_with_another_tokenizer_are_waited_for(
+    tiny_model_dir, reference, sampling, tmp_path
+):
+    directory = shuffled_llama_dir(tiny_model_dir, tmp_path)
+    vocabulary = DraftVocabulary.between(directory, tiny_model_dir)
+    proposer = draft_model(directory, vocabulary=vocabulary)
+    engine = async_engine(tiny_model_dir, "outcomes", proposer)
+    assert tokens_by(engine, requests(2, **sampling)) == reference(2, **sampling)
+    assert ahead_counts(proposer) == AheadCounts()
+    assert engine.stats().counts.speculation.num_drafts > 10
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_quantized_copy_of_the_target_drafts_ahead(tiny_model_dir, reference, sampling):
+    proposer = draft_model(tiny_model_dir, quantization="int8")
+    engine = async_engine(tiny_model_dir, "outcomes", proposer)
+    assert tokens_by(engine, requests(4, **sampling)) == reference(4, **sampling)
+    assert ahead_counts(proposer).hit_rate > 0.8
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_drafts_that_are_turned_off_and_on_change_no_token(tiny_model_dir, reference, mode):
+    clock = Clock()
+    speculation = SpeculativeConfig.of("draft_model", 3, async_drafting=mode)
+    control = SpeculationControl("on", 100, 3)
+    policy = SpeculationPolicy(control, clock, ahead_choices=speculation.ahead_choices)
+    proposer = draft_model(tiny_model_dir)
+    config = engine_config(0, speculation=speculation)
+    engine = local_engine(tiny_model_dir, config, None, proposer, policy)
+    asked = requests(4, **SAMPLED)
+    for each in asked:
+        engine.add(each)
+    tokens, num_steps = {each.request_id: [] for each in asked}, 0
+    while engine.has_work:
+        for output in engine.step():
+            tokens[output.request_id].extend(output.token_ids)
+        proposer.check_integrity()
+        num_steps += 1
+        if num_steps % 5 == 0:
+            mode_now = "off" if num_steps % 2 else "on"
+            engine.set_speculation(replace(control, mode=mode_now))
+    assert tokens == reference(4, **SAMPLED)
+    assert sum(ahead_counts(proposer).hits.values()) > 5
