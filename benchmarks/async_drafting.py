@@ -63,7 +63,7 @@ from specdec.worker import LocalTarget, load_runner
 SYNCHRONOUS = "off"
 MODES = (SYNCHRONOUS, "continuing", "outcomes")
 _LIMITS = DraftLimits(
-    num_blocks=64, block_size=16, max_model_len=1024, max_catch_up_tokens=256,
+    num_blocks=32, block_size=16, max_model_len=512, max_catch_up_tokens=256,
     enable_prefix_caching=False,
 )  # fmt: skip
 
@@ -152,8 +152,8 @@ def engine_of(directory: Path, target: Target, proposer: DraftModelProposer, run
         "draft_model", run.num_draft_tokens, async_drafting=run.mode, policy="threshold"
     )
     config = EngineConfig(
-        max_model_len=1024,
-        num_blocks=64,
+        max_model_len=512,
+        num_blocks=32,
         max_num_seqs=1,
         enable_prefix_caching=False,
         speculation=speculation,
@@ -188,7 +188,7 @@ def simulate(
 
 
 def _target(directory: Path) -> LocalTarget:
-    config = EngineConfig(max_model_len=1024, num_blocks=64, max_num_seqs=1)
+    config = EngineConfig(max_model_len=512, num_blocks=32, max_num_seqs=1)
     return LocalTarget(load_runner(directory, "float32", config, TensorParallelGroup()))
 
 
@@ -208,7 +208,7 @@ def _measure(pinned: Pinned, directory: Path, options: argparse.Namespace) -> li
 
 def _speeds(target: LocalTarget, passes: PassSpeed) -> Speeds:
     """Return the speeds of both models, of the target by a profile of its steps."""
-    config = EngineConfig(max_model_len=1024, num_blocks=64, max_num_seqs=1)
+    config = EngineConfig(max_model_len=512, num_blocks=32, max_num_seqs=1)
     table = CostProfiler(config, 8, time.perf_counter).verification(target, 4.0)
     one_s, row_s = table.step_s(1, 0), (table.step_s(1, 8) - table.step_s(1, 0)) / 8
     draft_s, many_s = passes.seconds(1), passes.seconds(17)

@@ -66,7 +66,7 @@ _ASYNC: dict[str, AsyncDrafting] = {
 }
 _NONE = AheadCounts()
 _BLOCK_SIZE = 64
-_MAX_MODEL_LEN = 1 << 14
+_MAX_MODEL_LEN = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -201,6 +201,7 @@ class Simulation:
 
     def _run_until(self, at_s: float) -> None:
         while self._clock() < at_s:
+            assert self._engine.has_work, "the texts are too short for the settings"
             self._engine.step()
 
 

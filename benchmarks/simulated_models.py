@@ -34,7 +34,7 @@ from specdec.types.messages import (
 
 _FIRST_TOKEN, _NUM_TOKENS = 2, 200
 _MAX_RANK = 64
-_TEXT_TOKENS = 1 << 14
+_TEXT_TOKENS = 1 << 15
 
 
 class SimulatedClock:
