@@ -214,7 +214,8 @@ class SpeculationPolicy:
         """
         self._waited_s = waited_s
         decision = self._decision
-        is_behind = self._catches_up and num_asked > 0 and num_drafted == 0
+        is_missing = num_asked > 0 and num_drafted == 0 and decision.ahead is DraftAhead.OFF
+        is_behind = self._catches_up and is_missing
         reason = DecisionReason.CATCHING_UP if is_behind else decision.reason
         self._log.record(decision.num_draft_tokens, reason, self._num_decoding)
         self._is_timed = not has_prefill

@@ -130,3 +130,16 @@ def test_drafts_that_were_too_short_for_want_of_time_yield_less_ahead_alone():
     synchronous, ahead = acceptance.expected_tokens([chain(4), shape], 0.0)
     assert ahead == pytest.approx(3.0, abs=0.1)
     assert synchronous > 4.5
+
+
+def test_a_miss_is_not_reported_as_catching_up():
+    clock = Clock()
+    chooser = GoodputChooser(costs(0.02))
+    control = SpeculationControl("on", 100, 4)
+    choices = tuple(DraftAhead)
+    policy = SpeculationPolicy(
+        control, clock, choosers={None: chooser}, ahead_choices=choices, catches_up=True
+    )
+    policy.decide(2)
+    policy.begin_step(2, 0, has_prefill=False)
+    assert policy.log.counts == {DecisionReason.OPERATOR: 1}
