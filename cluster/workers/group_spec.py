@@ -10,7 +10,7 @@ from cluster.observability.logs import LogConfig
 from cluster.workers.transport import Transport
 from specdec.config.engine import DraftLimits, DTypeName, EngineConfig, Kernels
 from specdec.config.quantization import QuantizationMethod
-from specdec.models.resolve import resolve
+from specdec.models.resolve import resolve, resolve_adapter
 from specdec.text.vocab_map import VocabularyMap
 
 logger = logging.getLogger(__name__)
@@ -40,6 +40,20 @@ class ModelSource:
 
 
 @dataclass(frozen=True)
+class AdapterSource:
+    """An adapter by the name in the order to load it, and its directory on the Router's node."""
+
+    name: str
+    directory: Path
+
+    def here(self) -> Path:
+        """Return its directory on this node; download it if needed. Raises ModelNotFoundError."""
+        if self.directory.is_dir():
+            return self.directory
+        return resolve_adapter(self.name, log_progress)
+
+
+@dataclass(frozen=True)
 class HeadSource:
     """A draft head beside a target; quantization, window, token_map: as in `HeadFiles`."""
 
@@ -53,7 +67,8 @@ class HeadSource:
 class GroupSpec:
     """A model, how to shard it, where to place its ranks and how to reach them.
 
-    name: of the model's role, for messages. device: its type; a rank uses at most one GPU.
+    name: of the model's role, for messages. device: its type. gpus_per_rank: that a rank reserves
+    where the device is cuda; it uses at most one.
     limits: EngineConfig for a target, DraftLimits for a draft model.
     num_replicas: groups like this one that share the cores of a node.
     bundle_index: of the placement group. transport: None uses ipc on this node and tcp to others.
@@ -77,6 +92,7 @@ class GroupSpec:
     logs: LogConfig
     vocabulary: VocabularyMap | None = None
     head: HeadSource | None = None
+    gpus_per_rank: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,8 @@ class DraftModelConfig(MethodConfig):
         a step waits for its drafts; continuing: behind all of them and the token that it expects
         from the target; outcomes: behind the likeliest tokens of each number of accepted drafts.
         Policy goodput drafts ahead where that is faster; with auto it chooses among all of them.
+    share_gpu: whether the draft model runs on the target's GPU, both with one rank; None: where
+        there is no other GPU.
     """
 
     name = "draft_model"
@@ -131,6 +133,7 @@ class DraftModelConfig(MethodConfig):
     draft_window: int | None = _within(None, 1, 2**24)
     speculative_token_map: str | None = None
     async_drafting: AsyncDrafting = "off"
+    share_gpu: bool | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -140,6 +143,10 @@ class DraftModelConfig(MethodConfig):
         if self.parallel_drafting and value != "off":
             limit = "off with parallel_drafting, which makes a whole draft in one forward pass"
             raise InvalidValueError(name, value, limit)
+        if self.share_gpu and self.draft_tensor_parallel_size > 1:
+            limit = "left out, or 1 where share_gpu is true"
+            field_name = "speculative_config.draft_tensor_parallel_size"
+            raise InvalidValueError(field_name, self.draft_tensor_parallel_size, limit)
 
 
 @dataclass(frozen=True)
@@ -152,6 +159,8 @@ class SuffixConfig(MethodConfig):
     suffix_decoding_max_spec_factor: most tokens to draft for each token of the match.
     suffix_decoding_min_token_prob: least probability of a draft, by token counts, at which it is
         extended.
+    lookup_corpus: file of JSON lines with texts to look up, too (`speculation.proposers.corpus`),
+        on every node with a Router; None for none.
     """
 
     name = "suffix"
@@ -162,6 +171,7 @@ class SuffixConfig(MethodConfig):
     suffix_decoding_max_cached_requests: int = _within(10_000, 0, 10_000_000)
     suffix_decoding_max_spec_factor: float = _within(1.0, 0.01, 32)
     suffix_decoding_min_token_prob: float = _within(0.1, 0, 1)
+    lookup_corpus: str | None = None
 
 
 @dataclass(frozen=True)

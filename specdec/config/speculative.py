@@ -318,8 +318,9 @@ class SpeculativeConfig:
         """The configuration with async_drafting off, as where nothing overlaps."""
 
         def synchronous(each: MethodConfig | None) -> Any:
-            is_model = isinstance(each, DraftModelConfig)
-            return replace(each, async_drafting="off") if is_model else each
+            if isinstance(each, DraftModelConfig):
+                return replace(each, async_drafting="off")
+            return each
 
         return replace(
             self,
@@ -352,6 +353,12 @@ class SpeculativeConfig:
     def num_lookahead_tokens(self) -> int:
         """Most guesses that the target runs in a step behind a sequence's drafts."""
         return max(each.num_lookahead_tokens for each in self.drafters)
+
+    @property
+    def max_chain_tokens(self) -> int:
+        """Most tokens of a chain of drafts, unless a request asks for more."""
+        adaptive = self.adaptive_length_max if self.adaptive_length else 0
+        return max(self.num_speculative_tokens, adaptive)
 
     @property
     def length_rule(self) -> LengthRule | None:

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdec.kernels.device_batch import DeviceBatch
 from specdec.kernels.forward_batch import ModelInput, on_device
 from specdec.types.draft_tree import Parents, ancestors, depths, signed_words
 from specdec.types.sharding import HeadShard
@@ -63,7 +64,12 @@ class _Member:
 
 
 class PagedAttention:
-    """Grouped-query attention over one rank's paged KV cache."""
+    """Grouped-query attention over one rank's paged KV cache.
+
+    copies_pages: whether `run` copies the visible pages, for `plan_on_device` whole tables.
+    """
+
+    copies_pages = True
 
     def __init__(
         self,
@@ -116,6 +122,32 @@ class PagedAttention:
         visible = _Visible(window, kv_start)
         groups = tuple(self._plan_group(batch, each, visible, dtype) for each in members.values())
         return AttentionPlan(on_device(batch.slot_mapping, self.device), groups)
+
+    def plan_on_device(
+        self,
+        batch: DeviceBatch,
+        dtype: torch.dtype,
+        window: int | None = None,
+    ) -> AttentionPlan:
+        """Plan a batch of fixed shape as one group, without a value that the host has to read.
+
+        window: as in `plan`. The context of every sequence is padded to that of its whole table.
+        """
+        num_sequences, num_blocks = batch.block_tables.shape
+        slots = torch.arange(num_blocks * self.block_size, device=self.device)
+        own = torch.minimum(slots, batch.context_lens.unsqueeze(1) - 1)  # [B, S]
+        pages = batch.block_tables.gather(1, own.div(self.block_size, rounding_mode="floor"))
+        positions = batch.positions.view(num_sequences, batch.query_len)
+        is_masked = _is_masked(positions, torch.zeros_like(batch.context_lens), len(slots), window)
+        mask = torch.zeros(is_masked.shape, dtype=dtype, device=self.device)
+        mask.masked_fill_(is_masked, float("-inf"))
+        rows = torch.arange(len(batch.input_ids), device=self.device)
+        group = AttentionGroup(
+            rows=rows.view(num_sequences, batch.query_len),
+            slots=(pages * self.block_size + own % self.block_size).flatten(),
+            mask=mask.repeat_interleave(self.heads_per_kv, dim=1)[:, None],
+        )
+        return AttentionPlan(batch.slot_mapping, (group,))
 
     def run(self, query: Tensor, kv: Tensor, kv_cache: Tensor, plan: AttentionPlan) -> Tensor:
         """Write this pass's `kv` to its slots, then attend; return [T, num_heads, head_dim].

@@ -8,13 +8,14 @@ vocabulary, and reads only these from the checkpoint. Hidden states are equal on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.kernels import AttentionPlan, PagedAttention
+from specdec.kernels.device_batch import DeviceBatch
 from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove, on_device
 from specdec.kernels.sample import RowArgmax, row_argmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
@@ -27,9 +28,11 @@ from specdec.models.layers.linear import (
     WeightPart,
     weight_parts,
 )
+from specdec.models.layers.mixture import SparseMLP
 from specdec.models.layers.norm import read_norm
 from specdec.models.layers.qk_norm import read_qk_norms
 from specdec.models.layers.rotary import RotaryEmbedding, Rotation, rotary_halves
+from specdec.models.lora.torch_adapters import TorchAdapters
 from specdec.models.rope import Rope
 from specdec.models.traits import Activation
 from specdec.models.weights.checkpoint import CheckpointReader
@@ -114,9 +117,11 @@ class MLP(nn.Module):
         reader: CheckpointReader,
         prefix: str,
         group: TensorParallelGroup,
+        expert_size: int | None = None,
     ) -> None:
+        """expert_size: hidden units of an expert, whose results its mixture sums over the ranks."""
         super().__init__()
-        hidden, intermediate = config.hidden_size, config.intermediate_size
+        hidden, intermediate = config.hidden_size, expert_size or config.intermediate_size
         self.has_gate, self._activation = config.traits.has_gate, config.traits.activation
         units = group.share_of(intermediate)
         num_inputs = 1 + self.has_gate  # gate, if there is one, then up projection
@@ -129,7 +134,7 @@ class MLP(nn.Module):
             f"{prefix}.{names.down}",
             (hidden, intermediate),
             units,
-            group,
+            group if expert_size is None else TensorParallelGroup(),
             has_bias=has_bias,
         )
 
@@ -150,6 +155,19 @@ class MLP(nn.Module):
         return F.gelu(x, approximate="tanh")
 
 
+def _mixture(
+    config: ModelConfig, reader: CheckpointReader, prefix: str, group: TensorParallelGroup
+) -> SparseMLP:
+    experts = config.experts
+    assert experts is not None
+    size = experts.intermediate_size
+
+    def expert(name: str) -> MLP:
+        return MLP(config, reader, name, group, expert_size=size)
+
+    return SparseMLP(experts, config.hidden_size, reader, prefix, group, expert)
+
+
 class DecoderLayer(nn.Module):
     """Attention and MLP, each with a residual connection, and norms by the family's traits."""
 
@@ -160,6 +178,8 @@ class DecoderLayer(nn.Module):
         prefix: str,
         heads: HeadShard,
         group: TensorParallelGroup,
+        *,
+        has_experts: bool = False,
     ) -> None:
         super().__init__()
         traits, names = config.traits, config.traits.names
@@ -178,7 +198,10 @@ class DecoderLayer(nn.Module):
             names.attention_output_norm, exists=traits.has_output_norms
         )
         self.mlp_norm = norm(names.mlp_norm, exists=has_mlp_norm)
-        self.mlp = MLP(config, reader, f"{prefix}.mlp", group)
+        mlp = f"{prefix}.{names.mlp}"
+        self.mlp: nn.Module = (
+            _mixture(config, reader, mlp, group) if has_experts else MLP(config, reader, mlp, group)
+        )
         self.mlp_output_norm = norm(names.mlp_output_norm, exists=traits.has_output_norms)
 
     def forward(
@@ -206,6 +229,8 @@ class DecoderLayer(nn.Module):
 
 class CausalDecoder(nn.Module):
     """One rank of the decoder. All calls that compute are collective."""
+
+    _adapters: TorchAdapters | None = None
 
     def __init__(
         self,
@@ -245,7 +270,14 @@ class CausalDecoder(nn.Module):
             table = reader.read(embed_name, vocab_shape, rows=self.vocab_slice, dtype=dtype).clone()
         self.embed_tokens = VocabEmbedding(table, self.vocab_slice, group, reader.dtype)
         self.layers = nn.ModuleList(
-            DecoderLayer(config, reader, f"model.layers.{index}", self.heads, group)
+            DecoderLayer(
+                config,
+                reader,
+                f"model.layers.{index}",
+                self.heads,
+                group,
+                has_experts=config.experts is not None and index in config.experts.layers,
+            )
             for index in range(config.num_layers)
         )
         size, eps = config.hidden_size, config.rms_norm_eps
@@ -267,6 +299,11 @@ class CausalDecoder(nn.Module):
             softcap=traits.attention_softcap,
         )
 
+    def enable_adapters(self) -> TorchAdapters:
+        """See Decoder."""
+        self._adapters = TorchAdapters(self.layers, self.dtype, self.device)
+        return self._adapters
+
     def new_kv_cache(self, num_slots: int) -> Tensor:
         """Return zeros [num_layers, num_slots, 2, this rank's KV heads, head_dim].
 
@@ -284,13 +321,48 @@ class CausalDecoder(nn.Module):
         self, batch: ModelInput, kv_cache: Tensor, taps: Sequence[int]
     ) -> HiddenStates:
         """See Decoder."""
+        if self._adapters is not None:
+            self._adapters.begin_pass(batch)
         plans = {
             window: self.attention.plan(batch, self.dtype, window) for window in set(self.windows)
         }
-        positions = on_device(batch.positions, self.device)
+        input_ids, positions = (
+            on_device(indices, self.device) for indices in (batch.input_ids, batch.positions)
+        )
+        return self._run_layers(input_ids, positions, kv_cache, plans, taps)
+
+    @property
+    def hidden_size(self) -> int:
+        return self.config.hidden_size
+
+    @property
+    def fits_graphs(self) -> bool:
+        """Return whether the time of a pass of fixed shape depends on the contexts alone."""
+        return not self.attention.copies_pages
+
+    @torch.inference_mode()
+    def forward_on_device(self, batch: DeviceBatch, kv_cache: Tensor) -> Tensor:
+        """Run a batch of fixed shape, without a value that the host has to read.
+
+        Writes its KV to `kv_cache`; returns hidden states [B * Q, hidden_size].
+        """
+        plans = {
+            window: self.attention.plan_on_device(batch, self.dtype, window)
+            for window in set(self.windows)
+        }
+        return self._run_layers(batch.input_ids, batch.positions, kv_cache, plans, ()).final
+
+    def _run_layers(
+        self,
+        input_ids: Tensor,  # [T] int64
+        positions: Tensor,  # [T] int64
+        kv_cache: Tensor,
+        plans: Mapping[int | None, AttentionPlan],  # by window
+        taps: Sequence[int],
+    ) -> HiddenStates:
         rotations: dict[Rope | None, Rotation | None] = {None: None}
         rotations |= {rope: each.rotation(positions) for rope, each in self.rotaries.items()}
-        x = self.embed_tokens(on_device(batch.input_ids, self.device))
+        x = self.embed_tokens(input_ids)
         if (scale := self.config.traits.embedding_scale) != 1.0:
             x = x * scale
         tapped = x.new_empty(len(x), len(taps), x.shape[1])

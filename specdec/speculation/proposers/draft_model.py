@@ -198,6 +198,8 @@ class DraftModelProposer:
         progress, text = self._progress.get(seq_id), self._views.get(seq_id)
         if progress is None or text is None or not text.is_whole or row.num_next_tokens <= 0:
             return False
+        if len(row.draft_token_ids) > MAX_NUM_SPECULATIVE_TOKENS:  # of predicted output
+            return False
         num_pending = len(text.token_ids) - progress.num_computed_tokens
         return num_pending <= self._max_pending and self._adapter.drafts_ahead(row.seq)
 
@@ -262,7 +264,7 @@ class DraftModelProposer:
         elif text.is_whole and len(text.token_ids) <= self._limits.max_model_len:
             # Never the whole text: the token behind the settled ones is a stand-in for the rest.
             known = text.token_ids[: text.num_settled + 1]
-            keys = [root_key(seq.request.cache_salt)]
+            keys = [root_key(seq.request.cache_salt, seq.request.adapter_id)]
             num_cached = self._blocks.attach(seq.seq_id, known, keys)
             self._progress[seq.seq_id] = _Progress(num_cached)
         return text
