@@ -5,6 +5,7 @@ Weights are random, so nothing is accepted; the time of a draft does not depend 
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -114,7 +115,7 @@ def _head_ms(runner: TargetModelRunner, batch: int, context: Context) -> float:
     seconds = []
     for count in (0, _NUM_DRAFTS):
         step = StepInput(1, (), (), (), rows(_CONTEXT, 1, count))
-        seconds.append(median_s(lambda step=step: runner.execute(step), context.device, _ROUNDS))
+        seconds.append(median_s(partial(runner.execute, step), context.device, _ROUNDS))
     runner.execute(StepInput(2, tuple(ids), (), (), ()))
     return (seconds[1] - seconds[0]) / _NUM_DRAFTS * 1e3
 

@@ -353,7 +353,7 @@ def _divide_gpu(config: LLMConfig, target: _Pool, draft: _Pool, available_bytes:
 
 def _gpu_bytes_without_kv(config: LLMConfig, pool: _Pool) -> int:
     """Return the bytes of a model's only rank on its GPU beside the KV pool."""
-    weights = pool.model.weight_bytes(config.resolved_dtype) + pool.head_bytes
+    weights = pool.model.weight_bytes(config.resolved_dtype) + pool.extra_bytes
     return weights + gpu_workspace_bytes(config, pool.model, drafts=pool.name != "target")
 
 

@@ -52,6 +52,10 @@ class AdaptedMatrix:
         """See Matrix."""
         return self._updated(self.base.multiply_add(base, x), x)
 
+    def multiply_to_float32(self, x: Tensor) -> Tensor:
+        """See Matrix."""
+        return self._updated(self.base.multiply_to_float32(x), x)
+
     def set(self, adapter_id: int, update: _Update) -> None:
         """Add the update of an adapter."""
         self._updates[adapter_id] = update
