@@ -52,6 +52,11 @@ class _Position:
         self.num_verified *= factor
         self.num_accepted *= factor
 
+    def decay(self, factor: float) -> None:
+        """Lose weight, but keep _LEAST_WEIGHT of it."""
+        if self.num_verified > _LEAST_WEIGHT:
+            self.scale(max(factor, _LEAST_WEIGHT / self.num_verified))
+
 
 class AcceptanceEstimator:
     """Acceptance rate by position, with exponential decay and a half-life of ten seconds.
@@ -65,7 +70,8 @@ class AcceptanceEstimator:
 
     Chains that are made ahead have separate positions too, since there may be no time for all of
     their tokens, and a hit rate by shape: the share of rows that had a draft in time. Those that
-    had one are evidence about other chains as well.
+    had one are evidence about other chains as well. What was measured of drafts ahead keeps a
+    weight: their priors are high, and forgetting would lead back to shapes that were slower.
     """
 
     def __init__(self) -> None:
@@ -144,15 +150,16 @@ class AcceptanceEstimator:
             return
         self._decayed_at_s = now_s
         factor = 0.5 ** (elapsed_s / _HALF_LIFE_S)
-        for positions in (*self._chains.values(), self._depths, list(self._hits.values())):
-            if not positions:
-                continue
+        for positions in (self._chains[DraftAhead.OFF], self._depths):
             first, *others = positions
-            kept = min(first.num_verified, _LEAST_WEIGHT)
-            if first.num_verified:
-                first.scale(max(factor, kept / first.num_verified))
+            first.decay(factor)
             for position in others:
                 position.scale(factor)
+        ahead = (
+            each for kind, own in self._chains.items() if kind is not DraftAhead.OFF for each in own
+        )
+        for position in (*ahead, *self._hits.values()):
+            position.decay(factor)
 
 
 def _positions() -> list[_Position]:
