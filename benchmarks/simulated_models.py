@@ -34,6 +34,8 @@ from specdec.types.messages import (
 
 _FIRST_TOKEN, _NUM_TOKENS = 2, 200
 _MAX_RANK = 64
+_ROUNDING_S = 1e-9
+"""Two devices that end at the same time end together, whatever the rounding of sums of seconds."""
 _TEXT_TOKENS = 1 << 15
 
 
@@ -234,7 +236,7 @@ class SimulatedDraftWorker:
         if wait and self._enumerations:
             self._clock.wait_until(self._enumerations[-1].ends_at_s[-1])
         outputs = []
-        while self._enumerations and self._enumerations[0].ends_at_s[-1] <= self._clock():
+        while self._enumerations and self._is_over(self._enumerations[0]):
             outputs.append(self._output(self._enumerations.popleft()))
         return outputs
 
@@ -259,13 +261,16 @@ class SimulatedDraftWorker:
         self._enumerations.append(_Enumeration(step, passes, ends_at_s))
 
     def _interrupt(self) -> None:
-        if not self._enumerations or self._enumerations[-1].ends_at_s[-1] <= self._clock():
+        if not self._enumerations or self._is_over(self._enumerations[-1]):
             return
         last = self._enumerations[-1]
         before_s = sum(each.seconds for each in last.passes)
         last.interrupt(self._clock())
         self.busy_s -= before_s - sum(each.seconds for each in last.passes)
         self._free_at_s = last.ends_at_s[-1]
+
+    def _is_over(self, made: _Enumeration) -> bool:
+        return made.ends_at_s[-1] <= self._clock() + _ROUNDING_S
 
     def _drafted(self, row: DraftRow) -> DraftedRow:
         end = row.num_computed_tokens + len(row.token_ids)
