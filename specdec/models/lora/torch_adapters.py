@@ -107,6 +107,10 @@ class TorchAdapters:
         finally:
             self._pass.runs = ()
 
+    def begin_base_pass(self) -> None:
+        """Let the pass that follows run without adapters."""
+        self._pass.runs = []
+
     def set(self, adapter_id: int, updates: Mapping[Linear, LowRankUpdate]) -> None:
         """See AdapterStore."""
         self._ids.add(adapter_id)
