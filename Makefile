@@ -9,7 +9,7 @@ PROTOS := $(shell find protos -name '*.proto')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup protos serve test test-slow test-interleavings test-openapi chaos fuzz soak check audit docs breaking format lossless bench bench-acceptance bench-precision bench-sampling bench-drafting bench-structured-output bench-collectives bench-tensor-parallel bench-forward bench-kernels bench-heads bench-lora bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control bench-off bench-service-control test-browser test-prometheus test-chart monitoring cli-reference models-page migration-page chart third-party gpu-check clean
+.PHONY: help setup protos serve test test-slow test-interleavings test-openapi chaos fuzz soak check audit docs breaking format lossless bench bench-acceptance bench-precision bench-sampling bench-drafting bench-structured-output bench-collectives bench-tensor-parallel bench-forward bench-kernels bench-heads bench-lora bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control bench-off bench-service-control test-browser test-prometheus test-chart monitoring cli-reference models-page migration-page chart third-party gpu-check test-triton gpu-kernels clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -163,6 +163,13 @@ bench-off: .make/setup ## measure the cost of speculation that is switched off a
 bench-service-control: .make/setup ## compare automatic control with fixed numbers, on the real service
 	$(BIN)/python -m benchmarks.service_control $(ARGS)
 
+test-triton: .make/triton ## test the GPU kernels without a GPU: Triton's interpreter, and compilation for sm_80 and sm_90
+	$(BIN)/python -m pytest -m 'slow or not slow' tests/specdec/kernels/test_triton.py tests/specdec/kernels/triton tests/tools/test_gpu_kernels.py $(ARGS)
+	$(BIN)/python -m tools.gpu_kernels check
+
+gpu-kernels: .make/triton ## compile the GPU kernels; record registers, spills and shared memory in docs/benchmarks
+	$(BIN)/python -m tools.gpu_kernels update $(ARGS)
+
 gpu-check: .make/setup ## check the engine on a GPU and measure its steps, part by part; without one what needs none
 	$(BIN)/python -m benchmarks.gpu_check $(ARGS)
 
@@ -181,6 +188,11 @@ clean: ## remove built files; the environment stays
 # Without npm, the test that needs axe-core is skipped with a message.
 .make/axe: tests/browser/package-lock.json
 	command -v npm && npm ci --silent --prefix tests/browser || true
+	@mkdir -p $(@D) && touch $@
+
+# 700 MB, which a CUDA build of torch brings along and a CPU build does not need.
+.make/triton: .make/setup constraints.txt
+	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e '.[dev,triton]'
 	@mkdir -p $(@D) && touch $@
 
 .make/setup: .make/tools pyproject.toml setup.py $(PROTOS)

@@ -1,7 +1,12 @@
 """Model fixtures that many tests share; each is built or downloaded once per session."""
 
+import os
 import signal
 from pathlib import Path
+
+# Triton's functions are made for its interpreter or its compiler when they are imported, and torch
+# may import them.
+os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest
 import torch

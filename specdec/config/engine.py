@@ -20,9 +20,10 @@ DTYPE_BYTES: Mapping[DTypeName, int] = MappingProxyType({"float32": 4, "bfloat16
 """Size in bytes of one element of each supported data type."""
 
 
-Kernels = Literal["auto", "native", "torch"]
-"""Kernels on a CPU: `native` is this project's C++ code, compiled on first use; `auto` uses it if a
-compiler is installed, and torch otherwise."""
+Kernels = Literal["auto", "native", "triton", "torch"]
+"""Kernels of a forward pass: `native` is this project's C++ code for CPUs, compiled on first use,
+`triton` its Triton code for GPUs; `auto` uses that of the device if a compiler or Triton is
+installed, and torch otherwise."""
 
 
 _CPU_INFO = Path("/proc/cpuinfo")

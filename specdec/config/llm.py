@@ -94,11 +94,12 @@ class LLMConfig:
         "8-bit weights; w8a8 also uses 8-bit activations, is faster with long prompts and large "
         "batches, and needs native kernels",
     )
-    kernels: Literal["auto", "native", "torch"] = setting(
+    kernels: Literal["auto", "native", "triton", "torch"] = setting(
         "auto",
-        one_of("auto", "native", "torch"),
-        "CPU kernels: native compiles specdec's C++ kernels on first use, torch uses PyTorch's, "
-        "auto uses native if a compiler is installed",
+        one_of("auto", "native", "triton", "torch"),
+        "Kernels: native compiles specdec's C++ kernels for CPUs on first use, triton its kernels "
+        "for GPUs, torch uses PyTorch's, auto uses native or triton if a compiler or Triton is "
+        "installed",
     )
     generation_config: Literal["auto", "none"] = setting(
         "auto",
@@ -309,13 +310,13 @@ class LLMConfig:
             limit = f"left out where device is {self.device}: it runs on a CPU"
             self._refuse_quantization(limit, "int8", "w8a8")
             if self.kernels == "native":
-                limit = f"auto or torch where device is {self.device}: they run on a CPU"
+                limit = f"auto, triton or torch where device is {self.device}: they run on a CPU"
                 raise InvalidValueError("kernels", self.kernels, limit)
         if self.shares_gpu and (self.device == "cpu" or self.tensor_parallel_size > 1):
             limit = "left out, except on a GPU with one rank of the target"
             raise InvalidValueError("speculative_config.share_gpu", True, limit)
-        if self.kernels == "torch":
-            limit = "left out or int8 where kernels is torch: w8a8 needs native kernels"
+        if self.kernels in ("torch", "triton"):
+            limit = f"left out or int8 where kernels is {self.kernels}: w8a8 needs native kernels"
             self._refuse_quantization(limit, "w8a8")
         if self.max_num_batched_tokens < self.max_num_seqs:
             limit = f"at least max_num_seqs ({self.max_num_seqs}), so that all can decode in a step"

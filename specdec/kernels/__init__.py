@@ -6,6 +6,6 @@ in `models`. `tensor_parallel` has the groups of ranks and their collectives; st
 belongs in `cluster.workers`.
 """
 
-from specdec.kernels.attention import AttentionPlan, PagedAttention
+from specdec.kernels.attention import AttentionPlan, PagedAttention, Rotation, TorchAttention
 
-__all__ = ["AttentionPlan", "PagedAttention"]
+__all__ = ["AttentionPlan", "PagedAttention", "Rotation", "TorchAttention"]

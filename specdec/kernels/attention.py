@@ -1,7 +1,7 @@
-"""Paged attention in torch: prefill, decode and draft tokens of a flat batch in one call.
+"""Paged attention: prefill, decode and draft tokens of a flat batch in one call.
 
-This is the reference for device kernels, which keep its two calls: `plan`, once per forward pass on
-the host, and `run`, once per layer.
+A `PagedAttention` is called twice: `plan`, once per forward pass on the host, and `rotate_and_run`,
+once per layer. `TorchAttention` is the reference; `kernels.triton.attention` runs on GPUs.
 
 The KV cache of one layer is [num_slots, 2, num_kv_heads, head_dim] (keys, then values), so that
 writing a token's KV and reading a sequence's pages are one indexed copy each.
@@ -9,8 +9,10 @@ writing a token's KV and reading a sequence's pages are one indexed copy each.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -35,8 +37,49 @@ class AttentionGroup:
 
 
 @dataclass(frozen=True)
-class AttentionPlan:
-    """The part of a batch's attention that is the same for all layers."""
+class Rotation:
+    """Rotations of a batch's tokens; computed once per forward pass, used by every layer."""
+
+    cos: Tensor  # [T, 1, rotary_dim]
+    sin: Tensor  # [T, 1, rotary_dim], its first half negated
+
+    def apply_(self, x: Tensor) -> None:
+        """Rotate the first rotary_dim dimensions of x [T, heads, head_dim] in place."""
+        x = x[..., : self.cos.shape[-1]]
+        swapped = x.roll(x.shape[-1] // 2, dims=-1)
+        x.mul_(self.cos).addcmul_(swapped, self.sin)
+
+
+class Norm(Protocol):
+    """Root mean square norm over the last dimension."""
+
+    weight: Tensor  # [head_dim]
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the normalized x [..., head_dim]."""
+        ...
+
+
+class QueryKeyNorms(NamedTuple):
+    """Norms of each head of queries and of keys, in front of the rotation."""
+
+    query: Norm
+    key: Norm
+
+
+class AttentionPlan(Protocol):
+    """The part of a batch's attention that is the same for all layers, of one implementation."""
+
+    @property
+    def slot_mapping(self) -> Tensor:
+        """The slot of each token's KV, [T] int32 or int64."""
+        ...
+
+
+@dataclass(frozen=True)
+class TorchPlan:
+    """The AttentionPlan of TorchAttention."""
 
     slot_mapping: Tensor  # [T] int64
     groups: tuple[AttentionGroup, ...]
@@ -63,13 +106,13 @@ class _Member:
     first_block: int
 
 
-class PagedAttention:
+class PagedAttention(ABC):
     """Grouped-query attention over one rank's paged KV cache.
 
-    copies_pages: whether `run` copies the visible pages, for `plan_on_device` whole tables.
+    copies_pages: whether the visible pages are copied, for `plan_on_device` those of whole tables.
     """
 
-    copies_pages = True
+    copies_pages = False
 
     def __init__(
         self,
@@ -87,13 +130,78 @@ class PagedAttention:
         """
         self.num_kv_heads = len(heads.kv)
         self.heads_per_kv = heads.heads_per_kv
-        before = heads.first_in_group
-        after = self.num_kv_heads * self.heads_per_kv - before - len(heads.query)
-        self._missing_heads = (before, after)
         self.head_dim = head_dim
         self.block_size = block_size
         self.device = device
-        self._scale, self._softcap = scale, softcap
+        self.softcap = softcap
+        self.scale = head_dim**-0.5 if scale is None else scale
+
+    @abstractmethod
+    def plan(
+        self,
+        batch: ModelInput,
+        dtype: torch.dtype,
+        window: int | None = None,
+        kv_start: int = 0,
+    ) -> AttentionPlan:
+        """Plan the attention of a batch for all layers with the same window.
+
+        window: number of tokens that are visible to a query, itself included; None for no limit.
+        kv_start: slots before it, in the first block, have no KV; no token of the batch is there.
+        """
+
+    @abstractmethod
+    def plan_on_device(
+        self,
+        batch: DeviceBatch,
+        dtype: torch.dtype,
+        window: int | None = None,
+    ) -> AttentionPlan:
+        """Plan a batch of fixed shape, without a value that the host has to read.
+
+        window: as in `plan`.
+        """
+
+    @abstractmethod
+    def rotate_and_run(
+        self,
+        heads: Tensor,  # [T, num_heads + 2 * num_kv_heads, head_dim]: queries, keys, values
+        norms: QueryKeyNorms | None,
+        rotation: Rotation | None,
+        kv_cache: Tensor,  # [num_slots, 2, num_kv_heads, head_dim], changed in place
+        plan: AttentionPlan,
+    ) -> Tensor:
+        """Normalize and rotate queries and keys, then `run`; may change `heads`."""
+
+    @abstractmethod
+    def run(self, query: Tensor, kv: Tensor, kv_cache: Tensor, plan: AttentionPlan) -> Tensor:
+        """Write this pass's `kv` to its slots, then attend; return [T, num_heads, head_dim].
+
+        query: [T, num_heads, head_dim]. kv: [T, 2, num_kv_heads, head_dim], keys rotated.
+        kv_cache: [num_slots, 2, num_kv_heads, head_dim], changed in place.
+        """
+
+
+class TorchAttention(PagedAttention):
+    """Paged attention on torch's operators, for any device."""
+
+    copies_pages = True
+
+    def __init__(
+        self,
+        heads: HeadShard,
+        head_dim: int,
+        block_size: int,
+        device: torch.device,
+        *,
+        scale: float | None = None,
+        softcap: float | None = None,
+    ) -> None:
+        """See PagedAttention."""
+        super().__init__(heads, head_dim, block_size, device, scale=scale, softcap=softcap)
+        before = heads.first_in_group
+        after = self.num_kv_heads * self.heads_per_kv - before - len(heads.query)
+        self._missing_heads = (before, after)
         self._workspace = torch.empty(0, device="cpu")  # replaced by one in the dtype of the cache
 
     def plan(
@@ -102,12 +210,8 @@ class PagedAttention:
         dtype: torch.dtype,
         window: int | None = None,
         kv_start: int = 0,
-    ) -> AttentionPlan:
-        """Group the sequences of a batch; visible contexts within a group differ by under half.
-
-        window: number of tokens that are visible to a query, itself included; None for no limit.
-        kv_start: slots before it, in the first block, have no KV; no token of the batch is there.
-        """
+    ) -> TorchPlan:
+        """Group the sequences of a batch; visible contexts within a group differ by under half."""
         assert kv_start < self.block_size
         members: dict[tuple[int, int], list[_Member]] = defaultdict(list)
         for index, context_len in enumerate(batch.context_lens.tolist()):
@@ -121,18 +225,35 @@ class PagedAttention:
             members[num_visible.bit_length(), index + 1 if is_long else 0].append(member)
         visible = _Visible(window, kv_start)
         groups = tuple(self._plan_group(batch, each, visible, dtype) for each in members.values())
-        return AttentionPlan(on_device(batch.slot_mapping, self.device), groups)
+        return TorchPlan(on_device(batch.slot_mapping, self.device), groups)
+
+    def rotate_and_run(
+        self,
+        heads: Tensor,
+        norms: QueryKeyNorms | None,
+        rotation: Rotation | None,
+        kv_cache: Tensor,
+        plan: AttentionPlan,
+    ) -> Tensor:
+        """See PagedAttention."""
+        num_queries = heads.shape[1] - 2 * self.num_kv_heads
+        query, kv = heads.split((num_queries, 2 * self.num_kv_heads), dim=1)
+        if norms is not None:
+            key = kv[:, : self.num_kv_heads]
+            query.copy_(norms.query(query))
+            key.copy_(norms.key(key))
+        if rotation is not None:
+            rotation.apply_(heads[:, : num_queries + self.num_kv_heads])
+        kv = kv.view(len(heads), 2, self.num_kv_heads, self.head_dim)
+        return self.run(query, kv, kv_cache, plan)
 
     def plan_on_device(
         self,
         batch: DeviceBatch,
         dtype: torch.dtype,
         window: int | None = None,
-    ) -> AttentionPlan:
-        """Plan a batch of fixed shape as one group, without a value that the host has to read.
-
-        window: as in `plan`. The context of every sequence is padded to that of its whole table.
-        """
+    ) -> TorchPlan:
+        """Plan a batch as one group; contexts are padded to those of whole tables."""
         num_sequences, num_blocks = batch.block_tables.shape
         slots = torch.arange(num_blocks * self.block_size, device=self.device)
         own = torch.minimum(slots, batch.context_lens.unsqueeze(1) - 1)  # [B, S]
@@ -147,14 +268,11 @@ class PagedAttention:
             slots=(pages * self.block_size + own % self.block_size).flatten(),
             mask=mask.repeat_interleave(self.heads_per_kv, dim=1)[:, None],
         )
-        return AttentionPlan(batch.slot_mapping, (group,))
+        return TorchPlan(batch.slot_mapping, (group,))
 
     def run(self, query: Tensor, kv: Tensor, kv_cache: Tensor, plan: AttentionPlan) -> Tensor:
-        """Write this pass's `kv` to its slots, then attend; return [T, num_heads, head_dim].
-
-        query: [T, num_heads, head_dim]. kv: [T, 2, num_kv_heads, head_dim], keys rotated.
-        kv_cache: [num_slots, 2, num_kv_heads, head_dim], changed in place.
-        """
+        """See PagedAttention."""
+        assert isinstance(plan, TorchPlan)
         kv_cache.index_copy_(0, plan.slot_mapping, kv)
         if plan.is_one_block:
             only = plan.groups[0]
@@ -245,13 +363,12 @@ class PagedAttention:
         self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
     ) -> Tensor:
         """Return softmax(scores + mask) V. query: [G, H, Q, D]; keys, values: [G, H, S, D]."""
-        if self._softcap is None:
+        if self.softcap is None:
             return F.scaled_dot_product_attention(
-                query, keys, values, attn_mask=mask, scale=self._scale
+                query, keys, values, attn_mask=mask, scale=self.scale
             )
-        scale = self.head_dim**-0.5 if self._scale is None else self._scale
-        scores = (query @ keys.transpose(-1, -2)).mul_(scale / self._softcap)
-        scores = scores.tanh_().mul_(self._softcap)
+        scores = (query @ keys.transpose(-1, -2)).mul_(self.scale / self.softcap)
+        scores = scores.tanh_().mul_(self.softcap)
         if mask is not None:
             scores += mask
         return scores.softmax(-1, dtype=torch.float32).to(values.dtype) @ values

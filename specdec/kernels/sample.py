@@ -1,4 +1,4 @@
-"""Argmax and sampling of rows of logits: C++ kernels on CPUs, torch's argmax on other devices.
+"""Argmax and sampling of rows of logits: C++ kernels on CPUs; argmax by Triton or torch elsewhere.
 
 `specdec.sampling` defines how tokens are sampled. Its torch code samples the rows for which a
 kernel here returns no token.
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from specdec.kernels.cpu import MatrixStruct, SharedMemory, native_library
 from specdec.kernels.cpu.build import declare
+from specdec.kernels.triton.availability import has_triton
 
 SAMPLE_PARAMS = np.dtype(
     [
@@ -82,6 +83,10 @@ def row_argmax(logits: Tensor) -> RowArgmax:
 
     logits: [num_rows, num_tokens], of any floating-point type.
     """
+    if has_triton(logits.device):
+        from specdec.kernels.triton.sample import TileArgmax  # imports Triton
+
+        return TileArgmax(logits).reduce()
     library = _library() if logits.device.type == "cpu" else None
     if library is None:
         return torch_row_argmax(logits)

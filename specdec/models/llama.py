@@ -9,14 +9,18 @@ vocabulary, and reads only these from the checkpoint. Hidden states are equal on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.kernels import AttentionPlan, PagedAttention
+from specdec.kernels import AttentionPlan, PagedAttention, Rotation
+from specdec.kernels.attention import QueryKeyNorms
+from specdec.kernels.backend import KernelBackend, paged_attention
 from specdec.kernels.device_batch import DeviceBatch
 from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove, on_device
+from specdec.kernels.rows import row_kernels
 from specdec.kernels.sample import RowArgmax, row_argmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
@@ -29,9 +33,9 @@ from specdec.models.layers.linear import (
     weight_parts,
 )
 from specdec.models.layers.mixture import SparseMLP
-from specdec.models.layers.norm import read_norm
+from specdec.models.layers.norm import RMSNorm, read_norm
 from specdec.models.layers.qk_norm import read_qk_norms
-from specdec.models.layers.rotary import RotaryEmbedding, Rotation, rotary_halves
+from specdec.models.layers.rotary import RotaryEmbedding, rotary_halves
 from specdec.models.lora.torch_adapters import TorchAdapters
 from specdec.models.rope import Rope
 from specdec.models.traits import Activation
@@ -62,6 +66,7 @@ class Attention(nn.Module):
         self.qkv_proj = ColumnParallelLinear(reader, input_size or config.hidden_size, parts)
         if config.has_qk_norm:
             self.query_norm, self.key_norm = read_qk_norms(config, reader, prefix, group)
+        self._fused_norms = self._norms_by_head() if config.has_qk_norm else None
         self.o_proj = RowParallelLinear(
             reader,
             f"{prefix}.o_proj",
@@ -82,17 +87,19 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Return [T, hidden_size], plus the residual if given."""
         heads = self.qkv_proj(x).view(len(x), -1, self.head_dim)
-        query, kv = heads.split((self.num_heads, 2 * self.num_kv_heads), dim=1)
-        if self.has_qk_norm:
-            key = kv[:, : self.num_kv_heads]
+        if self.has_qk_norm and self._fused_norms is None:
+            query, key, _ = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
             query.copy_(self.query_norm(query))
             key.copy_(self.key_norm(key))
-        if rotation is not None:
-            rotation.apply_(heads[:, : self.num_heads + self.num_kv_heads])
-        kv = kv.view(len(x), 2, self.num_kv_heads, self.head_dim)
-        attended = attention.run(query, kv, kv_cache, plan)
+        attended = attention.rotate_and_run(heads, self._fused_norms, rotation, kv_cache, plan)
         output: Tensor = self.o_proj(attended.flatten(1), residual)
         return output
+
+    def _norms_by_head(self) -> QueryKeyNorms | None:
+        """Return the norms, if they are such as attention applies itself."""
+        query, key = self.query_norm, self.key_norm
+        is_by_head = isinstance(query, RMSNorm) and isinstance(key, RMSNorm)
+        return QueryKeyNorms(query, key) if is_by_head else None
 
 
 def _qkv_parts(config: ModelConfig, prefix: str, heads: HeadShard) -> list[WeightPart]:
@@ -129,6 +136,7 @@ class MLP(nn.Module):
         names, has_bias = config.traits.names, config.has_mlp_bias
         parts = weight_parts(prefix, names.gate_up, sizes, rows, has_bias=has_bias)
         self.gate_up_proj = ColumnParallelLinear(reader, hidden, parts)
+        self._kernels = row_kernels(reader.backend)
         self.down_proj = RowParallelLinear(
             reader,
             f"{prefix}.{names.down}",
@@ -140,19 +148,17 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """Return [T, hidden_size], plus the residual if given; both inputs: [T, hidden_size]."""
-        units = self.gate_up_proj(x)
-        if self.has_gate:
-            gate, up = units.chunk(2, dim=-1)
-            units = self._activate(gate).mul_(up)
-        else:
-            units = self._activate(units)
-        output: Tensor = self.down_proj(units, residual)
+        output: Tensor = self.down_proj(self._activate(self.gate_up_proj(x)), residual)
         return output
 
-    def _activate(self, x: Tensor) -> Tensor:
-        if self._activation is Activation.SILU:
-            return F.silu(x)
-        return F.gelu(x, approximate="tanh")
+    def _activate(self, units: Tensor) -> Tensor:
+        """Return [T, local units]; units: [T, outputs of gate_up_proj]."""
+        is_silu = self._activation is Activation.SILU
+        if self.has_gate and is_silu:
+            return self._kernels.silu_mul(units)
+        gate, *up = units.chunk(1 + self.has_gate, dim=-1)
+        activated = F.silu(gate) if is_silu else F.gelu(gate, approximate="tanh")
+        return activated.mul_(up[0]) if up else activated
 
 
 def _mixture(
@@ -203,6 +209,9 @@ class DecoderLayer(nn.Module):
             _mixture(config, reader, mlp, group) if has_experts else MLP(config, reader, mlp, group)
         )
         self.mlp_output_norm = norm(names.mlp_output_norm, exists=traits.has_output_norms)
+        self._fused_norm: RMSNorm | None = None
+        if isinstance(self.mlp_norm, RMSNorm) and not traits.changes_outputs:
+            self._fused_norm = self.mlp_norm if self.mlp_norm.is_fused else None
 
     def forward(
         self,
@@ -215,6 +224,10 @@ class DecoderLayer(nn.Module):
         """Return [T, hidden_size]."""
         context, normed = (rotation, kv_cache, attention, plan), self.input_norm(x)
         output: Tensor
+        if self._fused_norm is not None:
+            x, normed = self._fused_norm.add(x, self.attention(normed, None, *context))
+            output = self.mlp(normed, x)
+            return output
         if not self.traits.changes_outputs:
             x = self.attention(normed, x, *context)
             output = self.mlp(normed if self.traits.is_parallel else self.mlp_norm(x), x)
@@ -290,7 +303,9 @@ class CausalDecoder(nn.Module):
             if rope is not None
         }
         self.rotary = self.rotaries[config.rope]
-        self.attention = PagedAttention(
+        self.backend = reader.backend
+        self.attention = paged_attention(
+            reader.backend,
             self.heads,
             config.head_dim,
             block_size,
@@ -321,15 +336,14 @@ class CausalDecoder(nn.Module):
         self, batch: ModelInput, kv_cache: Tensor, taps: Sequence[int]
     ) -> HiddenStates:
         """See Decoder."""
-        if self._adapters is not None:
-            self._adapters.begin_pass(batch)
         plans = {
             window: self.attention.plan(batch, self.dtype, window) for window in set(self.windows)
         }
         input_ids, positions = (
             on_device(indices, self.device) for indices in (batch.input_ids, batch.positions)
         )
-        return self._run_layers(input_ids, positions, kv_cache, plans, taps)
+        with nullcontext() if self._adapters is None else self._adapters.running(batch):
+            return self._run_layers(input_ids, positions, kv_cache, plans, taps)
 
     @property
     def hidden_size(self) -> int:
@@ -337,15 +351,21 @@ class CausalDecoder(nn.Module):
 
     @property
     def fits_graphs(self) -> bool:
-        """Return whether the time of a pass of fixed shape depends on the contexts alone."""
-        return not self.attention.copies_pages
+        """Return whether a pass of fixed shape can be a graph, in the time of its contexts.
+
+        A mixture of experts reads on the host which experts its tokens have.
+        """
+        return not self.attention.copies_pages and self.config.experts is None
 
     @torch.inference_mode()
     def forward_on_device(self, batch: DeviceBatch, kv_cache: Tensor) -> Tensor:
         """Run a batch of fixed shape, without a value that the host has to read.
 
-        Writes its KV to `kv_cache`; returns hidden states [B * Q, hidden_size].
+        Its tokens run without adapters. Writes its KV to `kv_cache`; returns hidden states
+        [B * Q, hidden_size].
         """
+        if self._adapters is not None:
+            self._adapters.begin_base_pass()
         plans = {
             window: self.attention.plan_on_device(batch, self.dtype, window)
             for window in set(self.windows)
@@ -375,6 +395,11 @@ class CausalDecoder(nn.Module):
 
     def move_kv(self, kv_cache: Tensor, moves: Sequence[SlotMove]) -> None:
         """See Decoder."""
+        if self.backend is KernelBackend.TRITON:
+            from specdec.kernels.triton.moves import move_kv  # imports Triton
+
+            move_kv(kv_cache, moves)
+            return
         sources, targets = torch.tensor(moves, device=self.device).unbind(1)
         kv_cache.index_copy_(1, targets, kv_cache[:, sources])
 

@@ -14,8 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specdec.kernels.sample import row_argmax
+from specdec.kernels.triton.availability import has_triton
 from specdec.sampling.device_truncation import DeviceLimits, device_floors
 from specdec.sampling.gumbel import CHUNK_TOKENS, NoiseKeys, gumbel_noise
+from specdec.sampling.sampler import LEAST_SCORE
 from specdec.sampling.vocab_shard import ScoreChunks, VocabShard
 
 _SLAB_LOGITS = 2**23
@@ -65,6 +68,8 @@ def sample_on_device(
     rules: None for GREEDY. Rows of temperature 0 take the argmax, whatever the kind is.
     """
     logits = logits[:, : shard.vocab_size - shard.first_token]
+    if shard.group.size == 1 and has_triton(logits.device):
+        return _triton_sample(logits, rules)
     size = max(1, _SLAB_LOGITS // shard.vocab_size)
     slabs = [slice(start, start + size) for start in range(0, len(logits), size)]
     parts = [
@@ -75,6 +80,27 @@ def sample_on_device(
     if rules is None:
         best[:, 1] += shard.first_token
     return _best_of_ranks(shard.group.all_gather(best))
+
+
+def _triton_sample(logits: Tensor, rules: DeviceRules | None) -> DeviceSample:
+    """Sample by kernels, which make the noise in registers; the argmax without rules."""
+    from specdec.kernels.triton.sample import DeviceSampling, sample_rows  # imports Triton
+
+    if rules is None:
+        best = row_argmax(logits)
+        return DeviceSample(best.token_ids, best.has_nan | (best.values == -torch.inf))
+    keys, limits = rules.keys, rules.limits
+    words = (keys.seeds, keys.seeds >> 32, keys.choices, keys.positions)
+    columns = torch.stack([*words, torch.zeros_like(keys.seeds)], 1)
+    sampling = DeviceSampling(
+        temperatures=rules.temperatures,
+        top_k=limits.top_k.int(),
+        top_p=limits.top_p,
+        min_scores=limits.min_scores,
+        keys=columns.int(),  # keeps the lower 32 bits
+    )
+    sampled = sample_rows(logits, sampling, LEAST_SCORE)
+    return DeviceSample(sampled.token_ids, sampled.has_nan | (sampled.values == -torch.inf))
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.kernels.sample import SAMPLE_PARAMS, RowArgmax, SampleParams, row_argmax, sample_tokens
+from specdec.kernels.triton.availability import has_triton
 from specdec.sampling.gumbel import (
     CHUNK_TOKENS,
     MAX_NOISE,
@@ -34,6 +35,8 @@ from specdec.sampling.vocab_shard import ScoreChunks, VocabShard
 _MANY_CHUNKS = 256
 # Above the float32 rounding error of scores and noise, which are below 100 wherever it matters.
 _ROUNDING = 1e-3
+LEAST_SCORE = MIN_NOISE - MAX_NOISE - _ROUNDING
+"""No noise lets a token win whose score is below this; the best score of a row is 0."""
 _LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny
 
 
@@ -161,6 +164,8 @@ def sample(
     is_alone = shard.group.size == 1
     if is_alone and not batch.is_any_sampled:
         return _row_argmax(logits, batch).token_ids
+    if is_alone and has_triton(logits.device):
+        return _triton_sample(logits, batch)
     sampled = sample_tokens(logits, batch.params) if is_alone else None
     if sampled is None:
         return torch_sample(logits, batch, shard)
@@ -169,6 +174,14 @@ def sample(
         rest = logits[torch.from_numpy(open_rows)], batch.take(open_rows)
         sampled[open_rows] = torch_sample(*rest, shard).numpy()
     return torch.from_numpy(sampled)
+
+
+def _triton_sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
+    """Sample the whole vocabulary on the device, without waiting for it; [num_rows] int64."""
+    from specdec.kernels.triton.sample import DeviceSampling, sample_rows  # imports Triton
+
+    sampling = DeviceSampling.of(batch.params, logits.device)
+    return sample_rows(logits, sampling, LEAST_SCORE).token_ids
 
 
 def torch_sample(
@@ -235,7 +248,7 @@ class _Candidates:
 
         floors: [num_rows] float32, here and below.
         """
-        floors = floors.clamp(min=MIN_NOISE - MAX_NOISE - _ROUNDING)
+        floors = floors.clamp(min=LEAST_SCORE)
         return cls(*(chunks.maxima >= floors.unsqueeze(1)).nonzero().unbind(1))
 
     def that_can_win(self, chunks: ScoreChunks, floors: Tensor, keys: NoiseKeys) -> _Candidates:

@@ -53,7 +53,7 @@ def load_head(
     if config.token_map is not None:
         shape, tensors = select_tokens(shape, tensors, config.token_map)
     _check_shares(shape, rank.group.size)
-    backend = KernelBackend.CPU if isinstance(target, NativeDecoder) else KernelBackend.TORCH
+    backend = rank.backend
     reader = CheckpointReader(tensors, rank.dtype, quantization, None, rank.device, backend)
     match shape:
         case MedusaShape():

@@ -8,13 +8,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specdec.kernels.backend import KernelBackend
+from specdec.kernels.rows import row_kernels
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.traits import DecoderTraits, NormKind
 from specdec.models.weights.checkpoint import CheckpointReader
 
 
 class RMSNorm(nn.Module):
-    """Root mean square layer normalization (Zhang and Sennrich 2019) over the last dimension."""
+    """Root mean square layer normalization (Zhang and Sennrich 2019) over the last dimension.
+
+    is_fused: whether `add` is one kernel, which saves a pass over the residual.
+    """
 
     def __init__(
         self,
@@ -35,18 +40,23 @@ class RMSNorm(nn.Module):
         if adds_one:
             self.weight += 1
         self.eps = eps
+        self._kernels = row_kernels(reader.backend)
+        self.is_fused = reader.backend is KernelBackend.TRITON
         self._scaled_weight = self.weight * math.sqrt(size)
         self._scaled_eps = torch.tensor(math.sqrt(size * eps), device=self.weight.device)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalized x, [..., size]."""
-        if x.dtype != torch.float32 or x.is_cuda:
-            exact = x.to(self.weight.dtype)
-            return F.rms_norm(exact, self.weight.shape, self.weight, self.eps).to(x.dtype)
+        if x.dtype != torch.float32 or x.is_cuda or self.is_fused:
+            return self._kernels.rms_norm(x, self.weight, self.eps)
         # On CPUs F.rms_norm runs a dozen operators, whose overhead exceeds the arithmetic of a few
         # rows. These are four: sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(size * eps)) / sqrt(size).
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return (x * self._scaled_weight).div_(torch.hypot(norm, self._scaled_eps))
+
+    def add(self, residual: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return residual + x, and that normalized; all [T, size]."""
+        return self._kernels.add_rms_norm(residual, x, self.weight, self.eps)
 
 
 class LayerNorm(nn.Module):

@@ -7,26 +7,12 @@ over the dimensions of a head, in any order.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from specdec.kernels import Rotation
 from specdec.models.rope import DefaultRope, LinearRope, Llama3Rope, LongRope, Rope, YarnRope
-
-
-@dataclass(frozen=True)
-class Rotation:
-    """Rotations of a batch's tokens; computed once per forward pass, used by every layer."""
-
-    cos: Tensor  # [T, 1, rotary_dim]
-    sin: Tensor  # [T, 1, rotary_dim], its first half negated
-
-    def apply_(self, x: Tensor) -> None:
-        """Rotate the first rotary_dim dimensions of x [T, heads, head_dim] in place."""
-        x = x[..., : self.cos.shape[-1]]
-        swapped = x.roll(x.shape[-1] // 2, dims=-1)
-        x.mul_(self.cos).addcmul_(swapped, self.sin)
 
 
 class RotaryEmbedding:

@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.models.layers.rotary import RotaryEmbedding, Rotation
+from specdec.kernels import Rotation
+from specdec.models.layers.rotary import RotaryEmbedding
 from specdec.training.batches import Batch, Span
 from specdec.training.drafters.layers import RMSNorm, linear, rotated
 from specdec.training.target import Target

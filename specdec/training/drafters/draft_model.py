@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specdec.kernels import Rotation
 from specdec.kernels.forward_batch import HiddenStates
 from specdec.models.config import ModelConfig
-from specdec.models.layers.rotary import RotaryEmbedding, Rotation
+from specdec.models.layers.rotary import RotaryEmbedding
 from specdec.models.packed import Base
 from specdec.models.token_map import TOKEN_MAP_FILE
 from specdec.models.weights.checkpoint import CPU

@@ -15,9 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specdec.kernels import Rotation
 from specdec.kernels.forward_batch import HiddenStates
 from specdec.models.heads.formats.taps import Taps, default_taps
-from specdec.models.layers.rotary import RotaryEmbedding, Rotation
+from specdec.models.layers.rotary import RotaryEmbedding
 from specdec.models.weights.checkpoint import CPU
 from specdec.training.batches import Batch
 from specdec.training.config import TrainingConfig

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.models.layers.rotary import Rotation
+from specdec.kernels import Rotation
 
 
 class RMSNorm(nn.RMSNorm):

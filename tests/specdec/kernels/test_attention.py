@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.kernels import PagedAttention
+from specdec.kernels import TorchAttention
 from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.models.weights.checkpoint import CPU
 from specdec.types.sharding import HeadShard
@@ -56,7 +56,7 @@ class Pages:
         return part
 
     def run(self, window, kv_start=0):
-        attention = PagedAttention(self.heads, HEAD_DIM, BLOCK_SIZE, CPU)
+        attention = TorchAttention(self.heads, HEAD_DIM, BLOCK_SIZE, CPU)
         plan = attention.plan(self.batch, torch.float32, window, kv_start)
         kv = self.cache[torch.from_numpy(self.batch.slot_mapping)]
         return attention.run(self.query, kv, self.cache.clone(), plan)
@@ -128,7 +128,7 @@ def test_kv_of_other_sequences_is_never_read(window):
 
 def test_window_of_context_length_needs_no_mask():
     batch = Pages([(9, 1), (9, 1)]).batch
-    attention = PagedAttention(HEADS, HEAD_DIM, BLOCK_SIZE, CPU)
+    attention = TorchAttention(HEADS, HEAD_DIM, BLOCK_SIZE, CPU)
     (group,) = attention.plan(batch, torch.float32, window=9).groups
     assert group.mask is None
     (group,) = attention.plan(batch, torch.float32, window=8).groups

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from specdec.config.engine import EngineConfig
+from specdec.config.engine import EngineConfig, Kernels
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.loading import load_model
@@ -40,8 +40,9 @@ def device_runner(
     graphs: GraphBackend | None = None,
     group: TensorParallelGroup | None = None,
     dtype: torch.dtype = torch.float32,
+    kernels: Kernels = "torch",
 ) -> TargetModelRunner:
-    """Load a target on torch's kernels, whose decodes and drafts run as on a device."""
+    """Load a target whose decodes and drafts run as on a device."""
     model, group = ModelConfig.from_directory(directory), group or TensorParallelGroup()
     decoder = load_model(
         directory,
@@ -50,7 +51,7 @@ def device_runner(
         dtype=dtype,
         max_model_len=config.max_model_len,
         block_size=config.block_size,
-        kernels="torch",
+        kernels=kernels,
     )
     runner = TargetModelRunner(
         decoder,

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specdec.kernels import Rotation
 from specdec.kernels.forward_batch import Chunk, ModelInput, on_device
 from specdec.models.heads.formats.dflash import DFlashShape
 from specdec.models.heads.networks.layers import HeadAttention, decoder_layer
@@ -27,7 +28,6 @@ from specdec.models.heads.networks.vocabulary import (
     read_target_ids,
 )
 from specdec.models.layers.norm import RMSNorm
-from specdec.models.layers.rotary import Rotation
 from specdec.models.llama import Attention, DecoderLayer
 from specdec.models.weights.checkpoint import CheckpointReader
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from specdec.kernels import AttentionPlan, PagedAttention
+from specdec.kernels import AttentionPlan, PagedAttention, Rotation
+from specdec.kernels.backend import paged_attention
 from specdec.kernels.forward_batch import ModelInput, on_device
 from specdec.models.config import ModelConfig
 from specdec.models.heads.networks.target import TargetRank
 from specdec.models.layers.norm import RMSNorm
-from specdec.models.layers.rotary import RotaryEmbedding, Rotation
+from specdec.models.layers.rotary import RotaryEmbedding
 from specdec.models.llama import MLP, Attention, DecoderLayer
 from specdec.models.weights.checkpoint import CheckpointReader
 
@@ -39,7 +40,9 @@ class HeadAttention:
         self.heads = decoder.head_shards(target.group.size)[target.group.rank]
         self.head_dim = decoder.head_dim
         self.dtype, self.device = target.dtype, target.device
-        self.paged = PagedAttention(self.heads, self.head_dim, target.block_size, target.device)
+        self.paged = paged_attention(
+            target.backend, self.heads, self.head_dim, target.block_size, target.device
+        )
         self.rotary = RotaryEmbedding(
             self.head_dim, target.max_positions, decoder.rope, target.dtype, target.device
         )

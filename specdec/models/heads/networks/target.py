@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specdec.kernels.backend import KernelBackend
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.layers.linear import VocabEmbedding, VocabHead
@@ -29,6 +30,7 @@ class TargetRank:
     max_positions: int
     dtype: torch.dtype
     device: torch.device
+    backend: KernelBackend
 
     @classmethod
     def of(cls, config: ModelConfig, decoder: CausalDecoder, max_draft_tokens: int) -> TargetRank:
@@ -43,6 +45,7 @@ class TargetRank:
             max_positions=decoder.rotary.max_positions + max_draft_tokens,
             dtype=decoder.dtype,
             device=decoder.device,
+            backend=decoder.backend,
         )
 
     def token_ids(self, tokens: list[int]) -> Tensor:

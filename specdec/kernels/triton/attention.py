@@ -1,0 +1,241 @@
+"""Paged attention on a GPU: decode, drafts, trees of drafts and prefill.
+
+The queries of a sequence form tiles of 16 to 64 rows, in which the heads that share a KV head stand
+side by side: a page of KV is read once for all drafts of a sequence (as by FlashInfer, Ye et al.
+2025, arXiv 2501.01005). Short queries (decode, drafts) split their context (Flash-Decoding, Dao et
+al. 2023) at fixed positions counted from its start, and a second kernel merges the parts in order.
+So the sums of a row depend neither on the other sequences of its batch nor on the drafts beside it.
+
+Long chunks of a prompt are not split, so their bits may differ in the last place from those of the
+same tokens decoded one by one. Hopper multiplies tiles of 64 rows by another instruction than those
+of 16 and 32, and may round differently. An `invariant` attention has one tile and always splits.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from specdec.kernels.attention import AttentionPlan, PagedAttention, QueryKeyNorms, Rotation
+from specdec.kernels.device_batch import DeviceBatch
+from specdec.kernels.forward_batch import ModelInput
+from specdec.kernels.triton.attention_plan import Tiles, TritonPlan, plan_batch, plan_uniform
+from specdec.kernels.triton.device import attention as kernels
+from specdec.kernels.triton.device.store_kv import rotate_and_store
+from specdec.types.sharding import HeadShard
+
+_NO_WINDOW = 2**30
+_MAX_SPLITS = 64
+_MERGED_ROWS = 4
+_HEADS_PER_PROGRAM = 4
+
+
+class TritonAttention(PagedAttention):
+    """Grouped-query attention over one rank's paged KV cache.
+
+    invariant: whether long chunks are computed like short queries, so that the bits of a row do not
+    depend on how its text was split into passes.
+    key_scale, value_scale: the cache holds keys and values divided by them, for 8-bit types.
+    """
+
+    def __init__(
+        self,
+        heads: HeadShard,
+        head_dim: int,
+        block_size: int,
+        device: torch.device,
+        *,
+        scale: float | None = None,
+        softcap: float | None = None,
+        invariant: bool = False,
+        key_scale: float = 1.0,
+        value_scale: float = 1.0,
+    ) -> None:
+        """Other arguments as in PagedAttention."""
+        super().__init__(heads, head_dim, block_size, device, scale=scale, softcap=softcap)
+        self._heads = heads
+        self.num_heads = len(heads.query)
+        self.first_head = heads.first_in_group
+        self.invariant = invariant
+        self.key_scale, self.value_scale = key_scale, value_scale
+        self._block_d = max(16, triton.next_power_of_2(head_dim))
+
+    def plan(
+        self,
+        batch: ModelInput,
+        dtype: torch.dtype,
+        window: int | None = None,
+        kv_start: int = 0,
+    ) -> TritonPlan:
+        """See PagedAttention."""
+        assert kv_start < self.block_size
+        return plan_batch(
+            batch,
+            self._heads,
+            self.head_dim,
+            self.device,
+            window=window,
+            kv_start=kv_start,
+            invariant=self.invariant,
+        )
+
+    def plan_on_device(
+        self,
+        batch: DeviceBatch,
+        dtype: torch.dtype,
+        window: int | None = None,
+    ) -> TritonPlan:
+        """See PagedAttention."""
+        del dtype
+        return plan_uniform(batch, self._heads, self.head_dim, self.block_size, window)
+
+    def rotate_and_run(
+        self,
+        heads: Tensor,
+        norms: QueryKeyNorms | None,
+        rotation: Rotation | None,
+        kv_cache: Tensor,
+        plan: AttentionPlan,
+    ) -> Tensor:
+        """See PagedAttention."""
+        assert isinstance(plan, TritonPlan)
+        query = self._store(heads, norms, rotation, kv_cache, plan)
+        return self.attend(query, kv_cache, plan)
+
+    def run(self, query: Tensor, kv: Tensor, kv_cache: Tensor, plan: AttentionPlan) -> Tensor:
+        """See PagedAttention."""
+        return self.rotate_and_run(
+            torch.cat([query, kv.flatten(1, 2)], 1), None, None, kv_cache, plan
+        )
+
+    def attend(self, query: Tensor, kv_cache: Tensor, plan: TritonPlan) -> Tensor:
+        """Attend to a cache that has the KV of the batch; query and result [T, num_heads, D]."""
+        output = torch.empty_like(query)
+        for tiles in plan.launches:
+            self._launch(query, kv_cache, output, plan, tiles)
+            if tiles.parts is not None:
+                self._merge(output, plan, tiles)
+        return output
+
+    def _store(
+        self,
+        heads: Tensor,
+        norms: QueryKeyNorms | None,
+        rotation: Rotation | None,
+        kv_cache: Tensor,
+        plan: TritonPlan,
+    ) -> Tensor:
+        """Write keys and values to their slots; return the queries [T, num_heads, head_dim]."""
+        num_tokens, count, head_dim = heads.shape
+        query = heads.new_empty(num_tokens, self.num_heads, head_dim)
+        assert count == self.num_heads + 2 * self.num_kv_heads
+        assert heads.stride()[1:] == (head_dim, 1)
+        grid = (num_tokens, triton.cdiv(count, _HEADS_PER_PROGRAM))
+        is_short = kv_cache.element_size() == 1
+        rotate_and_store[grid](
+            heads,
+            query,
+            kv_cache,
+            plan.slot_mapping,
+            rotation.cos if rotation else heads,
+            rotation.sin if rotation else heads,
+            norms.query.weight if norms else heads,
+            norms.key.weight if norms else heads,
+            heads.stride(0),
+            norms.query.eps if norms else 0.0,
+            self.key_scale,
+            self.value_scale,
+            NUM_HEADS=self.num_heads,
+            KV_HEADS=self.num_kv_heads,
+            HEAD_DIM=head_dim,
+            ROTARY_DIM=rotation.cos.shape[-1] if rotation else head_dim,
+            BLOCK_D=self._block_d,
+            BLOCK_H=_HEADS_PER_PROGRAM,
+            ROTATES=rotation is not None,
+            HAS_NORM=norms is not None,
+            LARGEST=torch.finfo(kv_cache.dtype).max if is_short else 0.0,
+            num_warps=4,
+        )
+        return query
+
+    def _launch(
+        self, query: Tensor, kv_cache: Tensor, output: Tensor, plan: TritonPlan, tiles: Tiles
+    ) -> None:
+        """Write the attention of tiles to `output`, or that of their segments to their parts."""
+        assert query.is_contiguous()
+        assert kv_cache.is_contiguous()
+        shape, num_segments = tiles.shape, tiles.shape.num_segments or 1
+        grid = (len(tiles.sequences), self.num_kv_heads, min(num_segments, _MAX_SPLITS))
+        kernels.paged_attention[grid](
+            query,
+            kv_cache,
+            output if tiles.parts is None else tiles.parts.values,
+            output if tiles.parts is None else tiles.parts.statistics,
+            tiles.sequences,
+            tiles.tokens,
+            plan.cu_seqlens,
+            plan.context_lens,
+            plan.first_nodes,
+            plan.block_tables,
+            plan.positions,
+            plan.positions if plan.ancestors is None else plan.ancestors,
+            plan.block_tables.shape[1],
+            num_segments,
+            shape.used_rows,
+            _NO_WINDOW if plan.window is None else plan.window,
+            plan.kv_start,
+            self.scale,
+            1.0 if self.softcap is None else self.softcap,
+            self.key_scale,
+            self.value_scale,
+            BLOCK_N=block_of_keys(self._block_d, query.element_size()),
+            PAGE=self.block_size,
+            HAS_TREES=plan.ancestors is not None,
+            HAS_CAP=self.softcap is not None,
+            IS_SPLIT=tiles.parts is not None,
+            **self._sizes(tiles),
+            num_warps=warps_of_tile(shape.num_rows, self._block_d),
+            num_stages=2,
+        )
+
+    def _merge(self, output: Tensor, plan: TritonPlan, tiles: Tiles) -> None:
+        """Write the attention of tiles to `output` from that of their segments."""
+        shape, parts = tiles.shape, tiles.parts
+        assert parts is not None
+        row_blocks = triton.cdiv(shape.used_rows, _MERGED_ROWS)
+        kernels.merge_segments[(len(tiles.sequences), self.num_kv_heads, row_blocks)](
+            parts.values,
+            parts.statistics,
+            output,
+            tiles.sequences,
+            tiles.tokens,
+            plan.cu_seqlens,
+            shape.num_segments,
+            shape.used_rows,
+            BLOCK_ROWS=_MERGED_ROWS,
+            **self._sizes(tiles),
+            num_warps=4,
+        )
+
+    def _sizes(self, tiles: Tiles) -> dict[str, int]:
+        """Return the compile-time sizes that both kernels have."""
+        return {
+            "NUM_HEADS": self.num_heads,
+            "KV_HEADS": self.num_kv_heads,
+            "GROUP": self.heads_per_kv,
+            "FIRST_HEAD": self.first_head,
+            "HEAD_DIM": self.head_dim,
+            "BLOCK_D": self._block_d,
+            "BLOCK_M": tiles.shape.num_rows,
+        }
+
+
+def block_of_keys(block_d: int, element_size: int) -> int:
+    """Return the positions that a program reads at once, so that they fit into shared memory."""
+    return 64 if block_d * element_size <= 256 else 32
+
+
+def warps_of_tile(num_rows: int, block_d: int) -> int:
+    """Return the warps of a tile, so that sums of large ones fit into registers."""
+    return 8 if num_rows >= 64 and block_d >= 128 else 4

@@ -1,0 +1,287 @@
+"""Plans of paged attention on a GPU: the tiles of queries, and what kernels read about a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specdec.kernels.attention import MAX_SHORT_QUERY_TOKENS
+from specdec.kernels.device_batch import DeviceBatch
+from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.kernels.triton.device.attention import SEGMENT_TOKENS, SEGMENTS_PER_LEVEL
+from specdec.types.draft_tree import ancestors, depths, signed_words
+from specdec.types.sharding import HeadShard
+
+Int32Array = NDArray[np.int32]
+
+_SHORT_TILES = (16, 32, 64)
+"""Rows of a tile of short queries: the fewest that hold the longest one of a batch."""
+_LONG_TILE = 64
+_PART_BYTES = 2**28
+"""Most memory of the parts of a batch of fixed shape."""
+_SEGMENT, _PER_LEVEL = int(SEGMENT_TOKENS.value), int(SEGMENTS_PER_LEVEL.value)
+
+
+@dataclass(frozen=True)
+class TileShape:
+    """Shape of the tiles of one launch.
+
+    num_rows: rows of a tile, a power of two; a row is a query of one head. used_rows: those that
+    can have a query. num_segments: that the longest context has; None where contexts are not split,
+    because queries are long, or because none has two segments.
+    """
+
+    num_rows: int
+    used_rows: int
+    num_segments: int | None
+
+    @classmethod
+    def of(
+        cls, query_lens: Sequence[int], context_len: int, heads_per_kv: int, *, invariant: bool
+    ) -> TileShape:
+        """Return the shape for sequences of one class (`classes_of`).
+
+        context_len: the longest. invariant: as in TritonAttention.
+        """
+        is_split = invariant or max(query_lens) <= MAX_SHORT_QUERY_TOKENS
+        longest = max(query_lens) * heads_per_kv
+        num_rows = tile_rows(longest) if is_split else _LONG_TILE
+        if invariant:
+            num_rows = _SHORT_TILES[0]
+        num_rows = max(num_rows, 1 << (heads_per_kv - 1).bit_length())
+        used_rows = min(longest, num_rows // heads_per_kv * heads_per_kv)
+        num_segments = num_segments_of(context_len) if is_split else 1
+        return cls(num_rows, used_rows, num_segments if num_segments > 1 else None)
+
+
+class Parts(NamedTuple):
+    """Results of the segments of N tiles, which all layers overwrite."""
+
+    values: Tensor  # [N, num_kv_heads, num_segments, used_rows, head_dim] float32
+    statistics: Tensor  # [N, num_kv_heads, num_segments, 2, used_rows] float32: maximum and sum
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The queries of one launch, in N tiles. parts: None where contexts are not split."""
+
+    sequences: Tensor  # [N] int32; -1 for a tile without queries
+    tokens: Tensor  # [N] int32: first query of the tile within its sequence
+    shape: TileShape
+    parts: Parts | None
+
+    @classmethod
+    def allocate(
+        cls, sequences: Tensor, tokens: Tensor, shape: TileShape, num_kv_heads: int, head_dim: int
+    ) -> Tiles:
+        """Allocate the parts beside the tiles; heads of this rank."""
+        if shape.num_segments is None:
+            return cls(sequences, tokens, shape, None)
+        leading = (len(sequences), num_kv_heads, shape.num_segments)
+        values = torch.empty(
+            *leading, shape.used_rows, head_dim, dtype=torch.float32, device=sequences.device
+        )
+        statistics = torch.empty(
+            *leading, 2, shape.used_rows, dtype=torch.float32, device=sequences.device
+        )
+        return cls(sequences, tokens, shape, Parts(values, statistics))
+
+
+@dataclass(frozen=True)
+class TritonPlan:
+    """The part of a batch's attention that is the same for all layers; all on the device."""
+
+    slot_mapping: Tensor  # [T] int32; negative for a token whose KV is not written
+    positions: Tensor  # [T] int32
+    cu_seqlens: Tensor  # [B + 1] int32
+    context_lens: Tensor  # [B] int32
+    first_nodes: Tensor  # [B] int32: slot of the first node of a tree; the context without one
+    block_tables: Tensor  # [B, M] int32
+    ancestors: Tensor | None  # [T] int64, as in draft_tree.ancestors; None without trees
+    launches: tuple[Tiles, ...]
+    window: int | None
+    kv_start: int
+
+
+def plan_batch(
+    batch: ModelInput,
+    heads: HeadShard,
+    head_dim: int,
+    device: torch.device,
+    *,
+    window: int | None,
+    kv_start: int,
+    invariant: bool,
+) -> TritonPlan:
+    """Divide a batch into tiles, and copy what the kernels read to the device, in one copy.
+
+    Arguments as in PagedAttention.plan and TritonAttention.
+    """
+    launches = [
+        _divide(batch, members, heads.heads_per_kv, invariant=invariant)
+        for members in classes_of(batch, invariant=invariant)
+        if members
+    ]
+    words = _ancestor_words(batch, window)
+    nodes = np.array([chunk.num_nodes for chunk in batch.chunks], np.int32)
+    arrays = [
+        batch.slot_mapping,
+        batch.positions,
+        batch.cu_seqlens_q,
+        batch.context_lens,
+        batch.context_lens - nodes,
+        batch.block_tables,
+        *[part for tiles in launches for part in (tiles.sequences, tiles.tokens)],
+        *([] if words is None else [words.view(np.int32)]),
+    ]
+    copies = iter(_to_device(arrays, device))
+    return TritonPlan(
+        slot_mapping=next(copies),
+        positions=next(copies),
+        cu_seqlens=next(copies),
+        context_lens=next(copies),
+        first_nodes=next(copies),
+        block_tables=next(copies),
+        launches=tuple(
+            Tiles.allocate(next(copies), next(copies), tiles.shape, len(heads.kv), head_dim)
+            for tiles in launches
+        ),
+        ancestors=None if words is None else next(copies).view(torch.int64),
+        window=window,
+        kv_start=kv_start,
+    )
+
+
+def plan_uniform(
+    batch: DeviceBatch, heads: HeadShard, head_dim: int, block_size: int, window: int | None
+) -> TritonPlan:
+    """Plan a batch of fixed shape, all of whose data are on the device already.
+
+    Contexts are split as those of the longest sequence that the tables hold. Sequences run in
+    groups that share the memory of their parts, since wide tables have many.
+    """
+    device, num_sequences = batch.positions.device, batch.num_sequences
+    longest = batch.block_tables.shape[1] * block_size
+    shape = TileShape.of([batch.query_len], longest, heads.heads_per_kv, invariant=False)
+    per_tile = shape.num_rows // heads.heads_per_kv
+    tokens = torch.arange(0, batch.query_len, per_tile, dtype=torch.int32, device=device)
+    sequences = torch.arange(num_sequences, dtype=torch.int32, device=device)
+    part_bytes = 4 * shape.used_rows * (head_dim + 2) * (shape.num_segments or 0)
+    size = max(1, _PART_BYTES // max(1, part_bytes * len(heads.kv) * len(tokens)))
+    parts: Parts | None = None
+    launches = []
+    for group in sequences.split(size):
+        owners, starts = group.repeat_interleave(len(tokens)), tokens.repeat(len(group))
+        if parts is None:
+            tiles = Tiles.allocate(owners, starts, shape, len(heads.kv), head_dim)
+            parts = tiles.parts
+        launches.append(Tiles(owners, starts, shape, parts))
+    context_lens = batch.context_lens.int()
+    return TritonPlan(
+        slot_mapping=batch.slot_mapping.int(),
+        positions=batch.positions.int(),
+        cu_seqlens=torch.arange(
+            0,
+            (num_sequences + 1) * batch.query_len,
+            batch.query_len,
+            dtype=torch.int32,
+            device=device,
+        ),
+        context_lens=context_lens,
+        first_nodes=context_lens,
+        block_tables=batch.block_tables.int(),
+        ancestors=None,
+        launches=tuple(launches),
+        window=window,
+        kv_start=0,
+    )
+
+
+def classes_of(batch: ModelInput, *, invariant: bool) -> tuple[list[int], list[int]]:
+    """Return the sequences whose context is split, and those with long chunks."""
+    short, long = list[int](), list[int]()
+    for index in range(batch.num_sequences):
+        is_long = batch.query_len(index) > MAX_SHORT_QUERY_TOKENS and not invariant
+        (long if is_long else short).append(index)
+    return short, long
+
+
+@dataclass(frozen=True)
+class _HostTiles:
+    """Tiles before they are copied to the device."""
+
+    sequences: Int32Array
+    tokens: Int32Array
+    shape: TileShape
+
+
+def _divide(
+    batch: ModelInput, members: Sequence[int], heads_per_kv: int, *, invariant: bool
+) -> _HostTiles:
+    """Divide the queries of sequences of one class into tiles."""
+    lengths = [batch.query_len(index) for index in members]
+    context_len = max(int(batch.context_lens[index]) for index in members)
+    shape = TileShape.of(lengths, context_len, heads_per_kv, invariant=invariant)
+    per_tile = shape.num_rows // heads_per_kv
+    starts = [np.arange(0, length, per_tile, dtype=np.int32) for length in lengths]
+    sequences = np.repeat(np.array(members, np.int32), [len(each) for each in starts])
+    return _HostTiles(sequences, np.concatenate(starts), shape)
+
+
+def tile_rows(num_rows: int) -> int:
+    """Return the rows of the smallest tile for `num_rows` rows of short queries, or the largest."""
+    return next((size for size in _SHORT_TILES if size >= num_rows), _SHORT_TILES[-1])
+
+
+def num_segments_of(context_len: int) -> int:
+    """Return the number of segments of a context: 32 of 256 tokens, 32 of 512, and so on."""
+    level = 0
+    while context_len > ((2 << level) - 1) * _SEGMENT * _PER_LEVEL:
+        level += 1
+    behind = context_len - ((1 << level) - 1) * _SEGMENT * _PER_LEVEL
+    return level * _PER_LEVEL + -(-behind // (_SEGMENT << level))
+
+
+def _ancestor_words(batch: ModelInput, window: int | None) -> NDArray[np.int64] | None:
+    """Return the nodes that each token sees as bits, [T]; None where no sequence has a tree."""
+    if not batch.has_trees:
+        return None
+    words = np.zeros(batch.num_tokens, np.int64)
+    for end, chunk in zip(batch.cu_seqlens_q[1:].tolist(), batch.chunks, strict=True):
+        if chunk.parents:
+            own = _visible_nodes(chunk, window)[-len(chunk.token_ids) :]
+            words[end - len(own) : end] = own
+    return words
+
+
+def _visible_nodes(chunk: Chunk, window: int | None) -> list[int]:
+    """Return the nodes of a tree that each of them sees, as bits of a signed word."""
+    parents = chunk.parents or ()
+    masks, depth = ancestors(parents), depths(parents)
+    if window is not None:
+        masks = [
+            mask & sum(1 << node for node in range(len(masks)) if own - depth[node] < window)
+            for mask, own in zip(masks, depth, strict=True)
+        ]
+    return signed_words(masks)
+
+
+def _to_device(arrays: Sequence[Int32Array], device: torch.device) -> list[Tensor]:
+    """Copy arrays to the device in one copy; return a view of each in its shape.
+
+    Each begins at a multiple of 16 bytes.
+    """
+    sizes = [-(-array.size // 4) * 4 for array in arrays]
+    packed = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=device.type == "cuda")
+    host, start = packed.numpy(), 0
+    for array, size in zip(arrays, sizes, strict=True):
+        host[start : start + array.size] = array.ravel()
+        start += size
+    parts = packed.to(device, non_blocking=True).split(sizes)
+    return [part[: array.size].view(array.shape) for part, array in zip(parts, arrays, strict=True)]

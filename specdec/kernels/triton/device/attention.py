@@ -1,0 +1,239 @@
+"""Attention over paged KV: queries of a tile, and the merge of a split context."""
+
+import triton
+import triton.language as tl
+
+SEGMENT_TOKENS = tl.constexpr(256)
+"""Tokens of the first segments of a context."""
+SEGMENTS_PER_LEVEL = tl.constexpr(32)
+"""After each 32 segments their length doubles, so that long contexts have few."""
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def segment_start(segment):
+    """Return the first position of a segment; the next one starts where it ends."""
+    segment = tl.cast(segment, tl.int32)  # in the interpreter it may be an int
+    level = segment // SEGMENTS_PER_LEVEL
+    before = ((1 << level) - 1) * (SEGMENT_TOKENS * SEGMENTS_PER_LEVEL)
+    return before + (segment % SEGMENTS_PER_LEVEL) * (SEGMENT_TOKENS << level)
+
+
+@triton.jit
+def attend(
+    queries,  # [BLOCK_M, BLOCK_D]
+    positions,  # [BLOCK_M]
+    ancestors,  # [BLOCK_M] int64
+    kv_head,
+    kv_cache,
+    table,  # block table of the sequence
+    start,  # first position to read
+    end,  # position after the last one to read
+    first_node,
+    window,
+    kv_start,
+    scale,
+    soft_cap,
+    key_scale,
+    SLOT_STRIDE: tl.constexpr,
+    VALUE_OFFSET: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HAS_TREES: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+):
+    """Return maximum, sum and weighted values over the positions from `start` to `end`.
+
+    Blocks of BLOCK_N positions are aligned to the start of the sequence. A block in which a row
+    sees nothing leaves its result unchanged, bit for bit.
+    """
+    dims = tl.arange(0, BLOCK_D)
+    maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    values_sum = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for block in range(start // BLOCK_N * BLOCK_N, end, BLOCK_N):
+        keys_at = block + tl.arange(0, BLOCK_N)
+        is_key = (keys_at >= start) & (keys_at < end)
+        pages = tl.load(table + keys_at // PAGE, mask=is_key, other=0)
+        slots = pages.to(tl.int64) * PAGE + keys_at % PAGE
+        address = kv_cache + slots * SLOT_STRIDE + kv_head * HEAD_DIM
+        is_read = is_key[:, None] & (dims < HEAD_DIM)[None, :]
+        keys = tl.load(address[:, None] + dims[None, :], mask=is_read, other=0.0)
+        keys = keys.to(queries.dtype)
+        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * (scale * key_scale)
+        if HAS_CAP:
+            scores = soft_cap * (1 - 2 / (tl.exp(2 * scores / soft_cap) + 1))  # tanh
+        is_seen = keys_at[None, :] > positions[:, None] - window
+        is_seen &= (keys_at >= kv_start)[None, :] & is_key[None, :]
+        if HAS_TREES:
+            node = keys_at - first_node
+            words = (ancestors[:, None] >> tl.minimum(tl.maximum(node, 0), 63)[None, :]) & 1
+            is_text = (node < 0)[None, :] & (keys_at[None, :] <= positions[:, None])
+            # The window of nodes is applied to the words, since they are not at their positions.
+            is_seen = (is_seen & is_text) | ((node >= 0) & is_key)[None, :] & (words == 1)
+        else:
+            is_seen &= keys_at[None, :] <= positions[:, None]
+        scores = tl.where(is_seen, scores * LOG2_E, float("-inf"))
+        higher = tl.maximum(maximum, tl.max(scores, 1))
+        finite = tl.where(higher == float("-inf"), 0.0, higher)
+        weights = tl.exp2(scores - finite[:, None])
+        rescale = tl.exp2(maximum - finite)
+        total = total * rescale + tl.sum(weights, 1)
+        values = tl.load(address[:, None] + VALUE_OFFSET + dims[None, :], mask=is_read, other=0.0)
+        values = values.to(queries.dtype)
+        weighted = tl.dot(weights.to(queries.dtype), values, input_precision="ieee")
+        values_sum = values_sum * rescale[:, None] + weighted
+        maximum = higher
+    return maximum, total, values_sum
+
+
+@triton.jit
+def paged_attention(
+    query,  # [T, H, HEAD_DIM]
+    kv_cache,  # [num_slots, 2, KV_HEADS, HEAD_DIM]
+    output,  # [T, H, HEAD_DIM], or float32 [tiles, KV_HEADS, num_segments, part_rows, HEAD_DIM]
+    statistics,  # float32 [tiles, KV_HEADS, num_segments, 2, part_rows]; unused unless IS_SPLIT
+    tile_sequences,  # [tiles] int32; -1 for a tile without queries
+    tile_tokens,  # [tiles] int32, first query of the tile within its sequence
+    cu_seqlens,  # [B + 1] int32
+    context_lens,  # [B] int32
+    first_nodes,  # [B] int32, position in the cache of the first node of a tree
+    block_tables,  # [B, table_stride] int32
+    positions,  # [T] int32
+    ancestors,  # [T] int64; unused unless HAS_TREES
+    table_stride,
+    num_segments,
+    part_rows,  # rows of a tile that can have a query
+    window,
+    kv_start,
+    scale,
+    soft_cap,
+    key_scale,
+    value_scale,
+    NUM_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    FIRST_HEAD: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HAS_TREES: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+):
+    """Attend with the queries of one tile and one KV head; grid (tiles, KV_HEADS, splits).
+
+    Row r of a tile is head r % GROUP of token r // GROUP, so that keys and values are read once for
+    all heads of a group and all queries of a tile. Heads before FIRST_HEAD in the first group, and
+    those beyond NUM_HEADS in the last, are on other ranks.
+    """
+    tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    sequence = tl.load(tile_sequences + tile)
+    if sequence >= 0:
+        rows = tl.arange(0, BLOCK_M)
+        dims = tl.arange(0, BLOCK_D)
+        tokens = tl.load(cu_seqlens + sequence) + tl.load(tile_tokens + tile) + rows // GROUP
+        heads = kv_head * GROUP + rows % GROUP - FIRST_HEAD
+        is_row = (rows < BLOCK_M // GROUP * GROUP) & (heads >= 0) & (heads < NUM_HEADS)
+        is_row &= tokens < tl.load(cu_seqlens + sequence + 1)
+        place = (tokens * NUM_HEADS + heads).to(tl.int64) * HEAD_DIM
+        is_dim = is_row[:, None] & (dims < HEAD_DIM)[None, :]
+        queries = tl.load(query + place[:, None] + dims[None, :], mask=is_dim, other=0.0)
+        own = tl.load(positions + tokens, mask=is_row, other=-1)
+        context = tl.load(context_lens + sequence)
+        first_node = tl.load(first_nodes + sequence)
+        words = tl.zeros([BLOCK_M], tl.int64)
+        end = tl.minimum(tl.max(own, 0) + 1, context)
+        if HAS_TREES:
+            words = tl.load(ancestors + tokens, mask=is_row, other=0)
+            end = tl.where(first_node < context, context, end)
+        earliest = tl.min(tl.where(is_row, own, 2147483647), 0) - window + 1
+        start = tl.maximum(earliest, kv_start)
+        table = block_tables + sequence.to(tl.int64) * table_stride
+        if IS_SPLIT:
+            for segment in range(split, num_segments, tl.num_programs(2)):
+                maximum, total, values = attend(
+                    queries, own, words, kv_head, kv_cache, table,
+                    tl.maximum(start, segment_start(segment)),
+                    tl.minimum(end, segment_start(segment + 1)),
+                    first_node, window, kv_start, scale, soft_cap, key_scale,
+                    2 * KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_D, PAGE,
+                    BLOCK_M, BLOCK_N, HAS_TREES, HAS_CAP,
+                )  # fmt: skip
+                part = ((tile * KV_HEADS + kv_head) * num_segments + segment).to(tl.int64)
+                at = statistics + part * (2 * part_rows) + rows
+                tl.store(at, maximum, mask=is_row)
+                tl.store(at + part_rows, total, mask=is_row)
+                at = output + part * part_rows * HEAD_DIM + rows[:, None] * HEAD_DIM
+                tl.store(at + dims[None, :], values * value_scale, mask=is_dim)
+        else:
+            maximum, total, values = attend(
+                queries, own, words, kv_head, kv_cache, table, start, end,
+                first_node, window, kv_start, scale, soft_cap, key_scale,
+                2 * KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_D, PAGE,
+                BLOCK_M, BLOCK_N, HAS_TREES, HAS_CAP,
+            )  # fmt: skip
+            attended = values * value_scale / tl.where(total > 0, total, 1.0)[:, None]
+            tl.store(output + place[:, None] + dims[None, :], attended, mask=is_dim)
+
+
+@triton.jit
+def merge_segments(
+    partial,  # float32 [tiles, KV_HEADS, num_segments, part_rows, HEAD_DIM]
+    statistics,  # float32 [tiles, KV_HEADS, num_segments, 2, part_rows]
+    output,  # [T, H, HEAD_DIM]
+    tile_sequences,  # as in paged_attention
+    tile_tokens,
+    cu_seqlens,
+    num_segments,
+    part_rows,
+    NUM_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    FIRST_HEAD: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+):
+    """Merge segments of BLOCK_ROWS rows in order; grid (tiles, KV_HEADS, part_rows / BLOCK_ROWS).
+
+    A segment in which a row sees nothing has a maximum of -inf, and leaves the result unchanged.
+    """
+    tile, kv_head = tl.program_id(0), tl.program_id(1)
+    sequence = tl.load(tile_sequences + tile)
+    if sequence >= 0:
+        rows = tl.program_id(2) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+        dims = tl.arange(0, BLOCK_D)
+        tokens = tl.load(cu_seqlens + sequence) + tl.load(tile_tokens + tile) + rows // GROUP
+        heads = kv_head * GROUP + rows % GROUP - FIRST_HEAD
+        is_row = (rows < BLOCK_M // GROUP * GROUP) & (heads >= 0) & (heads < NUM_HEADS)
+        is_row &= tokens < tl.load(cu_seqlens + sequence + 1)
+        maximum = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_ROWS], tl.float32)
+        values = tl.zeros([BLOCK_ROWS, BLOCK_D], tl.float32)
+        for segment in range(0, num_segments):
+            part = ((tile * KV_HEADS + kv_head) * num_segments + segment).to(tl.int64)
+            at = statistics + part * (2 * part_rows) + rows
+            own = tl.load(at, mask=is_row, other=float("-inf"))
+            own_total = tl.load(at + part_rows, mask=is_row, other=0.0)
+            is_seen = own > float("-inf")
+            place = part * part_rows * HEAD_DIM + rows[:, None] * HEAD_DIM + dims[None, :]
+            is_read = is_seen[:, None] & (dims < HEAD_DIM)[None, :]
+            own_values = tl.load(partial + place, mask=is_read, other=0.0)
+            higher = tl.maximum(maximum, own)
+            finite = tl.where(higher == float("-inf"), 0.0, higher)
+            old, new = tl.exp2(maximum - finite), tl.exp2(own - finite)
+            total = total * old + own_total * new
+            values = values * old[:, None] + own_values * new[:, None]
+            maximum = higher
+        place = (tokens * NUM_HEADS + heads).to(tl.int64) * HEAD_DIM
+        is_dim = is_row[:, None] & (dims < HEAD_DIM)[None, :]
+        merged = values / tl.where(total > 0, total, 1.0)[:, None]
+        tl.store(output + place[:, None] + dims[None, :], merged, mask=is_dim)

@@ -1,0 +1,275 @@
+"""Sampling of one token for each row of logits; `specdec.sampling.sampler` defines it.
+
+A row is divided into tiles of BLOCK tokens. Scores, (logit - best logit) / temperature, are
+computed from the logits wherever they are needed, and never stored.
+"""
+
+import triton
+import triton.language as tl
+
+from specdec.kernels.triton.device.gumbel import CHUNK_TOKENS, gumbel_noise
+
+NO_TOKEN = tl.constexpr(2147483647)
+_NEGATIVE_INFINITY = tl.constexpr(float("-inf"))
+_LOWEST = tl.constexpr(-3.4028234663852886e38)
+_KEY_OF_MINUS_INFINITY = tl.constexpr(0x7F800000)
+
+
+@triton.jit
+def load_logits(logits, tokens, vocab_size):
+    """Return logits in float32; NaN, and tokens beyond the vocabulary, are -inf."""
+    values = tl.load(logits + tokens, mask=tokens < vocab_size, other=float("-inf"))
+    values = values.to(tl.float32)
+    return tl.where(values == values, values, _NEGATIVE_INFINITY)
+
+
+@triton.jit
+def tile_argmax(
+    logits,  # [R, vocab_size], rows `stride` apart
+    best,  # output [R, num_tiles] float32
+    best_ids,  # output [R, num_tiles] int32, the first token with the best logit
+    is_invalid,  # output [R, num_tiles] int32: NaN or +inf
+    stride,
+    vocab_size,
+    num_tiles,
+    BLOCK: tl.constexpr,
+):
+    """Write the best logit of each tile; grid (R, num_tiles)."""
+    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    tokens = tile * BLOCK + tl.arange(0, BLOCK)
+    raw = tl.load(logits + row * stride + tokens, mask=tokens < vocab_size, other=float("-inf"))
+    raw = raw.to(tl.float32)
+    is_bad = (raw != raw) | (raw == float("inf"))
+    values = tl.where(raw == raw, raw, _NEGATIVE_INFINITY)
+    highest = tl.max(values, 0)
+    at = row * num_tiles + tile
+    tl.store(best + at, highest)
+    tl.store(best_ids + at, tl.min(tl.where(values == highest, tokens, NO_TOKEN), 0))
+    tl.store(is_invalid + at, tl.max(is_bad.to(tl.int32), 0))
+
+
+@triton.jit
+def row_argmax(
+    best,  # [R, num_tiles] float32
+    best_ids,  # [R, num_tiles] int32
+    is_invalid,  # [R, num_tiles] int32
+    row_best,  # output [R] float32
+    token_ids,  # output [R] int64
+    has_nan,  # output [R] int32
+    vocab_size,
+    num_tiles,
+    BLOCK_TILES: tl.constexpr,
+):
+    """Reduce the tiles of a row; of equal logits the lowest token wins; grid (R,)."""
+    row = tl.program_id(0)
+    tiles = tl.arange(0, BLOCK_TILES)
+    at = row * num_tiles + tiles
+    values = tl.load(best + at, mask=tiles < num_tiles, other=float("-inf"))
+    ids = tl.load(best_ids + at, mask=tiles < num_tiles, other=NO_TOKEN)
+    bad = tl.load(is_invalid + at, mask=tiles < num_tiles, other=0)
+    highest = tl.max(values, 0)
+    tl.store(row_best + row, highest)
+    token_id = tl.min(tl.where(values == highest, ids, NO_TOKEN), 0)
+    tl.store(token_ids + row, tl.minimum(token_id, vocab_size - 1).to(tl.int64))
+    tl.store(has_nan + row, tl.max(bad, 0))
+
+
+@triton.jit
+def _scores(logits, tokens, vocab_size, highest, temperature):
+    """Return log(probability / probability of the best token) of tokens."""
+    values = load_logits(logits, tokens, vocab_size)
+    return tl.div_rn(values - highest, tl.zeros_like(values) + temperature)
+
+
+@triton.jit
+def _weight_above(
+    logits,
+    tiles_best,  # [BLOCK_TILES], scores of the best token of each tile
+    vocab_size,
+    highest,
+    temperature,
+    key,
+    base,
+    COUNTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_TILES: tl.constexpr,
+):
+    """Return the weight of a row's tokens with a key of at most `key` and a score from `base` up.
+
+    The weight is the number of tokens where COUNTS, else the sum of exp(score); in float64 over
+    tiles. Tiles whose best token has a larger key are not read.
+    """
+    limit = tl.maximum(-(key.to(tl.float32, bitcast=True)), base)
+    tiles = tl.arange(0, BLOCK_TILES)
+    is_read = tiles_best >= limit
+    total = tl.full((), 0.0, tl.float64)
+    tile = tl.min(tl.where(is_read, tiles, BLOCK_TILES), 0)
+    while tile < BLOCK_TILES:
+        tokens = tile * BLOCK + tl.arange(0, BLOCK)
+        scores = _scores(logits, tokens, vocab_size, highest, temperature)
+        weights = tl.exp(scores)
+        if COUNTS:
+            weights = tl.full([BLOCK], 1.0, tl.float32)
+        total += tl.sum(tl.where(scores >= limit, weights, 0.0), 0).to(tl.float64)
+        tile = tl.min(tl.where(is_read & (tiles > tile), tiles, BLOCK_TILES), 0)
+    return total
+
+
+@triton.jit
+def _floor(
+    logits,
+    tiles_best,  # [BLOCK_TILES]
+    vocab_size,
+    highest,
+    temperature,
+    target,
+    base,
+    COUNTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_TILES: tl.constexpr,
+):
+    """Return the highest score above which the tokens from `base` up weigh `target`, or -inf.
+
+    A search bit by bit: the bits of -score as float32 ascend as scores descend. Where all tokens
+    weigh less, every bit is set.
+    """
+    found = tl.full((), 0, tl.int32)
+    step = tl.full((), 1 << 30, tl.int32)
+    for _ in range(0, 31):
+        candidate = tl.minimum(found | (step - 1), _KEY_OF_MINUS_INFINITY - 1)
+        weight = _weight_above(
+            logits,
+            tiles_best,
+            vocab_size,
+            highest,
+            temperature,
+            candidate,
+            base,
+            COUNTS,
+            BLOCK,
+            BLOCK_TILES,
+        )
+        found = tl.where(weight < target, found | step, found)
+        step = step >> 1
+    found = tl.minimum(found, _KEY_OF_MINUS_INFINITY)
+    return -(found.to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def truncation_floors(
+    logits,  # [R, vocab_size], rows `stride` apart
+    tile_best,  # [R, num_tiles] float32
+    row_best,  # [R] float32
+    temperatures,  # [R] float32; 0 for a row that is not sampled
+    top_k,  # [R] int32; 0 for no limit
+    top_p,  # [R] float64; 1 for no limit
+    min_scores,  # [R] float32, log(min_p); -inf for no limit
+    floors,  # output [R] float32
+    stride,
+    vocab_size,
+    num_tiles,
+    BLOCK: tl.constexpr,
+    BLOCK_TILES: tl.constexpr,
+):
+    """Write the lowest score of a row that passes min_p, top_k and then top_p; grid (R,).
+
+    Equal scores are kept or removed together.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    temperature = tl.load(temperatures + row)
+    if temperature > 0:
+        logits += row * stride
+        tile_best += row * num_tiles
+        highest = tl.maximum(tl.load(row_best + row), _LOWEST)
+        tiles = tl.arange(0, BLOCK_TILES)
+        tiles_best = tl.load(tile_best + tiles, mask=tiles < num_tiles, other=float("-inf"))
+        tiles_best = tl.div_rn(tiles_best - highest, tl.zeros_like(tiles_best) + temperature)
+        floor = tl.load(min_scores + row)
+        count, share = tl.load(top_k + row), tl.load(top_p + row)
+        if count > 0:
+            target = count.to(tl.float64)
+            counted = _floor(
+                logits,
+                tiles_best,
+                vocab_size,
+                highest,
+                temperature,
+                target,
+                _NEGATIVE_INFINITY,
+                True,
+                BLOCK,
+                BLOCK_TILES,
+            )
+            floor = tl.maximum(floor, counted)
+        if share < 1:
+            all_keys = tl.full((), _KEY_OF_MINUS_INFINITY - 1, tl.int32)
+            mass = _weight_above(
+                logits,
+                tiles_best,
+                vocab_size,
+                highest,
+                temperature,
+                all_keys,
+                floor,
+                False,
+                BLOCK,
+                BLOCK_TILES,
+            )
+            covered = _floor(
+                logits,
+                tiles_best,
+                vocab_size,
+                highest,
+                temperature,
+                mass * share,
+                floor,
+                False,
+                BLOCK,
+                BLOCK_TILES,
+            )
+            floor = tl.maximum(floor, covered)
+        tl.store(floors + row, floor)
+
+
+@triton.jit
+def perturbed_argmax(
+    logits,  # [R, vocab_size], rows `stride` apart
+    best,  # [R, num_tiles] float32, the best logit; replaced by score and noise of the winner
+    best_ids,  # [R, num_tiles] int32; replaced by the winner
+    row_best,  # [R] float32
+    temperatures,  # [R] float32; 0 for a row that is not sampled
+    floors,  # [R] float32
+    keys,  # [R, 5] int32, bits of unsigned words, as in gumbel_noise
+    stride,
+    vocab_size,
+    num_tiles,
+    least_floor,
+    BLOCK: tl.constexpr,
+):
+    """Replace the best token of a tile by the best one with noise; grid (R, num_tiles).
+
+    A row that is not sampled is left as it is. Tiles below the floor of their row, or so far below
+    its best token that no noise lets them win, compute no noise.
+    """
+    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    temperature = tl.load(temperatures + row)
+    if temperature > 0:
+        highest = tl.maximum(tl.load(row_best + row), _LOWEST)
+        at = row * num_tiles + tile
+        floor = tl.maximum(tl.load(floors + row), least_floor)
+        highest_here = tl.div_rn(tl.load(best + at) - highest, temperature)
+        if highest_here >= floor:
+            chunks: tl.constexpr = BLOCK // CHUNK_TOKENS
+            first_chunk = tile * chunks
+            ids = (first_chunk + tl.arange(0, chunks))[:, None] * CHUNK_TOKENS
+            tokens = ids + tl.arange(0, CHUNK_TOKENS)[None, :]
+            scores = _scores(logits + row * stride, tokens, vocab_size, highest, temperature)
+            noise = gumbel_noise(first_chunk, keys + row * 5, chunks)
+            perturbed = tl.where(scores >= floor, scores + noise, _NEGATIVE_INFINITY)
+            winner = tl.max(tl.max(perturbed, 1), 0)
+            ids = tl.where(perturbed == winner, tokens, NO_TOKEN)
+            tl.store(best + at, winner)
+            tl.store(best_ids + at, tl.min(tl.min(ids, 1), 0))
+        else:
+            tl.store(best + at, _NEGATIVE_INFINITY)
+            tl.store(best_ids + at, NO_TOKEN)

@@ -1,0 +1,222 @@
+"""Reference tests: Triton's paged attention equals its definition."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from specdec.kernels import Rotation, TorchAttention
+from specdec.kernels.attention import QueryKeyNorms
+from specdec.kernels.triton.attention import TritonAttention
+from specdec.kernels.triton.attention_plan import Tiles, num_segments_of, tile_rows
+from specdec.kernels.triton.device.attention import SEGMENT_TOKENS, SEGMENTS_PER_LEVEL
+from specdec.models.weights.checkpoint import CPU
+from specdec.types.sharding import HeadShard
+from tests.specdec.kernels.triton.pages import Case, Pages
+
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 4e-3}
+TREE = (-1, -1, 0, 0, 1, 2)
+RAGGED = ((40, 1), (7, 3), (1, 1), (33, 6))
+
+
+def attention_of(case, **options):
+    return TritonAttention(
+        case.heads, case.head_dim, case.block_size, CPU, softcap=case.soft_cap, **options
+    )
+
+
+def run(pages, attention=None):
+    """Run the batch; its own KV is written by the pass."""
+    case = pages.case
+    attention = attention or attention_of(case)
+    plan = attention.plan(pages.batch, case.dtype, case.window, case.kv_start)
+    cache, kv = pages.cache.clone(), pages.own_kv
+    cache[torch.from_numpy(pages.batch.slot_mapping).long()] = torch.nan
+    output = attention.run(pages.query, kv, cache, plan)
+    assert torch.equal(cache, pages.cache)
+    return output
+
+
+def check(case):
+    pages = Pages(case)
+    found, expected = run(pages), pages.expected()
+    assert (found.double() - expected).abs().max() < TOLERANCE[case.dtype]
+
+
+def test_ragged_rows_of_decode_and_drafts():
+    check(Case(RAGGED))
+
+
+def test_tree_beside_chains():
+    check(Case(((21, 7), (30, 2), (18, 6)), trees={0: TREE, 2: TREE}))
+
+
+@pytest.mark.parametrize("window", [1, 3, 9])
+def test_windows(window):
+    check(Case(RAGGED, window=window))
+
+
+def test_prefill_beside_decode():
+    check(Case(((40, 40), (50, 1), (30, 20))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+def test_head_sizes(head_dim, dtype):
+    check(Case(((37, 3), (65, 1)), head_dim=head_dim, dtype=dtype))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 6, 7, 8])
+def test_groups(group):
+    check(Case(((19, 3), (34, 6)), num_heads=2 * group, kv_heads=2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block_size", [16, 24, 32, 64, 128])
+def test_pages(block_size):
+    check(Case(((130, 4), (5, 1), (64, 2)), block_size=block_size))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [1, 2, 3, 20])
+def test_trees_with_windows(window):
+    """Nodes deeper than a window do not see the first nodes of their path."""
+    deep = tuple(range(-1, 5))
+    check(Case(((30, 7), (25, 6), (12, 12)), window=window, trees={0: TREE, 1: deep}))
+
+
+@pytest.mark.slow
+def test_tree_whose_first_nodes_have_kv():
+    check(Case(((21, 2), (30, 1)), trees={0: TREE}))
+
+
+@pytest.mark.slow
+def test_tree_of_64_nodes():
+    parents = (-1, *(index // 2 for index in range(63)))
+    check(Case(((80, 65), (9, 1)), trees={0: parents}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_start", [1, 5])
+def test_slots_before_the_first_one_with_kv_are_not_read(kv_start):
+    case = Case(((40, 30), (18, 1), (30, 3)), kv_start=kv_start)
+    pages = Pages(case)
+    expected = pages.expected()
+    for slots in pages.slots:
+        pages.cache[slots[:kv_start]] = torch.nan
+    plan = attention_of(case).plan(pages.batch, case.dtype, None, kv_start)
+    found = attention_of(case).attend(pages.query, pages.cache, plan)
+    assert (found.double() - expected).abs().max() < 2e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lengths", [((600, 2), (1, 1), (300, 1)), ((256, 1), (257, 1), (513, 4))])
+def test_contexts_of_several_segments(lengths):
+    check(Case(lengths, num_heads=2, kv_heads=1))
+
+
+@pytest.mark.slow
+def test_soft_cap():
+    check(Case(RAGGED, soft_cap=0.5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [None, 300])
+def test_bits_of_a_row_do_not_depend_on_its_batch(window):
+    """A verified draft has the bits of the same token decoded alone, beside any other sequence."""
+    case = Case(((300, 4), (700, 2), (20, 1)), num_heads=3, kv_heads=1, window=window)
+    pages = Pages(case)
+    together = run(pages)
+    token = 0
+    for index, (context, queries) in enumerate(case.lengths):
+        for place in range(context - queries, context):
+            alone = Pages(replace(case, lengths=((place + 1, 1),)))
+            alone.cache.zero_()
+            alone.cache[alone.slots[0]] = pages.cache[pages.slots[index][: place + 1]]
+            alone.query = pages.query[token : token + 1]
+            assert torch.equal(run(alone)[0], together[token]), (index, place)
+            token += 1
+
+
+@pytest.mark.slow
+def test_invariant_attention_has_the_bits_of_decoding_in_a_prefill():
+    case = Case(((290, 40),), num_heads=2, kv_heads=1)
+    pages = Pages(case)
+    prefilled = run(pages, attention_of(case, invariant=True))
+    for token, place in ((0, 250), (7, 257), (39, 289)):
+        alone = Pages(replace(case, lengths=((place + 1, 1),)))
+        alone.cache[alone.slots[0]] = pages.cache[pages.slots[0][: place + 1]]
+        alone.query = pages.query[token : token + 1]
+        decoded = run(alone, attention_of(case, invariant=True))
+        assert torch.equal(decoded[0], prefilled[token])
+
+
+@pytest.mark.slow
+def test_ranks_that_divide_a_kv_group():
+    """Three groups of three heads on two ranks: both hold the KV head of the middle group."""
+    case = Case(RAGGED, num_heads=9, kv_heads=3)
+    pages = Pages(case)
+    parts = []
+    for shard in HeadShard.all_ranks(9, 3, 2):
+        attention = TritonAttention(shard, case.head_dim, case.block_size, CPU)
+        plan = attention.plan(pages.batch, case.dtype)
+        cache = pages.cache[:, :, shard.kv].contiguous()
+        query = pages.query[:, shard.query].contiguous()
+        parts.append(attention.attend(query, cache, plan))
+    assert (torch.cat(parts, 1).double() - pages.expected()).abs().max() < 2e-6
+
+
+def test_empty_tiles_of_a_captured_launch_are_skipped():
+    """A plan of fixed size has tiles with sequence -1, and tokens with slot -1."""
+    case = Case(((20, 1), (9, 2)))
+    pages, attention = Pages(case), attention_of(case)
+    plan = attention.plan(pages.batch, case.dtype)
+    (tiles,) = plan.launches
+    padding = torch.full((3,), -1, dtype=torch.int32)
+    sequences, tokens = (torch.cat([each, padding]) for each in (tiles.sequences, tiles.tokens))
+    padded = Tiles.allocate(sequences, tokens, tiles.shape, case.kv_heads, case.head_dim)
+    found = attention.attend(pages.query, pages.cache, replace(plan, launches=(padded,)))
+    assert (found.double() - pages.expected()).abs().max() < 2e-6
+
+
+def test_segments_cover_a_context():
+    length, count = SEGMENT_TOKENS.value, SEGMENTS_PER_LEVEL.value
+    assert [num_segments_of(n) for n in (1, length, length + 1)] == [1, 1, 2]
+    assert num_segments_of(length * count) == count
+    assert num_segments_of(length * count + 2 * length) == count + 1
+    assert num_segments_of(3 * length * count + 1) == 2 * count + 1
+    assert num_segments_of(131072) == 4 * count + 2
+    assert [tile_rows(rows) for rows in (1, 16, 17, 33, 400)] == [16, 16, 32, 64, 64]
+
+
+class _Norm:
+    def __init__(self, weight, eps):
+        self.weight, self.eps = weight, eps
+
+    def __call__(self, x):
+        return torch.nn.functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+@pytest.mark.parametrize("has_norm", [False, True])
+@pytest.mark.parametrize("head_dim", [16, 80])
+def test_norms_rotation_and_store_equal_torch(head_dim, has_norm):
+    case = Case(((5, 5), (20, 1), (9, 2)), num_heads=6, kv_heads=2, head_dim=head_dim)
+    pages = Pages(case)
+    generator = torch.Generator().manual_seed(1)
+    heads = torch.randn(pages.batch.num_tokens, 10, head_dim, generator=generator)
+    angles = torch.randn(len(heads), 1, head_dim // 2, generator=generator)
+    cos, sin = angles.cos(), angles.sin()
+    rotation = Rotation(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
+    weights = torch.rand(2, head_dim, generator=generator) + 0.5
+    norms = QueryKeyNorms(*(_Norm(weight, 1e-5) for weight in weights)) if has_norm else None
+    outputs, caches = [], []
+    for kind in (TorchAttention, TritonAttention):
+        attention = kind(case.heads, head_dim, case.block_size, CPU)
+        cache = pages.cache.clone()
+        plan = attention.plan(pages.batch, case.dtype)
+        outputs.append(attention.rotate_and_run(heads.clone(), norms, rotation, cache, plan))
+        caches.append(cache)
+    torch.testing.assert_close(caches[1], caches[0], atol=2e-6, rtol=2e-6)
+    torch.testing.assert_close(outputs[1], outputs[0], atol=1e-5, rtol=1e-5)

@@ -1,0 +1,53 @@
+"""A model on Triton's kernels: tokens equal those of torch's, end to end."""
+
+import pytest
+import torch
+
+from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.sampling import sampler
+from tests.specdec.engines import engine_config, local_engine, request, run
+from tests.specdec.models.families import save_family
+from tests.specdec.models.passes import mixed_logits
+
+PROMPTS = [[11, 12, 13, 11, 12], [7]]
+SAMPLING = [{"temperature": 0.0}, {"temperature": 1.0, "top_p": 0.9, "top_k": 20}]
+IDS = ([(5 * i) % 300 for i in range(34)], [(7 * i) % 300 for i in range(27)])
+
+
+def tokens_of(directory, kernels, config):
+    engine = local_engine(directory, config, kernels=kernels)
+    requests = [
+        request(f"r{i}", prompt, seed=i, max_tokens=6, **SAMPLING[i])
+        for i, prompt in enumerate(PROMPTS)
+    ]
+    return {name: each.token_ids for name, each in run(engine, requests).items()}
+
+
+@pytest.mark.slow
+def test_logits_of_prefill_decode_and_drafts_equal_torch(tiny_model_dir):
+    group = TensorParallelGroup()
+    logits = [
+        mixed_logits(tiny_model_dir, IDS, group, kernels=name) for name in ("torch", "triton")
+    ]
+    torch.testing.assert_close(logits[1], logits[0], atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "family", ["qwen3", "granite", "smollm3", "olmo3", "phi3", "gemma2", "starcoder2", "cohere"]
+)
+def test_logits_of_families_equal_torch(tmp_path, family):
+    """Together they have every trait: norms, partial rotation, windows, caps, parallel layers."""
+    save_family(tmp_path, family)
+    group = TensorParallelGroup()
+    logits = [mixed_logits(tmp_path, IDS, group, kernels=name) for name in ("torch", "triton")]
+    torch.testing.assert_close(logits[1], logits[0], atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_draft_tokens", [0, 3])
+def test_tokens_equal_torch(tiny_model_dir, monkeypatch, num_draft_tokens):
+    config = engine_config(num_draft_tokens)
+    expected = tokens_of(tiny_model_dir, "torch", config)
+    monkeypatch.setattr(sampler, "has_triton", lambda device: True)
+    assert tokens_of(tiny_model_dir, "triton", config) == expected

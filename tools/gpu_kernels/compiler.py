@@ -1,0 +1,62 @@
+"""Compilation of a kernel for a GPU that need not be there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.compiler import compile as compile_source
+
+from tools.gpu_kernels.report import Resources
+from tools.gpu_kernels.variants import Variant, variants
+
+
+def compile_variant(variant: Variant, architecture: int) -> Resources:
+    """Compile a variant; return what it takes, as ptxas reports it."""
+    names = variant.kernel.arg_names
+    signature = {
+        name: "constexpr" if name in variant.constants else variant.types[name] for name in names
+    }
+    # As at run time: addresses that torch allocates are multiples of 16.
+    aligned = {
+        (index,): [["tt.divisibility", 16]]
+        for index, name in enumerate(names)
+        if signature[name].startswith("*")
+    }
+    source = ASTSource(variant.kernel, signature, dict(variant.constants), aligned)
+    target = GPUTarget("cuda", architecture, 32)
+    compiled = compile_source(source, target=target, options=dict(variant.options))
+    registers, spilled = _ptxas_report(compiled.asm["ptx"])
+    return Resources(registers, spilled, compiled.metadata.shared)
+
+
+def compile_all() -> dict[str, dict[str, Resources]]:
+    """Compile all variants; return resources by name and target."""
+    return {
+        variant.name: {
+            f"sm_{architecture}": compile_variant(variant, architecture)
+            for architecture in variant.architectures
+        }
+        for variant in variants()
+    }
+
+
+def _ptxas_report(ptx: str) -> tuple[int, int]:
+    """Return registers per thread and spilled bytes that ptxas reports for a module."""
+    found = re.search(r"\.target (\S+)", ptx)
+    assert found is not None, ptx[:200]
+    with tempfile.TemporaryDirectory() as directory:
+        source = Path(directory) / "kernel.ptx"
+        source.write_text(ptx, encoding="utf-8")
+        output = Path(directory) / "kernel.cubin"
+        command = [knobs.nvidia.ptxas.path, "-v", f"--gpu-name={found[1]}", source, "-o", output]
+        run = subprocess.run(command, check=True, capture_output=True, text=True)
+    registers = re.search(r"Used (\d+) registers", run.stderr)
+    spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", run.stderr)
+    assert registers is not None, run.stderr
+    return int(registers[1]), sum(map(int, spills))

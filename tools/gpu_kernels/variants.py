@@ -1,0 +1,263 @@
+"""The GPU kernels with the constants of common models, as they are launched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from specdec.kernels.triton.attention import block_of_keys, warps_of_tile
+from specdec.kernels.triton.device import attention, rows, sample, store_kv, verify
+from specdec.kernels.triton.rows import warps_of_row
+
+ARCHITECTURES = (80, 90)
+
+Types = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel with its constants, as it is launched.
+
+    types: Triton's names of argument types, e.g. "*bf16" for an address. constants: compile-time
+    arguments. options: number of warps and stages. architectures: that it is compiled for.
+    """
+
+    name: str
+    kernel: Any
+    types: Types
+    constants: Mapping[str, object]
+    options: Mapping[str, object] = field(default_factory=dict)
+    architectures: tuple[int, ...] = ARCHITECTURES
+
+
+def variants() -> Iterator[Variant]:
+    """Yield every kernel, for the shapes of common models."""
+    yield from _attention_variants()
+    yield from _row_variants()
+    yield from _sampling_variants()
+    yield from _verification_variants()
+
+
+_SHAPES = {64: (9, 3), 80: (32, 32), 96: (32, 32), 128: (32, 8), 256: (16, 8)}
+"""Query and KV heads by head size: SmolLM2, Phi-2, Phi-3-mini, Llama-3.1-8B, Gemma-2-9B."""
+_ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8e4nv": 1}
+
+
+def _attention_variants() -> Iterator[Variant]:
+    for head_dim in _SHAPES:
+        for tile in (16, 32, 64):
+            yield _attention(head_dim, tile)
+        yield _attention(head_dim, 64, is_split=False)
+        yield _merge(head_dim)
+        yield _store(head_dim)
+    yield _attention(128, 64, has_trees=True)
+    yield _attention(128, 16, has_cap=True)
+    yield _attention(128, 16, dtype="fp16")
+    yield _attention(64, 16, dtype="fp32")
+    yield _attention(128, 16, kv_dtype="fp8e4nv", architectures=(90,))
+    yield _attention(128, 64, kv_dtype="fp8e4nv", is_split=False, architectures=(90,))
+    yield _store(128, kv_dtype="fp8e4nv", architectures=(90,))
+    yield _store(128, has_norm=True)
+
+
+def _attention(
+    head_dim: int,
+    tile: int,
+    *,
+    dtype: str = "bf16",
+    kv_dtype: str | None = None,
+    is_split: bool = True,
+    has_trees: bool = False,
+    has_cap: bool = False,
+    architectures: tuple[int, ...] = ARCHITECTURES,
+) -> Variant:
+    kv_dtype = kv_dtype or dtype
+    integers = ("table_stride", "num_segments", "part_rows", "window", "kv_start")
+    floats = ("scale", "soft_cap", "key_scale", "value_scale")
+    tables = (
+        *("tile_sequences", "tile_tokens", "cu_seqlens", "context_lens"),
+        *("first_nodes", "block_tables", "positions"),
+    )
+    types = {
+        "query": f"*{dtype}",
+        "kv_cache": f"*{kv_dtype}",
+        "output": "*fp32" if is_split else f"*{dtype}",
+        "statistics": "*fp32" if is_split else f"*{dtype}",
+        **dict.fromkeys(tables, "*i32"),
+        "ancestors": "*i64" if has_trees else "*i32",
+        **dict.fromkeys(integers, "i32"),
+        **dict.fromkeys(floats, "fp32"),
+    }
+    block_d = _power_of_two(head_dim)
+    constants = {
+        **_heads_of(head_dim),
+        "PAGE": 16,
+        "BLOCK_M": tile,
+        "BLOCK_N": block_of_keys(block_d, _ELEMENT_BYTES[dtype]),
+        "HAS_TREES": has_trees,
+        "HAS_CAP": has_cap,
+        "IS_SPLIT": is_split,
+    }
+    marks = [dtype, *([kv_dtype] if kv_dtype != dtype else []), f"d{head_dim}", f"m{tile}"]
+    marks += [
+        name
+        for name, chosen in (("split", is_split), ("trees", has_trees), ("cap", has_cap))
+        if chosen
+    ]
+    options = {"num_warps": warps_of_tile(tile, block_d), "num_stages": 2}
+    name = "_".join(["paged_attention", *marks])
+    return Variant(name, attention.paged_attention, types, constants, options, architectures)
+
+
+def _merge(head_dim: int) -> Variant:
+    types = {
+        **dict.fromkeys(("partial", "statistics"), "*fp32"),
+        "output": "*bf16",
+        **dict.fromkeys(("tile_sequences", "tile_tokens", "cu_seqlens"), "*i32"),
+        **dict.fromkeys(("num_segments", "part_rows"), "i32"),
+    }
+    constants = {**_heads_of(head_dim), "BLOCK_M": 16, "BLOCK_ROWS": 4}
+    name = f"merge_segments_bf16_d{head_dim}"
+    return Variant(name, attention.merge_segments, types, constants, {"num_warps": 4})
+
+
+def _store(
+    head_dim: int,
+    *,
+    kv_dtype: str = "bf16",
+    has_norm: bool = False,
+    architectures: tuple[int, ...] = ARCHITECTURES,
+) -> Variant:
+    heads, kv_heads = _SHAPES[head_dim]
+    addresses = ("heads", "query", "cos", "sin", "query_norm", "key_norm")
+    types = {
+        **dict.fromkeys(addresses, "*bf16"),
+        "kv_cache": f"*{kv_dtype}",
+        "slots": "*i32",
+        "token_stride": "i32",
+        **dict.fromkeys(("eps", "key_scale", "value_scale"), "fp32"),
+    }
+    constants = {
+        "NUM_HEADS": heads,
+        "KV_HEADS": kv_heads,
+        "HEAD_DIM": head_dim,
+        "ROTARY_DIM": head_dim,
+        "BLOCK_D": _power_of_two(head_dim),
+        "BLOCK_H": 4,
+        "ROTATES": True,
+        "HAS_NORM": has_norm,
+        "LARGEST": 448.0 if kv_dtype == "fp8e4nv" else 0.0,
+    }
+    name = f"rotate_and_store_{kv_dtype}_d{head_dim}{'_norm' if has_norm else ''}"
+    options = {"num_warps": 4}
+    return Variant(name, store_kv.rotate_and_store, types, constants, options, architectures)
+
+
+def _row_variants() -> Iterator[Variant]:
+    for size in (576, 4096, 8192, 14336):
+        row = {"SIZE": size, "BLOCK": _power_of_two(size)}
+        options = {"num_warps": warps_of_row(size)}
+        if size <= 8192:
+            types = {
+                **dict.fromkeys(("x", "residual", "weight", "total", "output"), "*bf16"),
+                "x_stride": "i32",
+                "eps": "fp32",
+            }
+            for adds in (False, True):
+                name = f"rms_norm_bf16_{size}{'_add' if adds else ''}"
+                yield Variant(name, rows.rms_norm, types, {**row, "ADDS": adds}, options)
+        for kind, largest in (("i8", 127.0), ("fp8e4nv", 448.0)):
+            types = {"x": "*bf16", "quantized": f"*{kind}", "scales": "*fp32", "stride": "i32"}
+            constants = {**row, "LARGEST": largest, "ROUNDS": kind == "i8"}
+            supported = ARCHITECTURES if kind == "i8" else (90,)
+            name = f"quantize_row_{kind}_{size}"
+            yield Variant(name, rows.quantize_row, types, constants, options, supported)
+    types = {**dict.fromkeys(("gate_up", "output"), "*bf16"), "stride": "i32", "size": "i32"}
+    yield Variant("silu_mul_bf16", rows.silu_mul, types, {"BLOCK": 1024}, {"num_warps": 4})
+
+
+def _sampling_variants() -> Iterator[Variant]:
+    integers = dict.fromkeys(("stride", "vocab_size", "num_tiles"), "i32")
+    tiles = {"best": "*fp32", "best_ids": "*i32"}
+    limits = {
+        **dict.fromkeys(("row_best", "temperatures", "min_scores", "floors"), "*fp32"),
+        "tile_best": "*fp32",
+        "top_k": "*i32",
+        "top_p": "*fp64",
+    }
+    reduced = {
+        **tiles,
+        "is_invalid": "*i32",
+        "row_best": "*fp32",
+        "token_ids": "*i64",
+        "has_nan": "*i32",
+        **integers,
+    }
+    exact = {"num_warps": 8, "enable_fp_fusion": False}
+    yield Variant("row_argmax", sample.row_argmax, reduced, {"BLOCK_TILES": 64}, {"num_warps": 1})
+    for dtype in ("fp32", "bf16"):
+        logits = {"logits": f"*{dtype}", **integers}
+        yield Variant(
+            f"tile_argmax_{dtype}",
+            sample.tile_argmax,
+            {**logits, **tiles, "is_invalid": "*i32"},
+            {"BLOCK": 2048},
+            {"num_warps": 4},
+        )
+        yield Variant(
+            f"truncation_floors_{dtype}",
+            sample.truncation_floors,
+            {**logits, **limits},
+            {"BLOCK": 2048, "BLOCK_TILES": 64},
+            exact,
+        )
+        yield Variant(
+            f"perturbed_argmax_{dtype}",
+            sample.perturbed_argmax,
+            {
+                **logits,
+                **tiles,
+                **dict.fromkeys(("row_best", "temperatures", "floors"), "*fp32"),
+                "keys": "*i32",
+                "least_floor": "fp32",
+            },
+            {"BLOCK": 2048},
+            exact,
+        )
+
+
+def _verification_variants() -> Iterator[Variant]:
+    names = (
+        *("draft_ids", "parents", "num_nodes", "row_starts", "token_ids", "num_tokens", "path"),
+        *("first_nodes", "block_tables", "sources", "targets"),
+    )
+    types = {
+        **dict.fromkeys(names, "*i32"),
+        "sampled": "*i64",
+        **dict.fromkeys(("max_nodes", "table_stride", "layer_stride", "num_moves"), "i32"),
+    }
+    one_warp = {"num_warps": 1}
+    for block in (8, 64):
+        yield Variant(f"walk_tree_{block}", verify.walk_tree, types, {"BLOCK": block}, one_warp)
+        constants = {"BLOCK": block, "PAGE": 16}
+        yield Variant(f"path_moves_{block}", verify.path_moves, types, constants, one_warp)
+    moved = {**types, "kv_cache": "*bf16", "layer_stride": "i64"}
+    constants = {"SIZE": 2048, "BLOCK": 1024}
+    yield Variant("move_slots_bf16", verify.move_slots, moved, constants, {"num_warps": 4})
+
+
+def _heads_of(head_dim: int) -> dict[str, object]:
+    heads, kv_heads = _SHAPES[head_dim]
+    return {
+        "NUM_HEADS": heads,
+        "KV_HEADS": kv_heads,
+        "GROUP": heads // kv_heads,
+        "FIRST_HEAD": 0,
+        "HEAD_DIM": head_dim,
+        "BLOCK_D": _power_of_two(head_dim),
+    }
+
+
+def _power_of_two(value: int) -> int:
+    return 1 << (value - 1).bit_length()
