@@ -44,6 +44,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
                 "min_priority",
                 "stream_interval",
                 "async_scheduling",
+                "enforce_eager",
             ),
             "step_timeout_s",
         ),

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cluster.config.serve_config import ServeConfig
 from cluster.workers.ray_runtime import LocalRay, start_ray
-from cluster.workers.resources import DRAFT_BUNDLE, TARGET_BUNDLE, check_ranks, placement_bundles
+from cluster.workers.resources import (
+    DRAFT_BUNDLE,
+    TARGET_BUNDLE,
+    check_ranks,
+    gpus_per_rank,
+    placement_bundles,
+)
 from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.config.hardware import available_cpus
 from specdec.config.llm import LLMConfig
@@ -275,6 +281,7 @@ class RayExecutor:
             start_timeout_s=config.start_timeout_s,
             step_timeout_s=timeout_s if is_target else min(timeout_s, _DRAFT_TIMEOUT_S),
             logs=config.logs,
+            gpus_per_rank=gpus_per_rank(config),
         )
 
 

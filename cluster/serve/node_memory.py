@@ -43,10 +43,11 @@ def replica_memory(
     """
     nodes = placement_group_table(placement)["bundles_to_node_id"]
     if config.device == "cuda":
-        shares = NodeShares(1, 1)  # each rank has its own GPU
+        shares = NodeShares(1, 1)  # no other replica has the GPUs of this one
     target_bytes = _bundle_bytes(config, placement, TARGET_BUNDLE, nodes) // shares.target
     draft_node = nodes.get(DRAFT_BUNDLE)
-    if draft_node is None or (config.device == "cpu" and draft_node == nodes[TARGET_BUNDLE]):
+    is_shared = config.shares_gpu or config.device == "cpu"
+    if draft_node is None or (is_shared and draft_node == nodes[TARGET_BUNDLE]):
         return ReplicaMemory(target_bytes)
     draft_bytes = _bundle_bytes(config, placement, DRAFT_BUNDLE, nodes) // shares.draft
     return ReplicaMemory(target_bytes, draft_bytes)
@@ -87,8 +88,8 @@ def _bundle_bytes(
     if config.device == "cpu":
         result = ray.remote(available_memory_bytes).options(**options).remote()
         return int(ray.get(result, timeout=_ANSWER_TIMEOUT_S))
-    ranks = int(placement.bundle_specs[bundle]["GPU"])
+    gpus = placement.bundle_specs[bundle]["GPU"]
     # One task that sees all GPUs of the bundle, and ends before the ranks need them.
-    result = ray.remote(max_calls=1)(smallest_gpu_bytes).options(num_gpus=ranks, **options).remote()
+    result = ray.remote(max_calls=1)(smallest_gpu_bytes).options(num_gpus=gpus, **options).remote()
     smallest_bytes = float(ray.get(result, timeout=_ANSWER_TIMEOUT_S))
     return int(smallest_bytes * config.gpu_memory_utilization)

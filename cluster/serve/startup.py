@@ -23,6 +23,7 @@ from cluster.workers.resources import (
     memory_per_replica,
     require_placeable,
 )
+from specdec.config.gpu_sharing import with_gpu_sharing
 from specdec.config.hardware import available_cpus, num_gpus
 from specdec.engine.memory_plan import memory_plan
 from specdec.engine.model_detection import with_detected_models
@@ -147,6 +148,7 @@ def _locate_models(configs: Sequence[ServeConfig], report: Report) -> list[Serve
         _require_free_port(configs[0].host, port)
     configs = [with_detected_models(each, report) for each in configs]
     configs = [with_fastest_drafter(each, report) for each in configs]
+    configs = [_with_gpu_sharing(each, report) for each in configs]
     directories = [resolve_models(config, report) for config in configs]
     num_replicas = sum(config.most_replicas for config in configs)
     check_together(configs, available_cpus(), num_gpus)
@@ -157,6 +159,16 @@ def _locate_models(configs: Sequence[ServeConfig], report: Report) -> list[Serve
         _report_overrides(config, report)
         served.append(ServedModel(config, FoundByDriver(each, memory_bytes, num_replicas)))
     return served
+
+
+def _with_gpu_sharing(config: ServeConfig, report: Report) -> ServeConfig:
+    """Let target and draft model share the only GPU of this machine."""
+    if config.device == "cpu" or config.draft_model is None:
+        return config
+    decided = with_gpu_sharing(config, num_gpus())
+    if decided.shares_gpu and not config.shares_gpu:
+        report(f"{config.served_model_name}: target and draft model share the only GPU")
+    return decided
 
 
 def _check_resources(config: ServeConfig, directories: ModelDirectories, memory_bytes: int) -> None:

@@ -53,7 +53,8 @@ class HeadSource:
 class GroupSpec:
     """A model, how to shard it, where to place its ranks and how to reach them.
 
-    name: of the model's role, for messages. device: its type; a rank uses at most one GPU.
+    name: of the model's role, for messages. device: its type. gpus_per_rank: that a rank reserves
+    where the device is cuda; it uses at most one.
     limits: EngineConfig for a target, DraftLimits for a draft model.
     num_replicas: groups like this one that share the cores of a node.
     bundle_index: of the placement group. transport: None uses ipc on this node and tcp to others.
@@ -77,6 +78,7 @@ class GroupSpec:
     logs: LogConfig
     vocabulary: VocabularyMap | None = None
     head: HeadSource | None = None
+    gpus_per_rank: float = 1.0
 
 
 @dataclass(frozen=True)

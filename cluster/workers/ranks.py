@@ -64,7 +64,7 @@ class Ranks:
         self.places: list[RankPlace] = []
         options = ray.remote(actor).options(
             num_cpus=0 if self._is_spare else CPUS_PER_WORKER,
-            num_gpus=0 if self._is_spare or spec.device == "cpu" else 1,
+            num_gpus=0 if self._is_spare or spec.device == "cpu" else spec.gpus_per_rank,
             max_restarts=0,
             runtime_env={"env_vars": RANK_ENVIRONMENT},
             scheduling_strategy=PlacementGroupSchedulingStrategy(

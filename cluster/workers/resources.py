@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -20,6 +21,10 @@ from specdec.types.errors import InvalidValueError
 CPUS_PER_WORKER = 0.35
 """Reserved by a CPU rank. Its threads use more; more ranks than cores still compute exactly."""
 
+SHARED_GPU = 0.5
+"""Reserved by each of two ranks that share a GPU: the target's and the draft model's. Their memory
+is divided by the memory plan."""
+
 CPUS_PER_ROUTER = 0.2
 CPUS_PER_CONTROL_PLANE = 0.1
 
@@ -31,7 +36,7 @@ def memory_per_replica(config: ServeConfig, num_replicas: int | None = None) -> 
     """Return the bytes that a replica may use, so that the most replicas fit on this machine.
 
     num_replicas: of all models together; None if this model is the only one.
-    On GPUs, where each rank has its own: the bytes to use of the smallest.
+    On GPUs: the bytes to use of the smallest.
     """
     if config.device == "cuda":
         return int(smallest_gpu_bytes() * config.gpu_memory_utilization)
@@ -72,18 +77,28 @@ def placement_bundles(config: ServeConfig) -> list[dict[str, float]]:
 def _ranks_bundle(config: ServeConfig, num_ranks: int) -> dict[str, float]:
     # Ray truncates to ten thousandths, and 3 * 0.35 is a little less than 1.05.
     bundle = {"CPU": round(CPUS_PER_WORKER * num_ranks, 4)}
-    return bundle if config.device == "cpu" else {**bundle, "GPU": float(num_ranks)}
+    return (
+        bundle if config.device == "cpu" else {**bundle, "GPU": num_ranks * gpus_per_rank(config)}
+    )
+
+
+def gpus_per_rank(config: ServeConfig) -> float:
+    """Return the GPUs that a rank reserves; 0 on CPUs."""
+    if config.device == "cpu":
+        return 0.0
+    return SHARED_GPU if config.shares_gpu else 1.0
 
 
 def check_ranks(config: ServeConfig, models: Models, num_cpus: int) -> None:
     """Raise InvalidValueError unless the models can be sharded so and the ranks fit."""
     _check_replicas(config, num_cpus)
     per_replica = sum(bundle.get("GPU", 0) for bundle in placement_bundles(config))
-    needed = int(per_replica * config.most_replicas)
+    needed = math.ceil(per_replica * config.most_replicas)
     if needed and needed > (found := num_gpus()):
         limit = (
             f"such that each rank of each model and replica has its own GPU: {needed} are needed, "
-            f"{found} are available"
+            f"{found} are available; with one rank each, target and draft model can share one "
+            "(share_gpu in speculative_config)"
         )
         raise InvalidValueError("tensor_parallel_size", config.tensor_parallel_size, limit)
     cpus_per_replica = (num_cpus - CPUS_PER_CONTROL_PLANE) / config.most_replicas

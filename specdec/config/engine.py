@@ -48,6 +48,7 @@ class EngineConfig:
         the first and the last tokens are sent immediately, and the second message may be shorter.
     async_scheduling: whether a step may be sent to the target before the result of the previous
         one is collected, behind a step without drafts. The target must accept two steps in flight.
+    enforce_eager: whether a GPU launches the operators of each step one by one, without graphs.
     """
 
     max_model_len: int
@@ -60,6 +61,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     stream_interval: int = 1
     async_scheduling: bool = False
+    enforce_eager: bool = False
     speculation: SpeculativeConfig | None = None
 
     def __post_init__(self) -> None:

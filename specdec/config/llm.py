@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from specdec.config.fields import (
@@ -41,6 +42,14 @@ _CPU_PREFILL_TOKENS = 64
 2.2 ms a token in chunks of 64, 2.5 ms in chunks of 32 and 2.6 ms in chunks of 256. A larger chunk
 also delays the requests that decode."""
 
+_DEFAULTS_BY_DEVICE: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "cpu": {"dtype": "float32", "max_num_seqs": 64, "max_num_batched_tokens": 256},
+        "cuda": {"dtype": "auto", "max_num_seqs": 256, "max_num_batched_tokens": 2048},
+    }
+)
+"""Those of a GPU are vLLM's: its arithmetic is idle with fewer rows."""
+
 
 @dataclass(frozen=True)
 class LLMConfig:
@@ -59,16 +68,17 @@ class LLMConfig:
         1, whole_number(1, 1024), "Number of tensor parallel ranks to split the model across"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
-        "float32",
-        one_of("auto", "float32", "bfloat16", "float16"),
+        None,  # here and below: `_DEFAULTS_BY_DEVICE`
+        optional(one_of("auto", "float32", "bfloat16", "float16")),
         "Data type of weights, activations and KV cache; auto uses torch_dtype of the model's "
-        "config.json, or float32 if it has none",
+        "config.json, or float32 if it has none; on a GPU bfloat16 in place of float32",
+        "float32 on a CPU, auto on a GPU",
     )
     device: Literal["auto", "cpu", "cuda"] = setting(
         "cpu",
         one_of("auto", "cpu", "cuda"),
-        "Device to run the models on; cuda assigns one GPU to each rank, auto uses cuda if torch "
-        "finds a GPU",
+        "Device to run the models on; cuda assigns one GPU to each rank, but one to a target and a "
+        "draft model that share it; auto uses cuda if torch finds a GPU",
     )
     gpu_memory_utilization: float = setting(
         0.9, SHARE, "Fraction of each GPU's memory to use for weights and KV cache"
@@ -100,12 +110,16 @@ class LLMConfig:
         "the model's",
     )
     max_num_seqs: int = setting(
-        64, whole_number(1, 4096), "Maximum number of sequences that run concurrently"
+        None,
+        optional(whole_number(1, 4096)),
+        "Maximum number of sequences that run concurrently",
+        "64 on a CPU, 256 on a GPU",
     )
     max_num_batched_tokens: int = setting(
-        256,
-        whole_number(1, 2**20),
+        None,
+        optional(whole_number(1, 2**20)),
         "Maximum number of tokens in one forward pass; at least max_num_seqs",
+        "256 on a CPU, 2048 on a GPU",
     )
     max_prefill_tokens: int | None = setting(
         None,
@@ -137,6 +151,12 @@ class LLMConfig:
         "next one do not depend on it, or if a head on the target's ranks makes them; when a "
         "sequence stops, the step scheduled ahead for it is discarded",
     )
+    enforce_eager: bool = setting(
+        False,
+        BOOLEAN,
+        "On a GPU, launch the operators of each step one by one, without CUDA graphs: the start is "
+        "faster and the graphs take no memory, but steps are slower; a CPU has none",
+    )
     kv_cache_memory_gib: float | None = setting(
         None,
         optional(POSITIVE),
@@ -161,6 +181,7 @@ class LLMConfig:
                 raise InvalidValueError(key, value, known.limit.text)
         device = resolved_device(self.device)
         object.__setattr__(self, "device", device)
+        self._set_defaults_of_device()
         if is_auto:
             default = default_speculation(self.model, device)
             object.__setattr__(self, "speculative_config", default)
@@ -215,6 +236,11 @@ class LLMConfig:
         return None if speculation is None else speculation.draft_model
 
     @property
+    def shares_gpu(self) -> bool:
+        """Return whether the ranks of target and draft model share a GPU."""
+        return self.draft_model is not None and bool(self.draft_model.share_gpu)
+
+    @property
     def num_spare_ranks(self) -> int:
         """Number of processes that wait to replace a draft rank; only a service has some."""
         return 0
@@ -232,6 +258,11 @@ class LLMConfig:
             return _CPU_PREFILL_TOKENS
         return self.max_prefill_tokens
 
+    def _set_defaults_of_device(self) -> None:
+        for name, default in _DEFAULTS_BY_DEVICE[self.device].items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default)
+
     def _check_together(self) -> None:
         if self.device != "cpu":
             limit = f"left out where device is {self.device}: it runs on a CPU"
@@ -239,6 +270,9 @@ class LLMConfig:
             if self.kernels == "native":
                 limit = f"auto, triton or torch where device is {self.device}: they run on a CPU"
                 raise InvalidValueError("kernels", self.kernels, limit)
+        if self.shares_gpu and (self.device == "cpu" or self.tensor_parallel_size > 1):
+            limit = "left out, except on a GPU with one rank of the target"
+            raise InvalidValueError("speculative_config.share_gpu", True, limit)
         if self.kernels in ("torch", "triton"):
             limit = f"left out or int8 where kernels is {self.kernels}: w8a8 needs native kernels"
             self._refuse_quantization(limit, "w8a8")

@@ -110,6 +110,8 @@ class DraftModelConfig(MethodConfig):
         texts are accepted more often in long ones with a window.
     speculative_token_map: JSON file with the ids of the tokens that the model may draft, on every
         node; None for those of its directory, if it has a list (`specdec.models.token_map`).
+    share_gpu: whether the draft model runs on the target's GPU, both with one rank; None: where
+        there is no other GPU.
     """
 
     name = "draft_model"
@@ -124,10 +126,15 @@ class DraftModelConfig(MethodConfig):
     parallel_drafting: bool = False
     draft_window: int | None = _within(None, 1, 2**24)
     speculative_token_map: str | None = None
+    share_gpu: bool | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_quantization(self.quantization, "speculative_config.quantization")
+        if self.share_gpu and self.draft_tensor_parallel_size > 1:
+            limit = "left out, or 1 where share_gpu is true"
+            field_name = "speculative_config.draft_tensor_parallel_size"
+            raise InvalidValueError(field_name, self.draft_tensor_parallel_size, limit)
 
 
 @dataclass(frozen=True)

@@ -323,6 +323,12 @@ class SpeculativeConfig:
         return max(each.num_lookahead_tokens for each in self.drafters)
 
     @property
+    def max_chain_tokens(self) -> int:
+        """Most tokens of a chain of drafts, unless a request asks for more."""
+        adaptive = self.adaptive_length_max if self.adaptive_length else 0
+        return max(self.num_speculative_tokens, adaptive)
+
+    @property
     def length_rule(self) -> LengthRule | None:
         """Return how a sequence's draft length follows its acceptance; None for a fixed length."""
         return self._length_rule if self.adaptive_length else None

@@ -38,7 +38,6 @@ ALWAYS: Mapping[str, Always] = MappingProxyType(
         "cpu_offload_gb": Always(0, "CPU offloading of weights is not supported"),
         "data_parallel_size": Always(1, "set num_replicas instead"),
         "enable_chunked_prefill": Always(True, "long prompts are always prefilled in chunks"),
-        "enforce_eager": Always(True, "no CUDA graphs are captured"),
         "kv_cache_dtype": Always("auto", "the KV cache has the data type of dtype"),
         "load_format": Always("auto", "the format is detected from the files", ("safetensors",)),
         "pipeline_parallel_size": Always(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from specdec.config.engine import DTYPE_BYTES, DraftLimits, EngineConfig
 from specdec.config.llm import LLMConfig
+from specdec.engine.gpu_workspace import gpu_workspace_bytes
 from specdec.engine.model_resolution import Models
 from specdec.models.config import ModelConfig
 from specdec.speculation.proposers import proposer_memory
@@ -20,8 +21,6 @@ _MIB, _GIB = 2**20, 2**30
 _PROCESS_BYTES = 350 * _MIB
 """Memory of a rank before it loads anything: the interpreter, torch and Ray (measured)."""
 _CONTROL_PLANE_BYTES = 150 * _MIB
-_GPU_WORKSPACE_BYTES = 2 * _GIB
-"""Reserved on each GPU for activations, libraries and fragmentation."""
 
 _MAX_AUTO_KV_BYTES = 2 * _GIB
 _KV_SHARE_OF_FREE_MEMORY = 0.25
@@ -79,12 +78,15 @@ def memory_plan(
 
     Where both models share one memory, the draft's pool has as many blocks as the target's, so that
     every running sequence fits into both, but no more than sequences of its max_model_len fill.
-    Where each rank has a separate GPU, each pool is as large as the fullest of its GPUs allows.
+    Where each rank has a separate GPU, each pool is as large as the fullest of its GPUs allows; in
+    one process both models are on one GPU, and elsewhere with `share_gpu`.
     Raises InvalidValueError for a context longer than the model's, and OutOfMemoryError when the
     weights, the processes and the KV pools do not fit in `available_bytes`.
     """
     target, draft = _target_pool(config, models), _draft_pool(config, models)
-    if config.device == "cuda":
+    if config.device == "cuda" and draft is not None and (in_process or config.shares_gpu):
+        num_blocks = _divide_gpu(config, target, draft, available_bytes)
+    elif config.device == "cuda":
         num_blocks = _divide_gpus(config, target, draft, available_bytes, draft_bytes)
     elif draft is not None and draft_bytes is not None:
         num_blocks = _divide_hosts(config, models, target, draft, available_bytes, draft_bytes)
@@ -114,8 +116,9 @@ def _engine_config(
         max_queue_len=config.max_queue_len,
         enable_prefix_caching=config.enable_prefix_caching,
         stream_interval=config.stream_interval,
-        # In the caller's process no worker would run while the engine schedules the next step.
-        async_scheduling=config.async_scheduling and not in_process,
+        # In the caller's process only a GPU runs a step while the engine schedules the next one.
+        async_scheduling=config.async_scheduling and (config.device == "cuda" or not in_process),
+        enforce_eager=config.enforce_eager,
         speculation=config.speculative_config,
     )
 
@@ -312,6 +315,31 @@ def _lookup_bytes_per_block(config: LLMConfig) -> int:
     return config.block_size * proposer_memory(config.speculative_config).bytes_per_token
 
 
+def _divide_gpu(config: LLMConfig, target: _Pool, draft: _Pool, available_bytes: int) -> _NumBlocks:
+    """Size the pools where both models, with one rank each, share one GPU."""
+    without_kv = sum(_gpu_bytes_without_kv(config, pool) for pool in (target, draft))
+    free_bytes = max(0, available_bytes - without_kv)
+    if config.kv_cache_memory_gib is not None:
+        free_bytes = min(free_bytes, int(config.kv_cache_memory_gib * _GIB))
+    fitting = _fill(free_bytes, target.block_bytes, draft)
+    found = _NumBlocks(min(fitting.target, target.most_blocks), fitting.draft)
+    if found.target < target.blocks_of_longest or found.draft < draft.blocks_of_longest:
+        needed = sum(pool.blocks_of_longest * pool.block_bytes for pool in (target, draft))
+        raise OutOfMemoryError(
+            f"target and draft model may take {available_bytes / _GIB:.1f} GiB of the GPU that "
+            f"they share; weights and workspaces leave {free_bytes / _GIB:.2f} for both KV caches, "
+            f"and one sequence of max_model_len needs {needed / _GIB:.2f}: lower max_model_len, "
+            "max_num_seqs or max_num_batched_tokens, or draft on another GPU or without a model"
+        )
+    return found
+
+
+def _gpu_bytes_without_kv(config: LLMConfig, pool: _Pool) -> int:
+    """Return the bytes of a model's only rank on its GPU beside the KV pool."""
+    weights = pool.model.weight_bytes(config.resolved_dtype) + pool.head_bytes
+    return weights + gpu_workspace_bytes(config, pool.model, drafts=pool.name != "target")
+
+
 def _divide_gpus(
     config: LLMConfig,
     target: _Pool,
@@ -344,7 +372,8 @@ def _gpu_blocks(config: LLMConfig, pool: _Pool, most: int, available_bytes: int)
     block_bytes = int(pool.block_bytes * kv_share)
     of_all_ranks = model.weight_bytes(config.resolved_dtype) + pool.head_bytes
     weight_bytes = int(of_all_ranks * weight_share)
-    free_bytes = available_bytes - weight_bytes - _GPU_WORKSPACE_BYTES
+    workspace_bytes = gpu_workspace_bytes(config, model, drafts=pool.name != "target")
+    free_bytes = available_bytes - weight_bytes - workspace_bytes
     num_blocks = min(most, max(0, free_bytes) // block_bytes)
     if num_blocks < pool.blocks_of_longest:
         needed_bytes = pool.blocks_of_longest * block_bytes

@@ -51,6 +51,9 @@ class ModelDirectories:
 def with_resolved_dtype(config: Config, models: Models) -> Config:
     """Return the configuration with the checkpoint's dtype in place of "auto".
 
+    On a GPU bfloat16 in place of float32, which its matrix units multiply at a fraction of their
+    speed.
+
     Raises InvalidValueError where that dtype is not supported.
     """
     if config.dtype != "auto":
@@ -58,7 +61,8 @@ def with_resolved_dtype(config: Config, models: Models) -> Config:
     named = models.target.checkpoint_dtype
     for dtype in DTYPE_BYTES:
         if dtype == named:
-            return replace(config, dtype=dtype)
+            is_slow = dtype == "float32" and config.device == "cuda"
+            return replace(config, dtype="bfloat16" if is_slow else dtype)
     limit = f"one of {', '.join(DTYPE_BYTES)} for a model whose config.json has {named}"
     raise InvalidValueError("dtype", config.dtype, limit)
 

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdec.kernels.device_batch import DeviceBatch
 from specdec.kernels.forward_batch import ModelInput, on_device
 from specdec.types.draft_tree import Parents, ancestors, depths, signed_words
 from specdec.types.sharding import HeadShard
@@ -106,7 +107,12 @@ class _Member:
 
 
 class PagedAttention(ABC):
-    """Grouped-query attention over one rank's paged KV cache."""
+    """Grouped-query attention over one rank's paged KV cache.
+
+    copies_pages: whether `run` copies the visible pages, for `plan_on_device` whole tables.
+    """
+
+    copies_pages = True
 
     def __init__(
         self,
@@ -142,6 +148,18 @@ class PagedAttention(ABC):
 
         window: number of tokens that are visible to a query, itself included; None for no limit.
         kv_start: slots before it, in the first block, have no KV; no token of the batch is there.
+        """
+
+    @abstractmethod
+    def plan_on_device(
+        self,
+        batch: DeviceBatch,
+        dtype: torch.dtype,
+        window: int | None = None,
+    ) -> AttentionPlan:
+        """Plan a batch of fixed shape, without a value that the host has to read.
+
+        window: as in `plan`.
         """
 
     @abstractmethod
@@ -226,6 +244,29 @@ class TorchAttention(PagedAttention):
             rotation.apply_(heads[:, : num_queries + self.num_kv_heads])
         kv = kv.view(len(heads), 2, self.num_kv_heads, self.head_dim)
         return self.run(query, kv, kv_cache, plan)
+
+    def plan_on_device(
+        self,
+        batch: DeviceBatch,
+        dtype: torch.dtype,
+        window: int | None = None,
+    ) -> TorchPlan:
+        """See PagedAttention; one group, in which every context is padded to its whole table."""
+        num_sequences, num_blocks = batch.block_tables.shape
+        slots = torch.arange(num_blocks * self.block_size, device=self.device)
+        own = torch.minimum(slots, batch.context_lens.unsqueeze(1) - 1)  # [B, S]
+        pages = batch.block_tables.gather(1, own.div(self.block_size, rounding_mode="floor"))
+        positions = batch.positions.view(num_sequences, batch.query_len)
+        is_masked = _is_masked(positions, torch.zeros_like(batch.context_lens), len(slots), window)
+        mask = torch.zeros(is_masked.shape, dtype=dtype, device=self.device)
+        mask.masked_fill_(is_masked, float("-inf"))
+        rows = torch.arange(len(batch.input_ids), device=self.device)
+        group = AttentionGroup(
+            rows=rows.view(num_sequences, batch.query_len),
+            slots=(pages * self.block_size + own % self.block_size).flatten(),
+            mask=mask.repeat_interleave(self.heads_per_kv, dim=1)[:, None],
+        )
+        return TorchPlan(batch.slot_mapping, (group,))
 
     def run(self, query: Tensor, kv: Tensor, kv_cache: Tensor, plan: AttentionPlan) -> Tensor:
         """See PagedAttention."""

@@ -8,7 +8,7 @@ vocabulary, and reads only these from the checkpoint. Hidden states are equal on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from specdec.kernels import AttentionPlan, PagedAttention, Rotation
 from specdec.kernels.attention import QueryKeyNorms
 from specdec.kernels.backend import KernelBackend, paged_attention
+from specdec.kernels.device_batch import DeviceBatch
 from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove, on_device
 from specdec.kernels.rows import row_kernels
 from specdec.kernels.sample import RowArgmax, row_argmax
@@ -185,8 +186,9 @@ class DecoderLayer(nn.Module):
         self.mlp_norm = norm(names.mlp_norm, exists=has_mlp_norm)
         self.mlp = MLP(config, reader, f"{prefix}.mlp", group)
         self.mlp_output_norm = norm(names.mlp_output_norm, exists=traits.has_output_norms)
-        is_fused = isinstance(self.mlp_norm, RMSNorm) and self.mlp_norm.is_fused
-        self._fused_norm = self.mlp_norm if is_fused and not traits.changes_outputs else None
+        self._fused_norm: RMSNorm | None = None
+        if isinstance(self.mlp_norm, RMSNorm) and not traits.changes_outputs:
+            self._fused_norm = self.mlp_norm if self.mlp_norm.is_fused else None
 
     def forward(
         self,
@@ -300,10 +302,43 @@ class CausalDecoder(nn.Module):
         plans = {
             window: self.attention.plan(batch, self.dtype, window) for window in set(self.windows)
         }
-        positions = on_device(batch.positions, self.device)
+        input_ids, positions = (
+            on_device(indices, self.device) for indices in (batch.input_ids, batch.positions)
+        )
+        return self._run_layers(input_ids, positions, kv_cache, plans, taps)
+
+    @property
+    def hidden_size(self) -> int:
+        return self.config.hidden_size
+
+    @property
+    def fits_graphs(self) -> bool:
+        """Return whether the time of a pass of fixed shape depends on the contexts alone."""
+        return not self.attention.copies_pages
+
+    @torch.inference_mode()
+    def forward_on_device(self, batch: DeviceBatch, kv_cache: Tensor) -> Tensor:
+        """Run a batch of fixed shape, without a value that the host has to read.
+
+        Writes its KV to `kv_cache`; returns hidden states [B * Q, hidden_size].
+        """
+        plans = {
+            window: self.attention.plan_on_device(batch, self.dtype, window)
+            for window in set(self.windows)
+        }
+        return self._run_layers(batch.input_ids, batch.positions, kv_cache, plans, ()).final
+
+    def _run_layers(
+        self,
+        input_ids: Tensor,  # [T] int64
+        positions: Tensor,  # [T] int64
+        kv_cache: Tensor,
+        plans: Mapping[int | None, AttentionPlan],  # by window
+        taps: Sequence[int],
+    ) -> HiddenStates:
         rotations: dict[Rope | None, Rotation | None] = {None: None}
         rotations |= {rope: each.rotation(positions) for rope, each in self.rotaries.items()}
-        x = self.embed_tokens(on_device(batch.input_ids, self.device))
+        x = self.embed_tokens(input_ids)
         if (scale := self.config.traits.embedding_scale) != 1.0:
             x = x * scale
         tapped = x.new_empty(len(x), len(taps), x.shape[1])

@@ -35,6 +35,8 @@ from specdec.sampling.vocab_shard import ScoreChunks, VocabShard
 _MANY_CHUNKS = 256
 # Above the float32 rounding error of scores and noise, which are below 100 wherever it matters.
 _ROUNDING = 1e-3
+LEAST_FLOOR = MIN_NOISE - MAX_NOISE - _ROUNDING
+"""Score below which no noise lets a token win, since the best token has a score of 0."""
 _LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny
 
 
@@ -176,10 +178,10 @@ def sample(
 
 def _triton_sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
     """Sample the whole vocabulary on the device, without waiting for it; [num_rows] int64."""
-    from specdec.kernels.triton.sample import DeviceSampling, sample_rows  # imports Triton
+    from specdec.kernels.triton.sample import RowSampling, sample_rows  # imports Triton
 
-    sampling = DeviceSampling.of(batch.params, logits.device)
-    return sample_rows(logits, sampling, MIN_NOISE - MAX_NOISE - _ROUNDING).token_ids
+    sampling = RowSampling.of(batch.params, logits.device)
+    return sample_rows(logits, sampling, LEAST_FLOOR).token_ids
 
 
 def torch_sample(
@@ -246,7 +248,7 @@ class _Candidates:
 
         floors: [num_rows] float32, here and below.
         """
-        floors = floors.clamp(min=MIN_NOISE - MAX_NOISE - _ROUNDING)
+        floors = floors.clamp(min=LEAST_FLOOR)
         return cls(*(chunks.maxima >= floors.unsqueeze(1)).nonzero().unbind(1))
 
     def that_can_win(self, chunks: ScoreChunks, floors: Tensor, keys: NoiseKeys) -> _Candidates:

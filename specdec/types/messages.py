@@ -288,7 +288,7 @@ class PromptLogprobs:
 class VerifyOutput:
     """The result of one step: one entry for each row that samples, in the rows' order.
 
-    Behind these are entries with bad logits for failed rows that do not sample.
+    Between or behind these are entries with bad logits for failed rows that do not sample.
     prompt_logprobs: of the rows that ran a part of a prompt, if their rules request them.
     """
 

@@ -32,6 +32,8 @@ class SequenceState:
     sample_params: its SAMPLE_PARAMS record, with position 0.
     history: its tokens if its rules depend on them; otherwise they are not stored.
     is_plain_greedy: whether its output is the argmax of the model's own logits.
+    runs_on_device: whether sampling and verification of chains need nothing from the host: no
+        tokens before the last, no change of the logits, no log-probabilities, coupled verification.
     num_tokens, last_token: its length and last token after the last row that sampled. held_draft:
     what a head has drafted behind them.
     """
@@ -41,6 +43,7 @@ class SequenceState:
     sample_params: bytes
     history: TokenHistory | None
     is_plain_greedy: bool
+    runs_on_device: bool
     block_table: array[int] = field(default_factory=lambda: array("i"))
     num_tokens: int = 0
     last_token: int = 0
@@ -55,7 +58,14 @@ class SequenceState:
             history = TokenHistory(admission.token_ids, num_prompt_tokens)
         processor = LogitsProcessor.of(rules, tokens)
         is_plain_greedy = rules.is_greedy and processor.is_noop and rules.logprobs is None
-        return cls(admission, processor, _sample_params(rules), history, is_plain_greedy)
+        runs_on_device = (
+            processor.is_noop
+            and history is None
+            and rules.logprobs is None
+            and rules.acting_verifier == "coupled"
+        )
+        params = _sample_params(rules)
+        return cls(admission, processor, params, history, is_plain_greedy, runs_on_device)
 
     def resolved(self, row: StepRow) -> StepRow:
         """Return its row with the pending token, position and drafts."""
@@ -128,6 +138,10 @@ class BatchState:
     def resolve_pending(self, rows: Sequence[StepRow]) -> Sequence[StepRow]:
         """Replace PENDING_TOKEN, which was not sampled when the step was scheduled."""
         return [self._states[row.seq_id].resolved(row) if row.is_pending else row for row in rows]
+
+    def states(self, rows: Sequence[StepRow]) -> list[SequenceState]:
+        """Return the state of the sequence of each row."""
+        return [self._states[row.seq_id] for row in rows]
 
     def update_histories(self, rows: Sequence[StepRow]) -> None:
         """Store the known tokens of `rows`, without drafts, for rules that depend on tokens.

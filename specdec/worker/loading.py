@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,10 +25,14 @@ from specdec.models.weights.checkpoint import CPU
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 from specdec.text.vocab_map import VocabularyMap
+from specdec.worker.device_steps import DeviceDecoder
 from specdec.worker.draft_grammars import DraftGrammars
 from specdec.worker.draft_model_runner import DraftModelRunner
 from specdec.worker.model_runner import ModelRunner
+from specdec.worker.step_graphs import CudaGraphs
 from specdec.worker.target_model_runner import TargetModelRunner
+
+logger = logging.getLogger(__name__)
 
 _AnyRunner = TypeVar("_AnyRunner", bound=ModelRunner)
 
@@ -116,12 +121,31 @@ def _load_target(
     spec: RankModel, config: EngineConfig, group: TensorParallelGroup
 ) -> TargetModelRunner:
     model, head = ModelConfig.from_directory(spec.directory), spec.head
-    target = _load(TargetModelRunner, spec, model, group)
+    kind = partial(TargetModelRunner, has_padding_block=_runs_on_device(spec))
+    target = _load(kind, spec, model, group)
     if head is not None:
         found = HeadConfig.from_directory(head.directory, model, head.window, head.token_map)
         load = partial(_load_version, found, head, target.model)
         target.use_head(load_head(found, target.model, head.quantization), config, load)
+    elif _runs_on_device(spec):
+        _use_device_steps(target, spec.device, config)
     return target
+
+
+def _runs_on_device(spec: RankModel) -> bool:
+    """Return whether decodes run between two copies; without a device there is nothing to save."""
+    return spec.device.type == "cuda" and isinstance(spec.limits, EngineConfig)
+
+
+def _use_device_steps(
+    target: TargetModelRunner, device: torch.device, config: EngineConfig
+) -> None:
+    if not isinstance(target.model, DeviceDecoder):
+        logger.info("decodes run by operators of the host: the architecture has no fixed shapes")
+        return
+    fits_graphs = target.model.fits_graphs and not config.enforce_eager
+    report = target.use_device_steps(config, CudaGraphs(device) if fits_graphs else None)
+    logger.info("decodes run on the device: %s", report.describe())
 
 
 def _load_version(

@@ -20,16 +20,28 @@ class LocalTarget:
         self._load_fault: str | None = None
 
     def begin(self, step: StepInput) -> None:
-        """Queue the step for `collect`."""
+        """Queue the step; the device begins it now if it can."""
         self._steps.append(step)
+        self._begin_on_device()
 
     def collect(self) -> VerifyOutput:
-        """Run the step, and return its output; then the orders behind it."""
-        step = self._steps.popleft()
-        assert isinstance(step, StepInput), "collect without begin"
-        output = self._runner.execute(step)
+        """Wait for the oldest step, or run it; then run or begin what is behind it."""
+        if self._runner.num_in_flight:
+            output = self._runner.collect()
+        else:
+            step = self._steps.popleft()
+            assert isinstance(step, StepInput), "collect without begin"
+            output = self._runner.execute(step)
         self._run_orders()
+        self._begin_on_device()
         return output
+
+    def _begin_on_device(self) -> None:
+        """Let the device begin the next steps, as far as they need not wait."""
+        while self._steps and isinstance(step := self._steps[0], StepInput):
+            if not self._runner.begin(step):
+                break
+            self._steps.popleft()
 
     def begin_head_load(self, head: HeadFile) -> None:
         """Load the head behind the steps that were begun."""

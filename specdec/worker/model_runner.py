@@ -19,14 +19,18 @@ class ModelRunner:
         num_blocks: int,
         block_size: int,
         vocab_size: int,
+        has_padding_block: bool = False,
     ) -> None:
-        """Allocate the KV pool: `num_blocks` of `block_size` tokens."""
+        """Allocate the KV pool: `num_blocks` of `block_size` tokens.
+
+        has_padding_block: whether a block follows them that no sequence has, for padded tokens.
+        """
         self.model = model
         self.group = group
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.vocab_size = vocab_size
-        self.kv_cache = model.new_kv_cache(num_blocks * block_size)
+        self.kv_cache = model.new_kv_cache((num_blocks + has_padding_block) * block_size)
         self._batch_state = BatchState(block_size, self.kv_cache.device, model.vocab_slice)
 
     @property

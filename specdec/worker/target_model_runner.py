@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -17,7 +20,6 @@ from specdec.models.heads.base import DraftHead
 from specdec.sampling.logprobs import KeptLogits, prompt_logprobs
 from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch, VerifiedTokens, verify_greedy
 from specdec.sampling.vocab_shard import all_ranks_argmax
-from specdec.types.draft_tree import BASE
 from specdec.types.messages import (
     BlockTableDelta,
     PromptLogprobs,
@@ -29,39 +31,65 @@ from specdec.types.messages import (
 )
 from specdec.types.sampling_params import VerifierName
 from specdec.types.sampling_spec import SamplingRules
-from specdec.worker.batch_state import TokenSpan
+from specdec.worker.batch_state import SequenceState, TokenSpan
+from specdec.worker.device_steps import (
+    MAX_IN_FLIGHT,
+    DeviceDecoder,
+    DeviceStepLimits,
+    DeviceSteps,
+    PendingTokens,
+)
 from specdec.worker.head_runner import HeadRunner
 from specdec.worker.head_versions import HeadVersions, LoadHead
 from specdec.worker.model_runner import ModelRunner
+from specdec.worker.step_graphs import GraphBackend, GraphReport, StepGraphs
+from specdec.worker.step_rows import (
+    invalid_chunks,
+    positions_of_guesses,
+    positions_to_verify,
+    scored_tokens,
+    split_rows,
+    valid_tokens,
+)
+
+logger = logging.getLogger(__name__)
 
 
-def positions_to_verify(rows: Sequence[StepRow]) -> list[int]:
-    """Return the indices of the logits of the last known tokens and the drafts, in order."""
-    positions, end = list[int](), 0
-    for row in rows:
-        start, end = end, end + 1 + row.num_guesses
-        positions.extend(range(start, start + 1 + row.num_draft_tokens))
-    return positions
+@dataclass(frozen=True)
+class _DeviceStep:
+    """A step that the device runs; its rows may be pending."""
+
+    step_id: int
+    rows: Sequence[StepRow]
+    tokens: PendingTokens
 
 
-def positions_of_guesses(rows: Sequence[StepRow]) -> list[int]:
-    """Return the indices of the logits of all guesses of rows with lookahead tokens, in order."""
-    positions, end = list[int](), 0
-    for row in rows:
-        start, end = end, end + 1 + row.num_guesses
-        if row.num_lookahead_tokens:
-            positions.extend(range(start + 1, end))
-    return positions
+class _Part(NamedTuple):
+    """Rows that ran in one forward pass, and its results."""
+
+    rows: Sequence[StepRow]
+    batch: ModelInput
+    hidden: Tensor  # [T, hidden_size]
+    tapped: Tensor | None  # [T, taps, hidden_size]
+    prompt_logprobs: tuple[PromptLogprobs, ...]
+    verified: tuple[VerifiedRow, ...]
 
 
 class TargetModelRunner(ModelRunner):
     """Executes steps in order; with several ranks each gets the same steps.
 
     head: drafts at the end of each step; None without a draft head. head_versions: its versions.
+    device_steps: runs the steps that need nothing from the host; None where the host runs all.
     """
 
     head: HeadRunner | None = None
     head_versions: HeadVersions | None = None
+    device_steps: DeviceSteps | None = None
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """See ModelRunner."""
+        super().__init__(*arguments, **options)
+        self._begun: deque[_DeviceStep] = deque()
 
     def use_head(self, head: DraftHead, limits: EngineConfig, load: LoadHead) -> None:
         """Let `head` draft from now on; call it before the first step.
@@ -83,14 +111,131 @@ class TargetModelRunner(ModelRunner):
         )
         self.head_versions = HeadVersions(self.head, load)
 
+    def use_device_steps(self, limits: EngineConfig, backend: GraphBackend | None) -> GraphReport:
+        """Let the device run decodes and drafts from now on, with graphs where it can capture them.
+
+        Call it before the first step, without a head, on a pool with a padding block. backend: None
+        to launch the operators of each step one by one.
+        """
+        assert self.head is None, "a head drafts with hidden states on the host's order"
+        speculation = limits.speculation
+        sizes = DeviceStepLimits(
+            max_num_seqs=limits.max_num_seqs,
+            max_draft_tokens=speculation.max_chain_tokens if speculation else 0,
+            max_model_len=limits.max_model_len,
+            block_size=self.block_size,
+            num_blocks=self.num_blocks,
+        )
+        graphs = StepGraphs(
+            backend,
+            max_num_seqs=sizes.max_num_seqs,
+            max_draft_tokens=sizes.max_draft_tokens,
+            num_blocks=sizes.blocks_of_longest,
+        )
+        model = cast(DeviceDecoder, self.model)
+        self.device_steps = DeviceSteps(model, self.kv_cache, self._shard, sizes, graphs)
+        return self.device_steps.capture()
+
     def execute(self, step: StepInput) -> VerifyOutput:
-        """Run one step; return the same output on every rank."""
+        """Run one step; return the same output on every rank. None may be in flight."""
+        assert not self._begun, "steps are collected in order"
+        self._update(step)
+        if self.device_steps is None or not step.rows:
+            return self._run(step)
+        rows = self._batch_state.resolve_pending(step.rows)
+        states = self._batch_state.states(rows)
+        if self.device_steps.can_run(rows, states) and self._begin(step.step_id, rows, states):
+            return self.collect()
+        return self._run(step)
+
+    def begin(self, step: StepInput) -> bool:
+        """Begin a step on the device behind the one in flight, if any, for `collect`.
+
+        Returns False, and has changed nothing that counts, where the device cannot run it, or the
+        step has to wait for the result of that one.
+        """
+        device, is_behind = self.device_steps, bool(self._begun)
+        if device is None or step.admitted or step.released or not step.rows:
+            return False
+        if len(self._begun) == MAX_IN_FLIGHT:
+            return False
+        if is_behind and any(row.drafts_by_token for row in step.rows):
+            return False
+        rows = step.rows if is_behind else self._batch_state.resolve_pending(step.rows)
+        states = self._batch_state.states(rows)
+        if not device.can_run(rows, states):
+            return False
+        self._update(step)
+        return self._begin(step.step_id, rows, states)
+
+    def _begin(self, step_id: int, rows: Sequence[StepRow], states: list[SequenceState]) -> bool:
+        """Begin a step that the device can run; return False where the memory does not suffice."""
+        assert self.device_steps is not None
+        try:
+            tokens = self.device_steps.begin(rows, states)
+        except torch.OutOfMemoryError:
+            if self.group.size > 1:
+                raise
+            logger.warning("out of memory in a step of %d sequences on the device", len(rows))
+            return False
+        self._begun.append(_DeviceStep(step_id, rows, tokens))
+        return True
+
+    def collect(self) -> VerifyOutput:
+        """Wait for the oldest step in flight; return its output."""
+        step = self._begun.popleft()
+        rows = self._batch_state.resolve_pending(step.rows)
+        verified = []
+        for row, token_ids in zip(rows, step.tokens.collect(), strict=True):
+            self._batch_state.append_output(row, token_ids)
+            verified.append(VerifiedRow(row.seq_id, token_ids, has_bad_logits=not token_ids))
+        return VerifyOutput(step.step_id, tuple(verified))
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps that the device runs, and that were not collected."""
+        return len(self._begun)
+
+    def _update(self, step: StepInput) -> None:
         self._batch_state.update(step)
+        if self.device_steps is not None:
+            self.device_steps.update(step.released, step.block_table_deltas)
         if self.head is not None:
             self.head.update(step)
+
+    def _run(self, step: StepInput) -> VerifyOutput:
+        """Run a step by operators that the host launches, and whose results it reads."""
         if not step.rows:
             return VerifyOutput(step.step_id, ())
-        rows = self._batch_state.resolve_pending(step.rows)
+        verified: list[VerifiedRow] = []
+        prompt_logprobs: list[PromptLogprobs] = []
+        for part in self._parts(self._batch_state.resolve_pending(step.rows)):
+            verified += self._drafted(part)
+            prompt_logprobs += part.prompt_logprobs
+        return VerifyOutput(step.step_id, tuple(verified), tuple(prompt_logprobs))
+
+    def _parts(self, rows: Sequence[StepRow]) -> Iterator[_Part]:
+        """Run and verify rows, as one part where the memory suffices.
+
+        After a failed allocation the rows run in two parts. With several ranks the others would
+        wait for this one in a collective operation; the group then fails as a whole.
+        """
+        try:
+            yield self._run_part(rows)
+        except torch.OutOfMemoryError:
+            parts = split_rows(rows)
+            if not parts or self.group.size > 1:
+                raise
+            num_tokens = sum(len(row.token_ids) for row in rows)
+            logger.warning("out of memory in a step of %d tokens: it runs in parts", num_tokens)
+        else:
+            return
+        if self.kv_cache.is_cuda:
+            torch.cuda.empty_cache()
+        for part in parts:
+            yield from self._parts(part)
+
+    def _run_part(self, rows: Sequence[StepRow]) -> _Part:
         self._batch_state.update_histories(rows)
         batch = self._batch_state.model_input(rows)
         hidden, tapped = self._forward(batch)
@@ -99,12 +244,19 @@ class TargetModelRunner(ModelRunner):
             if self._batch_state.has_prompt_logprobs
             else ()
         )
-        verified = (*self._verify(rows, hidden), *_invalid_chunks(rows, hidden))
-        moves = self._compact(rows, verified)
-        if self.head is not None:
-            verified = self.head.draft(rows, batch, hidden, tapped, verified, moves)
-            self._batch_state.hold_drafts(verified)
-        return VerifyOutput(step.step_id, verified, prompt_logprobs)
+        verified = (*self._verify(rows, hidden), *invalid_chunks(rows, hidden))
+        return _Part(rows, batch, hidden, tapped, prompt_logprobs, verified)
+
+    def _drafted(self, part: _Part) -> Sequence[VerifiedRow]:
+        """Return the verified rows of a part, with the drafts that a head makes behind them."""
+        moves = self._compact(part.rows, part.verified)
+        if self.head is None:
+            return part.verified
+        verified = self.head.draft(
+            part.rows, part.batch, part.hidden, part.tapped, part.verified, moves
+        )
+        self._batch_state.hold_drafts(verified)
+        return verified
 
     def _forward(self, batch: ModelInput) -> tuple[Tensor, Tensor | None]:
         """Return hidden states [T, hidden_size], and those [T, taps, hidden_size] for the head."""
@@ -134,7 +286,7 @@ class TargetModelRunner(ModelRunner):
         rows = [row for row in step_rows if row.samples]
         if not rows:
             return []
-        scored = _scored_tokens(step_rows)
+        scored = scored_tokens(step_rows)
         logits, argmax = self.model.compute_logits_and_argmax(
             hidden if len(scored) == len(hidden) else hidden[scored]
         )
@@ -197,7 +349,7 @@ class TargetModelRunner(ModelRunner):
         end = 0
         for row, token_ids in zip(rows, verified, strict=True):
             start, end = end, end + row.num_draft_tokens + 1
-            output.append((row, _valid_tokens(row, token_ids, is_invalid[start:end])))
+            output.append((row, valid_tokens(row, token_ids, is_invalid[start:end])))
         logprobs = kept.logprobs(output, self._shard) if kept else {}
         for row, token_ids in output:
             self._batch_state.append_output(row, token_ids)
@@ -278,50 +430,10 @@ class TargetModelRunner(ModelRunner):
         return members_of
 
 
-def _scored_tokens(rows: Sequence[StepRow]) -> list[int]:
-    """Return the flat indices of the tokens whose logits are needed, in the order of the rows."""
-    scored: list[int] = []
-    end = 0
-    for row in rows:
-        end += len(row.token_ids)
-        if row.samples:
-            scored.extend(range(end - row.num_guesses - 1, end))
-    return scored
-
-
 def _verify_greedy(argmax: RowArgmax, rows: Sequence[StepRow]) -> Sequence[tuple[int, ...]]:
     """Verify rows against the argmax of their logits; return the new tokens of each."""
     trees = [row.parents for row in rows]
     return verify_greedy(argmax.token_ids.tolist(), [row.drafts for row in rows], trees)
-
-
-def _valid_tokens(
-    row: StepRow, token_ids: tuple[int, ...], is_invalid: Sequence[bool]
-) -> tuple[int, ...]:
-    """Return the new tokens of a row before the first invalid logits on their path.
-
-    is_invalid: [num_draft_tokens + 1].
-    """
-    if True not in is_invalid:
-        return token_ids
-    scored = (BASE, *row.accepted_drafts(token_ids[:-1]))
-    own = [is_invalid[node + 1] for node in scored]
-    return token_ids[: own.index(True)] if True in own else token_ids
-
-
-def _invalid_chunks(rows: Sequence[StepRow], hidden: Tensor) -> Iterator[VerifiedRow]:
-    """Yield the rows that do not sample and whose hidden states [T, hidden_size] have NaN or Inf.
-
-    Their KV is invalid too, and must not be shared with other requests through the prefix cache.
-    """
-    if all(row.samples for row in rows):
-        return
-    is_finite: list[bool] = hidden.isfinite().all(1).tolist()
-    end = 0
-    for row in rows:
-        start, end = end, end + len(row.token_ids)
-        if not row.samples and not all(is_finite[start:end]):
-            yield VerifiedRow(row.seq_id, (), has_bad_logits=True)
 
 
 def _tree_choices(config: EngineConfig) -> Sequence[Sequence[int]]:

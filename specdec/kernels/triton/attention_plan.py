@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.kernels.attention import MAX_SHORT_QUERY_TOKENS
+from specdec.kernels.device_batch import DeviceBatch
 from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.kernels.triton.device.attention import SEGMENT_TOKENS, SEGMENTS_PER_LEVEL
 from specdec.types.draft_tree import ancestors, depths, signed_words
@@ -22,6 +23,8 @@ Int32Array = NDArray[np.int32]
 _SHORT_TILES = (16, 32, 64)
 """Rows of a tile of short queries: the fewest that hold the longest one of a batch."""
 _LONG_TILE = 64
+ENOUGH_PROGRAMS = 132
+"""Multiprocessors of an H100 or H200; a constant, so that launches are those of any GPU."""
 _SEGMENT, _PER_LEVEL = int(SEGMENT_TOKENS.value), int(SEGMENTS_PER_LEVEL.value)
 
 
@@ -30,13 +33,22 @@ class TileShape:
     """Shape of the tiles of one launch.
 
     num_rows: rows of a tile, a power of two; a row is a query of one head. used_rows: those that
-    can have a query. num_segments: that the longest context has; None where contexts are not split,
-    because queries are long, or because none has two segments.
+    can have a query. num_segments: that the longest context has; None for long queries, whose
+    context has no segments.
     """
 
     num_rows: int
     used_rows: int
     num_segments: int | None
+
+    def num_parts(self, num_programs: int) -> int:
+        """Return the segments to compute one by one: none where there are programs enough.
+
+        num_programs: of the launch otherwise, one for each tile and KV head.
+        """
+        if self.num_segments is None or num_programs >= ENOUGH_PROGRAMS:
+            return 0
+        return self.num_segments if self.num_segments > 1 else 0
 
     @classmethod
     def of(
@@ -53,8 +65,12 @@ class TileShape:
             num_rows = _SHORT_TILES[0]
         num_rows = max(num_rows, 1 << (heads_per_kv - 1).bit_length())
         used_rows = min(longest, num_rows // heads_per_kv * heads_per_kv)
-        num_segments = num_segments_of(context_len) if is_split else 1
-        return cls(num_rows, used_rows, num_segments if num_segments > 1 else None)
+        return cls(num_rows, used_rows, num_segments_of(context_len) if is_split else None)
+
+
+class _Options(TypedDict):
+    dtype: torch.dtype
+    device: torch.device
 
 
 class Parts(NamedTuple):
@@ -66,7 +82,10 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True)
 class Tiles:
-    """The queries of one launch, in N tiles. parts: None where contexts are not split."""
+    """The queries of one launch, in N tiles.
+
+    parts: results of segments; None where one program attends to all segments of a context.
+    """
 
     sequences: Tensor  # [N] int32; -1 for a tile without queries
     tokens: Tensor  # [N] int32: first query of the tile within its sequence
@@ -78,9 +97,10 @@ class Tiles:
         cls, sequences: Tensor, tokens: Tensor, shape: TileShape, num_kv_heads: int, head_dim: int
     ) -> Tiles:
         """Allocate the parts beside the tiles; heads of this rank."""
-        if shape.num_segments is None:
+        num_parts = shape.num_parts(len(sequences) * num_kv_heads)
+        if num_parts == 0:
             return cls(sequences, tokens, shape, None)
-        leading = (len(sequences), num_kv_heads, shape.num_segments)
+        leading = (len(sequences), num_kv_heads, num_parts)
         values = torch.empty(
             *leading, shape.used_rows, head_dim, dtype=torch.float32, device=sequences.device
         )
@@ -94,12 +114,12 @@ class Tiles:
 class TritonPlan:
     """The part of a batch's attention that is the same for all layers; all on the device."""
 
-    slot_mapping: Tensor  # [T] int32; negative for a token whose KV is not written
-    positions: Tensor  # [T] int32
+    slot_mapping: Tensor  # [T] integers; negative for a token whose KV is not written
+    positions: Tensor  # [T] integers
     cu_seqlens: Tensor  # [B + 1] int32
-    context_lens: Tensor  # [B] int32
-    first_nodes: Tensor  # [B] int32: slot of the first node of a tree; the context without one
-    block_tables: Tensor  # [B, M] int32
+    context_lens: Tensor  # [B] integers
+    first_nodes: Tensor  # [B] integers: slot of the first node of a tree; the context without one
+    block_tables: Tensor  # [B, M] integers
     ancestors: Tensor | None  # [T] int64, as in draft_tree.ancestors; None without trees
     launches: tuple[Tiles, ...]
     window: int | None
@@ -152,6 +172,39 @@ def plan_batch(
         ancestors=None if words is None else next(copies).view(torch.int64),
         window=window,
         kv_start=kv_start,
+    )
+
+
+def plan_device_batch(
+    batch: DeviceBatch,
+    heads: HeadShard,
+    head_dim: int,
+    block_size: int,
+    *,
+    window: int | None,
+    invariant: bool,
+) -> TritonPlan:
+    """Divide a batch of fixed shape into tiles; contexts may be as long as the block tables."""
+    device, num_seqs = batch.positions.device, batch.num_sequences
+    longest = batch.block_tables.shape[1] * block_size
+    shape = TileShape.of([batch.query_len], longest, heads.heads_per_kv, invariant=invariant)
+    options: _Options = {"dtype": torch.int32, "device": device}
+    starts = torch.arange(0, batch.query_len, shape.num_rows // heads.heads_per_kv, **options)
+    sequences = torch.arange(num_seqs, **options).repeat_interleave(len(starts))
+    num_tokens = num_seqs * batch.query_len
+    return TritonPlan(
+        slot_mapping=batch.slot_mapping.contiguous(),
+        positions=batch.positions.contiguous(),
+        cu_seqlens=torch.arange(0, num_tokens + 1, batch.query_len, **options),
+        context_lens=(context_lens := batch.context_lens.contiguous()),
+        first_nodes=context_lens,
+        block_tables=batch.block_tables.contiguous(),
+        ancestors=None,
+        launches=(
+            Tiles.allocate(sequences, starts.repeat(num_seqs), shape, len(heads.kv), head_dim),
+        ),
+        window=window,
+        kv_start=0,
     )
 
 

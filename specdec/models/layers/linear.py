@@ -206,8 +206,11 @@ class VocabHead(nn.Module):
                 return None
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return logits [R, V_local] of hidden states [R, hidden_size]."""
-        logits = transform_logits(self.transform, self.matrix.multiply(hidden))
+        """Return logits [R, V_local] of hidden states [R, hidden_size], in float32.
+
+        Logits in 16 bits often have two equal maxima, between which rounding decides.
+        """
+        logits = transform_logits(self.transform, self.matrix.multiply_to_float32(hidden))
         if self._places is None:
             return logits
         spread = logits.new_full((len(logits), self.num_tokens), -torch.inf)

@@ -57,11 +57,16 @@ class Matrix(Protocol):
         """Return base + x W^T; base: [out_features] or [T, out_features]."""
         ...
 
+    def multiply_to_float32(self, x: Tensor) -> Tensor:
+        """Return x W^T in float32, without rounding it to the dtype of x first."""
+        ...
+
 
 class FullMatrix:
-    """Matrix for torch in the model's dtype, stored transposed (docs/adr/0003).
+    """Matrix for torch in the model's dtype, stored transposed on CPUs (docs/adr/0003).
 
-    weight: [in_features, out_features].
+    weight: [in_features, out_features]. On a GPU it is a view of rows [out_features, in_features],
+    the layout that the libraries of GPUs read along both operands.
     """
 
     def __init__(
@@ -74,7 +79,9 @@ class FullMatrix:
         out_features, in_features = shape
         pieces = iter(blocks)
         first = next(pieces)
-        self.weight = torch.empty(in_features, out_features, dtype=dtype, device=first.device)
+        size = (out_features, in_features) if first.is_cuda else (in_features, out_features)
+        weight = torch.empty(size, dtype=dtype, device=first.device)
+        self.weight = weight.t() if first.is_cuda else weight
         for place, block in _placed(chain([first], pieces), out_features):
             self.weight[:, place] = block.t()
 
@@ -85,6 +92,16 @@ class FullMatrix:
     def multiply_add(self, base: Tensor, x: Tensor) -> Tensor:
         """See Matrix."""
         return torch.addmm(base, x, self.weight)
+
+    def multiply_to_float32(self, x: Tensor) -> Tensor:
+        """See Matrix."""
+        if x.dtype == torch.float32:
+            return x @ self.weight
+        if x.is_cuda:
+            return torch.mm(x, self.weight, out_dtype=torch.float32)
+        # On CPUs torch has no product of 16-bit matrices with a float32 result.
+        step = max(1, _BLOCK_ELEMENTS // len(self.weight))
+        return torch.cat([x.float() @ part.float() for part in self.weight.split(step, dim=1)], 1)
 
 
 class Int8Matrix:
@@ -106,13 +123,17 @@ class Int8Matrix:
 
     def multiply(self, x: Tensor) -> Tensor:
         """See Matrix."""
-        scales = self._row_scales(x)
-        return self._product(x, scales).mul_(scales).to(x.dtype)
+        return self.multiply_to_float32(x).to(x.dtype)
 
     def multiply_add(self, base: Tensor, x: Tensor) -> Tensor:
         """See Matrix."""
         scales = self._row_scales(x)
         return torch.addcmul(base.float(), self._product(x, scales), scales).to(x.dtype)
+
+    def multiply_to_float32(self, x: Tensor) -> Tensor:
+        """See Matrix."""
+        scales = self._row_scales(x)
+        return self._product(x, scales).mul_(scales)
 
     def _row_scales(self, x: Tensor) -> Tensor:
         """Return the value of 1 in the hi part of each row, [T, 1] float32, never 0."""
@@ -215,9 +236,13 @@ class NativeMatrix:
 
     def multiply(self, x: Tensor) -> Tensor:
         """See Matrix."""
+        return self.multiply_to_float32(x).to(x.dtype)
+
+    def multiply_to_float32(self, x: Tensor) -> Tensor:
+        """See Matrix."""
         result = torch.empty(len(x), self._packed.shape[0], device="cpu")
         self._packed.multiply(_rows_of_floats(x), result)
-        return result.to(x.dtype)
+        return result
 
     def multiply_add(self, base: Tensor, x: Tensor) -> Tensor:
         """See Matrix."""

@@ -14,6 +14,8 @@ from specdec.config.speculative import SpeculativeConfig
 from specdec.config.speculative_keys import read_value
 from specdec.types.errors import InvalidValueError
 
+BY_DEVICE = ("dtype", "max_num_seqs", "max_num_batched_tokens")
+
 
 @pytest.fixture
 def tls_files(tmp_path):
@@ -193,10 +195,20 @@ def test_a_service_accepts_drafts_by_chance_only_if_a_flag_allows_it():
 
 @pytest.mark.parametrize(
     "field",
-    [name for name, setting in ServeConfig.settings().items() if setting.limit.accepts(None)],
+    [
+        name
+        for name, setting in ServeConfig.settings().items()
+        if setting.limit.accepts(None) and name not in BY_DEVICE
+    ],
 )
 def test_none_is_allowed_for_optional_settings(field):
     assert getattr(ServeConfig.from_mapping({field: None}), field) is None
+
+
+@pytest.mark.parametrize("field", BY_DEVICE)
+def test_none_selects_the_default_of_the_device(field):
+    found = ServeConfig.from_mapping({field: None})
+    assert getattr(found, field) == getattr(ServeConfig(), field) is not None
 
 
 @pytest.mark.parametrize(
@@ -371,7 +383,8 @@ def test_overrides_take_precedence_over_yaml(tmp_path):
 
 def test_help_has_description_limit_and_default():
     assert ServeConfig.settings()["max_num_seqs"].help == (
-        "Maximum number of sequences that run concurrently (1 to 4096). Default: 64."
+        "Maximum number of sequences that run concurrently (1 to 4096). "
+        "Default: 64 on a CPU, 256 on a GPU."
     )
     for name, setting in ServeConfig.settings().items():
         assert setting.meaning, name

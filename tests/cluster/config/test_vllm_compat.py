@@ -98,8 +98,7 @@ def test_details_alone_leave_the_method_to_auto(model, keys, expected):
             [{"speculative_config": "none"}, {"spec_tokens": 2}],
             "left out where speculative_config is none",
         ),
-        ([{"enforce_eager": False}], "it must be true, or left out: no CUDA graphs"),
-        ([{"enforce_eager": 1}], "it must be true, or left out: no CUDA graphs"),
+        ([{"enable_chunked_prefill": 1}], "it must be true, or left out: long prompts"),
         (
             [{"model": ["a"], "spec_tokens": 2}],
             "model is ['a']; it must be a non-empty string",

@@ -7,6 +7,7 @@ import pytest
 from specdec.config.engine import EngineConfig
 from specdec.config.llm import LLMConfig
 from specdec.config.speculative import SpeculativeConfig
+from specdec.engine.gpu_workspace import gpu_workspace_bytes
 from specdec.engine.memory_plan import memory_plan
 from specdec.engine.model_resolution import Models
 from specdec.models.config import ModelConfig
@@ -220,6 +221,7 @@ def on_gpus(**speculation):
     return LLMConfig(
         model="tiny",
         device="cuda",
+        dtype="float32",
         max_num_seqs=4096,
         max_num_batched_tokens=4096,
         speculative_config=SpeculativeConfig.of("draft_model", **speculation),
@@ -227,14 +229,15 @@ def on_gpus(**speculation):
 
 
 def test_each_pool_is_bounded_by_the_gpus_of_its_model(model):
-    big = dataclasses.replace(model, intermediate_size=200_000)
+    big = dataclasses.replace(model, intermediate_size=20_000)
     config, available = on_gpus(draft_tensor_parallel_size=2), 3 * GIB
     alone = memory_plan(config, Models(model), available).engine.num_blocks
     both = memory_plan(config, Models(model, big), available)
     assert both.engine.num_blocks == alone > 0
     # Each of two GPUs has two of three KV heads, the middle one on both; one has five of nine query
     # heads. Each has a workspace.
-    free = (available - 2 * GIB) - big.weight_bytes("float32") * 5 / 9
+    workspace = gpu_workspace_bytes(config, big, drafts=True)
+    free = (available - workspace) - big.weight_bytes("float32") * 5 / 9
     held = kv_bytes(big, both.draft, 2) / 2
     assert 0.99 * free < held <= free
 
@@ -255,11 +258,75 @@ def test_a_configured_size_on_gpus_includes_both_models(model):
 def test_a_gpu_that_is_too_small_raises_an_error_with_the_fix(model):
     message = r"a rank of the target .* leave 0\.0 for the KV cache.*: raise tensor_parallel_size"
     with pytest.raises(OutOfMemoryError, match=message):
-        memory_plan(on_gpus(), Models(model), 2 * GIB)
+        memory_plan(on_gpus(), Models(model), 1.5 * GIB)
     huge = dataclasses.replace(model, intermediate_size=2_000_000)
     message = "a rank of the draft model .*: raise speculative_config.draft_tensor_parallel_size"
     with pytest.raises(OutOfMemoryError, match=message):
         memory_plan(on_gpus(), Models(model, huge), 3 * GIB)
+
+
+@pytest.mark.parametrize("in_process", [True, False])
+def test_models_that_share_a_gpu_have_one_plan(model, in_process):
+    """In one process they always do."""
+    config = on_gpus(share_gpu=None if in_process else True)
+    available = 4 * GIB
+    plan = memory_plan(config, Models(model, model), available, in_process=in_process)
+    held = kv_bytes(model, plan.engine) + kv_bytes(model, plan.draft)
+    without_kv = sum(
+        model.weight_bytes("float32") + gpu_workspace_bytes(config, model, drafts=drafts)
+        for drafts in (True, False)
+    )
+    assert 0.99 * (available - without_kv) < held <= available - without_kv
+    assert plan.draft.num_blocks == plan.engine.num_blocks
+    apart = memory_plan(config if in_process else on_gpus(), Models(model, model), available)
+    assert apart.engine.num_blocks > plan.engine.num_blocks
+
+
+def test_a_shared_gpu_that_is_too_small_raises_an_error(model):
+    message = "of the GPU that they share; weights and workspaces leave 0.00 for both KV caches"
+    with pytest.raises(OutOfMemoryError, match=message):
+        memory_plan(on_gpus(share_gpu=True), Models(model, model), 2 * GIB)
+
+
+def test_a_configured_size_on_a_shared_gpu_includes_both_models(model):
+    config = dataclasses.replace(on_gpus(share_gpu=True), kv_cache_memory_gib=0.25)
+    plan = memory_plan(config, Models(model, model), 16 * GIB)
+    total = kv_bytes(model, plan.engine) + kv_bytes(model, plan.draft)
+    assert 0.99 * GIB / 4 < total <= GIB / 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "model_changes"),
+    [
+        ({"max_num_batched_tokens": 8192}, {}),
+        ({"max_num_seqs": 8192 // 2}, {}),
+        ({}, {"intermediate_size": 4096}),
+        ({}, {"vocab_size": 100_000}),
+        ({"enforce_eager": False}, {}),
+    ],
+    ids=str,
+)
+def test_a_workspace_grows_with_the_largest_step(model, changes, model_changes):
+    small = LLMConfig(
+        model="tiny",
+        device="cuda",
+        dtype="bfloat16",
+        max_num_seqs=16,
+        enforce_eager=True,
+        speculative_config=SpeculativeConfig.of("ngram"),
+    )
+    large = dataclasses.replace(small, **{"max_num_batched_tokens": 4096, **changes})
+    assert gpu_workspace_bytes(small, model, drafts=False) < gpu_workspace_bytes(
+        large, dataclasses.replace(model, **model_changes), drafts=False
+    )
+
+
+def test_async_scheduling_in_one_process_is_for_gpus(model):
+    """On a CPU nothing runs while the engine schedules."""
+    for device, runs_ahead in (("cpu", False), ("cuda", True)):
+        config = LLMConfig(model="tiny", device=device, dtype="float32", speculative_config=None)
+        plan = memory_plan(config, Models(model), 16 * GIB, in_process=True)
+        assert plan.engine.async_scheduling == runs_ahead
 
 
 def test_pools_on_separate_nodes_are_independent(model, drafting):
@@ -290,7 +357,7 @@ def test_a_configured_size_includes_both_nodes(model, drafting):
 def test_the_draft_may_have_a_smaller_gpu(model):
     config = on_gpus(max_model_len=256)
     same = memory_plan(config, Models(model, model), 3 * GIB)
-    smaller = memory_plan(config, Models(model, model), 3 * GIB, draft_bytes=int(2.1 * GIB))
+    smaller = memory_plan(config, Models(model, model), 3 * GIB, draft_bytes=int(1.6 * GIB))
     assert smaller.engine == same.engine
     assert smaller.draft.num_blocks < same.draft.num_blocks
 

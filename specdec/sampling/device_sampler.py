@@ -1,0 +1,172 @@
+"""Sampling in tensors of fixed shape: the device samples and verifies without the host.
+
+The tokens are those of `sampler`, which selects rows and chunks on the host to save arithmetic.
+Here the noise of the whole vocabulary is computed, and one gather carries the best score, its token
+and the faults of a row over all ranks. This is the reference for device kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.triton.availability import has_triton
+from specdec.sampling.device_truncation import DeviceLimits, device_floors
+from specdec.sampling.gumbel import CHUNK_TOKENS, NoiseKeys, gumbel_noise
+from specdec.sampling.sampler import LEAST_FLOOR
+from specdec.sampling.vocab_shard import ScoreChunks, VocabShard
+
+_SLAB_LOGITS = 2**23
+"""Logits of all ranks that are sampled at once, which take about 50 bytes each."""
+
+
+class SamplingKind(IntEnum):
+    """The work that the rows of a step need at most; a row may need less."""
+
+    GREEDY = 0
+    SAMPLED = 1
+    TRUNCATED = 2
+
+
+@dataclass(frozen=True)
+class DeviceRules:
+    """Sampling parameters of rows of logits, on the device."""
+
+    temperatures: Tensor  # [num_rows] float32; 0: greedy
+    limits: DeviceLimits
+    keys: NoiseKeys
+
+    def __getitem__(self, rows: slice) -> DeviceRules:
+        return DeviceRules(self.temperatures[rows], self.limits[rows], self.keys[rows])
+
+
+@dataclass(frozen=True)
+class DeviceSample:
+    """Tokens of rows of logits.
+
+    is_invalid: whether no token can be sampled, for NaN or +inf, or for -inf alone.
+    """
+
+    token_ids: Tensor  # [num_rows] int64
+    is_invalid: Tensor  # [num_rows] bool
+
+
+def sample_on_device(
+    logits: Tensor,  # [num_rows, num_tokens]
+    rules: DeviceRules | None,
+    kind: SamplingKind,
+    shard: VocabShard,
+) -> DeviceSample:
+    """Sample each row, without a value that the host has to read; equal on every rank.
+
+    A collective call; every rank passes the same rules. logits: of this rank, of any float type.
+    rules: None for GREEDY. Rows of temperature 0 take the argmax, whatever the kind is.
+    """
+    logits = logits[:, : shard.vocab_size - shard.first_token]
+    if shard.group.size == 1 and has_triton(logits.device):
+        return _triton_sample(logits, rules, kind)
+    size = max(1, _SLAB_LOGITS // shard.vocab_size)
+    slabs = [slice(start, start + size) for start in range(0, len(logits), size)]
+    parts = [
+        _best(logits[slab]) if rules is None else _sampled(logits[slab], rules[slab], kind, shard)
+        for slab in slabs
+    ]
+    best = parts[0] if len(parts) == 1 else torch.cat(parts)
+    if rules is None:
+        best[:, 1] += shard.first_token
+    return _best_of_ranks(shard.group.all_gather(best))
+
+
+def _triton_sample(logits: Tensor, rules: DeviceRules | None, kind: SamplingKind) -> DeviceSample:
+    """Sample the whole vocabulary on this rank; as `sample_on_device`."""
+    from specdec.kernels.triton.sample import RowSampling, TileArgmax, sample_rows  # imports Triton
+
+    if rules is None:
+        argmax = TileArgmax(logits).reduce()
+        token_ids = argmax.token_ids
+    else:
+        limits, keys = rules.limits, rules.keys
+        columns = (
+            *(rules.temperatures, limits.top_k, limits.top_p, limits.min_scores),
+            *(keys.seeds, keys.choices, keys.positions),
+        )
+        sampling = RowSampling(*(column.contiguous() for column in columns))
+        truncates = kind is SamplingKind.TRUNCATED
+        sampled = sample_rows(logits, sampling, LEAST_FLOOR, truncates=truncates)
+        token_ids, argmax = sampled.token_ids, sampled.argmax
+    return DeviceSample(token_ids, argmax.has_nan | (argmax.values == -torch.inf))
+
+
+def verify_chains(sample: DeviceSample, drafts: Tensor, num_drafts: Tensor) -> Tensor:
+    """Return the number of new tokens of each sequence: those of its first rows of logits.
+
+    Coupled verification (`verifiers.coupled`) of chains: a draft token is accepted where the target
+    samples the same one, so the new tokens are the sampled ones up to the first that differs, and
+    before the first row that is invalid.
+
+    sample: of B sequences with Q rows each. drafts: [B, Q - 1] int64. num_drafts: [B] int64.
+    Returns [B] int64, from 0 to Q.
+    """
+    num_sequences, num_places = drafts.shape
+    token_ids = sample.token_ids.view(num_sequences, -1)
+    places = torch.arange(num_places, device=drafts.device)
+    is_accepted = (token_ids[:, :-1] == drafts) & (places < num_drafts.unsqueeze(1))
+    is_reached = torch.nn.functional.pad(is_accepted, (1, 0), value=True)
+    is_output = is_reached & ~sample.is_invalid.view(num_sequences, -1)
+    return is_output.long().cumprod(1).sum(1)
+
+
+def _best(logits: Tensor) -> Tensor:
+    """Return the best of each row on this rank: score, index, greatest logit, and whether it fails.
+
+    Returns [num_rows, 4] float64, which holds each exactly. NaN and +inf are faults.
+    """
+    greatest = logits.amax(1, keepdim=True)  # propagates NaN
+    columns = logits.argmax(1, keepdim=True)  # of equals the first; of a row with NaN, the NaN
+    is_faulty = ~(greatest < torch.inf)
+    return torch.cat(
+        [greatest.double(), columns.double(), greatest.double(), is_faulty.double()], 1
+    )
+
+
+def _sampled(logits: Tensor, rules: DeviceRules, kind: SamplingKind, shard: VocabShard) -> Tensor:
+    """Return the best of each row as `_best`, by score with noise where the row is not greedy.
+
+    The index is a token id. A collective call.
+    """
+    greedy = _best(logits)
+    greedy[:, 1] += shard.first_token
+    chunks = ScoreChunks.of_logits(logits, shard.first_token)
+    chunks.scale(rules.temperatures.masked_fill(rules.temperatures == 0, 1), shard.group)
+    scores = chunks.scores.flatten(1)
+    perturbed = scores + _noise(rules.keys, chunks).view_as(scores)
+    if kind is SamplingKind.TRUNCATED:
+        floors = device_floors(scores, rules.limits, shard.group)
+        perturbed.masked_fill_(scores < floors.unsqueeze(1), -torch.inf)
+    columns = perturbed.argmax(1, keepdim=True)
+    token_ids = columns + chunks.first_chunk * CHUNK_TOKENS
+    best = torch.cat([perturbed.gather(1, columns).double(), token_ids.double(), greedy[:, 2:]], 1)
+    return torch.where((rules.temperatures > 0).unsqueeze(1), best, greedy)
+
+
+def _best_of_ranks(best: Tensor) -> DeviceSample:
+    """Return the best token of each row; best: [size, num_rows, 4], as from `_best` by rank."""
+    # Of ranks with equal scores, argmax takes the first, which has the lowest token ids.
+    ranks = best[:, :, 0].argmax(0, keepdim=True)
+    token_ids = best[:, :, 1].gather(0, ranks).squeeze(0).long()
+    is_empty = best[:, :, 2].amax(0) == -torch.inf
+    return DeviceSample(token_ids, is_empty | (best[:, :, 3].amax(0) > 0))
+
+
+def _noise(keys: NoiseKeys, chunks: ScoreChunks) -> Tensor:
+    """Return the noise of all tokens, [num_rows * num_columns, CHUNK_TOKENS] float32."""
+    num_rows, num_columns, _ = chunks.scores.shape
+    ids = chunks.first_chunk + torch.arange(num_columns, device=chunks.scores.device)
+    columns = (
+        values.unsqueeze(1).expand(num_rows, num_columns).flatten()
+        for values in (keys.seeds, keys.choices, keys.positions)
+    )
+    return gumbel_noise(NoiseKeys(*columns), ids.expand(num_rows, num_columns).flatten())

@@ -1,0 +1,183 @@
+"""Shapes of the steps that a device runs, and the graphs that are captured for them.
+
+A graph replays all launches of a step in one call. It has fixed shapes, so a step is padded to the
+next captured one. All graphs are captured before the rank is ready: none is made in a step.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from specdec.config.graph_sizes import query_lens, row_counts
+
+Launch = Callable[["StepShape"], None]
+"""Launches a stage of a step of this shape on the static buffers; returns before it has run."""
+
+Replay = Callable[[], None]
+
+_MIB = 2**20
+
+
+class Stage(StrEnum):
+    """Part of a step that is a graph. The last three sample, by what the rows need at most."""
+
+    FORWARD = "forward"
+    GREEDY = "greedy"
+    SAMPLED = "sampled"
+    TRUNCATED = "truncated"
+
+
+class StepShape(NamedTuple):
+    """Shape of the tensors of a step.
+
+    num_rows: sequences. query_len: tokens of each. num_blocks: width of the block tables.
+    """
+
+    num_rows: int
+    query_len: int
+    num_blocks: int
+
+
+class GraphBackend(Protocol):
+    """Captures the launches of a function, to be replayed."""
+
+    def capture(self, function: Callable[[], None]) -> Replay:
+        """Run the function once or more, and return how to launch the same work again."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Device memory that all graphs take."""
+        ...
+
+
+class CudaGraphs:
+    """CUDA graphs that share one pool of memory; they are replayed one after the other."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = torch.cuda.graph_pool_handle()
+        self._num_bytes = 0
+
+    def capture(self, function: Callable[[], None]) -> Replay:
+        """See GraphBackend. The first run, outside of the graph, loads kernels and libraries."""
+        free_bytes, _ = torch.cuda.mem_get_info(self._device)
+        stream = torch.cuda.Stream(self._device)
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            function()
+        torch.cuda.current_stream(self._device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            function()
+        self._num_bytes += max(0, free_bytes - torch.cuda.mem_get_info(self._device)[0])
+        return graph.replay
+
+    @property
+    def num_bytes(self) -> int:
+        """See GraphBackend."""
+        return self._num_bytes
+
+
+@dataclass(frozen=True)
+class GraphReport:
+    """What was captured, for the log at start-up.
+
+    max_rows, max_query_len: of the largest step with graphs.
+    """
+
+    max_rows: int
+    max_query_len: int
+    num_graphs: int
+    seconds: float
+    num_bytes: int
+
+    def describe(self) -> str:
+        """Return a line for the log, with what has no graph."""
+        if not self.num_graphs:
+            return "no graphs: every step is launched operator by operator"
+        return (
+            f"captured {self.num_graphs} graphs in {self.seconds:.1f} s and "
+            f"{self.num_bytes / _MIB:.0f} MiB, for steps of up to {self.max_rows} sequences with "
+            f"up to {self.max_query_len} tokens each; without a graph: larger steps, prompts, "
+            "trees, draft heads, grammars, penalties, log-probabilities and verifiers other than "
+            "coupled"
+        )
+
+
+class StepGraphs:
+    """The graphs of a rank's steps, by stage and shape.
+
+    A step of a shape without a graph is launched as it is. Without a backend there are none.
+    """
+
+    def __init__(
+        self,
+        backend: GraphBackend | None,
+        *,
+        max_num_seqs: int,
+        max_draft_tokens: int,
+        num_blocks: int,
+    ) -> None:
+        """num_blocks: width of the block tables of all graphs."""
+        self._backend = backend
+        self._row_counts = row_counts(max_num_seqs)
+        self._query_lens = {rows: query_lens(max_draft_tokens, rows) for rows in self._row_counts}
+        self._max_query_len = 1 + max_draft_tokens
+        self._num_blocks = num_blocks
+        self._replays: dict[tuple[Stage, StepShape], Replay] = {}
+
+    def capture(self, stages: Mapping[Stage, Launch], prepare: Launch) -> GraphReport:
+        """Capture the graphs of every shape, largest first, so that they share their memory.
+
+        prepare: fills the static buffers with a step of the shape, outside of its graphs.
+        """
+        started_at_s = time.perf_counter()
+        if self._backend is not None:
+            for shape in self._shapes():
+                prepare(shape)
+                for stage, launch in stages.items():
+                    self._replays[stage, shape] = self._backend.capture(partial(launch, shape))
+        return GraphReport(
+            self._row_counts[-1],
+            self._max_query_len,
+            len(self._replays),
+            time.perf_counter() - started_at_s,
+            0 if self._backend is None else self._backend.num_bytes,
+        )
+
+    def padded(self, shape: StepShape) -> StepShape:
+        """Return the smallest captured shape that holds a step; its own where there is none."""
+        is_larger = shape.num_rows > self._row_counts[-1] or shape.query_len > self._max_query_len
+        if not self._replays or is_larger:
+            return shape
+        num_rows = _at_least(self._row_counts, shape.num_rows)
+        query_len = _at_least(self._query_lens[num_rows], shape.query_len)
+        return StepShape(num_rows, query_len, self._num_blocks)
+
+    def run(self, stage: Stage, shape: StepShape, launch: Launch) -> None:
+        """Launch a stage, by its graph if there is one. shape: as returned by `padded`."""
+        replay = self._replays.get((stage, shape))
+        if replay is None:
+            launch(shape)
+        else:
+            replay()
+
+    def _shapes(self) -> list[StepShape]:
+        return [
+            StepShape(rows, length, self._num_blocks)
+            for rows in reversed(self._row_counts)
+            for length in reversed(self._query_lens[rows])
+        ]
+
+
+def _at_least(sizes: Sequence[int], size: int) -> int:
+    return sizes[bisect_left(sizes, size)]

@@ -1,0 +1,179 @@
+"""Sampling in fixed shapes: the tokens of the reference, and no value that the host reads."""
+
+import math
+
+import pytest
+import torch
+
+from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.sampling import device_sampler
+from specdec.sampling.device_sampler import (
+    DeviceRules,
+    DeviceSample,
+    SamplingKind,
+    sample_on_device,
+    verify_chains,
+)
+from specdec.sampling.device_truncation import DeviceLimits, device_floors
+from specdec.sampling.gumbel import NoiseKeys
+from specdec.sampling.sampler import SamplingBatch, torch_sample
+from specdec.sampling.truncation import Truncation, min_score, truncation_floors
+from specdec.sampling.vocab_shard import ScoreChunks, VocabShard
+from tests.specdec.fakes import run_ranks
+
+ALONE = TensorParallelGroup()
+VOCAB = 383
+TEMPERATURES = [0.0, 0.7, 1.0, 2.5, 0.01]
+TOP_K = [0, 1, 5, 40, 1000]
+TOP_P = [1.0, 0.9, 0.5, 1e-6]
+MIN_P = [0.0, 0.1, 1.0]
+
+
+def rows(count, seed=0):
+    """Return random logits, and a batch of random sampling parameters for them."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def pick(values):
+        indices = torch.randint(len(values), (count,), generator=generator)
+        return [values[index] for index in indices]
+
+    batch = SamplingBatch.from_lists(
+        temperatures=pick(TEMPERATURES),
+        top_k=pick(TOP_K),
+        top_p=pick(TOP_P),
+        min_p=pick(MIN_P),
+        seeds=torch.randint(2**60, (count,), generator=generator).tolist(),
+        choices=pick([0, 1, 7]),
+        positions=torch.randint(500, (count,), generator=generator).tolist(),
+    )
+    return torch.randn(count, VOCAB, generator=generator) * 3, batch
+
+
+def rules_of(batch):
+    params = batch.params
+
+    def column(name):
+        return torch.from_numpy(params[name].copy())
+
+    return DeviceRules(
+        column("temperature"),
+        DeviceLimits(column("top_k"), column("top_p"), column("min_score")),
+        NoiseKeys(column("seed"), column("choice").long(), column("position").long()),
+    )
+
+
+def shards(group):
+    """Return this rank's part of the vocabulary, and its shard."""
+    tokens = group.share_of(VOCAB)
+    return slice(tokens.start, tokens.stop), VocabShard(group, tokens.start, VOCAB)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_tokens_are_those_of_the_reference(size, seed):
+    logits, batch = rows(40, seed)
+
+    def on_rank(group):
+        own, shard = shards(group)
+        sampled = sample_on_device(logits[:, own], rules_of(batch), SamplingKind.TRUNCATED, shard)
+        return sampled.token_ids.tolist(), sampled.is_invalid.any().item()
+
+    expected = torch_sample(logits, batch, VocabShard(ALONE, 0, VOCAB)).tolist()
+    assert run_ranks(size, on_rank) == [(expected, False)] * size
+
+
+def test_rows_are_sampled_in_slabs_of_bounded_memory(monkeypatch):
+    logits, batch = rows(11)
+    shard = VocabShard(ALONE, 0, VOCAB)
+    whole = sample_on_device(logits, rules_of(batch), SamplingKind.TRUNCATED, shard)
+    sizes, noise = [], device_sampler.gumbel_noise
+    monkeypatch.setattr(device_sampler, "_SLAB_LOGITS", 4 * VOCAB)
+    monkeypatch.setattr(
+        device_sampler, "gumbel_noise", lambda *keys: sizes.append(len(keys[0])) or noise(*keys)
+    )
+    slabs = sample_on_device(logits, rules_of(batch), SamplingKind.TRUNCATED, shard)
+    assert slabs.token_ids.tolist() == whole.token_ids.tolist()
+    assert slabs.is_invalid.tolist() == whole.is_invalid.tolist()
+    assert [size // 6 for size in sizes] == [4, 4, 3]  # of six chunks a row
+
+
+@pytest.mark.parametrize("kind", SamplingKind)
+def test_a_kind_does_the_work_that_rows_need(kind):
+    """Rows that need less than the kind have the same tokens under a kind that does more."""
+    logits, _ = rows(6)
+    temperature = 0.0 if kind is SamplingKind.GREEDY else 0.8
+    batch = SamplingBatch.from_lists(
+        temperatures=[temperature] * 6,
+        top_k=[5 if kind is SamplingKind.TRUNCATED else 0] * 6,
+        top_p=[1.0] * 6,
+        min_p=[0.0] * 6,
+        seeds=list(range(6)),
+        choices=[0] * 6,
+        positions=[3] * 6,
+    )
+    shard = VocabShard(ALONE, 0, VOCAB)
+    expected = torch_sample(logits, batch, shard).tolist()
+    for more in [each for each in SamplingKind if each >= kind]:
+        rules = None if more is SamplingKind.GREEDY else rules_of(batch)
+        assert sample_on_device(logits, rules, more, shard).token_ids.tolist() == expected
+
+
+@pytest.mark.parametrize("kind", SamplingKind)
+def test_rows_without_a_token_are_invalid(kind):
+    logits, batch = rows(5)
+    logits[0, 7] = torch.nan
+    logits[1, 9] = torch.inf
+    logits[2] = -torch.inf
+    logits[3, :300] = -torch.inf
+    rules = None if kind is SamplingKind.GREEDY else rules_of(batch)
+    sampled = sample_on_device(logits, rules, kind, VocabShard(ALONE, 0, VOCAB))
+    assert sampled.is_invalid.tolist() == [True, True, True, False, False]
+    assert sampled.token_ids[3] >= 300
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_floors_are_those_of_the_radix_select(size):
+    logits, batch = rows(60, seed=9)
+    temperatures = torch.where(rules_of(batch).temperatures > 0, rules_of(batch).temperatures, 1)
+
+    def on_rank(group):
+        own, shard = shards(group)
+        chunks = ScoreChunks.of_logits(logits[:, own], shard.first_token)
+        chunks.scale(temperatures, group)
+        expected = truncation_floors(chunks, Truncation.of(batch.params, logits.device), group)
+        found = device_floors(chunks.scores.flatten(1), rules_of(batch).limits, group)
+        kept = [chunks.scores.flatten(1) >= each[:, None] for each in (expected, found)]
+        return bool((kept[0] == kept[1]).all())
+
+    assert all(run_ranks(size, on_rank))
+
+
+def test_a_floor_of_min_p_is_its_logarithm():
+    limits = DeviceLimits(
+        torch.tensor([0]), torch.ones(1, dtype=torch.float64), torch.tensor([min_score(0.25)])
+    )
+    floors = device_floors(torch.tensor([[0.0, -1.0, -2.0]]), limits, ALONE)
+    assert floors.tolist() == pytest.approx([math.log(0.25)])
+
+
+@pytest.mark.parametrize(
+    ("sampled", "drafts", "num_drafts", "invalid", "expected"),
+    [
+        ([5, 6, 7], [5, 6], 2, [], 3),
+        ([5, 6, 7], [5, 9], 2, [], 2),
+        ([5, 6, 7], [9, 6], 2, [], 1),
+        ([5, 6, 7], [5, 6], 1, [], 2),  # the second is padding
+        ([5, 6, 7], [5, 6], 0, [], 1),
+        ([5, 6, 7], [5, 6], 2, [1], 1),
+        ([5, 6, 7], [5, 6], 2, [2], 2),
+        ([5, 6, 7], [5, 9], 2, [2], 2),  # behind the path
+        ([5, 6, 7], [5, 6], 2, [0], 0),
+    ],
+)
+def test_chains_are_verified_up_to_the_first_difference(
+    sampled, drafts, num_drafts, invalid, expected
+):
+    is_invalid = torch.tensor([place in invalid for place in range(3)])
+    sample = DeviceSample(torch.tensor(sampled), is_invalid)
+    counts = verify_chains(sample, torch.tensor([drafts]), torch.tensor([num_drafts]))
+    assert counts.tolist() == [expected]

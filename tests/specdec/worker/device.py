@@ -1,0 +1,69 @@
+"""Targets whose steps run on the device, without a GPU: the CPU is the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from specdec.config.engine import EngineConfig, Kernels
+from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.models.config import ModelConfig
+from specdec.models.loading import load_model
+from specdec.worker import LocalTarget, TargetModelRunner
+from specdec.worker.step_graphs import GraphBackend
+
+
+class FakeGraphs:
+    """Graphs that call the captured function; the buffers are static, as on a GPU."""
+
+    def __init__(self) -> None:
+        self.num_captured = 0
+        self.num_replays = 0
+        self.num_bytes = 0
+
+    def capture(self, function: Callable[[], None]) -> Callable[[], None]:
+        function()
+        self.num_captured += 1
+
+        def replay() -> None:
+            self.num_replays += 1
+            function()
+
+        return replay
+
+
+def device_runner(
+    directory: Path,
+    config: EngineConfig,
+    graphs: GraphBackend | None = None,
+    group: TensorParallelGroup | None = None,
+    dtype: torch.dtype = torch.float32,
+    kernels: Kernels = "torch",
+) -> TargetModelRunner:
+    """Load a target whose decodes and drafts run as on a device."""
+    model, group = ModelConfig.from_directory(directory), group or TensorParallelGroup()
+    decoder = load_model(
+        directory,
+        model,
+        group,
+        dtype=dtype,
+        max_model_len=config.max_model_len,
+        block_size=config.block_size,
+        kernels=kernels,
+    )
+    runner = TargetModelRunner(
+        decoder,
+        group,
+        num_blocks=config.num_blocks,
+        block_size=config.block_size,
+        vocab_size=model.vocab_size,
+        has_padding_block=True,
+    )
+    runner.use_device_steps(config, graphs)
+    return runner
+
+
+def device_target(directory: Path, config: EngineConfig, **options: object) -> LocalTarget:
+    return LocalTarget(device_runner(directory, config, **options))  # type: ignore[arg-type]

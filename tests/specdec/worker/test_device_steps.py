@@ -1,0 +1,148 @@
+"""Steps on the device: the tokens of steps on the host, and nothing that the host reads between."""
+
+import pytest
+import torch
+
+from specdec.types.sampling_params import SpeculationOptions
+from specdec.worker.device_steps import DeviceSteps
+from tests.specdec.engines import engine_config, local_engine, make_engine, request, run
+from tests.specdec.fakes import run_ranks
+from tests.specdec.worker.device import FakeGraphs, device_target
+
+SAMPLING = [
+    {"temperature": 0.0},
+    {"temperature": 0.8},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 1.5, "top_k": 5},
+    {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "min_p": 0.02},
+]
+
+
+def requests(count=6, **params):
+    generator = torch.Generator().manual_seed(5)
+    pieces = torch.randint(3, 383, (count, 6), generator=generator).tolist()
+    return [
+        request(f"r{i}", piece * (1 + i), seed=i, **{**SAMPLING[i % len(SAMPLING)], **params})
+        for i, piece in enumerate(pieces)
+    ]
+
+
+def tokens(engine, given):
+    return {name: each.token_ids for name, each in run(engine, given).items()}
+
+
+@pytest.fixture
+def num_device_steps(monkeypatch):
+    """Return a list with an entry for each step that ran on the device."""
+    begun, begin = [], DeviceSteps.begin
+
+    def counted(self, rows, states):
+        begun.append(rows)
+        return begin(self, rows, states)
+
+    monkeypatch.setattr(DeviceSteps, "begin", counted)
+    return begun
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("num_drafts", [0, 1, 4])
+def test_the_tokens_are_those_of_the_host(tiny_model_dir, num_device_steps, num_drafts, graphs):
+    config = engine_config(num_drafts)
+    expected = tokens(local_engine(tiny_model_dir, config, kernels="torch"), requests())
+    assert not num_device_steps
+    target = device_target(tiny_model_dir, config, graphs=FakeGraphs() if graphs else None)
+    engine = make_engine(tiny_model_dir, config, target)
+    assert tokens(engine, requests()) == expected
+    assert len(num_device_steps) > 10
+    assert any(row.num_draft_tokens for rows in num_device_steps for row in rows) == (
+        num_drafts > 0
+    )
+
+
+HOST_SAMPLING = [
+    {"temperature": 0.8, "presence_penalty": 0.5, "max_tokens": 5},
+    {"logprobs": 2, "max_tokens": 9},
+    {"temperature": 0.9, "speculation": SpeculationOptions(verifier="rejection"), "max_tokens": 7},
+]
+"""Sampling that needs the host, of requests that end before the others."""
+
+
+@pytest.mark.parametrize("num_drafts", [0, 3])
+def test_steps_that_need_the_host_run_there_between(tiny_model_dir, num_device_steps, num_drafts):
+    given = requests(2)
+    given += [
+        request(f"host{i}", [7, 8, 9] * (2 + i), seed=i, **each)
+        for i, each in enumerate(HOST_SAMPLING)
+    ]
+    config = engine_config(num_drafts)
+    expected = tokens(local_engine(tiny_model_dir, config, kernels="torch"), given)
+    engine = make_engine(tiny_model_dir, config, device_target(tiny_model_dir, config))
+    assert tokens(engine, given) == expected
+    assert 0 < len(num_device_steps) < engine.stats().counts.num_steps
+
+
+def test_a_step_begins_behind_another_whose_tokens_the_host_lacks(tiny_model_dir):
+    config = engine_config(0, async_scheduling=True)
+    expected = tokens(local_engine(tiny_model_dir, engine_config(0)), requests())
+    target = device_target(tiny_model_dir, config, graphs=FakeGraphs())
+    most, begin = [0], target.begin
+
+    def counted(step):
+        begin(step)
+        most[0] = max(most[0], target._runner.num_in_flight)
+
+    target.begin = counted
+    engine = make_engine(tiny_model_dir, config, target)
+    assert tokens(engine, requests()) == expected
+    assert most[0] == 2
+    assert engine.stats().counts.num_steps_ahead > 10
+
+
+def test_few_blocks_preempt_sequences_and_change_no_token(tiny_model_dir, num_device_steps):
+    given = requests(6, max_tokens=40)
+    config = engine_config(2)
+    expected = tokens(local_engine(tiny_model_dir, config, kernels="torch"), given)
+    tight = engine_config(2, num_blocks=40, async_scheduling=True)
+    engine = make_engine(tiny_model_dir, tight, device_target(tiny_model_dir, tight))
+    assert tokens(engine, given) == expected
+    assert engine.stats().counts.num_preemptions > 0
+    assert num_device_steps
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_agree(tiny_model_dir, size):
+    config = engine_config(3)
+    expected = tokens(local_engine(tiny_model_dir, config), requests())
+
+    def on_rank(group):
+        target = device_target(tiny_model_dir, config, group=group)
+        return tokens(make_engine(tiny_model_dir, config, target), requests())
+
+    assert run_ranks(size, on_rank) == [expected] * size
+
+
+def test_a_padded_step_leaves_the_pool_of_others_alone(tiny_model_dir):
+    """Padding writes to the padding block alone."""
+    config = engine_config(3)
+    target = device_target(tiny_model_dir, config, graphs=FakeGraphs())
+    pool = target._runner.kv_cache[:, : config.num_blocks * config.block_size]
+    assert not pool.any()  # every graph has run on padding
+    assert target._runner.kv_cache.any()
+
+
+def test_invalid_logits_end_a_request(tiny_model_dir):
+    config = engine_config(0)
+    target = device_target(tiny_model_dir, config)
+    model, compute = target._runner.model, target._runner.model.compute_logits
+    calls = []
+
+    def faulty(hidden):
+        calls.append(len(hidden))
+        logits = compute(hidden)
+        if len(calls) == 4:
+            logits[0] = torch.nan
+        return logits
+
+    model.compute_logits = faulty
+    transcripts = run(make_engine(tiny_model_dir, config, target), requests(3))
+    assert sum(each.error is not None for each in transcripts.values()) == 1

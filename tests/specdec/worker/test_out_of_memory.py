@@ -1,0 +1,106 @@
+"""A failed allocation in a step ends in smaller steps, whose tokens are the same."""
+
+import pytest
+import torch
+
+from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.types.messages import StepRow
+from specdec.worker import LocalTarget, load_runner
+from specdec.worker.step_rows import split_rows
+from tests.specdec.engines import engine_config, local_engine, make_engine, request, run
+from tests.specdec.fakes import run_ranks
+from tests.specdec.worker.device import device_runner
+
+
+class SmallMemory:
+    """A decoder whose passes of more than `limit` tokens find no memory."""
+
+    def __init__(self, model, limit):
+        self._model, self._limit = model, limit
+        self.num_failures = 0
+
+    def __getattr__(self, name):
+        return getattr(self._model, name)
+
+    def __call__(self, batch, kv_cache):
+        self._require(batch.num_tokens)
+        return self._model(batch, kv_cache)
+
+    def forward_on_device(self, batch, kv_cache):
+        self._require(len(batch.input_ids))
+        return self._model.forward_on_device(batch, kv_cache)
+
+    def _require(self, num_tokens):
+        if num_tokens > self._limit:
+            self.num_failures += 1
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def requests():
+    sampling = [
+        {"temperature": 0.0},
+        {"temperature": 0.8, "top_p": 0.9},
+        {"temperature": 0.7, "presence_penalty": 0.4},
+        {"logprobs": 1},
+    ]
+    return [
+        request(f"r{i}", [5 + i, 6, 7] * (3 + 4 * i), seed=i, **each)
+        for i, each in enumerate(sampling)
+    ]
+
+
+def tokens(engine):
+    transcripts = run(engine, requests())
+    assert all(each.error is None for each in transcripts.values())
+    return {name: each.token_ids for name, each in transcripts.items()}
+
+
+@pytest.mark.parametrize("limit", [1, 5, 20])
+def test_a_step_runs_in_parts_that_fit(tiny_model_dir, limit):
+    config = engine_config(0)
+    runner = load_runner(tiny_model_dir, "float32", config, TensorParallelGroup())
+    runner.model = model = SmallMemory(runner.model, limit)
+    engine = make_engine(tiny_model_dir, config, LocalTarget(runner))
+    assert tokens(engine) == tokens(local_engine(tiny_model_dir, config))
+    assert model.num_failures > 0
+
+
+@pytest.mark.parametrize("limit", [4, 12])
+def test_a_device_step_without_memory_runs_on_the_host(tiny_model_dir, limit):
+    config = engine_config(3, async_scheduling=True)
+    runner = device_runner(tiny_model_dir, config)
+    runner.model = model = SmallMemory(runner.model, limit)
+    runner.device_steps._model = model
+    engine = make_engine(tiny_model_dir, config, LocalTarget(runner))
+    assert tokens(engine) == tokens(local_engine(tiny_model_dir, config, kernels="torch"))
+    assert model.num_failures > 0
+
+
+def test_a_token_that_does_not_fit_is_an_error(tiny_model_dir):
+    config = engine_config(0)
+    runner = load_runner(tiny_model_dir, "float32", config, TensorParallelGroup())
+    runner.model = SmallMemory(runner.model, 0)
+    with pytest.raises(torch.OutOfMemoryError):
+        tokens(make_engine(tiny_model_dir, config, LocalTarget(runner)))
+
+
+def test_several_ranks_fail_together(tiny_model_dir):
+    """The others wait for the rank in a collective operation, which nothing can undo."""
+    config = engine_config(0)
+
+    def on_rank(group):
+        runner = load_runner(tiny_model_dir, "float32", config, group)
+        runner.model = SmallMemory(runner.model, 5)
+        with pytest.raises(torch.OutOfMemoryError):
+            tokens(make_engine(tiny_model_dir, config, LocalTarget(runner)))
+        return True
+
+    assert run_ranks(2, on_rank) == [True, True]
+
+
+def test_a_chunk_is_split_before_its_guesses():
+    row = StepRow(1, 10, (1, 2, 3, 4, 5), 2, True)
+    (first,), (second,) = split_rows([row])
+    assert first == StepRow(1, 10, (1,), 0, False)
+    assert second == StepRow(1, 11, (2, 3, 4, 5), 2, True)
+    assert split_rows([second._replace(token_ids=(2, 4, 5))]) == ()

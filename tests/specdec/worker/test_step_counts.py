@@ -1,0 +1,119 @@
+"""What a step on the device costs the host: operators, copies, and waiting for values.
+
+A GPU is idle while the host launches a small operator or waits for a value, so the counts decide
+the time of a step there; no GPU is needed for them.
+"""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+from specdec.sampling.device_sampler import SamplingKind
+from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
+from specdec.types.sampling_spec import SamplingRules
+from specdec.worker.step_graphs import StepShape
+from tests.specdec.engines import engine_config
+from tests.specdec.tiny import tiny_llama_dir
+from tests.specdec.worker.device import device_runner
+from tests.specdec.worker.operators import Operators, assert_host_reads_nothing
+
+CONFIG = engine_config(3)
+PROMPT = (5, 6, 7, 8, 9)
+TORCH_OPERATORS = 14
+"""Of a layer on torch's operators: 2 norms, 4 products, 3 for the rotation, 3 for attention, 2 for
+the gate."""
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    def make(num_layers):
+        return tiny_llama_dir(tmp_path_factory.mktemp("model"), layers=num_layers)
+
+    return make
+
+
+def begun(directory, rules, num_drafts=0, dtype=torch.float32):
+    """Return a runner behind a prompt, and the operators of the begin of its next step."""
+    runner = device_runner(directory, CONFIG, dtype=dtype)
+    table = BlockTableDelta(0, 0, (0, 1, 2, 3))
+    prompt = StepRow(0, 0, PROMPT, 0, True)
+    admission = SequenceAdmission(0, len(PROMPT), rules)
+    runner.execute(StepInput(0, (), (admission,), (table,), (prompt,)))
+    row = StepRow(0, len(PROMPT), (3,) * (1 + num_drafts), num_drafts, True)
+    runner.execute(StepInput(1, (), (), (), (row,)))  # puts the table onto the device
+    with Operators() as operators:
+        assert runner.begin(StepInput(2, (), (), (), (row,)))
+    return runner, operators
+
+
+@pytest.mark.parametrize("num_drafts", [0, 3])
+def test_a_layer_launches_few_operators(model_dir, num_drafts):
+    rules = SamplingRules(temperature=0.0)
+    few, many = (
+        begun(model_dir(count), rules, num_drafts, torch.bfloat16)[1].counts for count in (1, 3)
+    )
+    per_layer = (many - few).total() / 2
+    assert (few - many).total() == 0
+    assert per_layer == TORCH_OPERATORS
+
+
+@pytest.mark.parametrize("num_drafts", [0, 3])
+def test_operators_around_the_layers(model_dir, num_drafts):
+    """Of a greedy step: its input, the head, the argmax and the verification."""
+    _, operators = begun(model_dir(1), SamplingRules(temperature=0.0), num_drafts, torch.bfloat16)
+    assert operators.counts.total() - TORCH_OPERATORS < 90
+
+
+@pytest.mark.parametrize("num_drafts", [0, 3])
+@pytest.mark.parametrize("rules", [SamplingRules(temperature=0), SamplingRules(top_p=0.9)], ids=str)
+def test_one_copy_goes_each_way(model_dir, rules, num_drafts):
+    runner, operators = begun(model_dir(1), rules, num_drafts)
+    buffers = runner.device_steps._buffers
+    inputs, outputs = (
+        {each.data_ptr() for each in side}
+        for side in zip(*[(buffer.input, buffer.output) for buffer in buffers], strict=True)
+    )
+    copies = [args[:2] for name, args in operators.calls if name.startswith("aten.copy_")]
+    assert sum(source.data_ptr() in inputs for _, source in copies) == 1
+    assert sum(target.data_ptr() in outputs for target, _ in copies) == 1
+    from_host = [name for name in operators.counts if "_to_copy" in name or "lift_fresh" in name]
+    assert not from_host, "a tensor was made from values of the host"
+
+
+@pytest.mark.parametrize("kind", SamplingKind)
+@pytest.mark.parametrize("query_len", [1, 4])
+def test_the_host_reads_nothing_between_the_copies(model_dir, kind, query_len):
+    steps = device_runner(model_dir(1), CONFIG).device_steps
+    shape = StepShape(2, query_len, 5)
+    assert_host_reads_nothing(lambda: steps._launch_forward(shape))
+    assert_host_reads_nothing(lambda: steps._launch_sampling(kind, shape))
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        lambda x: x.sum().item(),
+        lambda x: x.tolist(),
+        lambda x: bool(x.any()),
+        lambda x: x.nonzero(),
+        lambda x: x[x > 0],
+        lambda x: int(x[0]),
+    ],
+)
+def test_the_check_of_reads_finds_them(reads):
+    values = torch.ones(3)
+    with pytest.raises((DataDependentOutputException, DynamicOutputShapeException)):
+        assert_host_reads_nothing(lambda: reads(values * 2))
+
+
+def test_a_copy_to_numpy_is_found():
+    with pytest.raises(RuntimeError):
+        assert_host_reads_nothing(lambda: (torch.ones(3) * 2).numpy())
+
+
+def test_views_and_new_memory_are_not_counted():
+    with Operators() as operators:
+        x = torch.ones(2, 3)
+        torch.empty_like(x).copy_(x.t().reshape(2, 3).view(3, 2).view(2, 3))
+    assert operators.counts["aten.ones.default"] == 1
+    assert not any("view" in name or "empty" in name for name in operators.counts)
