@@ -164,7 +164,7 @@ test-triton: .make/triton ## test the GPU kernels without a GPU: Triton's interp
 gpu-kernels: .make/triton ## compile the GPU kernels; record registers, spills and shared memory in docs/benchmarks
 	$(BIN)/python -m tools.gpu_kernels update $(ARGS)
 
-gpu-check: .make/setup ## check the engine on a GPU and measure its steps; skips without one
+gpu-check: .make/setup ## check the engine on a GPU and measure its steps, part by part; without one what needs none
 	$(BIN)/python -m benchmarks.gpu_check $(ARGS)
 
 clean: ## remove built files; the environment stays

@@ -1,11 +1,14 @@
-"""Check the engine on a GPU, and measure its steps against the memory floor.
+"""Check the engine on a GPU, and measure its steps against the memory floor, part by part.
 
-`python -m benchmarks.gpu_check [--model DIR] [--output FILE]`. The last line printed is JSON.
-Without a GPU that line is `{"skipped": reason}` and the exit status is 0; otherwise it is 1 if a
-check failed.
+`python -m benchmarks.gpu_check [--model DIR] [--output FILE] [--minutes 25] [--only PART ...]`
 
-The checks run in float32 and bfloat16, on a random Llama created here and on the given model:
-logits of the decoder against transformers (eager attention), paged attention against dense
+Each part stands for itself (`benchmarks/gpu/`). The report is written after each of them; a run
+that was interrupted, or had no time left, is continued by the same command. Without a GPU the parts
+run that need none, and the report states why the others were skipped. Nothing uses the network. The
+last line printed is the report as JSON; the exit status is 1 if a check failed.
+
+The part `checks` runs in float32 and bfloat16, on a random Llama created here and on the given
+model: logits of the decoder against transformers (eager attention), paged attention against dense
 attention, and tokens with n-gram speculation against tokens without. A share of the tokens may
 differ, because two tokens whose scores are equal within rounding may swap.
 """
@@ -13,20 +16,32 @@ differ, because two tokens whose scores are equal within rounding may swap.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.drafting import measure_draft_model, measure_head
+from benchmarks.gpu.equality import compare_all, compare_graphs
+from benchmarks.gpu.host_parts import (
+    compile_kernels,
+    count_operators,
+    plan_memory,
+    run_kernel_tests,
+)
+from benchmarks.gpu.page import page
+from benchmarks.gpu.parts import Context, Part, PartReport, PartSkippedError, Result, run_parts
+from benchmarks.gpu.steps import measure_grid
+from benchmarks.gpu.throughput import compare_speculation, compare_transformers
 from benchmarks.gpu_steps import StepTimes, measure_steps
-from benchmarks.report_file import add_output, write_report
+from benchmarks.report_file import DOCS, write_text
 from benchmarks.tiny_model import write_tiny_llama
 from specdec.config.engine import DTypeName, EngineConfig
 from specdec.config.speculative import SpeculativeConfig
@@ -70,40 +85,111 @@ class Check:
         return self.value <= self.limit
 
 
+PARTS = (
+    Part("checks", lambda context: check(context)),
+    Part("graphs", compare_graphs, needs_gpu=True),
+    Part("equality", compare_all),
+    Part("steps", lambda context: measure_models(context)),
+    Part("grid", measure_grid, needs_gpu=True),
+    Part("draft head", measure_head, needs_gpu=True),
+    Part("draft model", measure_draft_model, needs_gpu=True),
+    Part("speculation", compare_speculation, needs_gpu=True),
+    Part("transformers", compare_transformers, needs_gpu=True),
+    Part("deterministic", lambda _: skip("there is no deterministic mode yet"), needs_gpu=True),
+    Part("memory plans", plan_memory),
+    Part("counts", count_operators),
+    Part("compilation", compile_kernels),
+    Part("kernels", run_kernel_tests),
+)
+"""In the order in which they run: first what a GPU is needed for."""
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Run the checks and return the exit status."""
+    """Run the parts and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="benchmarks.gpu_check", description="Check the engine on a GPU, and measure its steps."
     )
     parser.add_argument("--model", type=Path, help="directory of a real model to check as well")
-    add_output(parser)
+    parser.add_argument("--minutes", type=float, default=25.0, help="limit of a run (default: 25)")
+    names = [part.name for part in PARTS]
+    parser.add_argument("--only", nargs="+", choices=names, help="parts to run (default: all)")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="JSON file (default: docs/benchmarks/gpu-check.json on a GPU, else none)",
+    )
     options = parser.parse_args(arguments)
-    if not torch.cuda.is_available():
-        print(json.dumps({"skipped": f"torch {torch.__version__} sees no GPU"}))
-        return 0
-    report = run(torch.device("cuda"), options.model)
-    write_report(report, options.output)
-    return 0 if report["passed"] else 1
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    path = options.output or (DOCS / "gpu-check.json" if device.type == "cuda" else None)
+    report = PartReport(path, _head(device, options.model))
+    chosen = [part for part in PARTS if options.only is None or part.name in options.only]
+    with tempfile.TemporaryDirectory() as directory:
+        context = Context(device, Path(directory), options.model)
+        run_parts(chosen, context, report, options.minutes * 60)
+    if path is not None:
+        write_text(path.with_suffix(".md"), page(report))
+    for name, reason in report.skipped.items():
+        print(f"skipped {name}: {reason}")
+    print(json.dumps(report.to_json()))
+    return 0 if report.passed else 1
 
 
-def run(device: torch.device, model: Path | None) -> dict[str, Any]:
-    """Run all checks and measurements on a device."""
-    with _models(model) as directories:
-        checks = [
-            check
-            for directory in directories
-            for dtype in DTYPES
-            for check in check_model(directory, dtype, device)
-        ]
-        checks += [check_attention(dtype, device) for dtype in DTYPES]
-        steps = [measure(directory, dtype, device) for directory in directories for dtype in DTYPES]
+def skip(reason: str) -> NoReturn:
+    """Skip a part."""
+    raise PartSkippedError(reason)
+
+
+def _head(device: torch.device, model: Path | None) -> dict[str, Any]:
+    """Return what a report is about: a run of anything else begins again."""
     return {
         "device": _name(device),
         "torch": torch.__version__,
-        "passed": all(check.passed for check in checks),
-        "checks": [{**asdict(check), "passed": check.passed} for check in checks],
-        "steps": steps,
+        "source": _source_digest(),
+        "model": None if model is None else model.name,
     }
+
+
+def _source_digest() -> str:
+    """Return a digest of the code that is measured."""
+    root = Path(__file__).parent.parent
+    digest = hashlib.sha256()
+    for folder in ("specdec", "benchmarks/gpu"):
+        for path in sorted((root / folder).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def check(context: Context) -> Result:
+    """Compare logits, attention and tokens of all models with references."""
+    checks = [
+        each
+        for directory in _models(context)
+        for dtype in DTYPES
+        for each in check_model(directory, dtype, context.device)
+    ]
+    checks += [check_attention(dtype, context.device) for dtype in DTYPES]
+    return {
+        "passed": all(each.passed for each in checks),
+        "checks": [{**asdict(each), "passed": each.passed} for each in checks],
+    }
+
+
+def measure_models(context: Context) -> Result:
+    """Measure a decode step and an 8-row verification of all models."""
+    return {
+        "steps": [
+            measure(directory, dtype, context.device)
+            for directory in _models(context)
+            for dtype in DTYPES
+        ]
+    }
+
+
+def _models(context: Context) -> list[Path]:
+    tiny = context.directory / "tiny-llama"
+    if not tiny.exists():
+        write_tiny_llama(tiny)
+    return [tiny] if context.model is None else [tiny, context.model]
 
 
 def check_model(directory: Path, dtype: DTypeName, device: torch.device) -> list[Check]:
@@ -254,13 +340,6 @@ def _prompt(model: CausalDecoder, index: int) -> list[int]:
     generator = torch.Generator().manual_seed(index)
     half = torch.randint(0, len(model.vocab_slice), (_PROMPT_TOKENS // 2,), generator=generator)
     return half.tolist() * 2
-
-
-@contextmanager
-def _models(given: Path | None) -> Iterator[list[Path]]:
-    with tempfile.TemporaryDirectory() as directory:
-        tiny = write_tiny_llama(Path(directory) / "tiny-llama")
-        yield [tiny] if given is None else [tiny, given]
 
 
 def _name(device: torch.device) -> str:

@@ -41,14 +41,14 @@ def measure_steps(runner: TargetModelRunner) -> StepTimes:
     """Measure the steps of one sequence. The runner's KV pool must be empty."""
     device = runner.model.device
     _prefill(runner)
-    decode_s = _median_s(lambda: _step(runner, num_drafts=0), device)
-    verify_s = _median_s(lambda: _step(runner, num_drafts=NUM_VERIFIED_ROWS - 1), device)
+    decode_s = median_s(lambda: _step(runner, num_drafts=0), device)
+    verify_s = median_s(lambda: _step(runner, num_drafts=NUM_VERIFIED_ROWS - 1), device)
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-    num_bytes, bandwidth = _weight_bytes(runner), _bandwidth(device)
+    num_bytes, bytes_per_s = matrix_bytes(runner), bandwidth(device)
     return StepTimes(
         weight_bytes=num_bytes,
-        bandwidth_bytes_per_s=bandwidth,
-        floor_ms=num_bytes / bandwidth * 1e3,
+        bandwidth_bytes_per_s=bytes_per_s,
+        floor_ms=num_bytes / bytes_per_s * 1e3,
         decode_ms=decode_s * 1e3,
         verify_ms=verify_s * 1e3,
         peak_bytes=peak,
@@ -69,10 +69,11 @@ def _step(runner: TargetModelRunner, num_drafts: int) -> None:
     runner.execute(StepInput(1, (), (), (), (row,)))
 
 
-def _median_s(work: Callable[[], object], device: torch.device) -> float:
+def median_s(work: Callable[[], object], device: torch.device, rounds: int = _ROUNDS) -> float:
+    """Return the median seconds of some work on a device, after a first run that is not timed."""
     work()
     times = []
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         _synchronize(device)
         started_at = time.perf_counter()
         work()
@@ -86,7 +87,7 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _weight_bytes(runner: TargetModelRunner) -> int:
+def matrix_bytes(runner: TargetModelRunner) -> int:
     """Return the bytes of linear layers and head, which each step reads once."""
     assert isinstance(runner.model, CausalDecoder)
     matrices = (getattr(module, "matrix", None) for module in runner.model.modules())
@@ -94,9 +95,9 @@ def _weight_bytes(runner: TargetModelRunner) -> int:
     return sum(weight.nbytes for weight in weights if isinstance(weight, torch.Tensor))
 
 
-def _bandwidth(device: torch.device) -> float:
+def bandwidth(device: torch.device) -> float:
     """Return the bytes per second, read and written, of copies larger than any cache."""
     num_bytes = _GPU_BUFFER_BYTES if device.type == "cuda" else _CPU_BUFFER_BYTES
     source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * num_bytes / _median_s(lambda: target.copy_(source), device)
+    return 2 * num_bytes / median_s(lambda: target.copy_(source), device)

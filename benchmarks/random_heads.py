@@ -28,18 +28,18 @@ def write_eagle3(directory: Path, target: ModelConfig) -> Path:
     shapes = {
         "fc": (size, 3 * size),
         **_layer("midlayer", target, 2 * size),
-        "lm_head": (DRAFT_VOCAB, size),
+        "lm_head": (_draft_vocab(target), size),
     }
     norms = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
     tensors = _matrices(shapes) | {f"midlayer.{name}.weight": torch.ones(size) for name in norms}
     tensors["norm.weight"] = torch.ones(size)
-    tensors["d2t"] = _draft_tokens(target) - torch.arange(DRAFT_VOCAB)
+    tensors["d2t"] = _draft_tokens(target) - torch.arange(_draft_vocab(target))
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         **_layer_fields(target),
         "num_hidden_layers": 1,
-        "draft_vocab_size": DRAFT_VOCAB,
+        "draft_vocab_size": _draft_vocab(target),
     }
     return _write(directory, config, tensors)
 
@@ -53,9 +53,9 @@ def write_dspark(directory: Path, target: ModelConfig) -> Path:
     last = target.num_layers - 3
     shapes = {
         "fc": (size, 3 * size),
-        "lm_head": (DRAFT_VOCAB, size),
+        "lm_head": (_draft_vocab(target), size),
         "markov_head.markov_w1": (target.vocab_size, _MARKOV_RANK),
-        "markov_head.markov_w2": (DRAFT_VOCAB, _MARKOV_RANK),
+        "markov_head.markov_w2": (_draft_vocab(target), _MARKOV_RANK),
     }
     for index in layers:
         shapes |= _layer(f"layers.{index}", target, size)
@@ -63,7 +63,7 @@ def write_dspark(directory: Path, target: ModelConfig) -> Path:
     for name in ("input_layernorm", "post_attention_layernorm"):
         norms += [f"layers.{index}.{name}" for index in layers]
     tensors = _matrices(shapes) | {f"{name}.weight": torch.ones(size) for name in norms}
-    tensors["d2t"] = _draft_tokens(target) - torch.arange(DRAFT_VOCAB)
+    tensors["d2t"] = _draft_tokens(target) - torch.arange(_draft_vocab(target))
     config = {
         "architectures": ["Qwen3DSparkModel"],
         "model_type": "llama",
@@ -83,14 +83,14 @@ def write_medusa(directory: Path, target: ModelConfig, *, is_shared: bool) -> Pa
     size, heads = target.hidden_size, range(_NUM_MEDUSA_HEADS)
     shapes = {f"blocks.{head}.layers.0": (size, size) for head in heads}
     own_heads = heads[:1] if is_shared else heads
-    shapes |= {f"lm_heads.{head}": (DRAFT_VOCAB, size) for head in own_heads}
+    shapes |= {f"lm_heads.{head}": (_draft_vocab(target), size) for head in own_heads}
     config = {
         "model_type": "medusa",
         "num_heads": len(heads),
         "num_hidden_layers": 1,
         "hidden_size": size,
         "vocab_size": target.vocab_size,
-        "truncated_vocab_size": DRAFT_VOCAB,
+        "truncated_vocab_size": _draft_vocab(target),
     }
     return _write(directory, config, _matrices(shapes) | {"token_map": _draft_tokens(target)})
 
@@ -142,7 +142,11 @@ def _layer_fields(target: ModelConfig) -> dict[str, Any]:
 
 def _draft_tokens(target: ModelConfig) -> Tensor:
     """Return the target's ids of the draft tokens, ascending."""
-    return torch.randperm(target.vocab_size)[:DRAFT_VOCAB].sort().values
+    return torch.randperm(target.vocab_size)[: _draft_vocab(target)].sort().values
+
+
+def _draft_vocab(target: ModelConfig) -> int:
+    return min(DRAFT_VOCAB, target.vocab_size)
 
 
 def _matrices(shapes: Mapping[str, tuple[int, int]]) -> dict[str, Tensor]:

@@ -24,6 +24,8 @@ _NEEDED_BYTES = int(2.7 * _GIB)
 1.2 for the processes of the service."""
 _AMPLE_BYTES = 4 * _GIB
 _OBJECT_STORE_BYTES = 100 * _MIB
+_FREE_GPU_SHARE = 0.9
+"""The default of --gpu-memory-utilization."""
 _MAX_FAULT_CHARS = 300
 _NEEDED_FILES, _AMPLE_FILES = 512, 4096
 
@@ -91,7 +93,56 @@ def check_gpus(env: Environment) -> Finding:
     if len(env.gpus) < env.num_gpu_devices:
         found = f"{env.num_gpu_devices} present, {len(env.gpus)} usable"
         return Finding("warn", found, "install a build of torch for the driver's CUDA version")
-    return Finding("ok", ", ".join(env.gpus) or "none: models run on the CPU")
+    names = ", ".join(gpu.name for gpu in env.gpus)
+    return Finding("ok", names or "none: models run on the CPU")
+
+
+def check_gpu_driver(env: Environment) -> Finding:
+    """Check the driver of GPUs, and that torch is built for them; without a GPU nothing is due."""
+    if not env.num_gpu_devices:
+        return _without_gpu(env.gpu_driver)
+    if env.gpu_driver.error or env.cuda.error:
+        found = "; ".join(each.error for each in (env.gpu_driver, env.cuda) if each.error)
+        return Finding("warn", found, "install NVIDIA's driver and a build of torch for CUDA")
+    return Finding("ok", f"driver {env.gpu_driver.answer}, torch for CUDA {env.cuda.answer}")
+
+
+def check_triton(env: Environment) -> Finding:
+    """Check that Triton can be imported, which compiles the kernels for GPUs."""
+    if not env.num_gpu_devices:
+        return _without_gpu(env.triton)
+    if env.triton.error:
+        advice = "install triton of the version that torch names: without it GPUs use torch's"
+        return Finding("warn", env.triton.error, f"{advice} operators, which are slower")
+    return Finding("ok", env.triton.answer)
+
+
+def check_nccl(env: Environment) -> Finding:
+    """Check that ranks on several GPUs can exchange tensors."""
+    if env.num_gpu_devices < 2:
+        return Finding("ok", "not needed: a rank on one GPU exchanges nothing")
+    if env.nccl.error:
+        advice = "install a build of torch with NCCL: without it a model runs on one GPU only"
+        return Finding("warn", env.nccl.error, advice)
+    return Finding("ok", env.nccl.answer)
+
+
+def check_gpu_memory(env: Environment) -> Finding:
+    """Check that the memory of each GPU is free; other processes may hold some."""
+    if not env.gpus:
+        return Finding("ok", "not needed: models run on the CPU")
+    found = ", ".join(
+        f"{gpu.free_bytes / _GIB:.1f} of {gpu.total_bytes / _GIB:.1f} GiB free" for gpu in env.gpus
+    )
+    if any(gpu.free_bytes < _FREE_GPU_SHARE * gpu.total_bytes for gpu in env.gpus):
+        advice = "stop the other processes on the GPU, or lower --gpu-memory-utilization"
+        return Finding("warn", found, advice)
+    return Finding("ok", found)
+
+
+def _without_gpu(probe: Probe) -> Finding:
+    """Return what was found of a library that only GPUs need, on a machine without one."""
+    return Finding("ok", f"not needed without a GPU ({probe.error or probe.answer})")
 
 
 def check_ports(env: Environment) -> Finding:
@@ -166,6 +217,10 @@ CHECKS: dict[str, Callable[[Environment], Finding]] = {
     "ray": check_ray,
     "memory": check_memory,
     "GPUs": check_gpus,
+    "GPU driver": check_gpu_driver,
+    "triton": check_triton,
+    "NCCL": check_nccl,
+    "GPU memory": check_gpu_memory,
     "ports": check_ports,
     "cache": check_cache,
     "models": check_models,

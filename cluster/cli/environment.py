@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -19,6 +20,9 @@ from cluster.config.network import listen_error
 from specdec.client import Client, ClientError
 from specdec.config.hardware import available_cpus, available_memory_bytes, default_cache_dir
 
+_NVIDIA_DRIVER = Path("/proc/driver/nvidia")
+_DRIVER_VERSION = re.compile(r"\d+\.\d+(\.\d+)?")
+
 _NETWORK_TIMEOUT_S = 10.0
 _SERVICE_TIMEOUT_S = 5.0
 
@@ -33,11 +37,22 @@ class Probe:
 
 
 @dataclass(frozen=True)
+class GpuState:
+    """A GPU that torch can use: its name, and the bytes of its memory, free and in total."""
+
+    name: str
+    free_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True)
 class Environment:
     """Facts about the machine and its environment.
 
     kernels_fault: why the CPU kernels do not compile, or "". num_cores: available to this process.
-    gpus: names as reported by torch. num_gpu_devices: GPUs as reported by the driver.
+    gpus: as reported by torch. num_gpu_devices: GPUs as reported by the driver. gpu_driver: version
+    of NVIDIA's kernel driver. cuda: version that torch was built for. nccl: version in torch's
+    build. triton: the package.
     taken_ports: ports in use. cache_error: why the cache is not writable, or "".
     cached_models: aliases in the cache. shm_bytes: size of /dev/shm, None without it.
     network: the remote endpoints that were checked. service: None if no address was given.
@@ -49,8 +64,12 @@ class Environment:
     kernels_fault: str
     num_cores: int
     available_memory_bytes: int
-    gpus: tuple[str, ...]
+    gpus: tuple[GpuState, ...]
     num_gpu_devices: int
+    gpu_driver: Probe
+    cuda: Probe
+    nccl: Probe
+    triton: Probe
     ray: Probe
     taken_ports: tuple[int, ...]
     cache_dir: Path
@@ -76,6 +95,7 @@ def inspect_environment(
 
     torch = _imported("torch")
     num_threads, gpus = (0, ()) if torch.error else _torch_threads_and_gpus()
+    cuda, nccl = _cuda_and_nccl(torch)
 
     cache = default_cache_dir()
     return Environment(
@@ -86,7 +106,11 @@ def inspect_environment(
         num_cores=available_cpus(),
         available_memory_bytes=available_memory_bytes(),
         gpus=gpus,
-        num_gpu_devices=len(list(Path("/proc/driver/nvidia/gpus").glob("*"))),
+        num_gpu_devices=len(list((_NVIDIA_DRIVER / "gpus").glob("*"))),
+        gpu_driver=_gpu_driver(),
+        cuda=cuda,
+        nccl=nccl,
+        triton=_imported("triton"),
         ray=_imported("ray"),
         taken_ports=tuple(port for port in ports if listen_error("127.0.0.1", port)),
         cache_dir=cache,
@@ -107,11 +131,40 @@ def _imported(name: str) -> Probe:
     return Probe(name, answer=str(module.__version__))
 
 
-def _torch_threads_and_gpus() -> tuple[int, tuple[str, ...]]:
+def _torch_threads_and_gpus() -> tuple[int, tuple[GpuState, ...]]:
     import torch
 
-    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return torch.get_num_threads(), tuple(names)
+    gpus = [
+        GpuState(torch.cuda.get_device_name(index), *torch.cuda.mem_get_info(index))
+        for index in range(torch.cuda.device_count())
+    ]
+    return torch.get_num_threads(), tuple(gpus)
+
+
+def _gpu_driver() -> Probe:
+    """Return the version of NVIDIA's kernel driver."""
+    try:
+        first = (_NVIDIA_DRIVER / "version").read_text().splitlines()[0]
+    except (OSError, IndexError):
+        return Probe("driver", error="no NVIDIA driver is loaded")
+    found = _DRIVER_VERSION.search(first)
+    return Probe("driver", answer=found[0] if found else first)
+
+
+def _cuda_and_nccl(torch_probe: Probe) -> tuple[Probe, Probe]:
+    """Return the versions of CUDA and NCCL of torch's build."""
+    if torch_probe.error:
+        return Probe("CUDA", error=torch_probe.error), Probe("NCCL", error=torch_probe.error)
+    import torch
+    import torch.distributed as dist
+
+    if torch.version.cuda is None:
+        build = f"torch {torch.__version__} is built without CUDA"
+        return Probe("CUDA", error=build), Probe("NCCL", error=build)
+    cuda = Probe("CUDA", answer=torch.version.cuda)
+    if not dist.is_nccl_available():
+        return cuda, Probe("NCCL", error="this build of torch has no NCCL")
+    return cuda, Probe("NCCL", answer=".".join(map(str, torch.cuda.nccl.version())))
 
 
 def _kernels_fault() -> str:

@@ -15,6 +15,8 @@ _LIBRARY_BYTES = _GIB
 """The context of CUDA, the code and workspaces of its libraries, and fragmentation."""
 _SAMPLING_BYTES = 400 * _MIB
 """Of the rows that are sampled at once, whatever the batch is (`specdec.sampling`)."""
+_ATTENTION_BYTES = 256 * _MIB
+"""Of the parts of contexts that attention splits, at most (`specdec.kernels.triton`)."""
 _GRAPHS_BYTES = 6 * _MIB
 """Of the four graphs of one size: that of the forward pass has a node for each kernel."""
 
@@ -26,6 +28,7 @@ def gpu_workspace_bytes(config: LLMConfig, model: ModelConfig, *, drafts: bool) 
     """
     return (
         _LIBRARY_BYTES
+        + _ATTENTION_BYTES
         + _activation_bytes(config, model)
         + _logit_bytes(config, model, drafts=drafts)
         + (0 if drafts else _graph_bytes(config))

@@ -109,10 +109,10 @@ class _Member:
 class PagedAttention(ABC):
     """Grouped-query attention over one rank's paged KV cache.
 
-    copies_pages: whether `run` copies the visible pages, for `plan_on_device` whole tables.
+    copies_pages: whether the visible pages are copied, for `plan_on_device` those of whole tables.
     """
 
-    copies_pages = True
+    copies_pages = False
 
     def __init__(
         self,
@@ -185,6 +185,8 @@ class PagedAttention(ABC):
 class TorchAttention(PagedAttention):
     """Paged attention on torch's operators, for any device."""
 
+    copies_pages = True
+
     def __init__(
         self,
         heads: HeadShard,
@@ -251,7 +253,7 @@ class TorchAttention(PagedAttention):
         dtype: torch.dtype,
         window: int | None = None,
     ) -> TorchPlan:
-        """See PagedAttention; one group, in which every context is padded to its whole table."""
+        """Plan a batch as one group; contexts are padded to those of whole tables."""
         num_sequences, num_blocks = batch.block_tables.shape
         slots = torch.arange(num_blocks * self.block_size, device=self.device)
         own = torch.minimum(slots, batch.context_lens.unsqueeze(1) - 1)  # [B, S]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch import Tensor
 from specdec.kernels.triton.availability import has_triton
 from specdec.sampling.device_truncation import DeviceLimits, device_floors
 from specdec.sampling.gumbel import CHUNK_TOKENS, NoiseKeys, gumbel_noise
-from specdec.sampling.sampler import LEAST_FLOOR
+from specdec.sampling.sampler import LEAST_SCORE
 from specdec.sampling.vocab_shard import ScoreChunks, VocabShard
 
 _SLAB_LOGITS = 2**23
@@ -95,28 +96,51 @@ def _triton_sample(logits: Tensor, rules: DeviceRules | None, kind: SamplingKind
         )
         sampling = RowSampling(*(column.contiguous() for column in columns))
         truncates = kind is SamplingKind.TRUNCATED
-        sampled = sample_rows(logits, sampling, LEAST_FLOOR, truncates=truncates)
+        sampled = sample_rows(logits, sampling, LEAST_SCORE, truncates=truncates)
         token_ids, argmax = sampled.token_ids, sampled.argmax
     return DeviceSample(token_ids, argmax.has_nan | (argmax.values == -torch.inf))
 
 
-def verify_chains(sample: DeviceSample, drafts: Tensor, num_drafts: Tensor) -> Tensor:
-    """Return the number of new tokens of each sequence: those of its first rows of logits.
+@dataclass(frozen=True)
+class DeviceChains:
+    """Chains of drafts of B sequences, padded to Q - 1 tokens.
 
-    Coupled verification (`verifiers.coupled`) of chains: a draft token is accepted where the target
-    samples the same one, so the new tokens are the sampled ones up to the first that differs, and
-    before the first row that is invalid.
-
-    sample: of B sequences with Q rows each. drafts: [B, Q - 1] int64. num_drafts: [B] int64.
-    Returns [B] int64, from 0 to Q.
+    num_kept: of a sequence whose drafts are accepted by chance, how many are; else -1.
     """
-    num_sequences, num_places = drafts.shape
-    token_ids = sample.token_ids.view(num_sequences, -1)
-    places = torch.arange(num_places, device=drafts.device)
-    is_accepted = (token_ids[:, :-1] == drafts) & (places < num_drafts.unsqueeze(1))
-    is_reached = torch.nn.functional.pad(is_accepted, (1, 0), value=True)
-    is_output = is_reached & ~sample.is_invalid.view(num_sequences, -1)
-    return is_output.long().cumprod(1).sum(1)
+
+    token_ids: Tensor  # [B, Q - 1] int64
+    num_drafts: Tensor  # [B] int64
+    num_kept: Tensor  # [B] int64
+
+
+class VerifiedChains(NamedTuple):
+    """New tokens of B sequences: of each the first `counts`, from 0 to Q."""
+
+    token_ids: Tensor  # [B, Q] int64
+    counts: Tensor  # [B] int64
+
+
+def verify_chains(sample: DeviceSample, drafts: DeviceChains) -> VerifiedChains:
+    """Verify chains of drafts: coupled verification (`verifiers.coupled`), or by chance.
+
+    A draft token is accepted where the target samples the same one, so the new tokens are the
+    sampled ones up to the first that differs, and before the first row that is invalid.
+
+    sample: of B sequences with Q rows each.
+    """
+    num_sequences, num_places = drafts.token_ids.shape
+    sampled = sample.token_ids.view(num_sequences, -1)
+    is_valid = ~sample.is_invalid.view(num_sequences, -1)
+    if num_places == 0:
+        return VerifiedChains(sampled, is_valid.long().squeeze(1))
+    places, num_kept = torch.arange(num_places, device=sampled.device), drafts.num_kept[:, None]
+    is_equal = (sampled[:, :-1] == drafts.token_ids) & (places < drafts.num_drafts[:, None])
+    is_accepted = torch.where(num_kept >= 0, places < num_kept, is_equal)
+    is_output = torch.nn.functional.pad(is_accepted, (1, 0), value=True) & is_valid
+    accepted = torch.where(is_accepted, drafts.token_ids, sampled[:, :-1])
+    return VerifiedChains(
+        torch.cat([accepted, sampled[:, -1:]], 1), is_output.long().cumprod(1).sum(1)
+    )
 
 
 def _best(logits: Tensor) -> Tensor:

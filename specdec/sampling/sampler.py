@@ -35,8 +35,8 @@ from specdec.sampling.vocab_shard import ScoreChunks, VocabShard
 _MANY_CHUNKS = 256
 # Above the float32 rounding error of scores and noise, which are below 100 wherever it matters.
 _ROUNDING = 1e-3
-LEAST_FLOOR = MIN_NOISE - MAX_NOISE - _ROUNDING
-"""Score below which no noise lets a token win, since the best token has a score of 0."""
+LEAST_SCORE = MIN_NOISE - MAX_NOISE - _ROUNDING
+"""No noise lets a token win whose score is below this; the best score of a row is 0."""
 _LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny
 
 
@@ -181,7 +181,7 @@ def _triton_sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
     from specdec.kernels.triton.sample import RowSampling, sample_rows  # imports Triton
 
     sampling = RowSampling.of(batch.params, logits.device)
-    return sample_rows(logits, sampling, LEAST_FLOOR).token_ids
+    return sample_rows(logits, sampling, LEAST_SCORE).token_ids
 
 
 def torch_sample(
@@ -248,7 +248,7 @@ class _Candidates:
 
         floors: [num_rows] float32, here and below.
         """
-        floors = floors.clamp(min=LEAST_FLOOR)
+        floors = floors.clamp(min=LEAST_SCORE)
         return cls(*(chunks.maxima >= floors.unsqueeze(1)).nonzero().unbind(1))
 
     def that_can_win(self, chunks: ScoreChunks, floors: Tensor, keys: NoiseKeys) -> _Candidates:

@@ -33,7 +33,8 @@ class SequenceState:
     history: its tokens if its rules depend on them; otherwise they are not stored.
     is_plain_greedy: whether its output is the argmax of the model's own logits.
     runs_on_device: whether sampling and verification of chains need nothing from the host: no
-        tokens before the last, no change of the logits, no log-probabilities, coupled verification.
+        tokens before the last, no change of the logits, no log-probabilities, and verification
+        that is coupled, or by chance.
     num_tokens, last_token: its length and last token after the last row that sampled. held_draft:
     what a head has drafted behind them.
     """
@@ -62,7 +63,7 @@ class SequenceState:
             processor.is_noop
             and history is None
             and rules.logprobs is None
-            and rules.acting_verifier == "coupled"
+            and rules.acting_verifier in ("coupled", "synthetic")
         )
         params = _sample_params(rules)
         return cls(admission, processor, params, history, is_plain_greedy, runs_on_device)

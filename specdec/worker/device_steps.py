@@ -23,6 +23,7 @@ from torch import Tensor
 from specdec.kernels.device_batch import DeviceBatch
 from specdec.kernels.sample import SAMPLE_PARAMS
 from specdec.sampling.device_sampler import (
+    DeviceChains,
     DeviceRules,
     SamplingKind,
     sample_on_device,
@@ -30,6 +31,7 @@ from specdec.sampling.device_sampler import (
 )
 from specdec.sampling.device_truncation import DeviceLimits
 from specdec.sampling.gumbel import NoiseKeys
+from specdec.sampling.verifiers.synthetic import num_kept_by_chance
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.messages import BlockTableDelta, StepRow
 from specdec.types.sampling_spec import SamplingRules
@@ -52,7 +54,7 @@ class _Word(IntEnum):
     """Columns of a row of the packed input, int64, behind the record of its sampling parameters.
 
     START: position of the first token, unless IS_PENDING: then that and the token are on the
-    device. The tokens follow the last column.
+    device. NUM_KEPT: as in DeviceChains. The tokens follow the last column.
     """
 
     SLOT = _PARAM_WORDS
@@ -60,7 +62,8 @@ class _Word(IntEnum):
     NUM_DRAFTS = _PARAM_WORDS + 2
     IS_PENDING = _PARAM_WORDS + 3
     NUM_PROMPT = _PARAM_WORDS + 4
-    TOKENS = _PARAM_WORDS + 5
+    NUM_KEPT = _PARAM_WORDS + 5
+    TOKENS = _PARAM_WORDS + 6
 
 
 @runtime_checkable
@@ -187,15 +190,17 @@ class _Packed(NamedTuple):
     """The input of a step on the device, by row.
 
     starts, first: position and id of the last known token. drafts: behind it, num_drafts of them.
-    num_prompt: tokens of the prompt. params: records of SAMPLE_PARAMS. changes: of block tables.
+    num_prompt: tokens of the prompt. num_kept: as in DeviceChains. params: records of
+    SAMPLE_PARAMS. changes: of block tables.
     """
 
     params: Tensor  # [num_rows, _PARAM_WORDS] int64
-    places: Tensor  # [num_rows] int64, like the next four
+    places: Tensor  # [num_rows] int64, like the next five
     starts: Tensor
     first: Tensor
     num_drafts: Tensor
     num_prompt: Tensor
+    num_kept: Tensor
     drafts: Tensor  # [num_rows, Q - 1] int64
     changes: Tensor  # [num_changes, 3] int64
 
@@ -336,7 +341,10 @@ class DeviceSteps:
         tokens = (0,) if row.is_pending else row.token_ids
         padding = (0,) * (query_len - len(tokens))
         start, num_prompt = row.num_computed_tokens, state.admission.num_prompt_tokens
-        head = (place, start, row.num_draft_tokens, int(row.is_pending), num_prompt)
+        num_kept = -1
+        if state.admission.rules.acting_verifier == "synthetic":
+            num_kept = _num_kept(row, state)
+        head = (place, start, row.num_draft_tokens, int(row.is_pending), num_prompt, num_kept)
         return (*head, *tokens, *padding)
 
     @torch.inference_mode()
@@ -351,7 +359,7 @@ class DeviceSteps:
     def _launch_sampling(self, kind: SamplingKind, shape: StepShape) -> None:
         """Launch sampling and verification; the result is in the output buffer.
 
-        It is [num_rows, 1 + Q]: the number of new tokens, then the sampled tokens.
+        It is [num_rows, 1 + Q]: the number of new tokens, then the tokens.
         """
         packed, state = self._unpack(shape), self._state
         num_tokens = shape.num_rows * shape.query_len
@@ -360,14 +368,14 @@ class DeviceSteps:
             None if kind is SamplingKind.GREEDY else _rules(packed, self._positions(packed, shape))
         )
         sample = sample_on_device(logits, rules, kind, self._shard)
-        counts = verify_chains(sample, packed.drafts, packed.num_drafts)
-        sampled = sample.token_ids.view(shape.num_rows, -1)
-        last = sampled.gather(1, (counts - 1).clamp_min(0)[:, None]).squeeze(1)
+        drafts = DeviceChains(packed.drafts, packed.num_drafts, packed.num_kept)
+        tokens, counts = verify_chains(sample, drafts)
+        last = tokens.gather(1, (counts - 1).clamp_min(0)[:, None]).squeeze(1)
         state.num_tokens.index_copy_(0, packed.places, packed.starts + 1 + counts)
         last_tokens = torch.where(counts > 0, last, packed.first)
         state.last_tokens.index_copy_(0, packed.places, last_tokens)
         results = self._output[: shape.num_rows * (1 + shape.query_len)]
-        torch.cat([counts[:, None], sampled], 1, out=results.view(shape.num_rows, -1))
+        torch.cat([counts[:, None], tokens], 1, out=results.view(shape.num_rows, -1))
 
     def _unpack(self, shape: StepShape) -> _Packed:
         """Read the input buffer; for pending rows their token and position from the state."""
@@ -385,6 +393,7 @@ class DeviceSteps:
             drafts=table[:, _Word.TOKENS + 1 :],
             num_drafts=table[:, _Word.NUM_DRAFTS],
             num_prompt=table[:, _Word.NUM_PROMPT],
+            num_kept=table[:, _Word.NUM_KEPT],
             changes=changes.view(-1, _DELTA_WORDS),
         )
 
@@ -455,6 +464,12 @@ def _half(name: str) -> int:
 def _num_words(num_rows: int, query_len: int) -> int:
     """Return the size of the packed input of a step."""
     return num_rows * (_Word.TOKENS + query_len + _DELTAS_PER_ROW * _DELTA_WORDS)
+
+
+def _num_kept(row: StepRow, state: SequenceState) -> int:
+    """Return the number of drafts of a row that are accepted by chance."""
+    rules, first = state.admission.rules, row.known_end - state.admission.num_prompt_tokens
+    return num_kept_by_chance(rules, range(first, first + row.num_draft_tokens))
 
 
 def _is_chain(row: StepRow) -> bool:

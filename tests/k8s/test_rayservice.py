@@ -24,7 +24,7 @@ def test_the_service_accepts_the_arguments_of_every_example(path):
             key: value for key, value in application["args"].items() if not key.endswith("_file")
         }
         args.pop("state_dir")
-        config = ServeConfig.from_mapping(application_settings({**args, "device": "cpu"}))
+        config = ServeConfig.from_mapping(application_settings(args))
         expected = [application["args"][name] for name in ("model", "drain_timeout_s")]
         assert [config.model, config.drain_timeout_s] == expected
 

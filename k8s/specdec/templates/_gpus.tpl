@@ -3,7 +3,8 @@
 {{/*
 The targets and drafts that need GPUs, as {"parts": [...]}, each with: at (the value that sets the
 number of ranks), kind (target or draft), model (index in .Values.models), labels (of the Ray nodes
-on which it may run, empty for any), ranks (GPUs in one pod), replicas.
+on which it may run, empty for any), ranks (GPUs in one pod), replicas. A draft that shares the
+target's GPU is not among them.
 */}}
 {{- define "specdec.gpuParts" -}}
 {{- $parts := list -}}
@@ -14,7 +15,8 @@ on which it may run, empty for any), ranks (GPUs in one pod), replicas.
 {{- $part := dict "model" $index "replicas" $replicas -}}
 {{- $parts = append $parts (merge (dict "kind" "target" "at" (printf "models[%d].tensorParallelSize" $index) "labels" (default "" $placement.target_labels) "ranks" (int $model.tensorParallelSize)) $part) -}}
 {{- $ranks := include "specdec.draftRanks" $model | int -}}
-{{- if gt $ranks 0 -}}
+{{- $shares := and (kindIs "map" $model.speculativeConfig) (get (default dict $model.speculativeConfig) "share_gpu") -}}
+{{- if and (gt $ranks 0) (not $shares) -}}
 {{- $parts = append $parts (merge (dict "kind" "draft" "at" (printf "models[%d].speculativeConfig.draft_tensor_parallel_size" $index) "labels" (default "" $placement.draft_labels) "ranks" $ranks) $part) -}}
 {{- end -}}
 {{- end -}}

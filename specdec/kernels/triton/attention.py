@@ -41,8 +41,6 @@ class TritonAttention(PagedAttention):
     key_scale, value_scale: the cache holds keys and values divided by them, for 8-bit types.
     """
 
-    copies_pages = False
-
     def __init__(
         self,
         heads: HeadShard,

@@ -6,15 +6,19 @@ model. The output is not the target's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import takewhile
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from specdec.sampling.gumbel import Stream, uniforms
+from specdec.sampling.gumbel import NoiseKeys, Stream, uniforms
 from specdec.sampling.sampler import SamplingBatch, sample
 from specdec.sampling.verifiers.draft_batch import DraftBatch, VerifiedTokens
 from specdec.sampling.vocab_shard import VocabShard
+from specdec.types.sampling_spec import SamplingRules
 
 
 def verify_synthetic(
@@ -37,6 +41,20 @@ def verify_synthetic(
     is_kept = chances[drafts.rows].cpu().numpy() < _rates(drafts)
     num_accepted = drafts.num_leading(is_kept)
     return drafts.verified(num_accepted, sampled[drafts.starts + num_accepted])
+
+
+def num_kept_by_chance(rules: SamplingRules, positions: Sequence[int]) -> int:
+    """Return the number of draft tokens of one sequence that `verify_synthetic` keeps.
+
+    positions: of each draft token, its index among the output tokens.
+    """
+    count = len(positions)
+    ones = torch.ones(count, dtype=torch.int64)
+    keys = NoiseKeys(ones * rules.seed, ones * rules.choice, torch.tensor(positions).long())
+    chances = uniforms(keys.of_stream(Stream.ACCEPTANCE, torch.zeros_like(keys.positions)))
+    rates = (*rules.verifier.synthetic_rates, *[0.0] * count)
+    pairs = zip(chances.tolist(), rates, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] < pair[1], pairs))
 
 
 def _rates(drafts: DraftBatch) -> npt.NDArray[np.float64]:

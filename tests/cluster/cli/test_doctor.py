@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from cluster.cli import doctor, environment
 from cluster.cli.doctor import CHECKS, examine
-from cluster.cli.environment import Environment, Probe
+from cluster.cli.environment import Environment, GpuState, Probe
 from cluster.cli.main import main
 from specdec.models.resolve import packaged_directory
 from specdec.worker import native_library_fault
@@ -27,6 +27,10 @@ FIT = Environment(
     available_memory_bytes=16 * GIB,
     gpus=(),
     num_gpu_devices=0,
+    gpu_driver=Probe("driver", error="no NVIDIA driver is loaded"),
+    cuda=Probe("CUDA", error="torch 2.13.0+cpu is built without CUDA"),
+    nccl=Probe("NCCL", error="torch 2.13.0+cpu is built without CUDA"),
+    triton=Probe("triton", error="ModuleNotFoundError: No module named 'triton'"),
     ray=Probe("ray", "2.60.0"),
     taken_ports=(),
     cache_dir=Path("/cache"),
@@ -37,6 +41,16 @@ FIT = Environment(
     network=(INDEX, HUB),
     service=Probe("127.0.0.1:9000", answer="smollm2, specdec 0.1.0"),
 )
+H200 = GpuState("H200", 139 * GIB, 140 * GIB)
+WITH_GPUS = replace(
+    FIT,
+    gpus=(H200, H200),
+    num_gpu_devices=2,
+    gpu_driver=Probe("driver", "570.86.15"),
+    cuda=Probe("CUDA", "13.0"),
+    nccl=Probe("NCCL", "2.28.3"),
+    triton=Probe("triton", "3.7.1"),
+)
 NO_TORCH = Probe("torch", error="OSError: no libc10")
 NO_INDEX, NO_HUB = replace(INDEX, error="timed out"), replace(HUB, error="refused")
 
@@ -45,6 +59,38 @@ def test_a_fit_machine_passes_every_check():
     findings = examine(FIT)
     assert {*CHECKS, "network", "service"} == findings.keys()
     assert {(finding.status, finding.advice) for finding in findings.values()} == {("ok", "")}
+
+
+def test_a_machine_with_gpus_passes_every_check():
+    findings = examine(WITH_GPUS)
+    assert {(finding.status, finding.advice) for finding in findings.values()} == {("ok", "")}
+    assert findings["GPUs"].found == "H200, H200"
+    assert findings["GPU driver"].found == "driver 570.86.15, torch for CUDA 13.0"
+    assert findings["triton"].found == "3.7.1"
+    assert findings["NCCL"].found == "2.28.3"
+    assert findings["GPU memory"].found.startswith("139.0 of 140.0 GiB free")
+
+
+def test_what_only_gpus_need_is_named_where_it_is_absent():
+    findings = examine(FIT)
+    assert findings["GPU driver"].found == ("not needed without a GPU (no NVIDIA driver is loaded)")
+    assert "No module named 'triton'" in findings["triton"].found
+    assert findings["NCCL"].found == "not needed: a rank on one GPU exchanges nothing"
+    assert findings["GPU memory"].found == "not needed: models run on the CPU"
+
+
+@pytest.mark.parametrize(
+    ("line", "version"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu", "570.86.15"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  R", "580.65.06"),
+    ],
+)
+def test_the_version_of_the_driver_is_read(monkeypatch, tmp_path, line, version):
+    monkeypatch.setattr(environment, "_NVIDIA_DRIVER", tmp_path)
+    assert environment._gpu_driver().error == "no NVIDIA driver is loaded"
+    (tmp_path / "version").write_text(f"{line}\nGCC version: 12\n")
+    assert environment._gpu_driver().answer == version
 
 
 def test_network_and_service_are_optional_checks():
@@ -66,7 +112,21 @@ def test_network_and_service_are_optional_checks():
         ("ray", {"ray": Probe("ray", error="ImportError: ray")}, "fail", "ImportError make setup"),
         ("memory", {"available_memory_bytes": GIB}, "fail", "1.0 GiB available needs 2.7 GiB"),
         ("memory", {"available_memory_bytes": 3 * GIB}, "warn", "3.0 GiB enough"),
-        ("GPUs", {"num_gpu_devices": 2, "gpus": ("H200",)}, "warn", "2 present 1 usable CUDA"),
+        ("GPUs", {"num_gpu_devices": 2, "gpus": (H200,)}, "warn", "2 present 1 usable CUDA"),
+        (
+            "GPU driver",
+            {"num_gpu_devices": 1, "gpu_driver": Probe("driver", "570.1")},
+            "warn",
+            "built without CUDA build of torch for CUDA",
+        ),
+        ("triton", {"num_gpu_devices": 1}, "warn", "No module named 'triton' install slower"),
+        ("NCCL", {"num_gpu_devices": 2}, "warn", "without CUDA build of torch with NCCL one GPU"),
+        (
+            "GPU memory",
+            {"gpus": (H200, replace(H200, free_bytes=GIB))},
+            "warn",
+            "139.0 of 140.0 1.0 of 140.0 --gpu-memory-utilization",
+        ),
         ("ports", {"taken_ports": (8000,)}, "warn", "8000 in use --http-port"),
         ("cache", {"cache_error": "Read-only"}, "fail", "/cache Read-only SPECDEC_CACHE_DIR"),
         ("models", {"cached_models": ()}, "warn", "none serve downloads models list"),

@@ -53,8 +53,8 @@ def placed(monkeypatch):
 
 
 def config_of(device="cpu", **settings):
-    speculation = SpeculativeConfig.of("draft_model")
-    return ServeConfig(model="tiny", device=device, speculative_config=speculation, **settings)
+    settings.setdefault("speculative_config", SpeculativeConfig.of("draft_model"))
+    return ServeConfig(model="tiny", device=device, **settings)
 
 
 def test_one_node_needs_no_remote_query(placed):
@@ -80,6 +80,14 @@ def test_gpu_memory_is_queried_and_not_divided(placed):
     memory, queries = placed(config, "a", "a", "a", shares=NodeShares(3, 3))
     assert memory == ReplicaMemory(THERE // 2, THERE // 2)
     assert queries == [(1, 4), (2, 1)]
+
+
+def test_models_that_share_a_gpu_have_one_memory(placed):
+    speculation = SpeculativeConfig.of("draft_model", share_gpu=True)
+    config = config_of("cuda", speculative_config=speculation, gpu_memory_utilization=0.5)
+    memory, queries = placed(config, "a", "b", "b")
+    assert memory == ReplicaMemory(THERE // 2)
+    assert queries == [(1, 0.5)]
 
 
 def node(alive=True, cpus=2, **labels):

@@ -13,6 +13,7 @@ from cluster.workers.resources import (
     bundle_labels,
     check_ranks,
     check_together,
+    gpus_per_rank,
     memory_per_replica,
     placement_bundles,
     require_placeable,
@@ -117,6 +118,26 @@ def test_each_rank_has_a_separate_gpu(drafting):
         {"CPU": 0.7, "GPU": 2.0},
     ]
     assert memory_per_replica(config) == int(16 * GIB * 0.9)
+
+
+def shared(drafting):
+    speculation = SpeculativeConfig.of("draft_model", share_gpu=True)
+    return dataclasses.replace(
+        drafting, device="cuda", tensor_parallel_size=1, speculative_config=speculation
+    )
+
+
+def test_models_that_share_a_gpu_reserve_half_of_it_each(model, drafting, monkeypatch):
+    config = shared(drafting)
+    assert [bundle.get("GPU") for bundle in placement_bundles(config)] == [None, 0.5, 0.5]
+    assert gpus_per_rank(config) == 0.5
+    assert gpus_per_rank(drafting) == 0.0
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    check_ranks(config, Models(model, model), 64)
+    apart = dataclasses.replace(config, speculative_config=SpeculativeConfig.of("draft_model"))
+    with pytest.raises(InvalidValueError, match=r"2 are needed, 1 are available; .*share_gpu"):
+        check_ranks(apart, Models(model, model), 64)
 
 
 @pytest.mark.usefixtures("gpus")

@@ -8,6 +8,7 @@ import torch
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sampling import device_sampler
 from specdec.sampling.device_sampler import (
+    DeviceChains,
     DeviceRules,
     DeviceSample,
     SamplingKind,
@@ -175,5 +176,23 @@ def test_chains_are_verified_up_to_the_first_difference(
 ):
     is_invalid = torch.tensor([place in invalid for place in range(3)])
     sample = DeviceSample(torch.tensor(sampled), is_invalid)
-    counts = verify_chains(sample, torch.tensor([drafts]), torch.tensor([num_drafts]))
+    chains = DeviceChains(torch.tensor([drafts]), torch.tensor([num_drafts]), torch.tensor([-1]))
+    tokens, counts = verify_chains(sample, chains)
     assert counts.tolist() == [expected]
+    assert tokens[0, :expected].tolist() == sampled[:expected]
+
+
+@pytest.mark.parametrize("num_kept", [0, 1, 2])
+def test_drafts_may_be_kept_by_chance(num_kept):
+    sample = DeviceSample(torch.tensor([5, 6, 7]), torch.zeros(3, dtype=torch.bool))
+    chains = DeviceChains(torch.tensor([[8, 9]]), torch.tensor([2]), torch.tensor([num_kept]))
+    tokens, counts = verify_chains(sample, chains)
+    assert tokens[0, : counts[0]].tolist() == [[5], [8, 6], [8, 9, 7]][num_kept]
+
+
+def test_sequences_without_drafts_have_one_token():
+    sample = DeviceSample(torch.tensor([5, 6]), torch.tensor([False, True]))
+    none = torch.zeros(2, 0, dtype=torch.int64)
+    tokens, counts = verify_chains(sample, DeviceChains(none, *torch.zeros(2, 2).long()))
+    assert tokens.tolist() == [[5], [6]]
+    assert counts.tolist() == [1, 0]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from specdec.config.speculative import SpeculativeConfig
 from specdec.types.sampling_params import SpeculationOptions
 from specdec.worker.device_steps import DeviceSteps
 from tests.specdec.engines import engine_config, local_engine, make_engine, request, run
@@ -57,6 +58,29 @@ def test_the_tokens_are_those_of_the_host(tiny_model_dir, num_device_steps, num_
     assert any(row.num_draft_tokens for rows in num_device_steps for row in rows) == (
         num_drafts > 0
     )
+
+
+def test_drafts_are_kept_by_chance_as_on_the_host(tiny_model_dir, num_device_steps):
+    speculation = SpeculativeConfig.of(
+        "ngram",
+        4,
+        prompt_lookup_min=1,
+        verifier="synthetic",
+        synthetic_acceptance_length=2.5,
+    )
+    config = engine_config(speculation=speculation)
+    given = [
+        request(f"r{i}", [5, 6, 7] * 4, seed=i, temperature=0.8, max_tokens=30) for i in range(4)
+    ]
+    engines = [
+        local_engine(tiny_model_dir, config, kernels="torch"),
+        make_engine(tiny_model_dir, config, device_target(tiny_model_dir, config)),
+    ]
+    expected, found = (tokens(engine, given) for engine in engines)
+    assert found == expected
+    assert num_device_steps
+    accepted = [engine.stats().counts.speculation.num_accepted_tokens for engine in engines]
+    assert accepted[0] == accepted[1] > 0
 
 
 HOST_SAMPLING = [

@@ -61,7 +61,7 @@ def test_a_layer_launches_few_operators(model_dir, num_drafts):
 def test_operators_around_the_layers(model_dir, num_drafts):
     """Of a greedy step: its input, the head, the argmax and the verification."""
     _, operators = begun(model_dir(1), SamplingRules(temperature=0.0), num_drafts, torch.bfloat16)
-    assert operators.counts.total() - TORCH_OPERATORS < 90
+    assert operators.counts.total() - TORCH_OPERATORS < 95
 
 
 @pytest.mark.parametrize("num_drafts", [0, 3])

@@ -14,7 +14,7 @@ from specdec.kernels.triton import sample as kernels
 from specdec.kernels.triton.device.gumbel import gumbel_noise, philox
 from specdec.kernels.triton.device.logarithm import exponential, log
 from specdec.sampling import gumbel, sampler
-from specdec.sampling.sampler import LEAST_FLOOR, SamplingBatch
+from specdec.sampling.sampler import LEAST_SCORE, SamplingBatch
 from specdec.sampling.truncation import truncation_floors
 from specdec.sampling.vocab_shard import ScoreChunks, VocabShard
 
@@ -170,7 +170,7 @@ def same_tokens(logits, batch):
     vocab = logits.shape[1]
     shard = VocabShard(ALONE, 0, vocab)
     expected = sampler.torch_sample(logits, batch, shard)
-    found = kernels.sample_rows(logits, sampling_of(batch), LEAST_FLOOR)
+    found = kernels.sample_rows(logits, sampling_of(batch), LEAST_SCORE)
     assert torch.equal(found.token_ids, expected)
 
 
@@ -195,5 +195,5 @@ def test_tokens_of_many_positions_are_those_of_the_reference():
 def test_rows_that_cannot_be_sampled_return_a_token():
     logits = torch.full((2, 100), -torch.inf)
     logits[1] = torch.nan
-    tokens = kernels.sample_rows(logits, sampling_of(batch_of(2)), LEAST_FLOOR).token_ids
+    tokens = kernels.sample_rows(logits, sampling_of(batch_of(2)), LEAST_SCORE).token_ids
     assert ((tokens >= 0) & (tokens < 100)).all()

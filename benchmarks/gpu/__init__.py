@@ -1,0 +1,1 @@
+"""Parts of `make gpu-check`, each in a module with its measurements."""

@@ -1,0 +1,169 @@
+"""Tokens end to end: every method and request feature, with drafts against without, on the device.
+
+In float32 on a random model. A share of the requests may differ, because two tokens whose scores
+are equal within rounding may swap between two shapes of a product.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.parts import Context, Result
+from benchmarks.random_heads import HEADS
+from benchmarks.tiny_model import write_tiny_llama
+from specdec import LLM, SamplingParams
+from specdec.models.config import ModelConfig
+from specdec.types.sampling_params import StructuredOutput
+
+_NUM_PROMPTS, _HALF_TOKENS, _MAX_TOKENS = 8, 12, 40
+_MAX_DIFFERING = 0.125
+_SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+_BLOCK_SIZE = 16
+_FEW_BLOCKS = 20
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison.
+
+    speculation: keys of speculative_config. params: of the requests. head: kind of a random head.
+    window: of the target's attention. is_tight: whether the KV pool is too small for all requests.
+    """
+
+    name: str
+    speculation: Mapping[str, Any]
+    params: Mapping[str, Any] = field(default_factory=dict)
+    head: str | None = None
+    window: int | None = None
+    is_tight: bool = False
+
+
+_LOOKUP = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
+
+
+def cases() -> Iterator[Case]:
+    """Yield all cases."""
+    for count in range(1, 9):
+        yield Case(f"ngram, k {count}", {**_LOOKUP, "num_speculative_tokens": count})
+    for method in ("suffix", "lookahead", "draft_model"):
+        yield Case(method, {"method": method, "num_speculative_tokens": 4})
+    for name in ("eagle3", "medusa"):
+        yield Case(f"head {name}", {"method": name, "num_speculative_tokens": 4}, head=name)
+    yield Case("tree", {**_LOOKUP, "num_draft_tree_tokens": 8})
+    for verifier in ("rejection", "block"):
+        yield Case(verifier, {**_LOOKUP, "verifier": verifier}, {"temperature": 0.0})
+    schema = StructuredOutput(json_schema=json.dumps(_SCHEMA))
+    yield Case("grammar", _LOOKUP, {"structured_output": schema, "ignore_eos": False})
+    penalties = {"presence_penalty": 0.5, "frequency_penalty": 0.2, "repetition_penalty": 1.1}
+    yield Case("penalties", _LOOKUP, penalties)
+    yield Case("log-probabilities", _LOOKUP, {"logprobs": 3})
+    yield Case("truncation", _LOOKUP, {"temperature": 1.0, "top_p": 0.9, "top_k": 20})
+    yield Case("window", _LOOKUP, window=24)
+    yield Case("preemption", _LOOKUP, is_tight=True)
+
+
+def compare_all(context: Context) -> Result:
+    """Run every case; a case fails where more than an eighth of the requests differ."""
+    directory = write_tiny_llama(context.directory / "equality")
+    plain_of: dict[str, list[tuple[int, ...]]] = {}
+    results = {}
+    for case in list(cases())[:: 5 if context.is_small else 1]:
+        key = repr((case.params, case.window, case.is_tight))
+        try:
+            if key not in plain_of:
+                plain_of[key], _ = _generate(case, directory, context, drafts=False)
+            results[case.name] = _compare(plain_of[key], case, directory, context)
+        except Exception as error:  # the other cases run all the same
+            results[case.name] = {"passed": False, "error": f"{type(error).__name__}: {error}"}
+    return {"passed": all(each["passed"] for each in results.values()), "cases": results}
+
+
+def compare_graphs(context: Context) -> Result:
+    """Compare tokens of steps that are graphs with those of steps launched by operators."""
+    directory = write_tiny_llama(context.directory / "graphs")
+    case = Case("graphs", _LOOKUP)
+    found, _ = _generate(case, directory, context, drafts=True)
+    expected, _ = _generate(case, directory, context, drafts=True, enforce_eager=True)
+    differing = _share(found, expected)
+    return {"passed": differing <= _MAX_DIFFERING, "differing": differing}
+
+
+def _compare(plain: list[tuple[int, ...]], case: Case, directory: Path, context: Context) -> Result:
+    drafted, num_drafts = _generate(case, directory, context, drafts=True)
+    differing = _share(plain, drafted)
+    is_passed = num_drafts > 0 and differing <= _MAX_DIFFERING
+    return {"passed": is_passed, "differing": differing, "num_drafts": num_drafts}
+
+
+def _share(left: list[tuple[int, ...]], right: list[tuple[int, ...]]) -> float:
+    return sum(a != b for a, b in zip(left, right, strict=True)) / len(left)
+
+
+def _generate(
+    case: Case, directory: Path, context: Context, *, drafts: bool, **settings: Any
+) -> tuple[list[tuple[int, ...]], int]:
+    """Return the tokens of each request, and the number of drafts."""
+    model = _with_window(directory, case.window)
+    if case.is_tight:
+        config = ModelConfig.from_directory(model)
+        pool = _FEW_BLOCKS * _BLOCK_SIZE * config.kv_bytes_per_token("float32", 1)
+        settings |= {"kv_cache_memory_gib": pool / 2**30, "max_model_len": 128}
+    with LLM(
+        str(model),
+        device=context.device.type,
+        dtype="float32",
+        max_num_seqs=_NUM_PROMPTS,
+        block_size=_BLOCK_SIZE,
+        speculative_config=_speculation(case, model) if drafts else None,
+        **settings,
+    ) as llm:
+        prompts = [_prompt(index) for index in range(_NUM_PROMPTS)]
+        outputs = llm.generate(prompts, [_params(case, index) for index in range(_NUM_PROMPTS)])
+    tokens = [tuple(output.outputs[0].token_ids) for output in outputs]
+    return tokens, sum(output.speculation.num_drafts for output in outputs)
+
+
+def _speculation(case: Case, model: Path) -> dict[str, Any]:
+    keys = {"policy": "threshold", **case.speculation}
+    if case.head is not None:
+        head = model.with_name(f"{model.name}-{case.head}")
+        if not head.exists():
+            torch.manual_seed(0)
+            HEADS[case.head].write(head, ModelConfig.from_directory(model))
+        keys["model"] = str(head)
+    elif case.speculation["method"] == "draft_model":
+        keys["model"] = str(model)
+    return keys
+
+
+def _with_window(directory: Path, window: int | None) -> Path:
+    """Return a model with a sliding window: the same weights as a Mistral."""
+    if window is None:
+        return directory
+    model = directory.with_name(f"{directory.name}-window")
+    if not model.exists():
+        shutil.copytree(directory, model)
+        config = json.loads((model / "config.json").read_text())
+        config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+        (model / "config.json").write_text(json.dumps(config | {"sliding_window": window}))
+    return model
+
+
+def _params(case: Case, index: int) -> SamplingParams:
+    """Return the parameters of a request, half of which are greedy."""
+    values = {"temperature": 0.8 * (index % 2), "max_tokens": _MAX_TOKENS, "ignore_eos": True}
+    return SamplingParams(seed=index, **{**values, **case.params})
+
+
+def _prompt(index: int) -> list[int]:
+    """Return the same random bytes twice, so that lookups find matches."""
+    generator = torch.Generator().manual_seed(index)
+    half = torch.randint(2, 258, (_HALF_TOKENS,), generator=generator)
+    return half.tolist() * 2

@@ -1,0 +1,139 @@
+"""Decoders of published sizes with random weights, made on the device: for costs only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.backend import KernelBackend
+from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.models.config import ModelConfig
+from specdec.models.llama import CausalDecoder
+from specdec.models.weights.checkpoint import CheckpointReader
+from specdec.types.errors import UnsupportedModelError
+
+_LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": 8,
+    "num_attention_heads": 32,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "hidden_act": "silu",
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 128001,
+}
+LLAMA_8B: Mapping[str, Any] = {
+    **_LLAMA,
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "head_dim": 128,
+    "intermediate_size": 14336,
+    "tie_word_embeddings": False,
+}
+"""Sizes of Llama-3.1-8B."""
+LLAMA_1B: Mapping[str, Any] = {
+    **_LLAMA,
+    "hidden_size": 2048,
+    "num_hidden_layers": 16,
+    "head_dim": 64,
+    "intermediate_size": 8192,
+    "tie_word_embeddings": True,
+}
+"""Sizes of Llama-3.2-1B."""
+SMALL: Mapping[str, Any] = {
+    **_LLAMA,
+    "vocab_size": 512,
+    "max_position_embeddings": 1024,
+    "num_key_value_heads": 2,
+    "num_attention_heads": 4,
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "intermediate_size": 128,
+    "eos_token_id": 1,
+}
+"""Sizes for tests."""
+
+
+class RandomTensors:
+    """Random tensors of the shapes of a Llama, made when they are read; norms are 1."""
+
+    def __init__(self, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
+        self._device, self._dtype = device, dtype
+        self._shapes = _shapes(model)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._shapes
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See TensorSource."""
+        if name not in self._shapes:
+            raise UnsupportedModelError(f"a random model has no {name}")
+        return self._shapes[name]
+
+    def short_dtype(self, name: str) -> torch.dtype | None:
+        """See TensorSource."""
+        del name
+        return None
+
+    def slice(self, name: str, *window: slice) -> Tensor:
+        """See TensorSource."""
+        shape = self.shape(name)
+        size = [
+            len(range(*part.indices(whole))) for part, whole in zip(window, shape, strict=False)
+        ]
+        size += shape[len(size) :]
+        if len(size) == 1:
+            return torch.ones(size, device=self._device, dtype=self._dtype)
+        values = torch.empty(size, device=self._device, dtype=self._dtype)
+        return values.normal_(std=shape[1] ** -0.5)
+
+
+def write_config(directory: Path, fields: Mapping[str, Any]) -> ModelConfig:
+    """Write the config.json of a model; return what it means."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(fields))
+    return ModelConfig.from_directory(directory)
+
+
+def random_decoder(
+    model: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    max_model_len: int,
+    block_size: int,
+) -> CausalDecoder:
+    """Make a decoder with random weights on the device."""
+    backend = KernelBackend.select("auto" if device.type == "cuda" else "torch", device)
+    source = RandomTensors(model, device, dtype)
+    reader = CheckpointReader(source, dtype, None, None, device, backend)
+    return CausalDecoder(model, reader, TensorParallelGroup(), max_model_len, block_size)
+
+
+def _shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    size, vocab = model.hidden_size, (model.vocab_size, model.hidden_size)
+    heads, kv_heads = (n * model.head_dim for n in (model.num_heads, model.num_kv_heads))
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": vocab}
+    shapes |= {"lm_head.weight": vocab, "model.norm.weight": (size,)}
+    matrices = {
+        "self_attn.q_proj": (heads, size),
+        "self_attn.k_proj": (kv_heads, size),
+        "self_attn.v_proj": (kv_heads, size),
+        "self_attn.o_proj": (size, heads),
+        "mlp.gate_proj": (model.intermediate_size, size),
+        "mlp.up_proj": (model.intermediate_size, size),
+        "mlp.down_proj": (size, model.intermediate_size),
+        "input_layernorm": (size,),
+        "post_attention_layernorm": (size,),
+    }
+    for layer in range(model.num_layers):
+        shapes |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in matrices.items()}
+    return shapes

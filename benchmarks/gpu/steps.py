@@ -1,0 +1,199 @@
+"""Times of steps by batch size, context and draft tokens, beside the memory floor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.parts import Context, Result
+from benchmarks.gpu.random_models import LLAMA_8B, SMALL, random_decoder, write_config
+from benchmarks.gpu_steps import bandwidth, matrix_bytes, median_s
+from specdec.config.engine import EngineConfig
+from specdec.config.speculative import SpeculativeConfig
+from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.models.config import ModelConfig
+from specdec.models.llama import CausalDecoder
+from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
+from specdec.types.sampling_spec import SamplingRules
+from specdec.worker import TargetModelRunner
+from specdec.worker.step_graphs import CudaGraphs
+
+BLOCK_SIZE = 16
+MAX_DRAFT_TOKENS = 8
+_ROUNDS = 10
+_KV_SHARE = 0.7
+"""Share of the memory that is free behind the weights which the KV pool takes."""
+
+GREEDY = SamplingRules(temperature=0.0)
+SAMPLED = SamplingRules(temperature=0.8)
+TRUNCATED = SamplingRules(temperature=0.8, top_p=0.95, top_k=50)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a grid measures."""
+
+    batches: Sequence[int]
+    contexts: Sequence[int]
+    drafts: Sequence[int]
+    max_num_blocks: int
+
+
+FULL = Sizes((1, 2, 4, 8, 16, 32, 64, 128, 256), (1024, 4096, 32768), (0, 1, 3, 5, 7, 8), 2**20)
+FEW = Sizes((1, 2), (32,), (0, 3), 64)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Median milliseconds of a step; floor_ms: of reading the weights and the KV once."""
+
+    batch: int
+    context: int
+    num_drafts: int
+    rules: str
+    step_ms: float
+    floor_ms: float
+
+    @property
+    def ratio(self) -> float:
+        """The time as a multiple of the floor."""
+        return self.step_ms / self.floor_ms
+
+
+class Steps:
+    """A target with random weights, and steps of any shape on it; its KV is never computed."""
+
+    def __init__(
+        self, decoder: CausalDecoder, model: ModelConfig, sizes: Sizes, *, has_graphs: bool
+    ) -> None:
+        self._device = decoder.device
+        self._token_bytes = model.kv_bytes_per_token(_name(decoder.dtype), 1)
+        num_blocks = min(sizes.max_num_blocks, self._fitting_blocks())
+        self.num_tokens = num_blocks * BLOCK_SIZE
+        longest = min(max(sizes.contexts) + BLOCK_SIZE, self.num_tokens)
+        self.runner = TargetModelRunner(
+            decoder,
+            TensorParallelGroup(),
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            vocab_size=model.vocab_size,
+            has_padding_block=True,
+        )
+        limits = EngineConfig(
+            max_model_len=longest,
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            max_num_seqs=max(sizes.batches),
+            max_num_batched_tokens=max(2048, max(sizes.batches)),
+            speculation=SpeculativeConfig.of("ngram", MAX_DRAFT_TOKENS),
+        )
+        may_capture = has_graphs and decoder.fits_graphs and self._device.type == "cuda"
+        graphs = CudaGraphs(self._device) if may_capture else None
+        self.report = self.runner.use_device_steps(limits, graphs)
+        self._weight_bytes = matrix_bytes(self.runner)
+        self._bandwidth = bandwidth(self._device)
+        self._num_steps = 0
+
+    def _fitting_blocks(self) -> int:
+        if self._device.type != "cuda":
+            return 2**30
+        free_bytes, _ = torch.cuda.mem_get_info(self._device)
+        return int(free_bytes * _KV_SHARE) // (self._token_bytes * BLOCK_SIZE)
+
+    def measure(self, batch: int, context: int, num_drafts: int, rules: SamplingRules) -> Cell:
+        """Measure a step of `batch` sequences behind `context` tokens each."""
+        rows = self._begin(batch, context, num_drafts, rules)
+        seconds = median_s(lambda: self._step(rows), self._device, _ROUNDS)
+        self._step((), released=tuple(range(batch)))
+        floor_bytes = self._weight_bytes + batch * context * self._token_bytes
+        return Cell(
+            batch,
+            context,
+            num_drafts,
+            "truncated" if rules.top_k else "sampled" if rules.temperature else "greedy",
+            seconds * 1e3,
+            floor_bytes / self._bandwidth * 1e3,
+        )
+
+    def fits(self, batch: int, context: int) -> bool:
+        """Return whether the pool holds the sequences."""
+        return batch * (context + BLOCK_SIZE) <= self.num_tokens
+
+    def _begin(
+        self, batch: int, context: int, num_drafts: int, rules: SamplingRules
+    ) -> tuple[StepRow, ...]:
+        """Admit sequences, and return their rows, which can be run again and again."""
+        blocks = -(-(context + BLOCK_SIZE) // BLOCK_SIZE)
+        ids = range(batch)
+        rows = tuple(
+            StepRow(seq, context, (1,) * (1 + num_drafts), num_drafts, True) for seq in ids
+        )
+        tables = tuple(
+            BlockTableDelta(seq, 0, tuple(range(seq * blocks, (seq + 1) * blocks))) for seq in ids
+        )
+        admissions = tuple(SequenceAdmission(seq, context, rules) for seq in ids)
+        self._step(rows, admissions, tables)
+        return rows
+
+    def _step(
+        self,
+        rows: tuple[StepRow, ...],
+        admissions: tuple[SequenceAdmission, ...] = (),
+        tables: tuple[BlockTableDelta, ...] = (),
+        released: tuple[int, ...] = (),
+    ) -> None:
+        self._num_steps += 1
+        self.runner.execute(StepInput(self._num_steps, released, admissions, tables, rows))
+
+
+def measure_grid(context: Context) -> Result:
+    """Measure the shapes of Llama-3.1-8B over batch, context and drafts, and ways to sample."""
+    sizes = FEW if context.is_small else FULL
+    model = write_config(context.directory / "grid", SMALL if context.is_small else LLAMA_8B)
+    decoder = random_decoder(
+        model, context.device, torch.bfloat16, model.max_position_embeddings, BLOCK_SIZE
+    )
+    steps = Steps(decoder, model, sizes, has_graphs=True)
+    cells = [asdict(each) | {"ratio": each.ratio} for each in _cells(steps, sizes)]
+    return {"graphs": steps.report.describe(), "cells": cells, "aims": aims(cells)}
+
+
+def _cells(steps: Steps, sizes: Sizes) -> Iterator[Cell]:
+    for context in sizes.contexts:
+        for batch in sizes.batches:
+            if steps.fits(batch, context):
+                for num_drafts in sizes.drafts:
+                    yield steps.measure(batch, context, num_drafts, GREEDY)
+    for batch in sizes.batches:
+        for rules in (SAMPLED, TRUNCATED):
+            for num_drafts in (0, sizes.drafts[-1]):
+                if steps.fits(batch, sizes.contexts[0]):
+                    yield steps.measure(batch, sizes.contexts[0], num_drafts, rules)
+
+
+def aims(cells: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return the aims of issue and design that the cells decide: value and limit."""
+    found = {
+        (each["batch"], each["context"], each["num_drafts"], each["rules"]): each for each in cells
+    }
+    one, eight = found.get((1, 1024, 0, "greedy")), found.get((1, 1024, 7, "greedy"))
+    many, sampled = found.get((64, 4096, 0, "greedy")), found.get((1, 1024, 0, "sampled"))
+    result = {}
+    if one:
+        result["batch 1, times the floor"] = {"value": one["ratio"], "at_most": 1.3}
+    if one and eight:
+        ratio = eight["step_ms"] / one["step_ms"]
+        result["eight rows, times a step"] = {"value": ratio, "at_most": 1.15}
+    if many:
+        result["batch 64 at 4k, times the floor"] = {"value": many["ratio"], "at_most": 1 / 0.7}
+    if one and sampled:
+        ratio = sampled["step_ms"] / one["step_ms"]
+        result["sampled, times greedy"] = {"value": ratio, "at_most": 1.1}
+    return result
+
+
+def _name(dtype: torch.dtype) -> Any:
+    return str(dtype).removeprefix("torch.")

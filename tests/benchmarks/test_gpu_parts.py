@@ -1,0 +1,177 @@
+"""The parts of the GPU check on the CPU in small shapes, and how a run continues."""
+
+import json
+
+import pytest
+import torch
+
+from benchmarks import gpu_check
+from benchmarks.gpu import equality, host_parts
+from benchmarks.gpu.drafting import measure_draft_model, measure_head
+from benchmarks.gpu.page import page
+from benchmarks.gpu.parts import Context, Part, PartReport, PartSkippedError, run_parts
+from benchmarks.gpu.steps import aims, measure_grid
+from benchmarks.gpu.throughput import compare_speculation, compare_transformers
+from benchmarks.gpu_check import PARTS
+
+
+@pytest.fixture
+def small(tmp_path):
+    return Context(torch.device("cpu"), tmp_path, is_small=True)
+
+
+def skipped(reason):
+    def run(context):
+        raise PartSkippedError(reason)
+
+    return run
+
+
+def test_every_part_of_the_issue_is_there():
+    assert [part.name for part in PARTS if not part.needs_gpu] == [
+        *("checks", "equality", "steps", "memory plans", "counts", "compilation", "kernels")
+    ]
+    assert len(PARTS) == 14
+
+
+def test_a_grid_has_steps_and_their_floor(small):
+    found = measure_grid(small)
+    greedy = [cell for cell in found["cells"] if cell["rules"] == "greedy"]
+    assert {(cell["batch"], cell["num_drafts"]) for cell in greedy} == {
+        (batch, drafts) for batch in (1, 2) for drafts in (0, 3)
+    }
+    assert {cell["rules"] for cell in found["cells"]} == {"greedy", "sampled", "truncated"}
+    assert all(cell["step_ms"] > cell["floor_ms"] > 0 for cell in found["cells"])
+    assert found["graphs"].startswith("no graphs")
+
+
+def test_aims_are_derived_from_their_cells():
+    def cell(batch, context, drafts, ms, ratio, rules="greedy"):
+        return {
+            "batch": batch,
+            "context": context,
+            "num_drafts": drafts,
+            "rules": rules,
+            "step_ms": ms,
+            "ratio": ratio,
+        }
+
+    found = aims(
+        [
+            cell(1, 1024, 0, 4.0, 1.25),
+            cell(1, 1024, 7, 4.4, 1.3),
+            cell(64, 4096, 0, 9.0, 1.4),
+            cell(1, 1024, 0, 4.2, 1.3, "sampled"),
+        ]
+    )
+    values = {name: each["value"] for name, each in found.items()}
+    assert values == {
+        "batch 1, times the floor": 1.25,
+        "eight rows, times a step": pytest.approx(1.1),
+        "batch 64 at 4k, times the floor": 1.4,
+        "sampled, times greedy": pytest.approx(1.05),
+    }
+    assert aims([]) == {}
+
+
+def test_drafts_are_measured(small):
+    assert set(measure_draft_model(small)["ms_per_token"]) == {1, 8}
+    assert set(measure_head(small)["ms_per_token"]) == {1, 8}
+
+
+@pytest.mark.slow
+def test_throughput_is_compared(small):
+    found = compare_speculation(small)
+    assert set(found["ratios"]) == {1, 2}
+    assert all(ratio > 0 for ratio in found["ratios"].values())
+    assert compare_transformers(small)["ratio"] > 0
+
+
+def test_memory_is_planned_for_common_gpus(small):
+    plans = host_parts.plan_memory(small)["plans"]
+    h100 = plans["H100, 80 GB"]
+    assert h100["tokens_alone"] > h100["tokens_with_draft"] > 8192
+    assert plans["H200, 141 GB"]["tokens_alone"] > h100["tokens_alone"]
+
+
+def test_tokens_differ_where_drafts_change_them(small, monkeypatch):
+    generated = iter([([(1,)] * 8, 0), ([(2,)] * 8, 5)])
+    monkeypatch.setattr(equality, "_generate", lambda *_, **__: next(generated))
+    monkeypatch.setattr(equality, "cases", lambda: [equality.Case("one", {"method": "ngram"})])
+    found = equality.compare_all(small)
+    assert not found["passed"]
+    assert found["cases"]["one"]["differing"] == 1.0
+
+
+@pytest.mark.slow
+def test_tokens_are_equal_on_the_cpu(small):
+    assert equality.compare_all(small)["passed"]
+
+
+def test_a_run_continues_where_the_last_one_stopped(tmp_path, small):
+    path, runs, now = tmp_path / "report.json", [], [0.0]
+
+    def part(name, seconds):
+        def run(context):
+            runs.append(name)
+            now[0] += seconds
+            return {"passed": True}
+
+        return Part(name, run)
+
+    parts = [part("a", 30), part("b", 40), part("c", 1)]
+    report = PartReport(path, {"device": "cpu"})
+    run_parts(parts, small, report, 60, lambda: now[0])
+    assert runs == ["a", "b"]
+    assert "no time left of 1 minutes" in report.skipped["c"]
+    again = PartReport(path, {"device": "cpu"})
+    run_parts(parts, small, again, 60, lambda: now[0])
+    assert runs == ["a", "b", "c"]
+    assert again.skipped == {}
+    assert json.loads(path.read_text())["parts"].keys() == {"a", "b", "c"}
+    assert PartReport(path, {"device": "another"}).parts == {}
+
+
+def test_a_failed_part_does_not_end_the_run(small, tmp_path):
+    def broken(context):
+        raise ValueError("it broke")
+
+    report = PartReport(None, {"device": "cpu", "torch": "2"})
+    parts = [
+        Part("broken", broken),
+        Part("gpu", skipped("never"), needs_gpu=True),
+        Part("skips", skipped("no package")),
+        Part("works", lambda _: {"aims": {"speed": {"value": 2.0, "at_least": 3.0}}}),
+    ]
+    run_parts(parts, small, report, 60)
+    assert report.parts["broken"]["error"] == "ValueError: it broke"
+    assert report.skipped == {"gpu": "needs a GPU", "skips": "no package"}
+    assert not report.passed
+    text = page(report)
+    assert "| broken | failed ValueError: it broke |" in text
+    assert "| gpu | skipped: needs a GPU |" in text
+    assert "| speed | 2 | at least 3 | missed |" in text
+
+
+def test_the_command_reports_skipped_parts(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    output = tmp_path / "gpu-check.json"
+    arguments = ["--only", "memory plans", "grid", "--output", str(output)]
+    assert gpu_check.main(arguments) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "skipped grid: needs a GPU"
+    assert json.loads(printed[-1]) == json.loads(output.read_text())
+    assert "memory plans | passed" in output.with_suffix(".md").read_text()
+
+
+def test_parts_without_triton_are_skipped(small, monkeypatch):
+    monkeypatch.setattr(host_parts, "find_spec", lambda name: None)
+    for part in (host_parts.run_kernel_tests, host_parts.compile_kernels):
+        with pytest.raises(PartSkippedError, match="triton is not installed"):
+            part(small)
+
+
+def test_a_module_that_fails_is_reported():
+    found = host_parts._run("pytest", "-q", "no/such/test.py")
+    assert not found["passed"]
+    assert "no/such/test.py" in found["output"]
