@@ -9,7 +9,7 @@ PROTOS := $(shell find protos -name '*.proto')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup protos serve test test-slow test-interleavings test-openapi chaos fuzz soak check audit docs breaking format lossless bench bench-acceptance bench-precision bench-sampling bench-drafting bench-structured-output bench-collectives bench-tensor-parallel bench-forward bench-kernels bench-heads bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control bench-off bench-service-control test-browser test-prometheus test-chart monitoring cli-reference models-page chart third-party gpu-check test-triton gpu-kernels clean
+.PHONY: help setup protos serve test test-slow test-interleavings test-openapi chaos fuzz soak check audit docs breaking format lossless bench bench-acceptance bench-precision bench-sampling bench-drafting bench-structured-output bench-collectives bench-tensor-parallel bench-forward bench-kernels bench-heads bench-lora bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control bench-off bench-service-control test-browser test-prometheus test-chart monitoring cli-reference models-page migration-page chart third-party gpu-check test-triton gpu-kernels clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ test-prometheus: .make/setup ## test dashboard and alerts with promtool and a re
 
 monitoring: .make/setup ## generate Grafana's dashboard and the Prometheus files; ARGS=check only compares
 	$(BIN)/python -m tools.monitoring $(ARGS)
+
+migration-page: .make/setup ## generate docs/migration.md from the tables of flags; ARGS=check only compares
+	$(BIN)/python -m tools.migration $(ARGS)
 
 cli-reference: .make/setup ## generate docs/cli-reference.md from the commands; ARGS=check only compares
 	$(BIN)/python -m tools.cli_reference $(ARGS)
@@ -111,6 +114,9 @@ bench-kernels: .make/setup ## measure the matrix products of a model and torch's
 
 bench-heads: .make/setup ## measure draft heads beside a step of their target
 	$(BIN)/python -m benchmarks.heads $(ARGS)
+
+bench-lora: .make/setup ## measure LoRA adapters beside a step of their model
+	$(BIN)/python -m benchmarks.lora $(ARGS)
 
 bench-drafting: .make/setup ## count accepted draft tokens by method
 	$(BIN)/python -m benchmarks.drafting $(ARGS)

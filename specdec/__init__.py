@@ -11,11 +11,31 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from specdec.llm import LLM, AsyncLLM
-    from specdec.types.sampling_params import SamplingParams, SpeculationOptions, StructuredOutput
+    from specdec.types.adapters import LoRARequest
+    from specdec.types.sampling_params import (
+        GuidedDecodingParams,
+        SamplingParams,
+        SpeculationOptions,
+        StructuredOutput,
+        StructuredOutputsParams,
+    )
 
-__all__ = ["LLM", "AsyncLLM", "SamplingParams", "SpeculationOptions", "StructuredOutput"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "GuidedDecodingParams",
+    "LoRARequest",
+    "SamplingParams",
+    "SpeculationOptions",
+    "StructuredOutput",
+    "StructuredOutputsParams",
+]
 
-_MODULES = {"LLM": "specdec.llm", "AsyncLLM": "specdec.llm"}
+_MODULES = {
+    "LLM": "specdec.llm",
+    "AsyncLLM": "specdec.llm",
+    "LoRARequest": "specdec.types.adapters",
+}
 
 
 def __getattr__(name: str) -> object:

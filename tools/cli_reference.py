@@ -1,4 +1,4 @@
-"""Generate docs/cli-reference.md: every command with its flags, and the support of vLLM's flags.
+"""Generate docs/cli-reference.md: every command with its flags.
 
 python -m tools.cli_reference [check]
 """
@@ -13,9 +13,6 @@ import click
 
 from cluster.cli.main import main as specdec
 from cluster.cli.output import SectionedCommand
-from cluster.config.vllm_compat import ALWAYS, RENAMED, SAME
-from specdec.config.speculative_keys import SPECULATION_KEYS
-from specdec.config.vllm_compat import VALUES
 from tools.generated_files import run
 
 PAGE = Path("docs/cli-reference.md")
@@ -23,18 +20,13 @@ _HEAD = """\
 # Commands and flags
 
 Generated from the commands by `make cli-reference`; `--help` shows the same text. For examples see
-[cli.md](cli.md).
-"""
-_VLLM = """\
-## Flags of `vllm serve`
-
-These names are also accepted as keys in a file for `--config`, with underscores or dashes.
+[cli.md](cli.md), for the flags of other engines [migration.md](migration.md).
 """
 
 
 def reference() -> str:
     """Generate the page."""
-    return "\n".join([_HEAD, *_command("specdec", specdec), _VLLM, *_vllm()]).rstrip() + "\n"
+    return "\n".join([_HEAD, *_command("specdec", specdec)]).rstrip() + "\n"
 
 
 def _command(path: str, command: click.Command) -> Iterator[str]:
@@ -86,32 +78,6 @@ def _table(first: str, second: str, rows: Mapping[str, str]) -> str:
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
-
-
-def _vllm() -> Iterator[str]:
-    yield f"Supported under the same name: {', '.join(map(_flag, SAME))}.\n"
-    renamed = {_flag(name): _flag(ours) for name, ours in RENAMED.items()}
-    yield _table("renamed", "name here", renamed)
-    keys = {_flag(name): f"`{key}`" for name, key in SPECULATION_KEYS.items()}
-    yield _table("moved to `--speculative-config`", "key", keys)
-    values = {
-        f"{_flag(name)} `{theirs}`": f"`{ours}`"
-        for name, words in VALUES.items()
-        for theirs, ours in words.items()
-    }
-    yield _table("renamed value", "value here", values)
-    always = {
-        _flag(name): f"{_value(each.value)}: {each.reason}" for name, each in sorted(ALWAYS.items())
-    }
-    yield _table("accepted with one value, which is the fixed behavior", "value", always)
-
-
-def _flag(name: str) -> str:
-    return f"`--{name.replace('_', '-')}`"
-
-
-def _value(value: bool | int | str) -> str:
-    return f"`{str(value).lower()}`"
 
 
 def main(arguments: list[str]) -> int:

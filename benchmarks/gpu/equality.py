@@ -19,6 +19,7 @@ from benchmarks.gpu.parts import Context, Result
 from benchmarks.random_heads import HEADS
 from benchmarks.tiny_model import write_tiny_llama
 from specdec import LLM, SamplingParams
+from specdec.llm.prompts import TokensPrompt
 from specdec.models.config import ModelConfig
 from specdec.types.sampling_params import StructuredOutput
 
@@ -124,7 +125,7 @@ def _generate(
         speculative_config=_speculation(case, model) if drafts else None,
         **settings,
     ) as llm:
-        prompts = [_prompt(index) for index in range(_NUM_PROMPTS)]
+        prompts = [TokensPrompt(prompt_token_ids=_prompt(index)) for index in range(_NUM_PROMPTS)]
         outputs = llm.generate(prompts, [_params(case, index) for index in range(_NUM_PROMPTS)])
     tokens = [tuple(output.outputs[0].token_ids) for output in outputs]
     return tokens, sum(output.speculation.num_drafts for output in outputs)

@@ -25,6 +25,7 @@ from cluster.cli.doctor import doctor
 from cluster.cli.drafter import drafter
 from cluster.cli.errors import OneLineErrors
 from cluster.cli.eval_drafter import eval_drafter
+from cluster.cli.lora import lora
 from cluster.cli.models import models
 from cluster.cli.options import (
     client_flags,
@@ -190,6 +191,7 @@ main.add_command(admin.status)
 main.add_command(admin.speculation)
 main.add_command(admin.profile)
 main.add_command(drafter)
+main.add_command(lora)
 main.add_command(adapt)
 main.add_command(models)
 main.add_command(train)

@@ -118,6 +118,7 @@ _TYPES: Mapping[str, Any] = {
     "logit_bias": _TokenBias(),
     "json_schema": EXISTING_FILE,
     "grammar": EXISTING_FILE,
+    "prediction": EXISTING_FILE,
     "method": click.Choice(METHOD_NAMES),
     "verifier": click.Choice(VERIFIERS),
     "acceptance_threshold": _Threshold(),
@@ -205,6 +206,7 @@ sampling_flags = combine_flags(
             "from 0 to 1, or a preset (strict, medium, lenient, auto). Default: auto.",
             "scale_draft_temperature": "Lower the draft temperature where the draft model is "
             "confident.",
+            "prediction": "Text file that the output is expected to resemble, which is drafted.",
             "draft_confidence_threshold": "End a draft where no token has this probability, from 0 "
             "to 1. Default: the service's.",
         },
@@ -238,7 +240,9 @@ def admin_client(
 def sampling_params(**flags: Any) -> SamplingParams:
     """Create sampling parameters from the flags; the service decides what is not given."""
     given = {name: value for name, value in flags.items() if _is_given(value)}
-    speculation = {name: given.pop(name) for name in _names(SpeculationOptions) & given.keys()}
+    speculation = {
+        name: _content(given.pop(name)) for name in _names(SpeculationOptions) & given.keys()
+    }
     if given.pop("no_speculation", False):
         speculation["enabled"] = False
     if given.pop("show_special_tokens", False):

@@ -16,11 +16,11 @@ from click.shell_completion import CompletionItem
 from cluster.cli.output import Flag, SectionedCommand, combine_flags, print_stderr, section_flag
 from cluster.config.config_file import read_models
 from cluster.config.serve_config import ServeConfig
-from cluster.config.vllm_compat import ALWAYS, RENAMED
+from cluster.config.sglang_compat import DISABLES, TREE_FLAGS
+from cluster.config.vllm_compat import ALL_ALWAYS, ALL_RENAMED, ALL_SPECULATION_KEYS
 from cluster.serve.processes import guarded
 from specdec.config.fields import DIRECTORY, FILE, Limit, Setting
 from specdec.config.methods import METHOD_NAMES
-from specdec.config.speculative_keys import SPECULATION_KEYS
 from specdec.config.vllm_compat import Always, value_in_our_words
 from specdec.types.errors import InvalidValueError
 
@@ -31,10 +31,14 @@ SECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "Model": (
             *("model", "served_model_name", "dtype", "quantization", "device", "kernels"),
             *("tensor_parallel_size", "generation_config", "tool_call_parser"),
+            *("reasoning_parser", "chat_template", "seed"),
         ),
         "Speculation": (
             *("speculative_config", "allow_synthetic_acceptance"),
             *("training_buffer_tokens", "training_cache_salt"),
+        ),
+        "Adapters": (
+            *("enable_lora", "lora_modules", "max_loras", "max_lora_rank", "max_cpu_loras"),
         ),
         "Scheduling": (
             *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_prefill_tokens"),
@@ -67,7 +71,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
         "Observability": (
             *("log_level", "log_format", "otlp_traces_endpoint", "profile_dir", "profile_max_mib"),
-            "state_dir",
+            *("metric_aliases", "state_dir"),
         ),
     }
 )
@@ -86,6 +90,10 @@ _KEYS: Mapping[str, tuple[type[str | int], str]] = MappingProxyType(
         ),
         "prompt_lookup_max": (int, "Maximum n-gram length of ngram (1 to 16; default 4)"),
         "prompt_lookup_min": (int, "Minimum n-gram length of ngram (1 to 16; default 2)"),
+        "num_draft_tree_tokens": (int, "Number of draft tokens of a tree (0 for chains)"),
+        "draft_window": (int, "Attention window of the draft model or head, in tokens"),
+        "quantization": (str, "Quantization of the draft model or head: int8 or w8a8"),
+        "speculative_token_map": (str, "File with the tokens that the drafter may draft"),
     }
 )
 """Type and description of the keys of speculative_config that have a flag."""
@@ -106,12 +114,25 @@ def _with_dashes(argument: str) -> str:
     return name.replace("_", "-") + equals + value
 
 
+def _joined_modules(args: list[str]) -> list[str]:
+    """Join the adapters that follow --lora-modules, as vLLM writes them, to one argument."""
+    if "--lora-modules" not in args:
+        return args
+    first = args.index("--lora-modules") + 1
+    end = first
+    while end < len(args) and ("=" in args[end] or args[end].startswith("{")):
+        if args[end].startswith("-"):
+            break
+        end += 1
+    return [*args[:first], *([",".join(args[first:end])] if end > first else []), *args[end:]]
+
+
 class _ServeCommand(SectionedCommand):
     """Command that accepts underscores in the names of flags, as vLLM does."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments. Raises UsageError."""
-        return super().parse_args(ctx, list(map(_with_dashes, args)))
+        return super().parse_args(ctx, _joined_modules(list(map(_with_dashes, args))))
 
 
 class _SettingChoice(click.Choice[str]):
@@ -127,7 +148,7 @@ class _SettingChoice(click.Choice[str]):
 
 def _setting_flag(name: str, setting: Setting) -> Flag:
     """Return the flag of a field of ServeConfig, with its description and limits."""
-    aliases = [_flag(theirs) for theirs, ours in RENAMED.items() if ours == name]
+    aliases = [_flag(theirs) for theirs, ours in ALL_RENAMED.items() if ours == name]
     flag = partial(section_flag, _section_of(name), help=setting.help)
     if setting.limit.kind is bool:
         return flag(f"{_flag(name)}/--no-{_flag(name)[2:]}", default=None)
@@ -145,12 +166,23 @@ def _kind(name: str, limit: Limit) -> Any:
 
 
 def _speculation_flag(key: str) -> Flag:
-    """Return vLLM's flags for a single key of speculative_config."""
-    names = [name for name, each in SPECULATION_KEYS.items() if each == key]
+    """Return the flags of vLLM and SGLang for a single key of speculative_config."""
+    names = [name for name, each in ALL_SPECULATION_KEYS.items() if each == key]
     kind, description = _KEYS[key]
     text = f"{description}. Same as {key} in --speculative-config."
     section = _section_of("speculative_config")
     return section_flag(section, *map(_flag, names), names[0], type=kind, help=text)
+
+
+def _tree_flag(name: str) -> Flag:
+    """Return a flag of SGLang about trees; `sglang_compat.in_our_words` reads both together."""
+    text = "SGLang's flag; see docs/migration.md."
+    return section_flag(_section_of("speculative_config"), _flag(name), name, type=int, help=text)
+
+
+def _disable_flag(name: str) -> Flag:
+    """Return SGLang's flag that turns a setting off; the help does not list it."""
+    return click.option(_flag(name), name, is_flag=True, default=None, hidden=True)
 
 
 def _always_flag(name: str, always: Always) -> Flag:
@@ -173,8 +205,10 @@ _flags = combine_flags(
         help="API key that clients must present; may be repeated. It is visible to other users of "
         "this machine in the process list; prefer --api-key-file or $SPECDEC_API_KEYS.",
     ),
-    *map(_speculation_flag, dict.fromkeys(SPECULATION_KEYS.values())),
-    *(_always_flag(name, always) for name, always in ALWAYS.items()),
+    *map(_speculation_flag, dict.fromkeys(ALL_SPECULATION_KEYS.values())),
+    *map(_tree_flag, TREE_FLAGS),
+    *map(_disable_flag, DISABLES),
+    *(_always_flag(name, always) for name, always in ALL_ALWAYS.items()),
 )
 
 

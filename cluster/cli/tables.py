@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from specdec.types.adapters import AdapterInfo, AdapterReport
 from specdec.types.control import CONTROL_VALUES, AuditPage, SpeculationState
 from specdec.types.drafters import DrafterReport, DrafterVersion
 from specdec.types.fleet import FleetStatistics, ReplicaStatus, ServiceStatus
@@ -166,6 +167,34 @@ def _version_row(version: DrafterVersion) -> list[str]:
         "" if acceptance is None else f"{acceptance:.1%}",
         "" if acceptance is None else f"{version.speculation.mean_acceptance_length:.2f}",
         f"{version.name}: {fault}" if fault else version.name,
+    ]
+
+
+def adapter_table(reports: Sequence[AdapterReport]) -> str:
+    """Return, for each replica, a line for each of its adapters."""
+    return "\n\n".join(map(_adapters, reports))
+
+
+def _adapters(report: AdapterReport) -> str:
+    if report.fault:
+        return f"replica {report.replica_id}: {report.fault}"
+    count = len(report.adapters)
+    heading = f"replica {report.replica_id}: {count} adapter{'s' * (count != 1)}"
+    columns = ["name", "state", "rank", "requests", "tokens", "acceptance", "source"]
+    rows = [columns, *map(_adapter_row, report.adapters)]
+    return "\n".join([heading, *(_aligned(rows) if count else ())])
+
+
+def _adapter_row(adapter: AdapterInfo) -> list[str]:
+    speculation = adapter.speculation
+    return [
+        adapter.name,
+        adapter.state.value,
+        str(adapter.rank),
+        str(adapter.num_requests),
+        str(adapter.num_generated_tokens),
+        f"{speculation.acceptance_rate:.1%}" if speculation.num_drafts else "",
+        adapter.source,
     ]
 
 

@@ -9,11 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from cluster.config.lora_modules import (
+    LORA_MODULES,
+    canonical_lora_modules,
+    read_lora_modules,
+)
 from cluster.config.network import HOSTS, MAX_MODEL_CHARS, is_loopback
 from cluster.config.vllm_compat import in_our_words
 from cluster.observability.logs import LogConfig
+from cluster.observability.metric_aliases import MetricAliases
 from specdec.config.fields import (
     BOOLEAN,
     DIRECTORY,
@@ -29,7 +35,23 @@ from specdec.config.fields import (
     whole_number,
 )
 from specdec.config.llm import LLMConfig
+from specdec.types.adapters import AdapterOrder
 from specdec.types.errors import InvalidValueError
+
+ToolCallParserName = Literal[
+    "auto",
+    "hermes",
+    "llama3_json",
+    "llama4_pythonic",
+    "mistral",
+    "qwen3_coder",
+    "deepseek_v3",
+    "deepseek_v31",
+    "glm45",
+    "kimi_k2",
+    "gpt_oss",
+]
+ReasoningParserName = Literal["none", "deepseek_r1", "qwen3", "granite", "gpt_oss"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +63,25 @@ class ServeConfig(LLMConfig):
 
     served_model_name: str = setting(
         "", TEXT, "Model name that API requests use", "the alias, or the last component of the path"
+    )
+    lora_modules: str | None = setting(
+        None,
+        LORA_MODULES,
+        "LoRA adapters to load at the start, as name=path, separated by commas; requests select "
+        "one by its name",
+        "none",
+    )
+    seed: int | None = setting(
+        None,
+        optional(whole_number(0, 2**63 - 1)),
+        "Seed from which a replica derives the seeds of requests without one, in their order",
+        "random seeds",
+    )
+    chat_template: Path | None = setting(
+        None,
+        FILE,
+        "File with a Jinja chat template that replaces the model's",
+        "the model's",
     )
     queue_timeout_s: float = setting(
         60.0, POSITIVE, "Seconds that a request may wait in the queue before it is rejected"
@@ -189,6 +230,11 @@ class ServeConfig(LLMConfig):
         "Only requests with this cache_salt are kept for training",
         "those without a cache_salt",
     )
+    metric_aliases: MetricAliases = setting(
+        "none",
+        one_of("none", "vllm", "sglang", "all"),
+        "Engines under whose names /metrics exposes the metrics that they have too, beside ours",
+    )
     otlp_traces_endpoint: str | None = setting(
         None,
         ENDPOINT,
@@ -209,10 +255,15 @@ class ServeConfig(LLMConfig):
     request_timeout_s: float = setting(
         3600.0, POSITIVE, "Timeout in seconds of an OpenAI API request, including its stream"
     )
-    tool_call_parser: Literal["auto", "hermes", "llama3_json"] = setting(
+    tool_call_parser: ToolCallParserName = setting(
         "auto",
-        one_of("auto", "hermes", "llama3_json"),
+        one_of(*get_args(ToolCallParserName)),
         "Parser for tool calls in the model's output; auto selects it by the chat template",
+    )
+    reasoning_parser: ReasoningParserName = setting(
+        "none",
+        one_of(*get_args(ReasoningParserName)),
+        "Parser that separates the model's reasoning from its answer, as reasoning_content",
     )
     allow_synthetic_acceptance: bool = setting(
         False,
@@ -230,6 +281,8 @@ class ServeConfig(LLMConfig):
     def __post_init__(self) -> None:
         name = self.served_model_name or Path(str(self.model)).resolve().name
         object.__setattr__(self, "served_model_name", name)
+        if LORA_MODULES.accepts(self.lora_modules):
+            object.__setattr__(self, "lora_modules", canonical_lora_modules(self.lora_modules))
         if self.ray_address is not None and self.device == "auto":  # super() resolves auto
             limit = "cpu or cuda where ray_address is given: the models run on other machines"
             raise InvalidValueError("device", self.device, limit)
@@ -245,7 +298,19 @@ class ServeConfig(LLMConfig):
         hosts = given.get("allowed_hosts")
         if isinstance(hosts, list) and all(isinstance(each, str) for each in hosts):
             given["allowed_hosts"] = ",".join(hosts)  # YAML has lists, a flag has commas
+        if isinstance(given.get("lora_modules"), list | dict):
+            given["lora_modules"] = canonical_lora_modules(given["lora_modules"])
         return cls.from_mapping(given)
+
+    @property
+    def request_name(self) -> str:
+        """See LLMConfig."""
+        return self.served_model_name
+
+    @property
+    def startup_adapters(self) -> tuple[AdapterOrder, ...]:
+        """See LLMConfig."""
+        return read_lora_modules(self.lora_modules)
 
     @property
     def logs(self) -> LogConfig:
@@ -305,6 +370,19 @@ class ServeConfig(LLMConfig):
         self._check_training()
         self._check_replicas()
         self._check_cluster()
+
+    def _check_adapters(self) -> None:
+        if self.lora_modules is not None and not self.enable_lora:
+            limit = "left out unless enable_lora is given"
+            raise InvalidValueError("lora_modules", self.lora_modules, limit)
+        super()._check_adapters()
+        limits, count = self.adapter_limits, len(self.startup_adapters)
+        if limits is not None and count > limits.max_loaded:
+            limit = f"at least {count}, the number of lora_modules"
+            raise InvalidValueError("max_cpu_loras", limits.max_loaded, limit)
+        if any(each.name == self.served_model_name for each in self.startup_adapters):
+            limit = "without an adapter that has the name of the model"
+            raise InvalidValueError("lora_modules", self.lora_modules, limit)
 
     def _check_verifiers(self) -> None:
         config = self.speculative_config

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from cluster.config import sglang_compat
 from specdec.config import vllm_compat
+from specdec.config.speculative_keys import SPECULATION_KEYS
 from specdec.config.vllm_compat import Always
 
 SAME = (
@@ -18,7 +20,9 @@ SAME = (
     *("tensor_parallel_size", "gpu_memory_utilization", "block_size", "enable_prefix_caching"),
     *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "stream_interval"),
     "async_scheduling",
+    *("enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras", "lora_modules"),
     *("speculative_config", "host", "otlp_traces_endpoint", "tool_call_parser"),
+    *("seed", "chat_template", "reasoning_parser"),
 )
 """Settings with the same name and meaning."""
 
@@ -34,7 +38,9 @@ RENAMED: Mapping[str, str] = MappingProxyType(
 ALWAYS: Mapping[str, Always] = MappingProxyType(
     {
         **vllm_compat.ALWAYS,
-        "disable_log_stats": Always(False, "statistics are kept, for /metrics"),
+        "disable_log_stats": Always(
+            True, "no lines of statistics are logged; /metrics has them", (False,)
+        ),
         "disable_uvicorn_access_log": Always(True, "there is no access log"),
         "distributed_executor_backend": Always("ray", "ranks are Ray actors"),
         "enable_auto_tool_choice": Always(True, "each request decides, by its tool_choice"),
@@ -46,16 +52,37 @@ ALWAYS: Mapping[str, Always] = MappingProxyType(
 """Flags of vLLM that are accepted with the one value that applies here."""
 
 
+ALL_RENAMED = MappingProxyType({**RENAMED, **sglang_compat.RENAMED})
+ALL_ALWAYS = MappingProxyType({**ALWAYS, **sglang_compat.ALWAYS})
+ALL_SPECULATION_KEYS = MappingProxyType(
+    {
+        **SPECULATION_KEYS,
+        **sglang_compat.SPECULATION_KEYS,
+        sglang_compat.TREE_TOKENS: sglang_compat.TREE_TOKENS,
+        "speculative_token_map": "speculative_token_map",
+    }
+)
+"""The same tables with SGLang's names."""
+
+
 def in_our_words(
     *sources: Mapping[Any, Any], model: str = "", device: str = "cpu"
 ) -> dict[str, Any]:
-    """Merge settings under our names or vLLM's; see `specdec.config.vllm_compat.in_our_words`."""
+    """Merge settings under our names, vLLM's or SGLang's.
+
+    See `specdec.config.vllm_compat.in_our_words`.
+    """
     return vllm_compat.in_our_words(
-        *sources, renamed=RENAMED, always=ALWAYS, model=model, device=device
+        *map(sglang_compat.in_our_words, sources),
+        renamed=ALL_RENAMED,
+        always=ALL_ALWAYS,
+        speculation_keys=ALL_SPECULATION_KEYS,
+        model=model,
+        device=device,
     )
 
 
 def our_name(name: Any) -> Any:
     """Return our name of a setting under vLLM's name, with dashes or underscores."""
     name = name.replace("-", "_") if isinstance(name, str) else name
-    return RENAMED.get(name, name)
+    return ALL_RENAMED.get(name, name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -75,10 +75,10 @@ class PeerApplication:
         finally:
             answer.cancel()
 
-    async def model_info(self) -> ModelInfo | None:
-        """Return the description of its model; None if none of its Routers answers."""
-        info: ModelInfo | None = await _answer(self.router.own_model_info)
-        return info
+    async def model_infos(self) -> tuple[ModelInfo, ...]:
+        """Return the descriptions of its model and adapters; none if no Router of it answers."""
+        infos: tuple[ModelInfo, ...] | None = await _answer(self.router.own_model_infos)
+        return infos or ()
 
     async def fleet(self) -> FleetView | None:
         """Return its replicas as they last reported; None if its ControlPlane does not answer."""
@@ -109,17 +109,27 @@ ListPeers = Callable[[], Awaitable[Mapping[str, PeerApplication]]]
 class Applications:
     """Directory of the models that this application and its peers serve."""
 
-    def __init__(self, own_model: str, list_peers: ListPeers | None = None) -> None:
-        """list_peers: returns all others, by name of the application; None: there are none."""
+    def __init__(
+        self,
+        own_model: str,
+        list_peers: ListPeers | None = None,
+        own_adapters: Callable[[], Collection[str]] = tuple,
+    ) -> None:
+        """list_peers: returns all others, by name of the application; None: there are none.
+
+        own_adapters: returns the names of this application's adapters.
+        """
         self._own_model = own_model
+        self._own_adapters = own_adapters
+        self._by_adapter: dict[str, PeerApplication] = {}
         self._list_peers = list_peers
         self._by_model: dict[str, PeerApplication] = {}
         self._listed_at_s = -_FRESH_S
         self._lock = asyncio.Lock()
 
     def is_own(self, model: str) -> bool:
-        """Return whether this application serves the model; an empty name stands for its own."""
-        return model in ("", self._own_model)
+        """Return whether this application serves the model or adapter; "" stands for its own."""
+        return model in ("", self._own_model) or model in self._own_adapters()
 
     async def find(self, model: str) -> PeerApplication | None:
         """Return the application that serves this model; None for this one.
@@ -131,14 +141,29 @@ class Applications:
             return None
         if model not in self._by_model or time.monotonic() - self._listed_at_s > _STALE_S:
             await self._refresh()
-        if model not in self._by_model:
-            raise UnknownModelError(model, self._own_model, *sorted(self._by_model))
-        return self._by_model[model]
+        if model in self._by_model:
+            return self._by_model[model]
+        await self._find_adapters()
+        if model not in self._by_adapter:
+            names = (*self._own_adapters(), *sorted(self._by_model), *sorted(self._by_adapter))
+            raise UnknownModelError(model, self._own_model, *names)
+        return self._by_adapter[model]
 
     async def peers(self) -> tuple[PeerApplication, ...]:
         """Return all others as of at most a second ago, by the names of their models."""
         await self._refresh()
         return tuple(self._by_model[model] for model in sorted(self._by_model))
+
+    async def _find_adapters(self) -> None:
+        """Ask the peers for their adapters, which come and go."""
+        peers = tuple(self._by_model.values())
+        infos = await asyncio.gather(*(each.model_infos() for each in peers))
+        self._by_adapter = {
+            info.model: peer
+            for peer, of_peer in zip(peers, infos, strict=True)
+            for info in of_peer
+            if info.parent
+        }
 
     async def _refresh(self) -> None:
         """List the peers, once for all concurrent callers; keep the last list if that fails."""

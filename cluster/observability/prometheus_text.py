@@ -14,6 +14,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from cluster.observability.metric_aliases import ALIASES, MetricAliases
 from cluster.observability.metric_definitions import (
     CONNECTION_METRICS,
     FLEET_METRICS,
@@ -21,7 +22,7 @@ from cluster.observability.metric_definitions import (
     REPLICA_METRICS,
     FleetView,
 )
-from specdec.engine.metric_definitions import MODEL_LABEL, PREFIX, MetricSpec
+from specdec.engine.metric_definitions import MODEL_LABEL, MetricSpec
 from specdec.types.fleet import ReplicaStatus
 from specdec.types.stats import HistogramCounts
 
@@ -39,7 +40,7 @@ class Exposition:
     content_type: str
 
 
-def fleet_families(views: Mapping[str, FleetView]) -> list[Metric]:
+def fleet_families(views: Mapping[str, FleetView], aliases: MetricAliases = "none") -> list[Metric]:
     """Return the metrics of all replicas of each model, by labels, and those of each fleet."""
     replicas = [
         (each, _labels(model_name, each))
@@ -48,16 +49,22 @@ def fleet_families(views: Mapping[str, FleetView]) -> list[Metric]:
     ]
     fleets = [(view, {MODEL_LABEL: model_name}) for model_name, view in views.items()]
     return [
-        *(_family(spec, replicas) for spec in REPLICA_METRICS),
+        *(_family(spec, replicas) for spec in (*REPLICA_METRICS, *ALIASES[aliases])),
         *(_family(spec, fleets) for spec in FLEET_METRICS),
     ]
 
 
-def replica_families(model_name: str, status: ReplicaStatus, *, is_connected: bool) -> list[Metric]:
+def replica_families(
+    model_name: str,
+    status: ReplicaStatus,
+    *,
+    is_connected: bool,
+    aliases: MetricAliases = "none",
+) -> list[Metric]:
     """Return the metrics of this replica alone. is_connected: to the ControlPlane."""
     labels = _labels(model_name, status)
     return [
-        *(_family(spec, [(status, labels)]) for spec in REPLICA_METRICS),
+        *(_family(spec, [(status, labels)]) for spec in (*REPLICA_METRICS, *ALIASES[aliases])),
         *(_family(spec, [(is_connected, labels)]) for spec in CONNECTION_METRICS),
     ]
 
@@ -89,7 +96,7 @@ def _labels(model_name: str, status: ReplicaStatus) -> Labels:
 
 def _family(spec: MetricSpec[Source], sources: Iterable[tuple[Source, Labels]]) -> Metric:
     """Return all series of one metric; a metric without series is listed, too."""
-    family = Metric(PREFIX + spec.name, spec.meaning, spec.type)
+    family = Metric(spec.family_name, spec.meaning, spec.type)
     for source, common in sources:
         for reading in spec.read(source):
             labels = common | dict(zip(spec.labels, reading.labels, strict=True))

@@ -22,7 +22,7 @@ from specdec.text.grammar import (
 )
 from specdec.text.tokenizer import Tokenizer, check_token_ids
 from specdec.text.vocab_bytes import TokenBytes
-from specdec.types.errors import OverloadedError
+from specdec.types.errors import InvalidValueError, OverloadedError
 from specdec.types.request import OWN_PROCESS, Caller, ChatMessage, Conversation, Prompt
 from specdec.types.sampling_params import StructuredOutput
 
@@ -80,9 +80,15 @@ class EncodeLimiter:
 class Preprocessor:
     """Tokenizer and grammar compiler of a replica, loaded at first use."""
 
-    def __init__(self, directory: Path, model: ModelConfig) -> None:
-        """directory: of the target model. model: its configuration."""
+    def __init__(
+        self, directory: Path, model: ModelConfig, chat_template: Path | None = None
+    ) -> None:
+        """directory: of the target model. model: its configuration.
+
+        chat_template: file of a template that replaces the model's.
+        """
         self._directory = directory
+        self._chat_template = chat_template
         self._model = model
         self._limiter = EncodeLimiter()
 
@@ -92,8 +98,8 @@ class Preprocessor:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The target's tokenizer."""
-        return Tokenizer(self._directory)
+        """The target's tokenizer. Raises InvalidValueError for a template that cannot be read."""
+        return Tokenizer(self._directory, _template_source(self._chat_template))
 
     @cached_property
     def token_bytes(self) -> TokenBytes:
@@ -167,6 +173,17 @@ class Preprocessor:
     @cached_property
     def _grammars(self) -> GrammarCompiler:
         return GrammarCompiler(self.tokenizer, self._model.vocab_size, self._model.eos_token_ids)
+
+
+def _template_source(path: Path | None) -> str | None:
+    """Return the source of a chat template. Raises InvalidValueError."""
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        limit = f"a readable file in UTF-8 with a Jinja template ({error})"
+        raise InvalidValueError("chat_template", str(path), limit) from error
 
 
 def _num_chars(prompt: Conversation | tuple[ChatMessage, ...]) -> int:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -32,10 +33,12 @@ from specdec.engine.core import EngineCore
 from specdec.engine.engine_thread import EngineThread
 from specdec.engine.model_resolution import ModelDirectories
 from specdec.sequences.sequence import EngineRequest
+from specdec.types.adapters import AdapterOrder, AdapterReport
 from specdec.types.control import SpeculationState
 from specdec.types.drafters import DrafterOrder, DrafterReport
 from specdec.types.errors import NotReadyError, TargetFailedError, UnknownModelError
 from specdec.types.fleet import ReplicaReport
+from specdec.types.messages import BASE_MODEL
 from specdec.types.profile import ProfileOrder, ProfileReport
 from specdec.types.request import DetokenizeRequest, GenerateRequest, TokenizeRequest
 from specdec.types.responses import EngineOutput, ModelInfo
@@ -77,7 +80,8 @@ class Router:
         self.metrics = self.core.metrics
         self._replica = replica
         self._model = self.core.model
-        self.text = Preprocessor(directories.target, self._model)
+        self.text = Preprocessor(directories.target, self._model, config.chat_template)
+        self._seeds = random.SystemRandom() if config.seed is None else random.Random(config.seed)
         self._models = RayExecutor(config, directories, self.core.plan, num_sharing)
         self._speculation_version: int | None = None
         self._load = ReplicaLoad(config.target_requests_per_replica, time.monotonic)
@@ -216,6 +220,13 @@ class Router:
         """
         return await self.core.order_drafter(order, self._replica)
 
+    async def order_adapter(self, order: AdapterOrder) -> AdapterReport:
+        """Execute an order for the adapters of this replica.
+
+        Raises what `EngineCore.order_adapter` raises.
+        """
+        return await self.core.order_adapter(order, self._replica)
+
     def take_samples(self, order: SampleOrder) -> SampleBatch:
         """Return answers for training, and forget them; see `SampleBuffer.take`."""
         return self._samples.take(order)
@@ -233,7 +244,7 @@ class Router:
             raise
         measured.on_queued(request)
         outputs = thread.generate(request, measured)
-        if self._samples.accepts(call):
+        if self._samples.accepts(call) and request.adapter_id == BASE_MODEL:
             temperature = call.params.resolved(self._model.sampling_defaults).temperature
             outputs = self._samples.recording(request, temperature, outputs)
         return Generation(request.seed, outputs)
@@ -244,11 +255,37 @@ class Router:
         return EngineRequest.of(
             call,
             await self.text.encode(call.prompt),
-            secrets.randbits(63) if call.params.seed is None else call.params.seed,
+            self.new_seed() if call.params.seed is None else call.params.seed,
             await self.text.compile(call.params.structured_output, current_caller.get()),
+            adapter_id=self._adapter_of(call.model),
             request_id=request_id,
+            prediction=await self._predicted_tokens(call.params.speculation.prediction),
             queue_deadline_s=time.monotonic() + self.config.queue_timeout_s,
         )
+
+    def abort(self, request_id: str) -> None:
+        """End the requests with this id; an unknown one is no error."""
+        if self.core.thread is not None:
+            self.core.thread.abort(request_id)
+
+    async def flush_cache(self) -> bool:
+        """Empty the prefix cache unless requests run or wait; return whether it was emptied.
+
+        Raises NotReadyError.
+        """
+        if self.core.thread is None:
+            raise NotReadyError("the model is still loading")
+        return await self.core.thread.clear_prefix_cache()
+
+    async def _predicted_tokens(self, text: str | None) -> tuple[int, ...]:
+        """Return the tokens of predicted output, without those that cannot fit the context."""
+        if text is None:
+            return ()
+        return (await self.text.encode(text, add_special_tokens=False))[: self.max_model_len]
+
+    def new_seed(self) -> int:
+        """Return the seed of a request without one; see `ServeConfig.seed`."""
+        return self._seeds.getrandbits(63)
 
     def check_admission(self, model: str, num_choices: int) -> EngineThread:
         """Return the engine for a request of `num_choices`, if it would be admitted now.
@@ -278,11 +315,12 @@ class Router:
         return await self.text.decode(call.token_ids)
 
     def model_info(self, model: str) -> ModelInfo:
-        """Return the served model and its main settings."""
-        self._check_model(model)
-        speculation = self.config.speculative_config
+        """Return the served model, or an adapter of it, and its main settings."""
+        is_adapter = self._adapter_of(model) != BASE_MODEL
+        speculation, name = self.config.speculative_config, self.config.served_model_name
         return ModelInfo(
-            model=self.config.served_model_name,
+            model=model if is_adapter else name,
+            parent=name if is_adapter else "",
             architecture=self._model.architecture,
             dtype=self.config.resolved_dtype,
             vocab_size=self._model.vocab_size,
@@ -295,6 +333,27 @@ class Router:
             speculation_methods=speculation.methods if speculation else (),
         )
 
+    def model_infos(self) -> tuple[ModelInfo, ...]:
+        """Return the served model, then its adapters by name."""
+        return tuple(map(self.model_info, ("", *sorted(self.adapter_names))))
+
+    @property
+    def adapter_names(self) -> Collection[str]:
+        """Names of the adapters that requests may use now."""
+        adapters = self.core.adapters
+        return () if adapters is None else adapters.ids.keys()
+
+    def _adapter_of(self, model: str) -> int:
+        """Return the adapter that a request names; BASE_MODEL for the model itself.
+
+        Raises UnknownModelError.
+        """
+        if model in ("", self.config.served_model_name):
+            return BASE_MODEL
+        adapter_id = self.core.adapter_id(model)
+        if adapter_id == BASE_MODEL:
+            raise UnknownModelError(model, self.config.served_model_name, *self.adapter_names)
+        return adapter_id
+
     def _check_model(self, model: str) -> None:
-        if model and model != self.config.served_model_name:
-            raise UnknownModelError(model, self.config.served_model_name)
+        self._adapter_of(model)

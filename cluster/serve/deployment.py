@@ -39,7 +39,7 @@ from cluster.control.overrides import OverrideLimits
 from cluster.control.peers import CONTROL_PLANE, ROUTER, Applications, ServeDirectory, ServiceCard
 from cluster.control.plane import ControlPlaneReplica
 from cluster.observability import logs
-from cluster.replica.drafter_orders import OrderResult, answers_of, reports_of, result_of
+from cluster.replica.orders import OrderResult, answers_of, reports_of, result_of
 from cluster.replica.router import Router
 from cluster.serve.autoscaling import OPEN_REQUESTS, autoscaling_config
 from cluster.serve.node_memory import node_shares, replica_memory
@@ -55,6 +55,7 @@ from cluster.workers.resources import (
 from specdec.config.hardware import available_memory_bytes
 from specdec.engine.model_detection import with_detected_models
 from specdec.engine.model_resolution import resolve_models
+from specdec.types.adapters import AdapterOrder, AdapterReport
 from specdec.types.drafters import DrafterOrder, DrafterReport
 from specdec.types.errors import InvalidValueError, TargetFailedError
 from specdec.types.profile import ProfileOrder, ProfileReport
@@ -121,7 +122,7 @@ class RouterReplica(InferenceServicer, AdminServicer):
         )
         budget = ByteBudget(serve_config.max_inflight_mib * 2**20)
         self.http_limits = HttpLimits.of(serve_config, has_keys=not keys.is_open, budget=budget)
-        applications = self._applications(serve_config)
+        applications = self._applications(serve_config, router)
         InferenceServicer.__init__(self, router, keys, applications, budget)
         token = read_token("admin_token_file", serve_config.admin_token_file)
         access = AdminAccess(token, keys)
@@ -139,6 +140,7 @@ class RouterReplica(InferenceServicer, AdminServicer):
             streams,
             self._profile,
             self._order_drafter,
+            self._order_adapter,
             self._take_samples,
             applications,
             budget,
@@ -156,15 +158,15 @@ class RouterReplica(InferenceServicer, AdminServicer):
         if self._ingress is not None:
             await self._ingress.set_ready(True)
 
-    def _applications(self, config: ServeConfig) -> Applications:
+    def _applications(self, config: ServeConfig, router: Router) -> Applications:
         """Return the other applications, which only Serve's ingress can forward to."""
-        if config.ingress == "embedded":
-            return Applications(config.served_model_name)
-        return Applications(config.served_model_name, ServeDirectory(self._application).list_peers)
+        is_embedded = config.ingress == "embedded"
+        list_peers = None if is_embedded else ServeDirectory(self._application).list_peers
+        return Applications(config.served_model_name, list_peers, lambda: router.adapter_names)
 
-    async def own_model_info(self) -> ModelInfo:
-        """Return this model's information; called by other applications."""
-        return self.router.model_info("")
+    async def own_model_infos(self) -> tuple[ModelInfo, ...]:
+        """Return the descriptions of this model and its adapters; called by other applications."""
+        return self.router.model_infos()
 
     async def answer_call(self, call: ForwardedCall) -> AsyncGenerator[Any, None]:
         """Serve a gRPC call that another application forwarded."""
@@ -220,7 +222,27 @@ class RouterReplica(InferenceServicer, AdminServicer):
         """
         handle = serve.get_deployment_handle(ROUTER, self._application)
         responses = handle.broadcast("order_drafter_if_addressed", order)
-        return reports_of(order, await responses.results_async(return_exceptions=True))
+        results = await responses.results_async(return_exceptions=True)
+        return reports_of(order, results, DrafterReport)
+
+    async def _order_adapter(self, order: AdapterOrder) -> tuple[AdapterReport, ...]:
+        """Execute an order on all replicas that it addresses, at once.
+
+        Raises what `reports_of` raises.
+        """
+        handle = serve.get_deployment_handle(ROUTER, self._application)
+        responses = handle.broadcast("order_adapter_if_addressed", order)
+        results = await responses.results_async(return_exceptions=True)
+        return reports_of(order, results, AdapterReport)
+
+    async def order_adapter_if_addressed(
+        self, order: AdapterOrder
+    ) -> OrderResult[AdapterReport] | None:
+        """Execute a broadcast order, unless it is for another replica."""
+        if order.replica_id not in ("", self._replica_id):
+            return None
+        execution = self.router.order_adapter(order)
+        return await result_of(execution, self._replica_id, AdapterReport)
 
     async def _take_samples(self, order: SampleOrder) -> tuple[SampleBatch, ...]:
         """Take the samples of all replicas that the order addresses.
@@ -238,11 +260,14 @@ class RouterReplica(InferenceServicer, AdminServicer):
             return None
         return self.router.take_samples(order)
 
-    async def order_drafter_if_addressed(self, order: DrafterOrder) -> OrderResult | None:
+    async def order_drafter_if_addressed(
+        self, order: DrafterOrder
+    ) -> OrderResult[DrafterReport] | None:
         """Execute a broadcast order, unless it is for another replica."""
         if order.replica_id not in ("", self._replica_id):
             return None
-        return await result_of(self.router.order_drafter(order), self._replica_id)
+        execution = self.router.order_drafter(order)
+        return await result_of(execution, self._replica_id, DrafterReport)
 
     async def drain(self, timeout_s: float | None = None) -> None:
         """Become not ready, and wait until all requests have ended or the timeout.

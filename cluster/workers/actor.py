@@ -15,6 +15,7 @@ import zmq
 
 from cluster.observability import logs
 from cluster.workers import serialization
+from cluster.workers.adapter_messages import is_adapter_report
 from cluster.workers.cpu_scheduling import run_as_model, run_at_low_priority
 from cluster.workers.frames import Frames
 from cluster.workers.group_spec import GroupSpec, RankPlace
@@ -28,6 +29,9 @@ if TYPE_CHECKING:  # imports torch, which the Router that starts the actors does
 
 logger = logging.getLogger(__name__)
 
+
+_REPORTS = (is_report, is_load_report, is_adapter_report)
+"""Tests for the answers that every rank sends."""
 
 _VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 _END_TIMEOUT_S = 5.0
@@ -115,11 +119,11 @@ class Worker:
     def _execute(self, worker: ModelWorker, frames: Frames, socket: StepSocket) -> bool:
         """Return whether a message was processed without an error.
 
-        Rank 0 answers steps; every rank reports its errors, profiles and loads of a head.
+        Rank 0 answers steps; every rank reports its errors, profiles and loads.
         """
         try:
             for answer in worker.run(frames):
-                if self._rank == 0 or is_report(answer) or is_load_report(answer):
+                if self._rank == 0 or any(each(answer) for each in _REPORTS):
                     socket.send(answer)
         except PeerGoneError:
             raise

@@ -10,7 +10,7 @@ from cluster.observability.logs import LogConfig
 from cluster.workers.transport import Transport
 from specdec.config.engine import DraftLimits, DTypeName, EngineConfig, Kernels
 from specdec.config.quantization import QuantizationMethod
-from specdec.models.resolve import resolve
+from specdec.models.resolve import resolve, resolve_adapter
 from specdec.text.vocab_map import VocabularyMap
 
 logger = logging.getLogger(__name__)
@@ -37,6 +37,20 @@ class ModelSource:
         if self.directory.is_dir():
             return self.directory
         return resolve(self.name, progress=log_progress, may_be_pickled=self.may_be_pickled)
+
+
+@dataclass(frozen=True)
+class AdapterSource:
+    """An adapter by the name in the order to load it, and its directory on the Router's node."""
+
+    name: str
+    directory: Path
+
+    def here(self) -> Path:
+        """Return its directory on this node; download it if needed. Raises ModelNotFoundError."""
+        if self.directory.is_dir():
+            return self.directory
+        return resolve_adapter(self.name, log_progress)
 
 
 @dataclass(frozen=True)

@@ -61,18 +61,18 @@ def order_in(frames: Frames) -> HeadFile | int:
 
 
 class LoadInbox:
-    """The reports of all ranks about one version, which arrive between the answers to steps."""
+    """The reports of all ranks about one load, which arrive between the answers to steps."""
 
-    def __init__(self, version: int, size: int) -> None:
-        """Expect `size` reports."""
-        self._version = version
+    def __init__(self, number: int, size: int) -> None:
+        """Expect `size` reports. number: the version of the head, or the id of the adapter."""
+        self._number = number
         self._size = size
         self._faults: dict[int, str] = {}
 
     def take(self, frames: Frames) -> None:
-        """Store a report; discard one about another version."""
-        rank, version, fault = msgpack.unpackb(frames[1])
-        if version == self._version:
+        """Store a report; discard one about another load."""
+        rank, number, fault = msgpack.unpackb(frames[1])
+        if number == self._number:
             self._faults[rank] = fault
 
     @property

@@ -108,6 +108,12 @@ def check_ranks(config: ServeConfig, models: Models, num_cpus: int) -> None:
     if models.draft is not None and config.draft_model is not None:
         field = "speculative_config.draft_tensor_parallel_size"
         draft_size = config.draft_model.draft_tensor_parallel_size
+        if by_machine <= size:
+            reason = (
+                f"left out, and the method one without a draft model: the target's {size} ranks "
+                f"take all {num_cpus} cores of this machine"
+            )
+            raise InvalidValueError(field, draft_size, reason)
         _check_size(field, draft_size, models.draft, by_machine - size, num_cpus)
 
 

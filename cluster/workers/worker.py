@@ -12,15 +12,16 @@ from pathlib import Path
 
 import torch
 
-from cluster.workers import serialization
+from cluster.workers import adapter_messages, serialization
 from cluster.workers.cpu_scheduling import threads_per_worker
 from cluster.workers.frames import Frames
-from cluster.workers.group_spec import GroupSpec, HeadSource, ModelSource
+from cluster.workers.group_spec import AdapterSource, GroupSpec, HeadSource, ModelSource
 from cluster.workers.head_messages import LoadReport, is_for_heads
 from cluster.workers.head_messages import order_in as order_for_heads
 from cluster.workers.profile_messages import WorkerProfileOrder, is_for_profiles, order_in
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.text.tokenizer import Tokenizer
+from specdec.types.adapters import AdapterFile
 from specdec.types.drafters import HeadFile
 from specdec.types.profile import WorkerProfile
 from specdec.worker import (
@@ -77,9 +78,11 @@ def load_worker(spec: GroupSpec, rank: int, directory: Path) -> ModelWorker:
 
 
 def _verify(runner: TargetModelRunner, rank: int, frames: Frames) -> Iterator[Frames]:
-    """Execute a step, or an order for the versions of the draft head."""
+    """Execute a step, or an order for the versions of the draft head or for adapters."""
     if is_for_heads(frames):
         yield from _change_head(runner, rank, order_for_heads(frames))
+    elif adapter_messages.is_for_adapters(frames):
+        yield from _change_adapters(runner, rank, adapter_messages.order_in(frames))
     else:
         yield serialization.encode_output(runner.execute(serialization.decode_step(frames)))
 
@@ -93,6 +96,19 @@ def _change_head(runner: TargetModelRunner, rank: int, order: HeadFile | int) ->
     source = ModelSource(order.name, Path(order.directory), may_be_pickled=True)
     fault = runner.head_versions.load(order, source.here)
     yield LoadReport(rank, order.version, fault).encode()
+
+
+def _change_adapters(
+    runner: TargetModelRunner, rank: int, order: AdapterFile | int
+) -> Iterator[Frames]:
+    """Load an adapter and report it, or free one."""
+    assert runner.adapters is not None, "the target was loaded without adapters"
+    if isinstance(order, int):
+        runner.adapters.unload(order)
+        return
+    source = AdapterSource(order.source, Path(order.directory))
+    fault = runner.adapters.load(order, source.here)
+    yield adapter_messages.load_report(rank, order.adapter_id, fault)
 
 
 def _draft(runner: DraftModelRunner, frames: Frames) -> Iterator[Frames]:

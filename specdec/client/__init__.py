@@ -8,6 +8,7 @@ from specdec.client.admin_client import AdminClient
 from specdec.client.async_client import AsyncClient
 from specdec.client.connection import ClientError
 from specdec.client.sync_client import Client
+from specdec.types.adapters import AdapterInfo, AdapterOrder, AdapterReport
 from specdec.types.control import (
     CONTROL_VALUES,
     DEFAULT_AUDIT_PAGE,
@@ -46,6 +47,9 @@ __all__ = [
     "CONTROL_VALUES",
     "DEFAULT_AUDIT_PAGE",
     "MAX_AUDIT_PAGE",
+    "AdapterInfo",
+    "AdapterOrder",
+    "AdapterReport",
     "AdminClient",
     "AsyncClient",
     "AuditEntry",

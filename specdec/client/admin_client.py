@@ -10,6 +10,7 @@ from protos.specdec.v1 import admin_pb2 as pb
 from protos.specdec.v1.admin_pb2_grpc import AdminServiceStub
 from specdec.client.codec import admin as codec
 from specdec.client.connection import BlockingConnection, Destination
+from specdec.types.adapters import AdapterOrder, AdapterReport
 from specdec.types.control import (
     DEFAULT_AUDIT_PAGE,
     AuditPage,
@@ -24,8 +25,8 @@ from specdec.types.samples import SampleBatch, SampleOrder
 DEFAULT_ADMIN_TIMEOUT_S = 10.0
 _PROFILE_WRITING_S = 90.0
 """A replica waits up to a minute for its models to write their traces."""
-_DRAFTER_LOADING_S = 150.0
-"""A replica waits up to two minutes for its ranks to load a head."""
+_LOADING_S = 150.0
+"""A replica waits up to two minutes for its ranks to load a head or an adapter."""
 
 
 class AdminClient(BlockingConnection):
@@ -101,8 +102,31 @@ class AdminClient(BlockingConnection):
         Waits for the ranks to load it, regardless of `timeout_s`.
         """
         request = codec.DRAFTER_ORDER.encode(order)
-        response = self._call(self._stub.SetDrafter, request, timeout_s=_DRAFTER_LOADING_S)
+        response = self._call(self._stub.SetDrafter, request, timeout_s=_LOADING_S)
         return tuple(map(codec.DRAFTERS.decode, response.replicas))
+
+    def adapters(self) -> tuple[AdapterReport, ...]:
+        """Return the LoRA adapters of every replica."""
+        response = self._call(self._stub.ListAdapters, pb.ListAdaptersRequest())
+        return tuple(map(codec.ADAPTERS.decode, response.replicas))
+
+    def load_adapter(self, order: AdapterOrder) -> tuple[AdapterReport, ...]:
+        """Load an adapter, and return the replicas' adapters.
+
+        Waits for the ranks to load it, regardless of `timeout_s`. order: as of `AdapterOrder.load`.
+        """
+        request = codec.ADAPTER_LOAD.encode(order)
+        response = self._call(self._stub.LoadAdapter, request, timeout_s=_LOADING_S)
+        return tuple(map(codec.ADAPTERS.decode, response.replicas))
+
+    def unload_adapter(self, name: str, replica_id: str = "") -> tuple[AdapterReport, ...]:
+        """Refuse further requests for an adapter, and return the replicas' adapters.
+
+        replica_id: empty for all replicas.
+        """
+        request = pb.UnloadAdapterRequest(name=name, replica_id=replica_id)
+        response = self._call(self._stub.UnloadAdapter, request)
+        return tuple(map(codec.ADAPTERS.decode, response.replicas))
 
     def take_samples(self, order: SampleOrder | None = None) -> tuple[SampleBatch, ...]:
         """Return answers of requests that allow training; the replicas forget them."""

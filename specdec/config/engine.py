@@ -33,6 +33,19 @@ MAX_STREAM_INTERVAL = 2**20
 
 
 @dataclass(frozen=True)
+class AdapterLimits:
+    """Limits of LoRA adapters.
+
+    max_loras: different adapters in a step. max_rank: of an adapter. max_loaded: adapters in the
+    memory of the ranks.
+    """
+
+    max_loras: int
+    max_rank: int
+    max_loaded: int
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """Limits of one engine; for fields that are not described see `LLMConfig`.
 
@@ -48,6 +61,7 @@ class EngineConfig:
         the first and the last tokens are sent immediately, and the second message may be shorter.
     async_scheduling: whether a step may be sent to the target before the result of the previous
         one is collected, behind a step without drafts. The target must accept two steps in flight.
+    adapters: limits of LoRA adapters; None where none can be loaded.
     enforce_eager: whether a GPU launches the operators of each step one by one, without graphs.
     """
 
@@ -63,6 +77,7 @@ class EngineConfig:
     async_scheduling: bool = False
     enforce_eager: bool = False
     speculation: SpeculativeConfig | None = None
+    adapters: AdapterLimits | None = None
 
     def __post_init__(self) -> None:
         require_range("max_model_len", self.max_model_len, 1, 2**24)

@@ -30,10 +30,11 @@ from specdec.config.speculative_keys import AUTO, SPECULATION, default_speculati
 from specdec.types.errors import InvalidValueError
 
 if TYPE_CHECKING:
-    from specdec.config.engine import DTypeName
+    from specdec.config.engine import AdapterLimits, DTypeName
     from specdec.config.methods import DraftModelConfig, HeadMethodConfig
     from specdec.config.quantization import QuantizationMethod
     from specdec.config.speculative import SpeculativeConfig
+    from specdec.types.adapters import AdapterOrder
 
 Config = TypeVar("Config", bound="LLMConfig")
 
@@ -49,6 +50,9 @@ _DEFAULTS_BY_DEVICE: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     }
 )
 """Those of a GPU are vLLM's: its arithmetic is idle with fewer rows."""
+
+
+_DEFAULT_LOADED_ADAPTERS = 8
 
 
 @dataclass(frozen=True)
@@ -150,6 +154,23 @@ class LLMConfig:
         "Schedule the next step while the current one runs, if that has no drafts and those of the "
         "next one do not depend on it, or if a head on the target's ranks makes them; when a "
         "sequence stops, the step scheduled ahead for it is discarded",
+    )
+    enable_lora: bool = setting(
+        False, BOOLEAN, "Allow LoRA adapters, which requests select by name; docs/lora.md"
+    )
+    max_loras: int = setting(
+        1,
+        whole_number(1, 4096),
+        "Maximum number of different LoRA adapters in a batch; requests for others wait",
+    )
+    max_lora_rank: int = setting(
+        16, whole_number(1, 512), "Maximum rank of a LoRA adapter; memory is reserved for it"
+    )
+    max_cpu_loras: int | None = setting(
+        None,
+        optional(whole_number(1, 4096)),
+        "Maximum number of loaded LoRA adapters; at least max_loras",
+        "max_loras, the adapters of lora_modules, or 8, whichever is most",
     )
     enforce_eager: bool = setting(
         False,
@@ -258,12 +279,33 @@ class LLMConfig:
             return _CPU_PREFILL_TOKENS
         return self.max_prefill_tokens
 
+    @property
+    def request_name(self) -> str:
+        """Name of the model in requests."""
+        return self.model
+
+    @property
+    def startup_adapters(self) -> tuple[AdapterOrder, ...]:
+        """Adapters to load before the first request; only a service configures some."""
+        return ()
+
+    @property
+    def adapter_limits(self) -> AdapterLimits | None:
+        """Limits of LoRA adapters; None where they are not enabled."""
+        if not self.enable_lora:
+            return None
+        from specdec.config.engine import AdapterLimits
+
+        default = max(self.max_loras, len(self.startup_adapters), _DEFAULT_LOADED_ADAPTERS)
+        return AdapterLimits(self.max_loras, self.max_lora_rank, self.max_cpu_loras or default)
+
     def _set_defaults_of_device(self) -> None:
         for name, default in _DEFAULTS_BY_DEVICE[self.device].items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)
 
     def _check_together(self) -> None:
+        self._check_adapters()
         if self.device != "cpu":
             limit = f"left out where device is {self.device}: it runs on a CPU"
             self._refuse_quantization(limit, "int8", "w8a8")
@@ -279,6 +321,14 @@ class LLMConfig:
         if self.max_num_batched_tokens < self.max_num_seqs:
             limit = f"at least max_num_seqs ({self.max_num_seqs}), so that all can decode in a step"
             raise InvalidValueError("max_num_batched_tokens", self.max_num_batched_tokens, limit)
+
+    def _check_adapters(self) -> None:
+        limits = self.adapter_limits
+        if limits is None:
+            return
+        if limits.max_loaded < limits.max_loras:
+            limit = f"at least max_loras ({limits.max_loras})"
+            raise InvalidValueError("max_cpu_loras", self.max_cpu_loras, limit)
 
     def _refuse_quantization(self, limit: str, *methods: QuantizationMethod) -> None:
         if self.quantization in methods:

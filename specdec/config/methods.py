@@ -147,6 +147,8 @@ class SuffixConfig(MethodConfig):
     suffix_decoding_max_spec_factor: most tokens to draft for each token of the match.
     suffix_decoding_min_token_prob: least probability of a draft, by token counts, at which it is
         extended.
+    lookup_corpus: file of JSON lines with texts to look up, too (`speculation.proposers.corpus`),
+        on every node with a Router; None for none.
     """
 
     name = "suffix"
@@ -157,6 +159,7 @@ class SuffixConfig(MethodConfig):
     suffix_decoding_max_cached_requests: int = _within(10_000, 0, 10_000_000)
     suffix_decoding_max_spec_factor: float = _within(1.0, 0.01, 32)
     suffix_decoding_min_token_prob: float = _within(0.1, 0, 1)
+    lookup_corpus: str | None = None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, cast, get_args, get_origin
 
 from specdec.config.fields import Limit, refuse_unknown
 from specdec.types.errors import InvalidValueError
@@ -45,15 +45,52 @@ _OTHER_SPELLINGS: Mapping[str, str] = MappingProxyType(
     {**SPECULATION_KEYS, "disable_by_batch_size": "speculation_threshold"}
 )
 
-_FIXED_VALUES: Mapping[str, tuple[bool, str]] = MappingProxyType(
+
+class _NoEffect(NamedTuple):
+    """A key of vLLM that is accepted with a note. values: those that it has there."""
+
+    values: tuple[bool | str, ...]
+    note: str
+
+
+_NO_EFFECT: Mapping[str, _NoEffect] = MappingProxyType(
     {
-        "disable_padded_drafter_batch": (
-            True,
-            "true or left out: drafts of different lengths are never padded",
+        "disable_padded_drafter_batch": _NoEffect(
+            (True, False), "drafts of different lengths are never padded"
+        ),
+        "use_heterogeneous_vocab": _NoEffect(
+            (True, False), "whether the vocabularies differ is detected from the tokenizers"
+        ),
+        "draft_sample_method": _NoEffect(
+            ("greedy", "probabilistic"),
+            "the verifier determines how drafts are sampled, and all lossless ones are exact",
+        ),
+        "enforce_eager": _NoEffect((True, False), "it is an argument of the target alone"),
+    }
+)
+"""Keys of vLLM that make no difference here, whatever their value."""
+
+OTHER_METHOD_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "mlp": "mlp_speculator",
+        "ngram_gpu": "ngram",
+        "EAGLE": "eagle",
+        "EAGLE3": "eagle3",
+        "NEXTN": "mtp",
+        "STANDALONE": "draft_model",
+        "NGRAM": "ngram",
+        "DFLASH": "dflash",
+        "DSPARK": "dspark",
+        **dict.fromkeys(
+            (
+                *("deepseek_mtp", "ernie_mtp", "glm4_moe_mtp", "longcat_flash_mtp"),
+                *("mimo_mtp", "qwen3_next_mtp", "qwen3_5_mtp"),
+            ),
+            "mtp",
         ),
     }
 )
-"""Keys of vLLM that have one possible value here."""
+"""Our method by other names of it in vLLM, and by SGLang's names of algorithms."""
 
 _VERIFIERS: Mapping[str, VerifierName] = MappingProxyType(
     {"standard": "rejection", "block": "block", "synthetic": "synthetic"}
@@ -155,11 +192,11 @@ def _with_replaced_spellings(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _without_vllm_keys(mapping: dict[Any, Any]) -> dict[Any, Any]:
-    """Replace vLLM's keys that have another name here, and drop those with one possible value."""
-    values = dict(mapping)
-    for key, (only, limit) in _FIXED_VALUES.items():
-        if values.pop(key, only) is not only:
-            raise InvalidValueError(f"speculative_config.{key}", mapping[key], limit)
+    """Replace vLLM's keys that have another name here, and drop those without an effect."""
+    values = {key: value for key, value in mapping.items() if key not in _NO_EFFECT}
+    for key, (allowed, note) in _NO_EFFECT.items():
+        if key in mapping:
+            _check_no_effect(f"speculative_config.{key}", mapping[key], allowed, note)
     if "rejection_sample_method" not in values:
         return values
     field = "speculative_config.rejection_sample_method"
@@ -169,6 +206,13 @@ def _without_vllm_keys(mapping: dict[Any, Any]) -> dict[Any, Any]:
     if "verifier" in values:
         raise InvalidValueError(field, method, "left out where verifier is given")
     return {**values, "verifier": _VERIFIERS[method]}
+
+
+def _check_no_effect(field: str, value: object, allowed: tuple[bool | str, ...], note: str) -> None:
+    if not any(value is each or (isinstance(each, str) and value == each) for each in allowed):
+        known = " or ".join(str(each).lower() for each in allowed)
+        raise InvalidValueError(field, value, f"{known}, or left out: {note}")
+    logger.warning("%s has no effect and may be left out: %s", field, note)
 
 
 def _warn(old: str, new: str) -> None:
@@ -181,6 +225,8 @@ def _completed(mapping: Mapping[str, Any]) -> dict[str, Any]:
     Method pard is a draft model that drafts in parallel, and eagle3 in parallel is p_eagle.
     """
     values = dict(mapping)
+    if isinstance(values.get("method"), str):
+        values["method"] = OTHER_METHOD_NAMES.get(values["method"], values["method"])
     if values.get("method") == "eagle3" and values.get("parallel_drafting"):
         values["method"] = "p_eagle"
         del values["parallel_drafting"]

@@ -17,6 +17,25 @@ VALUES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "dtype": {"half": "float16", "float": "float32"},
         "generation_config": {"vllm": "none"},
+        "tool_call_parser": {
+            "openai": "gpt_oss",
+            "gpt-oss": "gpt_oss",
+            "qwen": "hermes",
+            "qwen25": "hermes",
+            "qwen3_xml": "qwen3_coder",
+            "llama3": "llama3_json",
+            "llama4_json": "llama3_json",
+            "pythonic": "llama4_pythonic",
+            "deepseekv3": "deepseek_v3",
+            "deepseekv31": "deepseek_v31",
+        },
+        "reasoning_parser": {
+            "openai_gptoss": "gpt_oss",
+            "gpt-oss": "gpt_oss",
+            "deepseek-r1": "deepseek_r1",
+            "qwen3-thinking": "deepseek_r1",
+            "glm45": "qwen3",
+        },
     }
 )
 """Our value by vLLM's, for each setting."""
@@ -25,12 +44,14 @@ VALUES: Mapping[str, Mapping[str, str]] = MappingProxyType(
 class Always(NamedTuple):
     """A setting of vLLM with one possible value here.
 
-    reason: why there is no other value. synonyms: values with the same meaning.
+    reason: why there is no other value. synonyms: values with the same meaning. takes_any: whether
+    every other value of its type is accepted, too, since none has an effect here.
     """
 
     value: bool | int | str
     reason: str
-    synonyms: tuple[str, ...] = ()
+    synonyms: tuple[bool | str, ...] = ()
+    takes_any: bool = False
 
 
 ALWAYS: Mapping[str, Always] = MappingProxyType(
@@ -38,7 +59,9 @@ ALWAYS: Mapping[str, Always] = MappingProxyType(
         "cpu_offload_gb": Always(0, "CPU offloading of weights is not supported"),
         "data_parallel_size": Always(1, "set num_replicas instead"),
         "enable_chunked_prefill": Always(True, "long prompts are always prefilled in chunks"),
+        "fully_sharded_loras": Always(False, "ranks divide one matrix of each pair"),
         "kv_cache_dtype": Always("auto", "the KV cache has the data type of dtype"),
+        "lora_dtype": Always("auto", "adapters have the data type of dtype"),
         "load_format": Always("auto", "the format is detected from the files", ("safetensors",)),
         "pipeline_parallel_size": Always(
             1, "pipeline parallelism is not supported; set tensor_parallel_size"
@@ -72,18 +95,20 @@ def in_our_words(
     *sources: Mapping[Any, Any],
     renamed: Mapping[str, str] = _NOT_RENAMED,
     always: Mapping[str, Always] = ALWAYS,
+    speculation_keys: Mapping[str, str] = SPECULATION_KEYS,
     model: str = "",
     device: str = "cpu",
 ) -> dict[str, Any]:
     """Return settings under our names; a later source wins, for speculation key by key.
 
-    renamed: our name by vLLM's. always: the flags with one possible value.
+    renamed: our name by the other engine's. always: the flags with one possible value.
+    speculation_keys: keys of speculative_config by their flags.
     model, device: the ones to serve unless a source has others; they decide how to draft where
     only details of it are given.
     Raise InvalidValueError for a setting that is given twice in one source, and for another value
     of a flag with one possible value.
     """
-    read = [_read(source, renamed, always) for source in sources]
+    read = [_read(source, renamed, always, speculation_keys) for source in sources]
     settings: dict[str, Any] = {}
     for each in read:
         settings |= each.settings
@@ -99,7 +124,10 @@ def value_in_our_words(name: str, value: Any) -> Any:
 
 
 def _read(
-    source: Mapping[Any, Any], renamed: Mapping[str, str], always: Mapping[str, Always]
+    source: Mapping[Any, Any],
+    renamed: Mapping[str, str],
+    always: Mapping[str, Always],
+    speculation_keys: Mapping[str, str],
 ) -> _Source:
     settings: dict[str, Any] = {}
     speculation: dict[str, Any] = {}
@@ -107,8 +135,8 @@ def _read(
         name = key.replace("-", "_") if isinstance(key, str) else key
         if name in always:
             _check_always(name, value, always[name])
-        elif name in SPECULATION_KEYS:
-            _put(speculation, SPECULATION_KEYS[name], name, value)
+        elif name in speculation_keys:
+            _put(speculation, speculation_keys[name], name, value)
         else:
             _put(settings, renamed.get(name, name), name, value)
     return _Source(settings, speculation)
@@ -121,9 +149,10 @@ def _put(values: dict[str, Any], ours: Any, name: Any, value: Any) -> None:
 
 
 def _check_always(name: str, value: Any, always: Always) -> None:
-    only, reason, synonyms = always
+    only, reason, synonyms, takes_any = always
     is_it = value == only and isinstance(value, bool) == isinstance(only, bool)  # True equals 1
-    if not is_it and value not in synonyms:
+    is_accepted = is_it or value in synonyms or (takes_any and type(value) is type(only))
+    if not is_accepted:
         spelled = str(only).lower() if isinstance(only, bool) else only
         raise InvalidValueError(name, value, f"{spelled}, or left out: {reason}")
     logger.warning("%s has no effect and may be left out: %s", name, reason)

@@ -64,16 +64,19 @@ class StepsInFlight:
         clock: Callable[[], float],
         *,
         needs_tokens: bool = False,
+        has_adapters: bool = False,
     ) -> None:
         """Start with no step. recorder: receives the seconds of each step, by `clock`.
 
-        needs_tokens: whether the target needs the tokens of every sequence.
+        needs_tokens: whether the target needs the tokens of every sequence. has_adapters: whether
+        sequences may have adapters; the rows of each adapter are then sent next to each other.
         """
         self.target = target
         self.head_version = CONFIGURED_VERSION
         self._blocks = blocks
         self._recorder = recorder
         self._clock = clock
+        self._has_adapters = has_adapters
         self._admission = attrgetter("admission_with_tokens" if needs_tokens else "admission")
         self._worker = WorkerView(blocks, self._admission)
         self._steps: deque[_Step] = deque()  # oldest first
@@ -103,6 +106,8 @@ class StepsInFlight:
 
     def begin(self, step_id: int, rows: Rows) -> None:
         """Send the target a step, with what changed about its sequences."""
+        if self._has_adapters:
+            rows = sorted(rows, key=lambda each: each[1].adapter_id)
         delta = self._worker.update(seq for seq, _ in rows)
         step = StepInput(
             step_id=step_id,

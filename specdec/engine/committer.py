@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from specdec.engine.adapters import Adapters
 from specdec.engine.async_scheduling import CollectedStep, StepsInFlight
 from specdec.engine.drafter_versions import DrafterVersions
 from specdec.engine.input_processor import has_allowed_token
@@ -13,10 +14,11 @@ from specdec.engine.speculator import Speculator
 from specdec.engine.stop_checker import Stop, check_stop
 from specdec.models.config import ModelConfig
 from specdec.sequences.block_manager import BlockManager
+from specdec.sequences.prediction import METHOD as PREDICTION
 from specdec.sequences.sequence import Choices, HeadDraft, Lookahead, Sequence, SequenceStatus
 from specdec.types.drafters import CONFIGURED_VERSION
 from specdec.types.errors import BadLogitsError, NoTokenLeftError, SpecdecError
-from specdec.types.messages import StepRow, VerifiedRow
+from specdec.types.messages import BASE_MODEL, StepRow, VerifiedRow
 from specdec.types.responses import EngineOutput
 from specdec.types.stats import Counts, DraftCounter
 
@@ -42,10 +44,12 @@ class Committer:
         counts: Counts,
         drafters: DrafterVersions | None,
         head_method: str | None,
+        adapters: Adapters | None = None,
     ) -> None:
         """Count tokens and prefill chunks in `counts`, and drafts in `drafts`.
 
         drafters: also receives the drafts of method `head_method`, by the version that made them.
+        adapters: also receives tokens and drafts, by adapter.
         """
         self.drafts = DraftCounter()
         self._model = model
@@ -57,6 +61,7 @@ class Committer:
         self._counts = counts
         self._drafters = drafters
         self._head_method = head_method
+        self._adapters = adapters
         self._head_version = CONFIGURED_VERSION  # of the step that is committed
 
     def commit(self, step: CollectedStep) -> Committed:
@@ -138,11 +143,15 @@ class Committer:
         """Count a row; `seq` still has the draft that a head made for it."""
         choices.num_output_tokens += num_kept
         self._counts.num_generated_tokens += num_kept
+        if row.adapter_id != BASE_MODEL and self._adapters is not None:
+            self._adapters.record(row.adapter_id, num_kept, row.draft_depth, num_accepted)
         if row.num_draft_tokens or row.num_lookahead_tokens:
             depth = row.draft_depth
             choices.speculation = choices.speculation.after_draft(depth, num_accepted)
             self._counts.num_lookahead_tokens += row.num_lookahead_tokens
             method = self._speculator.drafting_method(row.seq_id)
+            if method == PREDICTION:
+                choices.prediction = choices.prediction.after_draft(depth, num_accepted)
             self.drafts.record(method, depth, num_accepted)
             if self._drafters is not None and seq.head_draft and method == self._head_method:
                 self._drafters.observe(seq.head_draft.version, depth, num_accepted)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from specdec.config.llm import LLMConfig
+from specdec.engine.adapter_control import AdapterControl
+from specdec.engine.adapters import Adapters
 from specdec.engine.drafter_control import DrafterControl
 from specdec.engine.drafter_versions import DrafterVersions
 from specdec.engine.engine import Engine
@@ -20,8 +23,9 @@ from specdec.engine.model_resolution import Models, with_resolved_dtype
 from specdec.models.resolve import portable_name
 from specdec.speculation.policy.factory import MeasureEngine
 from specdec.speculation.policy.policy import SpeculationPolicy
-from specdec.speculation.proposers import Proposer
+from specdec.speculation.proposers import Proposer, load_corpora
 from specdec.text.tokenizer import Tokenizer
+from specdec.types.adapters import AdapterOrder, AdapterReport
 from specdec.types.control import SpeculationControl
 from specdec.types.drafters import (
     CONFIGURED_VERSION,
@@ -30,7 +34,7 @@ from specdec.types.drafters import (
     HeadFile,
 )
 from specdec.types.errors import BadLogitsError, InvalidValueError, NotReadyError
-from specdec.types.messages import Target
+from specdec.types.messages import BASE_MODEL, Target
 from specdec.types.sampling_params import SamplingDefaults
 from specdec.types.stats import Counts, EngineStats
 
@@ -109,6 +113,9 @@ class EngineCore(Generic[Config]):
         self._head = models.head
         self._head_probe_acceptance: float | None = None
         self._drafters: DrafterControl | None = None
+        limits = self.plan.engine.adapters
+        self.adapters = None if limits is None else Adapters(limits.max_loaded)
+        self.adapter_control: AdapterControl | None = None
         self.thread: EngineThread | None = None
         speculation = config.speculative_config
         self.control = speculation.control if speculation else None
@@ -133,19 +140,32 @@ class EngineCore(Generic[Config]):
         if self.control is not None:
             profiler = EngineProfiler(self.plan.engine, self.model, tokenizer)
             policy = executor.make_policy(self.control, full_batch, profiler.measure)
+        proposer = executor.make_proposer()
+        load_corpora(proposer, partial(tokenizer.encode, add_special_tokens=False))
         self._engine = Engine(
             self.plan.engine,
             self.model,
             executor.target,
             tokenizer,
-            executor.make_proposer(),
+            proposer,
             policy,
             drafters=drafters,
+            adapters=self.adapters,
             recorder=recorder or self.metrics,
         )
         self._executor = executor
+        self._load_adapters(executor)
         if drafters is not None and self._head is not None:
             self._drafters = DrafterControl(self._engine, drafters, self._head)
+
+    def _load_adapters(self, executor: Executor) -> None:
+        """Load the adapters of the configuration. Raises what `AdapterControl.execute` raises."""
+        limits, orders = self.plan.engine.adapters, self.config.startup_adapters
+        if limits is None or self.adapters is None:
+            return
+        control = AdapterControl(self.engine, self.adapters, limits, self.config.request_name)
+        self.adapter_control = control
+        executor.measure(lambda _: control.load_all(orders))
 
     def _drafter_versions(self) -> DrafterVersions | None:
         """Return the versions of the draft head, the configured one alone; None without a head."""
@@ -238,6 +258,29 @@ class EngineCore(Generic[Config]):
             raise InvalidValueError("drafter", "none", limit)
         return await self._drafters.execute(order, self.thread, replica_id)
 
+    async def order_adapter(self, order: AdapterOrder, replica_id: str = "") -> AdapterReport:
+        """Execute an order for the adapters; see `AdapterControl.execute`.
+
+        Raises NotReadyError before the engine's thread has started, and for a change while the
+        target restarts.
+        """
+        if self.thread is None:
+            raise NotReadyError("the model is still loading")
+        if order.name and self.thread.is_recovering:
+            raise NotReadyError("the target restarts; send the order again once it has")
+        return await self.require_adapters().execute(order, self.thread, replica_id)
+
+    def require_adapters(self) -> AdapterControl:
+        """Return the control of adapters. Raises InvalidValueError where none can be loaded."""
+        if self.adapter_control is None:
+            limit = "given: adapters can be loaded where enable_lora is set (--enable-lora)"
+            raise InvalidValueError("enable_lora", False, limit)
+        return self.adapter_control
+
+    def adapter_id(self, name: str) -> int:
+        """Return the id of a named adapter, BASE_MODEL for another name. From any thread."""
+        return BASE_MODEL if self.adapters is None else self.adapters.ids.get(name, BASE_MODEL)
+
     @property
     def last_stats(self) -> EngineStats:
         """The engine's latest stats, with its own counters alone. Does not block."""
@@ -267,4 +310,4 @@ class EngineCore(Generic[Config]):
         if self.thread is not None:
             self.thread.stop()
         self._final_stats = self.stats()
-        self.thread = self._engine = self._drafters = None
+        self.thread = self._engine = self._drafters = self.adapter_control = None

@@ -35,19 +35,24 @@ class DraftPlanner:
         self._head = speculation.head if speculation else None
         self._decision = NO_DRAFTS
         self._control = NO_SPECULATION
+        self._has_predictions = False
 
-    def begin_step(self, decision: Decision, control: SpeculationControl) -> None:
+    def begin_step(
+        self, decision: Decision, control: SpeculationControl, *, has_predictions: bool = False
+    ) -> None:
         """Plan by these until the next step.
 
         decision: the number of draft tokens per sequence, for requests that do not choose theirs; 0
-            for no drafts of any sequence. control: the settings in force.
+            for no drafts of any sequence but those of predicted output, where it allows these.
+        control: the settings in force. has_predictions: whether any sequence has predicted output.
         """
         self._decision, self._control = decision, control
+        self._has_predictions = has_predictions and decision.allows_predictions
 
     @property
     def may_have_guesses(self) -> bool:
         """Return whether any row of the step may have guesses."""
-        return self._decision.num_draft_tokens > 0
+        return self._decision.num_draft_tokens > 0 or self._has_predictions
 
     def may_draft_trees(self, sequences: collections.abc.Iterable[Sequence]) -> bool:
         """Return whether any of `sequences` may draft a tree in the step."""
@@ -77,7 +82,7 @@ class DraftPlanner:
     @property
     def has_next_drafts(self) -> bool:
         """Return whether the target's head, where it has one, drafts at the end of the step."""
-        return self._head is not None and self.may_have_guesses
+        return self._head is not None and self._decision.num_draft_tokens > 0
 
     def next_draft_shape(self, row: ScheduledRow) -> DraftShape:
         """Return the shape of the draft that could become output behind the token of a row.
@@ -133,8 +138,7 @@ class DraftPlanner:
         A number in the request is a limit; without one the draft may be longer than the others.
         """
         assert self._longest_share is not None
-        has_own = seq.params.speculation.num_speculative_tokens is not None
-        if wanted == 0 or (has_own and self._control.allow_request_override):
+        if wanted == 0 or self._own_draft_tokens(seq) is not None:
             return wanted
         return min(self._longest_share, self._num_useful_guesses(seq))
 
@@ -158,14 +162,18 @@ class DraftPlanner:
         own = self._own_draft_tokens(seq)
         if own is not None:
             return own
+        if not self._decision.num_draft_tokens:
+            return 0
         if not self._may_draft_tree(seq):
             return self._draft_length(seq)
         count = self._decision.num_draft_tokens
         return count if seq.constraint is None else min(count, MAX_CONSTRAINED_NODES)
 
     def _own_draft_tokens(self, seq: Sequence) -> int | None:
-        """Return the number that the request chose, if it may."""
-        may_choose = self._control.allow_request_override
+        """Return the length of its predicted draft, or the number that the request may choose."""
+        if self._has_predictions and (predicted := seq.predicted_draft(self._control)):
+            return len(predicted)
+        may_choose = self._control.allow_request_override and self._decision.num_draft_tokens > 0
         return seq.params.speculation.num_speculative_tokens if may_choose else None
 
     def _may_draft_tree(self, seq: Sequence) -> bool:

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 
 from specdec.config.engine import EngineConfig
+from specdec.engine.adapter_seats import AdapterSeats
+from specdec.engine.adapters import Adapters
 from specdec.engine.async_scheduling import (
     Rows,
     StepsInFlight,
@@ -35,15 +37,17 @@ from specdec.sequences.sequence import (
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import Proposer, make_proposer
 from specdec.text.tokenizer import Tokenizer
+from specdec.types.adapters import AdapterInfo
 from specdec.types.control import SpeculationControl
 from specdec.types.draft_decision import Decision
 from specdec.types.errors import (
     CrashingRequestError,
     GrammarError,
     InvalidValueError,
+    LostAdapterError,
     TargetFailedError,
 )
-from specdec.types.messages import HeadTarget, Target
+from specdec.types.messages import BASE_MODEL, AdapterTarget, HeadTarget, Target
 from specdec.types.responses import EngineOutput
 from specdec.types.stats import Counts, EngineStats
 
@@ -61,6 +65,7 @@ class Engine:
         policy: SpeculationPolicy | None = None,
         *,
         drafters: DrafterVersions | None = None,
+        adapters: Adapters | None = None,
         recorder: StepRecorder | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -69,6 +74,7 @@ class Engine:
         proposer: None makes the one of `config.speculation`, unless that needs a draft model.
         policy: decides each step how much to draft; None drafts as configured at every load.
         drafters: versions of the target's draft head; None where it is not replaced.
+        adapters: those of the target; None where `config` has no limits of adapters.
         recorder: receives the seconds of each draft and verification, by `clock`, and batch sizes.
         """
         self.config = config
@@ -81,15 +87,21 @@ class Engine:
             enable_prefix_caching=config.enable_prefix_caching,
         )
         self._steps = StepsInFlight(
-            target, self._blocks, self._recorder, clock, needs_tokens=_head_needs_tokens(config)
+            target,
+            self._blocks,
+            self._recorder,
+            clock,
+            needs_tokens=_head_needs_tokens(config),
+            has_adapters=adapters is not None,
         )
         self._counts = Counts()  # the fields about drafts are in the committer
-        self._scheduler = Scheduler(config, self._blocks, self._counts)
+        self._scheduler = Scheduler(config, self._blocks, self._counts, _seats(config, adapters))
         self._speculator = Speculator(
             config.speculation, proposer or make_proposer(config.speculation), policy
         )
         self._requests = OpenRequests(self._scheduler, self._steps, self._speculator)
         self.drafters = drafters
+        self.adapters = adapters
         head = config.speculation.head if config.speculation else None
         self._committer = Committer(
             model,
@@ -101,6 +113,7 @@ class Engine:
             self._counts,
             drafters,
             None if head is None else head.name,
+            adapters,
         )
         self._suspects = Suspects()
         self._next_seq_id = 0
@@ -111,10 +124,14 @@ class Engine:
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises InvalidValueError and then keeps nothing.
 
+        Raises UnknownModelError for an adapter that was unloaded after the request selected it.
         There must be room for it: `EngineThread.generate` checks that, the scheduler asserts it.
         """
         if request.request_id in self._requests:
             raise InvalidValueError("request_id", request.request_id, "unused by a running request")
+        if request.adapter_id != BASE_MODEL:
+            assert self.adapters is not None, "a request for an adapter without adapters"
+            self.adapters.use(request.adapter_id, request.model)
         sequences = self._inputs.sequences(request, self._next_seq_id, self.control)
         self._scheduler.add(sequences, self._clock())
         self._requests.add(request, sequences)
@@ -131,6 +148,14 @@ class Engine:
     def abort(self, request_id: str) -> None:
         """End all choices of a request and free their blocks; ignore unknown and ended requests."""
         self._requests.abort(request_id)
+        self._free_adapters()
+
+    def clear_prefix_cache(self) -> bool:
+        """Empty the prefix cache unless requests run or wait; return whether it was emptied."""
+        if self.has_work:
+            return False
+        self._blocks.clear()
+        return True
 
     @property
     def control(self) -> SpeculationControl:
@@ -173,6 +198,8 @@ class Engine:
         self._steps.replace_target(target)
         if self.drafters is not None:
             self.drafters.restart()
+        if self.adapters is not None:
+            self.adapters.restart()
         self._speculator.forget_step()
         self._preempt_all()
         self._blocks.clear()
@@ -189,6 +216,44 @@ class Engine:
         self.drafters.advance(target)
         self._steps.head_version = self.drafters.active
 
+    def advance_adapters(self) -> list[EngineOutput]:
+        """Load and free adapters as far as possible without waiting, as each step does.
+
+        Returns errors of requests whose adapter cannot be loaded again after the target was lost.
+        Raises TargetFailedError.
+        """
+        if self.adapters is None or self.adapters.is_settled:
+            return []
+        target = self._steps.target
+        assert isinstance(target, AdapterTarget), "adapters on a target that cannot load them"
+        failed = set(self.adapters.advance(target, self._used_adapters()))
+        sequences = self._requests.sequences
+        lost = {
+            seq.request.request_id: seq for seq in sequences if seq.request.adapter_id in failed
+        }
+        return [
+            self._requests.fail(seq, LostAdapterError(seq.request.model)) for seq in lost.values()
+        ]
+
+    def make_room_for_adapter(self) -> None:
+        """Unload the least recently used idle adapter where no other one fits."""
+        assert self.adapters is not None, "no adapters can be loaded"
+        self.adapters.make_room(self._used_adapters())
+        self.advance_adapters()
+
+    def adapter_infos(self) -> tuple[AdapterInfo, ...]:
+        """Return the adapters, oldest first; none where none can be loaded."""
+        return () if self.adapters is None else self.adapters.snapshot(self._used_adapters())
+
+    def _used_adapters(self) -> list[int]:
+        """Return the adapter id of each sequence that has not ended."""
+        return [seq.request.adapter_id for seq in self._requests.sequences]
+
+    def _free_adapters(self) -> None:
+        """Free adapters whose last request has ended, since no step may follow that would."""
+        if self.adapters is not None and not self._requests:
+            self.advance_adapters()
+
     def _preempt_all(self) -> None:
         for seq in self._scheduler.preempt_all():
             self._requests.release(seq)
@@ -197,6 +262,12 @@ class Engine:
     def has_work(self) -> bool:
         """Return whether `step` has anything to do."""
         return bool(self._requests or self._steps)
+
+    @property
+    def is_stalled(self) -> bool:
+        """Return whether no sequence can run until the ranks have loaded an adapter."""
+        is_loading = self.adapters is not None and self.adapters.is_loading
+        return is_loading and not self._steps and not self._scheduler.num_running
 
     @property
     def newly_scheduled(self) -> tuple[str, ...]:
@@ -223,6 +294,7 @@ class Engine:
     def _advance(self, outputs: list[EngineOutput]) -> None:
         """Run a step, and add its outputs as they are committed."""
         self.advance_drafters()
+        outputs += self.advance_adapters()
         before = self._decision
         is_ahead = self._begin_ahead()
         outputs += self._collect()
@@ -236,6 +308,7 @@ class Engine:
         started = self._step_rows(rows, drafting, outputs)
         if started:
             self._begin(started, drafting)
+        self._free_adapters()
 
     def stats(self) -> EngineStats:
         """Return the present load and a snapshot of the counters."""
@@ -263,6 +336,8 @@ class Engine:
         counts, policy = self._committer.drafts.added_to(self._counts), self._speculator.policy
         if self.drafters is not None:
             self.drafters.add_to(counts)
+        if self.adapters is not None:
+            self.adapters.add_to(counts)
         if policy is not None:
             counts.decisions = {each.value: n for each, n in policy.log.counts.items()}
             counts.decided_lengths = policy.log.lengths
@@ -297,11 +372,14 @@ class Engine:
         Speculation that is off is free here: without draft tokens to spend the proposer is not
         called, and the scheduler has reserved no KV slot beyond each sequence's next token.
         """
-        if not decision.num_draft_tokens:
+        uses_proposer = decision.num_draft_tokens > 0
+        if not uses_proposer:
+            rows = [row for row in rows if row.num_draft_tokens]  # for predicted output
+        if not rows:
             return NO_DRAFTING
         eligible = self._eligible(rows)
         began_at_s = self._clock()
-        drafting = self._speculator.propose(eligible)
+        drafting = self._speculator.propose(eligible, uses_proposer=uses_proposer)
         if any(row.num_draft_tokens for row in eligible):
             self._recorder.record_draft(self._clock() - began_at_s)
         return drafting
@@ -324,6 +402,8 @@ class Engine:
     def _rows_ahead(self, decision: Decision) -> tuple[Rows, Drafting]:
         """Return the rows behind the step in flight, none where they are not known."""
         in_flight, max_model_len = self._steps.rows, self.config.max_model_len
+        if decision.allows_predictions and self._is_predicted(in_flight):
+            return [], NO_DRAFTING  # the next drafts depend on the tokens
         if not decision.num_draft_tokens:
             rows = repeat_decodes(in_flight, self._scheduler, max_model_len)
             if rows:
@@ -342,6 +422,10 @@ class Engine:
         if drafting is None:
             return [], NO_DRAFTING
         return rows_ahead(scheduled, in_flight, drafting, max_model_len), drafting
+
+    def _is_predicted(self, rows: Rows) -> bool:
+        """Return whether a sequence of `rows` has drafts of its predicted output."""
+        return any(seq.prediction is not None and seq.prediction.has_place for seq, _ in rows)
 
     def _keep_batch(self, *, is_as_decided: bool) -> None:
         """Go on with the step that was begun ahead."""
@@ -390,6 +474,14 @@ class Engine:
         if self._batch_size:
             self._recorder.record_batch(self._batch_size)
         return outputs
+
+
+def _seats(config: EngineConfig, adapters: Adapters | None) -> AdapterSeats | None:
+    """Return the limit of adapters in a batch; None without adapters."""
+    limits = config.adapters
+    if limits is None or adapters is None:
+        return None
+    return AdapterSeats(limits.max_loras, config.max_num_seqs, adapters.is_ready)
 
 
 def _head_needs_tokens(config: EngineConfig) -> bool:

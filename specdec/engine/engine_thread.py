@@ -31,6 +31,9 @@ T = TypeVar("T")
 
 _RECOVERY_TICK_S = 0.5
 
+_STALL_TICK_S = 0.002
+"""Between two looks whether the ranks have loaded the adapter that all sequences wait for."""
+
 _SWITCH_INTERVAL_S = 0.0005
 """Longest wait for the interpreter lock, which the engine's thread acquires several times per step.
 
@@ -161,6 +164,10 @@ class EngineThread:
         """Put settings in force; the next step goes by them when this returns."""
         await self.call(lambda: self._engine.set_speculation(control))
 
+    async def clear_prefix_cache(self) -> bool:
+        """Empty the prefix cache unless requests run or wait; return whether it was emptied."""
+        return await self.call(self._engine.clear_prefix_cache)
+
     def mark_target_lost(self, error: TargetFailedError) -> None:
         """Report that the target is lost, for when no step has noticed."""
         self.post(lambda: self._recover(error))
@@ -212,15 +219,22 @@ class EngineThread:
     def _run_commands(self) -> bool:
         """Run the queued commands, blocking while there is no other work; return False to stop."""
         while True:
-            # Queued requests may expire while the target restarts.
-            timeout_s = _RECOVERY_TICK_S if self.is_recovering else None
+            is_idle, timeout_s = self._idle()
             try:
-                command = self._commands.get(block=not self._can_step, timeout=timeout_s)
+                command = self._commands.get(block=is_idle, timeout=timeout_s)
             except queue.Empty:
                 return True
             if command is None:
                 return False
             self._execute(command)
+
+    def _idle(self) -> tuple[bool, float | None]:
+        """Return whether to wait for a command, and for how long at most."""
+        if self.is_recovering:  # queued requests may expire while the target restarts
+            return not self._can_step, _RECOVERY_TICK_S
+        if self._can_step and self._engine.is_stalled:
+            return True, _STALL_TICK_S
+        return not self._can_step, None
 
     @property
     def _can_step(self) -> bool:

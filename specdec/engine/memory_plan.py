@@ -40,8 +40,8 @@ class _Pool:
 
     num_ranks: ranks that share it. block_bytes: size of a block on all of them together.
     blocks_of_longest: blocks of one sequence of max_model_len. most_blocks: blocks that
-    max_num_seqs such sequences fill. head_bytes: weights of all loaded versions of a draft head, on
-    all ranks together.
+    max_num_seqs such sequences fill. extra_bytes: weights of all loaded versions of a draft head
+    and of adapters, on all ranks together.
     """
 
     name: str
@@ -51,7 +51,7 @@ class _Pool:
     max_model_len: int
     blocks_of_longest: int
     most_blocks: int
-    head_bytes: int = 0
+    extra_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,7 @@ def _engine_config(
         async_scheduling=config.async_scheduling and (config.device == "cuda" or not in_process),
         enforce_eager=config.enforce_eager,
         speculation=config.speculative_config,
+        adapters=config.adapter_limits,
     )
 
 
@@ -149,7 +150,7 @@ def _target_pool(config: LLMConfig, models: Models) -> _Pool:
     require_range("max_model_len", max_model_len, 2, model.max_position_embeddings)
     pool = _pool(config, "target", model, config.tensor_parallel_size, max_model_len)
     block_bytes = pool.block_bytes + config.block_size * _head_bytes_per_token(config, models)
-    return replace(pool, block_bytes=block_bytes, head_bytes=_head_weight_bytes(config, models))
+    return replace(pool, block_bytes=block_bytes, extra_bytes=_extra_weight_bytes(config, models))
 
 
 def _head_bytes_per_token(config: LLMConfig, models: Models) -> int:
@@ -159,6 +160,20 @@ def _head_bytes_per_token(config: LLMConfig, models: Models) -> int:
         return 0
     feature_bytes = size * head.feature_size * DTYPE_BYTES[config.resolved_dtype]
     return head.kv_bytes_per_token(config.resolved_dtype, size) + feature_bytes
+
+
+def _extra_weight_bytes(config: LLMConfig, models: Models) -> int:
+    """Return the bytes of the weights that the ranks of the target hold beside its own at most."""
+    return _head_weight_bytes(config, models) + _adapter_bytes(config, models)
+
+
+def _adapter_bytes(config: LLMConfig, models: Models) -> int:
+    """Return the bytes of the adapters that the ranks hold at most."""
+    limits = config.adapter_limits
+    if limits is None:
+        return 0
+    dtype, size = config.resolved_dtype, config.tensor_parallel_size
+    return limits.max_loaded * models.target.adapter_bytes(limits.max_rank, dtype, size)
 
 
 def _head_weight_bytes(config: LLMConfig, models: Models) -> int:
@@ -290,7 +305,7 @@ def _target_bytes_without_kv(config: LLMConfig, models: Models, *, in_process: b
     memory = proposer_memory(config.speculative_config)
     return (
         models.target.weight_bytes(config.resolved_dtype, config.quantization_method)
-        + _head_weight_bytes(config, models)
+        + _extra_weight_bytes(config, models)
         + (_PROCESS_BYTES if in_process else processes)
         + memory.fixed_bytes
         + config.max_num_seqs * memory.bytes_per_sequence
@@ -336,7 +351,7 @@ def _divide_gpu(config: LLMConfig, target: _Pool, draft: _Pool, available_bytes:
 
 def _gpu_bytes_without_kv(config: LLMConfig, pool: _Pool) -> int:
     """Return the bytes of a model's only rank on its GPU beside the KV pool."""
-    weights = pool.model.weight_bytes(config.resolved_dtype) + pool.head_bytes
+    weights = pool.model.weight_bytes(config.resolved_dtype) + pool.extra_bytes
     return weights + gpu_workspace_bytes(config, pool.model, drafts=pool.name != "target")
 
 
@@ -370,7 +385,7 @@ def _gpu_blocks(config: LLMConfig, pool: _Pool, most: int, available_bytes: int)
         max(len(shard.query) for shard in shards) / model.num_heads
     )  # a slight overestimate
     block_bytes = int(pool.block_bytes * kv_share)
-    of_all_ranks = model.weight_bytes(config.resolved_dtype) + pool.head_bytes
+    of_all_ranks = model.weight_bytes(config.resolved_dtype) + pool.extra_bytes
     weight_bytes = int(of_all_ranks * weight_share)
     workspace_bytes = gpu_workspace_bytes(config, model, drafts=pool.name != "target")
     free_bytes = available_bytes - weight_bytes - workspace_bytes

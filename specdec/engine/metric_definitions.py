@@ -18,6 +18,7 @@ from specdec.types.draft_decision import DecisionReason
 from specdec.types.stats import Counts, EngineReport, HistogramCounts
 
 PREFIX = "specdec:"
+VLLM_PREFIX = "vllm:"
 MODEL_LABEL = "model_name"
 
 MetricType = Literal["gauge", "counter", "histogram"]
@@ -40,7 +41,7 @@ class MetricSpec(Generic[Source]):
     """Definition of one metric. read: returns its values; none where they are unknown.
 
     name: without the prefix and, for a counter, without `_total`. labels: in addition to the model
-    and, in a service, the replica.
+    and, in a service, the replica. prefix: of an alias, another engine's.
     """
 
     name: str
@@ -48,11 +49,17 @@ class MetricSpec(Generic[Source]):
     meaning: str
     read: Callable[[Source], Iterable[Reading]]
     labels: tuple[str, ...] = ()
+    prefix: str = PREFIX
 
     @property
     def exposed_name(self) -> str:
         """The name in queries; a histogram's series add _bucket, _sum and _count."""
-        return PREFIX + self.name + ("_total" if self.type == "counter" else "")
+        return self.family_name + ("_total" if self.type == "counter" else "")
+
+    @property
+    def family_name(self) -> str:
+        """The name with its prefix."""
+        return self.prefix + self.name
 
 
 def gauge(name: str, meaning: str, read: Read) -> MetricSpec[Any]:
@@ -102,6 +109,15 @@ def by_version(name: str, meaning: str, read: str) -> MetricSpec[EngineReport]:
     return counters(name, meaning, "version", read_all)
 
 
+def by_adapter(name: str, meaning: str, read: str) -> MetricSpec[EngineReport]:
+    """Define a counter of the drafts by adapter; read: a field of their counts."""
+
+    def read_all(counts: Counts) -> dict[str, float]:
+        return {name: getattr(each, read) for name, each in counts.drafts_by_adapter.items()}
+
+    return counters(name, meaning, "adapter", read_all)
+
+
 def _histogram(name: str, meaning: str) -> MetricSpec[EngineReport]:
     """Define the report's histogram of that name; no series before it has one."""
 
@@ -144,12 +160,22 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
     counter("prompt_tokens", "Prompt tokens, counted for each choice.", "num_prompt_tokens"),
     counter("prompt_tokens_cached", "Prompt tokens with cached KV.", "num_cached_tokens"),
     counter("generation_tokens", "Generated tokens.", "num_generated_tokens"),
+    counters(
+        "generation_tokens_by_adapter",
+        "Generated tokens with a LoRA adapter.",
+        "adapter",
+        "tokens_by_adapter",
+    ),
     counter("prefill_chunks", "Chunks before the last one of a prompt.", "num_prefill_chunks"),
     counter("num_preemptions", "Requests preempted and recomputed.", "num_preemptions"),
     # Latencies and sizes.
     *(_histogram(name, meaning) for name, (meaning, _) in HISTOGRAMS.items()),
     # Drafts.
-    counter("spec_decode_num_drafts", "Verified drafts.", "speculation.num_drafts"),
+    counter(
+        "spec_decode_num_drafts",
+        "Verified drafts of speculative decoding.",
+        "speculation.num_drafts",
+    ),
     counter(
         "spec_decode_num_draft_tokens", "Verified draft tokens.", "speculation.num_draft_tokens"
     ),
@@ -181,6 +207,15 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
     ),
     by_version(
         "spec_decode_num_accepted_tokens_by_version",
+        "Accepted draft tokens.",
+        "num_accepted_tokens",
+    ),
+    by_adapter("spec_decode_num_drafts_by_adapter", "Verified drafts.", "num_drafts"),
+    by_adapter(
+        "spec_decode_num_draft_tokens_by_adapter", "Verified draft tokens.", "num_draft_tokens"
+    ),
+    by_adapter(
+        "spec_decode_num_accepted_tokens_by_adapter",
         "Accepted draft tokens.",
         "num_accepted_tokens",
     ),
@@ -234,3 +269,17 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
     ),
     gauge("goodput_tokens_per_second", "Estimated tokens per second.", "estimated_tokens_per_s"),
 )
+
+VLLM_NAMES = frozenset(
+    {
+        *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"),
+        *("request_success", "prompt_tokens", "generation_tokens", "num_preemptions"),
+        *("time_to_first_token_seconds", "inter_token_latency_seconds"),
+        *("e2e_request_latency_seconds", "request_queue_time_seconds"),
+        *("request_prefill_time_seconds", "request_decode_time_seconds"),
+        *("request_prompt_tokens", "request_generation_tokens"),
+        *("spec_decode_num_drafts", "spec_decode_num_draft_tokens"),
+        *("spec_decode_num_accepted_tokens", "spec_decode_num_accepted_tokens_per_pos"),
+    }
+)
+"""Metrics that vLLM has too, with the same name, type and meaning."""

@@ -91,19 +91,31 @@ def report_model(directory: Path, precision: Precision, tensor_parallel_size: in
 
 
 def _ranks(config: ModelConfig, precision: Precision, size: int) -> Iterator[RankMemory]:
-    units, vocab = partition(config.intermediate_size, size), partition(config.vocab_size, size)
+    vocab = partition(config.vocab_size, size)
     kv_element_bytes = DTYPE_BYTES[precision.dtype]
     for rank, heads in enumerate(config.head_shards(size)):
         queries, kv = len(heads.query) * config.head_dim, len(heads.kv) * config.head_dim
-        layer = config.hidden_size * 2 * (queries + kv)
-        layer += config.hidden_size * config.mlp_matrices * len(units[rank])
+        attention = config.num_layers * 2 * (queries + kv)
+        mlps = config.mlp_matrices * _hidden_units(config, rank, size)
         head = config.hidden_size * len(vocab[rank])
-        matrices = config.num_layers * layer + head
+        matrices = config.hidden_size * (attention + mlps) + head
         has_table = not config.tie_word_embeddings or precision.quantization is not None
         weights = matrices * _matrix_bytes(config, precision)
         weights += head * has_table * _table_bytes(config, precision)
         kv_bytes = 2 * config.num_layers * kv * kv_element_bytes
         yield RankMemory(weights, kv_bytes)
+
+
+def _hidden_units(config: ModelConfig, rank: int, size: int) -> int:
+    """Return the hidden units of all layers and experts on a rank."""
+    experts = config.experts
+    num_sparse = 0 if experts is None else len(experts.layers)
+    dense = len(partition(config.intermediate_size, size)[rank])
+    units = (config.num_layers - num_sparse) * dense
+    if experts is not None:
+        of_expert = len(partition(experts.intermediate_size, size)[rank])
+        units += num_sparse * experts.count * of_expert
+    return units
 
 
 def _matrix_bytes(config: ModelConfig, precision: Precision) -> int:

@@ -31,6 +31,7 @@ def output_of(
         num_prompt_tokens=seq.num_prompt_tokens,
         num_output_tokens=choices.num_output_tokens,
         speculation=choices.speculation,
+        prediction=choices.prediction,
         num_steps=tokens.num_steps,
         num_cached_tokens=seq.num_cached_tokens,
         choice=seq.choice,

@@ -7,6 +7,7 @@ from bisect import insort
 from operator import attrgetter
 
 from specdec.config.engine import EngineConfig
+from specdec.engine.adapter_seats import AdapterSeats
 from specdec.engine.draft_planner import DraftPlanner
 from specdec.engine.scheduled_row import ScheduledRow
 from specdec.sequences.block_manager import BlockManager
@@ -30,13 +31,21 @@ class Scheduler:
     """
 
     def __init__(
-        self, config: EngineConfig, blocks: BlockManager, counts: Counts | None = None
+        self,
+        config: EngineConfig,
+        blocks: BlockManager,
+        counts: Counts | None = None,
+        seats: AdapterSeats | None = None,
     ) -> None:
-        """Count preemptions and cached tokens in `counts`, the engine's counters."""
+        """Count preemptions and cached tokens in `counts`, the engine's counters.
+
+        seats: limit of the adapters in a batch; None where no sequence has one.
+        """
         self._config = config
         self._draft_planner = DraftPlanner(config)
         self._blocks = blocks
         self._counts = counts or Counts()
+        self._seats = seats
         self._waiting: list[Sequence] = []  # by rank
         self._running: list[Sequence] = []  # by rank
         self._rows: dict[int, ScheduledRow] = {}
@@ -104,11 +113,13 @@ class Scheduler:
         """Return the rows of the next step, each with its blocks reserved.
 
         decision: the number of draft tokens per sequence, for requests that do not choose theirs; 0
-            reserves no slot for drafts of any sequence. control: the settings in force.
+            reserves no slot for drafts, except for predicted output where it allows that.
+        control: the settings in force.
         """
         self._rows = {}
         self.keep_batch()
-        self._draft_planner.begin_step(decision, control)
+        has_predictions = any(seq.prediction is not None for seq in self._running)
+        self._draft_planner.begin_step(decision, control, has_predictions=has_predictions)
         self._schedule_decodes()
         self._plan_guesses()
         planned = self._decodes()
@@ -260,13 +271,19 @@ class Scheduler:
     def _admit_waiting(self, budget: int) -> None:
         # After a preemption blocks are short: a newly admitted sequence would be preempted next.
         while budget > 0 and not self.preempted:
-            seq = next((seq for seq in self._waiting if self._may_join(seq)), None)
+            seq = self._next_to_admit()
             if seq is None or len(self._running) >= self._config.max_num_seqs:
                 break
             chunk = self._admit(seq, budget)
             if chunk == 0:
                 break
             budget -= chunk
+
+    def _next_to_admit(self) -> Sequence | None:
+        candidates = (seq for seq in self._waiting if self._may_join(seq))
+        if self._seats is None:
+            return next(candidates, None)
+        return self._seats.first(candidates, self._running)
 
     def _may_join(self, seq: Sequence) -> bool:
         return not seq.waits_for_leader and self._alone in (None, seq)
@@ -287,6 +304,8 @@ class Scheduler:
             self._counts.num_cached_tokens += seq.num_cached_tokens
             self.newly_scheduled.append(seq)
         seq.has_run = True
+        if self._seats is not None:
+            self._seats.admitted(seq)
         chunk = min(seq.num_uncomputed_tokens, budget)
         self._rows[seq.seq_id] = ScheduledRow(seq, chunk)
         return chunk

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.scheduled_row import ScheduledRow
+from specdec.sequences.prediction import METHOD as PREDICTION
 from specdec.sequences.sequence import Sequence
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import (
@@ -113,13 +114,27 @@ class Speculator:
         """See SpeculativeConfig."""
         return self._holds_drafts
 
-    def propose(self, rows: collections.abc.Sequence[ScheduledRow]) -> Drafting:
-        """Return the drafts for those of `rows` that have any."""
+    def propose(
+        self, rows: collections.abc.Sequence[ScheduledRow], *, uses_proposer: bool = True
+    ) -> Drafting:
+        """Return the drafts for those of `rows` that have any; predicted output comes first.
+
+        uses_proposer: False for drafts of predicted output alone.
+        """
         if not rows or self._proposer is None or self._config is None:
             return NO_DRAFTING
-        requests = self._requests(rows)
-        self._proposer.begin(requests)
-        proposals = {each.seq_id: each for each in self._proposer.collect()}
+        predicted = self._predicted(rows)
+        requests = [
+            replace(each, max_tokens=0, max_nodes=0, max_lookahead_tokens=0)
+            if each.seq.seq_id in predicted
+            else each
+            for each in self._requests(rows)
+        ]
+        proposals: dict[int, Proposal] = {}
+        if uses_proposer:
+            self._proposer.begin(requests)
+            proposals = {each.seq_id: each for each in self._proposer.collect()}
+        proposals |= predicted
         methods = {
             seq_id: each.method or self._config.method
             for seq_id, each in proposals.items()
@@ -127,6 +142,16 @@ class Speculator:
         }
         trees = frozenset(each.seq.seq_id for each in requests if each.wants_tree)
         return Drafting(proposals, {}, _num_requested(requests), trees, methods)
+
+    def _predicted(self, rows: collections.abc.Sequence[ScheduledRow]) -> dict[int, Proposal]:
+        """Return the drafts of predicted output, by sequence."""
+        proposals = {}
+        for row in rows:
+            seq = row.seq
+            if row.num_draft_tokens and (draft := seq.predicted_draft(self.control)):
+                base = seq.num_tokens, seq.token_ids[-1]
+                proposals[seq.seq_id] = Proposal(seq.seq_id, *base, draft, method=PREDICTION)
+        return proposals
 
     def propose_ahead(self, rows: collections.abc.Sequence[ScheduledRow]) -> Drafting | None:
         """Return the drafts for a step ahead of the one in flight; None where they are not known.
@@ -179,8 +204,9 @@ class Speculator:
             return
         num_requested = sum(drafting.num_requested.get(row.seq_id, 0) > 0 for row in decoding)
         num_drafted = sum(row.num_draft_tokens > 0 for row in decoding)
-        has_prefill = len(decoding) < len(rows)
-        self.policy.begin_step(num_requested, num_drafted, has_prefill=has_prefill)
+        # The time of a step with predicted output, whose drafts are longer, is not of its decision.
+        is_irregular = len(decoding) < len(rows) or PREDICTION in drafting.methods.values()
+        self.policy.begin_step(num_requested, num_drafted, has_prefill=is_irregular)
 
     def drafting_method(self, seq_id: int) -> str:
         """Return the method that a row's draft counts for, even if a grammar has extended it."""
@@ -190,8 +216,13 @@ class Speculator:
         """Adapt draft length and policy to the outcome of a row's draft, of at most `depth` tokens.
 
         Trees do not change a sequence's draft length, which is that of chains. The policy ignores
-        requests that chose another method than the one in force.
+        requests that chose another method than the one in force, and drafts of predicted output,
+        which are no evidence about what the proposer drafts.
         """
+        if self._drafting.methods.get(seq.seq_id) == PREDICTION:
+            assert seq.prediction is not None, "a predicted draft without a prediction"
+            seq.prediction.observe(depth, num_accepted)
+            return
         is_tree = seq.seq_id in self._drafting.trees
         if self._length_rule is not None and seq.draft_length is not None and not is_tree:
             seq.draft_length = self._length_rule.after(seq.draft_length, depth, num_accepted)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.types.draft_tree import Parents, depths
+from specdec.types.messages import BASE_MODEL
 
 Indices = NDArray[np.int32]
 
@@ -27,12 +28,14 @@ class Chunk(NamedTuple):
     parents: where the last tokens are a tree of drafts, the parent of each of them
     (`specdec.types.draft_tree`); the base is the token before the first one. A tree may have more
     nodes than the chunk has tokens: the KV of its first nodes exists.
+    adapter_id: of the adapter that the pass runs the tokens with; BASE_MODEL for none.
     """
 
     token_ids: Sequence[int]
     start: int
     block_table: Sequence[int] | array[int]
     parents: Parents | None = None
+    adapter_id: int = BASE_MODEL
 
     @property
     def end(self) -> int:
@@ -51,6 +54,14 @@ class Chunk(NamedTuple):
         first_slot = self.end - self.num_nodes
         by_depth = [first_slot - 1 + depth for depth in depths(self.parents)]
         return (*range(self.start, first_slot), *by_depth[-len(self.token_ids) :])
+
+
+class AdapterRun(NamedTuple):
+    """Consecutive tokens of a flat batch, from `begin` up to `end`, with the same adapter."""
+
+    adapter_id: int
+    begin: int
+    end: int
 
 
 class SlotMove(NamedTuple):
@@ -131,6 +142,26 @@ class ModelInput:
         for row, chunk, count in zip(tables, self.chunks, counts, strict=True):
             row[:count] = chunk.block_table[:count]
         return tables
+
+    @property
+    def adapter_runs(self) -> list[AdapterRun]:
+        """The longest runs of tokens with an adapter, in order.
+
+        Any order of the sequences is right. Where those of an adapter are adjacent, as the engine
+        sends them, its matrices are read once.
+        """
+        runs: list[AdapterRun] = []
+        end = 0
+        for chunk in self.chunks:
+            begin, end = end, end + len(chunk.token_ids)
+            if chunk.adapter_id == BASE_MODEL:
+                continue
+            last = runs[-1] if runs else None
+            if last is not None and last.end == begin and last.adapter_id == chunk.adapter_id:
+                runs[-1] = last._replace(end=end)
+            else:
+                runs.append(AdapterRun(chunk.adapter_id, begin, end))
+        return runs
 
     @cached_property
     def num_tokens(self) -> int:

@@ -16,7 +16,6 @@ from specdec.config.llm import LLMConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.config.speculative_keys import AUTO, SPECULATION_KEYS, read_speculation
 from specdec.config.vllm_compat import in_our_words
-from specdec.engine.metric_definitions import PREFIX
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import SEED_LIMIT
 
@@ -37,7 +36,7 @@ class LLMArguments(TypedDict, total=False):
     speculative_config: Mapping[str, Any] | SpeculativeConfig | str | None
     seed: int | None
     disable_log_stats: bool
-    metric_prefix: str
+    metric_prefix: str | None
     distributed_executor_backend: Literal["ray"] | None
     served_model_name: str | None
     revision: str | None
@@ -52,6 +51,10 @@ class LLMArguments(TypedDict, total=False):
     enable_prefix_caching: bool
     stream_interval: int
     async_scheduling: bool
+    enable_lora: bool
+    max_loras: int
+    max_lora_rank: int
+    max_cpu_loras: int | None
     kv_cache_memory_bytes: int | None
     kv_cache_memory_gib: float | None
     tokenizer: str | None
@@ -64,13 +67,13 @@ class Arguments:
     """The validated arguments.
 
     executor: name in the entry point group `specdec.executors`; None runs the models in this
-    process. model_name: label of metrics.
+    process. model_name: label of metrics. metric_prefix: as in `specdec.llm.metrics.metrics_of`.
     """
 
     config: LLMConfig
     model_name: str
     seed: int | None
-    metric_prefix: str
+    metric_prefix: str | None
     logs_stats: bool
     executor: str | None
 
@@ -86,7 +89,9 @@ def read_arguments(model: str, given: Mapping[str, Any]) -> Arguments:
     """Validate arguments. Raises InvalidValueError; for an unknown name with the nearest one."""
     values = dict(given)
     seed = _taken(values, "seed", 0, _is_seed, "None, or a whole number from 0 to 2^63 - 1")
-    prefix = _taken(values, "metric_prefix", PREFIX, lambda v: isinstance(v, str), "a string")
+    prefix = _taken(
+        values, "metric_prefix", None, lambda v: isinstance(v, str | None), "a string, or None"
+    )
     is_silent = _taken(
         values, "disable_log_stats", True, lambda v: type(v) is bool, "true or false"
     )

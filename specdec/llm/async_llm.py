@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Self, Unpack, get_args
+from typing import Any, ClassVar, Self, Unpack, get_args
 
 from specdec.llm.arguments import LLMArguments, read_arguments
 from specdec.llm.host import EngineHost
 from specdec.llm.hosted import HostedModel
 from specdec.llm.outputs import OutputKind, RequestOutput
 from specdec.llm.prompts import Message, Prompt, PromptParts, read_conversation, read_prompt
+from specdec.types.adapters import AdapterInfo, AdapterOrder, LoRARequest
 from specdec.types.drafters import DrafterOrder, DrafterVersion
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import Conversation
@@ -24,6 +25,11 @@ class AsyncLLM(HostedModel):
 
     Streams are read on one event loop at a time.
     """
+
+    renamed: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("agenerate", "async_generate", "generate_async"),
+        "write `async for output in llm.generate(prompt, params)`",
+    )
 
     def __init__(self, model: str, **arguments: Unpack[LLMArguments]) -> None:
         """model: an alias, a directory, a GGUF file or a Hub id. The rest: docs/python.md.
@@ -41,14 +47,16 @@ class AsyncLLM(HostedModel):
         *,
         output_kind: OutputKind = "cumulative",
         priority: int = 0,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the outputs of a request; leaving the stream early aborts it.
 
         request_id: None to assign one. output_kind: whether outputs are cumulative, hold only new
-        tokens, or there is only a final one. Raises InvalidValueError.
+        tokens, or there is only a final one. lora_request: an adapter, which is loaded when it is
+        first used. Raises InvalidValueError.
         """
         read = partial(read_prompt, "prompt", prompt)
-        return self._stream(read, sampling_params, request_id, output_kind, priority)
+        return self._stream(read, sampling_params, request_id, output_kind, priority, lora_request)
 
     def chat(
         self,
@@ -62,6 +70,7 @@ class AsyncLLM(HostedModel):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the reply to a conversation, rendered by the chat template; see `generate`."""
         read = partial(
@@ -73,7 +82,7 @@ class AsyncLLM(HostedModel):
             continue_final_message=continue_final_message,
             chat_template_kwargs=chat_template_kwargs,
         )
-        return self._stream(read, sampling_params, request_id, output_kind, priority)
+        return self._stream(read, sampling_params, request_id, output_kind, priority, lora_request)
 
     async def _stream(
         self,
@@ -82,6 +91,7 @@ class AsyncLLM(HostedModel):
         request_id: str | None,
         kind: OutputKind,
         priority: int,
+        lora: LoRARequest | None,
     ) -> AsyncGenerator[RequestOutput, None]:
         prompt = read()
         if kind not in get_args(OutputKind):
@@ -93,7 +103,9 @@ class AsyncLLM(HostedModel):
         params = SamplingParams() if params is None else params
         seed = self._host.seed_for(params)  # here, so that seeds follow the order of requests
         with self._host.preparing(name) as preparation:
-            call = await asyncio.to_thread(self._host.call, name, prompt, params, seed, priority)
+            call = await asyncio.to_thread(
+                self._host.call, name, prompt, params, seed, priority, lora
+            )
         outputs = self._host.stream(call, kind, is_aborted=preparation.is_aborted)
         async with aclosing(outputs) as stream:
             async for output in stream:
@@ -115,6 +127,22 @@ class AsyncLLM(HostedModel):
     async def drafter_versions(self) -> tuple[DrafterVersion, ...]:
         """Return the versions of the draft head, oldest first, with their accepted drafts."""
         return (await self._host.order_drafter(DrafterOrder())).versions
+
+    async def add_lora(self, lora_request: LoRARequest) -> tuple[AdapterInfo, ...]:
+        """Load an adapter before a request needs it; return all loaded adapters.
+
+        Raises what `AdapterControl.execute` raises, as for a name that is taken.
+        """
+        order = AdapterOrder.load(lora_request.lora_name, lora_request.lora_path)
+        return (await self._host.order_adapter(order)).adapters
+
+    async def remove_lora(self, lora_name: str) -> tuple[AdapterInfo, ...]:
+        """Unload an adapter; running requests complete with it. Return all adapters."""
+        return (await self._host.order_adapter(AdapterOrder.unload(lora_name))).adapters
+
+    async def list_loras(self) -> tuple[AdapterInfo, ...]:
+        """Return the loaded adapters, in the order in which they were loaded."""
+        return (await self._host.order_adapter(AdapterOrder())).adapters
 
     async def abort(self, request_id: str) -> None:
         """End the requests with this id; their streams end with finish reason `abort`."""

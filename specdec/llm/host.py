@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 
@@ -29,9 +29,11 @@ from specdec.models.resolve import print_progress
 from specdec.sequences.sequence import EngineRequest
 from specdec.text.grammar import Grammar, GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
+from specdec.types.adapters import AdapterOrder, AdapterReport, LoRARequest
 from specdec.types.drafters import DrafterOrder, DrafterReport
 from specdec.types.errors import InvalidValueError, NotReadyError, SpecdecError
 from specdec.types.request import Conversation
+from specdec.types.responses import EngineOutput
 from specdec.types.sampling_params import SEED_LIMIT, SamplingParams, StructuredOutput
 
 EXECUTORS = "specdec.executors"
@@ -40,10 +42,11 @@ EXECUTORS = "specdec.executors"
 
 @dataclass(frozen=True)
 class Call:
-    """A request to the engine, with its prompt if that was a text."""
+    """A request to the engine, with its prompt if that was a text, and its adapter if any."""
 
     request: EngineRequest
     prompt: str | None
+    lora: LoRARequest | None = None
 
 
 @dataclass(eq=False)
@@ -80,6 +83,7 @@ class EngineHost:
         self._grammars: GrammarCompiler | None = None
         self._lock = threading.Lock()  # guards its creation: requests are prepared on many threads
         self._preparations: set[Preparation] = set()
+        self._names_by_lora_id: dict[int, str] = {}
         self._is_closed = False
         plan = self.core.plan
         self._executor = _make_executor(arguments.executor, self.config, directories, plan)
@@ -102,12 +106,15 @@ class EngineHost:
         params: SamplingParams,
         seed: int,
         priority: int,
+        lora: LoRARequest | None = None,
     ) -> Call:
         """Return a validated request. Raises InvalidValueError and NotReadyError.
 
         Encodes text and compiles grammars, which may take seconds: not for an event loop.
         """
         self._require_open()
+        if lora is not None:
+            self._check_adapter(lora)
         parts = self._encoded(prompt)
         assert parts.token_ids is not None, "a prompt that was not encoded"
         request = EngineRequest(
@@ -118,9 +125,21 @@ class EngineHost:
             priority=priority,
             grammar=self._compile(params.structured_output),
             cache_salt=parts.cache_salt,
+            model="" if lora is None else lora.lora_name,
+            prediction=self._predicted_tokens(params.speculation.prediction),
         )
         self.core.engine.check(request)
-        return Call(request, parts.text)
+        return Call(request, parts.text, lora)
+
+    def _check_adapter(self, lora: LoRARequest) -> None:
+        """Raise InvalidValueError for another adapter's id, and where none can be loaded."""
+        if not isinstance(lora, LoRARequest):
+            raise InvalidValueError("lora_request", lora, "a specdec.LoRARequest, or None")
+        self.core.require_adapters()
+        known = self._names_by_lora_id.setdefault(lora.lora_int_id, lora.lora_name)
+        if known != lora.lora_name:
+            limit = f"one that no other adapter has; {known} has this one"
+            raise InvalidValueError("lora_int_id", lora.lora_int_id, limit)
 
     def _encoded(self, prompt: PromptParts | Conversation) -> PromptParts:
         if isinstance(prompt, Conversation):
@@ -130,6 +149,13 @@ class EngineHost:
             return prompt
         assert prompt.text is not None, "an empty prompt"
         return replace(prompt, token_ids=tuple(self.tokenizer.encode(prompt.text)))
+
+    def _predicted_tokens(self, text: str | None) -> tuple[int, ...]:
+        """Return the tokens of predicted output, without those that cannot fit the context."""
+        if text is None:
+            return ()
+        tokens = self.tokenizer.encode(text, add_special_tokens=False)
+        return tuple(tokens[: self.core.plan.engine.max_model_len])
 
     def _compile(self, spec: StructuredOutput | None) -> Grammar | None:
         if spec is None:
@@ -164,7 +190,7 @@ class EngineHost:
         self.core.metrics.num_requests += call.request.params.n
         builder = OutputBuilder(call.request, call.prompt, self.tokenizer, metrics, time.time())
         make_output = builder.delta if kind == "delta" else builder.output
-        steps = thread.generate(call.request, metrics)
+        steps = self._steps(call, thread, metrics)
         try:
             if is_aborted:
                 raise AbortedError(call.request.request_id)
@@ -179,6 +205,25 @@ class EngineHost:
         finally:
             await steps.aclose()
             self.stats_log.note(self.core.last_stats)
+
+    async def _steps(
+        self, call: Call, thread: EngineThread, metrics: RequestMetrics
+    ) -> AsyncGenerator[EngineOutput, None]:
+        """Stream the engine's outputs; an adapter is loaded first, and held until the end."""
+        request, lora = call.request, call.lora
+        async with AsyncExitStack() as held:
+            if lora is not None:
+                control = self.core.require_adapters()
+                holding = control.holding(lora.lora_name, lora.lora_path, thread)
+                request = replace(request, adapter_id=await held.enter_async_context(holding))
+            outputs = await held.enter_async_context(aclosing(thread.generate(request, metrics)))
+            async for output in outputs:
+                yield output
+
+    async def order_adapter(self, order: AdapterOrder) -> AdapterReport:
+        """Execute an order on the running event loop; see `EngineCore.order_adapter`."""
+        self._running_thread()
+        return await self.core.order_adapter(order)
 
     async def order_drafter(self, order: DrafterOrder) -> DrafterReport:
         """Execute an order on the running event loop; see `EngineCore.order_drafter`."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Self
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from specdec.llm.host import EngineHost
 from specdec.llm.metrics import Metric, metrics_of
@@ -14,9 +15,36 @@ from specdec.types.control import SpeculationControl, SpeculationMode
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import SamplingParams
 
+_TEXT_ONLY = "not available: the models generate text; see docs/faq.md"
+_NOT_AVAILABLE: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("encode", "embed", "classify", "reward", "score"), _TEXT_ONLY),
+        "beam_search": "not available: use generate with n and a temperature",
+        "sleep": "not available: shutdown() frees the model",
+        "wake_up": "not available: shutdown() frees the model",
+        "start_profile": "not available here: a service records profiles (docs/profiling.md)",
+        "stop_profile": "not available here: a service records profiles (docs/profiling.md)",
+    }
+)
+"""Methods of vLLM's LLM without a counterpart, with what to write."""
+
 
 class HostedModel:
-    """A loaded model. Ends with `shutdown`, as a context manager, or with its last reference."""
+    """A loaded model. Ends with `shutdown`, as a context manager, or with its last reference.
+
+    renamed: methods that other engines or older guides have, with what to write.
+    """
+
+    renamed: ClassVar[Mapping[str, str]] = {}
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError, with what to write for a method of another engine."""
+            hint = self.renamed.get(name) or _NOT_AVAILABLE.get(name)
+            suffix = f": {hint}" if hint else ""
+            message = f"{type(self).__name__!r} object has no attribute {name!r}{suffix}"
+            raise AttributeError(message)
 
     def __init__(self, host: EngineHost, end: Callable[[], None]) -> None:
         """end: frees host and threads; called once."""

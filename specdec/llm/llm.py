@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, TypeVar, Unpack
+from typing import Any, ClassVar, TypeVar, Unpack
 
 from tqdm.auto import tqdm
 
@@ -19,6 +19,7 @@ from specdec.llm.host import Call, EngineHost
 from specdec.llm.hosted import HostedModel
 from specdec.llm.outputs import RequestOutput
 from specdec.llm.prompts import Message, Prompt, PromptParts, read_conversations, read_prompts
+from specdec.types.adapters import AdapterInfo, AdapterOrder, LoRARequest
 from specdec.types.drafters import DrafterOrder, DrafterVersion
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import Conversation
@@ -26,6 +27,7 @@ from specdec.types.sampling_params import SamplingParams
 
 T = TypeVar("T")
 Params = SamplingParams | Sequence[SamplingParams]
+Adapters = LoRARequest | Sequence[LoRARequest | None] | None
 UseTqdm = bool | Callable[..., "tqdm[Any]"]
 
 _OPEN_PER_PLACE = 2
@@ -35,6 +37,11 @@ _GRACE_S = 1.0
 
 class LLM(HostedModel):
     """Offline inference of batches. Can be used where an event loop runs, as in a notebook."""
+
+    renamed: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("agenerate", "async_generate", "generate_async"),
+        "write `async for output in AsyncLLM(model).generate(prompt, params)`",
+    )
 
     def __init__(self, model: str, **arguments: Unpack[LLMArguments]) -> None:
         """model: an alias, a directory, a GGUF file or a Hub id. The rest: docs/python.md.
@@ -51,6 +58,7 @@ class LLM(HostedModel):
         use_tqdm: UseTqdm = True,
         *,
         priority: Sequence[int] | None = None,
+        lora_request: Adapters = None,
     ) -> list[RequestOutput]:
         """Generate completions for all prompts; return them in order when all are complete.
 
@@ -58,10 +66,12 @@ class LLM(HostedModel):
         sampling_params: for all, or one for each; None for the model's defaults.
         use_tqdm: whether to show progress; or a function that makes the bar, instead of tqdm.
         priority: one for each; lower numbers are scheduled first.
+        lora_request: an adapter for all, or one or None for each; loaded when it is first used.
 
         Raises InvalidValueError before anything runs. An error of one request ends them all.
         """
-        return self._answer("prompts", read_prompts(prompts), sampling_params, use_tqdm, priority)
+        read = read_prompts(prompts)
+        return self._answer("prompts", read, sampling_params, use_tqdm, priority, lora_request)
 
     def chat(
         self,
@@ -73,6 +83,7 @@ class LLM(HostedModel):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: Adapters = None,
     ) -> list[RequestOutput]:
         """Generate answers to one conversation or several, by the chat template; see `generate`."""
         conversations = read_conversations(
@@ -82,7 +93,9 @@ class LLM(HostedModel):
             continue_final_message=continue_final_message,
             chat_template_kwargs=chat_template_kwargs,
         )
-        return self._answer("messages", conversations, sampling_params, use_tqdm, None)
+        return self._answer(
+            "messages", conversations, sampling_params, use_tqdm, None, lora_request
+        )
 
     def load_drafter(self, path: str) -> tuple[DrafterVersion, ...]:
         """Draft with another version of the draft head, also for running requests.
@@ -101,6 +114,26 @@ class LLM(HostedModel):
         """Return the versions of the draft head, oldest first, with their accepted drafts."""
         return self._order(DrafterOrder())
 
+    def add_lora(self, lora_request: LoRARequest) -> tuple[AdapterInfo, ...]:
+        """Load an adapter before a request needs it; return all loaded adapters.
+
+        Raises what `AdapterControl.execute` raises, as for a name that is taken.
+        """
+        return self._order_adapter(
+            AdapterOrder.load(lora_request.lora_name, lora_request.lora_path)
+        )
+
+    def remove_lora(self, lora_name: str) -> tuple[AdapterInfo, ...]:
+        """Unload an adapter; running requests complete with it. Return all adapters."""
+        return self._order_adapter(AdapterOrder.unload(lora_name))
+
+    def list_loras(self) -> tuple[AdapterInfo, ...]:
+        """Return the loaded adapters, in the order in which they were loaded."""
+        return self._order_adapter(AdapterOrder())
+
+    def _order_adapter(self, order: AdapterOrder) -> tuple[AdapterInfo, ...]:
+        return self._thread.submit(self._host.order_adapter(order)).result().adapters
+
     def _order(self, order: DrafterOrder) -> tuple[DrafterVersion, ...]:
         return self._thread.submit(self._host.order_drafter(order)).result().versions
 
@@ -111,14 +144,16 @@ class LLM(HostedModel):
         params: Params | None,
         use_tqdm: UseTqdm,
         priority: Sequence[int] | None,
+        lora_request: Adapters,
     ) -> list[RequestOutput]:
         """Validate and run a batch."""
         params = SamplingParams() if params is None else params
         all_params = _one_for_each("sampling_params", params, len(prompts))
         priorities = _one_for_each("priority", 0 if priority is None else priority, len(prompts))
+        loras = _one_for_each("lora_request", lora_request, len(prompts))
         calls = [
             self._call(f"{field}[{index}]", *each)
-            for index, each in enumerate(zip(prompts, all_params, priorities, strict=True))
+            for index, each in enumerate(zip(prompts, all_params, priorities, loras, strict=True))
         ]
         return self._run(calls, use_tqdm)
 
@@ -128,11 +163,12 @@ class LLM(HostedModel):
         prompt: PromptParts | Conversation,
         params: SamplingParams,
         priority: int,
+        lora: LoRARequest | None,
     ) -> Call:
         """Return one request of a batch; errors name its place."""
         try:
             seed = self._host.seed_for(params)
-            return self._host.call(str(next(self._ids)), prompt, params, seed, priority)
+            return self._host.call(str(next(self._ids)), prompt, params, seed, priority, lora)
         except InvalidValueError as error:
             raise InvalidValueError(f"{error.field} of {where}", error.value, error.limit) from None
 

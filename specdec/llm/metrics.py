@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
@@ -11,6 +11,9 @@ from math import inf
 from specdec.engine.metric_definitions import (
     ENGINE_METRICS,
     MODEL_LABEL,
+    PREFIX,
+    VLLM_NAMES,
+    VLLM_PREFIX,
     MetricSpec,
     Reading,
 )
@@ -45,6 +48,11 @@ class Vector(Metric):
 
     values: list[int]
 
+    @property
+    def value(self) -> int:
+        """The sum over all positions, for programs that read a value from every counter."""
+        return sum(self.values)
+
 
 @dataclass(frozen=True)
 class Gauge(Metric):
@@ -63,11 +71,30 @@ class Histogram(Metric):
 
 
 def metrics_of(
-    report: EngineReport, prefix: str, model_name: str, num_positions: int
+    report: EngineReport, prefix: str | None, model_name: str, num_positions: int
 ) -> list[Metric]:
-    """Return every metric of the engine. num_positions: minimum length of the vector."""
+    """Return every metric of the engine. num_positions: minimum length of the vector.
+
+    prefix: of the names; None for our own, followed by those that vLLM has too under its names.
+    """
+    if prefix is not None:
+        return _metrics(ENGINE_METRICS, report, prefix, model_name, num_positions)
+    aliases = [each for each in ENGINE_METRICS if each.name in VLLM_NAMES]
+    return [
+        *_metrics(ENGINE_METRICS, report, PREFIX, model_name, num_positions),
+        *_metrics(aliases, report, VLLM_PREFIX, model_name, num_positions),
+    ]
+
+
+def _metrics(
+    specs: Iterable[MetricSpec[EngineReport]],
+    report: EngineReport,
+    prefix: str,
+    model_name: str,
+    num_positions: int,
+) -> list[Metric]:
     labels, metrics = {MODEL_LABEL: model_name}, list[Metric]()
-    for spec in ENGINE_METRICS:
+    for spec in specs:
         name, readings = prefix + spec.name, list(spec.read(report))
         if spec.name == _VECTOR:
             values = [_count(each) for each in readings]

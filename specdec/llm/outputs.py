@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from specdec.engine.metrics import ABORTED
@@ -76,7 +76,8 @@ class RequestOutput:
 
     prompt: None where token ids were given. num_cached_tokens: of the prompt, found in the prefix
     cache. Beyond vLLM: seed, which reproduces the same tokens; speculation, counts of drafted and
-    accepted tokens; verifier, the verification method.
+    accepted tokens; verifier, the verification method; prediction, the part of speculation whose
+    drafts are from `SpeculationOptions.prediction`.
     """
 
     request_id: str
@@ -90,6 +91,7 @@ class RequestOutput:
     seed: int
     speculation: SpeculationStats
     verifier: VerifierName
+    prediction: SpeculationStats = field(default_factory=SpeculationStats)
 
 
 class OutputBuilder:
@@ -163,6 +165,7 @@ class OutputBuilder:
             seed=self._request.seed,
             speculation=last.speculation if last else SpeculationStats(),
             verifier=last.verifier if last else "coupled",
+            prediction=last.prediction if last else SpeculationStats(),
         )
 
     def delta(self) -> RequestOutput:

@@ -8,7 +8,7 @@ from typing import Any
 
 from specdec.models.config_values import unsupported
 from specdec.models.layer_patterns import RopeRule, WindowRule, no_windows, one_rope
-from specdec.models.traits import LLAMA, Activation, DecoderTraits
+from specdec.models.traits import LLAMA, Activation, DecoderTraits, Experts
 
 Feature = str | bool
 """Whether a model has a feature: always, never, or by a key of config.json."""
@@ -17,6 +17,10 @@ Feature = str | bool
 def _llama_traits(raw: Mapping[str, Any]) -> DecoderTraits:
     del raw
     return LLAMA
+
+
+def _no_experts(raw: Mapping[str, Any], num_layers: int) -> None:
+    del raw, num_layers
 
 
 def _whole_heads(raw: Mapping[str, Any]) -> float:
@@ -36,7 +40,8 @@ class Architecture:
     qkv_bias, output_bias, mlp_bias: of the projections to queries, keys and values, of attention's
         output, and of the MLP. qk_norm: whether queries and keys are normalized.
     windows, ropes: by layer. rotary_fraction: the part of each head that is rotated.
-    traits: how the layers differ; called with config.json and these defaults.
+    traits: how the layers differ; called with config.json and these defaults. experts: the mixture
+        of experts, if there is one; called with the number of layers too.
     notes: what the family has beside Llama, for the documentation.
     """
 
@@ -55,6 +60,7 @@ class Architecture:
     ropes: RopeRule = one_rope
     rotary_fraction: Callable[[Mapping[str, Any]], float] = _whole_heads
     traits: Callable[[Mapping[str, Any]], DecoderTraits] = _llama_traits
+    experts: Callable[[Mapping[str, Any], int], Experts | None] = _no_experts
 
     def activation(self, raw: Mapping[str, Any]) -> Activation:
         """Return the activation function. Raises UnsupportedModelError for another one."""

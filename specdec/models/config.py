@@ -19,7 +19,7 @@ from specdec.models.config_values import count, fraction, unsupported
 from specdec.models.layer_patterns import LayerRopes, Windows
 from specdec.models.registry import ARCHITECTURES, SAME_DECODERS, architecture_of
 from specdec.models.rope import LongRope, Rope, read_rope
-from specdec.models.traits import LLAMA, DecoderTraits, QkNorm
+from specdec.models.traits import LLAMA, DecoderTraits, Experts, QkNorm
 from specdec.models.unsupported import explain_unsupported
 from specdec.types.errors import InvalidValueError, ModelNotFoundError, UnsupportedModelError
 from specdec.types.sampling_params import SamplingDefaults, SamplingParams
@@ -68,7 +68,7 @@ class ModelConfig:
     rms_norm_eps: of all norms. rope: of most layers, which a head's layers share; layer_ropes: of
         each layer, None where it has none; empty if all have `rope`. rotary_fraction: the part of
         each head that is rotated.
-    traits: how the layers differ from Llama's.
+    traits: how the layers differ from Llama's. experts: in place of the MLP of some layers.
     checkpoint_dtype: as in the file; it may be a dtype that models cannot run in.
     has_qkv_bias, has_output_bias: of attention's input and output projections.
     has_qk_norm: whether each query and key head is normalized before its rotation.
@@ -101,6 +101,7 @@ class ModelConfig:
     layer_ropes: LayerRopes = ()
     rotary_fraction: float = 1.0
     traits: DecoderTraits = LLAMA
+    experts: Experts | None = None
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -172,6 +173,7 @@ class ModelConfig:
             rope=_main_rope(ropes, windows) or read_rope(raw),
             layer_ropes=ropes,
             rotary_fraction=family.rotary_fraction(raw),
+            experts=family.experts(raw, num_layers),
             traits=replace(family.traits(raw), activation=family.activation(raw)),
             max_position_embeddings=count(raw, "max_position_embeddings"),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings")),
@@ -210,6 +212,8 @@ class ModelConfig:
         norms = self.traits.num_layer_norms * norm_size + self.has_qk_norm * qk_norms
         embeddings = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
         vectors = self.num_layers * (biases + norms) + norm_size
+        if self.experts is not None:  # their router stays in the model's dtype
+            vectors += len(self.experts.layers) * self.experts.count * self.hidden_size
         return self._num_matrix_elements + embeddings + vectors
 
     def weight_bytes(self, dtype: DTypeName, quantization: QuantizationMethod | None = None) -> int:
@@ -226,22 +230,44 @@ class ModelConfig:
         rest = self.num_parameters - self._num_matrix_elements + table
         return self._num_matrix_elements + rest * element_bytes
 
+    def adapter_bytes(self, rank: int, dtype: DTypeName, tensor_parallel_size: int = 1) -> int:
+        """Return the memory of an adapter of all linear layers, on all ranks together.
+
+        Layers that divide their outputs have A on every rank, the others B. An upper bound, as in
+        `weight_bytes`.
+        """
+        hidden, size = self.hidden_size, tensor_parallel_size
+        heads = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        units = 2 * self.intermediate_size
+        by_outputs = 5 * hidden * size + heads + units
+        by_inputs = self.num_heads * self.head_dim + self.intermediate_size + 2 * hidden * size
+        return self.num_layers * rank * (by_outputs + by_inputs) * DTYPE_BYTES[dtype]
+
     @property
     def mlp_matrices(self) -> int:
         """Matrices [intermediate_size, hidden_size] of an MLP."""
         return 2 + self.traits.has_gate
 
+    def num_hidden_units(self, layer: int) -> int:
+        """Return the hidden units of a layer's MLP, or of all of its experts."""
+        experts = self.experts
+        if experts is None or layer not in experts.layers:
+            return self.intermediate_size
+        return experts.count * experts.intermediate_size
+
     @property
     def has_llama_layers(self) -> bool:
         """Return whether all layers are Llama's, as those of drafters that are trained here."""
-        return self.traits == LLAMA and set(self.ropes) == {self.rope}
+        is_dense = self.experts is None
+        return is_dense and self.traits == LLAMA and set(self.ropes) == {self.rope}
 
     @property
     def _num_matrix_elements(self) -> int:
         """Weights of linear layers and the output head, which quantization applies to."""
         attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
-        layer = attention + self.mlp_matrices * self.hidden_size * self.intermediate_size
-        return self.num_layers * layer + self.vocab_size * self.hidden_size
+        hidden_units = sum(map(self.num_hidden_units, range(self.num_layers)))
+        mlps = self.mlp_matrices * self.hidden_size * hidden_units
+        return self.num_layers * attention + mlps + self.vocab_size * self.hidden_size
 
     def with_window(self, window: int) -> ModelConfig:
         """Return the model with at most `window` visible tokens in each layer."""

@@ -15,9 +15,12 @@ from torch import Tensor
 
 from specdec.kernels.cpu import native_library
 from specdec.kernels.cpu.decoder import DecoderKernel
+from specdec.kernels.cpu.lora import LoraArrays
 from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove
 from specdec.kernels.sample import RowArgmax, logits_and_argmax
-from specdec.models.llama import CausalDecoder, DecoderLayer
+from specdec.models.layers.mixture import SparseMLP
+from specdec.models.llama import MLP, CausalDecoder, DecoderLayer
+from specdec.models.lora.native_adapters import NativeAdapters
 from specdec.models.native_weights import NativeWeights, all_reduce_of, native_matrix
 
 _Layers = Sequence[DecoderLayer]
@@ -38,7 +41,7 @@ class NativeDecoder:
             self._weights.layer(
                 each.attention,
                 each.mlp_norm,
-                each.mlp,
+                cast(MLP | SparseMLP, each.mlp),
                 input_norm=each.input_norm,
                 rotary=None if rope is None else model.rotaries[rope],
                 attention_output_norm=each.attention_output_norm,
@@ -49,7 +52,15 @@ class NativeDecoder:
         ]
         struct = self._weights.decoder(layers, model.config, model.embed_tokens, model.norm)
         all_reduce = all_reduce_of(model.embed_tokens.group)
-        self._kernel = DecoderKernel(library, struct, model.rotary.max_positions, all_reduce)
+        self._adapters: dict[int, LoraArrays] = {}
+        self._kernel = DecoderKernel(
+            library, struct, model.rotary.max_positions, all_reduce, self._adapters
+        )
+
+    def enable_adapters(self) -> NativeAdapters:
+        """See Decoder."""
+        model = self.torch_decoder
+        return NativeAdapters(cast(_Layers, model.layers), model.dtype, self._adapters)
 
     @property
     def device(self) -> torch.device:

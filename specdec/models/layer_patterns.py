@@ -40,6 +40,12 @@ def one_window(raw: Mapping[str, Any], num_layers: int) -> Windows:
     return (window,) * num_layers
 
 
+def window_if_used(raw: Mapping[str, Any], num_layers: int) -> Windows:
+    """Return `sliding_window` for all layers with `use_sliding_window`, else full attention."""
+    is_used = bool(raw.get("use_sliding_window"))
+    return one_window(raw, num_layers) if is_used else no_windows(raw, num_layers)
+
+
 def last_layers_windows(raw: Mapping[str, Any], num_layers: int) -> Windows:
     """Return windows by `layer_types`, else from layer `max_window_layers` on.
 

@@ -31,9 +31,11 @@ from specdec.models.layers.linear import (
     WeightPart,
     weight_parts,
 )
+from specdec.models.layers.mixture import SparseMLP
 from specdec.models.layers.norm import RMSNorm, read_norm
 from specdec.models.layers.qk_norm import read_qk_norms
 from specdec.models.layers.rotary import RotaryEmbedding, rotary_halves
+from specdec.models.lora.torch_adapters import TorchAdapters
 from specdec.models.rope import Rope
 from specdec.models.traits import Activation
 from specdec.models.weights.checkpoint import CheckpointReader
@@ -121,9 +123,11 @@ class MLP(nn.Module):
         reader: CheckpointReader,
         prefix: str,
         group: TensorParallelGroup,
+        expert_size: int | None = None,
     ) -> None:
+        """expert_size: hidden units of an expert, whose results its mixture sums over the ranks."""
         super().__init__()
-        hidden, intermediate = config.hidden_size, config.intermediate_size
+        hidden, intermediate = config.hidden_size, expert_size or config.intermediate_size
         self.has_gate, self._activation = config.traits.has_gate, config.traits.activation
         units = group.share_of(intermediate)
         num_inputs = 1 + self.has_gate  # gate, if there is one, then up projection
@@ -137,7 +141,7 @@ class MLP(nn.Module):
             f"{prefix}.{names.down}",
             (hidden, intermediate),
             units,
-            group,
+            group if expert_size is None else TensorParallelGroup(),
             has_bias=has_bias,
         )
 
@@ -156,6 +160,19 @@ class MLP(nn.Module):
         return activated.mul_(up[0]) if up else activated
 
 
+def _mixture(
+    config: ModelConfig, reader: CheckpointReader, prefix: str, group: TensorParallelGroup
+) -> SparseMLP:
+    experts = config.experts
+    assert experts is not None
+    size = experts.intermediate_size
+
+    def expert(name: str) -> MLP:
+        return MLP(config, reader, name, group, expert_size=size)
+
+    return SparseMLP(experts, config.hidden_size, reader, prefix, group, expert)
+
+
 class DecoderLayer(nn.Module):
     """Attention and MLP, each with a residual connection, and norms by the family's traits."""
 
@@ -166,6 +183,8 @@ class DecoderLayer(nn.Module):
         prefix: str,
         heads: HeadShard,
         group: TensorParallelGroup,
+        *,
+        has_experts: bool = False,
     ) -> None:
         super().__init__()
         traits, names = config.traits, config.traits.names
@@ -184,7 +203,10 @@ class DecoderLayer(nn.Module):
             names.attention_output_norm, exists=traits.has_output_norms
         )
         self.mlp_norm = norm(names.mlp_norm, exists=has_mlp_norm)
-        self.mlp = MLP(config, reader, f"{prefix}.mlp", group)
+        mlp = f"{prefix}.{names.mlp}"
+        self.mlp: nn.Module = (
+            _mixture(config, reader, mlp, group) if has_experts else MLP(config, reader, mlp, group)
+        )
         self.mlp_output_norm = norm(names.mlp_output_norm, exists=traits.has_output_norms)
         self._fused_norm: RMSNorm | None = None
         if isinstance(self.mlp_norm, RMSNorm) and not traits.changes_outputs:
@@ -219,6 +241,8 @@ class DecoderLayer(nn.Module):
 
 class CausalDecoder(nn.Module):
     """One rank of the decoder. All calls that compute are collective."""
+
+    _adapters: TorchAdapters | None = None
 
     def __init__(
         self,
@@ -258,7 +282,14 @@ class CausalDecoder(nn.Module):
             table = reader.read(embed_name, vocab_shape, rows=self.vocab_slice, dtype=dtype).clone()
         self.embed_tokens = VocabEmbedding(table, self.vocab_slice, group, reader.dtype)
         self.layers = nn.ModuleList(
-            DecoderLayer(config, reader, f"model.layers.{index}", self.heads, group)
+            DecoderLayer(
+                config,
+                reader,
+                f"model.layers.{index}",
+                self.heads,
+                group,
+                has_experts=config.experts is not None and index in config.experts.layers,
+            )
             for index in range(config.num_layers)
         )
         size, eps = config.hidden_size, config.rms_norm_eps
@@ -282,6 +313,11 @@ class CausalDecoder(nn.Module):
             softcap=traits.attention_softcap,
         )
 
+    def enable_adapters(self) -> TorchAdapters:
+        """See Decoder."""
+        self._adapters = TorchAdapters(self.layers, self.dtype, self.device)
+        return self._adapters
+
     def new_kv_cache(self, num_slots: int) -> Tensor:
         """Return zeros [num_layers, num_slots, 2, this rank's KV heads, head_dim].
 
@@ -299,6 +335,8 @@ class CausalDecoder(nn.Module):
         self, batch: ModelInput, kv_cache: Tensor, taps: Sequence[int]
     ) -> HiddenStates:
         """See Decoder."""
+        if self._adapters is not None:
+            self._adapters.begin_pass(batch)
         plans = {
             window: self.attention.plan(batch, self.dtype, window) for window in set(self.windows)
         }

@@ -19,6 +19,7 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.cpu_decoder import NativeDecoder
 from specdec.models.llama import CausalDecoder
+from specdec.models.lora.updates import AdapterStore
 from specdec.models.weights.checkpoint import CPU, open_checkpoint
 from specdec.types.errors import UnsupportedModelError
 
@@ -34,6 +35,13 @@ class Decoder(Protocol):
     @property
     def vocab_slice(self) -> range:
         """Tokens whose logits this rank computes."""
+        ...
+
+    def enable_adapters(self) -> AdapterStore:
+        """Return where adapters are loaded; call it once, before the first pass.
+
+        Each token of a pass then runs with the adapter of its chunk.
+        """
         ...
 
     def new_kv_cache(self, num_slots: int) -> Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 from torch import Tensor, nn
@@ -13,6 +15,7 @@ from specdec.kernels.cpu.decoder import (
     AllReduce,
     DecoderStruct,
     EmbeddingStruct,
+    ExpertStruct,
     LayerStruct,
     NormStruct,
     TraitsStruct,
@@ -25,11 +28,12 @@ from specdec.models.layers.linear import (
     VocabEmbedding,
 )
 from specdec.models.layers.matrix import Matrix, NativeMatrix
+from specdec.models.layers.mixture import SparseMLP
 from specdec.models.layers.norm import LayerNorm, RMSNorm
 from specdec.models.layers.qk_norm import counted_kv_heads
 from specdec.models.layers.rotary import RotaryEmbedding
 from specdec.models.llama import MLP, Attention
-from specdec.models.traits import Activation, DecoderTraits, NormKind, QkNorm
+from specdec.models.traits import Activation, DecoderTraits, Experts, NormKind, QkNorm
 
 
 class NativeWeights:
@@ -40,6 +44,7 @@ class NativeWeights:
 
     def __init__(self) -> None:
         self._kept: list[Tensor] = []
+        self._arrays: list[ctypes.Array[ExpertStruct]] = []
         self._tables: dict[RotaryEmbedding, tuple[int, int]] = {}
 
     def decoder(
@@ -56,7 +61,10 @@ class NativeWeights:
         heads = shards[group.rank]
         return DecoderStruct(
             hidden_size=config.hidden_size,
-            num_hidden_units=layers[0].down.in_features,
+            num_hidden_units=max(layer.down.in_features for layer in layers),
+            num_expert_units=max(
+                layer.experts[0].down.in_features if layer.experts else 0 for layer in layers
+            ),
             num_heads=len(heads.query),
             num_kv_heads=len(heads.kv),
             heads_per_kv=heads.heads_per_kv,
@@ -70,7 +78,7 @@ class NativeWeights:
             first_position=first_position,
             norm_eps=config.rms_norm_eps,
             rank=group.rank,
-            traits=traits_struct(config.traits, config.head_dim),
+            traits=traits_struct(config.traits, config.head_dim, config.experts),
             embedding=embedding_struct(embedding),
             layers=(LayerStruct * len(layers))(*layers),
             final_norm=self.norm(final_norm),
@@ -80,7 +88,7 @@ class NativeWeights:
         self,
         attention: Attention,
         mlp_norm: nn.Module,
-        mlp: MLP,
+        mlp: MLP | SparseMLP,
         *,
         input_norm: nn.Module | None,
         rotary: RotaryEmbedding | None,
@@ -96,11 +104,9 @@ class NativeWeights:
         """
         has_qk_norm = attention.has_qk_norm
         cos, sin = (None, None) if rotary is None else self._rotary_tables(rotary)
-        return LayerStruct(
+        struct = LayerStruct(
             qkv=self.matrix(attention.qkv_proj),
             output=self.matrix(attention.o_proj),
-            gate_up=self.matrix(mlp.gate_up_proj),
-            down=self.matrix(mlp.down_proj),
             input_norm=self.norm(input_norm),
             mlp_norm=self.norm(mlp_norm),
             attention_output_norm=self.norm(attention_output_norm),
@@ -112,6 +118,22 @@ class NativeWeights:
             window=window or 0,
             sees_ahead=sees_ahead,
         )
+        if isinstance(mlp, MLP):
+            struct.gate_up, struct.down = self._mlp(mlp)
+        else:
+            self._add_experts(mlp, struct)
+        return struct
+
+    def _mlp(self, mlp: MLP) -> tuple[MatrixStruct, MatrixStruct]:
+        return self.matrix(mlp.gate_up_proj), self.matrix(mlp.down_proj)
+
+    def _add_experts(self, mixture: SparseMLP, layer: LayerStruct) -> None:
+        """Set the router and the experts of a layer's struct."""
+        experts = [ExpertStruct(*self._mlp(each)) for each in cast(Sequence[MLP], mixture.experts)]
+        layer.router = self.matrix(mixture.router)
+        array = (ExpertStruct * len(experts))(*experts)
+        self._arrays.append(array)
+        layer.experts = array
 
     def matrix(self, linear: ColumnParallelLinear | RowParallelLinear) -> MatrixStruct:
         """Return the struct of a linear layer, with its bias."""
@@ -141,7 +163,9 @@ class NativeWeights:
         return kept.data_ptr()
 
 
-def traits_struct(traits: DecoderTraits, head_dim: int) -> TraitsStruct:
+def traits_struct(
+    traits: DecoderTraits, head_dim: int, experts: Experts | None = None
+) -> TraitsStruct:
     """Return the traits of layers for the kernels."""
     scale = traits.attention_scale
     if scale is None:
@@ -156,6 +180,9 @@ def traits_struct(traits: DecoderTraits, head_dim: int) -> TraitsStruct:
         attention_softcap=traits.attention_softcap or 0.0,
         embedding_scale=traits.embedding_scale,
         residual_scale=traits.residual_scale,
+        num_experts=0 if experts is None else experts.count,
+        experts_per_token=0 if experts is None else experts.num_per_token,
+        normalizes_experts=experts is not None and experts.normalizes,
     )
 
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from specdec.models.architecture import Architecture
-from specdec.models.config_values import count, positive, positive_or_none
+from specdec.models.config_values import count, positive, positive_or_none, unsupported
 from specdec.models.layer_patterns import (
     last_layers_windows,
     one_window,
@@ -22,12 +22,14 @@ from specdec.models.layer_patterns import (
     rope_by_type,
     rope_on_some_layers,
     rope_on_windows,
+    window_if_used,
     windows_without_rope,
 )
 from specdec.models.rope import rotary_fraction
 from specdec.models.traits import (
     Activation,
     DecoderTraits,
+    Experts,
     LogitTransform,
     NormKind,
     QkNorm,
@@ -104,6 +106,59 @@ def _cohere_traits(raw: Mapping[str, Any]) -> DecoderTraits:
         qk_norm=QkNorm.EACH_HEAD,
         logits=LogitTransform(scale=positive(raw, "logit_scale")),
     )
+
+
+def _mixtral_traits(raw: Mapping[str, Any]) -> DecoderTraits:
+    del raw
+    names = TensorNames(gate_up=("w1", "w3"), down="w2", mlp="block_sparse_moe")
+    return DecoderTraits(names=names)
+
+
+def _mixtral_experts(raw: Mapping[str, Any], num_layers: int) -> Experts:
+    return Experts(
+        count(raw, "num_local_experts"),
+        _experts_per_token(raw, "num_local_experts"),
+        normalizes=True,
+        intermediate_size=count(raw, "intermediate_size"),
+        layers=frozenset(range(num_layers)),
+    )
+
+
+def _qwen3_moe_experts(raw: Mapping[str, Any], num_layers: int) -> Experts | None:
+    step, dense = count(raw, "decoder_sparse_step"), raw.get("mlp_only_layers") or []
+    layers = {index for index in range(num_layers) if (index + 1) % step == 0}.difference(dense)
+    # transformers 5 writes the first name, the published files have the second.
+    key = "num_local_experts" if "num_local_experts" in raw else "num_experts"
+    return Experts(
+        count(raw, key),
+        _experts_per_token(raw, key),
+        normalizes=bool(raw.get("norm_topk_prob")),
+        intermediate_size=count(raw, "moe_intermediate_size"),
+        layers=frozenset(layers),
+    )
+
+
+def _olmoe_traits(raw: Mapping[str, Any]) -> DecoderTraits:
+    if raw.get("clip_qkv") is not None:
+        raise unsupported("clip_qkv", raw["clip_qkv"], "null")
+    return DecoderTraits(qk_norm=QkNorm.ALL_HEADS)
+
+
+def _olmoe_experts(raw: Mapping[str, Any], num_layers: int) -> Experts:
+    return Experts(
+        count(raw, "num_experts"),
+        _experts_per_token(raw, "num_experts"),
+        normalizes=bool(raw.get("norm_topk_prob")),
+        intermediate_size=count(raw, "intermediate_size"),
+        layers=frozenset(range(num_layers)),
+    )
+
+
+def _experts_per_token(raw: Mapping[str, Any], count_key: str) -> int:
+    found, limit = count(raw, "num_experts_per_tok"), count(raw, count_key)
+    if found > limit:
+        raise unsupported("num_experts_per_tok", found, f"at most {count_key} ({limit})")
+    return found
 
 
 _QWEN_DEFAULTS = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
@@ -327,6 +382,50 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             windows=periodic_windows(4, "sliding_window_pattern"),
             ropes=rope_on_windows,
             traits=_cohere_traits,
+        ),
+        "MixtralForCausalLM": Architecture(
+            "mixtral",
+            ("Mixtral 8x7B and 8x22B",),
+            "a mixture of experts on each layer; one sliding window for all layers, or none",
+            {
+                "num_key_value_heads": 8,
+                "num_local_experts": 8,
+                "num_experts_per_tok": 2,
+                "sliding_window": None,
+                "rope_theta": 1_000_000.0,
+            },
+            windows=one_window,
+            traits=_mixtral_traits,
+            experts=_mixtral_experts,
+        ),
+        "Qwen3MoeForCausalLM": Architecture(
+            "qwen3_moe",
+            ("Qwen 3 30B-A3B and 235B-A22B",),
+            "as Qwen 3, with a mixture of experts on all or some layers",
+            {
+                "num_key_value_heads": 4,
+                "sliding_window": 4096,
+                "decoder_sparse_step": 1,
+                "moe_intermediate_size": 768,
+                "num_experts_per_tok": 8,
+                "num_experts": 128,
+            },
+            qkv_bias="attention_bias",
+            output_bias="attention_bias",
+            qk_norm=True,
+            windows=window_if_used,
+            experts=_qwen3_moe_experts,
+        ),
+        "OlmoeForCausalLM": Architecture(
+            "olmoe",
+            ("OLMoE 1B-7B",),
+            "a mixture of experts on each layer; queries and keys normalized over all heads",
+            {"num_experts_per_tok": 8, "num_experts": 64},
+            qkv_bias="attention_bias",
+            output_bias="attention_bias",
+            qk_norm=True,
+            traits=_olmoe_traits,
+            experts=_olmoe_experts,
         ),
     }
 )

@@ -91,6 +91,28 @@ def resolve(
     )
 
 
+def resolve_adapter(name: str, progress: Progress = print_progress) -> Path:
+    """Return the local directory of an adapter; download it if needed.
+
+    name: a path to a directory, or a Hub id as in `resolve`. Raises ModelNotFoundError.
+    """
+    path = local_path(name)
+    if path is not None and path.is_dir():
+        return path
+    if path is None and (hub_id := _HUB_ID.fullmatch(name)):
+        from specdec.models import hub
+
+        try:
+            return hub.fetch(hub_id[1], progress, hub_id[2], may_be_pickled=True)
+        except ModelNotFoundError as error:
+            hint = f"adapter {name!r} not found: there is no such directory, and {error}"
+            raise ModelNotFoundError(hint) from error
+    raise ModelNotFoundError(
+        f"adapter {name!r} not found: it must be an existing directory in PEFT's layout, or a "
+        "Hugging Face Hub id such as org/name or org/name@revision"
+    )
+
+
 def local_path(name: str) -> Path | None:
     """Return the file or directory of this name; None if there is none, whatever the name is."""
     # Those of Path raise for an unknown user and for a name that is too long.

@@ -40,15 +40,33 @@ class QkNorm(StrEnum):
 class TensorNames:
     """Names of a layer's tensors in a checkpoint.
 
-    qkv, gate_up: a single name holds the rows of all its projections, in this order.
+    qkv, gate_up: a single name holds the rows of all its projections, in this order. mlp: prefix of
+    the MLP. gate_up and down are also those of each expert.
     """
 
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     down: str = "down_proj"
+    mlp: str = "mlp"
     mlp_norm: str = "post_attention_layernorm"
     attention_output_norm: str = "post_attention_layernorm"
     mlp_output_norm: str = "post_feedforward_layernorm"
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts in place of the MLP (Shazeer et al. 2017).
+
+    num_per_token: experts that a token is routed to, by the largest probabilities. normalizes:
+    whether their probabilities are divided by their sum. intermediate_size: hidden units of each.
+    layers: those that have experts.
+    """
+
+    count: int
+    num_per_token: int
+    normalizes: bool
+    intermediate_size: int
+    layers: frozenset[int]
 
 
 @dataclass(frozen=True)

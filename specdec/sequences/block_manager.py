@@ -25,8 +25,8 @@ def root_key(salt: str = "", adapter_id: int = BASE_MODEL) -> BlockKey:
 
     Blocks are shared only among sequences with the same salt and adapter.
     """
-    adapter = b"" if adapter_id == BASE_MODEL else b"\0%d" % adapter_id
-    return blake2b(salt.encode() + adapter, digest_size=16).digest()
+    adapter = adapter_id.to_bytes(16, "little")  # beside the salt, which may hold any characters
+    return blake2b(salt.encode(), digest_size=16, person=adapter).digest()
 
 
 class BlockManager:

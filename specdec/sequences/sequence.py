@@ -9,6 +9,7 @@ from typing import Any
 
 from specdec.sequences.block_manager import BlockKey, root_key
 from specdec.sequences.output_buffer import OutputBuffer
+from specdec.sequences.prediction import PredictionCursor
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.grammar import Grammar, OutputConstraint
 from specdec.types.control import SpeculationControl
@@ -43,7 +44,8 @@ class EngineRequest(GenerateRequest):
 
     prompt: the token ids. grammar: the compiled `params.structured_output`. queue_deadline_s: when
     a request that still waits is dropped, by the clock of `Engine.expire`. adapter_id: of the
-    adapter to run with; its KV is shared with no other adapter.
+    adapter to run with; its KV is shared with no other adapter. prediction: the tokens of
+    `params.speculation.prediction`.
     """
 
     prompt: tuple[int, ...]
@@ -52,6 +54,7 @@ class EngineRequest(GenerateRequest):
     grammar: Grammar | None = None
     queue_deadline_s: float = math.inf
     adapter_id: int = BASE_MODEL
+    prediction: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -152,6 +155,7 @@ class Sequence:
     num_pending: most tokens that the step in flight will yield, while the next step is scheduled
     ahead of it; else 0. num_pending_drafts: those of them that are drafts and may be rejected.
     block_keys: of its prefix, as `BlockManager.attach` extends them.
+    prediction: its place in the predicted output; None without one.
     arrival_s: when its request was added, by the engine's clock.
     """
 
@@ -180,12 +184,15 @@ class Sequence:
     constraint: OutputConstraint | None = None
     prompt_report: PromptReport = field(init=False)
     block_keys: list[BlockKey] = field(init=False)
+    prediction: PredictionCursor | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.block_keys = [root_key(self.request.cache_salt, self.request.adapter_id)]
         self.prompt_report = PromptReport(self.rules.prompt_logprobs)
         self.num_prompt_tokens = len(self.request.prompt_token_ids)
         self.token_ids = [*self.request.prompt_token_ids, *self.request.resume_token_ids]
+        if self.request.prediction:
+            self.prediction = PredictionCursor(self.request.prediction, self.num_prompt_tokens)
 
     @property
     def params(self) -> SamplingParams:
@@ -269,6 +276,18 @@ class Sequence:
         options = self.params.speculation
         return options.enabled is False or options.num_speculative_tokens == 0
 
+    def predicted_draft(self, control: SpeculationControl) -> tuple[int, ...]:
+        """Return the draft of its predicted output; empty without one, or where it is opted out.
+
+        A number of draft tokens in the request is a limit. While tokens are pending there is none.
+        """
+        if self.prediction is None or self.num_pending or not self.is_eligible(control):
+            return ()
+        most = self.params.speculation.num_speculative_tokens
+        if most is None or not control.allow_request_override:
+            return self.prediction.draft(self.token_ids)
+        return self.prediction.draft(self.token_ids, most)
+
     def is_eligible(self, control: SpeculationControl) -> bool:
         """Return whether it may have drafts, if the step has any."""
         return self.may_draft and not (control.allow_request_override and self.opted_out)
@@ -291,9 +310,10 @@ class Choices:
     """The sequences of one request.
 
     unfinished: sequences that have not ended, by choice. num_output_tokens, speculation: totals of
-    all choices, ended ones included.
+    all choices, ended ones included. prediction: the part of speculation from predicted output.
     """
 
     unfinished: list[Sequence]
     num_output_tokens: int = 0
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
+    prediction: SpeculationStats = field(default_factory=SpeculationStats)

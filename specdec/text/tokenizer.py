@@ -58,14 +58,19 @@ class Tokenizer:
     is_byte_level: whether decoded text is the concatenated `token_bytes`, as UTF-8.
     """
 
-    def __init__(self, directory: Path) -> None:
-        """Load the tokenizer; raises UnsupportedModelError if there is no fast tokenizer."""
+    def __init__(self, directory: Path, chat_template: str | None = None) -> None:
+        """Load the tokenizer; raises UnsupportedModelError if there is no fast tokenizer.
+
+        chat_template: source of a template that replaces the model's.
+        """
         from tokenizers.decoders import ByteLevel
 
         self.transformers: Any = _load(directory)
         self._backend: Backend = self.transformers.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
+        if chat_template is not None:
+            self.transformers.chat_template = chat_template
         self.chat_template = ChatTemplate(self.transformers)
         vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1

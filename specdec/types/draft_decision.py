@@ -101,6 +101,19 @@ class Decision:
         """Tokens that a sequence may draft."""
         return self.shape.num_draft_tokens
 
+    @property
+    def allows_predictions(self) -> bool:
+        """Return whether predicted output is drafted.
+
+        It is unless load or an operator turns drafts off. A policy that expects nothing of the
+        drafter, or a drafter that is down, is no evidence about a text that a client predicts.
+        """
+        return self.num_draft_tokens > 0 or self.reason in _ABOUT_THE_DRAFTER
+
+
+_ABOUT_THE_DRAFTER = frozenset(
+    {DecisionReason.GOODPUT, DecisionReason.PROBE, DecisionReason.DRAFTER_AWAY}
+)
 
 NO_DRAFTS = Decision(chain(0), DecisionReason.OPERATOR)
 """Decision where nothing drafts."""

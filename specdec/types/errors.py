@@ -68,6 +68,18 @@ class UnknownModelError(SpecdecError):
         return f"model {_short(self.requested)} is not served; served: {names}"
 
 
+class LostAdapterError(SpecdecError):
+    """A running request cannot continue, because its adapter could not be loaded again."""
+
+    def __init__(self, name: str) -> None:
+        """Take the name of the adapter."""
+        self.name = name
+        super().__init__(name)
+
+    def __str__(self) -> str:
+        return f"adapter {_short(self.name)} could not be loaded again after a restart of the model"
+
+
 class VersionConflictError(SpecdecError):
     """A change was made for a version that is not the present one; it has no effect."""
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec.types import draft_tree
+from specdec.types.adapters import AdapterFile
 from specdec.types.drafters import HeadFile
 from specdec.types.sampling_params import StructuredOutput
 from specdec.types.sampling_spec import SamplingRules
@@ -368,6 +369,23 @@ class HeadTarget(Target, Protocol):
 
     def switch_head(self, version: int) -> None:
         """Draft with a loaded version from the next step on that is begun."""
+
+
+@runtime_checkable
+class AdapterTarget(Target, Protocol):
+    """A target whose ranks can load adapters, in the order of steps and one after the other."""
+
+    def begin_adapter_load(self, adapter: AdapterFile) -> None:
+        """Have every rank load an adapter; may return before it has. One at a time."""
+
+    def collect_adapter_load(self) -> str | None:
+        """Return why a rank could not load it; empty if all have; None until all have answered.
+
+        Does not wait. After a fault other ranks may have it.
+        """
+
+    def unload_adapter(self, adapter_id: int) -> None:
+        """Have every rank that has an adapter free it; no step that begins from now on names it."""
 
 
 class DraftWorker(Protocol):

@@ -34,7 +34,8 @@ class EngineOutput(NamedTuple):
     finish_reason: None while the choice continues. stop_reason: the stop string or stop token that
         ended it; None for an end-of-sequence token and for a limit of length.
     num_cached_tokens: those of the prompt whose KV this choice found in the prefix cache.
-    num_output_tokens, speculation: of all choices of the request so far.
+    num_output_tokens, speculation: of all choices of the request so far. prediction: the part of
+        speculation whose drafts are from `SpeculationOptions.prediction`.
     num_steps: number of steps that produced token_ids.
     is_last: whether all choices have ended.
     verifier: decides which draft tokens are accepted.
@@ -60,14 +61,17 @@ class EngineOutput(NamedTuple):
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
     error: SpecdecError | None = None
+    prediction: SpeculationStats = SpeculationStats()
 
 
 @dataclass(frozen=True)
 class Usage:
     """Tokens of a request over all choices, and its speculation statistics.
 
-    verifier: decided which draft tokens were accepted. is_lossless: whether the distribution of the
-    output is the same as without speculation.
+    accepted_prediction_tokens, rejected_prediction_tokens: draft tokens from the request's
+    prediction that became output, and those that did not. verifier: decided which draft tokens were
+    accepted. is_lossless: whether the distribution of the output is the same as without
+    speculation.
     """
 
     prompt_tokens: int
@@ -75,6 +79,8 @@ class Usage:
     speculation: SpeculationStats
     verifier: VerifierName = "coupled"
     is_lossless: bool = True
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -190,12 +196,13 @@ class TokenizedInput:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """The model that is loaded.
+    """The model that is loaded, or an adapter of it.
 
     max_model_len: most tokens of a prompt and its completion together.
     speculation_method: None where nothing drafts, and then num_speculative_tokens is 0.
     sampling_defaults: used for parameters that a request leaves out.
     speculation_methods: those that a request may name, in the order in which they draft.
+    parent: of an adapter, the name of the model; else empty.
     """
 
     model: str
@@ -209,3 +216,4 @@ class ModelInfo:
     version: str
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     speculation_methods: tuple[str, ...] = ()
+    parent: str = ""

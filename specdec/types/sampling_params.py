@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from specdec.types.errors import InvalidValueError
 from specdec.types.validation import (
@@ -16,6 +17,7 @@ from specdec.types.validation import (
     require_count,
     require_range,
 )
+from specdec.types.vllm_sampling import accepts_vllm_names
 
 DEFAULT_TYPICAL_EPSILON = 0.09
 DEFAULT_TYPICAL_DELTA = 0.3
@@ -54,6 +56,7 @@ SEED_LIMIT = 2**63
 MAX_SCHEMA_CHARS = 256 * 1024
 MAX_REGEX_CHARS = 16 * 1024
 MAX_GRAMMAR_CHARS = 64 * 1024
+MAX_PREDICTION_CHARS = 1024 * 1024
 MAX_OUTPUT_CHOICES = 4096
 MAX_OUTPUT_CHOICE_CHARS = 4096
 _INT32_LIMIT = 2**31
@@ -84,6 +87,8 @@ class SpeculationOptions:
         factor of 1 less its highest probability. Default: false.
     draft_confidence_threshold: a draft model's draft ends where no token has this probability of
         being the next one; 0 for no such end. Lossless with every lossless verifier.
+    prediction: text that the output is expected to resemble, such as a file to be edited. Its
+        tokens are drafted as far as the output follows it, before those of any method.
     """
 
     enabled: bool | None = None
@@ -95,9 +100,11 @@ class SpeculationOptions:
     acceptance_threshold: AcceptanceThreshold | None = None
     scale_draft_temperature: bool | None = None
     draft_confidence_threshold: float | None = None
+    prediction: str | None = None
 
     def __post_init__(self) -> None:
         check_types(self, "speculation.")
+        check_text("speculation.prediction", self.prediction, MAX_PREDICTION_CHARS)
         count, high = self.num_speculative_tokens, MAX_NUM_SPECULATIVE_TOKENS
         require_range("speculation.num_speculative_tokens", count, 0, high)
         require_choice("speculation.verifier", self.verifier, VERIFIERS)
@@ -156,6 +163,47 @@ class StructuredOutput:
 _NOT_GIVEN = (None, False, ())
 
 
+class StructuredOutputsParams(StructuredOutput):
+    """`StructuredOutput` with vLLM's names of its fields, for programs that construct it."""
+
+    def __init__(
+        self,
+        json: str | Mapping[str, Any] | None = None,
+        regex: str | None = None,
+        choice: Sequence[str] | None = None,
+        grammar: str | None = None,
+        json_object: bool | None = None,
+    ) -> None:
+        """json: the schema, as JSON text or as a mapping. Raises InvalidValueError."""
+        super().__init__(
+            json_schema=_schema_text(json),
+            json_object=bool(json_object),
+            regex=regex,
+            grammar=grammar,
+            choice=() if choice is None else tuple(choice),
+        )
+
+
+GuidedDecodingParams = StructuredOutputsParams
+"""The earlier name in vLLM."""
+
+
+def _schema_text(schema: str | Mapping[str, Any] | None) -> str | None:
+    return json.dumps(schema) if isinstance(schema, Mapping) else schema
+
+
+def _as_structured_output(given: object) -> object:
+    """Return vLLM's forms as a StructuredOutput, and anything else unchanged."""
+    if isinstance(given, Mapping):
+        known = ("json", "regex", "choice", "grammar", "json_object")
+        for name in given:
+            if name not in known:
+                limit = f"left out; known: {', '.join(known)}"
+                raise InvalidValueError(f"structured_output.{name}", given[name], limit)
+        return StructuredOutputsParams(**given)
+    return given
+
+
 @dataclass(frozen=True)
 class SamplingDefaults:
     """Defaults of a model's generation_config.json, for fields that a request leaves out."""
@@ -168,17 +216,19 @@ class SamplingDefaults:
     max_tokens: int | None = None
 
 
+@accepts_vllm_names(_as_structured_output)
 @dataclass(frozen=True)
 class SamplingParams:
     """Sampling parameters of one request.
 
     Fields that are None take the value of the model's generation_config.json, and have no effect
     without one. Lists are accepted for tuples, and a single string for `stop`. Names and meanings
-    are those of vLLM, and of the OpenAI API where it has the field. Logits are processed in this
-    order: allowed_token_ids, bad_words and structured output, logit_bias and min_tokens,
-    repetition, frequency and presence penalty, temperature, min_p, top_k, top_p. Bad words are
-    searched in the output only. A grammar that can only end takes precedence over min_tokens. A
-    request whose parameters otherwise rule out every token ends with an error.
+    are those of vLLM, and of the OpenAI API where it has the field; the constructor also accepts
+    vLLM's `structured_outputs` and `guided_decoding`, a `top_k` of -1 and `detokenize`. Logits are
+    processed in this order: allowed_token_ids, bad_words and structured output, logit_bias and
+    min_tokens, repetition, frequency and presence penalty, temperature, min_p, top_k, top_p. Bad
+    words are searched in the output only. A grammar that can only end takes precedence over
+    min_tokens. A request whose parameters otherwise rule out every token ends with an error.
 
     n: number of choices to generate, each with its own random numbers. Choice i does not depend on
         n.
@@ -239,6 +289,9 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
+        if isinstance(self.structured_output, StructuredOutputsParams):
+            structure = StructuredOutput(**vars(self.structured_output))
+            object.__setattr__(self, "structured_output", structure)
         check_types(self)
         require_range("n", self.n, 1, MAX_CHOICES)
         self._check_distribution()

@@ -80,6 +80,11 @@ class SpeculationStats(Additive):
         )
 
     @property
+    def num_rejected_tokens(self) -> int:
+        """Draft tokens that did not become output."""
+        return self.num_draft_tokens - self.num_accepted_tokens
+
+    @property
     def acceptance_rate(self) -> float:
         """Accepted per drafted token; 0 when nothing was drafted."""
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
@@ -152,6 +157,8 @@ class Counts(Additive):
     num_steps_ahead: steps begun before the result of the previous one was collected.
     drafts_by_version: drafts of the target's head by its version, of the versions that are
         remembered. num_drafter_rollbacks: versions that were replaced for their acceptance.
+    tokens_by_adapter, drafts_by_adapter: generated tokens, and verified drafts, by the name of the
+        adapter; of a limited number of names.
     measured_s, profiled_s: seconds of steps without prefill under policy `goodput`, by their number
         of draft tokens, and those that the table profiled at start-up has for them.
 
@@ -183,6 +190,8 @@ class Counts(Additive):
     num_steps_ahead: int = 0
     drafts_by_version: Mapping[str, SpeculationStats] = field(default_factory=dict)
     num_drafter_rollbacks: int = 0
+    tokens_by_adapter: Mapping[str, int] = field(default_factory=dict)
+    drafts_by_adapter: Mapping[str, SpeculationStats] = field(default_factory=dict)
     measured_s: Mapping[str, float] = field(default_factory=dict)
     profiled_s: Mapping[str, float] = field(default_factory=dict)
 

@@ -238,6 +238,7 @@ class BatchState:
                 row.num_computed_tokens,
                 self._states[row.seq_id].block_table,
                 row.parents,
+                row.adapter_id,
             )
             for row in rows
         ]

@@ -33,7 +33,7 @@ from specdec.sampling.device_truncation import DeviceLimits
 from specdec.sampling.gumbel import NoiseKeys
 from specdec.sampling.verifiers.synthetic import num_kept_by_chance
 from specdec.sampling.vocab_shard import VocabShard
-from specdec.types.messages import BlockTableDelta, StepRow
+from specdec.types.messages import BASE_MODEL, BlockTableDelta, StepRow
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.batch_state import SequenceState
 from specdec.worker.step_graphs import GraphReport, Launch, Stage, StepGraphs, StepShape
@@ -473,9 +473,13 @@ def _num_kept(row: StepRow, state: SequenceState) -> int:
 
 
 def _is_chain(row: StepRow) -> bool:
-    """Return whether a row is one known token and a chain of drafts, without a grammar."""
+    """Return whether a row is one known token and a chain of drafts.
+
+    Rows with a grammar or an adapter need the host.
+    """
     return (
         row.samples
+        and row.adapter_id == BASE_MODEL
         and row.num_known_tokens == 1
         and row.parents is None
         and row.grammar_mask is None

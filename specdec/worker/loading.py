@@ -123,6 +123,8 @@ def _load_target(
     model, head = ModelConfig.from_directory(spec.directory), spec.head
     kind = partial(TargetModelRunner, has_padding_block=_runs_on_device(spec))
     target = _load(kind, spec, model, group)
+    if config.adapters is not None:
+        target.enable_adapters(config.adapters.max_rank)
     if head is not None:
         found = HeadConfig.from_directory(head.directory, model, head.window, head.token_map)
         load = partial(_load_version, found, head, target.model)

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
+from specdec.types.adapters import AdapterFile
 from specdec.types.drafters import HeadFile
 from specdec.types.messages import DraftOutput, DraftStep, StepInput, VerifyOutput
+from specdec.worker.adapters import RankAdapters
 from specdec.worker.draft_model_runner import DraftModelRunner
+from specdec.worker.head_versions import HeadVersions
 from specdec.worker.target_model_runner import TargetModelRunner
 
 
 class LocalTarget:
-    """The target model; see Target and HeadTarget. Steps and orders run in the order they came."""
+    """The target model; see Target, HeadTarget and AdapterTarget.
+
+    Steps and orders run in the order they came.
+    """
 
     def __init__(self, runner: TargetModelRunner) -> None:
         self._runner = runner
-        # A HeadFile is to be loaded, an int is the version of the head to use.
-        self._steps: deque[StepInput | HeadFile | int] = deque()
+        self._steps: deque[StepInput | Callable[[], None]] = deque()  # functions are orders
         self._load_fault: str | None = None
+        self._adapter_fault: str | None = None
 
     def begin(self, step: StepInput) -> None:
         """Queue the step; the device begins it now if it can."""
@@ -46,8 +53,7 @@ class LocalTarget:
     def begin_head_load(self, head: HeadFile) -> None:
         """Load the head behind the steps that were begun."""
         self._load_fault = None
-        self._steps.append(head)
-        self._run_orders()
+        self._order(lambda: self._load_head(head))
 
     def collect_head_load(self) -> str | None:
         """See HeadTarget."""
@@ -55,19 +61,46 @@ class LocalTarget:
 
     def switch_head(self, version: int) -> None:
         """Switch behind the steps that were begun."""
-        self._steps.append(version)
+        self._order(lambda: self._versions.switch(version))
+
+    def begin_adapter_load(self, adapter: AdapterFile) -> None:
+        """Load the adapter behind the steps that were begun."""
+        self._adapter_fault = None
+        self._order(lambda: self._load_adapter(adapter))
+
+    def collect_adapter_load(self) -> str | None:
+        """See AdapterTarget."""
+        return self._adapter_fault
+
+    def unload_adapter(self, adapter_id: int) -> None:
+        """Free the adapter behind the steps that were begun."""
+        self._order(lambda: self._adapters.unload(adapter_id))
+
+    @property
+    def _versions(self) -> HeadVersions:
+        assert self._runner.head_versions is not None, "the target has no draft head"
+        return self._runner.head_versions
+
+    @property
+    def _adapters(self) -> RankAdapters:
+        assert self._runner.adapters is not None, "the target was loaded without adapters"
+        return self._runner.adapters
+
+    def _load_head(self, head: HeadFile) -> None:
+        self._load_fault = self._versions.load(head)
+
+    def _load_adapter(self, adapter: AdapterFile) -> None:
+        self._adapter_fault = self._adapters.load(adapter)
+
+    def _order(self, order: Callable[[], None]) -> None:
+        self._steps.append(order)
         self._run_orders()
 
     def _run_orders(self) -> None:
         """Run the orders before the next step."""
-        versions = self._runner.head_versions
-        while self._steps and not isinstance(self._steps[0], StepInput):
-            assert versions is not None, "the target has no draft head"
-            order = self._steps.popleft()
-            if isinstance(order, HeadFile):
-                self._load_fault = versions.load(order)
-            elif isinstance(order, int):
-                versions.switch(order)
+        while self._steps and not isinstance(order := self._steps[0], StepInput):
+            self._steps.popleft()
+            order()
 
 
 class LocalDraftWorker:

@@ -27,7 +27,7 @@ _MIB = 2**20
 
 
 class Stage(StrEnum):
-    """Part of a step that is a graph. The last three sample, with the most work of their rows."""
+    """Part of a step that is a graph; the last three sample, with the work that rows need."""
 
     FORWARD = "forward"
     GREEDY = "greedy"

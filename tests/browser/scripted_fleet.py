@@ -34,7 +34,7 @@ from specdec.types.control import SpeculationControl
 from specdec.types.errors import InvalidValueError
 from specdec.types.responses import EngineOutput, FinishReason
 from specdec.types.stats import SpeculationStats
-from tests.cluster.admin_service import Drafters, LocalHandle, take_profile, take_samples
+from tests.cluster.admin_service import Adapters, Drafters, LocalHandle, take_profile, take_samples
 
 CONFIGURED = SpeculationControl("auto", threshold=32, num_speculative_tokens=5)
 BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -234,7 +234,9 @@ async def _start(
     link = ControlClient(LocalHandle(plane), replicas[0].apply, replicas[0].report)
     router = ScriptedRouter(model)
     streams = StatsStreams(link.fleet)
-    admin = AdminServicer(link, AdminAccess(token), streams, take_profile, Drafters(), take_samples)
+    admin = AdminServicer(
+        link, AdminAccess(token), streams, take_profile, Drafters(), Adapters(), take_samples
+    )
     app = make_app(lambda: router, lambda: admin)  # type: ignore[arg-type,return-value]
     config = uvicorn.Config(app, port=port, log_config=None, timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)

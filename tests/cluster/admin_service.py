@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -15,6 +16,9 @@ from cluster.api.grpc.servicers import AdminServicer, add_admin_service
 from cluster.control.client import ControlClient, StatsStreams
 from cluster.control.plane import ControlPlane
 from specdec.client import (
+    AdapterInfo,
+    AdapterOrder,
+    AdapterReport,
     DrafterOrder,
     DrafterReport,
     DrafterVersion,
@@ -28,8 +32,9 @@ from specdec.client import (
     SpeculationState,
     WorkerProfile,
 )
+from specdec.types.adapters import AdapterState
 from specdec.types.drafters import VersionState
-from specdec.types.errors import InvalidValueError
+from specdec.types.errors import InvalidValueError, UnknownModelError
 from specdec.types.stats import SpeculationStats
 
 
@@ -93,6 +98,28 @@ class Drafters:
         return tuple(each for each in reports if order.replica_id in ("", each.replica_id))
 
 
+class Adapters:
+    """Replicas r1 and r2 with the adapter `sql`, without ranks; `orders` are those received."""
+
+    def __init__(self) -> None:
+        self.orders: list[AdapterOrder] = []
+
+    async def __call__(self, order: AdapterOrder) -> tuple[AdapterReport, ...]:
+        self.orders.append(order)
+        if order.name and not order.path and order.name != "sql":
+            raise UnknownModelError(order.name, "sql")
+        if order.name == "sql" and order.path and not order.replaces:
+            raise InvalidValueError("lora_name", "sql", "a name that no loaded adapter has")
+        drafts = SpeculationStats(100, 300, 120)
+        adapters = [AdapterInfo("sql", "org/sql", 16, AdapterState.READY, 2, 500, drafts)]
+        if order.path:
+            adapters.append(AdapterInfo(order.name, order.path, 8, AdapterState.READY))
+        elif order.name:
+            adapters = [replace(adapters[0], state=AdapterState.UNLOADING)]
+        reports = (AdapterReport("r1", tuple(adapters)), AdapterReport("r2"))
+        return tuple(each for each in reports if order.replica_id in ("", each.replica_id))
+
+
 async def take_samples(order: SampleOrder) -> tuple[SampleBatch, ...]:
     """Return a sample of each of two replicas."""
     sample = ServedSample((5, 6, 7, 8), 2, 0.8)
@@ -111,6 +138,7 @@ def running_admin_service(
     token: str | None = None,
     keys: ApiKeys | None = None,
     drafters: Drafters | None = None,
+    adapters: Adapters | None = None,
 ) -> Iterator[str]:
     """Serve on an event loop in a thread; yield the address."""
     loop = asyncio.new_event_loop()
@@ -121,7 +149,7 @@ def running_admin_service(
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result(10)
 
     access, drafters = AdminAccess(token, keys), drafters or Drafters()
-    server, port = run(_start(handle, report, access, drafters))
+    server, port = run(_start(handle, report, access, drafters, adapters or Adapters()))
     try:
         yield f"127.0.0.1:{port}"
     finally:
@@ -132,12 +160,16 @@ def running_admin_service(
 
 
 async def _start(
-    handle: LocalHandle, report: ReplicaReport, access: AdminAccess, drafters: Drafters
+    handle: LocalHandle,
+    report: ReplicaReport,
+    access: AdminAccess,
+    drafters: Drafters,
+    adapters: Adapters,
 ) -> tuple[Any, int]:
     server = grpc.aio.server()
     link = ControlClient(handle, _ignore, lambda: report, call_timeout_s=0.3)
     servicer = AdminServicer(
-        link, access, StatsStreams(link.fleet), take_profile, drafters, take_samples
+        link, access, StatsStreams(link.fleet), take_profile, drafters, adapters, take_samples
     )
     add_admin_service(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -12,7 +12,7 @@ from cluster.api.grpc.server import EmbeddedIngress
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.limits import HttpLimits
 from cluster.control.client import StatsStreams
-from tests.cluster.admin_service import Drafters, take_samples
+from tests.cluster.admin_service import Adapters, Drafters, take_samples
 from tests.cluster.replica_on_hash_target import Replica, running_replica
 from tests.e2e.conftest import free_ports
 
@@ -44,6 +44,7 @@ async def running_ingress(
             StatsStreams(replica.link.fleet),
             replica.router.profile,
             Drafters(),
+            Adapters(),
             take_samples,
         )
         limits = HttpLimits.of(config, has_keys=bool(keys), budget=servicer.budget)

@@ -28,7 +28,7 @@ from specdec.types.control import SpeculationControl
 from specdec.types.request import GenerateRequest
 from specdec.types.responses import EngineOutput
 from specdec.types.sampling_params import SamplingParams
-from tests.cluster.admin_service import Drafters, LocalHandle, take_samples
+from tests.cluster.admin_service import Adapters, Drafters, LocalHandle, take_samples
 from tests.specdec.engines import HashTarget, ScriptedProposer, engine_config, make_engine
 
 CONTROL = SpeculationControl("on", threshold=32, num_speculative_tokens=3)
@@ -62,7 +62,13 @@ class Replica:
         self.servicer = InferenceServicer(self.router, ApiKeys())
         streams = StatsStreams(self.link.fleet)
         admin = AdminServicer(
-            self.link, AdminAccess(), streams, self.router.profile, Drafters(), take_samples
+            self.link,
+            AdminAccess(),
+            streams,
+            self.router.profile,
+            Drafters(),
+            Adapters(),
+            take_samples,
         )
         app = make_app(lambda: self.router, lambda: admin)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://replica")

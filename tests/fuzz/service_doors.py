@@ -73,6 +73,7 @@ class OpenAIDoor(Door):
         "speculation": {
             "num_speculative_tokens": 2,
             "draft_confidence_threshold": 0.4,
+            "prediction": "The river runs",
             "verifier": "confidence",
             "acceptance_threshold": 0.3,
         },

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from specdec.config.engine import DraftLimits, EngineConfig, Kernels
 from specdec.config.quantization import QuantizationMethod
 from specdec.config.speculative import SpeculativeConfig
+from specdec.engine.adapters import Adapters
 from specdec.engine.drafter_versions import DrafterVersions
 from specdec.engine.engine import Engine
 from specdec.engine.metrics import StepRecorder
@@ -74,8 +77,11 @@ def local_engine(
     head: HeadFiles | None = None,
     kernels: Kernels = "auto",
     drafters: DrafterVersions | None = None,
+    adapters: Mapping[str, Path] = MappingProxyType({}),
 ) -> Engine:
     """Make the real engine with the model, and a draft head, in this process.
+
+    adapters: directories to load before the first request, by name.
 
     Ranks that are threads each run a whole engine; it is deterministic, so they agree.
     """
@@ -89,7 +95,26 @@ def local_engine(
         head=head,
     )
     target = LocalTarget(runner)
-    return make_engine(directory, config, target, proposer, policy, drafters=drafters)
+    engine = make_engine(directory, config, target, proposer, policy, drafters=drafters)
+    for name, path in adapters.items():
+        load_adapter(engine, name, path)
+    return engine
+
+
+def load_adapter(engine: Engine, name: str, path: Path, *, replaces: bool = False) -> int:
+    """Load an adapter on a local target, behind a step in flight; return its id."""
+    adapters = engine.adapters
+    assert adapters is not None
+    adapter_id = adapters.load(name, str(path), str(path), 1, replaces=replaces)
+    engine.advance_adapters()
+    assert adapters.fault_of(adapter_id) in ("", None)
+    return adapter_id
+
+
+def with_adapter(engine: Engine, each: EngineRequest, name: str) -> EngineRequest:
+    """Return a request for an adapter, or for the model itself if `name` is empty."""
+    assert engine.adapters is not None
+    return replace(each, model=name, adapter_id=engine.adapters.ids[name] if name else 0)
 
 
 def draft_model(
@@ -128,6 +153,7 @@ def make_engine(
     drafters: DrafterVersions | None = None,
 ) -> Engine:
     model, tokenizer = ModelConfig.from_directory(directory), Tokenizer(directory)
+    limits = config.adapters
     return Engine(
         config,
         model,
@@ -136,6 +162,7 @@ def make_engine(
         proposer,
         policy,
         drafters=drafters,
+        adapters=None if limits is None else Adapters(limits.max_loaded),
         recorder=recorder,
         clock=clock,
     )

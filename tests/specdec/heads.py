@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from tests.specdec.attention_heads import FITTED_METHODS, fitted_head_dir
+from tests.specdec.models.families import reference_model
 
 NUM_HEADS = 5
 _SHARPNESS = 12.0
@@ -81,7 +82,7 @@ class _Samples:
 
     @classmethod
     def of(cls, target: Path, texts: Sequence[Sequence[int]]) -> _Samples:
-        model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+        model = reference_model(target)
         parts = list(_windows(model, texts))
         hidden, following = (torch.cat(each) for each in zip(*parts, strict=True))
         return cls(hidden, following, model.config.vocab_size)

@@ -89,8 +89,8 @@ def random_model(
         torch.manual_seed(seed)
         model = model_class(config).float().eval()
         for name, weight in model.named_parameters():
-            if weight.ndim == 2:
-                fan_in = weight.shape[1]
+            if weight.ndim >= 2:
+                fan_in = weight.shape[-1]
                 gain = 0.3 if "embed" in name or "lm_head" in name else 2 / fan_in**0.5
                 torch.nn.init.normal_(weight, std=gain)
             elif name.endswith("bias"):

@@ -27,6 +27,8 @@ ACCEPTED_BY = "spec_decode_num_accepted_tokens_by_method_total"
 DRAFTS_OF = "spec_decode_num_drafts_by_version_total"
 DRAFTED_OF = "spec_decode_num_draft_tokens_by_version_total"
 ACCEPTED_OF = "spec_decode_num_accepted_tokens_by_version_total"
+DRAFTED_WITH = "spec_decode_num_draft_tokens_by_adapter_total"
+ACCEPTED_WITH = "spec_decode_num_accepted_tokens_by_adapter_total"
 FIRST_TOKEN = "time_to_first_token_seconds"
 
 
@@ -211,6 +213,13 @@ SPECULATION = Row(
             "Tokens per draft by version",
             "Tokens per draft of a draft head, including the target's own token, by its version.",
             (Query(f"1 + {ratio(ACCEPTED_OF, DRAFTS_OF, 'version')}", "{{version}}"),),
+        ),
+        Panel(
+            "Acceptance by adapter",
+            "Fraction of the draft tokens accepted, of requests with a LoRA adapter.",
+            (Query(ratio(ACCEPTED_WITH, DRAFTED_WITH, "adapter"), "{{adapter}}"),),
+            "percentunit",
+            most=1,
         ),
         Panel(
             "Acceptance by position",

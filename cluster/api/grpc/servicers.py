@@ -35,6 +35,7 @@ from specdec.client.codec.inference import DETOKENIZE, MODEL_INFO, TOKENIZE, TOK
 from specdec.client.codec.outputs import encode_chunk, encode_completion
 from specdec.config.engine import MAX_STREAM_INTERVAL
 from specdec.engine.input_processor import check_answer_in_one_message
+from specdec.types.adapters import AdapterOrder, AdapterReport
 from specdec.types.drafters import DrafterOrder, DrafterReport
 from specdec.types.errors import UnauthenticatedError
 from specdec.types.profile import ProfileOrder, ProfileReport
@@ -60,6 +61,7 @@ def add_admin_service(servicer: Any, server: Any) -> None:
 TakeProfile = Callable[[ProfileOrder], Awaitable[ProfileReport]]
 TakeSamples = Callable[[SampleOrder], Awaitable[tuple[SampleBatch, ...]]]
 OrderDrafter = Callable[[DrafterOrder], Awaitable[tuple[DrafterReport, ...]]]
+OrderAdapter = Callable[[AdapterOrder], Awaitable[tuple[AdapterReport, ...]]]
 
 
 class _Access(NamedTuple):
@@ -257,13 +259,15 @@ class AdminServicer:
         stats_streams: StatsStreams,
         profile: TakeProfile,
         order_drafter: OrderDrafter,
+        order_adapter: OrderAdapter,
         take_samples: TakeSamples,
         applications: Applications | None = None,
         budget: ByteBudget | None = None,
     ) -> None:
         """profile: profiles this replica, or the one that is named.
 
-        order_drafter, take_samples: execute an order on all replicas, or the one that is named.
+        order_drafter, order_adapter, take_samples: execute an order on all replicas, or the one
+        that is named.
         applications: those that serve other models; None where there can be none. budget: shared
         with the other interfaces of the process.
         """
@@ -274,6 +278,7 @@ class AdminServicer:
         self.stats_streams = stats_streams
         self.take_profile = profile
         self.order_drafter = order_drafter
+        self.order_adapter = order_adapter
         self.take_samples = take_samples
         _forward(self, applications, _BY_TOKEN, admin_pb2.DESCRIPTOR)
 
@@ -350,6 +355,37 @@ class AdminServicer:
         order = codec.DRAFTER_ORDER.decode(request).with_change()
         reports = await self.order_drafter(order)
         return admin_pb2.SetDrafterResponse(replicas=map(codec.DRAFTERS.encode, reports))
+
+    @_unary(_BY_TOKEN)
+    async def ListAdapters(
+        self, request: admin_pb2.ListAdaptersRequest, grpc_context: Any
+    ) -> admin_pb2.ListAdaptersResponse:
+        """Return the adapters of every replica."""
+        reports = await self.order_adapter(AdapterOrder())
+        return admin_pb2.ListAdaptersResponse(replicas=map(codec.ADAPTERS.encode, reports))
+
+    @_unary(_BY_TOKEN)
+    async def LoadAdapter(
+        self, request: admin_pb2.LoadAdapterRequest, grpc_context: Any
+    ) -> admin_pb2.LoadAdapterResponse:
+        """Load an adapter."""
+        order = AdapterOrder.load(
+            request.name,
+            request.path,
+            replaces=request.replaces,
+            replica_id=request.replica_id,
+        )
+        reports = await self.order_adapter(order)
+        return admin_pb2.LoadAdapterResponse(replicas=map(codec.ADAPTERS.encode, reports))
+
+    @_unary(_BY_TOKEN)
+    async def UnloadAdapter(
+        self, request: admin_pb2.UnloadAdapterRequest, grpc_context: Any
+    ) -> admin_pb2.UnloadAdapterResponse:
+        """Unload an adapter."""
+        order = AdapterOrder.unload(request.name, replica_id=request.replica_id)
+        reports = await self.order_adapter(order)
+        return admin_pb2.UnloadAdapterResponse(replicas=map(codec.ADAPTERS.encode, reports))
 
     @_unary(_BY_TOKEN)
     async def TakeSamples(

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -13,10 +14,14 @@ from fastapi import APIRouter, Request, Response
 from cluster.api.errors import status_of
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.admin_json import (
+    adapters_json,
     drafters_json,
+    read_adapter_order,
     read_change,
     read_drafter_order,
+    read_load,
     read_profile_order,
+    read_unload,
     to_json,
 )
 from cluster.api.http.csrf import require_own_reader, require_same_origin
@@ -24,6 +29,7 @@ from cluster.api.http.forwarding import ForwardedRequest, find_peer, forward
 from cluster.api.sse import event, event_response, json_event
 from cluster.control.client import StatsStreams
 from cluster.replica.limits import check_model
+from specdec.types.adapters import AdapterOrder
 from specdec.types.control import SpeculationState
 from specdec.types.drafters import DrafterOrder
 from specdec.types.errors import (
@@ -58,9 +64,24 @@ def admin_routes(get_admin: Callable[[], AdminServicer]) -> APIRouter:
         ("POST", "/profile", _profile),
         ("GET", "/drafters", _drafters),
         ("POST", "/drafters", _order_drafter),
+        ("GET", "/adapters", _adapters),
+        ("POST", "/adapters", _order_adapter),
     )
     for method, path, handle in routes:
         router.add_api_route(path, _guarded(get_admin, handle), methods=[method])
+    return router
+
+
+def lora_routes(get_admin: Callable[[], AdminServicer]) -> APIRouter:
+    """Return vLLM's routes to load and unload adapters, for operators as `admin_routes`."""
+    router = APIRouter(prefix="/v1")
+    routes = (
+        ("/load_lora_adapter", read_load, "loaded"),
+        ("/unload_lora_adapter", read_unload, "unloaded"),
+    )
+    for path, read, done in routes:
+        handle = partial(_execute_adapter_order, read, done)
+        router.add_api_route(path, _guarded(get_admin, handle), methods=["POST"])
     return router
 
 
@@ -168,6 +189,31 @@ async def _order_drafter(admin: AdminServicer, request: Request) -> Response:
     """Change the version of the draft head; respond when it is in use."""
     reports = await admin.order_drafter(read_drafter_order(await _body(request)))
     return Response(drafters_json(reports), media_type=_JSON)
+
+
+async def _adapters(admin: AdminServicer, request: Request) -> Response:
+    return Response(adapters_json(await admin.order_adapter(AdapterOrder())), media_type=_JSON)
+
+
+async def _order_adapter(admin: AdminServicer, request: Request) -> Response:
+    """Load or unload an adapter; respond when it can be used, or no longer."""
+    reports = await admin.order_adapter(read_adapter_order(await _body(request)))
+    return Response(adapters_json(reports), media_type=_JSON)
+
+
+async def _execute_adapter_order(
+    read: Callable[[bytes], AdapterOrder], done: str, admin: AdminServicer, request: Request
+) -> Response:
+    """Execute an order of vLLM's form; respond with a line of text, as vLLM does.
+
+    Raise NotReadyError with the first fault where only some replicas have executed it.
+    """
+    order = read(await _body(request))
+    reports = await admin.order_adapter(order)
+    fault = next((each for each in reports if each.fault), None)
+    if fault is not None:
+        raise NotReadyError(f"replica {fault.replica_id} has not {done} it: {fault.fault}")
+    return Response(f"Success: LoRA adapter '{order.name}' {done}.", media_type="text/plain")
 
 
 def _stats_event(fleet: FleetStatistics) -> bytes:

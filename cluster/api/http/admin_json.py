@@ -9,6 +9,12 @@ from datetime import datetime
 from typing import Any
 
 from specdec.config.fields import refuse_unknown
+from specdec.types.adapters import (
+    AdapterOrder,
+    AdapterReport,
+    check_adapter_name,
+    check_adapter_path,
+)
 from specdec.types.control import RateRule, SpeculationChange
 from specdec.types.drafters import DrafterOrder, DrafterReport
 from specdec.types.errors import InvalidValueError
@@ -50,17 +56,66 @@ def drafters_json(reports: Iterable[DrafterReport]) -> str:
     return f'{{"replicas": [{", ".join(map(to_json, reports))}]}}'
 
 
+def read_adapter_order(body: bytes) -> AdapterOrder:
+    """Parse an order to load an adapter, or without a path to unload it.
+
+    Raise InvalidValueError.
+    """
+    order = AdapterOrder(**_read_object(body, AdapterOrder))
+    check_adapter_name("name", order.name)
+    return order
+
+
+def read_load(body: bytes) -> AdapterOrder:
+    """Parse the body of vLLM's /v1/load_lora_adapter. Raise InvalidValueError."""
+    given = _read_names(body, ("lora_name", "lora_path", "load_inplace"))
+    name, path = (_text(given, each) for each in ("lora_name", "lora_path"))
+    check_adapter_name("lora_name", name)
+    check_adapter_path("lora_path", path)
+    replaces = given.get("load_inplace", False)
+    if not isinstance(replaces, bool):
+        raise InvalidValueError("load_inplace", replaces, "true or false")
+    return AdapterOrder.load(name, path, replaces=replaces)
+
+
+def read_unload(body: bytes) -> AdapterOrder:
+    """Parse the body of vLLM's /v1/unload_lora_adapter. Raise InvalidValueError.
+
+    Its `lora_int_id` is accepted and has no effect: the name identifies an adapter.
+    """
+    name = _text(_read_names(body, ("lora_name", "lora_int_id")), "lora_name")
+    check_adapter_name("lora_name", name)
+    return AdapterOrder.unload(name)
+
+
+def adapters_json(reports: Iterable[AdapterReport]) -> str:
+    """Serialize the adapters of all replicas as one JSON object."""
+    return f'{{"replicas": [{", ".join(map(to_json, reports))}]}}'
+
+
+def _text(given: Mapping[str, Any], name: str) -> str:
+    value = given.get(name, "")
+    if not isinstance(value, str):
+        raise InvalidValueError(name, value, "a string")
+    return value
+
+
 def _read_object(
-    body: bytes, kind: type[SpeculationChange | ProfileOrder | DrafterOrder]
+    body: bytes, kind: type[SpeculationChange | ProfileOrder | DrafterOrder | AdapterOrder]
 ) -> dict[str, Any]:
     """Parse a JSON object whose names are fields of `kind`."""
+    return _read_names(body, [each.name for each in fields(kind)])
+
+
+def _read_names(body: bytes, names: Iterable[str]) -> dict[str, Any]:
+    """Parse a JSON object with some of `names`."""
     try:
         mapping = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise InvalidValueError("body", f"{len(body)} bytes", "a JSON object") from error
     if not isinstance(mapping, dict):
         raise InvalidValueError("body", mapping, "a JSON object")
-    refuse_unknown("field", mapping, [each.name for each in fields(kind)])
+    refuse_unknown("field", mapping, names)
     return mapping
 
 

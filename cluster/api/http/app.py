@@ -9,16 +9,18 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from cluster.api.anthropic.routes import messages_routes
 from cluster.api.authentication import ApiKeys
 from cluster.api.dashboard import make_dashboard
 from cluster.api.grpc.servicers import AdminServicer
-from cluster.api.http.admin import admin_routes
+from cluster.api.http.admin import admin_routes, lora_routes
 from cluster.api.http.bodies import LimitBodies
 from cluster.api.http.hosts import CheckHost
 from cluster.api.http.limits import HttpLimits
 from cluster.api.http.metrics import metric_routes
 from cluster.api.openai.errors import failure_of
 from cluster.api.openai.routes import openai_routes
+from cluster.api.sglang.routes import sglang_routes
 from cluster.observability.request_context import KeepHeaders
 from cluster.replica.router import Router
 
@@ -49,7 +51,10 @@ def make_app(
     app.add_middleware(CheckHost, lambda: get_limits().hosts)  # the one added last runs first
     get_applications = (lambda: get_admin().applications) if has_peers else None
     app.include_router(openai_routes(get_router, get_keys, get_applications))
+    app.include_router(messages_routes(get_router, get_keys, get_applications))
+    app.include_router(sglang_routes(get_router, get_keys))
     app.include_router(admin_routes(get_admin), include_in_schema=False)
+    app.include_router(lora_routes(get_admin), include_in_schema=False)
     app.include_router(make_dashboard(get_router, get_admin), include_in_schema=False)
     app.include_router(metric_routes(get_router, get_admin), include_in_schema=False)
 

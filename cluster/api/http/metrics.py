@@ -76,13 +76,19 @@ def metric_routes(
             fleets = await cache.get(get_router(), get_admin())
         except NotReadyError as error:
             return error_response(error)
-        return await _respond(fleet_families(fleets), request)
+        aliases = get_router().config.metric_aliases
+        return await _respond(fleet_families(fleets, aliases), request)
 
     @routes.get("/metrics/replica")
     async def own_metrics(request: Request) -> Response:
         """Report this replica, whether the ControlPlane responds or not."""
-        model, control = get_router().config.served_model_name, get_admin().control
-        families = replica_families(model, control.own_status(), is_connected=control.is_connected)
+        config, control = get_router().config, get_admin().control
+        families = replica_families(
+            config.served_model_name,
+            control.own_status(),
+            is_connected=control.is_connected,
+            aliases=config.metric_aliases,
+        )
         return await _respond(families, request)
 
     return routes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -59,10 +58,10 @@ class ResponseInfo:
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
-    def of(cls, id: str, router: Router, params: SamplingParams) -> ResponseInfo:
-        """Make the fields for a request whose seed is set."""
+    def of(cls, id: str, router: Router, params: SamplingParams, model: str | None) -> ResponseInfo:
+        """Make the fields for a request whose seed is set. model: as in the request."""
         assert params.seed is not None, "with_seed has set the seed"
-        return cls(id, router.config.served_model_name, params.seed)
+        return cls(id, model or router.config.served_model_name, params.seed)
 
 
 async def prompt_token_ids(
@@ -83,9 +82,9 @@ async def prompt_token_ids(
     return tuple(prompt if max_tokens is None else prompt[-max_tokens:])
 
 
-def with_seed(params: SamplingParams) -> SamplingParams:
-    """Choose a random seed unless the request has one."""
-    return params if params.seed is not None else replace(params, seed=secrets.randbits(63))
+def with_seed(params: SamplingParams, router: Router) -> SamplingParams:
+    """Choose a seed unless the request has one."""
+    return params if params.seed is not None else replace(params, seed=router.new_seed())
 
 
 def params_for_prompt(params: SamplingParams, index: int, *, is_seed_given: bool) -> SamplingParams:
@@ -164,6 +163,7 @@ class UsageMeter:
         prompt_tokens = sum(each.num_prompt_tokens for each in outputs)
         completion_tokens = self.num_output_tokens - num_hidden_tokens
         stats = SpeculationStats.sum(output.speculation for output in outputs)
+        predicted = SpeculationStats.sum(output.prediction for output in outputs)
         verifier = outputs[-1].verifier if outputs else _DEFAULT_VERIFIER
         speculation = SpeculationUsage(
             **asdict(stats),
@@ -177,7 +177,11 @@ class UsageMeter:
             completion_tokens=completion_tokens,
             total_tokens=prompt_tokens + completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(self._cached.values())),
-            completion_tokens_details=CompletionTokensDetails(speculation=speculation),
+            completion_tokens_details=CompletionTokensDetails(
+                accepted_prediction_tokens=predicted.num_accepted_tokens,
+                rejected_prediction_tokens=predicted.num_rejected_tokens,
+                speculation=speculation,
+            ),
         )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
+from cluster.api.openai.answer_reading import AnswerReading, answer_reading
 from cluster.api.openai.builders import (
     ChoicesBuilder,
     ChoiceWriter,
@@ -29,7 +30,6 @@ from cluster.api.openai.chat_schema import (
     ToolCallDelta,
 )
 from cluster.api.openai.conversation import (
-    ToolUse,
     configured_tool_format,
     make_conversation,
     tool_use,
@@ -41,10 +41,15 @@ from cluster.api.openai.logprobs import (
     chat_logprobs,
     prompt_logprobs,
 )
-from cluster.api.openai.sampling_fields import requested_structure, sampling_params
+from cluster.api.openai.pieces import CallArguments, CallStart, Content, Piece, Reasoning
+from cluster.api.openai.sampling_fields import (
+    requested_structure,
+    sampling_params,
+    speculation_options,
+)
 from cluster.api.openai.schema import FinishReason
 from cluster.api.openai.streams import PromptOutput
-from cluster.api.openai.tool_parser import CallStart, Content, Piece
+from cluster.api.openai.tool_families import new_call_id
 from cluster.replica.router import Router
 from specdec.types import responses
 from specdec.types.request import GenerateRequest
@@ -61,10 +66,14 @@ async def prepare_chat(
     template = router.text.chat_template
     form = configured_tool_format(router.config, template)
     tools = tool_use(request, form, router.text.is_special)
-    params = chat_params(request, tools)
-    num_tools = len(request.tools or ()) if tools else 0  # a call is parsed from its beginning
-    request.check_resumption(params, tools=num_tools, echo=request.echo)
-    params = with_seed(params)
+    parser = router.config.reasoning_parser
+    reading = answer_reading(request, tools, parser, router.text.is_special)
+    params = chat_params(request, reading)
+    # Calls and reasoning are parsed from their beginning.
+    num_tools = len(request.tools or ()) if tools else 0
+    reasoning = {"reasoning_parser": reading.reasoning}
+    request.check_resumption(params, tools=num_tools, echo=request.echo, **reasoning)
+    params = with_seed(params, router)
     router.check_admission(request.model or "", params.n)
     conversation = make_conversation(request, tools, template, form)
     prompt = await prompt_token_ids(router, request, conversation, add_special_tokens=False)
@@ -72,8 +81,8 @@ async def prepare_chat(
     return ChatBuilder(
         request=request,
         call=generate_call(router, request, prompt, params, context.request_id),
-        info=ResponseInfo.of(f"chatcmpl-{context.request_id}", router, params),
-        tools=tools,
+        info=ResponseInfo.of(f"chatcmpl-{context.request_id}", router, params, request.model),
+        reading=reading,
         names=await token_names(router, request) if needs_names else None,
     )
 
@@ -86,12 +95,13 @@ class ChatBuilder(ChoicesBuilder["ChatWriter"]):
         request: ChatRequest,
         call: GenerateRequest,
         info: ResponseInfo,
-        tools: ToolUse | None,
+        reading: AnswerReading,
         names: TokenNames | None,
     ) -> None:
-        """Make a builder. tools: None without tools."""
+        """Make a builder. reading: how answers are parsed."""
+        self.reading = reading
         choices = range(call.params.n)
-        writers = [ChatWriter(index, request, tools, names) for index in choices]
+        writers = [ChatWriter(index, request, reading, names) for index in choices]
         super().__init__(request, [call], info, names, writers)
         self._first: EngineOutput | None = None
 
@@ -137,15 +147,16 @@ class ChatBuilder(ChoicesBuilder["ChatWriter"]):
 
 
 class ChatWriter(ChoiceWriter):
-    """Builder of one choice: text, tool calls and log-probabilities."""
+    """Builder of one choice: text, reasoning, tool calls and log-probabilities."""
 
     def __init__(
-        self, index: int, request: ChatRequest, tools: ToolUse | None, names: TokenNames | None
+        self, index: int, request: ChatRequest, reading: AnswerReading, names: TokenNames | None
     ) -> None:
-        """Make a builder; `tools` is None without tools."""
+        """Make a builder; `reading` makes the parser."""
         super().__init__()
         self._index = index
-        self._parser = tools.parser() if tools else None
+        self._reading = reading
+        self._parser = reading.parser()
         self._names = names if request.logprobs else None
         self._returns_token_ids = request.return_token_ids
         self._prefix = _prefix(request)
@@ -163,7 +174,7 @@ class ChatWriter(ChoiceWriter):
             return None
         choice = ChatChunkChoice(
             index=self._index,
-            delta=_delta(pieces),
+            delta=self._delta(pieces),
             logprobs=logprobs,
             finish_reason=self._finish_reason(output),
         )
@@ -191,15 +202,13 @@ class ChatWriter(ChoiceWriter):
         return choice
 
     def _pieces(self, output: EngineOutput) -> list[Piece]:
-        if self._parser is None:
-            return [Content(output.text)] if output.text else []
         pieces = list(self._parser.feed(output.text))
         if output.finish_reason is not None:
             pieces += self._parser.finish()
-        return pieces
+        return list(self._reading.wanted(pieces))
 
     def _message(self, pieces: Iterable[Piece]) -> AnswerMessage:
-        delta = _delta(pieces)
+        delta = self._delta(pieces)
         text = self._prefix + (delta.content or "")
         message = AnswerMessage(
             role="assistant", content=text if text or not delta.tool_calls else None, refusal=None
@@ -207,6 +216,8 @@ class ChatWriter(ChoiceWriter):
         if delta.tool_calls:
             calls = [each.model_dump(exclude={"index"}) for each in delta.tool_calls]
             message.tool_calls = [AnsweredToolCall(**each) for each in calls]
+        if delta.reasoning_content is not None:
+            message.reasoning_content = delta.reasoning_content
         return message
 
     def _logprobs(self, outputs: Iterable[EngineOutput]) -> ChoiceLogprobs | None:
@@ -221,47 +232,54 @@ class ChatWriter(ChoiceWriter):
             return None
         if output.finish_reason is responses.FinishReason.LENGTH:
             return "length"
-        has_calls = self._parser is not None and self._parser.num_calls > 0
-        return "tool_calls" if has_calls else "stop"
+        return "tool_calls" if self._parser.num_calls > 0 else "stop"
+
+    def _delta(self, pieces: Iterable[Piece]) -> Delta:
+        """Merge the pieces of one output."""
+        delta = Delta()
+        calls: dict[int, ToolCallDelta] = {}
+        for piece in pieces:
+            match piece:
+                case Content():
+                    delta.content = (delta.content or "") + piece.text
+                case Reasoning():
+                    delta.reasoning_content = (delta.reasoning_content or "") + piece.text
+                case CallStart():
+                    calls[piece.index] = self._call_delta(piece)
+                case CallArguments():
+                    function = FunctionDelta(arguments="")
+                    call = ToolCallDelta(index=piece.index, function=function)
+                    calls.setdefault(piece.index, call).function.arguments += piece.text
+        if calls:
+            delta.tool_calls = list(calls.values())
+        return delta
+
+    def _call_delta(self, start: CallStart) -> ToolCallDelta:
+        tools = self._reading.tools
+        assert tools is not None, "a call without tools"
+        return ToolCallDelta(
+            index=start.index,
+            id=start.call_id or new_call_id(tools.form),
+            type="function",
+            function=FunctionDelta(name=start.name, arguments=""),
+        )
 
 
-def _delta(pieces: Iterable[Piece]) -> Delta:
-    """Merge the pieces of one output."""
-    delta = Delta()
-    calls: dict[int, ToolCallDelta] = {}
-    for piece in pieces:
-        match piece:
-            case Content():
-                delta.content = (delta.content or "") + piece.text
-            case CallStart():
-                function = FunctionDelta(name=piece.name, arguments="")
-                calls[piece.index] = ToolCallDelta(
-                    index=piece.index,
-                    id=f"call_{secrets.token_hex(12)}",
-                    type="function",
-                    function=function,
-                )
-            case _:
-                function = FunctionDelta(arguments="")
-                call = ToolCallDelta(index=piece.index, function=function)
-                calls.setdefault(piece.index, call).function.arguments += piece.text
-    if calls:
-        delta.tool_calls = list(calls.values())
-    return delta
-
-
-def chat_params(request: ChatRequest, tools: ToolUse | None) -> SamplingParams:
+def chat_params(request: ChatRequest, reading: AnswerReading) -> SamplingParams:
     """Build the engine's sampling parameters. Raise InvalidValueError."""
     form = request.response_format.to_structure() if request.response_format else None
-    calls = tools.structure if tools else None
+    calls = reading.tools.structure if reading.tools else None
     max_tokens = request.max_completion_tokens
-    shows_special_tokens = tools is not None and tools.shows_special_tokens
+    options = speculation_options(request)
+    if request.prediction is not None:
+        options = replace(options, prediction=request.prediction.text)
     return sampling_params(
         request,
         max_tokens=request.max_tokens if max_tokens is None else max_tokens,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         structured_output=requested_structure(request, form, calls),
-        skip_special_tokens=False if shows_special_tokens else None,
+        skip_special_tokens=False if reading.shows_special_tokens else None,
+        speculation=options,
     )
 
 

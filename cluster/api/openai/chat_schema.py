@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from cluster.api.openai.logprobs import ChoiceLogprobs, PromptLogprobs
-from cluster.api.openai.sampling_fields import ResponseFormat, SamplingFields
+from cluster.api.openai.sampling_fields import KINDS, ResponseFormat, SamplingFields
 from cluster.api.openai.schema import (
     FinishReason,
     GenerationBody,
@@ -104,6 +104,29 @@ class NamedTool(RequestModel):
     function: NamedFunction
 
 
+class PredictedText(RequestModel):
+    """A part of predicted output."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(RequestModel):
+    """Predicted output: a text that the answer is expected to resemble."""
+
+    type: Literal["content"] = Field(description="text is the only kind")
+    content: str | Annotated[list[PredictedText], at_most(MAX_PARTS, 1)] = Field(
+        description="the text, or at most 1000 parts, which are joined"
+    )
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(each.text for each in self.content)
+
+
 class ChatRequest(SamplingFields):
     """A chat to answer."""
 
@@ -113,7 +136,6 @@ class ChatRequest(SamplingFields):
         "function_call": "left out: use tool_choice",
         "modalities": _TEXT_ONLY,
         "audio": _TEXT_ONLY,
-        "prediction": "left out: use speculation",
         "web_search_options": "left out: search is not supported",
         "verbosity": "left out: request the length of the answer in a message",
         "documents": "left out: put them into a message",
@@ -148,6 +170,9 @@ class ChatRequest(SamplingFields):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = option(
         "whether the model calls tools; default `auto`; or the function that it must call"
     )
+    prediction: Prediction | None = option(
+        "text that the answer is expected to resemble, such as a file to edit; it is drafted"
+    )
     parallel_tool_calls: bool = option("false limits an answer to one call", True)
     add_generation_prompt: bool | None = option("false omits the start of the assistant message")
     continue_final_message: bool = option("continues the last message", False)
@@ -156,11 +181,25 @@ class ChatRequest(SamplingFields):
         "variables of the chat template, such as `enable_thinking`"
     )
     reasoning_effort: str | None = option("passed to the chat template")
+    include_reasoning: bool = option(
+        "false leaves out reasoning_content, where the service separates it", True
+    )
     metadata: Metadata | None = option("accepted and ignored; at most 16 entries")
     store: bool | None = option("accepted; nothing is stored")
     service_tier: Literal["auto", "default"] | None = option("accepted; there is one tier")
     safety_identifier: str | None = option("accepted and ignored")
     prompt_cache_key: str | None = option("accepted; prefix caching needs no key")
+
+    @property
+    def is_structured(self) -> bool:
+        """Whether a format of the whole text is required."""
+        form = self.response_format
+        guided = (getattr(self, f"guided_{name}") for name in KINDS)
+        return (
+            (form is not None and form.type != "text")
+            or self.structured_outputs is not None
+            or any(each is not None for each in guided)
+        )
 
     def check_together(self) -> None:
         """Raise InvalidValueError for fields that exclude each other or are out of range."""
@@ -168,6 +207,10 @@ class ChatRequest(SamplingFields):
         if self.top_logprobs is not None and not self.logprobs:
             limit = "left out unless logprobs is true"
             raise InvalidValueError("top_logprobs", self.top_logprobs, limit)
+        own = self.speculation.prediction if self.speculation is not None else None
+        if self.prediction is not None and own is not None:
+            limit = "left out where prediction is given"
+            raise InvalidValueError("speculation.prediction", "given", limit)
         both = (self.max_tokens, self.max_completion_tokens)
         if None not in both and both[0] != both[1]:
             limit = f"left out, or equal to max_tokens ({both[0]})"
@@ -178,6 +221,8 @@ class ChatRequest(SamplingFields):
         names = {"structured_output.grammar": "tools"} if self.tools else {}
         if self.max_completion_tokens is None and self.max_tokens is not None:
             names["max_tokens"] = "max_tokens"
+        if self.prediction is not None:
+            names["speculation.prediction"] = "prediction.content"
         if self.reasoning_effort is not None:
             names["chat_template_kwargs.reasoning_effort"] = "reasoning_effort"
         return names | super().sent_names()
@@ -204,6 +249,9 @@ class AnswerMessage(ResponseModel):
     role: Literal["assistant"]
     content: str | None
     refusal: None = None
+    reasoning_content: str | None = Field(
+        default=None, description="if the service has a parser of reasoning"
+    )
     tool_calls: list[AnsweredToolCall] = Field(default=[], description="if the model calls tools")
 
 
@@ -249,6 +297,7 @@ class Delta(ResponseModel):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
     tool_calls: list[ToolCallDelta] = Field(default=[])
 
 

@@ -54,7 +54,7 @@ async def prepare_completion(
     router.check_admission(request.model or "", 1)
     params, prompts = completion_params(request), _prompts(request)
     request.check_resumption(params, echo=request.echo, prompt=_several(prompts))
-    params = with_seed(params)
+    params = with_seed(params, router)
     router.check_admission(request.model or "", params.n * len(prompts))
     calls, echoes = list[GenerateRequest](), list[Echo]()
     for index, prompt in enumerate(prompts):
@@ -66,7 +66,7 @@ async def prepare_completion(
         calls.append(generate_call(router, request, token_ids, own, context.request_id))
     _check_num_logprobs(request, params, echoes, router.max_tokens(params))
     needs_names = request.logprobs is not None or request.prompt_logprobs is not None
-    info = ResponseInfo.of(f"cmpl-{context.request_id}", router, params)
+    info = ResponseInfo.of(f"cmpl-{context.request_id}", router, params, request.model)
     names = await token_names(router, request) if needs_names else None
     return CompletionBuilder(request, calls, info, names, echoes)
 

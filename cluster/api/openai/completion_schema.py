@@ -157,6 +157,7 @@ class ModelCard(ResponseModel):
     object: Literal["model"]
     created: int = Field(description="Unix time of the start of this replica")
     owned_by: str
+    parent: str | None = Field(None, description="the model of a LoRA adapter")
     max_model_len: int
     speculation_methods: list[str]
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from cluster.api.openai.chat_schema import ChatRequest, Message, NamedTool
+from cluster.api.openai.pieces import AnswerParser
+from cluster.api.openai.tool_families import tool_parser
 from cluster.api.openai.tool_format import (
+    BARE,
+    HERMES,
     TOOL_FORMATS,
     Tool,
     ToolFormat,
@@ -16,7 +20,6 @@ from cluster.api.openai.tool_format import (
     optional_calls,
     tool_prompt,
 )
-from cluster.api.openai.tool_parser import ToolCallParser
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.limits import MAX_TEXT_CHARS
 from specdec.text.chat_template import ChatTemplate, decoded_arguments
@@ -34,19 +37,22 @@ class ToolUse:
     """The tools of a request and how their calls are written.
 
     tools: in the prompt. callable: those that the model may call. structure: grammar of the text,
-    None for any text. shows_special_tokens: whether the marks of calls are special tokens, which
-    the text needs.
+    None for any text. is_forced: whether the text is calls alone. is_parallel: whether there may be
+    several. shows_special_tokens: whether the marks of calls are special tokens, which the text
+    needs.
     """
 
     tools: tuple[Tool, ...]
     callable: tuple[Tool, ...]
     form: ToolFormat
     structure: StructuredOutput | None
+    is_forced: bool
+    is_parallel: bool
     shows_special_tokens: bool
 
-    def parser(self) -> ToolCallParser:
+    def parser(self) -> AnswerParser:
         """Make the parser of one answer."""
-        return ToolCallParser(self.form, [each.name for each in self.callable])
+        return tool_parser(self.form, self.callable)
 
 
 def tool_use(
@@ -68,19 +74,28 @@ def tool_use(
         chosen, is_parallel = (_named(choice, tools),), False
     if choice == "auto":
         structure = _optional(tools, form, is_parallel, hides_marks)
-    else:
-        form = replace(form, opening="", closing="", separator="; ") if hides_marks else form
-        structure = forced_calls(chosen, form, is_parallel=is_parallel)
-        hides_marks = False
-    return ToolUse(tools, chosen, form, structure, hides_marks)
+        return ToolUse(tools, chosen, form, structure, False, is_parallel, hides_marks)
+    form = BARE if hides_marks or not form.is_json else form
+    structure = forced_calls(chosen, form, is_parallel=is_parallel)
+    return ToolUse(tools, chosen, form, structure, True, is_parallel, False)
 
 
 def _optional(
     tools: tuple[Tool, ...], form: ToolFormat, is_parallel: bool, hides_marks: bool
 ) -> StructuredOutput | None:
-    """Return a grammar only if the request needs it: strict tools, or no parallel calls."""
-    if all(not each.is_strict for each in tools) and is_parallel:
+    """Return a grammar only if the request needs it: strict tools, or no parallel calls.
+
+    Of a family whose calls are no JSON objects, `ToolUse.is_parallel` ends the calls after one.
+    """
+    is_strict = any(each.is_strict for each in tools)
+    if not is_strict and (is_parallel or not form.is_json):
         return None
+    if not form.is_json:
+        limit = (
+            f"false for this model, whose calls are in the format {form.name}, unless tool_choice "
+            "forces calls"
+        )
+        raise InvalidValueError("tools.function.strict", True, limit)
     if hides_marks:  # a grammar cannot contain special tokens
         reason = (
             "for this model, whose call marks are special tokens, unless tool_choice forces calls"
@@ -116,9 +131,13 @@ def _named(choice: NamedTool, tools: tuple[Tool, ...]) -> Tool:
 
 
 def configured_tool_format(config: ServeConfig, template: ChatTemplate) -> ToolFormat:
-    """Return the configured format of tool calls; `auto` derives it from the chat template."""
+    """Return the configured format of tool calls; `auto` derives it from the chat template.
+
+    A template without tools describes them as text, for which calls are JSON objects.
+    """
     parser = config.tool_call_parser
-    return format_of_template(template.text) if parser == "auto" else TOOL_FORMATS[parser]
+    form = format_of_template(template.text) if parser == "auto" else TOOL_FORMATS[parser]
+    return form if form.is_json or template.takes_tools else HERMES
 
 
 def make_conversation(

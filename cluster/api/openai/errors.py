@@ -199,10 +199,26 @@ def _unknown_field_limit(path: Sequence[Any], model: type[RequestModel] | None) 
     for each in models:
         if name in each.refused:
             return each.refused[name]
+    parent = _parent_of(name, model) if model is not None else None
+    if parent is not None:
+        return f'a field of {parent}, as in "{parent}": {{"{name}": ...}}'
     fields = [field for each in models for field in each.model_fields]
     nearest = difflib.get_close_matches(name, fields, n=1, cutoff=0.6)
     hint = f"; did you mean {nearest[0]}?" if nearest else ""
     return f"left out: the field is unknown{hint}"
+
+
+def _parent_of(name: str, model: type[RequestModel]) -> str | None:
+    """Return the field of a request whose object has the field `name`; None without one.
+
+    A field in a list of objects is not one of the request's options.
+    """
+    for parent, each_field in model.model_fields.items():
+        kinds = get_args(each_field.annotation) or (each_field.annotation,)
+        objects = (each for each in kinds if isinstance(each, type) and issubclass(each, BaseModel))
+        if any(name in each.model_fields for each in objects):
+            return parent
+    return None
 
 
 def _models_below(model: type[BaseModel]) -> list[type[RequestModel]]:

@@ -91,7 +91,7 @@ class RequestHandler:
             names = getattr(request.state, "field_names", model.api_names if model else {})
             failure = failure_of(error, model, names)
             self.count(failure)
-            response = failure.respond()
+            response = self.failure_response(failure)
         except BaseException:
             lease.release()
             raise
@@ -102,6 +102,10 @@ class RequestHandler:
         if self.get_router().config.ingress == "embedded":  # Serve adds it to its own responses
             response.headers[REQUEST_ID_HEADER] = request.state.request_id
         return response
+
+    def failure_response(self, failure: Failure) -> Response:
+        """Return the response of a request that has sent no status yet."""
+        return failure.respond()
 
     def context(self, request: Request, request_id: str | None) -> RequestContext:
         """Return the id and deadline of a request; `request_id` is the one in its body."""
@@ -123,11 +127,17 @@ class RequestHandler:
 
     def _admit(self, request: Request) -> Lease:
         """Check the API key; a POST request takes a slot of the key."""
-        authorization = request.headers.get("authorization")
+        authorization = authorization_of(request)
         if request.method == "POST":
             return self.get_keys().admit(authorization)
         self.get_keys().check(authorization)
         return Lease()
+
+
+def authorization_of(request: Request) -> str | None:
+    """Return the header with the API key; Anthropic's clients send it as x-api-key."""
+    key = request.headers.get("x-api-key")
+    return request.headers.get("authorization", f"Bearer {key}" if key else None)
 
 
 def _forwarding(

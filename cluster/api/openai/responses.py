@@ -12,6 +12,7 @@ from cluster.api.openai.chat import ChatBuilder, prepare_chat
 from cluster.api.openai.chat_schema import ChatRequest, Message
 from cluster.api.openai.errors import Failure
 from cluster.api.openai.logprobs import TokenLogprob, chat_logprobs
+from cluster.api.openai.pieces import Content
 from cluster.api.openai.responses_schema import (
     IncompleteDetails,
     InputTokensDetails,
@@ -91,6 +92,7 @@ class ResponsesBuilder(ResponseBuilder):
         self._part = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
         self._numbers = itertools.count()  # of the events
         self._finish_reason: FinishReason | None = None
+        self._parser = chat.reading.parser()
         self._text = ""
         self._logprobs: list[TokenLogprob] = []
         self._error: ResponseError | None = None
@@ -136,7 +138,9 @@ class ResponsesBuilder(ResponseBuilder):
 
     def events(self, each: PromptOutput) -> list[bytes]:
         """Encode an output as a delta, unless it adds no text."""
-        text, logprobs = each.output.text, self._append(each.output)
+        length = len(self._text)
+        logprobs = self._append(each.output)
+        text = self._text[length:]
         if not (text or logprobs):
             return []
         content = {"delta": text, "logprobs": [each.to_dict() for each in logprobs]}
@@ -162,13 +166,20 @@ class ResponsesBuilder(ResponseBuilder):
     def _append(self, output: EngineOutput) -> list[TokenLogprob]:
         """Append an output and return its log-probabilities, [] if not requested."""
         self.meter.add(0, output)
-        self._text += output.text
+        self._text += self._content(output)
         self._finish_reason = output.finish_reason
         if output.logprobs is None or self.names is None:
             return []
         logprobs = chat_logprobs(output.logprobs, self.names).content
         self._logprobs += logprobs
         return logprobs
+
+    def _content(self, output: EngineOutput) -> str:
+        """Return the text of an output without the model's reasoning."""
+        pieces = list(self._parser.feed(output.text))
+        if output.finish_reason is not None:
+            pieces += self._parser.finish()
+        return "".join(each.text for each in pieces if isinstance(each, Content))
 
     @property
     def _status(self) -> Literal["in_progress", "completed", "incomplete", "failed"]:

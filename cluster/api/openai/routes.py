@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
 from fastapi import APIRouter, Depends, Header, Path, Request, Response
 
@@ -27,8 +27,8 @@ from cluster.api.openai.completion_schema import (
     TokenizeRequest,
 )
 from cluster.api.openai.conversation import configured_tool_format, make_conversation, tool_use
-from cluster.api.openai.errors import failure_of
-from cluster.api.openai.request_handler import RequestHandler
+from cluster.api.openai.errors import ApiError, failure_of
+from cluster.api.openai.request_handler import RequestHandler, authorization_of
 from cluster.api.openai.responses import prepare_response
 from cluster.api.openai.responses_schema import ResponseBody, ResponsesRequest
 from cluster.api.openai.schema import ErrorBody, ResponseModel
@@ -47,7 +47,25 @@ from specdec.types.errors import InvalidValueError
 from specdec.types.request import Conversation
 from specdec.types.responses import ModelInfo
 
-Body = TypeVar("Body", ChatRequest, CompletionRequest, ResponsesRequest)
+
+class GenerationRequest(Protocol):
+    """What the request of any generation has. Fields are as in `RequestModel`."""
+
+    api_names: ClassVar[Mapping[str, str]]
+
+    @property
+    def priority(self) -> int:
+        """Scheduling priority."""
+
+    @property
+    def stream(self) -> bool:
+        """Whether the response is a stream."""
+
+    def sent_names(self) -> dict[str, str]:
+        """Return the names that the client used for fields with several spellings."""
+
+
+Body = TypeVar("Body", bound=GenerationRequest)
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "a field is invalid; the message names it"},
@@ -99,20 +117,29 @@ def _add_generation(routes: APIRouter, handler: RequestHandler) -> None:
     @routes.post("/v1/chat/completions", responses=_answers(ChatCompletion, "chunks"))
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Generate the next message of a chat, streamed with `stream`."""
-        return await _generate(handler, prepare_chat, body, request, body.request_id)
+        return await generate_response(handler, prepare_chat, body, request, body.request_id)
 
     @routes.post("/v1/completions", responses=_answers(Completion, "completions"))
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Complete a text, streamed with `stream`."""
-        return await _generate(handler, prepare_completion, body, request, body.request_id)
+        return await generate_response(handler, prepare_completion, body, request, body.request_id)
+
+    @routes.post("/v1/embeddings", response_model=None)
+    async def embeddings() -> Response:
+        """Refuse: the models generate text."""
+        message = (
+            "embeddings are not supported: the models generate text, and their hidden states were "
+            "not trained as embeddings; serve an embedding model with another engine"
+        )
+        raise ApiError(501, message, "not_supported")
 
     @routes.post("/v1/responses", responses=_answers(ResponseBody, "response events"))
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Generate a response: text only, without stored state."""
-        return await _generate(handler, prepare_response, body, request)
+        return await generate_response(handler, prepare_response, body, request)
 
 
-async def _generate(
+async def generate_response(
     handler: RequestHandler,
     prepare: Callable[[Router, Body, RequestContext], Awaitable[ResponseBuilder]],
     body: Body,
@@ -129,7 +156,7 @@ async def _generate(
     router = handler.get_router()
 
     async def answer() -> Response:
-        handler.get_keys().check_priority(request.headers.get("authorization"), body.priority)
+        handler.get_keys().check_priority(authorization_of(request), body.priority)
         async with context.deadline.enforce():
             builder = await prepare(router, body, context)
         outputs = generate_outputs(router, builder.calls, context.deadline)
@@ -219,6 +246,7 @@ def _add_models(routes: APIRouter, handler: RequestHandler) -> None:
             object="model",
             created=created,
             owned_by="specdec",
+            parent=info.parent or None,
             max_model_len=info.max_model_len,
             speculation_methods=list(info.speculation_methods),
         )
@@ -228,14 +256,14 @@ def _add_models(routes: APIRouter, handler: RequestHandler) -> None:
         if applications is None:
             return []
         peers = await applications.peers()
-        infos = await asyncio.gather(*(each.model_info() for each in peers))
-        return [each for each in infos if each is not None]
+        infos = await asyncio.gather(*(each.model_infos() for each in peers))
+        return [info for of_peer in infos for info in of_peer]
 
     @routes.get("/v1/models", responses=_answers(ModelList))
     async def models() -> Response:
-        """List the served models, first that of the application that receives the request."""
-        own = handler.get_router().model_info("")
-        return _json(ModelList(object="list", data=list(map(card, [own, *await others()]))))
+        """List the served models and their adapters, first those of this application."""
+        own = handler.get_router().model_infos()
+        return _json(ModelList(object="list", data=list(map(card, [*own, *await others()]))))
 
     @routes.get("/v1/models/{model:path}", responses=_answers(ModelCard))
     async def model(model: Annotated[str, Path(description="name of the model")]) -> Response:

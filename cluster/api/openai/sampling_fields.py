@@ -129,6 +129,7 @@ class Speculation(RequestModel):
     draft_confidence_threshold: float | None = number(
         "ends a draft where the draft model is less sure of the next token", 0, 1
     )
+    prediction: str | None = option("text that the answer is expected to resemble; it is drafted")
 
 
 class SamplingFields(RequestModel):
@@ -287,14 +288,19 @@ def sampling_params(request: SamplingFields, **decided: Any) -> SamplingParams:
     given = request.model_dump(include=set(COPIED), exclude_none=True)
     if request.top_k == _ALL_TOKENS:
         given["top_k"] = 0
-    if request.speculation is not None:
-        options = request.speculation.model_dump(exclude_unset=True)
-        given["speculation"] = SpeculationOptions(**options)
+    given["speculation"] = speculation_options(request)
     stop = request.stop
     given["stop"] = (stop,) if isinstance(stop, str) else tuple(stop or ())
     given["logit_bias"] = dict(_biases(request.logit_bias or {}))
     given |= {name: value for name, value in decided.items() if value is not None}
     return SamplingParams(**given)
+
+
+def speculation_options(request: SamplingFields) -> SpeculationOptions:
+    """Return the speculation options of a request. Raise InvalidValueError."""
+    if request.speculation is None:
+        return SpeculationOptions()
+    return SpeculationOptions(**request.speculation.model_dump(exclude_unset=True))
 
 
 def _biases(biases: Mapping[str, float]) -> Iterator[tuple[int, float]]:

@@ -148,6 +148,8 @@ class SpeculationUsage(ResponseModel):
 class CompletionTokensDetails(ResponseModel):
     """Details of the completion tokens."""
 
+    accepted_prediction_tokens: int = Field(description="drafted from the prediction and kept")
+    rejected_prediction_tokens: int = Field(description="drafted from the prediction and dropped")
     speculation: SpeculationUsage
 
 

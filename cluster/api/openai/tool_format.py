@@ -9,13 +9,29 @@ from typing import Any, Literal
 
 from specdec.types.sampling_params import StructuredOutput
 
-ToolFormatName = Literal["hermes", "llama3_json"]
+ToolFormatName = Literal[
+    "hermes",
+    "llama3_json",
+    "llama4_pythonic",
+    "mistral",
+    "qwen3_coder",
+    "deepseek_v3",
+    "deepseek_v31",
+    "glm45",
+    "kimi_k2",
+    "gpt_oss",
+]
 
 # The output of json.dumps, the most common form in training data.
 _WHITESPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _BARE_CALL = r"[ \t\r\n]*(<\|python_tag\|>)?[ \t\r\n]*\{(?s:.*)"
 """Texts that ToolCallParser may parse as a call in a format without marks."""
 _ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
+
+
+def deepseek_mark(words: str) -> str:
+    """Return DeepSeek's special token of these words, with wide bars and block characters."""
+    return f"<\uff5c{words.replace(' ', chr(0x2581))}\uff5c>"
 
 
 @dataclass(frozen=True)
@@ -45,14 +61,15 @@ class ToolFormat:
     """The format of a call: marks around {"name": ..., arguments_key: {...}}.
 
     opening, closing: the marks before and after it; empty if a call is the whole text.
-    separator: between two calls.
+    separator: between two calls. is_json: False for a family whose calls are no such objects.
     """
 
     name: ToolFormatName
     opening: str
-    closing: str
-    separator: str
-    arguments_key: str
+    closing: str = ""
+    separator: str = "; "
+    arguments_key: str = "arguments"
+    is_json: bool = True
 
     def write(self, name: str, arguments: Any) -> str:
         """Write a call like the model."""
@@ -67,11 +84,39 @@ HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>", "\n", "arguments")
 LLAMA = ToolFormat("llama3_json", "", "", "; ", "parameters")
 """Format of Llama 3.1 and later: the text is a call, or several with semicolons."""
 
-TOOL_FORMATS: Mapping[str, ToolFormat] = {"hermes": HERMES, "llama3_json": LLAMA}
+BARE = ToolFormat("llama3_json", "")
+"""Format that grammars enforce where that of the model is no text, or no JSON object."""
+
+_FAMILIES = (
+    ToolFormat("llama4_pythonic", "", is_json=False),
+    ToolFormat("mistral", "[TOOL_CALLS]", is_json=False),
+    ToolFormat("qwen3_coder", "<tool_call>", is_json=False),
+    ToolFormat("deepseek_v3", deepseek_mark("tool call begin"), is_json=False),
+    ToolFormat("deepseek_v31", deepseek_mark("tool call begin"), is_json=False),
+    ToolFormat("glm45", "<tool_call>", is_json=False),
+    ToolFormat("kimi_k2", "<|tool_call_begin|>", is_json=False),
+    ToolFormat("gpt_oss", "<|channel|>", is_json=False),
+)
+TOOL_FORMATS: Mapping[str, ToolFormat] = {each.name: each for each in (HERMES, LLAMA, *_FAMILIES)}
+
+_IN_TEMPLATES: tuple[tuple[str, ToolFormatName], ...] = (
+    ("<|channel|>", "gpt_oss"),
+    ("<|tool_calls_section_begin|>", "kimi_k2"),
+    ("<arg_key>", "glm45"),
+    ("<function=", "qwen3_coder"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("<|python_start|>", "llama4_pythonic"),
+)
+"""Texts in chat templates by which a family is recognized."""
 
 
 def format_of_template(template: str) -> ToolFormat:
     """Return the format in a chat template, Hermes if it has none."""
+    if deepseek_mark("tool calls begin") in template:
+        return TOOL_FORMATS["deepseek_v3" if "```json" in template else "deepseek_v31"]
+    for text, name in _IN_TEMPLATES:
+        if text in template:
+            return TOOL_FORMATS[name]
     is_llama = HERMES.opening not in template and '"parameters"' in template
     return LLAMA if is_llama else HERMES
 

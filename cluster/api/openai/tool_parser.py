@@ -1,13 +1,13 @@
-"""Incremental parser of tool calls in a text: complete names, arguments in pieces."""
+"""Incremental parser of tool calls that are JSON objects: complete names, arguments in pieces."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
+from cluster.api.openai.pieces import CallArguments, CallStart, Content, Piece
 from cluster.api.openai.tool_format import ToolFormat
 
 _ARGUMENTS_KEYS = ("arguments", "parameters")
@@ -18,31 +18,6 @@ _HEAD = re.compile(
 _MAX_HEAD_CHARS = 1_000
 _PYTHON_TAG = "<|python_tag|>"
 
-
-@dataclass(frozen=True)
-class Content:
-    """Text outside of calls."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class CallStart:
-    """The start of a call; its arguments follow. index: among the calls of the answer."""
-
-    index: int
-    name: str
-
-
-@dataclass(frozen=True)
-class CallArguments:
-    """A piece of the arguments of a call, as JSON text."""
-
-    index: int
-    text: str
-
-
-Piece = Content | CallStart | CallArguments
 
 _State = Literal["text", "call", "arguments", "after"]
 
@@ -174,7 +149,7 @@ class ToolCallParser:
         self._state = "after"
         start = self._next_call(str(name))
         yield start
-        yield CallArguments(start.index, _arguments_text(call))
+        yield CallArguments(start.index, arguments_text(call))
 
     def _read_arguments(self) -> Iterator[Piece]:
         length = self._arguments.feed(self._buffer)
@@ -232,7 +207,7 @@ def json_or_none(text: str) -> Any:
         return None
 
 
-def _arguments_text(call: dict[str, Any]) -> str:
+def arguments_text(call: dict[str, Any]) -> str:
     """Return the arguments as JSON text; some models write them as a JSON string."""
     arguments: Any = next((call[key] for key in _ARGUMENTS_KEYS if key in call), {})
     if isinstance(arguments, str):

@@ -8,6 +8,7 @@ from typing import Any
 
 from protos.specdec.v1 import admin_pb2 as pb
 from specdec.client.codec.message import Converter, MessageCodec, Options
+from specdec.types.adapters import AdapterInfo, AdapterOrder, AdapterReport, AdapterState
 from specdec.types.control import (
     AuditEntry,
     AuditPage,
@@ -86,6 +87,15 @@ _VERSION = MessageCodec(
     ),
 )
 
+_ADAPTER = MessageCodec(
+    pb.Adapter,
+    AdapterInfo,
+    Options(
+        {"speculation": MessageCodec(pb.Adapter, SpeculationStats)},
+        converters={"state": Converter(str, AdapterState)},
+    ),
+)
+
 CHANGE = MessageCodec(pb.SetSpeculationRequest, SpeculationChange, Options({"rules": _RULE}))
 STATE = _StateCodec(
     pb.SpeculationState,
@@ -104,6 +114,8 @@ FLEET = MessageCodec(
 )
 PROFILE_ORDER = MessageCodec(pb.ProfileRequest, ProfileOrder, Options(zero_is_default=True))
 PROFILE = MessageCodec(pb.ProfileResponse, ProfileReport, Options({"workers": _WORKER}))
+ADAPTER_LOAD = MessageCodec(pb.LoadAdapterRequest, AdapterOrder)
+ADAPTERS = MessageCodec(pb.ReplicaAdapters, AdapterReport, Options({"adapters": _ADAPTER}))
 SAMPLE_ORDER = MessageCodec(pb.TakeSamplesRequest, SampleOrder, Options(zero_is_default=True))
 SAMPLES = MessageCodec(
     pb.ReplicaSamples,

@@ -184,6 +184,8 @@ def _encode_usage(output: EngineOutput) -> pb.Usage:
             verifier=_VERIFIERS.encode(output.verifier),
             is_lossless=output.verifier not in LOSSY_VERIFIERS,
         ),
+        accepted_prediction_tokens=output.prediction.num_accepted_tokens,
+        rejected_prediction_tokens=output.prediction.num_rejected_tokens,
     )
 
 
@@ -194,4 +196,6 @@ def _decode_usage(message: pb.Usage) -> Usage:
         speculation=_STATS.decode(message.speculation),
         verifier=_VERIFIERS.decode(message.speculation.verifier),
         is_lossless=message.speculation.is_lossless,
+        accepted_prediction_tokens=message.accepted_prediction_tokens,
+        rejected_prediction_tokens=message.rejected_prediction_tokens,
     )

@@ -6,6 +6,8 @@
 
 namespace specdec {
 
+struct AdapterRun;  // in lora.h
+
 // Sequence i owns tokens query_starts[i] to query_starts[i + 1], the last of its context_lens[i]
 // tokens. block_tables[i] lists the KV blocks of the sequence in order.
 //
@@ -22,6 +24,9 @@ struct Batch {
   // [num_tokens], the nodes on the path to a node as bits, itself included; 0 for other tokens; null
   // without trees
   const uint64_t* ancestors = nullptr;
+  // In order and without overlaps; tokens outside of all runs have no adapter.
+  const AdapterRun* adapter_runs = nullptr;  // [num_adapter_runs]
+  int64_t num_adapter_runs = 0;
 
   int64_t num_nodes_of(int64_t sequence) const { return num_nodes ? num_nodes[sequence] : 0; }
 

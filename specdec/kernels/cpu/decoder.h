@@ -27,10 +27,17 @@ struct Norm {
   const float* bias;    // [hidden_size], or null
 };
 
+// One expert of a mixture, as the MLP of a layer.
+struct Expert {
+  Matrix gate_up, down;
+};
+
 struct Layer {
   Matrix qkv, output;
   Matrix gate_up;  // gate, then up projection; the latter only where the MLP has no gate
   Matrix down;
+  Matrix router;          // [num_experts, hidden_size]
+  const Expert* experts;  // [num_experts], in place of gate_up and down; null for an MLP
   Norm input_norm, mlp_norm;
   Norm attention_output_norm, mlp_output_norm;
   const float* query_norm;  // [head_dim], of each head where heads have their own weights; or null
@@ -51,6 +58,8 @@ struct Traits {
   float attention_scale;    // of scores
   float attention_softcap;  // of scores; 0 for none
   float embedding_scale, residual_scale;
+  int32_t num_experts, experts_per_token;  // 0 without experts
+  int32_t normalizes_experts;  // whether the weights of a token's experts have the sum 1
 };
 
 // This rank's rows of the embedding: a tied head's packed matrix, or a separate table.
@@ -66,7 +75,7 @@ using AllReduce = bool (*)(float* data, int64_t count);
 
 // One rank of a model. Sizes are this rank's, except hidden_size.
 struct Decoder {
-  int64_t hidden_size, num_hidden_units, num_heads, num_kv_heads, heads_per_kv, first_in_group;
+  int64_t hidden_size, num_hidden_units, num_expert_units, num_heads, num_kv_heads, heads_per_kv, first_in_group;
   int64_t head_dim, rotary_dim, num_layers;
   int64_t num_model_heads, num_model_kv_heads;  // of all ranks
   int64_t first_counted_kv_head;  // this rank's KV heads that no rank before it has

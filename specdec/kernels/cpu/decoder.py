@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_int32, c_int64
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specdec.kernels.cpu.build import declare
 from specdec.kernels.cpu.large_memory import huge_page_allocator
+from specdec.kernels.cpu.lora import AdapterRunStruct, LoraArrays, run_structs
 from specdec.kernels.cpu.matrix import MatrixStruct
 from specdec.kernels.cpu.shared_memory import SharedMemory
 from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove
@@ -43,7 +44,15 @@ class TraitsStruct(ctypes.Structure):
         ("is_parallel", c_int32),
         *((name, ctypes.c_float) for name in ("attention_scale", "attention_softcap")),
         *((name, ctypes.c_float) for name in ("embedding_scale", "residual_scale")),
+        *((name, c_int32) for name in ("num_experts", "experts_per_token")),
+        ("normalizes_experts", c_int32),
     )
+
+
+class ExpertStruct(ctypes.Structure):
+    """`Expert` in decoder.h."""
+
+    _fields_ = (("gate_up", MatrixStruct), ("down", MatrixStruct))
 
 
 class LayerStruct(ctypes.Structure):
@@ -58,6 +67,8 @@ class LayerStruct(ctypes.Structure):
         ("output", MatrixStruct),
         ("gate_up", MatrixStruct),
         ("down", MatrixStruct),
+        ("router", MatrixStruct),
+        ("experts", ctypes.POINTER(ExpertStruct)),
         ("input_norm", NormStruct),
         ("mlp_norm", NormStruct),
         ("attention_output_norm", NormStruct),
@@ -87,7 +98,8 @@ class DecoderStruct(ctypes.Structure):
     """`Decoder` in decoder.h: one rank of a model."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("hidden_size", "num_hidden_units", "num_heads")),
+        *((name, c_int64) for name in ("hidden_size", "num_hidden_units", "num_expert_units")),
+        ("num_heads", c_int64),
         *((name, c_int64) for name in ("num_kv_heads", "heads_per_kv", "first_in_group")),
         *((name, c_int64) for name in ("head_dim", "rotary_dim", "num_layers")),
         *((name, c_int64) for name in ("num_model_heads", "num_model_kv_heads")),
@@ -111,6 +123,8 @@ class BatchStruct(ctypes.Structure):
         *((name, _Address) for name in ("input_ids", "query_starts")),
         *((name, _Address) for name in ("context_lens", "block_tables")),
         *((name, _Address) for name in ("num_nodes", "ancestors")),
+        ("adapter_runs", ctypes.POINTER(AdapterRunStruct)),
+        ("num_adapter_runs", c_int64),
     )
 
 
@@ -209,9 +223,15 @@ class DecoderKernel(ModelKernel):
         model: DecoderStruct,
         max_positions: int,
         all_reduce: AllReduce | None = None,
+        adapters: Mapping[int, LoraArrays] | None = None,
     ) -> None:
-        """See ModelKernel."""
+        """See ModelKernel.
+
+        adapters: those that are loaded, by id, which may change between passes; None where none can
+        be.
+        """
         super().__init__(library, model, max_positions, all_reduce)
+        self._adapters = adapters
         structs, count = (ctypes.POINTER(DecoderStruct), ctypes.POINTER(BatchStruct)), c_int64
         kv, taps = ctypes.POINTER(KvCacheStruct), ctypes.POINTER(_TapsStruct)
         declare(
@@ -226,14 +246,14 @@ class DecoderKernel(ModelKernel):
 
         kv_cache: as returned by `new_kv_cache`. Raises as `call` does.
         """
-        return self._forward(BatchArrays(batch, self.max_positions), kv_cache, None)
+        return self._forward(self._arrays(batch), kv_cache, None)
 
     def forward_with_taps(
         self, batch: ModelInput, kv_cache: Tensor, taps: Sequence[int]
     ) -> HiddenStates:
         """Run the same pass; also return the residual streams that enter the layers `taps`."""
         assert all(0 <= layer <= self.model.num_layers for layer in taps)
-        arrays = BatchArrays(batch, self.max_positions)
+        arrays = self._arrays(batch)
         tapped = torch.empty(arrays.num_tokens, len(taps), self.model.hidden_size, device="cpu")
         layers = array("q", taps)
         struct = _TapsStruct(layers.buffer_info()[0], len(layers), tapped.data_ptr())
@@ -244,6 +264,9 @@ class DecoderKernel(ModelKernel):
         slots = array("i", [slot for move in moves for slot in move])
         kv, address = KvCacheStruct.of(kv_cache), slots.buffer_info()[0]
         self.library.specdec_move_kv(self.model, kv, block_size, address, len(moves))
+
+    def _arrays(self, batch: ModelInput) -> BatchArrays:
+        return BatchArrays(batch, self.max_positions, self._adapters)
 
     def _forward(self, batch: BatchArrays, kv_cache: Tensor, taps: _TapsStruct | None) -> Tensor:
         model, library, kv = self.model, self.library, KvCacheStruct.of(kv_cache)
@@ -261,8 +284,13 @@ class DecoderKernel(ModelKernel):
 class BatchArrays:
     """A batch in the memory layout of batch.h, in few Python objects (docs/adr/0013)."""
 
-    def __init__(self, batch: ModelInput, max_positions: int) -> None:
-        """max_positions: limit of each context length."""
+    def __init__(
+        self,
+        batch: ModelInput,
+        max_positions: int,
+        adapters: Mapping[int, LoraArrays] | None = None,
+    ) -> None:
+        """max_positions: limit of each context length. adapters: those that are loaded, by id."""
         integers, starts, context_lens = array("i"), [0], []
         assert integers.itemsize == ctypes.sizeof(c_int32)
         self._tables = []
@@ -294,6 +322,11 @@ class BatchArrays:
             addresses.buffer_info()[0],
             *trees,
         )
+        if adapters is not None and (runs := batch.adapter_runs):
+            self._runs = run_structs(runs, adapters)
+            pointer = ctypes.POINTER(AdapterRunStruct)
+            self.struct.adapter_runs = ctypes.cast(self._runs, pointer)
+            self.struct.num_adapter_runs = len(self._runs)
 
 
 class _TreeArrays:

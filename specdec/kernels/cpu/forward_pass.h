@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
 #include <vector>
 
 #include "arena.h"
@@ -10,16 +11,16 @@
 #include "decoder.h"
 #include "elementwise.h"
 #include "embedding.h"
+#include "gemm_float.h"
+#include "hidden_units.h"
+#include "lora.h"
+#include "mixture.h"
 #include "rope_and_cache.h"
 
 namespace specdec {
 
 // Rows of an MLP pass; their hidden units stay in the cache.
 constexpr int64_t kMlpRows = 128;
-
-// With at least this many rows per thread, the activation function is parallelized over rows; fewer
-// rows would balance badly.
-constexpr int64_t kMinRowsPerThread = 2;
 
 inline Visibility visibility_in(const Layer& layer) {
   return {layer.window, layer.sees_ahead != 0};
@@ -43,6 +44,12 @@ inline std::vector<AttentionPlan> make_plans(const Decoder& model, const Batch& 
   return plans;
 }
 
+// One linear layer of one decoder layer, which adapters may update.
+struct LoraTarget {
+  int64_t layer;
+  LoraUpdate LoraLayer::* linear;
+};
+
 // One forward pass. All threads of a team call its steps in the same order.
 class ForwardPass {
  public:
@@ -62,8 +69,13 @@ class ForwardPass {
     if (has_one_qk_norm()) squares_ = arena.allocate_floats(batch.num_tokens * 2);
     attention_output_ = arena.allocate_floats(batch.num_tokens * attention_output_stride());
     hidden_units_ = arena.allocate_floats(mlp_rows() * hidden_units_stride());
+    mixture_.emplace(model, mlp_rows(), arena);
     matrix_scratch_ = arena.allocate(matrix_scratch_bytes());
     attention_scratch_ = arena.allocate_floats(attention_scratch_floats());
+    for (int64_t run = 0; run < batch.num_adapter_runs; ++run) {
+      lora_width_ = std::max(lora_width_, batch.adapter_runs[run].width);
+    }
+    lora_hidden_ = arena.allocate_floats(batch.num_tokens * lora_width_);
     memory_bytes_ = arena.used();
   }
 
@@ -103,7 +115,7 @@ class ForwardPass {
       const Layer& layer = model_.layers[index];
       copy_residual(index, taps, team);
       attention(layer, index, index == 0 ? first_input : nullptr, team);
-      if (!has_failed_) mlp(layer, team);
+      if (!has_failed_) mlp(layer, index, team);
     }
     copy_residual(model_.num_layers, taps, team);
   }
@@ -133,7 +145,10 @@ class ForwardPass {
   float* qkv_;  // [num_tokens, num_heads + 2 * num_kv_heads, head_dim]: query, key, value heads
   float* squares_ = nullptr;  // [num_tokens, 2], of queries and of keys; null without such a norm
   float* attention_output_;  // [num_tokens, num_heads, head_dim]
+  int64_t lora_width_ = 0;  // the most ranks of a layer's updates by an adapter of the batch
+  float* lora_hidden_;      // [num_tokens, lora_width]
   float* hidden_units_;  // [mlp_rows, 1 or 2, num_hidden_units]: gate, if any, then up projection
+  std::optional<Mixture> mixture_;  // of experts; without memory where there are none
   void* matrix_scratch_;
   float* attention_scratch_;
 
@@ -141,7 +156,7 @@ class ForwardPass {
   int64_t qkv_stride() const { return num_all_heads() * model_.head_dim; }
   int64_t attention_output_stride() const { return model_.num_heads * model_.head_dim; }
   int64_t hidden_units_stride() const {
-    return (model_.traits.has_gate ? 2 : 1) * model_.num_hidden_units;
+    return units_stride(model_.traits, model_.num_hidden_units);
   }
   bool has_one_qk_norm() const { return model_.traits.qk_norm == QkNorm::kAllHeads; }
   int64_t mlp_rows() const { return std::min(batch_.num_tokens, kMlpRows); }
@@ -153,8 +168,18 @@ class ForwardPass {
       for (const Matrix* matrix : {&layer.qkv, &layer.output}) {
         max_size = std::max(max_size, scratch_bytes(*matrix, batch_.num_tokens));
       }
-      for (const Matrix* matrix : {&layer.gate_up, &layer.down}) {
-        max_size = std::max(max_size, scratch_bytes(*matrix, mlp_rows()));
+      const auto add = [&](const Matrix& matrix) {
+        max_size = std::max(max_size, scratch_bytes(matrix, mlp_rows()));
+      };
+      if (!layer.experts) {
+        add(layer.gate_up);
+        add(layer.down);
+        continue;
+      }
+      add(layer.router);
+      for (int64_t expert = 0; expert < model_.traits.num_experts; ++expert) {
+        add(layer.experts[expert].gate_up);
+        add(layer.experts[expert].down);
       }
     }
     return max_size;
@@ -253,6 +278,7 @@ class ForwardPass {
     const KvLayer kv = kv_layer(index);
     const Activations input = attention_input(layer, input_rows, team);
     gemm(layer.qkv, input, qkv_, qkv_stride(), Store::kOverwrite, team);
+    adapt({index, &LoraLayer::qkv}, {0, batch_.num_tokens}, input, qkv_, qkv_stride(), team);
     if (has_one_qk_norm()) sum_head_squares(team);
     if (has_failed_) return;
     rope_and_cache_.run(layer, kv, {0, num_all_heads()}, qkv_, qkv_stride(), squares_, team);
@@ -261,82 +287,96 @@ class ForwardPass {
     const Activations attention_rows = {attention_output_, attention_output_stride(),
                                         batch_.num_tokens, matrix_scratch_};
     quantize_rows(layer.output, attention_rows, team);
-    project_to_residual(layer.output, attention_rows, 0, layer.attention_output_norm, team);
+    project_to_residual(layer.output, {index, &LoraLayer::output}, attention_rows, 0,
+                        layer.attention_output_norm, team);
   }
 
-  void mlp(const Layer& layer, ThreadTeam team) {
+  void mlp(const Layer& layer, int64_t index, ThreadTeam team) {
     for (int64_t first = 0; first < batch_.num_tokens && !has_failed_; first += kMlpRows) {
       const Range tokens = {first, std::min(first + kMlpRows, batch_.num_tokens)};
+      if (layer.experts) {
+        mix_experts(layer, tokens, team);
+        continue;
+      }
       const Activations input = layer_input(layer.mlp_norm, layer.gate_up, tokens, team);
       gemm(layer.gate_up, input, hidden_units_, hidden_units_stride(), Store::kOverwrite, team);
-      const Activations gated = activate_and_quantize(layer.down, tokens.end - first, team);
-      project_to_residual(layer.down, gated, first, layer.mlp_output_norm, team);
+      adapt({index, &LoraLayer::gate_up}, tokens, input, hidden_units_, hidden_units_stride(), team);
+      const Activations gated = activate_and_quantize(
+          model_.traits, layer.down, {hidden_units_, model_.num_hidden_units, input.count},
+          matrix_scratch_, team);
+      project_to_residual(layer.down, {index, &LoraLayer::down}, gated, first,
+                          layer.mlp_output_norm, team);
     }
   }
 
-  // Run the activation function and quantize its result for the next GEMM, in one stage over rows.
-  // With few rows, or without quantization, the activation is parallelized over vectors, so that
-  // even one row is divided, and quantization is a separate stage.
-  Activations activate_and_quantize(const Matrix& matrix, int64_t num_rows, ThreadTeam team) {
-    const Activations rows = {hidden_units_, hidden_units_stride(), num_rows, matrix_scratch_};
-    const int64_t per_row = ceil_div(model_.num_hidden_units, kLanes);
-    if (!quantizes_rows(matrix) || num_rows < kMinRowsPerThread * team.size) {
-      team.parallel_for_ranges(num_rows * per_row, [&](Range own) { activate(own, per_row); });
-      quantize_rows(matrix, rows, team);
-    } else {
-      team.parallel_for_ranges(num_rows, [&](Range own) {
-        activate({own.begin * per_row, own.end * per_row}, per_row);
-        quantize_rows(matrix, rows, own);
-      });
-    }
-    return rows;
+  // Add the results of the tokens' experts, summed over the ranks, to the residual stream.
+  void mix_experts(const Layer& layer, Range tokens, ThreadTeam team) {
+    const int64_t size = model_.hidden_size, count = tokens.end - tokens.begin;
+    const Activations input = layer_input(layer.mlp_norm, layer.router, tokens, team);
+    float* mixed = mixture_->run(layer, input, team);
+    all_reduce(count * size, mixed, team);
+    add_to_residual(mixed, tokens, layer.mlp_output_norm, team);
   }
 
-  // Apply the activation function to a range of vectors, with per_row vectors in each row.
-  void activate(Range vectors, int64_t per_row) {
-    for (int64_t i = vectors.begin; i < vectors.end;) {
-      const int64_t row = i / per_row, begin = i % per_row;
-      const int64_t end = std::min(per_row, begin + vectors.end - i);
-      float* units = hidden_units_ + row * hidden_units_stride() + begin * kLanes;
-      activate(units, std::min(end * kLanes, model_.num_hidden_units) - begin * kLanes);
-      i += end - begin;
-    }
-  }
-
-  // Apply the activation function to `count` hidden units, in place.
-  void activate(float* units, int64_t count) {
-    const float* up = units + model_.num_hidden_units;
-    if (model_.traits.activation == Activation::kSilu) {
-      model_.traits.has_gate ? silu_and_mul(units, up, count) : silu(units, count);
-    } else {
-      model_.traits.has_gate ? gelu_and_mul(units, up, count) : gelu(units, count);
-    }
-  }
-
-  // Add a projection, summed over the ranks, to the residual stream from token `first` on. The
-  // residual, equal on every rank, and the bias enter the sum on rank 0 only. Where the projection
-  // is normalized or scaled first, it is summed in the memory of its input, which is not needed
-  // any more.
-  void project_to_residual(const Matrix& matrix, const Activations& rows, int64_t first,
-                           const Norm& output_norm, ThreadTeam team) {
+  // Run a stage that normalizes, scales and adds rows x [hidden_size] to those of the residual
+  // stream.
+  void add_to_residual(float* x, Range tokens, const Norm& output_norm, ThreadTeam team) {
     const int64_t size = model_.hidden_size;
-    const float factor = model_.traits.residual_scale;
-    if (!output_norm.weight && factor == 1.0f) {
-      gemm(matrix, rows, residual_ + first * size, size,
-           model_.rank == 0 ? Store::kAccumulate : Store::kOverwrite, team);
-      all_reduce(rows.count * size, residual_ + first * size, team);
+    team.parallel_for_ranges(tokens.end - tokens.begin, [&](Range own) {
+      for (int64_t row = own.begin; row < own.end; ++row) {
+        float* from = x + row * size;
+        if (output_norm.weight) norm_row(output_norm, from, from);
+        add_scaled(from, model_.traits.residual_scale, size,
+                   residual_ + (tokens.begin + row) * size);
+      }
+    });
+  }
+
+  // Add the updates of a linear layer by the adapters of `tokens` to its output y. rows: its input.
+  // Both begin with the first of the tokens. Two stages for all adapters, none without any.
+  void adapt(LoraTarget target, Range tokens, const Activations& rows, float* y, int64_t y_stride,
+             ThreadTeam team) {
+    std::vector<GroupedProduct> shrinks, expansions;
+    for (int64_t run = 0; run < batch_.num_adapter_runs; ++run) {
+      const AdapterRun& adapter = batch_.adapter_runs[run];
+      const LoraUpdate& update = adapter.layers[target.layer].*target.linear;
+      const int64_t first = std::max(adapter.begin, tokens.begin) - tokens.begin;
+      const int64_t count = std::min(adapter.end, tokens.end) - tokens.begin - first;
+      if (count <= 0 || !update.num_expansions) continue;
+      float* const hidden = lora_hidden_ + first * lora_width_;
+      shrinks.push_back({&update.shrink, rows.x + first * rows.stride, rows.stride, count, hidden,
+                         lora_width_, Store::kOverwrite});
+      for (int64_t part = 0; part < update.num_expansions; ++part) {
+        const LoraExpansion& each = update.expansions[part];
+        expansions.push_back({&each.weight, hidden + each.first_rank, lora_width_, count,
+                              y + first * y_stride + each.first_output, y_stride,
+                              Store::kAccumulate});
+      }
+    }
+    gemm_grouped(shrinks.data(), shrinks.size(), team);
+    gemm_grouped(expansions.data(), expansions.size(), team);
+  }
+
+  // Add a projection and its update by adapters, summed over the ranks, to the residual stream from
+  // token `first` on. The residual, equal on every rank, and the bias enter the sum on rank 0 only.
+  // Where the projection is normalized or scaled first, it is summed in the memory of its input,
+  // which is not needed any more.
+  void project_to_residual(const Matrix& matrix, LoraTarget target, const Activations& rows,
+                           int64_t first, const Norm& output_norm, ThreadTeam team) {
+    const int64_t size = model_.hidden_size;
+    const Range tokens = {first, first + rows.count};
+    if (!output_norm.weight && model_.traits.residual_scale == 1.0f) {
+      float* to = residual_ + first * size;
+      gemm(matrix, rows, to, size, model_.rank == 0 ? Store::kAccumulate : Store::kOverwrite, team);
+      adapt(target, tokens, rows, to, size, team);
+      all_reduce(rows.count * size, to, team);
       return;
     }
     float* projected = normed_ + first * size;
     gemm(matrix, rows, projected, size, Store::kOverwrite, team);
+    adapt(target, tokens, rows, projected, size, team);
     all_reduce(rows.count * size, projected, team);
-    team.parallel_for_ranges(rows.count, [&](Range own) {
-      for (int64_t row = own.begin; row < own.end; ++row) {
-        float* x = projected + row * size;
-        if (output_norm.weight) norm_row(output_norm, x, x);
-        add_scaled(x, factor, size, residual_ + (first + row) * size);
-      }
-    });
+    add_to_residual(projected, tokens, output_norm, team);
   }
 
   // Sum data [count] over the ranks. The barriers make every thread read has_failed_ before it can

@@ -4,6 +4,7 @@
 
 #include "float_formats.h"
 #include "micro_kernel.h"
+#include "simd_math.h"
 
 namespace specdec {
 namespace {
@@ -145,6 +146,50 @@ void gemm_as(const Matrix& matrix, const typename Weights::Input* x, int64_t x_s
                       });
 }
 
+// Division of one product of a grouped GEMM into tasks: parts of its rows by parts of its panels.
+struct GroupedTasks {
+  int64_t num_row_parts, num_panel_parts;
+
+  // size: threads; count: products of the stage. Rows are divided only where the panels are too few
+  // for the threads, since every part reads the weights.
+  GroupedTasks(const GroupedProduct& product, int64_t count, int64_t size) {
+    const int64_t groups = ceil_div(num_panels(*product.matrix), kTilePanels);
+    num_panel_parts = std::min(groups, ceil_div(2 * size, count));
+    const int64_t wanted = ceil_div(size, count * num_panel_parts);
+    num_row_parts = std::max(ceil_div(product.rows, kBlockRows),
+                             std::min(wanted, ceil_div(product.rows, kMinGroupedRows)));
+  }
+
+  int64_t count() const { return num_row_parts * num_panel_parts; }
+
+ private:
+  static constexpr int64_t kMinGroupedRows = 4;
+};
+
+template <class Weights>
+void multiply_part(const GroupedProduct& product, Range rows, Range panels) {
+  for (int64_t panel = panels.begin; panel < panels.end;) {
+    const bool is_group = panels.end - panel >= kTilePanels;
+    const PanelGroup group = {panel, 1, is_group ? kTilePanels : 1};
+    panel += group.count;
+    const bool has_next = panels.end - panel >= group.count;
+    const PanelGroup next = {has_next ? panel : group.first, 1, group.count};
+    multiply_panels<Weights>(*product.matrix, group, next, product.x, product.x_stride, rows,
+                             product.y, product.y_stride, product.store);
+  }
+}
+
+void multiply_part(const GroupedProduct& product, Range rows, Range panels) {
+  switch (product.matrix->format) {
+    case Format::kFloat32:
+      return multiply_part<Float32>(product, rows, panels);
+    case Format::kShortFloat32:
+      return multiply_part<ShortFloat32>(product, rows, panels);
+    default:
+      return multiply_part<Float16>(product, rows, panels);
+  }
+}
+
 // Return the stride of the converted activations, in elements.
 int64_t bfloat16_stride(const Matrix& matrix) {
   return round_up(matrix.in_features, kLineBytes / sizeof(BFloat16::Input));
@@ -184,6 +229,23 @@ void gemm_float(const Matrix& matrix, const Activations& rows, float* y, int64_t
     default:
       return gemm_as<Float16>(matrix, rows.x, rows.stride, rows.count, y, y_stride, store, team);
   }
+}
+
+void gemm_grouped(const GroupedProduct* products, int64_t count, ThreadTeam team) {
+  const auto tasks_of = [&](int64_t index) {
+    return GroupedTasks(products[index], count, team.size);
+  };
+  int64_t total = 0;
+  for (int64_t index = 0; index < count; ++index) total += tasks_of(index).count();
+  team.parallel_for(total, [&](int64_t task) {
+    int64_t index = 0;
+    while (task >= tasks_of(index).count()) task -= tasks_of(index++).count();
+    const GroupedProduct& product = products[index];
+    const GroupedTasks tasks = tasks_of(index);
+    const ThreadTeam rows = {task / tasks.num_panel_parts, tasks.num_row_parts};
+    const ThreadTeam panels = {task % tasks.num_panel_parts, tasks.num_panel_parts};
+    multiply_part(product, rows.share(product.rows), panels.share(num_panels(*product.matrix)));
+  });
 }
 
 }  // namespace specdec

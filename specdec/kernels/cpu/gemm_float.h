@@ -14,4 +14,20 @@ void convert_to_bfloat16(const Matrix& matrix, const Activations& rows, Range ow
 void gemm_float(const Matrix& matrix, const Activations& rows, float* y, int64_t y_stride,
                 Store store, ThreadTeam team);
 
+// One product of a grouped GEMM: y = x W^T, or y += x W^T; x: [rows, in_features] with stride
+// x_stride, y: [rows, out_features] with stride y_stride. The format of the weights must not
+// quantize activations, and the matrix has no bias.
+struct GroupedProduct {
+  const Matrix* matrix;
+  const float* x;
+  int64_t x_stride, rows;
+  float* y;
+  int64_t y_stride;
+  Store store;
+};
+
+// Run a stage that computes independent products, which are small, so that their tasks share it.
+// The bits of each output are those of `gemm_float`.
+void gemm_grouped(const GroupedProduct* products, int64_t count, ThreadTeam team);
+
 }  // namespace specdec

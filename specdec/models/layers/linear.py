@@ -43,20 +43,23 @@ class WeightPart:
         """Return the rows of the weight, [len(rows), in_features]."""
         shape = (self.out_features, in_features)
         found = reader.read(f"{self.name}.weight", shape, rows=self.rows, dtype=dtype)
-        return self._ordered(found)
+        return in_order(found, self.order)
 
     def read_bias(self, reader: CheckpointReader) -> Tensor:
         """Return the rows of the bias, [len(rows)]; zeros without one."""
         if not self.has_bias:
             return torch.zeros(len(self.rows), dtype=reader.dtype, device=reader.device)
         shape = (self.out_features,)
-        return self._ordered(reader.read(f"{self.name}.bias", shape, rows=self.rows))
+        bias = reader.read(f"{self.name}.bias", shape, rows=self.rows)
+        return in_order(bias, self.order)
 
-    def _ordered(self, rows: Tensor) -> Tensor:
-        if self.order is None:
-            return rows
-        heads: Tensor = rows.unflatten(0, (-1, len(self.order)))
-        return heads[:, list(self.order)].flatten(0, 1)
+
+def in_order(rows: Tensor, order: tuple[int, ...] | None) -> Tensor:
+    """Return rows of whole heads, those of each in an order as in WeightPart."""
+    if order is None:
+        return rows
+    heads: Tensor = rows.unflatten(0, (-1, len(order)))
+    return heads[:, list(order)].flatten(0, 1)
 
 
 def weight_parts(
@@ -89,6 +92,21 @@ def weight_parts(
     ]
 
 
+@dataclass(frozen=True)
+class Projection:
+    """One projection of a linear layer as the checkpoint has it, and the part that a rank holds.
+
+    name, order: as in WeightPart. shape: [out_features, in_features] of the tensor. outputs,
+    inputs: the rank's rows and columns of it; the rows of a layer's projections follow each other.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    outputs: range
+    inputs: range
+    order: tuple[int, ...] | None = None
+
+
 class ColumnParallelLinear(nn.Module):
     """Fused projections of one input; each rank computes its shard of every output."""
 
@@ -101,6 +119,16 @@ class ColumnParallelLinear(nn.Module):
         self.matrix = _read_matrix(reader, weights, (total, in_features))
         has_bias = any(part.has_bias for part in parts)
         self.bias = torch.cat([part.read_bias(reader) for part in parts]) if has_bias else None
+        self.projections = tuple(
+            Projection(
+                part.name,
+                (part.out_features, in_features),
+                part.rows,
+                range(in_features),
+                part.order,
+            )
+            for part in parts
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the parts side by side, [T, local outputs]; x: [T, in_features]."""
@@ -129,6 +157,7 @@ class RowParallelLinear(nn.Module):
         weight = reader.read(weight_name, shape, cols=cols, dtype=dtype)
         self.matrix = _read_matrix(reader, [weight], (shape[0], len(cols)))
         self.bias = reader.read(f"{name}.bias", shape[:1]) if has_bias and group.rank == 0 else None
+        self.projections = (Projection(name, shape, range(shape[0]), cols),)
         self.group = group
 
     def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:

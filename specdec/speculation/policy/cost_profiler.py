@@ -23,6 +23,10 @@ from specdec.types.trial_sequences import TrialSequences
 
 _CONTEXT_TOKENS = 64
 _TOKEN = 1
+_NUM_TOKEN_IDS = 100
+"""Different tokens in a measured step, with ids that every vocabulary has. Equal tokens would be
+routed to the same experts of a mixture, of which a step of text reads many more."""
+
 _BATCH_SIZES = (1, 4, 16, 64, 256, 1024)
 _MAX_ROUNDS = 4
 
@@ -63,13 +67,12 @@ class CostProfiler:
             target.collect()
 
         def verify(step: ProfiledStep) -> None:
-            token_ids = (_TOKEN,) * (1 + step.num_draft_tokens)
             next_draft = self._next_draft(step.num_draft_tokens)
             rows = tuple(
                 StepRow(
                     seq_id,
                     start,
-                    token_ids,
+                    _token_ids(seq_id, 1 + step.num_draft_tokens),
                     step.num_draft_tokens,
                     samples=True,
                     num_next_drafts=next_draft.num_draft_tokens,
@@ -93,7 +96,7 @@ class CostProfiler:
         size = max(1, most_tokens // (start + 1))
         for first in range(0, len(seq_ids), size):
             rows = tuple(
-                StepRow(seq_id, start, (_TOKEN,), 0, samples=True, num_next_drafts=1)
+                StepRow(seq_id, start, _token_ids(seq_id, 1), 0, samples=True, num_next_drafts=1)
                 for seq_id in seq_ids[first : first + size]
             )
             yield from repeat(rows, -(-(start + 1) // most_tokens))
@@ -104,7 +107,7 @@ class CostProfiler:
 
         def draft(step: ProfiledStep) -> None:
             drafts = tuple(
-                DraftRow(seq_id, start, (_TOKEN,), step.num_draft_tokens, start + 1)
+                DraftRow(seq_id, start, _token_ids(seq_id, 1), step.num_draft_tokens, start + 1)
                 for seq_id in sequences.seq_ids[: step.num_sequences]
             )
             worker.begin(DraftStep(0, (), (), (), (), drafts))
@@ -247,3 +250,9 @@ def with_drafting(verification: CostTable, drafting: CostTable) -> CostTable:
     return verification.mapped(
         lambda size, count, value: value + (drafting.step_s(size, count) if count else 0.0)
     )
+
+
+def _token_ids(seq_id: int, count: int) -> tuple[int, ...]:
+    """Return tokens of a row that differ from each other and from those of other sequences."""
+    first = 37 * seq_id
+    return tuple(1 + (first + index) % _NUM_TOKEN_IDS for index in range(count))

@@ -12,7 +12,7 @@ from specdec.speculation.proposers.base import (
     ProposerMemory,
     SynchronousProposer,
 )
-from specdec.speculation.proposers.cascade import make_proposer, proposer_memory
+from specdec.speculation.proposers.cascade import load_corpora, make_proposer, proposer_memory
 from specdec.speculation.proposers.cross_vocab.draft_vocabulary import DraftVocabulary
 from specdec.speculation.proposers.cross_vocab.vocab_adapter import VocabAdapter
 from specdec.speculation.proposers.draft_model import DraftModelProposer
@@ -27,6 +27,7 @@ __all__ = [
     "ProposerMemory",
     "SynchronousProposer",
     "VocabAdapter",
+    "load_corpora",
     "make_proposer",
     "proposer_memory",
 ]

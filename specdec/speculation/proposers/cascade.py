@@ -19,6 +19,8 @@ from specdec.speculation.proposers.base import (
     Proposer,
     ProposerMemory,
 )
+from specdec.speculation.proposers.corpus import Encode
+from specdec.speculation.proposers.suffix import SuffixProposer
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,11 @@ class CascadeProposer:
             self._keep(self._to_run.popleft())
             self._run_until_wait()
         return list(self._proposals.values())
+
+    @property
+    def proposers(self) -> tuple[Proposer, ...]:
+        """The proposers of all stages."""
+        return tuple(stage.proposer for stage in self._stages)
 
     def release(self, seq_id: int) -> None:
         """Release a sequence in every stage."""
@@ -125,6 +132,17 @@ def make_proposer(
         return None
     stages = [_make_stage(each, draft_model) for each in config.drafters]
     return stages[0].proposer if len(stages) == 1 else CascadeProposer(stages)
+
+
+def load_corpora(proposer: Proposer | None, encode: Encode) -> None:
+    """Load the corpora that proposers look up, which takes seconds. Raises InvalidValueError.
+
+    encode: returns the tokens of a text, without special tokens.
+    """
+    proposers = proposer.proposers if isinstance(proposer, CascadeProposer) else (proposer,)
+    for each in proposers:
+        if isinstance(each, SuffixProposer):
+            each.load_corpus(encode)
 
 
 def _make_stage(config: MethodConfig, of_worker: Proposer | None) -> Stage:

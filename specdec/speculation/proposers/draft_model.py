@@ -145,7 +145,7 @@ class DraftModelProposer:
         elif text.is_whole and len(text.token_ids) <= self._limits.max_model_len:
             # Never the whole text: the token behind the settled ones is a stand-in for the rest.
             known = text.token_ids[: text.num_settled + 1]
-            keys = [root_key(seq.request.cache_salt)]
+            keys = [root_key(seq.request.cache_salt, seq.request.adapter_id)]
             num_cached = self._blocks.attach(seq.seq_id, known, keys)
             self._progress[seq.seq_id] = _Progress(num_cached)
         return text

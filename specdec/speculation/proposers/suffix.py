@@ -1,8 +1,8 @@
 """Suffix decoding (Oliaro et al. 2024, SuffixDecoding, arXiv 2411.04975).
 
-The end of a sequence is looked up in two suffix trees: of the sequence itself, and of earlier
-outputs with the same cache_salt. The longer the match, the more tokens are drafted; each draft
-token is the most frequent continuation, as long as that is frequent enough.
+The end of a sequence is looked up in suffix trees: of the sequence itself, of earlier outputs with
+the same cache_salt and adapter, and of a static corpus. The longer the match, the more tokens are
+drafted; each draft token is the most frequent continuation, as long as that is frequent enough.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from specdec.speculation.proposers.base import (
     ProposerMemory,
     SynchronousProposer,
 )
+from specdec.speculation.proposers.corpus import MAX_CORPUS_TOKENS, CorpusTrees, Encode
 from specdec.speculation.proposers.suffix_tree import (
     BYTES_PER_TOKEN,
     NO_CONTINUATION,
@@ -46,8 +47,12 @@ _MATCHES_PER_TREE = 8
 MAX_NODES = 2**20
 """Most nodes of all trees together; about as many tokens."""
 
-MAX_CACHE_BYTES = 170 * MAX_NODES
+_NODE_BYTES = 170
+MAX_CACHE_BYTES = _NODE_BYTES * MAX_NODES
 """Memory of MAX_NODES nodes; 160 bytes a node and 4 a token were measured."""
+
+Tenant = tuple[str, int]
+"""The cache_salt and the adapter of requests: only those with the same ones share outputs."""
 
 
 @dataclass
@@ -69,12 +74,21 @@ class SuffixProposer(SynchronousProposer):
         self._states: dict[int, _State] = {}
         self._budget = IngestBudget(0)
         self.cache = OutputCache(self._max_depth, config.suffix_decoding_max_cached_requests)
+        self._corpus_path = config.lookup_corpus
+        self.corpus = CorpusTrees(self._max_depth)
 
     @staticmethod
     def memory(config: SuffixConfig) -> ProposerMemory:
-        """Return the memory of the cache of outputs and of the sequences' trees."""
+        """Return the memory of the cache of outputs, the corpus and the sequences' trees."""
         fixed_bytes = MAX_CACHE_BYTES if config.suffix_decoding_max_cached_requests else 0
+        if config.lookup_corpus is not None:
+            fixed_bytes += 2 * MAX_CORPUS_TOKENS * _NODE_BYTES
         return ProposerMemory(fixed_bytes=fixed_bytes, bytes_per_token=BYTES_PER_TOKEN)
+
+    def load_corpus(self, encode: Encode) -> None:
+        """Load the configured corpus, if any; see `CorpusTrees.load`."""
+        if self._corpus_path is not None:
+            self.corpus.load(self._corpus_path, encode)
 
     def begin(self, requests: collections.abc.Sequence[DraftRequest]) -> None:
         """Look the drafts up; text beyond the budget is ingested in later steps."""
@@ -87,7 +101,7 @@ class SuffixProposer(SynchronousProposer):
         state = self._states.pop(seq_id, None)
         if state is not None and state.seq.status is SequenceStatus.FINISHED:
             seq = state.seq
-            self.cache.add(seq.request.cache_salt, seq.token_ids[seq.num_prompt_tokens :])
+            self.cache.add(_tenant(seq), seq.token_ids[seq.num_prompt_tokens :])
 
     def _propose(self, request: DraftRequest) -> Proposal:
         seq = request.seq
@@ -108,9 +122,10 @@ class SuffixProposer(SynchronousProposer):
             return
         context = own.token_ids[-self._max_depth :]
         yield own.tree, context, own.num_matched
-        cached = self.cache.tree(state.seq.request.cache_salt)
-        if cached is not None:
-            yield cached, context, _num_matched(cached, context)
+        cached = self.cache.tree(_tenant(state.seq))
+        corpus = self.corpus.trees(state.seq.request.cache_salt)
+        for tree in (*((cached,) if cached is not None else ()), *corpus):
+            yield tree, context, _num_matched(tree, context)
 
     def _ingest(self, seq: Sequence, tree: OnlineSuffixTree) -> bool:
         """Append a sequence's new tokens, within the budget; return whether the tree has all."""
@@ -165,11 +180,15 @@ class SuffixProposer(SynchronousProposer):
         return tree.branches(place, request.max_nodes, depth, self._min_prob)
 
 
+def _tenant(seq: Sequence) -> Tenant:
+    return seq.request.cache_salt, seq.request.adapter_id
+
+
 @dataclass
 class _Output:
     """An output; its tenant's tree has the suffixes from `first` to before `end`."""
 
-    tenant: str
+    tenant: Tenant
     token_ids: Tokens
     first: int = 0
     end: int = 0
@@ -190,7 +209,7 @@ class OutputCache:
         self._max_nodes = max_nodes
         self._pending: deque[_Output] = deque()
         self._outputs: deque[_Output] = deque()
-        self._trees: dict[str, SuffixTree] = {}
+        self._trees: dict[Tenant, SuffixTree] = {}
         self._num_nodes = 0
 
     @property
@@ -203,11 +222,11 @@ class OutputCache:
         """Nodes of all trees, which determine the memory."""
         return self._num_nodes
 
-    def tree(self, tenant: str) -> SuffixTree | None:
+    def tree(self, tenant: Tenant) -> SuffixTree | None:
         """Return the tree of a tenant's outputs; None while there are none."""
         return self._trees.get(tenant)
 
-    def add(self, tenant: str, token_ids: collections.abc.Sequence[int]) -> None:
+    def add(self, tenant: Tenant, token_ids: collections.abc.Sequence[int]) -> None:
         """Queue an output, which `maintain` inserts into its tenant's tree."""
         # A token takes two nodes at most. An output that would not fit must not evict others.
         if token_ids and self._max_outputs and 2 * len(token_ids) <= self._max_nodes:

@@ -84,7 +84,9 @@ def test_invalid_utf8_is_rejected(generate):
     fails_with(result, r"text is '\udcff'; it must be valid Unicode")
 
 
-def test_every_flag_reaches_the_service(generate, service):
+def test_every_flag_reaches_the_service(generate, service, tmp_path):
+    predicted = tmp_path / "before.txt"
+    predicted.write_text("as it was\n")
     flags = "--max-tokens 5 --min-tokens 2 --stop a --stop b --stop-token-id 3 --include-stop"
     flags += " --ignore-eos --show-special-tokens --temperature 0 --top-p 0.9 --top-k 3"
     flags += " --min-p 0.25 --repetition-penalty 1.5 --presence-penalty -0.5"
@@ -93,7 +95,7 @@ def test_every_flag_reaches_the_service(generate, service):
     flags += " --no-speculation --num-speculative-tokens 2 --speculation-method ngram"
     flags += " --verifier threshold --acceptance-threshold strict --typical-epsilon 0"
     flags += " --typical-delta 0.5 --scale-draft-temperature -n 2 --logprobs 0 --prompt-logprobs 3"
-    flags += " --draft-confidence-threshold 0.25"
+    flags += f" --draft-confidence-threshold 0.25 --prediction {predicted}"
     assert generate(*flags.split(), "Why?").exit_code == 0
     [request] = service.requests
     assert request.sampling == pb.SamplingParams(
@@ -130,6 +132,7 @@ def test_every_flag_reaches_the_service(generate, service):
         acceptance_preset=pb.ACCEPTANCE_PRESET_STRICT,
         scale_draft_temperature=True,
         draft_confidence_threshold=0.25,
+        prediction="as it was\n",
     )
     for message in (request.sampling, request.speculation):
         unset = {each.name for each in message.DESCRIPTOR.fields if not is_set(message, each)}
@@ -203,6 +206,8 @@ def test_json_is_one_object(generate):
             "speculation": {"num_drafts": 2, "num_draft_tokens": 6, "num_accepted_tokens": 3},
             "verifier": "coupled",
             "is_lossless": True,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
         },
         "acceptance_rate": 0.5,
         "mean_acceptance_length": 2.5,

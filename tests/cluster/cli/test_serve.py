@@ -18,6 +18,7 @@ from cluster.config.serve_config import ServeConfig
 from cluster.config.vllm_compat import ALWAYS, RENAMED
 from specdec.config.speculative import SpeculativeConfig
 from specdec.config.speculative_keys import SPECULATION_KEYS
+from specdec.types.adapters import AdapterOrder
 from specdec.types.errors import OutOfMemoryError
 
 
@@ -170,6 +171,24 @@ def test_flags_with_the_names_of_vllm(served):
     ]
 
 
+@pytest.mark.parametrize(
+    "modules",
+    [
+        ["sql=org/sql,chat=org/chat"],
+        ["sql=org/sql", "chat=org/chat"],
+        ['{"name": "sql", "path": "org/sql"}', '{"name": "chat", "path": "org/chat"}'],
+    ],
+)
+def test_adapters_as_in_vllm(served, modules):
+    flags = ["--enable-lora", "--max-loras", "2", "--lora-modules", *modules, "--port", "8001"]
+    result = run_cli("serve", "tiny", *flags)
+    assert result.exit_code == 0, result.stderr
+    [config] = served
+    orders = [AdapterOrder.load(name, f"org/{name}") for name in ("sql", "chat")]
+    assert list(config.startup_adapters) == orders
+    assert (config.http_port, config.max_loras) == (8001, 2)
+
+
 def test_underscores_are_dashes_in_the_name_of_a_flag(served):
     run_cli("serve", "--max_model_len", "99", "--served_model_name=my_model")
     assert served == [ServeConfig(max_model_len=99, served_model_name="my_model")]
@@ -207,7 +226,9 @@ def test_every_key_of_speculation_has_a_flag():
         assert re.search(rf"--{name.replace('_', '-')}[ ,\n]", text), name
 
 
-@pytest.mark.parametrize("name", ALWAYS)
+@pytest.mark.parametrize(
+    "name", [name for name in ALWAYS if not {True, False} & {*ALWAYS[name].synonyms}]
+)
 def test_flags_of_vllm_with_one_supported_value(served, name):
     flag, value = f"--{name.replace('_', '-')}", ALWAYS[name].value
     right, wrong = ([flag, str(value)], [flag, "7"])

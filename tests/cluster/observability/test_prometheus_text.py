@@ -64,6 +64,8 @@ FULL = ReplicaReport(
         failed={"INTERNAL": 1},
         histograms=Metrics().histograms | {"batch_size": HistogramCounts((1.0, 2.0), (3, 0, 1), 9)},
         drafts_by_version={"2": SpeculationStats(2, 6, 5)},
+        tokens_by_adapter={"sql": 7},
+        drafts_by_adapter={"sql": SpeculationStats(1, 3, 2)},
         num_drafter_rollbacks=1,
         num_catch_up_tokens=33,
         num_target_restarts=1,
@@ -150,6 +152,8 @@ def test_the_hand_worked_values_of_a_report():
         ("spec_decode_num_accepted_tokens_by_method_total", "ngram", "1"): 0,
         ("spec_decode_num_catch_up_tokens_total",): 33,
         ("spec_decode_num_drafts_by_version_total", "2"): 2,
+        ("generation_tokens_by_adapter_total", "sql"): 7,
+        ("spec_decode_num_accepted_tokens_by_adapter_total", "sql"): 2,
         ("spec_decode_num_draft_tokens_by_version_total", "2"): 6,
         ("spec_decode_num_accepted_tokens_by_version_total", "2"): 5,
         ("drafter_version",): 2,
@@ -239,6 +243,60 @@ VLLM_DASHBOARD = [
     "spec_decode_num_accepted_tokens_total",
     "spec_decode_num_accepted_tokens_per_pos_total",
 ]
+
+
+SGLANG_DASHBOARD = [
+    "num_running_reqs",
+    "num_queue_reqs",
+    "token_usage",
+    "cache_hit_rate",
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "time_to_first_token_seconds_bucket",
+    "inter_token_latency_seconds_bucket",
+    "e2e_request_latency_seconds_bucket",
+    "spec_accept_length",
+    "spec_accept_rate",
+]
+
+
+def exposed_names(**options):
+    made = fleet_families({"m": fleet_of(FULL)}, **options)
+    lines = expose(made, "").body.decode().splitlines()
+    return {re.split(r"[ {]", line)[0] for line in lines if not line.startswith("#")}
+
+
+@pytest.mark.parametrize(
+    ("aliases", "prefixes"),
+    [("none", {}), ("vllm", {"vllm"}), ("sglang", {"sglang"}), ("all", {"vllm", "sglang"})],
+)
+def test_aliases_are_exposed_beside_our_names_on_request(aliases, prefixes):
+    names, ours = exposed_names(aliases=aliases), exposed_names()
+    assert ours <= names
+    assert {name.partition(":")[0] for name in names - ours} == set(prefixes)
+    of_engine = {"vllm": VLLM_DASHBOARD, "sglang": SGLANG_DASHBOARD}
+    expected = {f"{prefix}:{name}" for prefix in prefixes for name in of_engine[prefix]}
+    assert expected <= names
+
+
+def test_aliases_have_the_values_of_our_metrics():
+    status = ReplicaStatus(FULL, 60.0, 0.0)
+    made = replica_families("m", status, is_connected=True, aliases="all")
+    values = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in made
+        for sample in family.samples
+    }
+    about = ("m", "full")
+    assert values["vllm:spec_decode_num_drafts_total", *about] == 3
+    assert values["sglang:num_running_reqs", *about] == 5
+    assert values["sglang:spec_accept_length", *about] == 3.0
+    assert values["sglang:spec_accept_rate", *about] == 0.75
+
+
+def test_a_search_for_speculative_finds_something():
+    text = expose(fleet_families({"m": fleet_of(FULL)}), "").body.decode()
+    assert any("speculative" in line for line in text.splitlines())
 
 
 def test_metrics_of_vllm_dashboards_exist_with_our_prefix():

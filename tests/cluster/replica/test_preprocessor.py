@@ -46,6 +46,17 @@ async def test_a_chat_is_encoded_by_the_models_template(text):
     assert TEXT in await text.decode(token_ids)
 
 
+async def test_a_given_template_replaces_the_models(tiny_model_dir, model, tmp_path):
+    path = tmp_path / "template.jinja"
+    path.write_text("{% for message in messages %}<{{ message.content }}>{% endfor %}")
+    text = Preprocessor(tiny_model_dir, model, path)
+    token_ids = await text.encode((ChatMessage("user", TEXT),))
+    assert await text.decode(token_ids) == f"<{TEXT}>"
+    path.write_bytes(b"\xff")
+    with pytest.raises(InvalidValueError, match=r"chat_template is .* a readable file in UTF-8"):
+        Preprocessor(tiny_model_dir, model, path).load()
+
+
 async def test_an_id_outside_the_vocabulary_is_refused(text, model):
     with pytest.raises(InvalidValueError, match=r"token_ids\[1\]"):
         await text.decode((0, model.vocab_size))

@@ -53,6 +53,16 @@ def test_auto_is_the_dtype_of_the_checkpoint(tiny_model_dir, tmp_path):
     assert router.model_info("").dtype == "bfloat16"
 
 
+def test_a_seed_of_the_service_determines_those_of_its_requests(tiny_model_dir):
+    def seeds(seed):
+        config = ServeConfig(model=str(tiny_model_dir), max_model_len=128, seed=seed)
+        router = Router(config, ModelDirectories(tiny_model_dir, None), ReplicaMemory(2**32))
+        return [router.new_seed() for _ in range(3)]
+
+    assert seeds(42) == seeds(42)
+    assert len({*seeds(42), *seeds(43), *seeds(None), *seeds(None)}) == 12
+
+
 @pytest.mark.parametrize(
     ("setting", "sampling", "fits"),
     [

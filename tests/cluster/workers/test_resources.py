@@ -31,6 +31,16 @@ def model(tiny_model_dir):
     return ModelConfig.from_directory(tiny_model_dir)
 
 
+def test_a_draft_model_without_a_core_is_no_range_of_zero(model):
+    speculation = {"method": "draft_model", "model": "./a"}
+    settings = {"tensor_parallel_size": 4, "speculative_config": speculation}
+    config = ServeConfig.from_mapping(settings)
+    with pytest.raises(InvalidValueError) as caught:
+        check_ranks(config, Models(model, draft=model), 2)
+    assert "from 1 to 0" not in str(caught.value)
+    assert "left out, and the method one without a draft model" in str(caught.value)
+
+
 @pytest.mark.parametrize(("size", "num_cpus"), [(3, 2), (1, 1), (9, 64)])
 def test_sizes_that_fit_a_machine(model, size, num_cpus):
     check_ranks(ServeConfig(tensor_parallel_size=size), Models(model), num_cpus)

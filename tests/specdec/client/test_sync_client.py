@@ -163,6 +163,7 @@ def test_every_parameter_is_sent(client, service):
             acceptance_threshold=0.0,
             scale_draft_temperature=False,
             draft_confidence_threshold=0.5,
+            prediction="a b",
         ),
     )
     client.generate("Why?", params)
@@ -201,6 +202,7 @@ def test_every_parameter_is_sent(client, service):
         acceptance_probability=0,
         scale_draft_temperature=False,
         draft_confidence_threshold=0.5,
+        prediction="a b",
     )
 
 

@@ -109,12 +109,30 @@ def test_older_spellings_are_read_with_a_warning(older, today, caplog):
         ),
         ({"method": "pard"}, {"method": "draft_model", "parallel_drafting": True}),
         ({"disable_padded_drafter_batch": True}, {}),
+        ({"method": "mlp"}, {"method": "mlp_speculator"}),
+        ({"method": "qwen3_next_mtp"}, {"method": "mtp"}),
     ],
 )
 def test_keys_of_vllm_mean_what_they_mean_there(of_vllm, ours):
     assert read_speculation({"model": "./a", **of_vllm}) == read_speculation(
         {"model": "./a", **ours}
     )
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("disable_padded_drafter_batch", False),
+        ("use_heterogeneous_vocab", True),
+        ("draft_sample_method", "probabilistic"),
+        ("enforce_eager", True),
+    ],
+)
+def test_keys_of_vllm_without_an_effect_are_accepted_with_a_note(key, value, caplog):
+    with caplog.at_level(logging.WARNING):
+        assert read_speculation({"model": "./a", key: value}) == read_speculation({"model": "./a"})
+    [record] = caplog.records
+    assert f"speculative_config.{key} has no effect" in record.getMessage()
 
 
 def test_todays_spellings_are_read_without_one(caplog):
@@ -247,7 +265,8 @@ def test_synthetic_acceptance_is_no_verifier_of_requests_by_default():
         ({"batch_budget": True, "batch_budget_max": 2}, "batch_budget_max is 2; it must be from 3"),
         ({**DRAFT, "draft_window": 0}, "draft_window is 0; it must be from 1 to 16777216"),
         ({"method": "pard", "parallel_drafting": False}, "true or left out where method is pard"),
-        ({"disable_padded_drafter_batch": False}, "it must be true or left out"),
+        ({"disable_padded_drafter_batch": 1}, "it must be true or false, or left out: drafts"),
+        ({"draft_sample_method": "beam"}, "it must be greedy or probabilistic, or left out"),
         ({"rejection_sample_method": "strict"}, "it must be one of standard, block, synthetic; "),
         ({"rejection_sample_method": ["block"]}, "it must be one of standard, block, synthetic; "),
         (SYNTHETIC, "accompanied by exactly one of synthetic_acceptance_rate, "),

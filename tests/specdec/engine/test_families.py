@@ -5,7 +5,6 @@ from functools import cache
 
 import pytest
 import torch
-import transformers
 
 from specdec.config.quantization import QUANTIZATION_METHODS
 from specdec.config.speculative import SpeculativeConfig
@@ -24,14 +23,15 @@ from tests.specdec.engines import (
 )
 from tests.specdec.fakes import run_ranks
 from tests.specdec.heads import HEADS
-from tests.specdec.models.families import FAMILIES, save_family
+from tests.specdec.models.families import FAMILIES, reference_model, save_family
 from tests.specdec.tiny import disturbed_llama_dir, train_tokenizer
 
-NAMES = [name for name in FAMILIES if not name.startswith(("llama", "mistral", "qwen"))]
+DENSE = [name for name in FAMILIES if FAMILIES[name][0] in ("Llama", "Mistral", "Qwen2", "Qwen3")]
+NAMES = [name for name in FAMILIES if name not in DENSE]
 NATIVE_ONLY = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
 QUICK = [  # together they have every trait
     name
-    if name in ("granite", "olmo3", "phi3", "gemma2", "starcoder2", "cohere")
+    if name in ("granite", "olmo3", "phi3", "gemma2", "starcoder2", "cohere", "qwen3-moe")
     else pytest.param(name, marks=pytest.mark.slow)
     for name in NAMES
 ]
@@ -167,17 +167,13 @@ def test_long_greedy_texts_equal_transformers(directory, kernels):
     assert counts.speculation.num_accepted_tokens > 0
 
 
+cached_model = cache(reference_model)
+
+
 @torch.inference_mode()
 def distance_from_best(directory, prompt, tokens):
     """Return by how much the logit of a chosen token is below the largest, at most."""
-    logits = reference_model(directory)(torch.tensor([[*prompt, *tokens]])).logits[0]
+    logits = cached_model(directory)(torch.tensor([[*prompt, *tokens]])).logits[0]
     steps = logits[len(prompt) - 1 : -1]
     chosen = steps.gather(1, torch.tensor(tokens)[:, None])[:, 0]
     return float((steps.amax(1) - chosen).max())
-
-
-@cache
-def reference_model(directory):
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        directory, dtype=torch.float32, attn_implementation="eager"
-    ).eval()

@@ -14,7 +14,7 @@ from specdec.types.errors import InvalidValueError
 from tests.specdec.models.families import save_family
 
 TORCH = Precision("float32", None, is_native=False)
-FAMILIES = ["llama-tied", "gemma2", "starcoder2", "phi3", "olmo2"]
+FAMILIES = ["llama-tied", "gemma2", "starcoder2", "phi3", "olmo2", "qwen3-moe"]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -36,8 +36,9 @@ def test_memory_by_rank_is_that_of_the_loaded_matrices(tmp_path, family, size):
         )
         matrices = [model.lm_head.matrix.weight]
         for layer in model.layers:
-            linears = (layer.attention.qkv_proj, layer.attention.o_proj)
-            linears += (layer.mlp.gate_up_proj, layer.mlp.down_proj)
+            linears = [layer.attention.qkv_proj, layer.attention.o_proj]
+            for mlp in getattr(layer.mlp, "experts", [layer.mlp]):
+                linears += [mlp.gate_up_proj, mlp.down_proj]
             matrices += [each.matrix.weight for each in linears]
         num_elements = sum(each.numel() for each in matrices)
         if not config.tie_word_embeddings:

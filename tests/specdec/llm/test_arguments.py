@@ -13,7 +13,7 @@ from specdec.types.errors import InvalidValueError
 def test_defaults():
     arguments = read_arguments("smollm2-135m-instruct", {})
     assert arguments.config.model == arguments.model_name == "smollm2-135m-instruct"
-    assert (arguments.seed, arguments.metric_prefix) == (0, "specdec:")
+    assert (arguments.seed, arguments.metric_prefix) == (0, None)
     assert (arguments.logs_stats, arguments.executor) == (False, None)
     assert arguments.config.speculative_config is not None
     assert arguments.config.max_queue_len == 1_000_000

@@ -5,11 +5,13 @@ import subprocess
 import sys
 import threading
 import weakref
+from dataclasses import replace
 
 import psutil
 import pytest
 
-from specdec import LLM, SamplingParams, StructuredOutput
+from specdec import LLM, SamplingParams, SpeculationOptions, StructuredOutput
+from specdec.llm import Counter, Histogram, Vector
 from specdec.types.errors import InvalidValueError, NotReadyError
 from tests.specdec.llm.models import arguments, metrics_of
 from tests.specdec.tiny import renamed_dtype_dir
@@ -87,6 +89,48 @@ def test_metrics_are_the_sums_over_outputs(llm):
     latency = "e2e_request_latency_seconds"
     assert after[latency].count - before[latency].count == len(outputs)
     assert after[latency].buckets["+Inf"] == after[latency].count
+
+
+def test_the_loop_of_vllms_example_counts_under_its_names(llm):
+    """Names are compared as in the example; every metric but a histogram has a value."""
+    llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    counts, accepted_at = dict.fromkeys(("drafts", "draft_tokens", "accepted_tokens"), 0), [0] * 3
+    for metric in llm.get_metrics():
+        for name in counts:
+            if metric.name == f"vllm:spec_decode_num_{name}":
+                assert isinstance(metric, Counter)
+                counts[name] += metric.value
+        if metric.name == "vllm:spec_decode_num_accepted_tokens_per_pos":
+            assert isinstance(metric, Vector)
+            assert metric.value == sum(metric.values)
+            for position in range(len(metric.values)):
+                accepted_at[position] += metric.values[position]
+        elif not isinstance(metric, Histogram):
+            assert metric.value >= 0
+    own = metrics_of(llm)
+    assert counts == {name: own[f"spec_decode_num_{name}"] for name in counts}
+    assert sum(accepted_at) == counts["accepted_tokens"] > 0
+
+
+def test_a_prefix_that_is_given_is_the_only_one(tiny_model_dir):
+    with LLM(**arguments(tiny_model_dir, metric_prefix="specdec:")) as llm:
+        names = [metric.name for metric in llm.get_metrics()]
+    assert names
+    assert all(name.startswith("specdec:") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("agenerate", r"AsyncLLM\(model\).generate"),
+        ("embed", "the models generate text"),
+        ("beam_search", "use generate with n"),
+        ("xyzzy", "has no attribute 'xyzzy'$"),
+    ],
+)
+def test_the_error_for_a_method_of_another_engine_has_a_hint(llm, name, hint):
+    with pytest.raises(AttributeError, match=hint):
+        getattr(llm, name)
 
 
 def test_an_invalid_prompt_is_rejected_before_any_runs(llm):
@@ -361,3 +405,13 @@ def test_speculation_is_on_by_default(tiny_model_dir):
     del values["speculative_config"]
     with LLM(**values) as llm:
         assert llm.speculation.mode == "auto"
+
+
+def test_predicted_output_is_drafted_and_changes_no_token(llm, plain):
+    [before] = plain.generate(PROMPTS[:1], GREEDY, use_tqdm=False)
+    options = SpeculationOptions(prediction=before.outputs[0].text)
+    params = replace(GREEDY, speculation=options)
+    [output] = llm.generate(PROMPTS[:1], params, use_tqdm=False)
+    assert output.outputs[0].token_ids == before.outputs[0].token_ids
+    assert output.prediction.num_accepted_tokens > 0
+    assert output.prediction.num_drafts <= output.speculation.num_drafts

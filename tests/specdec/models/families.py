@@ -1,5 +1,6 @@
 """Tiny random checkpoints of every supported family, with all of its features switched on."""
 
+import torch
 import transformers
 
 from tests.specdec.tiny import random_model
@@ -129,6 +130,29 @@ FAMILIES = {
     "starcoder2": ("Starcoder2", {"sliding_window": WINDOW}),
     "cohere": ("Cohere", {"attention_bias": True, "use_qk_norm": True, "logit_scale": 0.5}),
     "cohere2": ("Cohere2", {**ALTERNATING, "attention_bias": True, "logit_scale": 0.5}),
+    "mixtral": ("Mixtral", {"sliding_window": WINDOW, "num_local_experts": 5}),
+    "qwen3-moe": (
+        "Qwen3Moe",
+        {
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 47,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "olmoe": (
+        "Olmoe",
+        {
+            "hidden_size": 144,
+            "attention_bias": True,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+        },
+    ),
 }
 """Names of the tests: the family in transformers, and changes of its configuration."""
 
@@ -160,3 +184,11 @@ def save_family(directory, name, **changes):
             if "norm" in parameter:
                 weight.data -= 1
     model.save_pretrained(directory)
+
+
+def reference_model(directory):
+    """Load the model of transformers, with plain attention and experts."""
+    implementations = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, **implementations
+    ).eval()

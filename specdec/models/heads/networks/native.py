@@ -25,7 +25,7 @@ from specdec.models.heads.networks.layers import FIRST_SLOT, UnnormalizedLayer
 from specdec.models.heads.networks.recurrent import Place, tree_chunks
 from specdec.models.heads.networks.vocabulary import has_ascending_tokens, own_target_tokens
 from specdec.models.layers.rotary import RotaryEmbedding
-from specdec.models.llama import DecoderLayer
+from specdec.models.llama import MLP, DecoderLayer
 from specdec.models.native_weights import NativeWeights, all_reduce_of, native_matrix
 
 TorchHead = Eagle3Head | FusedHead
@@ -180,7 +180,7 @@ class NativeHead:
         return self._weights.layer(
             layer.attention,
             layer.mlp_norm,
-            layer.mlp,
+            cast(MLP, layer.mlp),
             input_norm=input_norm,
             rotary=rotary,
             window=window,

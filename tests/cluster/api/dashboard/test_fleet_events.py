@@ -15,7 +15,7 @@ from specdec.client import ReplicaReport
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import NotReadyError, OverloadedError
 from tests.clock import Clock
-from tests.cluster.admin_service import Drafters, LocalHandle, take_profile, take_samples
+from tests.cluster.admin_service import Adapters, Drafters, LocalHandle, take_profile, take_samples
 
 CONFIGURED = SpeculationControl("auto", threshold=8, num_speculative_tokens=3)
 REPORT = ReplicaReport("a", is_ready=True, num_decoding=2)
@@ -39,7 +39,13 @@ async def admin(handle):
 
     link = ControlClient(handle, ignore, lambda: REPORT, call_timeout_s=0.3)
     return AdminServicer(
-        link, AdminAccess(), StatsStreams(link.fleet), take_profile, Drafters(), take_samples
+        link,
+        AdminAccess(),
+        StatsStreams(link.fleet),
+        take_profile,
+        Drafters(),
+        Adapters(),
+        take_samples,
     )
 
 

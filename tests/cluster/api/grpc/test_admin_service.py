@@ -11,6 +11,7 @@ from cluster.control.store import ControlStore
 from protos.specdec.v1 import admin_pb2 as pb
 from protos.specdec.v1.admin_pb2_grpc import AdminServiceStub
 from specdec.client import (
+    AdapterOrder,
     AdminClient,
     ClientError,
     Counts,
@@ -26,6 +27,7 @@ from specdec.types.control import RateRule, SpeculationControl
 from specdec.types.errors import InvalidValueError
 from specdec.types.stats import SpeculationStats
 from tests.cluster.admin_service import (
+    Adapters,
     Drafters,
     LocalHandle,
     running_admin_service,
@@ -239,6 +241,62 @@ def test_an_order_for_the_drafter_arrives_as_it_was_sent(handle, order):
     assert drafters.orders == [order]
 
 
+def test_orders_for_adapters_arrive_as_they_were_sent(handle):
+    adapters = Adapters()
+    with (
+        running_admin_service(handle, REPORT, adapters=adapters) as address,
+        AdminClient(address) as client,
+    ):
+        assert client.adapters() == asyncio.run(Adapters()(AdapterOrder()))
+        load = AdapterOrder.load("chat", "/adapters/chat", replaces=True, replica_id="r1")
+        assert client.load_adapter(load) == asyncio.run(Adapters()(load))
+        unload = AdapterOrder.unload("sql", replica_id="r2")
+        assert client.unload_adapter("sql", "r2") == asyncio.run(Adapters()(unload))
+        client.unload_adapter("sql")
+    assert adapters.orders == [AdapterOrder(), load, unload, AdapterOrder.unload("sql")]
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "code", "message"),
+    [
+        ("LoadAdapter", pb.LoadAdapterRequest(path="/a"), "INVALID_ARGUMENT", "name is ''"),
+        ("LoadAdapter", pb.LoadAdapterRequest(name="a"), "INVALID_ARGUMENT", "path is ''"),
+        (
+            "LoadAdapter",
+            pb.LoadAdapterRequest(name="a b", path="/a"),
+            "INVALID_ARGUMENT",
+            "name is 'a b'; it must be 1 to 256 letters",
+        ),
+        (
+            "LoadAdapter",
+            pb.LoadAdapterRequest(name="a", path="/a\n"),
+            "INVALID_ARGUMENT",
+            "printable characters",
+        ),
+        (
+            "LoadAdapter",
+            pb.LoadAdapterRequest(name="sql", path="/a"),
+            "INVALID_ARGUMENT",
+            "lora_name is 'sql'; it must be a name that no loaded adapter has",
+        ),
+        ("UnloadAdapter", pb.UnloadAdapterRequest(), "INVALID_ARGUMENT", "name is ''"),
+        (
+            "UnloadAdapter",
+            pb.UnloadAdapterRequest(name="other"),
+            "NOT_FOUND",
+            "model 'other' is not served; served: 'sql'",
+        ),
+    ],
+)
+def test_a_wrong_order_for_adapters_is_refused(address, method, request_, code, message):
+    with (
+        grpc.insecure_channel(address) as channel,
+        pytest.raises(grpc.RpcError, match=message) as error,
+    ):
+        getattr(AdminServiceStub(channel), method)(request_, timeout=10)
+    assert error.value.code() is grpc.StatusCode[code]
+
+
 def test_samples_arrive_as_they_were_taken(client):
     assert client.take_samples() == asyncio.run(take_samples(SampleOrder()))
     order = SampleOrder(max_tokens=5, replica_id="r2")
@@ -293,6 +351,9 @@ def test_without_the_token_every_call_is_refused(handle, presented):
             client.drafters,
             lambda: client.set_drafter(DrafterOrder(version=1)),
             client.take_samples,
+            client.adapters,
+            lambda: client.load_adapter(AdapterOrder.load("a", "/a")),
+            lambda: client.unload_adapter("sql"),
         ):
             with pytest.raises(ClientError, match="needs the admin token") as error:
                 call()

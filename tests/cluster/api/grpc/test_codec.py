@@ -61,6 +61,7 @@ EVERY_PARAMETER = SamplingParams(
         acceptance_threshold=0.0,
         scale_draft_temperature=False,
         draft_confidence_threshold=0.0,
+        prediction="b a",
     ),
 )
 STRUCTURES = (
@@ -168,7 +169,7 @@ SAMPLING_LIMITS = [
     ({"temperature": 101}, "temperature"),
     ({"top_p": 0}, "top_p"),
     ({"top_p": float("nan")}, "top_p"),
-    ({"top_k": -1}, "top_k"),
+    ({"top_k": -2}, "top_k"),
     ({"min_p": 1.5}, "min_p"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
     ({"repetition_penalty": float("inf")}, "repetition_penalty"),

@@ -27,7 +27,7 @@ def test_liveness_and_readiness(router, health, ready):
 
 def test_unknown_paths_and_methods_have_the_format_of_other_errors():
     client = TestClient(make_app(lambda: SimpleNamespace(), lambda: None))
-    missing, wrong = client.post("/v1/embeddings"), client.delete("/v1/models")
+    missing, wrong = client.post("/v1/audio/speech"), client.delete("/v1/models")
     assert (missing.status_code, wrong.status_code) == (404, 405)
     assert missing.json()["error"]["message"] == "Not Found"
     assert (wrong.json()["error"]["message"], wrong.headers["allow"]) == (

@@ -110,8 +110,10 @@ def test_the_timeout_is_the_smaller_of_the_header_and_the_configuration(asked, t
 
 
 def test_a_seed_is_chosen_unless_it_is_given():
-    assert with_seed(SamplingParams(seed=7)).seed == 7
-    chosen = {with_seed(SamplingParams()).seed for _ in range(3)}
+    seeds = iter((3, 1, 4))
+    router = SimpleNamespace(new_seed=lambda: next(seeds))
+    assert with_seed(SamplingParams(seed=7), router).seed == 7
+    chosen = {with_seed(SamplingParams(), router).seed for _ in range(3)}
     assert None not in chosen
     assert len(chosen) == 3
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import openai
 import pytest
@@ -398,3 +399,61 @@ async def test_the_client_retries_after_the_hint(http):
     asked = (client.chat.completions.create(**body, extra_body=MORE) for _ in range(2))
     answers = await asyncio.gather(*asked)
     assert [len(each.choices) for each in answers] == [12, 12]
+
+
+async def test_predicted_output_changes_speed_alone(http):
+    plain = await ask(http, max_tokens=40)
+    text = plain["choices"][0]["message"]["content"]
+    parts = [{"type": "text", "text": text[:9]}, {"type": "text", "text": text[9:]}]
+    for content in (text, parts):
+        body = await ask(http, max_tokens=40, prediction={"type": "content", "content": content})
+        assert body["choices"] == plain["choices"]
+        details = body["usage"]["completion_tokens_details"]
+        assert details["accepted_prediction_tokens"] > 5
+        assert (
+            details["accepted_prediction_tokens"] <= details["speculation"]["num_accepted_tokens"]
+        )
+    details = plain["usage"]["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] == details["rejected_prediction_tokens"] == 0
+
+
+async def test_a_wrong_prediction_is_rejected_token_by_token(http):
+    plain = await ask(http)
+    wrong = {"type": "content", "content": "wholly different words, again and again"}
+    body = await ask(http, prediction=wrong)
+    assert body["choices"] == plain["choices"]
+    assert body["usage"]["completion_tokens_details"]["rejected_prediction_tokens"] > 0
+
+
+async def test_a_prediction_is_given_once_and_is_text(http):
+    prediction = {"type": "content", "content": "a"}
+    both = await refusal(http, prediction=prediction, speculation={"prediction": "b"})
+    assert "left out where prediction is given" in both["message"]
+    empty = await refusal(http, prediction={"type": "content", "content": ""})
+    assert empty["param"] == "prediction.content"
+    other = await refusal(http, prediction={"type": "audio", "content": "a"})
+    assert other["param"] == "prediction.type"
+
+
+async def test_reasoning_is_a_separate_field(http, router, monkeypatch):
+    plain = (await ask(http, max_tokens=20))["choices"][0]["message"]["content"]
+    config = replace(router.config, reasoning_parser="deepseek_r1")
+    monkeypatch.setattr(router, "config", config)
+    message = (await ask(http, max_tokens=20))["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == (plain.strip(), "")
+    hidden = (await ask(http, max_tokens=20, include_reasoning=False))["choices"][0]["message"]
+    assert "reasoning_content" not in hidden
+    json_only = await ask(http, max_tokens=20, guided_choice=["yes", "no"])
+    assert json_only["choices"][0]["message"]["content"] in ("yes", "no")
+    response = await http.post(URL, json={**CHAT, **MORE, "max_tokens": 20, "stream": True})
+    deltas = [each["choices"][0]["delta"] for each in events(response)]
+    assert "".join(each.get("reasoning_content", "") for each in deltas) == plain.strip()
+    assert not any(each.get("content") for each in deltas)
+
+
+async def test_a_response_has_no_reasoning(http, router, monkeypatch):
+    config = replace(router.config, reasoning_parser="deepseek_r1")
+    monkeypatch.setattr(router, "config", config)
+    body = {"input": "Ask the baker", "max_output_tokens": 16, "temperature": 0}
+    response = await http.post("/v1/responses", json=body)
+    assert response.json()["output"][0]["content"][0]["text"] == ""

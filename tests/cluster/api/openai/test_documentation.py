@@ -6,7 +6,12 @@ from typing import Literal, get_args, get_origin
 
 import pytest
 
-from cluster.api.openai.chat_schema import ChatRequest, FunctionDefinition, Message
+from cluster.api.openai.chat_schema import (
+    ChatRequest,
+    FunctionDefinition,
+    Message,
+    Prediction,
+)
 from cluster.api.openai.completion_schema import (
     CompletionRequest,
     DetokenizeRequest,
@@ -32,6 +37,7 @@ MODELS = (
     TextFormat,
     ChatRequest,
     Message,
+    Prediction,
     CompletionRequest,
     ResponsesRequest,
     Speculation,

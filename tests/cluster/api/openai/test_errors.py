@@ -84,6 +84,20 @@ def test_validation_of_a_long_body_stops_early(model, body):
     assert caught.value.error_count() <= 4
 
 
+@pytest.mark.parametrize(
+    ("name", "parent"),
+    [
+        ("num_speculative_tokens", "speculation"),
+        ("verifier", "speculation"),
+        ("include_usage", "stream_options"),
+    ],
+)
+def test_the_error_of_a_field_at_the_wrong_level_names_the_right_one(name, parent):
+    details = failure_of_chat({**CHAT, name: 3}).details
+    assert details.param == name
+    assert f'it must be a field of {parent}, as in "{parent}": {{"{name}": ...}}' in details.message
+
+
 def test_an_unknown_name_is_truncated():
     failure = failure_of_chat({**CHAT, "x" * 100_000: 1})
     assert len(failure.details.message) < 1000

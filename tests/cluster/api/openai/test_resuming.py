@@ -81,7 +81,7 @@ def shown_helper(port):
 
 
 async def test_the_shown_helper_resumes_broken_streams(router, http, monkeypatch, capsys):
-    monkeypatch.setattr("cluster.replica.router.secrets.randbits", lambda num_bits: 5)
+    monkeypatch.setattr(router, "new_seed", lambda: 5)
     app = BrokenStreams(make_app(lambda: router, lambda: ALONE, ApiKeys))
     async with running_server(app) as port:
         await asyncio.to_thread(exec, shown_helper(port), {})

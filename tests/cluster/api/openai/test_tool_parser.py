@@ -6,14 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.api.openai.pieces import CallArguments, CallStart, Content
 from cluster.api.openai.tool_format import HERMES, LLAMA
-from cluster.api.openai.tool_parser import (
-    CallArguments,
-    CallStart,
-    Content,
-    JsonSpan,
-    ToolCallParser,
-)
+from cluster.api.openai.tool_parser import JsonSpan, ToolCallParser
 
 NAMES = ("weather", "time")
 WEATHER = (

@@ -48,6 +48,23 @@ def test_the_table_holds_the_measured_times():
     assert target.known == set(), "sequences were left behind"
 
 
+def test_tokens_of_a_step_differ_as_those_of_text():
+    """Equal ones would be routed to the same experts of a mixture."""
+    steps = []
+
+    class Recorder(TimedTarget):
+        def begin(self, step):
+            super().begin(step)
+            steps.append([token for row in step.rows for token in row.token_ids])
+
+    clock = Clock()
+    config = engine_config(max_num_seqs=8, max_num_batched_tokens=64)
+    CostProfiler(config, 4, clock).verification(Recorder(clock), budget_s=100)
+    largest = max(steps, key=len)
+    assert len(largest) == 40
+    assert len(set(largest)) > 30
+
+
 def test_a_head_drafts_in_the_steps_with_drafts():
     """Its seconds are in the target's step, so that they are part of the cost of a draft."""
     clock, costs = Clock(), []

@@ -1,43 +1,46 @@
-"""Orders for the versions of draft heads that several replicas execute."""
+"""Orders for draft heads and adapters that several replicas execute."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
+from specdec.types.adapters import AdapterOrder, AdapterReport
 from specdec.types.drafters import DrafterOrder, DrafterReport
 from specdec.types.errors import InvalidValueError, NotReadyError, SpecdecError
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Report = TypeVar("Report", DrafterReport, AdapterReport)
 
 INTERNAL_FAULT = "internal error; the log of the replica has the details"
 
 
 @dataclass(frozen=True)
-class OrderResult:
+class OrderResult(Generic[Report]):
     """Outcome of an order on one replica. error: None where it was executed."""
 
-    report: DrafterReport
+    report: Report
     error: Exception | None = None
 
 
-async def result_of(execution: Awaitable[DrafterReport], replica_id: str) -> OrderResult:
-    """Wait for an execution, and return its report or its error.
+async def result_of(
+    execution: Awaitable[Report], replica_id: str, kind: type[Report]
+) -> OrderResult[Report]:
+    """Wait for an execution, and return its report or its error. kind: of the report.
 
     An error of ours is logged here, and is a RuntimeError without details for the caller.
     """
     try:
         return OrderResult(await execution)
     except SpecdecError as error:
-        return OrderResult(DrafterReport(replica_id, fault=str(error)), error)
+        return OrderResult(kind(replica_id, fault=str(error)), error)
     except Exception:
-        logger.exception("an order for the draft head failed")
-        fault = DrafterReport(replica_id, fault=INTERNAL_FAULT)
-        return OrderResult(fault, RuntimeError(INTERNAL_FAULT))
+        logger.exception("an order failed")
+        return OrderResult(kind(replica_id, fault=INTERNAL_FAULT), RuntimeError(INTERNAL_FAULT))
 
 
 def answers_of(results: Iterable[object], kind: type[T]) -> list[T]:
@@ -54,13 +57,15 @@ def answers_of(results: Iterable[object], kind: type[T]) -> list[T]:
     return found
 
 
-def reports_of(order: DrafterOrder, results: Iterable[object]) -> tuple[DrafterReport, ...]:
+def reports_of(
+    order: DrafterOrder | AdapterOrder, results: Iterable[object], kind: type[Report]
+) -> tuple[Report, ...]:
     """Return the reports of the replicas that executed an order, by id, with the others' faults.
 
     results: of a broadcast; those that are no OrderResult come from replicas that were not
     addressed or are lost. Raises the error of a replica where none executed the order.
     """
-    found = answers_of(results, OrderResult)
+    found: list[OrderResult[Report]] = answers_of(results, OrderResult)
     if not found and order.replica_id:
         limit = "the id of a replica, as shown by `specdec status`, or left out"
         raise InvalidValueError("replica_id", order.replica_id, limit)

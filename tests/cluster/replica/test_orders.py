@@ -1,11 +1,11 @@
-"""Orders for the versions of draft heads of several replicas."""
+"""Orders for draft heads and adapters of several replicas."""
 
 import asyncio
 import pickle
 
 import pytest
 
-from cluster.replica.drafter_orders import (
+from cluster.replica.orders import (
     INTERNAL_FAULT,
     OrderResult,
     answers_of,
@@ -32,21 +32,24 @@ async def broken():
 
 
 def test_the_error_of_a_caller_becomes_a_fault_and_others_are_raised():
-    assert asyncio.run(result_of(executed(), "r1")) == OrderResult(
+    assert asyncio.run(result_of(executed(), "r1", DrafterReport)) == OrderResult(
         DrafterReport("r1", (), False, 3)
     )
-    result = asyncio.run(result_of(refused(), "r2"))
+    result = asyncio.run(result_of(refused(), "r2", DrafterReport))
     assert (result.report.replica_id, result.report.fault) == ("r2", str(REFUSED))
     assert str(pickle.loads(pickle.dumps(result)).error) == str(REFUSED), "it crosses processes"
 
 
 def test_an_error_of_ours_is_logged_and_a_fault_without_details(caplog):
-    result = asyncio.run(result_of(broken(), "r3"))
+    result = asyncio.run(result_of(broken(), "r3", DrafterReport))
     assert (result.report.replica_id, result.report.fault) == ("r3", INTERNAL_FAULT)
     assert "a fault of ours" in caplog.text
-    assert reports_of(ORDER, [OrderResult(DrafterReport("r1")), result])[1] == result.report
+    assert (
+        reports_of(ORDER, [OrderResult(DrafterReport("r1")), result], DrafterReport)[1]
+        == result.report
+    )
     with pytest.raises(RuntimeError, match="internal error"):
-        reports_of(ORDER, [result])
+        reports_of(ORDER, [result], DrafterReport)
 
 
 def test_replicas_that_are_lost_are_logged(caplog):
@@ -58,14 +61,14 @@ def test_reports_are_sorted_and_include_the_faults_of_some_replicas():
     second = OrderResult(DrafterReport("r2", fault=str(REFUSED)), REFUSED)
     first = OrderResult(DrafterReport("r1"))
     results = [None, second, RuntimeError("lost"), first]
-    assert reports_of(ORDER, results) == (first.report, second.report)
+    assert reports_of(ORDER, results, DrafterReport) == (first.report, second.report)
 
 
 def test_an_order_that_no_replica_executed_is_an_error():
     result = OrderResult(DrafterReport("r1", fault=str(REFUSED)), REFUSED)
     with pytest.raises(InvalidValueError, match="must be one of 1"):
-        reports_of(ORDER, [result, None])
+        reports_of(ORDER, [result, None], DrafterReport)
     with pytest.raises(NotReadyError, match="no replica answered"):
-        reports_of(ORDER, [RuntimeError("lost")])
+        reports_of(ORDER, [RuntimeError("lost")], DrafterReport)
     with pytest.raises(InvalidValueError, match="replica_id is 'r9'; it must be the id"):
-        reports_of(DrafterOrder(version=2, replica_id="r9"), [None])
+        reports_of(DrafterOrder(version=2, replica_id="r9"), [None], DrafterReport)

@@ -1,0 +1,111 @@
+"""Converts requests of the Messages API to chats."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from cluster.api.anthropic.schema import (
+    CountTokensRequest,
+    Message,
+    MessagesRequest,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from cluster.api.openai.chat_schema import ChatRequest
+from specdec.text.chat_template import ChatTemplate
+from specdec.types.errors import InvalidValueError
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_THINKING_VARIABLES = ("enable_thinking", "thinking")
+"""Variables of chat templates by which a model thinks on request."""
+
+
+def to_chat(request: CountTokensRequest, template: ChatTemplate) -> ChatRequest:
+    """Return the equivalent chat. Raise InvalidValueError."""
+    fields: dict[str, Any] = {"messages": list(_messages(request)), "model": request.model}
+    if request.tools:
+        fields["tools"] = [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters": tool.input_schema,
+                },
+            }
+            for tool in request.tools
+        ]
+    fields |= _tool_choice(request) | _thinking(request, template)
+    if isinstance(request, MessagesRequest):
+        fields |= {
+            "max_completion_tokens": request.max_tokens,
+            "stop": request.stop_sequences,
+            "stream": request.stream,
+            "priority": request.priority,
+            "speculation": request.speculation,
+            **{name: getattr(request, name) for name in ("temperature", "top_p", "top_k")},
+        }
+    return ChatRequest(**fields)
+
+
+def _tool_choice(request: CountTokensRequest) -> dict[str, Any]:
+    choice = request.tool_choice
+    if choice is None:
+        return {}
+    given: dict[str, Any] = {"parallel_tool_calls": not choice.disable_parallel_tool_use}
+    if choice.type != "tool":
+        return {**given, "tool_choice": _CHOICES[choice.type]}
+    if choice.name is None:
+        raise InvalidValueError("tool_choice.name", None, "given with type tool")
+    named = {"type": "function", "function": {"name": choice.name}}
+    return {**given, "tool_choice": named}
+
+
+def _thinking(request: CountTokensRequest, template: ChatTemplate) -> dict[str, Any]:
+    if request.thinking is None:
+        return {}
+    known = template.options(has_tools=bool(request.tools))
+    is_on = request.thinking.type != "disabled"
+    variables = {name: is_on for name in _THINKING_VARIABLES if name in known}
+    return {"chat_template_kwargs": variables} if variables else {}
+
+
+def _messages(request: CountTokensRequest) -> Iterator[dict[str, Any]]:
+    if request.system is not None:
+        yield {"role": "system", "content": _text(request.system)}
+    for message in request.messages:
+        yield from _turns(message)
+
+
+def _turns(message: Message) -> Iterator[dict[str, Any]]:
+    """Yield the chat messages of a message: results of calls have their own, before its text."""
+    blocks = message.content
+    if isinstance(blocks, str):
+        yield {"role": message.role, "content": blocks}
+        return
+    for block in blocks:
+        if isinstance(block, ToolResultBlock):
+            text = "" if block.content is None else _text(block.content)
+            content = f"Error: {text}" if block.is_error else text
+            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+    texts = [block.text for block in blocks if isinstance(block, TextBlock)]
+    turn: dict[str, Any] = {"role": message.role, "content": "\n".join(texts)}
+    if calls := [_call(block) for block in blocks if isinstance(block, ToolUseBlock)]:
+        turn["tool_calls"] = calls
+    if thoughts := [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]:
+        turn["reasoning_content"] = "\n".join(thoughts)
+    if texts or len(turn) > 2:
+        yield turn
+
+
+def _call(block: ToolUseBlock) -> dict[str, Any]:
+    function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
+    return {"id": block.id, "type": "function", "function": function}
+
+
+def _text(content: str | Sequence[TextBlock]) -> str:
+    return content if isinstance(content, str) else "\n".join(block.text for block in content)

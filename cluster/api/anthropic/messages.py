@@ -1,0 +1,187 @@
+"""`/v1/messages`: prepares a message and builds its response."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import Field
+
+from cluster.api.anthropic.conversion import to_chat
+from cluster.api.anthropic.errors import error_body
+from cluster.api.anthropic.schema import MessagesRequest
+from cluster.api.openai.builders import RequestContext, ResponseBuilder
+from cluster.api.openai.chat import ChatBuilder, prepare_chat
+from cluster.api.openai.errors import Failure
+from cluster.api.openai.pieces import CallArguments, CallStart, Content, Piece, Reasoning
+from cluster.api.openai.schema import ResponseModel
+from cluster.api.openai.streams import PromptOutput
+from cluster.api.openai.tool_families import new_call_id
+from cluster.api.sse import json_event
+from cluster.replica.router import Router
+from specdec.types.responses import EngineOutput, FinishReason
+
+
+async def prepare_messages(
+    router: Router, request: MessagesRequest, context: RequestContext
+) -> MessagesBuilder:
+    """Validate and tokenize a request. Raise the errors of its fields."""
+    router.check_admission(request.model or "", 1)  # before the template: it waits for loading
+    chat = await prepare_chat(router, to_chat(request, router.text.chat_template), context)
+    return MessagesBuilder(chat, f"msg_{context.request_id}")
+
+
+class MessageBody(ResponseModel):
+    """The response without streaming."""
+
+    message: dict[str, Any] = Field(description="in Anthropic's format")
+
+    def to_json(self) -> str:
+        """Serialize to one line of JSON."""
+        return json.dumps(self.message, ensure_ascii=False)
+
+
+class MessagesBuilder(ResponseBuilder):
+    """Builder of the response to a request of `/v1/messages`.
+
+    The pieces of an answer become content blocks; a block ends where one of another kind begins.
+    """
+
+    def __init__(self, chat: ChatBuilder, message_id: str) -> None:
+        """Make a builder. chat: the equivalent chat."""
+        super().__init__(chat.calls, None)
+        self._reading = chat.reading
+        self._parser = chat.reading.parser()
+        self._info = chat.info
+        self._id = message_id
+        self._blocks: list[dict[str, Any]] = []
+        self._last: EngineOutput | None = None
+
+    def add(self, each: PromptOutput) -> None:
+        """Add an output to the complete response."""
+        for _ in self._changes(each):
+            pass
+
+    def body(self) -> MessageBody:
+        """Build the complete response."""
+        blocks = [_complete(block) for block in self._blocks]
+        return MessageBody(message={**self._message(), "content": blocks})
+
+    def opening(self) -> list[bytes]:
+        """Encode the start, which comes before the number of prompt tokens is known."""
+        return []
+
+    def events(self, each: PromptOutput) -> list[bytes]:
+        """Encode an output; the first one with the start of the message."""
+        is_first = not self.meter.has_output
+        changes = list(self._changes(each))
+        if is_first:
+            message = {**self._message(), "content": [], "stop_reason": None}
+            changes.insert(0, {"type": "message_start", "message": message})
+        return [json_event(change["type"], change) for change in changes]
+
+    def closing(self) -> list[bytes]:
+        """Encode the end of the last block and of the message."""
+        changes: list[dict[str, Any]] = []
+        if self._blocks:
+            changes.append({"type": "content_block_stop", "index": len(self._blocks) - 1})
+        message = self._message()
+        delta = {name: message[name] for name in ("stop_reason", "stop_sequence")}
+        changes.append({"type": "message_delta", "delta": delta, "usage": message["usage"]})
+        changes.append({"type": "message_stop"})
+        return [json_event(change["type"], change) for change in changes]
+
+    def failed(self, failure: Failure) -> list[bytes]:
+        """Encode an error as the last event."""
+        return [json_event("error", error_body(failure))]
+
+    def _changes(self, each: PromptOutput) -> Iterator[dict[str, Any]]:
+        """Add an output and yield the changes of the blocks."""
+        self.meter.add(each.prompt, each.output)
+        self._last = each.output
+        pieces = list(self._parser.feed(each.output.text))
+        if each.output.finish_reason is not None:
+            pieces += self._parser.finish()
+        for piece in self._reading.wanted(pieces):
+            yield from self._add(piece)
+
+    def _add(self, piece: Piece) -> Iterator[dict[str, Any]]:
+        match piece:
+            case Content():
+                yield from self._extend("text", "text", "text_delta", piece.text)
+            case Reasoning():
+                yield from self._extend("thinking", "thinking", "thinking_delta", piece.text)
+            case CallStart():
+                tools = self._reading.tools
+                assert tools is not None, "a call without tools"
+                call_id = piece.call_id or new_call_id(tools.form)
+                yield from self._begin(
+                    {"type": "tool_use", "id": call_id, "name": piece.name, "input": ""}
+                )
+            case CallArguments():
+                self._blocks[-1]["input"] += piece.text
+                yield self._delta({"type": "input_json_delta", "partial_json": piece.text})
+
+    def _extend(self, kind: str, field: str, delta: str, text: str) -> Iterator[dict[str, Any]]:
+        if not self._blocks or self._blocks[-1]["type"] != kind:
+            block = {"type": kind, field: ""}
+            yield from self._begin(block if kind == "text" else {**block, "signature": ""})
+        self._blocks[-1][field] += text
+        yield self._delta({"type": delta, field: text})
+
+    def _begin(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        if self._blocks:
+            yield {"type": "content_block_stop", "index": len(self._blocks) - 1}
+        self._blocks.append(block)
+        index = len(self._blocks) - 1
+        shown = {**block, "input": {}} if block["type"] == "tool_use" else dict(block)
+        yield {"type": "content_block_start", "index": index, "content_block": shown}
+
+    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta}
+
+    def _message(self) -> dict[str, Any]:
+        reason, sequence = self._stop()
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._info.model,
+            "content": [],
+            "stop_reason": reason,
+            "stop_sequence": sequence,
+            "usage": self._usage(),
+        }
+
+    def _stop(self) -> tuple[str | None, str | None]:
+        last = self._last
+        if last is None or last.finish_reason is None:
+            return None, None
+        if last.finish_reason is FinishReason.LENGTH:
+            return "max_tokens", None
+        if isinstance(last.stop_reason, str):
+            return "stop_sequence", last.stop_reason
+        return "tool_use" if self._parser.num_calls else "end_turn", None
+
+    def _usage(self) -> dict[str, Any]:
+        usage = self.meter.usage()
+        cached = usage.prompt_tokens_details.cached_tokens
+        return {
+            "input_tokens": usage.prompt_tokens - cached,
+            "cache_read_input_tokens": cached,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": usage.completion_tokens,
+            "speculation": usage.completion_tokens_details.speculation.to_dict(),
+        }
+
+
+def _complete(block: dict[str, Any]) -> dict[str, Any]:
+    """Return a block with the arguments of a call as an object; those that are cut have none."""
+    if block["type"] != "tool_use":
+        return block
+    try:
+        given = json.loads(block["input"] or "{}")
+    except (ValueError, RecursionError):
+        given = {}
+    return {**block, "input": given if isinstance(given, dict) else {}}

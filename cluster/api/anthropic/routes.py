@@ -1,0 +1,52 @@
+"""The routes of Anthropic's Messages API; their docstrings appear in /openapi.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from cluster.api.anthropic.conversion import to_chat
+from cluster.api.anthropic.errors import MessagesHandler
+from cluster.api.anthropic.messages import prepare_messages
+from cluster.api.anthropic.schema import CountTokensRequest, MessagesRequest
+from cluster.api.authentication import ApiKeys
+from cluster.api.openai.conversation import configured_tool_format, make_conversation, tool_use
+from cluster.api.openai.routes import generate_response
+from cluster.control.peers import Applications
+from cluster.replica.limits import check_model
+from cluster.replica.router import Router
+from specdec.types.request import TokenizeRequest
+
+
+def messages_routes(
+    get_router: Callable[[], Router],
+    get_keys: Callable[[], ApiKeys],
+    get_applications: Callable[[], Applications | None] | None = None,
+) -> APIRouter:
+    """Return the routes; the arguments are called for each request."""
+    handler = MessagesHandler(get_router, get_keys, get_applications)
+    routes = APIRouter(route_class=handler.route_class(), tags=["Anthropic API"])
+
+    @routes.post("/v1/messages", response_model=None)
+    async def messages(body: MessagesRequest, request: Request) -> Response:
+        """Generate the next message of a conversation, streamed with `stream`."""
+        return await generate_response(handler, prepare_messages, body, request)
+
+    @routes.post("/v1/messages/count_tokens", response_model=None)
+    async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
+        """Count the tokens of a conversation, exactly as for a message."""
+        router, context = handler.get_router(), handler.context(request, None)
+        model = check_model(body.model or "")
+        router.check_admission(model, 1)
+        template = router.text.chat_template
+        chat = to_chat(body, template)
+        form = configured_tool_format(router.config, template)
+        tools = tool_use(chat, form, router.text.is_special)
+        conversation = make_conversation(chat, tools, template, form)
+        async with context.deadline.enforce():
+            token_ids = await router.tokenize(TokenizeRequest(conversation, model, False))
+        return JSONResponse({"input_tokens": len(token_ids)})
+
+    return routes

@@ -1,0 +1,81 @@
+"""How the text of an answer is read: reasoning, tool calls and content."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from cluster.api.openai import reasoning
+from cluster.api.openai.chat_schema import ChatRequest
+from cluster.api.openai.conversation import ToolUse
+from cluster.api.openai.harmony import CHANNEL, HarmonyParser
+from cluster.api.openai.pieces import (
+    AnswerParser,
+    CallArguments,
+    CallStart,
+    Piece,
+    PlainParser,
+    Reasoning,
+)
+from cluster.api.openai.reasoning import ReasoningParser
+
+HARMONY = "gpt_oss"
+"""The parser that reads both, reasoning and calls."""
+
+
+@dataclass(frozen=True)
+class AnswerReading:
+    """The parsers of a request's answers.
+
+    tools: None without tools. reasoning: the parser of reasoning; None where there is none to
+    separate. includes_reasoning: whether the client gets it. shows_special_tokens: whether marks
+    are special tokens, which the text needs.
+    """
+
+    tools: ToolUse | None
+    reasoning: str | None
+    includes_reasoning: bool = True
+    shows_special_tokens: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether the text is content as it is."""
+        return self.tools is None and self.reasoning is None
+
+    def parser(self) -> AnswerParser:
+        """Make the parser of one answer."""
+        if self.reasoning == HARMONY:
+            return HarmonyParser(self.tools.callable if self.tools else ())
+        answer = PlainParser() if self.tools is None else self.tools.parser()
+        if self.reasoning is None:
+            return answer
+        return ReasoningParser(reasoning.SYNTAXES[self.reasoning], answer)
+
+    def wanted(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        """Drop reasoning that is not wanted, and calls after the first where there may be one."""
+        is_single = self.tools is not None and not self.tools.is_parallel
+        for each in pieces:
+            if isinstance(each, Reasoning) and not self.includes_reasoning:
+                continue
+            if is_single and isinstance(each, CallStart | CallArguments) and each.index > 0:
+                continue
+            yield each
+
+
+def answer_reading(
+    request: ChatRequest, tools: ToolUse | None, parser: str, is_special: Callable[[str], bool]
+) -> AnswerReading:
+    """Resolve how answers are read.
+
+    parser: of reasoning, as configured. A grammar of the whole text leaves no place for reasoning.
+    is_special: whether a text is a special token.
+    """
+    is_structured = request.is_structured or (tools is not None and tools.is_forced)
+    is_harmony = parser == HARMONY or (tools is not None and tools.form.name == HARMONY)
+    chosen = HARMONY if is_harmony else None if parser == "none" else parser
+    if is_structured:
+        chosen = None
+    marks = (CHANNEL,) if is_harmony else reasoning.SYNTAXES[chosen].openings if chosen else ()
+    shows = tools is not None and tools.shows_special_tokens
+    shows = shows or (not is_structured and any(map(is_special, marks)))
+    return AnswerReading(tools, chosen, request.include_reasoning, shows)

@@ -1,0 +1,126 @@
+"""The pieces that an answer is parsed into, and helpers that all parsers of answers share.
+
+Parsers are incremental. The joined pieces do not depend on how the text is split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+
+@dataclass(frozen=True)
+class Content:
+    """Text for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    """Text of the model's reasoning before its answer."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class CallStart:
+    """The start of a call; its arguments follow.
+
+    index: among the calls of the answer. call_id: the id that the model gave it; empty for none.
+    """
+
+    index: int
+    name: str
+    call_id: str = ""
+
+
+@dataclass(frozen=True)
+class CallArguments:
+    """A piece of the arguments of a call, as JSON text."""
+
+    index: int
+    text: str
+
+
+Piece = Content | Reasoning | CallStart | CallArguments
+
+
+class AnswerParser(Protocol):
+    """Parser of one answer."""
+
+    @property
+    def num_calls(self) -> int:
+        """Calls that were parsed so far."""
+
+    def feed(self, text: str) -> Iterator[Piece]:
+        """Add `text` and yield the pieces that are complete."""
+
+    def finish(self) -> Iterator[Piece]:
+        """Yield the rest at the end of the answer."""
+
+
+class PlainParser:
+    """Parser of an answer that is content alone."""
+
+    num_calls = 0
+
+    def feed(self, text: str) -> Iterator[Piece]:
+        """Yield the text."""
+        if text:
+            yield Content(text)
+
+    def finish(self) -> Iterator[Piece]:
+        """Yield nothing: all was yielded."""
+        yield from ()
+
+
+class Mark(NamedTuple):
+    """The first of several marks in a text: its place, and which one; None where there is none."""
+
+    start: int
+    text: str | None
+
+
+def first_mark(text: str, marks: Iterable[str]) -> Mark:
+    """Find the first mark; where there is none, `start` is the end of what cannot begin one.
+
+    No mark may be the beginning of another.
+    """
+    known = tuple(marks)
+    found = [Mark(start, mark) for mark in known if (start := text.find(mark)) >= 0]
+    if found:
+        return min(found, key=lambda each: each.start)
+    return Mark(len(text) - max(_num_begun(text, mark) for mark in known), None)
+
+
+def _num_begun(text: str, mark: str) -> int:
+    """Count the last characters of a text that may begin a mark."""
+    lengths = range(min(len(mark) - 1, len(text)), 0, -1)
+    return next((length for length in lengths if text.endswith(mark[:length])), 0)
+
+
+class ContentWriter:
+    """Content around marks: whitespace is withheld until it is known not to precede a mark."""
+
+    def __init__(self) -> None:
+        self._space = ""
+
+    def write(self, text: str) -> Iterator[Content]:
+        """Yield the content without its trailing whitespace, which the next content follows."""
+        whole = self._space + text
+        kept = whole.rstrip()
+        self._space = whole[len(kept) :]
+        if kept:
+            yield Content(kept)
+
+    def drop_space(self) -> None:
+        """Drop the whitespace before a mark."""
+        self._space = ""
+
+    def finish(self, *, keeps_space: bool) -> Iterator[Content]:
+        """Yield whitespace at the end of an answer, where it is part of it."""
+        if self._space and keeps_space:
+            yield Content(self._space)
+        self._space = ""

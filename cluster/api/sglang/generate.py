@@ -1,0 +1,316 @@
+"""`/generate`: prepares the calls of a request and builds their answers."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import Field
+
+from cluster.api.openai.builders import (
+    RequestContext,
+    ResponseBuilder,
+    params_for_prompt,
+    with_seed,
+)
+from cluster.api.openai.schema import ResponseModel
+from cluster.api.openai.streams import DONE, PromptOutput
+from cluster.api.sglang.schema import (
+    DEFAULT_MAX_NEW_TOKENS,
+    GenerateRequest,
+    SglSamplingParams,
+)
+from cluster.api.sse import event
+from cluster.replica.limits import check_request_id
+from cluster.replica.router import Router
+from specdec.config.engine import MAX_STREAM_INTERVAL
+from specdec.engine.input_processor import check_answer_in_one_message
+from specdec.text.vocab_bytes import TokenBytes
+from specdec.types.messages import Logprobs
+from specdec.types.request import GenerateRequest as EngineCall
+from specdec.types.request import TokenizeRequest
+from specdec.types.responses import EngineOutput, FinishReason
+from specdec.types.sampling_params import SamplingParams, SpeculationOptions, StructuredOutput
+
+Entry = tuple[float | None, int, str | None]
+"""A token in SGLang's log-probabilities: its log-probability, its id, and its text on request."""
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    """What a prompt's answer has. num_best: of log-probabilities; None for none.
+
+    logprob_start: the first token of the prompt that is listed. has_text: whether tokens are texts,
+    too. is_hidden: whether no token was asked for: the engine generates at least one.
+    """
+
+    token_ids: tuple[int, ...]
+    num_best: int | None
+    logprob_start: int
+    has_text: bool
+    is_hidden: bool
+
+    @property
+    def num_prompt_positions(self) -> int:
+        """Tokens of the prompt with log-probabilities, the first one's included."""
+        return len(self.token_ids) - self.logprob_start
+
+
+async def prepare_generate(
+    router: Router, request: GenerateRequest, context: RequestContext
+) -> GenerateBuilder:
+    """Validate and tokenize a request. Raise the errors of its fields."""
+    prompts = request.prompts
+    sampling = request.of_each("sampling_params", SglSamplingParams())
+    ids = _request_ids(request, context.request_id)
+    router.check_admission("", sum(each.n or 1 for each in sampling))
+    calls: list[EngineCall] = []
+    options: list[PromptOptions] = []
+    for index, prompt in enumerate(prompts):
+        if isinstance(prompt, str):
+            prompt = await router.tokenize(TokenizeRequest(prompt))
+        token_ids = tuple(prompt)
+        own = _options(request, index, token_ids, sampling[index])
+        params = _params(request, sampling[index], own)
+        is_seed_given = params.seed is not None
+        params = params_for_prompt(
+            with_seed(params, router), index, is_seed_given=is_seed_given or index == 0
+        )
+        interval = None if request.stream else MAX_STREAM_INTERVAL
+        if not request.stream:
+            check_answer_in_one_message(params, router.max_tokens(params))
+        calls.append(
+            EngineCall(
+                token_ids,
+                params,
+                request_id=ids[index],
+                priority=request.priority,
+                stream_interval=interval,
+            )
+        )
+        options.append(own)
+    return GenerateBuilder(request, calls, options, router.text.token_bytes)
+
+
+def _request_ids(request: GenerateRequest, default: str) -> list[str]:
+    count = len(request.prompts)
+    if isinstance(request.rid, list):
+        return [check_request_id(each) for each in request.of_each("rid", "")]
+    name = default if request.rid is None else check_request_id(request.rid)
+    return [name] if count == 1 else [f"{name}_{index}" for index in range(count)]
+
+
+def _options(
+    request: GenerateRequest, index: int, token_ids: tuple[int, ...], sampling: SglSamplingParams
+) -> PromptOptions:
+    has_logprobs = request.of_each("return_logprob", False)[index]
+    num_best = request.of_each("top_logprobs_num", 0)[index] if has_logprobs else None
+    start = request.of_each("logprob_start_len", -1)[index]
+    last = max(0, len(token_ids) - 1)
+    return PromptOptions(
+        token_ids,
+        num_best,
+        last if start < 0 else min(start, last),
+        request.return_text_in_logprobs,
+        sampling.max_new_tokens == 0,
+    )
+
+
+def _params(
+    request: GenerateRequest, given: SglSamplingParams, options: PromptOptions
+) -> SamplingParams:
+    """Build the engine's sampling parameters. Raise InvalidValueError."""
+    same = ("n", "temperature", "top_p", "min_p", "repetition_penalty", "top_k")
+    values = {name: getattr(given, name) for name in same if getattr(given, name) is not None}
+    for name in ("frequency_penalty", "presence_penalty"):
+        values[name] = getattr(given, name) or 0.0
+    limit = given.max_new_tokens
+    stop = given.stop if given.stop is not None else ()
+    speculation = request.speculation
+    return SamplingParams(
+        **values,
+        max_tokens=DEFAULT_MAX_NEW_TOKENS if limit is None else max(1, limit),
+        min_tokens=given.min_new_tokens or 0,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop_token_ids=tuple(given.stop_token_ids or ()),
+        ignore_eos=given.ignore_eos,
+        skip_special_tokens=given.skip_special_tokens,
+        include_stop_str_in_output=given.no_stop_trim,
+        logit_bias={int(token): bias for token, bias in (given.logit_bias or {}).items()},
+        seed=given.sampling_seed,
+        logprobs=options.num_best,
+        prompt_logprobs=options.num_best if options.num_prompt_positions > 1 else None,
+        structured_output=_structure(given),
+        speculation=SpeculationOptions(**speculation.model_dump(exclude_unset=True))
+        if speculation
+        else SpeculationOptions(),
+    )
+
+
+def _structure(given: SglSamplingParams) -> StructuredOutput | None:
+    schema = given.json_schema
+    if isinstance(schema, dict):
+        schema = json.dumps(schema)
+    forms = {"regex": given.regex, "json_schema": schema, "grammar": given.ebnf}
+    found = {name: form for name, form in forms.items() if form}
+    return StructuredOutput(**found) if found else None  # type: ignore[arg-type]
+
+
+class Answers(ResponseModel):
+    """One answer, or the list of those of a batch."""
+
+    answers: list[dict[str, Any]] = Field(description="by prompt, then by choice")
+    is_list: bool
+
+    def to_json(self) -> str:
+        """Serialize to one line of JSON."""
+        return json.dumps(self.answers if self.is_list else self.answers[0], ensure_ascii=False)
+
+
+@dataclass
+class Answer:
+    """The text of one choice so far. began_s: by `time.perf_counter`."""
+
+    call: EngineCall
+    options: PromptOptions
+    token_bytes: TokenBytes
+    began_s: float = field(default_factory=time.perf_counter)
+    text: str = ""
+    output_ids: list[int] = field(default_factory=list)
+    last: EngineOutput | None = None
+    _input: list[list[Entry]] = field(default_factory=list)
+    _output: list[list[Entry]] = field(default_factory=list)
+
+    def add(self, output: EngineOutput) -> None:
+        """Append an output."""
+        self.last = output
+        if output.prompt_logprobs is not None:
+            self.add_prompt(output.prompt_logprobs)
+        if self.options.is_hidden:
+            return
+        self.text += output.text
+        self.output_ids += output.token_ids
+        if output.logprobs is not None:
+            self._output += self._entries(output.logprobs)
+
+    def add_prompt(self, logprobs: Logprobs) -> None:
+        """Keep the log-probabilities of the prompt from its start on, which itself has none."""
+        self._input = self._entries(logprobs[slice(self.options.logprob_start, None)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer in SGLang's format."""
+        assert self.last is not None, "an answer without an output"
+        return {
+            "text": self.text,
+            "output_ids": self.output_ids,
+            "meta_info": self._meta(self.last),
+        }
+
+    def _meta(self, last: EngineOutput) -> dict[str, Any]:
+        speculation = last.speculation
+        meta: dict[str, Any] = {
+            "id": self.call.request_id,
+            "finish_reason": self._finish_reason(last),
+            "prompt_tokens": last.num_prompt_tokens,
+            "completion_tokens": len(self.output_ids),
+            "cached_tokens": last.num_cached_tokens,
+            "e2e_latency": time.perf_counter() - self.began_s,
+            "weight_version": "default",
+            "spec_verify_ct": speculation.num_drafts,
+            "spec_accept_length": speculation.mean_acceptance_length,
+            "spec_accept_rate": speculation.acceptance_rate,
+            "seed": self.call.params.seed,
+        }
+        return meta | (self._logprobs() if self.options.num_best is not None else {})
+
+    def _logprobs(self) -> dict[str, Any]:
+        first = self.options.token_ids[self.options.logprob_start]
+        opening: Entry = (None, first, self._text_of(first))
+        own = [opening, *(each[0] for each in self._input)]
+        logprobs: dict[str, Any] = {
+            "input_token_logprobs": own,
+            "output_token_logprobs": [each[0] for each in self._output],
+        }
+        if self.options.num_best:
+            logprobs["input_top_logprobs"] = [None, *(each[1:] for each in self._input)]
+            logprobs["output_top_logprobs"] = [each[1:] for each in self._output]
+        return logprobs
+
+    def _finish_reason(self, last: EngineOutput) -> dict[str, Any] | None:
+        if last.finish_reason is None:
+            return None
+        if last.finish_reason is FinishReason.LENGTH or self.options.is_hidden:
+            return {"type": "length", "length": len(self.output_ids)}
+        matched: str | int | None = last.stop_reason
+        if matched is None and last.token_ids:
+            matched = last.token_ids[-1]
+        return {"type": "stop", "matched": matched}
+
+    def _entries(self, logprobs: Logprobs) -> list[list[Entry]]:
+        """Return each position's tokens: its own first, then the best ones."""
+        rows = zip(logprobs.token_ids.tolist(), logprobs.logprobs.tolist(), strict=True)
+        return [
+            [(value, token, self._text_of(token)) for token, value in zip(*row, strict=True)]
+            for row in rows
+        ]
+
+    def _text_of(self, token_id: int) -> str | None:
+        if not self.options.has_text:
+            return None
+        return b"".join(self.token_bytes.of([token_id])).decode("utf-8", "replace")
+
+
+class GenerateBuilder(ResponseBuilder):
+    """Builder of the response to a request of `/generate`."""
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        calls: Sequence[EngineCall],
+        options: Sequence[PromptOptions],
+        token_bytes: TokenBytes,
+    ) -> None:
+        """Make a builder; calls and options are by prompt."""
+        super().__init__(calls, None)
+        self._is_list = request.is_batch or calls[0].params.n > 1
+        self._answers = [
+            [Answer(call, own, token_bytes) for _ in range(call.params.n)]
+            for call, own in zip(calls, options, strict=True)
+        ]
+
+    def is_large(self, output: EngineOutput) -> bool:
+        """Return whether an output has log-probabilities of a prompt, to convert on a thread."""
+        return output.prompt_logprobs is not None
+
+    def add(self, each: PromptOutput) -> None:
+        """Add an output to the complete response."""
+        self._add(each)
+
+    def body(self) -> Answers:
+        """Build the complete response."""
+        answers = [answer.to_dict() for choices in self._answers for answer in choices]
+        return Answers(answers=answers, is_list=self._is_list)
+
+    def events(self, each: PromptOutput) -> list[bytes]:
+        """Encode the whole text so far, as SGLang does; of a batch with the index of its prompt."""
+        answer = self._add(each).to_dict()
+        if self._is_list:
+            index = sum(len(choices) for choices in self._answers[: each.prompt])
+            answer["index"] = index + each.output.choice
+        return [event(json.dumps(answer, ensure_ascii=False))]
+
+    def closing(self) -> list[bytes]:
+        """Encode the end."""
+        return [DONE]
+
+    def _add(self, each: PromptOutput) -> Answer:
+        choices = self._answers[each.prompt]
+        answer = choices[each.output.choice]
+        answer.add(each.output)
+        if each.output.prompt_logprobs is not None:
+            for other in choices:
+                other.add_prompt(each.output.prompt_logprobs)
+        return answer

@@ -1,0 +1,129 @@
+"""The routes of SGLang's native HTTP API; their docstrings appear in /openapi.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from cluster.api.authentication import ApiKeys
+from cluster.api.openai.request_handler import RequestHandler
+from cluster.api.openai.routes import generate_response
+from cluster.api.sglang.generate import prepare_generate
+from cluster.api.sglang.schema import AbortRequest, FlushRequest, GenerateRequest
+from cluster.config.serve_config import ServeConfig
+from cluster.replica.router import Router
+from specdec.types.request import GenerateRequest as EngineCall
+from specdec.types.sampling_params import SamplingParams, SpeculationOptions
+
+_PROBE = EngineCall(
+    (0,),
+    SamplingParams(max_tokens=1, temperature=0.0, speculation=SpeculationOptions(enabled=False)),
+    request_id="health-generate",
+)
+
+
+def sglang_routes(get_router: Callable[[], Router], get_keys: Callable[[], ApiKeys]) -> APIRouter:
+    """Return the routes; the arguments are called for each request."""
+    handler = RequestHandler(get_router, get_keys)
+    routes = APIRouter(route_class=handler.route_class(), tags=["SGLang API"])
+    _add_generation(routes, handler)
+    _add_cache(routes, handler)
+    _add_infos(routes, handler)
+    return routes
+
+
+def _add_generation(routes: APIRouter, handler: RequestHandler) -> None:
+    @routes.post("/generate", response_model=None)
+    async def generate(body: GenerateRequest, request: Request) -> Response:
+        """Complete one prompt or several, streamed with `stream`."""
+        return await generate_response(handler, prepare_generate, body, request)
+
+    @routes.post("/abort_request", response_model=None)
+    async def abort_request(body: AbortRequest) -> Response:
+        """End the requests with this id."""
+        handler.get_router().abort(body.rid)
+        return Response(status_code=200)
+
+    @routes.get("/health_generate", response_model=None)
+    async def health_generate() -> Response:
+        """Generate one token; an error if that is not possible."""
+        generation = await handler.get_router().generate(_PROBE)
+        async for _ in generation.outputs:
+            pass
+        return Response(status_code=200)
+
+
+def _add_cache(routes: APIRouter, handler: RequestHandler) -> None:
+    @routes.post("/flush_cache", response_model=None)
+    async def flush_cache(body: FlushRequest | None = None) -> Response:
+        """Empty the prefix cache, unless requests run or wait."""
+        is_flushed = await handler.get_router().flush_cache()
+        if is_flushed:
+            return Response("Cache flushed.\n", media_type="text/plain")
+        text = "The cache is not flushed while requests run or wait.\n"
+        return Response(text, status_code=400, media_type="text/plain")
+
+
+def _add_infos(routes: APIRouter, handler: RequestHandler) -> None:
+    @routes.get("/get_model_info", response_model=None)
+    @routes.get("/model_info", response_model=None)
+    async def model_info() -> Response:
+        """Describe the model."""
+        name = _public_name(handler.get_router().config)
+        return JSONResponse(
+            {
+                "model_path": name,
+                "tokenizer_path": name,
+                "is_generation": True,
+                "preferred_sampling_params": None,
+                "weight_version": "default",
+            }
+        )
+
+    @routes.get("/get_server_info", response_model=None)
+    @routes.get("/server_info", response_model=None)
+    async def server_info() -> Response:
+        """Report settings and load under SGLang's names."""
+        return JSONResponse(_server_info(handler.get_router()))
+
+
+def _public_name(config: ServeConfig) -> str:
+    """Return the name of the model without a path on this machine."""
+    return config.served_model_name if Path(config.model).exists() else config.model
+
+
+def _server_info(router: Router) -> dict[str, Any]:
+    config, stats = router.config, router.core.last_stats
+    speculation = config.speculative_config
+    drafts = router.core.stats().counts.speculation
+    return {
+        "model_path": _public_name(config),
+        "served_model_name": config.served_model_name,
+        "context_length": router.max_model_len,
+        "tp_size": config.tensor_parallel_size,
+        "dtype": config.resolved_dtype,
+        "max_running_requests": config.max_num_seqs,
+        "page_size": config.block_size,
+        "max_total_num_tokens": stats.num_blocks * config.block_size,
+        "speculative_algorithm": speculation.method.upper() if speculation else None,
+        "speculative_num_steps": speculation.num_speculative_tokens if speculation else None,
+        "speculative_num_draft_tokens": (
+            speculation.num_draft_tree_tokens or speculation.num_speculative_tokens + 1
+            if speculation
+            else None
+        ),
+        "internal_states": [
+            {
+                "num_running_reqs": stats.num_running,
+                "num_waiting_reqs": stats.num_waiting,
+                "token_usage": stats.kv_cache_usage,
+                "avg_spec_accept_length": drafts.mean_acceptance_length,
+            }
+        ],
+        "version": version("specdec"),
+    }

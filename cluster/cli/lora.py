@@ -1,0 +1,77 @@
+"""`specdec lora`: the LoRA adapters of a running service."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from cluster.api.http.admin_json import adapters_json
+from cluster.cli.options import admin_client, admin_flags
+from cluster.cli.output import combine_flags, json_flag
+from cluster.cli.tables import adapter_table
+from specdec.client import AdapterOrder, AdapterReport
+
+
+@click.group()
+def lora() -> None:
+    """Show, load or unload the LoRA adapters of a running service."""
+
+
+@lora.command("list", short_help="Show the adapters and their acceptance.")
+@json_flag
+@admin_flags
+def list_adapters(as_json: bool, **connection: Any) -> None:
+    """Show the adapters of every replica, with the acceptance of their drafts."""
+    with admin_client(**connection) as client:
+        _print(client.adapters(), as_json)
+
+
+_order_flags = combine_flags(
+    json_flag,
+    admin_flags,
+    click.option(
+        "--replica",
+        "replica_id",
+        default="",
+        help="Replica to change, as shown by `specdec status`. Default: all replicas.",
+    ),
+)
+
+
+@lora.command("load", short_help="Load an adapter.")
+@click.argument("name")
+@click.argument("path")
+@click.option(
+    "--replace",
+    "replaces",
+    is_flag=True,
+    help="Replace an adapter of this name; its running requests complete with the old one.",
+)
+@_order_flags
+def load(
+    name: str, path: str, replaces: bool, as_json: bool, replica_id: str, **connection: Any
+) -> None:
+    """Load the adapter at PATH, a directory in PEFT's layout or a Hub id, under NAME.
+
+    Requests select it with NAME as their model. The service must have been started with
+    --enable-lora. A replica that starts later has the adapters of --lora-modules only.
+    """
+    from specdec.models.resolve import portable_name
+
+    order = AdapterOrder.load(name, portable_name(path), replaces=replaces, replica_id=replica_id)
+    with admin_client(**connection) as client:
+        _print(client.load_adapter(order), as_json)
+
+
+@lora.command("unload", short_help="Unload an adapter.")
+@click.argument("name")
+@_order_flags
+def unload(name: str, as_json: bool, replica_id: str, **connection: Any) -> None:
+    """Refuse further requests for the adapter NAME. Running requests complete with it."""
+    with admin_client(**connection) as client:
+        _print(client.unload_adapter(name, replica_id), as_json)
+
+
+def _print(reports: tuple[AdapterReport, ...], as_json: bool) -> None:
+    click.echo(adapters_json(reports) if as_json else adapter_table(reports))

@@ -1,0 +1,73 @@
+"""Metrics of replicas under the names of other engines, for dashboards that query those.
+
+vLLM's names differ in the prefix alone. SGLang's names are those of its page on production metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Literal
+
+from cluster.observability.metric_definitions import REPLICA_METRICS
+from specdec.engine.metric_definitions import VLLM_NAMES, VLLM_PREFIX, MetricSpec, gauge
+from specdec.types.fleet import ReplicaStatus
+
+MetricAliases = Literal["none", "vllm", "sglang", "all"]
+"""The engines whose names are exposed beside our own."""
+
+SGLANG_PREFIX = "sglang:"
+
+_SGLANG_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "num_requests_running": "num_running_reqs",
+        "num_requests_waiting": "num_queue_reqs",
+        "kv_cache_usage_perc": "token_usage",
+        "prompt_tokens": "prompt_tokens",
+        "generation_tokens": "generation_tokens",
+        "time_to_first_token_seconds": "time_to_first_token_seconds",
+        "inter_token_latency_seconds": "inter_token_latency_seconds",
+        "e2e_request_latency_seconds": "e2e_request_latency_seconds",
+    }
+)
+"""SGLang's name by ours, for metrics with the same type and meaning."""
+
+_COUNTS = "report.counts"
+
+_SGLANG_RATIOS: tuple[MetricSpec[ReplicaStatus], ...] = (
+    gauge(
+        "spec_accept_length",
+        "Tokens that a draft of speculative decoding yields, the target's own included.",
+        f"{_COUNTS}.speculation.mean_acceptance_length",
+    ),
+    gauge(
+        "spec_accept_rate",
+        "Accepted tokens for each drafted one.",
+        f"{_COUNTS}.speculation.acceptance_rate",
+    ),
+    gauge(
+        "cache_hit_rate",
+        "Part of the prompt tokens found in the prefix cache, from 0 to 1.",
+        lambda status: (
+            status.report.counts.num_cached_tokens / max(1, status.report.counts.num_prompt_tokens)
+        ),
+    ),
+)
+
+_VLLM: tuple[MetricSpec[ReplicaStatus], ...] = tuple(
+    replace(each, prefix=VLLM_PREFIX) for each in REPLICA_METRICS if each.name in VLLM_NAMES
+)
+_SGLANG: tuple[MetricSpec[ReplicaStatus], ...] = (
+    *(
+        replace(each, prefix=SGLANG_PREFIX, name=_SGLANG_NAMES[each.name])
+        for each in REPLICA_METRICS
+        if each.name in _SGLANG_NAMES
+    ),
+    *(replace(each, prefix=SGLANG_PREFIX) for each in _SGLANG_RATIOS),
+)
+
+ALIASES: Mapping[MetricAliases, tuple[MetricSpec[ReplicaStatus], ...]] = MappingProxyType(
+    {"none": (), "vllm": _VLLM, "sglang": _SGLANG, "all": (*_VLLM, *_SGLANG)}
+)
+"""The aliases by the value of metric_aliases."""

@@ -1,0 +1,167 @@
+"""Orders to load and unload adapters of an engine: files are checked, then ranks load them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from specdec.config.engine import AdapterLimits
+from specdec.engine.adapters import Adapters
+from specdec.engine.engine import Engine
+from specdec.engine.engine_thread import EngineThread
+from specdec.models.lora.peft import AdapterFiles
+from specdec.models.resolve import portable_name, resolve_adapter
+from specdec.types.adapters import AdapterOrder, AdapterReport
+from specdec.types.errors import (
+    InvalidValueError,
+    NotReadyError,
+    UnknownModelError,
+    UnsupportedModelError,
+)
+
+logger = logging.getLogger(__name__)
+
+LOAD_TIMEOUT_S = 120.0
+"""Wait for the ranks of a target to load an adapter, which can include a download."""
+
+_POLL_S = 0.01
+
+
+class AdapterControl:
+    """Executes orders for the adapters of an engine, on an event loop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        adapters: Adapters,
+        limits: AdapterLimits,
+        base_model: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """adapters: those of the engine. base_model: its name, which no adapter may have."""
+        self._engine = engine
+        self._adapters = adapters
+        self._limits = limits
+        self._base_model = base_model
+        self._clock = clock
+        self._one_at_a_time = asyncio.Lock()
+
+    async def execute(
+        self, order: AdapterOrder, thread: EngineThread, replica_id: str
+    ) -> AdapterReport:
+        """Execute an order; return when requests may use the adapter, or no longer.
+
+        thread: the engine's. Raises InvalidValueError for a name that is taken and where no more
+        adapters fit, UnknownModelError for an unknown name, ModelNotFoundError and
+        UnsupportedModelError for files that cannot be used, and NotReadyError while the ranks still
+        load after LOAD_TIMEOUT_S.
+        """
+        if order.path:
+            await self._load(order, thread)
+        elif order.name:
+            await thread.call(lambda: self._unload(order.name))
+        return AdapterReport(replica_id, await thread.call(self._engine.adapter_infos))
+
+    @asynccontextmanager
+    async def holding(self, name: str, path: str, thread: EngineThread) -> AsyncGenerator[int]:
+        """Hold an adapter, which is loaded if it is not; yield its id.
+
+        In place of an idle one where no more fit; waits while all are held or have requests.
+        path: as in AdapterOrder; empty where it must be loaded. Raises as `execute` does.
+        """
+        async with self._one_at_a_time:
+            while (adapter_id := await thread.call(lambda: self._hold(name, path))) is None:
+                if await thread.call(self._make_room):
+                    await self._load(AdapterOrder.load(name, path), thread)
+                else:
+                    await asyncio.sleep(_POLL_S)
+        try:
+            yield adapter_id
+        finally:
+            thread.post(lambda: self._adapters.let_go(adapter_id))
+
+    def load_all(self, orders: Sequence[AdapterOrder]) -> None:
+        """Load adapters before the engine's thread has started. Raises as `execute` does."""
+        for order in orders:
+            self._load_now(order)
+
+    def _load_now(self, order: AdapterOrder) -> None:
+        source, directory, rank = self._checked(order)
+        adapter_id = self._order_load(order, source, directory, rank)
+        ends_at_s = self._clock() + LOAD_TIMEOUT_S
+        while (fault := self._fault_of(adapter_id)) is None:
+            self._require_time(order.name, ends_at_s)
+            time.sleep(_POLL_S)
+        _require_loaded(order.name, fault)
+
+    async def _load(self, order: AdapterOrder, thread: EngineThread) -> None:
+        """Load an adapter, and wait until it is named."""
+        checked = await asyncio.to_thread(self._checked, order)
+        adapter_id = await thread.call(lambda: self._order_load(order, *checked))
+        ends_at_s = self._clock() + LOAD_TIMEOUT_S
+        while (fault := await thread.call(lambda: self._fault_of(adapter_id))) is None:
+            self._require_time(order.name, ends_at_s)
+            await asyncio.sleep(_POLL_S)
+        _require_loaded(order.name, fault)
+
+    def _checked(self, order: AdapterOrder) -> tuple[str, Path, int]:
+        """Return the source of an adapter in any working directory, its directory and its rank."""
+        if order.name == self._base_model:
+            raise InvalidValueError("lora_name", order.name, "different from the model's name")
+        source = portable_name(order.path)
+        directory = resolve_adapter(source, _log)
+        return source, directory, AdapterFiles.read(directory, self._limits.max_rank).rank
+
+    # These are called on the engine's thread, or before there is one.
+
+    def _order_load(self, order: AdapterOrder, source: str, directory: Path, rank: int) -> int:
+        return self._adapters.load(
+            order.name, source, str(directory), rank, replaces=order.replaces
+        )
+
+    def _unload(self, name: str) -> None:
+        self._adapters.unload(name)
+        self._engine.advance_adapters()
+
+    def _fault_of(self, adapter_id: int) -> str | None:
+        """Return why an adapter is not loaded; empty if it is; None while the ranks load it."""
+        self._engine.advance_adapters()
+        return self._adapters.fault_of(adapter_id)
+
+    def _hold(self, name: str, path: str) -> int | None:
+        """Hold a named adapter; return None where it is to be loaded from `path` first.
+
+        Raises UnknownModelError without a path, and InvalidValueError where an adapter of this name
+        comes from another one.
+        """
+        source = self._adapters.source_of(name)
+        if source is None:
+            if not path:
+                raise UnknownModelError(name, *self._adapters.ids)
+            return None
+        if path and portable_name(path) != source:
+            raise InvalidValueError("lora_path", path, f"{source}, which {name} was loaded from")
+        return self._adapters.hold(name)
+
+    def _make_room(self) -> bool:
+        """Return whether another adapter fits, at worst in place of an idle one."""
+        self._engine.make_room_for_adapter()
+        return self._adapters.has_room
+
+    def _require_time(self, name: str, ends_at_s: float) -> None:
+        if self._clock() >= ends_at_s:
+            text = f"adapter {name} is still loading"
+            raise NotReadyError(f"{text}; see `specdec lora list`")
+
+
+def _require_loaded(name: str, fault: str) -> None:
+    if fault:
+        raise UnsupportedModelError(f"adapter {name} cannot be loaded: {fault}")
+
+
+def _log(line: str) -> None:
+    logger.info("%s", line)

@@ -1,0 +1,73 @@
+"""LoRA adapters as structs of the native kernels: Python bindings of lora.h."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specdec.kernels.cpu.matrix import MatrixStruct
+from specdec.kernels.forward_batch import AdapterRun
+
+_Int = ctypes.c_int64
+
+
+class LoraExpansionStruct(ctypes.Structure):
+    """B of one projection, and its place in the result of A and in the layer's output."""
+
+    _fields_ = (("weight", MatrixStruct), ("first_rank", _Int), ("first_output", _Int))
+
+
+class LoraUpdateStruct(ctypes.Structure):
+    """The update of one linear layer; without expansions none."""
+
+    _fields_ = (
+        ("shrink", MatrixStruct),
+        ("expansions", ctypes.POINTER(LoraExpansionStruct)),
+        ("num_expansions", _Int),
+    )
+
+
+class LoraLayerStruct(ctypes.Structure):
+    """The updates of one decoder layer."""
+
+    _fields_ = tuple((name, LoraUpdateStruct) for name in ("qkv", "output", "gate_up", "down"))
+
+
+class AdapterRunStruct(ctypes.Structure):
+    """Consecutive tokens with the same adapter; width: as in LoraArrays."""
+
+    _fields_ = (
+        ("layers", ctypes.POINTER(LoraLayerStruct)),
+        ("width", _Int),
+        ("begin", _Int),
+        ("end", _Int),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class LoraArrays:
+    """The layers of one adapter. width: the most ranks of a layer's `shrink`.
+
+    kept: what owns the memory that the structs point to.
+    """
+
+    layers: ctypes.Array[LoraLayerStruct]
+    width: int
+    kept: tuple[Any, ...] = ()
+
+
+def run_structs(
+    runs: Sequence[AdapterRun], adapters: Mapping[int, LoraArrays]
+) -> ctypes.Array[AdapterRunStruct]:
+    """Return the runs of a batch; `adapters` must hold those of all runs, and outlive the result.
+
+    Raises KeyError for an adapter that is not loaded.
+    """
+    structs = (AdapterRunStruct * len(runs))()
+    for struct, run in zip(structs, runs, strict=True):
+        adapter = adapters[run.adapter_id]
+        struct.layers = ctypes.cast(adapter.layers, ctypes.POINTER(LoraLayerStruct))
+        struct.width, struct.begin, struct.end = adapter.width, run.begin, run.end
+    return structs

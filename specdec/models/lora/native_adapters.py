@@ -1,0 +1,86 @@
+"""Adapters of a decoder on the native kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.backend import KernelBackend
+from specdec.kernels.cpu import MatrixStruct
+from specdec.kernels.cpu.lora import (
+    LoraArrays,
+    LoraExpansionStruct,
+    LoraLayerStruct,
+    LoraUpdateStruct,
+)
+from specdec.models.layers.matrix import NativeMatrix, make_matrix
+from specdec.models.llama import MLP, DecoderLayer
+from specdec.models.lora.updates import Linear, LowRankUpdate
+
+
+class NativeAdapters:
+    """The adapters in the memory of one rank of a decoder on native kernels; see AdapterStore.
+
+    Products with them are float32 sums for every data type of the model; 16-bit values stay in 16
+    bits.
+    """
+
+    def __init__(
+        self, layers: Sequence[DecoderLayer], dtype: torch.dtype, loaded: dict[int, LoraArrays]
+    ) -> None:
+        """dtype: the model's. loaded: arrays by adapter id, which change here for a kernel."""
+        self.dtype = dtype
+        self._layers = layers
+        self._loaded = loaded
+
+    @property
+    def linears(self) -> Sequence[Linear]:
+        """See AdapterStore."""
+        return [linear for layer in self._layers for _, linear in _linears_by_name(layer)]
+
+    def set(self, adapter_id: int, updates: Mapping[Linear, LowRankUpdate]) -> None:
+        """See AdapterStore."""
+        kept: list[object] = []
+        structs = (LoraLayerStruct * len(self._layers))()
+        for struct, layer in zip(structs, self._layers, strict=True):
+            for name, linear in _linears_by_name(layer):
+                if (update := updates.get(linear)) is not None:
+                    setattr(struct, name, _update_struct(update, kept))
+        width = max(len(update.shrink) for update in updates.values())
+        self._loaded[adapter_id] = LoraArrays(structs, width, tuple(kept))
+
+    def drop(self, adapter_id: int) -> None:
+        """See AdapterStore."""
+        self._loaded.pop(adapter_id, None)
+
+
+def _linears_by_name(layer: DecoderLayer) -> Iterator[tuple[str, Linear]]:
+    """Yield the linear layers of a decoder layer by their names in LoraLayerStruct.
+
+    Experts have none: an adapter cannot update them.
+    """
+    yield "qkv", layer.attention.qkv_proj
+    yield "output", layer.attention.o_proj
+    if isinstance(layer.mlp, MLP):
+        yield "gate_up", layer.mlp.gate_up_proj
+        yield "down", layer.mlp.down_proj
+
+
+def _update_struct(update: LowRankUpdate, kept: list[object]) -> LoraUpdateStruct:
+    expansions = (LoraExpansionStruct * len(update.expansions))()
+    kept.append(expansions)
+    for struct, expansion in zip(expansions, update.expansions, strict=True):
+        struct.weight = _packed(expansion.weight, kept)
+        struct.first_rank, struct.first_output = expansion.ranks.start, expansion.outputs.start
+    return LoraUpdateStruct(_packed(update.shrink, kept), expansions, len(expansions))
+
+
+def _packed(weight: Tensor, kept: list[object]) -> MatrixStruct:
+    """Return the packed struct of a weight [out_features, in_features], which `kept` owns."""
+    shape = (weight.shape[0], weight.shape[1])
+    matrix = make_matrix([weight], shape, torch.float32, backend=KernelBackend.CPU)
+    assert isinstance(matrix, NativeMatrix)
+    kept.append(matrix)
+    return matrix.native

@@ -1,0 +1,116 @@
+"""vLLM's names for the arguments of `SamplingParams`: translated, or refused with what to write."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from specdec.types.errors import InvalidValueError, UnknownNameError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
+
+Structure = Callable[[object], object]
+
+_ALL_TOKENS = -1
+"""vLLM's value of top_k for all tokens, which is 0 here."""
+
+_STRUCTURES = ("structured_outputs", "guided_decoding")
+"""vLLM's present and earlier name of structured_output."""
+
+_OPTIONS = "speculation=SpeculationOptions(...)"
+_NO_BEAMS = "left out: beam search is not supported; use n and temperature"
+
+REFUSED: Mapping[str, str] = MappingProxyType(
+    {
+        "speculative_sampling": f"left out: for one request write {_OPTIONS}",
+        "speculative_config": f"an argument of LLM; for one request write {_OPTIONS}",
+        "num_speculative_tokens": "written as speculation=SpeculationOptions("
+        "num_speculative_tokens=...)",
+        "truncate_prompt_tokens": "left out: give the last tokens of the prompt themselves, as in "
+        '{"prompt_token_ids": token_ids[-64:]}',
+        "output_kind": "left out: it is an argument of AsyncLLM.generate",
+        "logits_processors": "left out: requests cannot contain code; use logit_bias, bad_words, "
+        "allowed_token_ids or structured_output",
+        "best_of": "left out: use n and select a choice",
+        "use_beam_search": _NO_BEAMS,
+        "length_penalty": _NO_BEAMS,
+        "early_stopping": _NO_BEAMS,
+        "spaces_between_special_tokens": "left out: special tokens are not separated",
+        "flat_logprobs": "left out: logprobs are dictionaries by token id",
+        "extra_args": "left out: there are no extra arguments",
+        "max_new_tokens": "written as max_tokens",
+    }
+)
+"""Arguments of vLLM, and of other engines, with the end of "it must be ..."."""
+
+logger = logging.getLogger(__name__)
+
+
+def accepts_vllm_names(read_structure: Structure) -> Callable[[type[T]], type[T]]:
+    """Return a decorator that lets a dataclass be constructed with vLLM's names of its fields.
+
+    The constructor raises InvalidValueError for an argument of vLLM without a counterpart, and
+    UnknownNameError for any other unknown name. Positional arguments are those of the dataclass.
+
+    read_structure: converts vLLM's forms of structured output.
+    """
+
+    def decorate(record: type[T]) -> type[T]:
+        construct = record.__init__
+        known = tuple(each.name for each in fields(record))
+
+        @functools.wraps(construct)
+        def init(self: T, *args: Any, **given: Any) -> None:
+            construct(self, *args, **_in_our_words(given, known, read_structure))
+
+        record.__init__ = init  # type: ignore[assignment,method-assign]
+        return record
+
+    return decorate
+
+
+def _in_our_words(
+    given: dict[str, Any], known: tuple[str, ...], read_structure: Structure
+) -> dict[str, Any]:
+    values = dict(given)
+    if values.get("top_k") == _ALL_TOKENS:
+        values["top_k"] = 0
+    for name in _STRUCTURES:
+        if (value := values.pop(name, None)) is not None:
+            if values.get("structured_output") is not None:
+                raise InvalidValueError(name, value, "left out where another name of it is given")
+            values["structured_output"] = read_structure(value)
+    if "detokenize" in values:
+        _read_detokenize(values.pop("detokenize"))
+    for name in values.keys() - set(known):
+        _refuse(name, values[name], known)
+    return values
+
+
+def _read_detokenize(value: object) -> None:
+    if type(value) is not bool:
+        raise InvalidValueError("detokenize", value, "true or false")
+    if not value:
+        _note_detokenize()
+
+
+@functools.cache
+def _note_detokenize() -> None:
+    """Log once, not for every request."""
+    logger.warning("detokenize=False has no effect: outputs have their text beside the token ids")
+
+
+def _refuse(name: str, value: object, known: tuple[str, ...]) -> None:
+    if name in REFUSED:
+        raise InvalidValueError(name, value, REFUSED[name])
+    nearest = difflib.get_close_matches(name, [*known, *_STRUCTURES], n=1, cutoff=0.5)
+    limit = f"did you mean {nearest[0]}?" if nearest else f"known: {', '.join(known)}"
+    raise UnknownNameError("argument of SamplingParams", name, limit)

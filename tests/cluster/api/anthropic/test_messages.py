@@ -1,0 +1,229 @@
+"""Anthropic's Messages API: requests and responses in the format of its client."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from fastapi import Request
+
+from cluster.api.anthropic.conversion import to_chat
+from cluster.api.anthropic.messages import MessagesBuilder
+from cluster.api.anthropic.schema import MessagesRequest
+from cluster.api.openai.pieces import CallArguments, CallStart, Content, Reasoning
+from cluster.api.openai.request_handler import authorization_of
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+URL = "/v1/messages"
+BODY = {
+    "model": "tiny",
+    "max_tokens": 12,
+    "temperature": 0,
+    "messages": [{"role": "user", "content": "Ask the baker"}],
+}
+TOOL = {
+    "name": "ask",
+    "input_schema": {
+        "type": "object",
+        "properties": {"who": {"enum": ["baker", "river"]}},
+        "required": ["who"],
+        "additionalProperties": False,
+    },
+}
+
+
+async def ask(http, **changes):
+    response = await http.post(URL, json={**BODY, **changes})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def streamed(http, **changes):
+    response = await http.post(URL, json={**BODY, **changes, "stream": True})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    events = []
+    for block in response.text.strip().split("\n\n"):
+        name, data = block.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    return events
+
+
+async def test_a_message_has_the_text_of_a_chat(http):
+    message = await ask(http)
+    chat = {"messages": BODY["messages"], "max_tokens": 12, "temperature": 0}
+    plain = (await http.post("/v1/chat/completions", json=chat)).json()
+    assert message["content"] == [
+        {"type": "text", "text": plain["choices"][0]["message"]["content"]}
+    ]
+    assert (message["type"], message["role"], message["model"]) == ("message", "assistant", "tiny")
+    assert (message["stop_reason"], message["stop_sequence"]) == ("max_tokens", None)
+    usage = message["usage"]
+    total = usage["input_tokens"] + usage["cache_read_input_tokens"]
+    assert (total, usage["output_tokens"]) == (plain["usage"]["prompt_tokens"], 12)
+    assert usage["speculation"]["is_lossless"]
+
+
+async def test_a_stream_has_the_events_of_the_client(http):
+    whole, events = await ask(http), await streamed(http)
+    kinds = [each["type"] for each in events]
+    assert kinds[:2] == ["message_start", "content_block_start"]
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert set(kinds[2:-3]) == {"content_block_delta"}
+    start = events[0]["message"]
+    assert (start["content"], start["stop_reason"]) == ([], None)
+    assert start["usage"]["input_tokens"] + start["usage"]["cache_read_input_tokens"] > 0
+    text = "".join(each["delta"]["text"] for each in events[2:-3])
+    assert text == whole["content"][0]["text"]
+    assert events[-2]["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
+    assert events[-2]["usage"]["output_tokens"] == 12
+
+
+async def test_a_stop_sequence_is_reported(http):
+    text = (await ask(http))["content"][0]["text"]
+    stop = text[3:5]
+    message = await ask(http, stop_sequences=[stop])
+    assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", stop)
+    assert stop not in message["content"][0]["text"]
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "ask"}])
+async def test_a_required_call_is_a_block(http, choice):
+    changes = {"tools": [TOOL], "tool_choice": choice, "max_tokens": 150}
+    message = await ask(http, **changes)
+    [block, *_] = message["content"]
+    assert (block["type"], block["name"]) == ("tool_use", "ask")
+    assert block["input"]["who"] in ("baker", "river")
+    events = await streamed(http, **changes)
+    deltas = [each["delta"] for each in events if each["type"] == "content_block_delta"]
+    first = next(each for each in events if each["type"] == "content_block_start")
+    assert first["content_block"]["input"] == {}
+    assert {each["type"] for each in deltas} == {"input_json_delta"}
+    if choice["type"] == "tool":
+        assert message["stop_reason"] == "tool_use"
+        assert json.loads("".join(each["partial_json"] for each in deltas)) == block["input"]
+
+
+async def test_tokens_are_counted_as_for_a_message(http):
+    body = {"messages": BODY["messages"], "system": "Be brief.", "tools": [TOOL]}
+    response = await http.post(f"{URL}/count_tokens", json={**body, "model": "tiny"})
+    usage = (await ask(http, system="Be brief.", tools=[TOOL]))["usage"]
+    counted = usage["input_tokens"] + usage["cache_read_input_tokens"]
+    assert response.json() == {"input_tokens": counted}
+
+
+@pytest.mark.parametrize(
+    ("headers", "authorization"),
+    [
+        ([(b"x-api-key", b"sk-1")], "Bearer sk-1"),
+        ([(b"authorization", b"Bearer sk-2"), (b"x-api-key", b"sk-1")], "Bearer sk-2"),
+        ([], None),
+    ],
+)
+async def test_a_key_may_be_in_the_header_of_the_client(headers, authorization):
+    assert authorization_of(Request({"type": "http", "headers": headers})) == authorization
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "kind", "message"),
+    [
+        ({"max_tokens": 0}, 400, "invalid_request_error", "max_tokens is 0; it must be at least 1"),
+        ({"model": "other"}, 404, "not_found_error", "is not served"),
+        ({"stop_sequence": ["a"]}, 400, "invalid_request_error", "did you mean stop_sequences"),
+        ({"mcp_servers": []}, 400, "invalid_request_error", "calls no other services"),
+        (
+            {"tool_choice": {"type": "tool"}, "tools": [TOOL]},
+            400,
+            "invalid_request_error",
+            "tool_choice.name is None; it must be given with type tool",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            400,
+            "invalid_request_error",
+            "text",
+        ),
+    ],
+)
+async def test_errors_have_anthropics_format(http, changes, status, kind, message):
+    response = await http.post(URL, json={**BODY, **changes})
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert (body["type"], body["error"]["type"]) == ("error", kind)
+    assert message in body["error"]["message"]
+
+
+class Template:
+    def options(self, *, has_tools):
+        return frozenset({"enable_thinking"})
+
+
+async def test_every_block_of_a_conversation_is_converted():
+    request = MessagesRequest(
+        max_tokens=9,
+        system=[{"type": "text", "text": "Be"}, {"type": "text", "text": "brief."}],
+        thinking={"type": "enabled", "budget_tokens": 1024},
+        tools=[TOOL],
+        tool_choice={"type": "auto", "disable_parallel_tool_use": True},
+        messages=[
+            {"role": "user", "content": [{"type": "text", "text": "Ask."}]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "Whom?", "signature": "x"},
+                    {"type": "text", "text": "I ask."},
+                    {"type": "tool_use", "id": "t1", "name": "ask", "input": {"who": "baker"}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "t1", "content": "Closed.",
+                     "is_error": True},
+                    {"type": "text", "text": "And now?"},
+                ],
+            },
+        ],
+    )  # fmt: skip
+    chat = to_chat(request, Template())
+    assert [each.role for each in chat.messages] == [
+        "system", "user", "assistant", "tool", "user",
+    ]  # fmt: skip
+    assert [each.content for each in chat.messages] == [
+        "Be\nbrief.", "Ask.", "I ask.", "Error: Closed.", "And now?",
+    ]  # fmt: skip
+    assert chat.messages[2].reasoning_content == "Whom?"
+    assert chat.messages[2].tool_calls[0].function.arguments == '{"who": "baker"}'
+    assert chat.messages[3].tool_call_id == "t1"
+    assert chat.chat_template_kwargs == {"enable_thinking": True}
+    assert (chat.parallel_tool_calls, chat.max_completion_tokens) == (False, 9)
+
+
+async def test_blocks_follow_the_pieces_of_an_answer():
+    """Thinking, text and calls are blocks with their own starts and ends."""
+    builder = MessagesBuilder.__new__(MessagesBuilder)
+    builder._blocks = []
+    builder._reading = SimpleNamespace(tools=SimpleNamespace(form=None))
+    pieces = [
+        Reasoning("Whom"),
+        Reasoning("?"),
+        Content("I ask."),
+        CallStart(0, "ask", "id-0"),
+        CallArguments(0, '{"who": '),
+        CallArguments(0, '"baker"}'),
+        CallStart(1, "ask", "id-1"),
+        CallArguments(1, "{}"),
+    ]
+    changes = [change for piece in pieces for change in builder._add(piece)]
+    starts = [each for each in changes if each["type"] == "content_block_start"]
+    assert [each["content_block"]["type"] for each in starts] == [
+        "thinking", "text", "tool_use", "tool_use",
+    ]  # fmt: skip
+    assert [each["index"] for each in changes if each["type"] == "content_block_stop"] == [0, 1, 2]
+    assert [each["id"] for each in builder._blocks[2:]] == ["id-0", "id-1"]
+
+
+async def test_embeddings_are_refused_plainly(http):
+    response = await http.post("/v1/embeddings", json={"input": "a"})
+    assert response.status_code == 501
+    assert "serve an embedding model with another engine" in response.json()["error"]["message"]

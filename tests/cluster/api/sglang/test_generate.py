@@ -1,0 +1,285 @@
+"""SGLang's native API: the calls of its frontend language, as `RuntimeEndpoint` makes them.
+
+The bodies and the fields that are read are those of python/sglang/lang/backend/runtime_endpoint.py
+in SGLang 0.5; the package itself is not installed.
+"""
+
+import asyncio
+import json
+
+import pytest
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PROMPT = "Ask the baker"
+GREEDY = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
+FROM_FRONTEND = {
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "min_new_tokens": 0,
+    "n": 1,
+    "stop": [],
+    "stop_token_ids": [],
+    "stop_regex": None,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "regex": None,
+    "json_schema": None,
+    **GREEDY,
+}
+"""All that `SglSamplingParams.to_srt_kwargs` sends."""
+
+
+async def post(http, **body):
+    response = await http.post("/generate", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def refusal(http, **body):
+    response = await http.post("/generate", json=body)
+    assert response.status_code == 400, response.text
+    return response.json()["error"]
+
+
+async def gen(http, text, **params):
+    """Continue a text like `sgl.gen`; return the completion and its `meta_info`."""
+    found = await post(http, text=text, sampling_params={**FROM_FRONTEND, **params})
+    return found["text"], found["meta_info"]
+
+
+async def test_an_answer_has_sglangs_fields(http, tokenizer):
+    found = await post(http, text=PROMPT, sampling_params=GREEDY, rid="mine")
+    meta = found["meta_info"]
+    assert found["text"] == tokenizer.decode(found["output_ids"])
+    assert (meta["id"], meta["prompt_tokens"]) == ("mine", len(tokenizer.encode(PROMPT)))
+    assert meta["completion_tokens"] == len(found["output_ids"]) == 8
+    assert meta["finish_reason"] == {"type": "length", "length": 8}
+    assert 0 < meta["e2e_latency"] < 60
+    assert meta["spec_verify_ct"] >= 0
+    assert "input_token_logprobs" not in meta
+
+
+async def test_turns_build_on_each_other(http):
+    text = PROMPT
+    for _ in range(3):
+        completion, meta = await gen(http, text)
+        assert meta["completion_tokens"] == 8
+        text += completion
+    assert meta["cached_tokens"] > 0
+
+
+async def test_forks_run_at_the_same_time(http):
+    parts = await asyncio.gather(*(gen(http, f"{PROMPT} {index}") for index in range(3)))
+    alone = [await gen(http, f"{PROMPT} {index}") for index in range(3)]
+    assert [text for text, _ in parts] == [text for text, _ in alone]
+
+
+async def test_ids_in_place_of_a_text(http, tokenizer):
+    by_text = await post(http, text=PROMPT, sampling_params=GREEDY)
+    by_ids = await post(http, input_ids=tokenizer.encode(PROMPT), sampling_params=GREEDY)
+    assert by_ids["output_ids"] == by_text["output_ids"]
+
+
+async def test_a_batch_is_a_list(http):
+    params = [{**GREEDY, "max_new_tokens": count} for count in (3, 5)]
+    found = await post(http, text=[PROMPT, "Every spring"], sampling_params=params, rid=["a", "b"])
+    assert [len(each["output_ids"]) for each in found] == [3, 5]
+    assert [each["meta_info"]["id"] for each in found] == ["a", "b"]
+    [one] = await post(http, text=[PROMPT], sampling_params=GREEDY)
+    assert (
+        one["output_ids"] == (await post(http, text=PROMPT, sampling_params=GREEDY))["output_ids"]
+    )
+
+
+async def test_choices_of_a_prompt_are_a_list(http):
+    params = {**GREEDY, "n": 2, "temperature": 1.0, "sampling_seed": 5}
+    first, second = await post(http, text=PROMPT, sampling_params=params)
+    assert first["output_ids"] != second["output_ids"]
+    assert await post(http, text=PROMPT, sampling_params=params) is not None
+
+
+@pytest.mark.parametrize(
+    ("params", "accepts"),
+    [
+        ({"regex": r"[-+]?[0-9]+[ \n]*", "stop": [" ", "\n"]}, lambda text: int(text) is not None),
+        ({"regex": "(yes|no)"}, lambda text: text in ("yes", "no")),
+        ({"json_schema": '{"enum": ["a", "b"]}'}, lambda text: json.loads(text) in ("a", "b")),
+        ({"json_schema": {"enum": [1, 2]}}, lambda text: json.loads(text) in (1, 2)),
+        ({"ebnf": 'root ::= "x" | "y"'}, lambda text: text in ("x", "y")),
+    ],
+    ids=["int", "regex", "json_schema", "schema object", "ebnf"],
+)
+async def test_structured_output(http, params, accepts):
+    text, meta = await gen(http, PROMPT, max_new_tokens=24, ignore_eos=False, **params)
+    assert accepts(text)
+    assert meta["finish_reason"]["type"] == "stop" or "[0-9]" in params.get("regex", "")
+
+
+async def test_a_stream_has_the_text_so_far(http):
+    body = {"text": PROMPT, "sampling_params": FROM_FRONTEND, "stream": True}
+    response = await http.post("/generate", json=body)
+    lines = [line for line in response.text.split("\n") if line.startswith("data:")]
+    assert lines.pop() == "data: [DONE]"
+    position, text = 0, ""
+    for line in lines:
+        found = json.loads(line[5:])
+        chunk = found["text"][position:]
+        position, text = position + len(chunk), text + chunk
+    assert text == (await gen(http, PROMPT))[0]
+    assert found["meta_info"]["finish_reason"] == {"type": "length", "length": 8}
+    assert json.loads(lines[0][5:])["meta_info"]["finish_reason"] is None
+
+
+async def test_a_streamed_batch_has_indices(http):
+    body = {"text": [PROMPT, "Every spring"], "sampling_params": GREEDY, "stream": True}
+    response = await http.post("/generate", json=body)
+    lines = [line for line in response.text.split("\n") if line.startswith("data: {")]
+    last = {(found := json.loads(line[5:]))["index"]: found for line in lines}
+    whole = await post(http, text=[PROMPT, "Every spring"], sampling_params=GREEDY)
+    assert [last[index]["text"] for index in (0, 1)] == [each["text"] for each in whole]
+
+
+async def test_a_prefix_is_cached_without_an_answer(http):
+    found = await post(http, text=PROMPT * 4, sampling_params={"max_new_tokens": 0})
+    assert (found["text"], found["output_ids"]) == ("", [])
+    assert found["meta_info"]["completion_tokens"] == 0
+    again = await post(http, text=PROMPT * 4, sampling_params={"max_new_tokens": 0})
+    assert again["meta_info"]["cached_tokens"] > 0
+
+
+def normalized(entries):
+    values = [entry[0] for entry in entries if entry[0]]
+    return sum(values) / len(values)
+
+
+async def test_select_takes_the_likeliest_choice(http, tokenizer):
+    """The calls of `RuntimeEndpoint.select`, and what it reads of their answers."""
+    choices = [" water", " the", " xyz"]
+    common = await post(http, text=PROMPT, sampling_params={"max_new_tokens": 0})
+    num_tokens = common["meta_info"]["prompt_tokens"]
+    start = max(num_tokens - 2, 0)
+    found = await post(
+        http,
+        text=[PROMPT + choice for choice in choices],
+        sampling_params={"max_new_tokens": 0, "temperature": 0},
+        return_logprob=True,
+        return_text_in_logprobs=True,
+        logprob_start_len=start,
+    )
+    for each, choice in zip(found, choices, strict=True):
+        entries = each["meta_info"]["input_token_logprobs"]
+        token_ids = tokenizer.encode(PROMPT + choice)
+        assert [entry[1] for entry in entries] == token_ids[start:]
+        assert entries[0][0] is None
+        assert all(entry[0] < 0 for entry in entries[1:])
+        assert "".join(entry[2] for entry in entries).endswith(choice)
+        assert each["meta_info"]["output_token_logprobs"] == []
+    scores = [normalized(each["meta_info"]["input_token_logprobs"]) for each in found]
+    ids = [[entry[1] for entry in each["meta_info"]["input_token_logprobs"]] for each in found]
+    unconditional = await post(
+        http, input_ids=ids, sampling_params={"max_new_tokens": 0}, return_logprob=True
+    )
+    for each, token_ids in zip(unconditional, ids, strict=True):
+        assert len(each["meta_info"]["input_token_logprobs"]) == 1
+        assert each["meta_info"]["input_token_logprobs"][0][1] == token_ids[-1]
+    assert len({round(score, 6) for score in scores}) == 3
+
+
+async def test_logprobs_are_those_of_the_openai_api(http):
+    found = await post(
+        http,
+        text=PROMPT,
+        sampling_params=GREEDY,
+        return_logprob=True,
+        logprob_start_len=0,
+        top_logprobs_num=2,
+    )
+    meta = found["meta_info"]
+    body = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "logprobs": 2, "ignore_eos": True}
+    other = (await http.post("/v1/completions", json={**body, "echo": True})).json()
+    listed = other["choices"][0]["logprobs"]["token_logprobs"]
+    entries = meta["input_token_logprobs"] + meta["output_token_logprobs"]
+    assert [entry[0] for entry in entries] == pytest.approx(listed)
+    assert [entry[1] for entry in meta["output_token_logprobs"]] == found["output_ids"]
+    assert all(entry[2] is None for entry in entries)
+    assert meta["input_top_logprobs"][0] is None
+    assert {len(each) for each in meta["output_top_logprobs"]} == {2}
+
+
+async def test_a_stop_string_is_matched(http):
+    text, _ = await gen(http, PROMPT)
+    stop = text[3:6]
+    found = await post(http, text=PROMPT, sampling_params={**GREEDY, "stop": stop})
+    assert found["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop}
+    assert stop not in found["text"]
+    kept = {**GREEDY, "stop": [stop], "no_stop_trim": True}
+    assert (await post(http, text=PROMPT, sampling_params=kept))["text"].endswith(stop)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        ({}, "text", "given, or left out with input_ids"),
+        ({"text": "a", "input_ids": [1]}, "text", "given, or left out with input_ids"),
+        ({"text": "a", "sampling_params": {"top_p": 2}}, "sampling_params.top_p", "at most 1"),
+        ({"text": "a", "sampling_params": {"stop_regex": "b"}}, "sampling_params.stop_regex",
+         "use stop"),
+        ({"text": "a", "sampling_params": {"max_tokens": 3}}, "sampling_params.max_tokens",
+         "did you mean max_new_tokens"),
+        ({"text": ["a", "b"], "rid": ["x"]}, "rid length", "the number of prompts: 2"),
+        ({"text": "a", "image_data": "b"}, "image_data", "the models read text only"),
+        ({"input_ids": [10**6]}, "text[0]", "from 0 to"),
+        ({"text": "a", "top_logprobs_num": 99, "return_logprob": True}, "top_logprobs_num",
+         "from 0 to 20"),
+    ],
+)  # fmt: skip
+async def test_the_error_names_the_field(http, body, param, message):
+    error = await refusal(http, **body)
+    assert error["param"] == param
+    assert message in error["message"]
+
+
+async def test_the_model_and_the_server_are_described(http):
+    model = (await http.get("/get_model_info")).json()
+    assert model["model_path"] == "tiny", "no path of the machine"
+    assert model["is_generation"] is True
+    assert (await http.get("/model_info")).json() == model
+    server = (await http.get("/get_server_info")).json()
+    assert server["speculative_algorithm"] == "NGRAM"
+    assert server["context_length"] == 512
+    assert server["internal_states"][0]["num_running_reqs"] == 0
+
+
+async def test_health_generate_makes_a_token(http, router):
+    before = (await router.core.thread.stats()).counts.num_generated_tokens
+    assert (await http.get("/health_generate")).status_code == 200
+    assert (await router.core.thread.stats()).counts.num_generated_tokens == before + 1
+
+
+async def test_the_cache_is_flushed_while_nothing_runs(http):
+    prompt = {"text": "Every spring the river " * 3, "sampling_params": {"max_new_tokens": 0}}
+    await post(http, **prompt)
+    assert (await post(http, **prompt))["meta_info"]["cached_tokens"] > 0
+    response = await http.post("/flush_cache", json={"empty_cache": True})
+    assert response.status_code == 200
+    assert (await post(http, **prompt))["meta_info"]["cached_tokens"] == 0
+    assert (await http.get("/flush_cache")).status_code == 405, "a page could send it"
+    running = asyncio.create_task(gen(http, PROMPT, max_new_tokens=300))
+    await asyncio.sleep(0.2)
+    assert (await http.post("/flush_cache")).status_code == 400
+    await running
+
+
+async def test_a_request_is_ended_by_its_id(http):
+    body = {"text": PROMPT, "sampling_params": {**GREEDY, "max_new_tokens": 400}, "rid": "long"}
+    running = asyncio.create_task(http.post("/generate", json=body))
+    await asyncio.sleep(0.3)
+    assert (await http.post("/abort_request", json={"rid": "long"})).status_code == 200
+    response = await running
+    assert response.status_code != 200 or len(response.json()["output_ids"]) < 400
+    refused = await http.post("/abort_request", json={"abort_all": True, "rid": "x"})
+    assert refused.json()["error"]["param"] == "abort_all"

@@ -1,0 +1,80 @@
+"""`specdec lora`, against a real server."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from cluster.cli import main
+from cluster.control.plane import ControlPlane
+from cluster.control.store import ControlStore
+from specdec.client import AdapterOrder, ReplicaReport
+from tests.cluster.admin_service import Adapters, LocalHandle, running_admin_service
+
+
+@pytest.fixture
+def adapters():
+    return Adapters()
+
+
+@pytest.fixture
+def command(tmp_path, adapters):
+    handle = LocalHandle(ControlPlane(None, ControlStore(tmp_path, "tiny")))
+    report = ReplicaReport("r1", is_ready=True)
+    with running_admin_service(handle, report, adapters=adapters) as address:
+        yield lambda *flags: CliRunner().invoke(main.main, ["lora", *flags, "--address", address])
+
+
+def test_list(command):
+    result = command("list")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == [
+        "replica r1: 1 adapter",
+        "name  state  rank  requests  tokens  acceptance  source",
+        "sql   ready  16    2         500     40.0%       org/sql",
+        "",
+        "replica r2: 0 adapters",
+    ]
+    replicas = json.loads(command("list", "--json").stdout)["replicas"]
+    assert replicas[0]["adapters"][0]["speculation"]["num_drafts"] == 100
+
+
+@pytest.mark.parametrize(
+    ("flags", "order"),
+    [
+        (["load", "chat", "org/chat"], AdapterOrder.load("chat", "org/chat")),
+        (
+            ["load", "sql", "org/sql", "--replace", "--replica", "r1"],
+            AdapterOrder.load("sql", "org/sql", replaces=True, replica_id="r1"),
+        ),
+        (["unload", "sql"], AdapterOrder.unload("sql")),
+        (["unload", "sql", "--replica", "r2"], AdapterOrder.unload("sql", replica_id="r2")),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_orders(command, adapters, flags, order):
+    result = command(*flags)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert adapters.orders == [order]
+
+
+def test_a_relative_path_becomes_absolute(command, adapters, tmp_path, monkeypatch):
+    (tmp_path / "adapter").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert command("load", "chat", "adapter").exit_code == 0
+    assert adapters.orders[0].path == str(tmp_path.resolve() / "adapter")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["load", "a b", "/a"], "name is 'a b'; it must be 1 to 256 letters"),
+        (["load", "sql", "/a"], "a name that no loaded adapter has"),
+        (["unload", "other"], "model 'other' is not served; served: 'sql'"),
+    ],
+)
+def test_errors_are_one_line(command, flags, message):
+    result = command(*flags)
+    assert result.exit_code != 0
+    assert message in result.stderr
+    assert result.stderr.count("\n") <= 1

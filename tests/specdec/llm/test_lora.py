@@ -1,0 +1,126 @@
+"""LoRA adapters through `LLM` and `AsyncLLM`."""
+
+import asyncio
+
+import pytest
+
+from specdec import LLM, AsyncLLM, LoRARequest, SamplingParams
+from specdec.types.errors import InvalidValueError, UnknownModelError, UnsupportedModelError
+from tests.specdec.adapters import adapter_dir, merged_dir
+from tests.specdec.llm.models import arguments, metrics_of
+
+PARAMS = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+PROMPT = "The river begins"
+NAMES = ("sql", "chat", "code", "base")
+
+
+@pytest.fixture(scope="module")
+def adapters(tiny_model_dir, tmp_path_factory):
+    root = tmp_path_factory.mktemp("adapters")
+    paths = {
+        name: adapter_dir(root / name, tiny_model_dir, seed=seed)
+        for seed, name in enumerate(NAMES[:3])
+    }
+    return {
+        name: LoRARequest(name, i, str(path)) for i, (name, path) in enumerate(paths.items(), 1)
+    }
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_model_dir, adapters, tmp_path_factory):
+    """Return the tokens of the model, and of it with each adapter merged."""
+    root, found = tmp_path_factory.mktemp("merged"), {}
+    for name in NAMES:
+        directory = tiny_model_dir
+        if name in adapters:
+            path = adapters[name].lora_path
+            directory = merged_dir(root / name, tiny_model_dir, type(root)(path))
+        with LLM(**arguments(directory, speculative_config=None)) as llm:
+            [output] = llm.generate(PROMPT, PARAMS, use_tqdm=False)
+            found[name] = output.outputs[0].token_ids
+    return found
+
+
+def lora_arguments(directory, **changes):
+    return arguments(directory, enable_lora=True, max_loras=2, **changes)
+
+
+def tokens(outputs):
+    return [each.outputs[0].token_ids for each in outputs]
+
+
+def test_a_batch_with_more_adapters_than_fit(tiny_model_dir, adapters, expected):
+    """Idle adapters make room for others, whatever the order."""
+    names = ["sql", "base", "chat", "code", "sql", "base", "code", "chat"]
+    loras = [adapters.get(name) for name in names]
+    for max_cpu_loras in (2, 3):
+        with LLM(**lora_arguments(tiny_model_dir, max_cpu_loras=max_cpu_loras)) as llm:
+            outputs = llm.generate([PROMPT] * 8, PARAMS, use_tqdm=False, lora_request=loras)
+            assert tokens(outputs) == [expected[name] for name in names]
+            assert len(llm.list_loras()) <= max_cpu_loras
+            assert metrics_of(llm)["spec_decode_num_accepted_tokens"] > 0
+
+
+def test_adapters_are_added_listed_and_removed(tiny_model_dir, adapters, expected):
+    with LLM(**lora_arguments(tiny_model_dir)) as llm:
+        llm.add_lora(adapters["sql"])
+        [info] = llm.list_loras()
+        assert (info.name, info.source, info.rank) == ("sql", adapters["sql"].lora_path, 4)
+        by_name = LoRARequest("sql", 1)
+        assert tokens(llm.generate(PROMPT, PARAMS, False, lora_request=by_name)) == [
+            expected["sql"]
+        ]
+        chat = [{"role": "user", "content": "Hi"}]
+        adapted = llm.chat(chat, PARAMS, use_tqdm=False, lora_request=adapters["sql"])
+        assert tokens(adapted) != tokens(llm.chat(chat, PARAMS, use_tqdm=False))
+        assert llm.remove_lora("sql") == ()
+        with pytest.raises(UnknownModelError):
+            llm.generate(PROMPT, PARAMS, False, lora_request=by_name)
+
+
+def test_requests_that_are_refused(tiny_model_dir, adapters, tmp_path):
+    def generate(llm, lora):
+        return llm.generate(PROMPT, PARAMS, False, lora_request=lora)
+
+    with LLM(**lora_arguments(tiny_model_dir)) as llm:
+        generate(llm, adapters["sql"])
+        for lora, error, message in (
+            (LoRARequest("other", 1, "/a"), InvalidValueError, "lora_int_id of prompts"),
+            (7, InvalidValueError, "lora_request of prompts"),
+            (LoRARequest("x", 9, str(tmp_path)), UnsupportedModelError, "cannot be read"),
+            (
+                LoRARequest("sql", 1, adapters["chat"].lora_path),
+                InvalidValueError,
+                "which sql was loaded from",
+            ),
+        ):
+            with pytest.raises(error, match=message):
+                generate(llm, lora)
+    with (
+        LLM(**arguments(tiny_model_dir)) as llm,
+        pytest.raises(InvalidValueError, match="enable_lora"),
+    ):
+        generate(llm, adapters["sql"])
+    with pytest.raises(InvalidValueError, match=r"max_cpu_loras is 1; .* at least max_loras \(2\)"):
+        LLM(**lora_arguments(tiny_model_dir, max_cpu_loras=1))
+
+
+async def test_streams_with_adapters(tiny_model_dir, adapters, expected):
+    async with AsyncLLM(**lora_arguments(tiny_model_dir, max_cpu_loras=2)) as llm:
+
+        async def last(name):
+            final = None
+            async for each in llm.generate(PROMPT, PARAMS, lora_request=adapters.get(name)):
+                final = each
+            return final.outputs[0].token_ids
+
+        names = [*NAMES, *NAMES]
+        found = await asyncio.gather(*map(last, names))
+        assert found == [expected[name] for name in names]
+        assert {each.num_requests for each in await llm.list_loras()} <= {0}
+        async for _ in llm.generate(PROMPT, PARAMS, lora_request=adapters["sql"]):
+            break
+        for name in [each.name for each in await llm.list_loras()]:
+            await llm.remove_lora(name)
+        await llm.add_lora(adapters["code"])
+        assert [each.name for each in await llm.list_loras()][-1] == "code"
