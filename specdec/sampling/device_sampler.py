@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.kernels.sample import row_argmax
 from specdec.kernels.triton.availability import has_triton
 from specdec.sampling.device_truncation import DeviceLimits, device_floors
 from specdec.sampling.gumbel import CHUNK_TOKENS, NoiseKeys, gumbel_noise
@@ -69,7 +68,7 @@ def sample_on_device(
     """
     logits = logits[:, : shard.vocab_size - shard.first_token]
     if shard.group.size == 1 and has_triton(logits.device):
-        return _triton_sample(logits, rules)
+        return _triton_sample(logits, rules, kind)
     size = max(1, _SLAB_LOGITS // shard.vocab_size)
     slabs = [slice(start, start + size) for start in range(0, len(logits), size)]
     parts = [
@@ -82,25 +81,24 @@ def sample_on_device(
     return _best_of_ranks(shard.group.all_gather(best))
 
 
-def _triton_sample(logits: Tensor, rules: DeviceRules | None) -> DeviceSample:
-    """Sample by kernels, which make the noise in registers; the argmax without rules."""
-    from specdec.kernels.triton.sample import DeviceSampling, sample_rows  # imports Triton
+def _triton_sample(logits: Tensor, rules: DeviceRules | None, kind: SamplingKind) -> DeviceSample:
+    """Sample the whole vocabulary on this rank; as `sample_on_device`."""
+    from specdec.kernels.triton.sample import RowSampling, TileArgmax, sample_rows  # imports Triton
 
     if rules is None:
-        best = row_argmax(logits)
-        return DeviceSample(best.token_ids, best.has_nan | (best.values == -torch.inf))
-    keys, limits = rules.keys, rules.limits
-    words = (keys.seeds, keys.seeds >> 32, keys.choices, keys.positions)
-    columns = torch.stack([*words, torch.zeros_like(keys.seeds)], 1)
-    sampling = DeviceSampling(
-        temperatures=rules.temperatures,
-        top_k=limits.top_k.int(),
-        top_p=limits.top_p,
-        min_scores=limits.min_scores,
-        keys=columns.int(),  # keeps the lower 32 bits
-    )
-    sampled = sample_rows(logits, sampling, LEAST_SCORE)
-    return DeviceSample(sampled.token_ids, sampled.has_nan | (sampled.values == -torch.inf))
+        argmax = TileArgmax(logits).reduce()
+        token_ids = argmax.token_ids
+    else:
+        limits, keys = rules.limits, rules.keys
+        columns = (
+            *(rules.temperatures, limits.top_k, limits.top_p, limits.min_scores),
+            *(keys.seeds, keys.choices, keys.positions),
+        )
+        sampling = RowSampling(*(column.contiguous() for column in columns))
+        truncates = kind is SamplingKind.TRUNCATED
+        sampled = sample_rows(logits, sampling, LEAST_SCORE, truncates=truncates)
+        token_ids, argmax = sampled.token_ids, sampled.argmax
+    return DeviceSample(token_ids, argmax.has_nan | (argmax.values == -torch.inf))
 
 
 @dataclass(frozen=True)

@@ -178,9 +178,9 @@ def sample(
 
 def _triton_sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
     """Sample the whole vocabulary on the device, without waiting for it; [num_rows] int64."""
-    from specdec.kernels.triton.sample import DeviceSampling, sample_rows  # imports Triton
+    from specdec.kernels.triton.sample import RowSampling, sample_rows  # imports Triton
 
-    sampling = DeviceSampling.of(batch.params, logits.device)
+    sampling = RowSampling.of(batch.params, logits.device)
     return sample_rows(logits, sampling, LEAST_SCORE).token_ids
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from specdec.kernels.triton.attention import block_of_keys, warps_of_tile
 from specdec.kernels.triton.device import attention, rows, sample, store_kv, verify
@@ -46,17 +46,18 @@ _ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8e4nv": 1}
 
 def _attention_variants() -> Iterator[Variant]:
     for head_dim in _SHAPES:
+        yield _attention(head_dim, 16, "parts")
         for tile in (16, 32, 64):
-            yield _attention(head_dim, tile)
-        yield _attention(head_dim, 64, is_split=False)
+            yield _attention(head_dim, tile, "segments")
+        yield _attention(head_dim, 64, "whole")
         yield _merge(head_dim)
         yield _store(head_dim)
-    yield _attention(128, 64, has_trees=True)
-    yield _attention(128, 16, has_cap=True)
-    yield _attention(128, 16, dtype="fp16")
-    yield _attention(64, 16, dtype="fp32")
-    yield _attention(128, 16, kv_dtype="fp8e4nv", architectures=(90,))
-    yield _attention(128, 64, kv_dtype="fp8e4nv", is_split=False, architectures=(90,))
+    yield _attention(128, 64, "parts", has_trees=True)
+    yield _attention(128, 16, "parts", has_cap=True)
+    yield _attention(128, 16, "parts", dtype="fp16")
+    yield _attention(64, 16, "parts", dtype="fp32")
+    yield _attention(128, 16, "parts", kv_dtype="fp8e4nv", architectures=(90,))
+    yield _attention(128, 64, "whole", kv_dtype="fp8e4nv", architectures=(90,))
     yield _store(128, kv_dtype="fp8e4nv", architectures=(90,))
     yield _store(128, has_norm=True)
 
@@ -64,28 +65,27 @@ def _attention_variants() -> Iterator[Variant]:
 def _attention(
     head_dim: int,
     tile: int,
+    context: Literal["whole", "segments", "parts"],
     *,
     dtype: str = "bf16",
     kv_dtype: str | None = None,
-    is_split: bool = True,
     has_trees: bool = False,
     has_cap: bool = False,
     architectures: tuple[int, ...] = ARCHITECTURES,
 ) -> Variant:
-    kv_dtype = kv_dtype or dtype
+    """Return attention with a context as a whole, by segments, or with a part for each segment."""
+    kv_dtype, has_parts = kv_dtype or dtype, context == "parts"
+    index = "*i64" if context == "segments" else "*i32"  # of DeviceBatch, or of a host's plan
     integers = ("table_stride", "num_segments", "part_rows", "window", "kv_start")
     floats = ("scale", "soft_cap", "key_scale", "value_scale")
-    tables = (
-        *("tile_sequences", "tile_tokens", "cu_seqlens", "context_lens"),
-        *("first_nodes", "block_tables", "positions"),
-    )
     types = {
         "query": f"*{dtype}",
         "kv_cache": f"*{kv_dtype}",
-        "output": "*fp32" if is_split else f"*{dtype}",
-        "statistics": "*fp32" if is_split else f"*{dtype}",
-        **dict.fromkeys(tables, "*i32"),
-        "ancestors": "*i64" if has_trees else "*i32",
+        "output": "*fp32" if has_parts else f"*{dtype}",
+        "statistics": "*fp32" if has_parts else f"*{dtype}",
+        **dict.fromkeys(("tile_sequences", "tile_tokens", "cu_seqlens"), "*i32"),
+        **dict.fromkeys(("context_lens", "first_nodes", "block_tables", "positions"), index),
+        "ancestors": "*i64" if has_trees else index,
         **dict.fromkeys(integers, "i32"),
         **dict.fromkeys(floats, "fp32"),
     }
@@ -97,14 +97,11 @@ def _attention(
         "BLOCK_N": block_of_keys(block_d, _ELEMENT_BYTES[dtype]),
         "HAS_TREES": has_trees,
         "HAS_CAP": has_cap,
-        "IS_SPLIT": is_split,
+        "HAS_SEGMENTS": context != "whole",
+        "HAS_PARTS": has_parts,
     }
     marks = [dtype, *([kv_dtype] if kv_dtype != dtype else []), f"d{head_dim}", f"m{tile}"]
-    marks += [
-        name
-        for name, chosen in (("split", is_split), ("trees", has_trees), ("cap", has_cap))
-        if chosen
-    ]
+    marks += [context, *(["trees"] if has_trees else []), *(["cap"] if has_cap else [])]
     options = {"num_warps": warps_of_tile(tile, block_d), "num_stages": 2}
     name = "_".join(["paged_attention", *marks])
     return Variant(name, attention.paged_attention, types, constants, options, architectures)
@@ -116,6 +113,7 @@ def _merge(head_dim: int) -> Variant:
         "output": "*bf16",
         **dict.fromkeys(("tile_sequences", "tile_tokens", "cu_seqlens"), "*i32"),
         **dict.fromkeys(("num_segments", "part_rows"), "i32"),
+        "value_scale": "fp32",
     }
     constants = {**_heads_of(head_dim), "BLOCK_M": 16, "BLOCK_ROWS": 4}
     name = f"merge_segments_bf16_d{head_dim}"
@@ -183,7 +181,7 @@ def _sampling_variants() -> Iterator[Variant]:
     limits = {
         **dict.fromkeys(("row_best", "temperatures", "min_scores", "floors"), "*fp32"),
         "tile_best": "*fp32",
-        "top_k": "*i32",
+        "top_k": "*i64",
         "top_p": "*fp64",
     }
     reduced = {
@@ -219,7 +217,7 @@ def _sampling_variants() -> Iterator[Variant]:
                 **logits,
                 **tiles,
                 **dict.fromkeys(("row_best", "temperatures", "floors"), "*fp32"),
-                "keys": "*i32",
+                **dict.fromkeys(("seeds", "choices", "positions"), "*i64"),
                 "least_floor": "fp32",
             },
             {"BLOCK": 2048},

@@ -2,13 +2,15 @@
 
 The queries of a sequence form tiles of 16 to 64 rows, in which the heads that share a KV head stand
 side by side: a page of KV is read once for all drafts of a sequence (as by FlashInfer, Ye et al.
-2025, arXiv 2501.01005). Short queries (decode, drafts) split their context (Flash-Decoding, Dao et
-al. 2023) at fixed positions counted from its start, and a second kernel merges the parts in order.
-So the sums of a row depend neither on the other sequences of its batch nor on the drafts beside it.
+2025, arXiv 2501.01005). Short queries (decode, drafts) divide their context into segments at fixed
+positions counted from its start (Flash-Decoding, Dao et al. 2023), which are merged in order: by
+one program where there are programs enough, else by a second kernel. So the sums of a row depend
+neither on the other sequences of its batch nor on the drafts beside it.
 
-Long chunks of a prompt are not split, so their bits may differ in the last place from those of the
-same tokens decoded one by one. Hopper multiplies tiles of 64 rows by another instruction than those
-of 16 and 32, and may round differently. An `invariant` attention has one tile and always splits.
+Long chunks of a prompt have no segments, so their bits may differ in the last place from those of
+the same tokens decoded one by one. Hopper multiplies tiles of 64 rows by another instruction than
+those of 16 and 32, and may round differently. An `invariant` attention has one tile and always
+segments.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from torch import Tensor
 from specdec.kernels.attention import AttentionPlan, PagedAttention, QueryKeyNorms, Rotation
 from specdec.kernels.device_batch import DeviceBatch
 from specdec.kernels.forward_batch import ModelInput
-from specdec.kernels.triton.attention_plan import Tiles, TritonPlan, plan_batch, plan_uniform
+from specdec.kernels.triton.attention_plan import Tiles, TritonPlan, plan_batch, plan_device_batch
 from specdec.kernels.triton.device import attention as kernels
 from specdec.kernels.triton.device.store_kv import rotate_and_store
 from specdec.types.sharding import HeadShard
@@ -87,8 +89,14 @@ class TritonAttention(PagedAttention):
         window: int | None = None,
     ) -> TritonPlan:
         """See PagedAttention."""
-        del dtype
-        return plan_uniform(batch, self._heads, self.head_dim, self.block_size, window)
+        return plan_device_batch(
+            batch,
+            self._heads,
+            self.head_dim,
+            self.block_size,
+            window=window,
+            invariant=self.invariant,
+        )
 
     def rotate_and_run(
         self,
@@ -165,8 +173,9 @@ class TritonAttention(PagedAttention):
         """Write the attention of tiles to `output`, or that of their segments to their parts."""
         assert query.is_contiguous()
         assert kv_cache.is_contiguous()
-        shape, num_segments = tiles.shape, tiles.shape.num_segments or 1
-        grid = (len(tiles.sequences), self.num_kv_heads, min(num_segments, _MAX_SPLITS))
+        shape, num_parts = tiles.shape, 0 if tiles.parts is None else tiles.parts.values.shape[2]
+        splits = min(max(num_parts, 1), _MAX_SPLITS)
+        grid = (len(tiles.sequences), self.num_kv_heads, splits)
         kernels.paged_attention[grid](
             query,
             kv_cache,
@@ -180,8 +189,8 @@ class TritonAttention(PagedAttention):
             plan.block_tables,
             plan.positions,
             plan.positions if plan.ancestors is None else plan.ancestors,
-            plan.block_tables.shape[1],
-            num_segments,
+            plan.block_tables.stride(0),
+            num_parts,
             shape.used_rows,
             _NO_WINDOW if plan.window is None else plan.window,
             plan.kv_start,
@@ -193,7 +202,8 @@ class TritonAttention(PagedAttention):
             PAGE=self.block_size,
             HAS_TREES=plan.ancestors is not None,
             HAS_CAP=self.softcap is not None,
-            IS_SPLIT=tiles.parts is not None,
+            HAS_SEGMENTS=shape.num_segments is not None,
+            HAS_PARTS=tiles.parts is not None,
             **self._sizes(tiles),
             num_warps=warps_of_tile(shape.num_rows, self._block_d),
             num_stages=2,
@@ -211,8 +221,9 @@ class TritonAttention(PagedAttention):
             tiles.sequences,
             tiles.tokens,
             plan.cu_seqlens,
-            shape.num_segments,
+            parts.values.shape[2],
             shape.used_rows,
+            self.value_scale,
             BLOCK_ROWS=_MERGED_ROWS,
             **self._sizes(tiles),
             num_warps=4,

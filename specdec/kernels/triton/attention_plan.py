@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -23,8 +23,8 @@ Int32Array = NDArray[np.int32]
 _SHORT_TILES = (16, 32, 64)
 """Rows of a tile of short queries: the fewest that hold the longest one of a batch."""
 _LONG_TILE = 64
-_PART_BYTES = 2**28
-"""Most memory of the parts of a batch of fixed shape."""
+ENOUGH_PROGRAMS = 132
+"""Multiprocessors of an H100 or H200; a constant, so that launches are those of any GPU."""
 _SEGMENT, _PER_LEVEL = int(SEGMENT_TOKENS.value), int(SEGMENTS_PER_LEVEL.value)
 
 
@@ -33,13 +33,22 @@ class TileShape:
     """Shape of the tiles of one launch.
 
     num_rows: rows of a tile, a power of two; a row is a query of one head. used_rows: those that
-    can have a query. num_segments: that the longest context has; None where contexts are not split,
-    because queries are long, or because none has two segments.
+    can have a query. num_segments: that the longest context has; None for long queries, whose
+    context has no segments.
     """
 
     num_rows: int
     used_rows: int
     num_segments: int | None
+
+    def num_parts(self, num_programs: int) -> int:
+        """Return the segments to compute one by one: none where there are programs enough.
+
+        num_programs: of the launch otherwise, one for each tile and KV head.
+        """
+        if self.num_segments is None or num_programs >= ENOUGH_PROGRAMS:
+            return 0
+        return self.num_segments if self.num_segments > 1 else 0
 
     @classmethod
     def of(
@@ -56,8 +65,12 @@ class TileShape:
             num_rows = _SHORT_TILES[0]
         num_rows = max(num_rows, 1 << (heads_per_kv - 1).bit_length())
         used_rows = min(longest, num_rows // heads_per_kv * heads_per_kv)
-        num_segments = num_segments_of(context_len) if is_split else 1
-        return cls(num_rows, used_rows, num_segments if num_segments > 1 else None)
+        return cls(num_rows, used_rows, num_segments_of(context_len) if is_split else None)
+
+
+class _Options(TypedDict):
+    dtype: torch.dtype
+    device: torch.device
 
 
 class Parts(NamedTuple):
@@ -69,7 +82,10 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True)
 class Tiles:
-    """The queries of one launch, in N tiles. parts: None where contexts are not split."""
+    """The queries of one launch, in N tiles.
+
+    parts: results of segments; None where one program attends to all segments of a context.
+    """
 
     sequences: Tensor  # [N] int32; -1 for a tile without queries
     tokens: Tensor  # [N] int32: first query of the tile within its sequence
@@ -81,9 +97,10 @@ class Tiles:
         cls, sequences: Tensor, tokens: Tensor, shape: TileShape, num_kv_heads: int, head_dim: int
     ) -> Tiles:
         """Allocate the parts beside the tiles; heads of this rank."""
-        if shape.num_segments is None:
+        num_parts = shape.num_parts(len(sequences) * num_kv_heads)
+        if num_parts == 0:
             return cls(sequences, tokens, shape, None)
-        leading = (len(sequences), num_kv_heads, shape.num_segments)
+        leading = (len(sequences), num_kv_heads, num_parts)
         values = torch.empty(
             *leading, shape.used_rows, head_dim, dtype=torch.float32, device=sequences.device
         )
@@ -97,12 +114,12 @@ class Tiles:
 class TritonPlan:
     """The part of a batch's attention that is the same for all layers; all on the device."""
 
-    slot_mapping: Tensor  # [T] int32; negative for a token whose KV is not written
-    positions: Tensor  # [T] int32
+    slot_mapping: Tensor  # [T] integers; negative for a token whose KV is not written
+    positions: Tensor  # [T] integers
     cu_seqlens: Tensor  # [B + 1] int32
-    context_lens: Tensor  # [B] int32
-    first_nodes: Tensor  # [B] int32: slot of the first node of a tree; the context without one
-    block_tables: Tensor  # [B, M] int32
+    context_lens: Tensor  # [B] integers
+    first_nodes: Tensor  # [B] integers: slot of the first node of a tree; the context without one
+    block_tables: Tensor  # [B, M] integers
     ancestors: Tensor | None  # [T] int64, as in draft_tree.ancestors; None without trees
     launches: tuple[Tiles, ...]
     window: int | None
@@ -158,46 +175,34 @@ def plan_batch(
     )
 
 
-def plan_uniform(
-    batch: DeviceBatch, heads: HeadShard, head_dim: int, block_size: int, window: int | None
+def plan_device_batch(
+    batch: DeviceBatch,
+    heads: HeadShard,
+    head_dim: int,
+    block_size: int,
+    *,
+    window: int | None,
+    invariant: bool,
 ) -> TritonPlan:
-    """Plan a batch of fixed shape, all of whose data are on the device already.
-
-    Contexts are split as those of the longest sequence that the tables hold. Sequences run in
-    groups that share the memory of their parts, since wide tables have many.
-    """
-    device, num_sequences = batch.positions.device, batch.num_sequences
+    """Divide a batch of fixed shape into tiles; contexts may be as long as the block tables."""
+    device, num_seqs = batch.positions.device, batch.num_sequences
     longest = batch.block_tables.shape[1] * block_size
-    shape = TileShape.of([batch.query_len], longest, heads.heads_per_kv, invariant=False)
-    per_tile = shape.num_rows // heads.heads_per_kv
-    tokens = torch.arange(0, batch.query_len, per_tile, dtype=torch.int32, device=device)
-    sequences = torch.arange(num_sequences, dtype=torch.int32, device=device)
-    part_bytes = 4 * shape.used_rows * (head_dim + 2) * (shape.num_segments or 0)
-    size = max(1, _PART_BYTES // max(1, part_bytes * len(heads.kv) * len(tokens)))
-    parts: Parts | None = None
-    launches = []
-    for group in sequences.split(size):
-        owners, starts = group.repeat_interleave(len(tokens)), tokens.repeat(len(group))
-        if parts is None:
-            tiles = Tiles.allocate(owners, starts, shape, len(heads.kv), head_dim)
-            parts = tiles.parts
-        launches.append(Tiles(owners, starts, shape, parts))
-    context_lens = batch.context_lens.int()
+    shape = TileShape.of([batch.query_len], longest, heads.heads_per_kv, invariant=invariant)
+    options: _Options = {"dtype": torch.int32, "device": device}
+    starts = torch.arange(0, batch.query_len, shape.num_rows // heads.heads_per_kv, **options)
+    sequences = torch.arange(num_seqs, **options).repeat_interleave(len(starts))
+    num_tokens = num_seqs * batch.query_len
     return TritonPlan(
-        slot_mapping=batch.slot_mapping.int(),
-        positions=batch.positions.int(),
-        cu_seqlens=torch.arange(
-            0,
-            (num_sequences + 1) * batch.query_len,
-            batch.query_len,
-            dtype=torch.int32,
-            device=device,
-        ),
-        context_lens=context_lens,
+        slot_mapping=batch.slot_mapping.contiguous(),
+        positions=batch.positions.contiguous(),
+        cu_seqlens=torch.arange(0, num_tokens + 1, batch.query_len, **options),
+        context_lens=(context_lens := batch.context_lens.contiguous()),
         first_nodes=context_lens,
-        block_tables=batch.block_tables.int(),
+        block_tables=batch.block_tables.contiguous(),
         ancestors=None,
-        launches=tuple(launches),
+        launches=(
+            Tiles.allocate(sequences, starts.repeat(num_seqs), shape, len(heads.kv), head_dim),
+        ),
         window=window,
         kv_start=0,
     )

@@ -21,30 +21,40 @@ _BLOCK = 2048
 
 
 @dataclass(frozen=True)
-class DeviceSampling:
-    """Sampling parameters of R rows of logits, on the device."""
+class SampledRows:
+    """Tokens of R rows of logits, and the argmax of the same rows."""
+
+    token_ids: Tensor  # [R] int64
+    argmax: RowArgmax
+
+
+@dataclass(frozen=True)
+class RowSampling:
+    """Sampling parameters of R rows of logits, on the device; contiguous."""
 
     temperatures: Tensor  # [R] float32; 0 for the argmax
-    top_k: Tensor  # [R] int32; 0 for no limit
+    top_k: Tensor  # [R] int64; 0 for no limit
     top_p: Tensor  # [R] float64; 1 for no limit
     min_scores: Tensor  # [R] float32, log(min_p); -inf for no limit
-    keys: Tensor  # [R, 5] int32: bits of the seed (low, high), choice, position and stream
+    seeds: Tensor  # [R] int64
+    choices: Tensor  # [R] int64
+    positions: Tensor  # [R] int64
+
+    def __post_init__(self) -> None:
+        assert all(column.is_contiguous() for column in vars(self).values())
 
     @classmethod
-    def of(cls, params: SampleParams, device: torch.device) -> DeviceSampling:
+    def of(cls, params: SampleParams, device: torch.device) -> RowSampling:
         """Copy sampling parameters to a device."""
-        keys = np.zeros((len(params), 5), np.uint32)
-        seeds = params["seed"].astype(np.uint64)  # wraps, so the bits stay
-        keys[:, 0], keys[:, 1] = seeds & 0xFFFFFFFF, seeds >> 32
-        keys[:, 2], keys[:, 3] = params["choice"], params["position"]
+        integers = (params[name].astype(np.int64) for name in ("seed", "choice", "position"))
         columns = (
             params["temperature"].astype(np.float32),
-            params["top_k"].astype(np.int32),
+            params["top_k"].astype(np.int64),
             params["top_p"].astype(np.float64),
             params["min_score"].astype(np.float32),
-            keys.view(np.int32),
+            *integers,
         )
-        return cls(*(torch.from_numpy(column.copy()).to(device) for column in columns))
+        return cls(*(torch.from_numpy(column).to(device) for column in columns))
 
 
 class TileArgmax:
@@ -94,7 +104,7 @@ class TileArgmax:
         return RowArgmax(values, token_ids, has_nan.bool())
 
 
-def truncation_floors(tiles: TileArgmax, best: Tensor, sampling: DeviceSampling) -> Tensor:
+def truncation_floors(tiles: TileArgmax, best: Tensor, sampling: RowSampling) -> Tensor:
     """Return the lowest score that passes min_p, top_k and then top_p, [R] float32.
 
     Scores are log(probability / probability of the best token). best: [R], the best logits. Rows
@@ -122,16 +132,20 @@ def truncation_floors(tiles: TileArgmax, best: Tensor, sampling: DeviceSampling)
     return floors
 
 
-def sample_rows(logits: Tensor, sampling: DeviceSampling, least_floor: float) -> RowArgmax:
-    """Sample a token for each row; the values of sampled rows are scores with noise.
+def sample_rows(
+    logits: Tensor, sampling: RowSampling, least_floor: float, *, truncates: bool = True
+) -> SampledRows:
+    """Sample a token for each row.
 
     logits: [R, vocab_size], the whole vocabulary. least_floor: score below which no noise lets a
-    token win.
+    token win. truncates: whether a row may have min_p, top_k or top_p.
     """
     tiles = TileArgmax(logits)
     best = tiles.reduce()
-    floors = truncation_floors(tiles, best.values, sampling)
     num_rows, vocab_size = logits.shape
+    floors = sampling.min_scores
+    if truncates:
+        floors = truncation_floors(tiles, best.values, sampling)
     kernels.perturbed_argmax[(num_rows, tiles.num_tiles)](
         logits,
         tiles.best,
@@ -139,7 +153,9 @@ def sample_rows(logits: Tensor, sampling: DeviceSampling, least_floor: float) ->
         best.values,
         sampling.temperatures,
         floors,
-        sampling.keys,
+        sampling.seeds,
+        sampling.choices,
+        sampling.positions,
         logits.stride(0),
         vocab_size,
         tiles.num_tiles,
@@ -148,5 +164,4 @@ def sample_rows(logits: Tensor, sampling: DeviceSampling, least_floor: float) ->
         num_warps=8,
         enable_fp_fusion=False,
     )
-    sampled = tiles.reduce()
-    return RowArgmax(sampled.values, sampled.token_ids, best.has_nan)
+    return SampledRows(tiles.reduce().token_ids, best)

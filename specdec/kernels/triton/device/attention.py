@@ -92,18 +92,30 @@ def attend(
 
 
 @triton.jit
+def merge(maximum, total, values, own_maximum, own_total, own_values):
+    """Return the softmax state of two sets of positions; one without any leaves the other as is."""
+    higher = tl.maximum(maximum, own_maximum)
+    finite = tl.where(higher == float("-inf"), 0.0, higher)
+    old, new = tl.exp2(maximum - finite), tl.exp2(own_maximum - finite)
+    # Explicit fused operations: the bits do not depend on where a compiler fuses others.
+    total = tl.fma(total, old, own_total * new)
+    values = tl.fma(values, old[:, None] + tl.zeros_like(values), own_values * new[:, None])
+    return higher, total, values
+
+
+@triton.jit
 def paged_attention(
     query,  # [T, H, HEAD_DIM]
     kv_cache,  # [num_slots, 2, KV_HEADS, HEAD_DIM]
     output,  # [T, H, HEAD_DIM], or float32 [tiles, KV_HEADS, num_segments, part_rows, HEAD_DIM]
-    statistics,  # float32 [tiles, KV_HEADS, num_segments, 2, part_rows]; unused unless IS_SPLIT
+    statistics,  # float32 [tiles, KV_HEADS, num_segments, 2, part_rows]; unused unless HAS_PARTS
     tile_sequences,  # [tiles] int32; -1 for a tile without queries
     tile_tokens,  # [tiles] int32, first query of the tile within its sequence
     cu_seqlens,  # [B + 1] int32
-    context_lens,  # [B] int32
-    first_nodes,  # [B] int32, position in the cache of the first node of a tree
-    block_tables,  # [B, table_stride] int32
-    positions,  # [T] int32
+    context_lens,  # [B] integers
+    first_nodes,  # [B] integers, position in the cache of the first node of a tree
+    block_tables,  # [B, table_stride] integers
+    positions,  # [T] integers
     ancestors,  # [T] int64; unused unless HAS_TREES
     table_stride,
     num_segments,
@@ -125,13 +137,17 @@ def paged_attention(
     BLOCK_N: tl.constexpr,
     HAS_TREES: tl.constexpr,
     HAS_CAP: tl.constexpr,
-    IS_SPLIT: tl.constexpr,
+    HAS_SEGMENTS: tl.constexpr,
+    HAS_PARTS: tl.constexpr,
 ):
     """Attend with the queries of one tile and one KV head; grid (tiles, KV_HEADS, splits).
 
     Row r of a tile is head r % GROUP of token r // GROUP, so that keys and values are read once for
     all heads of a group and all queries of a tile. Heads before FIRST_HEAD in the first group, and
     those beyond NUM_HEADS in the last, are on other ranks.
+
+    HAS_SEGMENTS: the context is divided into segments, which are merged in order: here, or where
+    HAS_PARTS by `merge_segments`. A program then has each segment that is `split` modulo the grid.
     """
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     sequence = tl.load(tile_sequences + tile)
@@ -145,9 +161,9 @@ def paged_attention(
         place = (tokens * NUM_HEADS + heads).to(tl.int64) * HEAD_DIM
         is_dim = is_row[:, None] & (dims < HEAD_DIM)[None, :]
         queries = tl.load(query + place[:, None] + dims[None, :], mask=is_dim, other=0.0)
-        own = tl.load(positions + tokens, mask=is_row, other=-1)
-        context = tl.load(context_lens + sequence)
-        first_node = tl.load(first_nodes + sequence)
+        own = tl.load(positions + tokens, mask=is_row, other=-1).to(tl.int32)
+        context = tl.load(context_lens + sequence).to(tl.int32)
+        first_node = tl.load(first_nodes + sequence).to(tl.int32)
         words = tl.zeros([BLOCK_M], tl.int64)
         end = tl.minimum(tl.max(own, 0) + 1, context)
         if HAS_TREES:
@@ -156,7 +172,7 @@ def paged_attention(
         earliest = tl.min(tl.where(is_row, own, 2147483647), 0) - window + 1
         start = tl.maximum(earliest, kv_start)
         table = block_tables + sequence.to(tl.int64) * table_stride
-        if IS_SPLIT:
+        if HAS_PARTS:
             for segment in range(split, num_segments, tl.num_programs(2)):
                 maximum, total, values = attend(
                     queries, own, words, kv_head, kv_cache, table,
@@ -171,14 +187,33 @@ def paged_attention(
                 tl.store(at, maximum, mask=is_row)
                 tl.store(at + part_rows, total, mask=is_row)
                 at = output + part * part_rows * HEAD_DIM + rows[:, None] * HEAD_DIM
-                tl.store(at + dims[None, :], values * value_scale, mask=is_dim)
+                tl.store(at + dims[None, :], values, mask=is_dim)
         else:
-            maximum, total, values = attend(
-                queries, own, words, kv_head, kv_cache, table, start, end,
-                first_node, window, kv_start, scale, soft_cap, key_scale,
-                2 * KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_D, PAGE,
-                BLOCK_M, BLOCK_N, HAS_TREES, HAS_CAP,
-            )  # fmt: skip
+            if HAS_SEGMENTS:
+                maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
+                total = tl.zeros([BLOCK_M], tl.float32)
+                values = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+                segment = tl.full((), 0, tl.int32)
+                while segment_start(segment) < end:
+                    own_maximum, own_total, own_values = attend(
+                        queries, own, words, kv_head, kv_cache, table,
+                        tl.maximum(start, segment_start(segment)),
+                        tl.minimum(end, segment_start(segment + 1)),
+                        first_node, window, kv_start, scale, soft_cap, key_scale,
+                        2 * KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_D, PAGE,
+                        BLOCK_M, BLOCK_N, HAS_TREES, HAS_CAP,
+                    )  # fmt: skip
+                    maximum, total, values = merge(
+                        maximum, total, values, own_maximum, own_total, own_values
+                    )
+                    segment += 1
+            else:
+                maximum, total, values = attend(
+                    queries, own, words, kv_head, kv_cache, table, start, end,
+                    first_node, window, kv_start, scale, soft_cap, key_scale,
+                    2 * KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_D, PAGE,
+                    BLOCK_M, BLOCK_N, HAS_TREES, HAS_CAP,
+                )  # fmt: skip
             attended = values * value_scale / tl.where(total > 0, total, 1.0)[:, None]
             tl.store(output + place[:, None] + dims[None, :], attended, mask=is_dim)
 
@@ -193,6 +228,7 @@ def merge_segments(
     cu_seqlens,
     num_segments,
     part_rows,
+    value_scale,
     NUM_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -227,13 +263,8 @@ def merge_segments(
             place = part * part_rows * HEAD_DIM + rows[:, None] * HEAD_DIM + dims[None, :]
             is_read = is_seen[:, None] & (dims < HEAD_DIM)[None, :]
             own_values = tl.load(partial + place, mask=is_read, other=0.0)
-            higher = tl.maximum(maximum, own)
-            finite = tl.where(higher == float("-inf"), 0.0, higher)
-            old, new = tl.exp2(maximum - finite), tl.exp2(own - finite)
-            total = total * old + own_total * new
-            values = values * old[:, None] + own_values * new[:, None]
-            maximum = higher
+            maximum, total, values = merge(maximum, total, values, own, own_total, own_values)
         place = (tokens * NUM_HEADS + heads).to(tl.int64) * HEAD_DIM
         is_dim = is_row[:, None] & (dims < HEAD_DIM)[None, :]
-        merged = values / tl.where(total > 0, total, 1.0)[:, None]
+        merged = values * value_scale / tl.where(total > 0, total, 1.0)[:, None]
         tl.store(output + place[:, None] + dims[None, :], merged, mask=is_dim)

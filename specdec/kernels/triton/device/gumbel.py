@@ -37,14 +37,13 @@ def exponentials_of_bits(bits):
 
 
 @triton.jit
-def gumbel_noise(first_chunk, key, NUM_CHUNKS: tl.constexpr):
-    """Return the noise of consecutive chunks, [NUM_CHUNKS, 64] float32.
+def gumbel_noise(first_chunk, seed, choice, position, NUM_CHUNKS: tl.constexpr):
+    """Return the coupled noise of consecutive chunks, [NUM_CHUNKS, 64] float32.
 
-    key: address of five words of the row: the halves of its seed, choice, position, stream.
+    seed, choice, position: the key of the row, int64.
     """
-    k0, k1 = tl.load(key).to(tl.uint32), tl.load(key + 1).to(tl.uint32)
-    choice, position = tl.load(key + 2).to(tl.uint32), tl.load(key + 3).to(tl.uint32)
-    stream = tl.load(key + 4).to(tl.uint32)
+    k0, k1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
+    choice, position = choice.to(tl.uint32), position.to(tl.uint32)
     chunks = first_chunk + tl.arange(0, NUM_CHUNKS)
     calls = chunks[:, None] * _CALLS_PER_CHUNK + tl.arange(0, _CALLS_PER_CHUNK)[None, :]
     zeros = tl.zeros([NUM_CHUNKS, _CALLS_PER_CHUNK], tl.uint32)
@@ -52,7 +51,7 @@ def gumbel_noise(first_chunk, key, NUM_CHUNKS: tl.constexpr):
         calls.to(tl.uint32),
         zeros + position,
         zeros + choice,
-        zeros + stream,
+        zeros,
         zeros + k0,
         zeros + k1,
     )
@@ -63,7 +62,7 @@ def gumbel_noise(first_chunk, key, NUM_CHUNKS: tl.constexpr):
         chunks.to(tl.uint32) + _FIRST_CHUNK_COUNTER,
         zeros + position,
         zeros + choice,
-        zeros + stream,
+        zeros,
         zeros + k0,
         zeros + k1,
     )

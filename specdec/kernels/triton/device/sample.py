@@ -161,7 +161,7 @@ def truncation_floors(
     tile_best,  # [R, num_tiles] float32
     row_best,  # [R] float32
     temperatures,  # [R] float32; 0 for a row that is not sampled
-    top_k,  # [R] int32; 0 for no limit
+    top_k,  # [R] integers; 0 for no limit
     top_p,  # [R] float64; 1 for no limit
     min_scores,  # [R] float32, log(min_p); -inf for no limit
     floors,  # output [R] float32
@@ -239,7 +239,9 @@ def perturbed_argmax(
     row_best,  # [R] float32
     temperatures,  # [R] float32; 0 for a row that is not sampled
     floors,  # [R] float32
-    keys,  # [R, 5] int32, bits of unsigned words, as in gumbel_noise
+    seeds,  # [R] int64
+    choices,  # [R] int64
+    positions,  # [R] int64
     stride,
     vocab_size,
     num_tiles,
@@ -264,7 +266,8 @@ def perturbed_argmax(
             ids = (first_chunk + tl.arange(0, chunks))[:, None] * CHUNK_TOKENS
             tokens = ids + tl.arange(0, CHUNK_TOKENS)[None, :]
             scores = _scores(logits + row * stride, tokens, vocab_size, highest, temperature)
-            noise = gumbel_noise(first_chunk, keys + row * 5, chunks)
+            seed, choice = tl.load(seeds + row), tl.load(choices + row)
+            noise = gumbel_noise(first_chunk, seed, choice, tl.load(positions + row), chunks)
             perturbed = tl.where(scores >= floor, scores + noise, _NEGATIVE_INFINITY)
             winner = tl.max(tl.max(perturbed, 1), 0)
             ids = tl.where(perturbed == winner, tokens, NO_TOKEN)

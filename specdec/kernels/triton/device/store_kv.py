@@ -9,7 +9,7 @@ def rotate_and_store(
     heads,  # [T, NUM_HEADS + 2 * KV_HEADS, HEAD_DIM], rows `token_stride` apart
     query,  # output [T, NUM_HEADS, HEAD_DIM]
     kv_cache,  # [num_slots, 2, KV_HEADS, HEAD_DIM]
-    slots,  # [T] int32; a negative slot is not written
+    slots,  # [T] integers; a negative slot is not written
     cos,  # [T, ROTARY_DIM]; unused unless ROTATES
     sin,  # [T, ROTARY_DIM], the first half negated
     query_norm,  # [HEAD_DIM]; unused unless HAS_NORM

@@ -7,6 +7,8 @@ import torch
 
 from specdec.kernels import Rotation, TorchAttention
 from specdec.kernels.attention import QueryKeyNorms
+from specdec.kernels.device_batch import DeviceBatch
+from specdec.kernels.triton import attention_plan
 from specdec.kernels.triton.attention import TritonAttention
 from specdec.kernels.triton.attention_plan import Tiles, num_segments_of, tile_rows
 from specdec.kernels.triton.device.attention import SEGMENT_TOKENS, SEGMENTS_PER_LEVEL
@@ -115,6 +117,33 @@ def test_slots_before_the_first_one_with_kv_are_not_read(kv_start):
 @pytest.mark.parametrize("lengths", [((600, 2), (1, 1), (300, 1)), ((256, 1), (257, 1), (513, 4))])
 def test_contexts_of_several_segments(lengths):
     check(Case(lengths, num_heads=2, kv_heads=1))
+
+
+@pytest.mark.slow
+def test_one_program_merges_segments_to_the_same_bits(monkeypatch):
+    pages = Pages(Case(((600, 3), (1, 1), (300, 2)), num_heads=2, kv_heads=1))
+    by_parts = run(pages)
+    monkeypatch.setattr(attention_plan, "ENOUGH_PROGRAMS", 1)
+    assert torch.equal(run(pages), by_parts)
+
+
+@pytest.mark.parametrize("window", [None, 9])
+def test_batch_of_fixed_shape(window):
+    """Sequences with fewer tokens repeat their last one, whose KV is not read."""
+    case = Case(((40, 2), (7, 1), (20, 2)), window=window)
+    pages, attention = Pages(case), attention_of(case)
+    rows = [0, 1, 2, 2, 3, 4]
+    batch = DeviceBatch(
+        input_ids=torch.zeros(6, dtype=torch.int64),
+        positions=torch.tensor([38, 39, 6, 6, 18, 19]),
+        slot_mapping=torch.full((6,), -1),
+        block_tables=torch.from_numpy(pages.batch.block_tables).long(),
+        context_lens=torch.from_numpy(pages.batch.context_lens).long(),
+        query_len=2,
+    )
+    plan = attention.plan_on_device(batch, case.dtype, window)
+    found = attention.attend(pages.query[rows].contiguous(), pages.cache, plan)
+    assert (found.double() - pages.expected()[rows]).abs().max() < 2e-6
 
 
 @pytest.mark.slow

@@ -90,8 +90,8 @@ def test_the_tokens_are_those_of_torch(tiny_model_dir, num_drafts):
     assert tokens(kernels="triton") == tokens()
 
 
-def test_sequences_share_the_memory_of_their_parts(tiny_model_dir, monkeypatch):
-    """In groups, whose results are those of one group."""
+def test_one_program_merges_segments_where_there_are_enough(tiny_model_dir, monkeypatch):
+    """The results are those of parts, which a second kernel merges."""
 
     def hidden():
         runner = device_runner(tiny_model_dir, engine_config(0, block_size=16), kernels="triton")
@@ -107,9 +107,9 @@ def test_sequences_share_the_memory_of_their_parts(tiny_model_dir, monkeypatch):
         )
         return runner.model.forward_on_device(batch, runner.kv_cache)
 
-    whole = hidden()
-    monkeypatch.setattr(attention_plan, "_PART_BYTES", 1)
-    assert torch.equal(hidden(), whole)
+    by_parts = hidden()
+    monkeypatch.setattr(attention_plan, "ENOUGH_PROGRAMS", 1)
+    assert torch.equal(hidden(), by_parts)
 
 
 @pytest.mark.parametrize("kind", [SamplingKind.GREEDY, SamplingKind.TRUNCATED])

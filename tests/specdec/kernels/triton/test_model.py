@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.sampling import sampler
-from tests.specdec.engines import engine_config, local_engine, request, run
+from specdec.sampling import device_sampler, sampler
+from tests.specdec.engines import engine_config, local_engine, make_engine, request, run
 from tests.specdec.models.families import save_family
 from tests.specdec.models.passes import mixed_logits
+from tests.specdec.worker.device import device_target
 
 PROMPTS = [[11, 12, 13, 11, 12], [7]]
 SAMPLING = [{"temperature": 0.0}, {"temperature": 1.0, "top_p": 0.9, "top_k": 20}]
@@ -15,7 +16,10 @@ IDS = ([(5 * i) % 300 for i in range(34)], [(7 * i) % 300 for i in range(27)])
 
 
 def tokens_of(directory, kernels, config):
-    engine = local_engine(directory, config, kernels=kernels)
+    return transcripts_of(local_engine(directory, config, kernels=kernels))
+
+
+def transcripts_of(engine):
     requests = [
         request(f"r{i}", prompt, seed=i, max_tokens=6, **SAMPLING[i])
         for i, prompt in enumerate(PROMPTS)
@@ -51,3 +55,14 @@ def test_tokens_equal_torch(tiny_model_dir, monkeypatch, num_draft_tokens):
     expected = tokens_of(tiny_model_dir, "torch", config)
     monkeypatch.setattr(sampler, "has_triton", lambda device: True)
     assert tokens_of(tiny_model_dir, "triton", config) == expected
+
+
+@pytest.mark.slow
+def test_tokens_of_steps_on_the_device_equal_torch(tiny_model_dir, monkeypatch):
+    """Decodes and drafts run in fixed shapes, with attention, sampling and graphs as on a GPU."""
+    config = engine_config(3, max_num_seqs=2)
+    expected = tokens_of(tiny_model_dir, "torch", config)
+    monkeypatch.setattr(device_sampler, "has_triton", lambda device: True)
+    target = device_target(tiny_model_dir, config, kernels="triton")
+    engine = make_engine(tiny_model_dir, config, target)
+    assert transcripts_of(engine) == expected

@@ -14,12 +14,11 @@ from specdec.kernels.triton import sample as kernels
 from specdec.kernels.triton.device.gumbel import gumbel_noise, philox
 from specdec.kernels.triton.device.logarithm import exponential, log
 from specdec.sampling import gumbel, sampler
-from specdec.sampling.sampler import SamplingBatch
+from specdec.sampling.sampler import LEAST_SCORE, SamplingBatch
 from specdec.sampling.truncation import truncation_floors
 from specdec.sampling.vocab_shard import ScoreChunks, VocabShard
 
 ALONE = TensorParallelGroup()
-LEAST = gumbel.MIN_NOISE - gumbel.MAX_NOISE - 1e-3
 
 
 @triton.jit
@@ -43,8 +42,9 @@ def write_words(counters, output, k0, k1, N: tl.constexpr):
 
 
 @triton.jit
-def write_noise(keys, first_chunk, output, N: tl.constexpr):
-    noise = gumbel_noise(first_chunk, keys, N)
+def write_noise(seeds, choices, positions, first_chunk, output, N: tl.constexpr):
+    key = tl.load(seeds), tl.load(choices), tl.load(positions)
+    noise = gumbel_noise(first_chunk, key[0], key[1], key[2], N)
     places = tl.arange(0, N)[:, None] * 64 + tl.arange(0, 64)[None, :]
     tl.store(output + places, noise)
 
@@ -90,7 +90,8 @@ def test_noise_is_that_of_the_reference_but_for_the_last_place(seed, choice, pos
     keys = batch.noise_keys[torch.zeros(8, dtype=torch.int64)]
     expected = gumbel.gumbel_noise(keys, chunks)
     found = torch.empty(8, 64)
-    write_noise[(1,)](sampling_of(batch).keys, 3, found, 8)
+    rows = sampling_of(batch)
+    write_noise[(1,)](rows.seeds, rows.choices, rows.positions, 3, found, 8)
     assert (found - expected).abs().max() < 4e-6
 
 
@@ -108,7 +109,7 @@ def batch_of(num_rows, **changes):
 
 
 def sampling_of(batch):
-    return kernels.DeviceSampling.of(batch.params, torch.device("cpu"))
+    return kernels.RowSampling.of(batch.params, torch.device("cpu"))
 
 
 def logits_of(num_rows, vocab, seed=0, dtype=torch.float32):
@@ -169,7 +170,7 @@ def same_tokens(logits, batch):
     vocab = logits.shape[1]
     shard = VocabShard(ALONE, 0, vocab)
     expected = sampler.torch_sample(logits, batch, shard)
-    found = kernels.sample_rows(logits, sampling_of(batch), LEAST)
+    found = kernels.sample_rows(logits, sampling_of(batch), LEAST_SCORE)
     assert torch.equal(found.token_ids, expected)
 
 
@@ -194,5 +195,5 @@ def test_tokens_of_many_positions_are_those_of_the_reference():
 def test_rows_that_cannot_be_sampled_return_a_token():
     logits = torch.full((2, 100), -torch.inf)
     logits[1] = torch.nan
-    tokens = kernels.sample_rows(logits, sampling_of(batch_of(2)), LEAST).token_ids
+    tokens = kernels.sample_rows(logits, sampling_of(batch_of(2)), LEAST_SCORE).token_ids
     assert ((tokens >= 0) & (tokens < 100)).all()
