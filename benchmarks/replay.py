@@ -12,7 +12,7 @@ from benchmarks.recordings import Recording
 from specdec.config.speculative import SpeculativeConfig
 from specdec.sequences.sequence import EngineRequest, SequenceStatus
 from specdec.sequences.sequence import Sequence as EngineSequence
-from specdec.speculation.proposers import DraftRequest, Proposal, make_proposer
+from specdec.speculation.proposers import DraftRequest, Proposal, SentRow, make_proposer
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.sampling_params import SamplingParams
@@ -70,18 +70,17 @@ class RecordedDraftModel:
         self.recording: Recording | None = None
         self.num_drafts = 0
         self.num_tokens = 0
-        self._proposals: list[Proposal] = []
 
-    def begin(self, requests: Sequence[DraftRequest]) -> None:
-        """Make the drafts."""
+    def take(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        """Return the drafts."""
         wanted = [request for request in requests if request.max_tokens]
         self.num_drafts += len(wanted)
-        self._proposals = [self._propose(request) for request in wanted]
-        self.num_tokens += sum(len(each.draft_token_ids) for each in self._proposals)
+        proposals = [self._propose(request) for request in wanted]
+        self.num_tokens += sum(len(each.draft_token_ids) for each in proposals)
+        return proposals
 
-    def collect(self) -> list[Proposal]:
-        """Return the drafts of the last `begin`."""
-        return self._proposals
+    def ahead(self, rows: Sequence[SentRow]) -> None:
+        """Do nothing: no time passes while the target runs."""
 
     def release(self, seq_id: int) -> None:
         """Do nothing; there is no state per sequence."""
@@ -149,8 +148,8 @@ class Replay:
         coming = recording.output_token_ids[seq.num_output_tokens :]
         num_made = self._draft_model.num_tokens
         started_at = time.process_time()
-        self._proposer.begin([DraftRequest(seq, min(self._length(seq), len(coming) - 1))])
-        proposals = self._proposer.collect()
+        length = min(self._length(seq), len(coming) - 1)
+        proposals = self._proposer.take([DraftRequest(seq, length)])
         tally.draft_seconds += time.process_time() - started_at
         draft = proposals[0].draft_token_ids if proposals else ()
         num_accepted = _num_equal(draft, coming)

@@ -12,7 +12,7 @@ from pathlib import Path
 from specdec.config.engine import DTYPE_BYTES
 from specdec.config.methods import METHOD_NAMES
 from specdec.config.quantization import QUANTIZATION_METHODS
-from specdec.models.registry import ARCHITECTURES, SAME_DECODERS
+from specdec.models.registry import ARCHITECTURES, SAME_DECODERS, TEXT_MODELS
 from specdec.models.rope import SUPPORTED_ROPE_TYPES
 from specdec.models.weights.dequantize import SUPPORTED as WEIGHT_FORMATS
 from tools.generated_files import run
@@ -44,6 +44,8 @@ def _families() -> Iterator[str]:
     yield _table(("architecture", "`model_type`", "models", "beside Llama"), rows)
     others = ", ".join(f"`{name}` as `{other}`" for name, other in SAME_DECODERS.items())
     yield f"Loaded as another architecture, whose decoder it has: {others}.\n"
+    texts = ", ".join(f"`{name}` as `{text}`" for name, text in TEXT_MODELS.items())
+    yield f"Models that read images too, of which the text model is served alone: {texts}.\n"
 
 
 def _decoders() -> Iterator[str]:

@@ -126,6 +126,7 @@ def _fields(report: ModelReport, decoder: str) -> dict[str, Any]:
     return {
         "directory": str(report.directory),
         "architecture": config.architecture,
+        "text_part_of": config.text_part_of,
         "differences": report.differences,
         "num_parameters": config.num_parameters,
         "num_layers": config.num_layers,
@@ -146,9 +147,10 @@ def _lines(report: ModelReport, decoder: str) -> list[tuple[str, str]]:
     config, precision = report.config, report.precision
     size = f"{config.num_parameters / 1e6:.1f} million weights, {config.num_layers} layers"
     quantization = precision.quantization or "no quantization"
+    part = f" (text model of {config.text_part_of})" if config.text_part_of else ""
     return [
         ("directory", str(report.directory)),
-        ("architecture", f"{config.architecture}: {report.differences}"),
+        ("architecture", f"{config.architecture}{part}: {report.differences}"),
         ("size", f"{size}, context {config.max_position_embeddings}"),
         ("decoder", decoder),
         ("precision", f"{precision.dtype} ({config.checkpoint_dtype} in files), {quantization}"),

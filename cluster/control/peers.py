@@ -124,7 +124,7 @@ class Applications:
         self._by_adapter: dict[str, PeerApplication] = {}
         self._list_peers = list_peers
         self._by_model: dict[str, PeerApplication] = {}
-        self._listed_at_s = -_FRESH_S
+        self._listed_at_s = self._asked_at_s = -_FRESH_S
         self._lock = asyncio.Lock()
 
     def is_own(self, model: str) -> bool:
@@ -155,15 +155,19 @@ class Applications:
         return tuple(self._by_model[model] for model in sorted(self._by_model))
 
     async def _find_adapters(self) -> None:
-        """Ask the peers for their adapters, which come and go."""
-        peers = tuple(self._by_model.values())
-        infos = await asyncio.gather(*(each.model_infos() for each in peers))
-        self._by_adapter = {
-            info.model: peer
-            for peer, of_peer in zip(peers, infos, strict=True)
-            for info in of_peer
-            if info.parent
-        }
+        """Ask the peers for their adapters, which come and go; once for all concurrent callers."""
+        async with self._lock:
+            if time.monotonic() - self._asked_at_s < _FRESH_S:
+                return
+            peers = tuple(self._by_model.values())
+            infos = await asyncio.gather(*(each.model_infos() for each in peers))
+            self._by_adapter = {
+                info.model: peer
+                for peer, of_peer in zip(peers, infos, strict=True)
+                for info in of_peer
+                if info.parent
+            }
+            self._asked_at_s = time.monotonic()
 
     async def _refresh(self) -> None:
         """List the peers, once for all concurrent callers; keep the last list if that fails."""

@@ -165,12 +165,12 @@ class RayExecutor:
     def counts(self) -> Counts:
         """See Executor."""
         target, draft = self._target, self._draft
-        return Counts(
+        own = Counts(
             num_target_restarts=target.num_restarts if target else 0,
             num_draft_restarts=draft.num_restarts if draft else 0,
-            num_catch_up_tokens=draft.num_catch_up_tokens if draft else 0,
             num_late_drafts=draft.num_late_drafts if draft else 0,
         )
+        return own if draft is None else own.plus(draft.counts)
 
     @property
     def profiled(self) -> dict[str, Supervisor[Any, Any]]:

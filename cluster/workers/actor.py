@@ -21,7 +21,7 @@ from cluster.workers.frames import Frames
 from cluster.workers.group_spec import GroupSpec, RankPlace
 from cluster.workers.head_messages import is_load_report
 from cluster.workers.profile_messages import is_report
-from cluster.workers.transport import Endpoint, Listener, StepSocket, Transport
+from cluster.workers.transport import Endpoint, Listener, StepSocket, Transport, has_message
 from cluster.workers.unix_socket import PeerGoneError
 
 if TYPE_CHECKING:  # imports torch, which the Router that starts the actors does not need
@@ -122,7 +122,7 @@ class Worker:
         Rank 0 answers steps; every rank reports its errors, profiles and loads.
         """
         try:
-            for answer in worker.run(frames):
+            for answer in worker.run(frames, lambda: has_message(socket)):
                 if self._rank == 0 or any(each(answer) for each in _REPORTS):
                     socket.send(answer)
         except PeerGoneError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
+from itertools import islice
 from typing import Any
 
 import msgpack
@@ -27,9 +28,14 @@ from cluster.workers.frames import (
     unpack_table,
 )
 from specdec.types.messages import (
+    AheadDraft,
+    AheadOutput,
+    AheadRow,
     BlockTableDelta,
+    Continuation,
     DraftedRow,
     DraftOutput,
+    DraftPass,
     DraftProbs,
     DraftRow,
     DraftStep,
@@ -49,6 +55,7 @@ CAUGHT_UP: Frames = [b"caught up"]
 """A draft model's second answer to a step, once it has run the step's prefill chunks too."""
 
 _ERROR = b"error"
+_AHEAD = b"ahead"
 
 
 def encode_step(step: StepInput) -> Frames:
@@ -104,7 +111,10 @@ def _decode_deltas(deltas: bytes, blocks: bytes) -> Iterator[BlockTableDelta]:
 
 
 def encode_draft_step(step: DraftStep) -> Frames:
-    """Encode as the frames of `encode_step`, drafts [N, 5] and their initial tokens."""
+    """Encode as drafts [N, 5], their initial tokens, and the frames of `encode_step`.
+
+    Between them are the rows to draft ahead for, [A, 6], and for each its tokens and its fan-out.
+    """
     drafts = (
         (
             row.seq_id,
@@ -115,16 +125,29 @@ def encode_draft_step(step: DraftStep) -> Frames:
         )
         for row in step.drafts
     )
+    ahead = (
+        (
+            row.seq_id,
+            row.num_computed_tokens,
+            len(row.token_ids),
+            row.num_drafts,
+            row.num_draft_tokens,
+            row.first_index,
+        )
+        for row in step.ahead
+    )
     return [
-        *encode_step(step),
         pack_table(drafts),
         pack_numbers(token for row in step.drafts for token in row.token_ids),
+        pack_table(ahead),
+        pack_numbers(number for row in step.ahead for number in (*row.token_ids, *row.fan_out)),
+        *encode_step(step),
     ]
 
 
 def decode_draft_step(frames: Sequence[bytes]) -> DraftStep:
     """Decode the frames of `encode_draft_step`."""
-    *common, draft_rows, tokens = frames
+    draft_rows, tokens, ahead_rows, ahead_numbers, *common = frames
     step, table = decode_step(common), unpack_table(draft_rows, 5)
     row_tokens = unpack_numbers(tokens, [draft[2] for draft in table])
     drafts = tuple(
@@ -133,7 +156,25 @@ def decode_draft_step(frames: Sequence[bytes]) -> DraftStep:
             table, row_tokens, strict=True
         )
     )
-    return DraftStep(**vars(step), drafts=drafts)
+    ahead = tuple(_decode_ahead(ahead_rows, ahead_numbers))
+    return DraftStep(**vars(step), drafts=drafts, ahead=ahead)
+
+
+def _decode_ahead(rows: bytes, numbers: bytes) -> Iterator[AheadRow]:
+    table = unpack_table(rows, 6)
+    row_numbers = unpack_numbers(numbers, [row[2] + 1 + row[3] for row in table])
+    for (seq_id, computed, count, num_drafts, num_draft_tokens, first_index), own in zip(
+        table, row_numbers, strict=True
+    ):
+        yield AheadRow(
+            seq_id,
+            computed,
+            own[:count],
+            num_drafts,
+            own[count:],
+            num_draft_tokens,
+            first_index,
+        )
 
 
 def encode_output(output: VerifyOutput) -> Frames:
@@ -257,6 +298,56 @@ def decode_draft_output(frames: Sequence[bytes]) -> DraftOutput:
                 table, row_tokens, row_probs, strict=True
             )
         ),
+    )
+
+
+def encode_ahead_output(output: AheadOutput) -> Frames:
+    """Encode as [tag, header, rows [B, 2], outcomes [C, 4], tokens, 2 draft_probs arrays].
+
+    The tokens of an outcome are the one that the target adds, then its draft.
+    """
+    drafts = [each for row in output.rows for each in row.continuations]
+    outcomes = (
+        (each.num_accepted, each.token_id, len(each.draft_token_ids), _width(each.draft_probs))
+        for each in drafts
+    )
+    return [
+        _AHEAD,
+        msgpack.packb([output.step_id, output.passes, output.is_whole]),
+        pack_table((row.seq_id, len(row.continuations)) for row in output.rows),
+        pack_table(outcomes),
+        pack_numbers(token for each in drafts for token in each.draft_token_ids),
+        *_pack_draft_probs(each.draft_probs for each in drafts),
+    ]
+
+
+def is_ahead_output(frames: Sequence[bytes]) -> bool:
+    """Return whether an answer has the frames of `encode_ahead_output`."""
+    return frames[0] == _AHEAD
+
+
+def decode_ahead_output(frames: Sequence[bytes]) -> AheadOutput:
+    """Decode the frames of `encode_ahead_output`."""
+    _, header, rows, outcomes, tokens, listed, probs = frames
+    step_id, passes, is_whole = msgpack.unpackb(header, use_list=False)
+    table = unpack_table(outcomes, 4)
+    token_ids = unpack_numbers(tokens, [count for _, _, count, _ in table])
+    widths = ((count, width) for _, _, count, width in table)
+    row_probs = _decode_draft_probs(widths, listed, probs)
+    continuations = (
+        Continuation(num_accepted, token_id, drafted, draft_probs)
+        for (num_accepted, token_id, _, _), drafted, draft_probs in zip(
+            table, token_ids, row_probs, strict=True
+        )
+    )
+    return AheadOutput(
+        step_id,
+        tuple(
+            AheadDraft(seq_id, tuple(islice(continuations, count)))
+            for seq_id, count in unpack_table(rows, 2)
+        ),
+        tuple(DraftPass(*each) for each in passes),
+        is_whole,
     )
 
 

@@ -22,10 +22,12 @@ from specdec.speculation.proposers import (
     DraftRequest,
     DraftVocabulary,
     Proposal,
+    SentRow,
 )
 from specdec.types.errors import DraftFailedError, TargetFailedError
 from specdec.types.messages import DraftOutput, DraftStep, DraftWorker, StepInput, VerifyOutput
 from specdec.types.profile import WorkerProfile
+from specdec.types.stats import Counts
 
 logger = logging.getLogger(__name__)
 
@@ -187,34 +189,40 @@ class DraftSupervisor(Supervisor[DraftStep, DraftOutput]):
         self._vocabulary = vocabulary
         self._proposer: DraftModelProposer | None = None
         self._drafting: WorkerGroup[DraftStep, DraftOutput] | None = None  # the proposer's
-        self.num_catch_up_tokens = 0  # by all groups; see DraftModelProposer
+        self._counts = Counts()  # of the proposers of lost groups
         self.num_late_drafts = 0  # steps that went on without drafts
 
-    def begin(self, requests: Sequence[DraftRequest]) -> None:
-        """Start drafting, if there is a group that has answered all earlier steps."""
+    def take(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        """Return drafts; none without a group, or while one has not answered an earlier step."""
         self._follow_group()
-        if self._proposer is not None and self._drafting is not None:
-            num_before = self._proposer.num_catch_up_tokens
-            try:
-                if self._drafting.is_late:
-                    return
-                self._proposer.begin(requests)
-                self.num_catch_up_tokens += self._proposer.num_catch_up_tokens - num_before
-            except Exception as error:
-                self._recover(error)
-
-    def collect(self) -> list[Proposal]:
-        """Return the drafts; none without a group, or if it was lost since `begin` or is late."""
-        if self._proposer is None:
+        proposer, group = self._proposer, self._drafting
+        if proposer is None or group is None:
             return []
         try:
-            return self._proposer.collect()
+            return [] if group.is_late else proposer.take(requests)
         except TimeoutError:
             self.num_late_drafts += 1
             return []
         except Exception as error:
             self._recover(error)
             return []
+
+    def ahead(self, rows: Sequence[SentRow]) -> None:
+        """Draft ahead, if there is a group that has answered all earlier steps."""
+        proposer, group = self._proposer, self._drafting
+        if proposer is None or group is None:
+            return
+        try:
+            if not group.is_late:
+                proposer.ahead(rows)
+        except Exception as error:
+            self._recover(error)
+
+    @property
+    def counts(self) -> Counts:
+        """What the proposers of all groups have counted."""
+        current = self._proposer
+        return self._counts if current is None else self._counts.plus(current.counts)
 
     def release(self, seq_id: int) -> None:
         """Release a sequence."""
@@ -268,5 +276,5 @@ class DraftSupervisor(Supervisor[DraftStep, DraftOutput]):
         is_known = isinstance(error, DraftFailedError)
         logger.warning("going on without drafts: %s", error, exc_info=None if is_known else error)
         self.mark_lost()
-        self._proposer = self._drafting = None
+        self._counts, self._proposer, self._drafting = self.counts, None, None
         threading.Thread(target=self.restart, name="draft-restart", daemon=True).start()

@@ -74,6 +74,13 @@ class StepSocket(Protocol):
         """Close this end."""
 
 
+def has_message(socket: StepSocket) -> bool:
+    """Return whether a message has arrived, or the peer has gone. Does not wait."""
+    poller = zmq.Poller()
+    poller.register(socket.pollable, zmq.POLLIN)
+    return bool(poller.poll(0))
+
+
 class Listener:
     """A worker's end, opened before the Router connects."""
 

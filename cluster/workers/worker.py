@@ -41,7 +41,10 @@ logger = logging.getLogger(__name__)
 _COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """Covers ranks that load at different speeds; the Router's step deadline is much shorter."""
 
-StepFunction = Callable[[Frames], Iterator[Frames]]
+HasMessage = Callable[[], bool]
+"""Returns whether another message has arrived behind the one that is executed."""
+
+StepFunction = Callable[[Frames, HasMessage], Iterator[Frames]]
 """Executes one step; yields each answer before the work that follows it."""
 
 
@@ -77,8 +80,11 @@ def load_worker(spec: GroupSpec, rank: int, directory: Path) -> ModelWorker:
     return ModelWorker(runner, partial(_verify, runner, rank), rank)
 
 
-def _verify(runner: TargetModelRunner, rank: int, frames: Frames) -> Iterator[Frames]:
+def _verify(
+    runner: TargetModelRunner, rank: int, frames: Frames, has_message: HasMessage
+) -> Iterator[Frames]:
     """Execute a step, or an order for the versions of the draft head or for adapters."""
+    del has_message
     if is_for_heads(frames):
         yield from _change_head(runner, rank, order_for_heads(frames))
     elif adapter_messages.is_for_adapters(frames):
@@ -111,15 +117,18 @@ def _change_adapters(
     yield adapter_messages.load_report(rank, order.adapter_id, fault)
 
 
-def _draft(runner: DraftModelRunner, frames: Frames) -> Iterator[Frames]:
+def _draft(runner: DraftModelRunner, frames: Frames, has_message: HasMessage) -> Iterator[Frames]:
+    """Execute a step; drafts ahead end early when another message arrives."""
     step = serialization.decode_draft_step(frames)
     drafts = runner.draft(step)
     if step.drafts:
         yield serialization.encode_draft_output(drafts)
     if step.rows:
         runner.catch_up(step)
-    if step.rows or not step.drafts:
+    if step.rows or not (step.drafts or step.ahead):
         yield serialization.CAUGHT_UP
+    if step.ahead:
+        yield serialization.encode_ahead_output(runner.draft_ahead(step, has_message))
 
 
 def _join_group(spec: GroupSpec, rank: int, directory: Path) -> TensorParallelGroup:
@@ -152,15 +161,15 @@ class ModelWorker:
         self._rank = rank
         self._profile: _Profile | None = None
 
-    def run(self, frames: Frames) -> Iterator[Frames]:
+    def run(self, frames: Frames, has_message: HasMessage) -> Iterator[Frames]:
         """Execute a step, or begin or end a profile. Yields answers, then the report if it ends."""
         if is_for_profiles(frames):
             yield from self._change_profile(order_in(frames))
         elif (profile := self._profile) is None:
-            yield from self._execute(frames)
+            yield from self._execute(frames, has_message)
         else:
             with profile.profiler.step():
-                yield from self._execute(frames)
+                yield from self._execute(frames, has_message)
             if profile.profiler.num_steps >= profile.order.num_steps:
                 yield self._end(profile)
 

@@ -28,7 +28,7 @@ from cluster.workers.step_deadline import StepDeadline
 from cluster.workers.transport import StepSocket
 from cluster.workers.unix_socket import PeerGoneError
 from specdec.types.errors import DraftFailedError, TargetFailedError
-from specdec.types.messages import DraftOutput, DraftStep, StepInput, VerifyOutput
+from specdec.types.messages import AheadOutput, DraftOutput, DraftStep, StepInput, VerifyOutput
 from specdec.types.profile import WorkerProfile
 
 _LIVENESS_CHECK_PERIOD_MS = 500
@@ -52,8 +52,8 @@ class Role(Generic[StepT, OutputT]):
     """The differences between workers of the target and of a draft model.
 
     error: raised when a rank is lost. empty_step: changes nothing; every rank answers it once it is
-    warm. has_output, catches_up: whether rank 0 answers a step with an output, and whether it then
-    reports that it has caught up.
+    warm. has_output, catches_up, drafts_ahead: whether rank 0 answers a step with an output,
+    whether it then reports that it has caught up, and whether it answers with drafts made ahead.
     """
 
     actor: type[Worker]
@@ -63,6 +63,7 @@ class Role(Generic[StepT, OutputT]):
     empty_step: StepT
     has_output: Callable[[StepT], bool] = lambda _: True
     catches_up: Callable[[StepT], bool] = lambda _: False
+    drafts_ahead: Callable[[StepT], bool] = lambda _: False
 
 
 TARGET = Role(
@@ -79,7 +80,8 @@ DRAFT = Role(
     serialization.decode_draft_output,
     DraftStep(-1, (), (), (), (), ()),
     has_output=lambda step: bool(step.drafts),
-    catches_up=lambda step: bool(step.rows) or not step.drafts,
+    catches_up=lambda step: bool(step.rows) or not (step.drafts or step.ahead),
+    drafts_ahead=lambda step: bool(step.ahead),
 )
 
 
@@ -97,7 +99,7 @@ def _num_tokens(step: StepInput | DraftStep) -> int:
     num_tokens = sum(len(row.token_ids) for row in step.rows)
     if isinstance(step, DraftStep):
         drafted = (len(row.token_ids) + row.num_draft_tokens for row in step.drafts)
-        num_tokens += sum(drafted)
+        num_tokens += sum(drafted) + sum(row.num_nodes for row in step.ahead)
     return num_tokens
 
 
@@ -143,6 +145,8 @@ class WorkerGroup(Generic[StepT, OutputT]):
             _MIN_PATIENCE_S, spec.step_timeout_s, _PATIENCE_FACTOR, shares_sizes=True
         )
         self._num_catching_up = 0
+        self._pending_ahead: deque[_PendingStep] = deque()  # whose drafts ahead have not arrived
+        self._ahead: list[AheadOutput] = []  # arrived, and not collected
         self._profile: ProfileInbox | None = None
         self.ranks = Ranks(role.actor, spec, placement) if spare is None else spare
         try:
@@ -153,9 +157,11 @@ class WorkerGroup(Generic[StepT, OutputT]):
 
     def begin(self, step: StepT) -> None:
         """Send a step to every rank. Its deadline runs from now, or from the previous answer."""
+        pending = _PendingStep(step.step_id, _num_tokens(step), time.monotonic())
         if self._role.has_output(step):
-            pending = _PendingStep(step.step_id, _num_tokens(step), time.monotonic())
             self._pending.append(pending)
+        if self._role.drafts_ahead(step):
+            self._pending_ahead.append(pending)
         self._num_catching_up += self._role.catches_up(step)
         self._set_deadline()
         self._send_to_all(self._role.encode(step))
@@ -168,21 +174,52 @@ class WorkerGroup(Generic[StepT, OutputT]):
         """
         size = self._pending[0].num_tokens
         patience_s = self._patience.limit_s(size) if self.gives_up else math.inf
-        while (frames := self._receive(patience_s)) == serialization.CAUGHT_UP:
-            self._num_catching_up -= 1
+        try:
+            while self._keep_for_later(frames := self._receive(patience_s)):
+                pass
+        except TimeoutError:
+            self._num_late += 1
+            raise
         return self._output(frames)
+
+    def collect_ahead(self, *, wait: bool) -> list[AheadOutput]:
+        """See DraftWorker; gives up as `collect` does, and then returns what has arrived."""
+        while self._pending_ahead and (wait or self._has_answer()):
+            size = self._pending_ahead[0].num_tokens
+            patience_s = self._patience.limit_s(size) if self.gives_up and wait else math.inf
+            try:
+                is_kept = self._keep_for_later(self._receive(patience_s))
+            except TimeoutError:
+                break
+            assert is_kept, "drafts that were not collected"
+        outputs, self._ahead = self._ahead, []
+        return outputs
 
     @property
     def is_late(self) -> bool:
         """Return whether an output that `collect` gave up is still to come."""
         while self._num_late and self._has_answer():
             frames = self._receive()
-            if frames == serialization.CAUGHT_UP:
-                self._num_catching_up -= 1
-            else:  # its time counts neither as that of a step nor as that of a good draft
+            if not self._keep_for_later(frames):
+                # Its time counts neither as that of a step nor as that of a good draft.
                 self._decode(frames)
                 self._num_late -= 1
         return self._num_late > 0
+
+    def _keep_for_later(self, frames: Frames) -> bool:
+        """Record an answer that is no output of `collect`; return whether it is one."""
+        if frames == serialization.CAUGHT_UP:
+            self._num_catching_up -= 1
+            return True
+        if not serialization.is_ahead_output(frames):
+            return False
+        output, pending = serialization.decode_ahead_output(frames), self._pending_ahead.popleft()
+        assert output.step_id == pending.step_id, "the drafts of another step"
+        if output.is_whole:
+            seconds = self._answered_s - max(pending.sent_s, self._previous_answer_s)
+            self._patience.record(pending.num_tokens, seconds)
+        self._ahead.append(output)
+        return True
 
     def _output(self, frames: Frames) -> OutputT:
         pending = self._pending[0]
@@ -201,9 +238,8 @@ class WorkerGroup(Generic[StepT, OutputT]):
     def is_busy(self) -> bool:
         """Return whether ranks may still be running prefill chunks of an earlier draft step."""
         while self._num_catching_up and self._has_answer():
-            frames = self._receive()
-            assert frames == serialization.CAUGHT_UP, "drafts that were not collected"
-            self._num_catching_up -= 1
+            is_kept = self._keep_for_later(self._receive())
+            assert is_kept, "drafts that were not collected"
         return self._num_catching_up > 0
 
     @property
@@ -310,7 +346,6 @@ class WorkerGroup(Generic[StepT, OutputT]):
             if time.monotonic() > self._deadline_s:
                 raise self._role.error(f"the {self._spec.name} did not answer in time")
             if time.monotonic() > gives_up_s:
-                self._num_late += 1
                 raise TimeoutError(f"the {self._spec.name} is late")
         rank, frames = self._received.popleft()
         self._previous_answer_s, self._answered_s = self._answered_s, time.monotonic()

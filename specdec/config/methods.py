@@ -11,12 +11,14 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from pkgutil import resolve_name
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 from specdec.config.quantization import QuantizationMethod, require_quantization
 from specdec.types.errors import InvalidValueError
 from specdec.types.static_tree import StaticTree
-from specdec.types.validation import require_range
+from specdec.types.validation import require_choice, require_range
+
+AsyncDrafting = Literal["off", "continuing", "outcomes", "auto"]
 
 
 class DraftPlace(Enum):
@@ -110,6 +112,10 @@ class DraftModelConfig(MethodConfig):
         texts are accepted more often in long ones with a window.
     speculative_token_map: JSON file with the ids of the tokens that the model may draft, on every
         node; None for those of its directory, if it has a list (`specdec.models.token_map`).
+    async_drafting: what the model drafts while the target verifies its last drafts. off: nothing,
+        a step waits for its drafts; continuing: behind all of them and the token that it expects
+        from the target; outcomes: behind the likeliest tokens of each number of accepted drafts.
+        Policy goodput drafts ahead where that is faster; with auto it chooses among all of them.
     share_gpu: whether the draft model runs on the target's GPU, both with one rank; None: where
         there is no other GPU.
     """
@@ -126,11 +132,17 @@ class DraftModelConfig(MethodConfig):
     parallel_drafting: bool = False
     draft_window: int | None = _within(None, 1, 2**24)
     speculative_token_map: str | None = None
+    async_drafting: AsyncDrafting = "off"
     share_gpu: bool | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_quantization(self.quantization, "speculative_config.quantization")
+        name, value = "speculative_config.async_drafting", self.async_drafting
+        require_choice(name, value, get_args(AsyncDrafting))
+        if self.parallel_drafting and value != "off":
+            limit = "off with parallel_drafting, which makes a whole draft in one forward pass"
+            raise InvalidValueError(name, value, limit)
         if self.share_gpu and self.draft_tensor_parallel_size > 1:
             limit = "left out, or 1 where share_gpu is true"
             field_name = "speculative_config.draft_tensor_parallel_size"

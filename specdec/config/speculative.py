@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args, get_type_hints
 
 from specdec.config.fields import refuse_unknown
@@ -25,6 +25,7 @@ from specdec.config.methods import (
 )
 from specdec.config.synthetic_acceptance import SyntheticAcceptance
 from specdec.types.control import MAX_SPECULATION_THRESHOLD, SpeculationControl
+from specdec.types.draft_decision import DraftAhead
 from specdec.types.draft_length import LengthRule, LengthSchedule
 from specdec.types.draft_tree import MAX_TREE_NODES
 from specdec.types.errors import InvalidValueError
@@ -296,6 +297,37 @@ class SpeculativeConfig:
         """The method that runs a draft worker, where one does."""
         models = (each for each in self.drafters if isinstance(each, DraftModelConfig))
         return next(models, None)
+
+    @property
+    def draft_ahead(self) -> DraftAhead:
+        """What a draft model drafts while the target runs, where no policy chooses."""
+        return self.ahead_choices[-1]
+
+    @property
+    def ahead_choices(self) -> tuple[DraftAhead, ...]:
+        """What a policy may have a draft model draft while the target runs, the most last."""
+        model = self.draft_model
+        if model is None or model.async_drafting == "off":
+            return (DraftAhead.OFF,)
+        if model.async_drafting == "auto":
+            return tuple(DraftAhead)
+        return (DraftAhead.OFF, DraftAhead(model.async_drafting))
+
+    @property
+    def without_drafts_ahead(self) -> SpeculativeConfig:
+        """The configuration with async_drafting off, as where nothing overlaps."""
+
+        def synchronous(each: MethodConfig | None) -> Any:
+            if isinstance(each, DraftModelConfig):
+                return replace(each, async_drafting="off")
+            return each
+
+        return replace(
+            self,
+            drafter=synchronous(self.drafter),
+            first=synchronous(self.first),
+            fallback=synchronous(self.fallback),
+        )
 
     @property
     def head(self) -> HeadMethodConfig | None:

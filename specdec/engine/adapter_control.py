@@ -48,7 +48,8 @@ class AdapterControl:
         self._limits = limits
         self._base_model = base_model
         self._clock = clock
-        self._one_at_a_time = asyncio.Lock()
+        self._lock = asyncio.Lock()  # of the event loop below
+        self._lock_loop: asyncio.AbstractEventLoop | None = None
 
     async def execute(
         self, order: AdapterOrder, thread: EngineThread, replica_id: str
@@ -73,16 +74,29 @@ class AdapterControl:
         In place of an idle one where no more fit; waits while all are held or have requests.
         path: as in AdapterOrder; empty where it must be loaded. Raises as `execute` does.
         """
-        async with self._one_at_a_time:
-            while (adapter_id := await thread.call(lambda: self._hold(name, path))) is None:
-                if await thread.call(self._make_room):
-                    await self._load(AdapterOrder.load(name, path), thread)
-                else:
-                    await asyncio.sleep(_POLL_S)
+        adapter_id = await thread.call(lambda: self._hold(name, path))
+        if adapter_id is None:
+            async with self._one_at_a_time(thread.event_loop):
+                adapter_id = await self._load_and_hold(name, path, thread)
         try:
             yield adapter_id
         finally:
             thread.post(lambda: self._adapters.let_go(adapter_id))
+
+    async def _load_and_hold(self, name: str, path: str, thread: EngineThread) -> int:
+        """Hold an adapter, once it is loaded and there was room for it; one call at a time."""
+        while (adapter_id := await thread.call(lambda: self._hold(name, path))) is None:
+            if await thread.call(self._make_room):
+                await self._load(AdapterOrder.load(name, path), thread)
+            else:
+                await asyncio.sleep(_POLL_S)
+        return adapter_id
+
+    def _one_at_a_time(self, loop: asyncio.AbstractEventLoop) -> asyncio.Lock:
+        """Return the lock of an event loop; streams are read on one at a time."""
+        if self._lock_loop is not loop:
+            self._lock, self._lock_loop = asyncio.Lock(), loop
+        return self._lock
 
     def load_all(self, orders: Sequence[AdapterOrder]) -> None:
         """Load adapters before the engine's thread has started. Raises as `execute` does."""

@@ -92,13 +92,21 @@ class DraftPlanner:
         assert self._head is not None, "no head drafts"
         if row.seq.drafting_method(self._control) not in (None, self._head.name):
             return chain(0)
-        most, useful = self._max_draft_tokens(row.seq), self._num_useful_guesses(row.seq)
-        if self._longest_share is not None:  # the next step's share is not known yet
-            most = self._share_limit(row.seq, most)
-        count = max(0, min(most, useful - 1))
+        count = self._num_next_draft_tokens(row.seq)
         if not self._may_draft_tree(row.seq):
             return chain(count)
         return tree(count, depth=min(count, self._decision.shape.depth))
+
+    def next_chain_length(self, seq: Sequence) -> int:
+        """Return the longest chain of drafts in the next step that could become output."""
+        count = self._num_next_draft_tokens(seq)
+        return min(count, self._decision.shape.depth) if self._may_draft_tree(seq) else count
+
+    def _num_next_draft_tokens(self, seq: Sequence) -> int:
+        most = self._max_draft_tokens(seq)
+        if self._longest_share is not None:  # the next step's share is not known yet
+            most = self._share_limit(seq, most)
+        return max(0, min(most, self._num_useful_guesses(seq) - 1))
 
     def num_slots_of_next_draft(self, row: ScheduledRow, shape: DraftShape) -> int:
         """Return how many KV slots the sequence needs for its next draft; 0 if none is written.

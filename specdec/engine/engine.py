@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from specdec.config.engine import EngineConfig
 from specdec.engine.adapter_seats import AdapterSeats
@@ -39,7 +40,7 @@ from specdec.speculation.proposers import Proposer, make_proposer
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.adapters import AdapterInfo
 from specdec.types.control import SpeculationControl
-from specdec.types.draft_decision import Decision
+from specdec.types.draft_decision import Decision, DraftAhead
 from specdec.types.errors import (
     CrashingRequestError,
     GrammarError,
@@ -304,10 +305,11 @@ class Engine:
             self._keep_batch(is_as_decided=is_as_decided)
             return
         rows = self._schedule(decision)
-        drafting = self._propose(rows, decision)
+        drafting = self._take(rows, decision)
         started = self._step_rows(rows, drafting, outputs)
         if started:
             self._begin(started, drafting)
+            self._ahead(started, decision)
         self._free_adapters()
 
     def stats(self) -> EngineStats:
@@ -366,9 +368,10 @@ class Engine:
             self._requests.release(seq)
         return rows
 
-    def _propose(self, rows: list[ScheduledRow], decision: Decision) -> Drafting:
-        """Draft for the eligible rows, those with room for 0 draft tokens included, and time it.
+    def _take(self, rows: list[ScheduledRow], decision: Decision) -> Drafting:
+        """Take drafts for the eligible rows, those with room for 0 draft tokens included; time it.
 
+        Where drafts are made ahead, a row without one waits for it only if it is the only row.
         Speculation that is off is free here: without draft tokens to spend the proposer is not
         called, and the scheduler has reserved no KV slot beyond each sequence's next token.
         """
@@ -379,10 +382,18 @@ class Engine:
             return NO_DRAFTING
         eligible = self._eligible(rows)
         began_at_s = self._clock()
-        drafting = self._speculator.propose(eligible, uses_proposer=uses_proposer)
+        drafting = self._speculator.take(
+            eligible, may_wait=decision.may_wait(len(rows)), uses_proposer=uses_proposer
+        )
+        seconds = self._clock() - began_at_s
         if any(row.num_draft_tokens for row in eligible):
-            self._recorder.record_draft(self._clock() - began_at_s)
-        return drafting
+            self._recorder.record_draft(seconds)
+        return replace(drafting, waited_s=seconds) if drafting.has_waited else drafting
+
+    def _ahead(self, rows: Rows, decision: Decision) -> None:
+        """Have the draft model go on behind the rows that the target runs now."""
+        if decision.num_draft_tokens and decision.ahead is not DraftAhead.OFF:
+            self._speculator.ahead(rows, self._scheduler.next_chain_length, decision.ahead)
 
     def _eligible(self, rows: list[ScheduledRow]) -> list[ScheduledRow]:
         control = self.control

@@ -106,6 +106,7 @@ def memory_plan(
 def _engine_config(
     config: LLMConfig, pool: _Pool, num_blocks: int, *, in_process: bool
 ) -> EngineConfig:
+    speculation = config.speculative_config
     return EngineConfig(
         max_model_len=pool.max_model_len,
         num_blocks=num_blocks,
@@ -116,10 +117,11 @@ def _engine_config(
         max_queue_len=config.max_queue_len,
         enable_prefix_caching=config.enable_prefix_caching,
         stream_interval=config.stream_interval,
-        # In the caller's process only a GPU runs a step while the engine schedules the next one.
+        # In the process of the caller only a GPU runs a step while the engine schedules the next,
+        # and a draft model does not run while the target does.
         async_scheduling=config.async_scheduling and (config.device == "cuda" or not in_process),
         enforce_eager=config.enforce_eager,
-        speculation=config.speculative_config,
+        speculation=speculation.without_drafts_ahead if in_process and speculation else speculation,
         adapters=config.adapter_limits,
     )
 

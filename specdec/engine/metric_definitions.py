@@ -236,6 +236,29 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
         "Steps that did not wait for a slow draft worker.",
         "num_late_drafts",
     ),
+    counters(
+        "spec_decode_ahead_hits",
+        "Rows whose next draft was made ahead and in time, by accepted drafts.",
+        "num_accepted",
+        "ahead.hits",
+    ),
+    counters(
+        "spec_decode_ahead_misses",
+        "Rows whose next draft was not among those made ahead, by accepted drafts.",
+        "num_accepted",
+        "ahead.misses",
+    ),
+    counter("spec_decode_num_ahead_tokens", "Draft tokens made ahead.", "ahead.num_tokens"),
+    counter(
+        "spec_decode_num_ahead_tokens_used",
+        "Draft tokens made ahead that the target verified.",
+        "ahead.num_used_tokens",
+    ),
+    counter(
+        "spec_decode_ahead_busy_seconds",
+        "Seconds of the draft model's passes for drafts ahead.",
+        "ahead.busy_s",
+    ),
     # Control of speculation.
     MetricSpec("speculation_mode", "gauge", "1 for the mode in force, else 0.", _modes, ("mode",)),
     gauge("speculation_in_force", "1 while requests draft by default.", "is_speculation_on"),

@@ -75,6 +75,8 @@ def resolve_models(config: LLMConfig, progress: Progress) -> ModelDirectories:
     that cannot be determined.
     """
     target = resolve(config.model, progress=progress)
+    if whole := ModelConfig.from_directory(target).text_part_of:
+        progress(f"{config.model}: the text model of {whole} is served; it reads no images")
     head, drafting = config.head, config.draft_model
     for each in (head, drafting):
         if each is not None and each.model is not None:

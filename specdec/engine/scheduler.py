@@ -189,6 +189,10 @@ class Scheduler:
         """Let no other waiting sequence join the batch; None admits all again."""
         self._alone = seq
 
+    def next_chain_length(self, seq: Sequence) -> int:
+        """Return how long a chain of drafts may be in the step behind the scheduled one."""
+        return self._draft_planner.next_chain_length(seq)
+
     def keep_batch(self) -> None:
         """Record a step without preempted or new sequences, in place of `schedule`."""
         self.preempted = []

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import collections.abc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from specdec.config.methods import DraftModelConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.scheduled_row import ScheduledRow
 from specdec.sequences.prediction import METHOD as PREDICTION
@@ -16,10 +17,12 @@ from specdec.speculation.proposers import (
     Proposal,
     ProposalAhead,
     Proposer,
+    SentRow,
     SynchronousProposer,
 )
 from specdec.types.control import NO_SPECULATION, SpeculationControl
-from specdec.types.draft_decision import NO_DRAFTS, Decision, DecisionReason, tree
+from specdec.types.draft_decision import NO_DRAFTS, Decision, DecisionReason, DraftAhead, tree
+from specdec.types.draft_tree import chain_of
 from specdec.types.messages import StepRow
 from specdec.types.stats import STRUCTURED_OUTPUT
 
@@ -31,6 +34,7 @@ class Drafting:
     ahead: in place of proposals, for a step whose tokens are pending.
     num_requested: the draft tokens that were wanted, of a tree its depth. trees: sequences for
         which a tree was wanted. methods: of the drafts that are not empty.
+    has_waited, waited_s: whether the step has waited for a draft model, and for how long.
     """
 
     proposals: Mapping[int, Proposal] = field(default_factory=dict)
@@ -38,6 +42,8 @@ class Drafting:
     num_requested: Mapping[int, int] = field(default_factory=dict)
     trees: frozenset[int] = frozenset()
     methods: Mapping[int, str] = field(default_factory=dict)
+    has_waited: bool = False
+    waited_s: float = 0.0
 
     def resolved(self, rows: collections.abc.Sequence[StepRow]) -> Drafting:
         """Return it with the number that each resolved row wanted of held drafts."""
@@ -50,6 +56,9 @@ class Drafting:
         return seq_id in self.ahead and self.ahead[seq_id].num_held_drafts > 0
 
 
+_OF_DRAFT_MODEL = (None, DraftModelConfig.name)
+"""Method of a draft model's proposals, alone and in a cascade."""
+
 NO_DRAFTING = Drafting()
 """Drafting of a step without drafts."""
 
@@ -57,8 +66,8 @@ NO_DRAFTING = Drafting()
 class Speculator:
     """Asks the policy for draft lengths and the proposer for drafts, and reports the outcome.
 
-    The engine calls for each step, in this order: `decide`, `propose` where drafts are allowed,
-    `begin_step`, and with its results `observe` for each verified row, then `end_step`.
+    The engine calls for each step, in this order: `decide`, `take` where drafts are allowed,
+    `begin_step`, `ahead`, and with its results `observe` for each verified row, then `end_step`.
     """
 
     def __init__(
@@ -105,7 +114,8 @@ class Speculator:
             config = self._config
             depth = config.num_speculative_tokens
             return Decision(
-                tree(config.num_draft_tree_tokens, depth=depth), DecisionReason.OPERATOR
+                tree(config.num_draft_tree_tokens, depth=depth).with_ahead(config.draft_ahead),
+                DecisionReason.OPERATOR,
             )
         return self.policy.decide(num_decoding, num_eligible)
 
@@ -114,11 +124,16 @@ class Speculator:
         """See SpeculativeConfig."""
         return self._holds_drafts
 
-    def propose(
-        self, rows: collections.abc.Sequence[ScheduledRow], *, uses_proposer: bool = True
+    def take(
+        self,
+        rows: collections.abc.Sequence[ScheduledRow],
+        *,
+        may_wait: bool = True,
+        uses_proposer: bool = True,
     ) -> Drafting:
         """Return the drafts for those of `rows` that have any; predicted output comes first.
 
+        may_wait: whether the step may wait for drafts that are not there yet.
         uses_proposer: False for drafts of predicted output alone.
         """
         if not rows or self._proposer is None or self._config is None:
@@ -128,12 +143,11 @@ class Speculator:
             replace(each, max_tokens=0, max_nodes=0, max_lookahead_tokens=0)
             if each.seq.seq_id in predicted
             else each
-            for each in self._requests(rows)
+            for each in self._requests(rows, may_wait=may_wait)
         ]
         proposals: dict[int, Proposal] = {}
         if uses_proposer:
-            self._proposer.begin(requests)
-            proposals = {each.seq_id: each for each in self._proposer.collect()}
+            proposals = {each.seq_id: each for each in self._proposer.take(requests)}
         proposals |= predicted
         methods = {
             seq_id: each.method or self._config.method
@@ -141,7 +155,11 @@ class Speculator:
             if each.draft_token_ids
         }
         trees = frozenset(each.seq.seq_id for each in requests if each.wants_tree)
-        return Drafting(proposals, {}, _num_requested(requests), trees, methods)
+        has_waited = self._config.draft_model is not None and any(
+            each.draft_token_ids and not each.is_ahead and each.method in _OF_DRAFT_MODEL
+            for each in proposals.values()
+        )
+        return Drafting(proposals, {}, _num_requested(requests), trees, methods, has_waited)
 
     def _predicted(self, rows: collections.abc.Sequence[ScheduledRow]) -> dict[int, Proposal]:
         """Return the drafts of predicted output, by sequence."""
@@ -160,7 +178,7 @@ class Speculator:
         catches up on rows without drafts as it does for any step.
         """
         if not any(row.num_draft_tokens for row in rows):
-            return self.propose(rows)
+            return self.take(rows)
         if not isinstance(self._proposer, SynchronousProposer) or self._config is None:
             return None
         if self._has_confidences:
@@ -174,7 +192,37 @@ class Speculator:
         methods = dict.fromkeys(by_sequence, self._config.method)
         return Drafting({}, by_sequence, _num_requested(requests), methods=methods)
 
-    def _requests(self, rows: collections.abc.Sequence[ScheduledRow]) -> list[DraftRequest]:
+    def ahead(
+        self,
+        rows: collections.abc.Sequence[tuple[Sequence, StepRow]],
+        num_next_tokens: Callable[[Sequence], int],
+        ahead: DraftAhead,
+    ) -> None:
+        """Have the proposer draft behind rows that were sent, for the step after them.
+
+        num_next_tokens: most draft tokens of a sequence in that step.
+        """
+        if self._proposer is None:
+            return
+        control = self.control
+        self._proposer.ahead(
+            [
+                SentRow(
+                    seq,
+                    row.known_end,
+                    chain_of(row.drafts, row.parents),
+                    num_next_tokens(seq),
+                    seq.drafting_method(control),
+                    ahead,
+                )
+                for seq, row in rows
+                if row.samples and seq.is_eligible(control)
+            ]
+        )
+
+    def _requests(
+        self, rows: collections.abc.Sequence[ScheduledRow], *, may_wait: bool = True
+    ) -> list[DraftRequest]:
         control = self.control
         return [
             DraftRequest(
@@ -183,6 +231,7 @@ class Speculator:
                 row.num_lookahead_tokens,
                 row.seq.drafting_method(control),
                 row.num_draft_tokens,
+                may_wait,
             )
             for row in rows
         ]
@@ -206,7 +255,10 @@ class Speculator:
         num_drafted = sum(row.num_draft_tokens > 0 for row in decoding)
         # The time of a step with predicted output, whose drafts are longer, is not of its decision.
         is_irregular = len(decoding) < len(rows) or PREDICTION in drafting.methods.values()
-        self.policy.begin_step(num_requested, num_drafted, has_prefill=is_irregular)
+        waited_s = drafting.waited_s if drafting.has_waited else None
+        self.policy.begin_step(
+            num_requested, num_drafted, has_prefill=is_irregular, waited_s=waited_s
+        )
 
     def drafting_method(self, seq_id: int) -> str:
         """Return the method that a row's draft counts for, even if a grammar has extended it."""

@@ -83,8 +83,7 @@ class LocalExecutor:
     @property
     def counts(self) -> Counts:
         """See Executor."""
-        num_tokens = 0 if self._draft is None else self._draft.num_catch_up_tokens
-        return Counts(num_catch_up_tokens=num_tokens)
+        return Counts() if self._draft is None else self._draft.counts
 
     def make_proposer(self) -> Proposer | None:
         """See Executor."""
@@ -120,7 +119,7 @@ class LocalExecutor:
             self._plan.draft,
             measure_engine,
         )
-        return _on_thread(measured)[None]
+        return _on_thread(measured)[None].whole
 
     @property
     def _measure_draft(self) -> MeasureDraft | None:

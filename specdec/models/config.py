@@ -17,7 +17,7 @@ from specdec.config.quantization import QuantizationMethod
 from specdec.models.architecture import has
 from specdec.models.config_values import count, fraction, unsupported
 from specdec.models.layer_patterns import LayerRopes, Windows
-from specdec.models.registry import ARCHITECTURES, SAME_DECODERS, architecture_of
+from specdec.models.registry import ARCHITECTURES, SAME_DECODERS, TEXT_MODELS, architecture_of
 from specdec.models.rope import LongRope, Rope, read_rope
 from specdec.models.traits import LLAMA, DecoderTraits, Experts, QkNorm
 from specdec.models.unsupported import explain_unsupported
@@ -68,6 +68,8 @@ class ModelConfig:
     rms_norm_eps: of all norms. rope: of most layers, which a head's layers share; layer_ropes: of
         each layer, None where it has none; empty if all have `rope`. rotary_fraction: the part of
         each head that is rotated.
+    text_part_of: the architecture of a model that also reads images, of which this is the text
+        model; None for others.
     traits: how the layers differ from Llama's. experts: in place of the MLP of some layers.
     checkpoint_dtype: as in the file; it may be a dtype that models cannot run in.
     has_qkv_bias, has_output_bias: of attention's input and output projections.
@@ -102,6 +104,7 @@ class ModelConfig:
     rotary_fraction: float = 1.0
     traits: DecoderTraits = LLAMA
     experts: Experts | None = None
+    text_part_of: str | None = None
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -150,10 +153,13 @@ class ModelConfig:
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
         """Read the fields of a `config.json` and of a `generation_config.json`."""
-        architecture = _architecture(raw)
+        whole = _architecture(raw)
+        architecture = TEXT_MODELS.get(whole, whole)
         family = ARCHITECTURES[architecture]
-        _require_keys(raw, (*_REQUIRED_KEYS, family.norm_eps_key))
+        if whole in TEXT_MODELS:
+            raw = _text_config(raw, family.model_type)
         raw = {**family.config_defaults, **raw}
+        _require_keys(raw, (*_REQUIRED_KEYS, family.norm_eps_key))
         hidden_size, num_heads = count(raw, "hidden_size"), count(raw, "num_attention_heads")
         num_layers = count(raw, "num_hidden_layers")
         if num_layers > _MAX_LAYERS:
@@ -162,6 +168,7 @@ class ModelConfig:
         ropes = family.ropes(raw, windows)
         return cls(
             architecture=architecture,
+            text_part_of=whole if whole in TEXT_MODELS else None,
             vocab_size=count(raw, "vocab_size"),
             hidden_size=hidden_size,
             intermediate_size=count(raw, "intermediate_size"),
@@ -292,6 +299,8 @@ class ModelConfig:
 def _architecture(raw: Mapping[str, Any]) -> str:
     """Return the name of a supported architecture, by `architectures` or by `model_type`.
 
+    It may be one of TEXT_MODELS.
+
     Raises UnsupportedModelError, with the reason, for others and for quantized weights that cannot
     be read.
     """
@@ -300,7 +309,7 @@ def _architecture(raw: Mapping[str, Any]) -> str:
         raise unsupported("architectures", names, "a list of names")
     found = str(names[0]) if names else architecture_of(str(raw.get("model_type")))
     architecture = SAME_DECODERS.get(found or "", found)
-    if architecture is None or architecture not in ARCHITECTURES:
+    if architecture is None or architecture not in {*ARCHITECTURES, *TEXT_MODELS}:
         raise UnsupportedModelError(explain_unsupported(architecture, raw))
     if (quantization := raw.get("quantization_config")) is not None:
         from specdec.models.weights.dequantize import (
@@ -309,6 +318,18 @@ def _architecture(raw: Mapping[str, Any]) -> str:
 
         weight_format(quantization)
     return architecture
+
+
+def _text_config(raw: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
+    """Return the keys of the text model, and those of the whole that it shares."""
+    nested = raw.get("text_config")
+    if not isinstance(nested, dict):
+        raise unsupported("text_config", nested, "an object")
+    found = nested.get("model_type", model_type)
+    if found != model_type:
+        raise unsupported("text_config.model_type", found, model_type)
+    shared = ("eos_token_id", "tie_word_embeddings", "dtype", "torch_dtype")
+    return nested | {key: raw[key] for key in shared if raw.get(key) is not None}
 
 
 def _require_keys(raw: Mapping[str, Any], names: Sequence[str]) -> None:

@@ -75,6 +75,20 @@ def periodic_windows(period: int, key: str | None = None) -> WindowRule:
     return windows
 
 
+def periodic_windows_if_any(period: int, key: str) -> WindowRule:
+    """Return the windows of `periodic_windows`; none where `sliding_window` is null (EXAONE 4)."""
+    periodic = periodic_windows(period, key)
+
+    def windows(raw: Mapping[str, Any], num_layers: int) -> Windows:
+        if raw["sliding_window"] is not None:
+            return periodic(raw, num_layers)
+        if raw.get("layer_types") is not None:
+            _layer_types(raw, num_layers, may_slide=False)
+        return no_windows(raw, num_layers)
+
+    return windows
+
+
 def windows_without_rope(raw: Mapping[str, Any], num_layers: int) -> Windows:
     """Return windows by `layer_types`, else on the layers without rotary embedding (SmolLM3)."""
     is_used = bool(raw.get("use_sliding_window")) and raw["sliding_window"] is not None
@@ -103,6 +117,12 @@ def rope_on_windows(raw: Mapping[str, Any], windows: Windows) -> LayerRopes:
     """Return rotary embeddings on the layers with a window only (Cohere 2)."""
     rope = read_rope(raw)
     return tuple(None if window is None else rope for window in windows)
+
+
+def rope_on_windows_if_any(raw: Mapping[str, Any], windows: Windows) -> LayerRopes:
+    """Return the ropes of `rope_on_windows`; all layers where `sliding_window` is null."""
+    rule = one_rope if raw["sliding_window"] is None else rope_on_windows
+    return rule(raw, windows)
 
 
 def rope_by_type(local_theta_key: str) -> RopeRule:

@@ -9,6 +9,7 @@ vocabulary, and reads only these from the checkpoint. Hidden states are equal on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -335,15 +336,14 @@ class CausalDecoder(nn.Module):
         self, batch: ModelInput, kv_cache: Tensor, taps: Sequence[int]
     ) -> HiddenStates:
         """See Decoder."""
-        if self._adapters is not None:
-            self._adapters.begin_pass(batch)
         plans = {
             window: self.attention.plan(batch, self.dtype, window) for window in set(self.windows)
         }
         input_ids, positions = (
             on_device(indices, self.device) for indices in (batch.input_ids, batch.positions)
         )
-        return self._run_layers(input_ids, positions, kv_cache, plans, taps)
+        with nullcontext() if self._adapters is None else self._adapters.running(batch):
+            return self._run_layers(input_ids, positions, kv_cache, plans, taps)
 
     @property
     def hidden_size(self) -> int:
@@ -351,15 +351,21 @@ class CausalDecoder(nn.Module):
 
     @property
     def fits_graphs(self) -> bool:
-        """Return whether the time of a pass of fixed shape depends on the contexts alone."""
-        return not self.attention.copies_pages
+        """Return whether a pass of fixed shape can be a graph, in the time of its contexts.
+
+        A mixture of experts reads on the host which experts its tokens have.
+        """
+        return not self.attention.copies_pages and self.config.experts is None
 
     @torch.inference_mode()
     def forward_on_device(self, batch: DeviceBatch, kv_cache: Tensor) -> Tensor:
         """Run a batch of fixed shape, without a value that the host has to read.
 
-        Writes its KV to `kv_cache`; returns hidden states [B * Q, hidden_size].
+        Its tokens run without adapters. Writes its KV to `kv_cache`; returns hidden states
+        [B * Q, hidden_size].
         """
+        if self._adapters is not None:
+            self._adapters.begin_base_pass()
         plans = {
             window: self.attention.plan_on_device(batch, self.dtype, window)
             for window in set(self.windows)

@@ -6,160 +6,45 @@ those of the configuration classes of transformers 5. Importing this module does
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 from specdec.models.architecture import Architecture
-from specdec.models.config_values import count, positive, positive_or_none, unsupported
+from specdec.models.family_traits import (
+    cohere_traits,
+    ernie_traits,
+    exaone4_traits,
+    gemma2_traits,
+    gemma3_traits,
+    gemma_traits,
+    glm4_traits,
+    glm_traits,
+    granite_traits,
+    mixtral_experts,
+    mixtral_traits,
+    olmo2_traits,
+    olmoe_experts,
+    olmoe_traits,
+    phi3_traits,
+    qwen3_moe_experts,
+    stablelm_traits,
+    starcoder2_traits,
+)
 from specdec.models.layer_patterns import (
     last_layers_windows,
     one_window,
     partial_rope,
     periodic_windows,
+    periodic_windows_if_any,
     rope_by_type,
     rope_on_some_layers,
     rope_on_windows,
+    rope_on_windows_if_any,
     window_if_used,
     windows_without_rope,
 )
 from specdec.models.rope import rotary_fraction
-from specdec.models.traits import (
-    Activation,
-    DecoderTraits,
-    Experts,
-    LogitTransform,
-    NormKind,
-    QkNorm,
-    TensorNames,
-)
-
-
-def _granite_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    return DecoderTraits(
-        attention_scale=positive(raw, "attention_multiplier"),
-        embedding_scale=positive(raw, "embedding_multiplier"),
-        residual_scale=positive(raw, "residual_multiplier"),
-        logits=LogitTransform(scale=1 / positive(raw, "logits_scaling")),
-    )
-
-
-def _olmo2_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    del raw
-    return DecoderTraits(has_input_norms=False, has_output_norms=True, qk_norm=QkNorm.ALL_HEADS)
-
-
-def _phi3_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    del raw
-    return DecoderTraits(names=TensorNames(qkv=("qkv_proj",), gate_up=("gate_up_proj",)))
-
-
-def _glm_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    del raw
-    return DecoderTraits(is_rope_interleaved=True, names=TensorNames(gate_up=("gate_up_proj",)))
-
-
-def _glm4_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    del raw
-    names = TensorNames(
-        gate_up=("gate_up_proj",),
-        attention_output_norm="post_self_attn_layernorm",
-        mlp_output_norm="post_mlp_layernorm",
-    )
-    return DecoderTraits(is_rope_interleaved=True, has_output_norms=True, names=names)
-
-
-def _gemma_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    scale = math.sqrt(count(raw, "hidden_size"))
-    return DecoderTraits(adds_one_to_norms=True, embedding_scale=scale)
-
-
-def _gemma2_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    softcap = positive_or_none(raw, "attn_logit_softcapping")
-    return replace(_gemma3_traits(raw), attention_softcap=softcap)
-
-
-def _gemma3_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    return DecoderTraits(
-        adds_one_to_norms=True,
-        has_output_norms=True,
-        attention_scale=positive(raw, "query_pre_attn_scalar") ** -0.5,
-        embedding_scale=math.sqrt(count(raw, "hidden_size")),
-        logits=LogitTransform(softcap=positive_or_none(raw, "final_logit_softcapping")),
-        names=TensorNames(mlp_norm="pre_feedforward_layernorm"),
-    )
-
-
-def _starcoder2_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    del raw
-    names = TensorNames(gate_up=("c_fc",), down="c_proj")
-    return DecoderTraits(norm=NormKind.LAYER, has_norm_bias=True, has_gate=False, names=names)
-
-
-def _cohere_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    return DecoderTraits(
-        norm=NormKind.LAYER,
-        is_parallel=True,
-        is_rope_interleaved=True,
-        qk_norm=QkNorm.EACH_HEAD,
-        logits=LogitTransform(scale=positive(raw, "logit_scale")),
-    )
-
-
-def _mixtral_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    del raw
-    names = TensorNames(gate_up=("w1", "w3"), down="w2", mlp="block_sparse_moe")
-    return DecoderTraits(names=names)
-
-
-def _mixtral_experts(raw: Mapping[str, Any], num_layers: int) -> Experts:
-    return Experts(
-        count(raw, "num_local_experts"),
-        _experts_per_token(raw, "num_local_experts"),
-        normalizes=True,
-        intermediate_size=count(raw, "intermediate_size"),
-        layers=frozenset(range(num_layers)),
-    )
-
-
-def _qwen3_moe_experts(raw: Mapping[str, Any], num_layers: int) -> Experts | None:
-    step, dense = count(raw, "decoder_sparse_step"), raw.get("mlp_only_layers") or []
-    layers = {index for index in range(num_layers) if (index + 1) % step == 0}.difference(dense)
-    # transformers 5 writes the first name, the published files have the second.
-    key = "num_local_experts" if "num_local_experts" in raw else "num_experts"
-    return Experts(
-        count(raw, key),
-        _experts_per_token(raw, key),
-        normalizes=bool(raw.get("norm_topk_prob")),
-        intermediate_size=count(raw, "moe_intermediate_size"),
-        layers=frozenset(layers),
-    )
-
-
-def _olmoe_traits(raw: Mapping[str, Any]) -> DecoderTraits:
-    if raw.get("clip_qkv") is not None:
-        raise unsupported("clip_qkv", raw["clip_qkv"], "null")
-    return DecoderTraits(qk_norm=QkNorm.ALL_HEADS)
-
-
-def _olmoe_experts(raw: Mapping[str, Any], num_layers: int) -> Experts:
-    return Experts(
-        count(raw, "num_experts"),
-        _experts_per_token(raw, "num_experts"),
-        normalizes=bool(raw.get("norm_topk_prob")),
-        intermediate_size=count(raw, "intermediate_size"),
-        layers=frozenset(range(num_layers)),
-    )
-
-
-def _experts_per_token(raw: Mapping[str, Any], count_key: str) -> int:
-    found, limit = count(raw, "num_experts_per_tok"), count(raw, count_key)
-    if found > limit:
-        raise unsupported("num_experts_per_tok", found, f"at most {count_key} ({limit})")
-    return found
-
+from specdec.models.traits import Activation
 
 _QWEN_DEFAULTS = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
 _GRANITE_DEFAULTS = {
@@ -225,7 +110,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             qkv_bias="attention_bias",
             output_bias="attention_bias",
             mlp_bias="mlp_bias",
-            traits=_granite_traits,
+            traits=granite_traits,
         ),
         "SmolLM3ForCausalLM": Architecture(
             "smollm3",
@@ -252,7 +137,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             qkv_bias="attention_bias",
             output_bias="attention_bias",
             qk_norm=True,
-            traits=_olmo2_traits,
+            traits=olmo2_traits,
         ),
         "Olmo3ForCausalLM": Architecture(
             "olmo3",
@@ -264,7 +149,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             qk_norm=True,
             windows=periodic_windows(4),
             ropes=rope_by_type("rope_theta"),
-            traits=_olmo2_traits,
+            traits=olmo2_traits,
         ),
         "Phi3ForCausalLM": Architecture(
             "phi3",
@@ -274,7 +159,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             windows=one_window,
             ropes=partial_rope,
             rotary_fraction=rotary_fraction,
-            traits=_phi3_traits,
+            traits=phi3_traits,
         ),
         "GlmForCausalLM": Architecture(
             "glm",
@@ -284,7 +169,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             qkv_bias="attention_bias",
             ropes=partial_rope,
             rotary_fraction=rotary_fraction,
-            traits=_glm_traits,
+            traits=glm_traits,
         ),
         "Glm4ForCausalLM": Architecture(
             "glm4",
@@ -294,7 +179,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             qkv_bias="attention_bias",
             ropes=partial_rope,
             rotary_fraction=rotary_fraction,
-            traits=_glm4_traits,
+            traits=glm4_traits,
         ),
         "GemmaForCausalLM": Architecture(
             "gemma",
@@ -305,7 +190,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             legacy_activations={"gelu": Activation.GELU_TANH},
             qkv_bias="attention_bias",
             output_bias="attention_bias",
-            traits=_gemma_traits,
+            traits=gemma_traits,
         ),
         "Gemma2ForCausalLM": Architecture(
             "gemma2",
@@ -321,17 +206,22 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             qkv_bias="attention_bias",
             output_bias="attention_bias",
             windows=periodic_windows(2),
-            traits=_gemma2_traits,
+            traits=gemma2_traits,
         ),
         "Gemma3ForCausalLM": Architecture(
             "gemma3_text",
-            ("Gemma 3 270M and 1B",),
+            ("Gemma 3 270M to 27B",),
             "as Gemma 2, without caps; queries and keys normalized by head; windows on five of six "
             "layers, with a rotary embedding of their own",
             {
                 **_GEMMA2_DEFAULTS,
                 "rope_theta": 1_000_000.0,
                 "rope_local_base_freq": 10_000.0,
+                # Missing in the larger models, whose text model is a part of them.
+                "vocab_size": 262_208,
+                "num_attention_heads": 8,
+                "max_position_embeddings": 131_072,
+                "rms_norm_eps": 1e-6,
             },
             activation_key="hidden_activation",
             qkv_bias="attention_bias",
@@ -339,7 +229,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             qk_norm=True,
             windows=periodic_windows(6, "sliding_window_pattern"),
             ropes=rope_by_type("rope_local_base_freq"),
-            traits=_gemma3_traits,
+            traits=gemma3_traits,
         ),
         "Starcoder2ForCausalLM": Architecture(
             "starcoder2",
@@ -357,7 +247,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             output_bias="use_bias",
             mlp_bias="use_bias",
             windows=one_window,
-            traits=_starcoder2_traits,
+            traits=starcoder2_traits,
         ),
         "CohereForCausalLM": Architecture(
             "cohere",
@@ -369,7 +259,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             qkv_bias="attention_bias",
             output_bias="attention_bias",
             qk_norm="use_qk_norm",
-            traits=_cohere_traits,
+            traits=cohere_traits,
         ),
         "Cohere2ForCausalLM": Architecture(
             "cohere2",
@@ -381,7 +271,54 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             output_bias="attention_bias",
             windows=periodic_windows(4, "sliding_window_pattern"),
             ropes=rope_on_windows,
-            traits=_cohere_traits,
+            traits=cohere_traits,
+        ),
+        "SeedOssForCausalLM": Architecture(
+            "seed_oss",
+            ("Seed-OSS 36B",),
+            "separate keys for the biases of QKV, output and MLP",
+            {"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True},
+            qkv_bias="attention_bias",
+            output_bias="attention_out_bias",
+            mlp_bias="mlp_bias",
+        ),
+        "Ernie4_5ForCausalLM": Architecture(
+            "ernie4_5",
+            ("ERNIE 4.5 0.3B",),
+            "interleaved rotation; biases by `use_bias`",
+            {
+                "num_key_value_heads": 2,
+                "head_dim": 128,
+                "tie_word_embeddings": True,
+                "rope_theta": 500_000.0,
+            },
+            qkv_bias="use_bias",
+            output_bias="use_bias",
+            mlp_bias="use_bias",
+            traits=ernie_traits,
+        ),
+        "StableLmForCausalLM": Architecture(
+            "stablelm",
+            ("StableLM 3B, StableLM 2 1.6B",),
+            "LayerNorm with bias; rotation of a quarter of each head; attention and MLP in "
+            "parallel by `use_parallel_residual`",
+            {"num_key_value_heads": 32, "partial_rotary_factor": 0.25},
+            norm_eps_key="layer_norm_eps",
+            qkv_bias="use_qkv_bias",
+            ropes=partial_rope,
+            rotary_fraction=rotary_fraction,
+            traits=stablelm_traits,
+        ),
+        "Exaone4ForCausalLM": Architecture(
+            "exaone4",
+            ("EXAONE 4.0 1.2B and 32B",),
+            "norms behind attention and MLP; queries and keys normalized by head; windows with "
+            "rotation on three of four layers, neither on the others",
+            {"num_key_value_heads": 32, "sliding_window": 4096},
+            qk_norm=True,
+            windows=periodic_windows_if_any(4, "sliding_window_pattern"),
+            ropes=rope_on_windows_if_any,
+            traits=exaone4_traits,
         ),
         "MixtralForCausalLM": Architecture(
             "mixtral",
@@ -395,8 +332,8 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
                 "rope_theta": 1_000_000.0,
             },
             windows=one_window,
-            traits=_mixtral_traits,
-            experts=_mixtral_experts,
+            traits=mixtral_traits,
+            experts=mixtral_experts,
         ),
         "Qwen3MoeForCausalLM": Architecture(
             "qwen3_moe",
@@ -414,7 +351,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             output_bias="attention_bias",
             qk_norm=True,
             windows=window_if_used,
-            experts=_qwen3_moe_experts,
+            experts=qwen3_moe_experts,
         ),
         "OlmoeForCausalLM": Architecture(
             "olmoe",
@@ -424,8 +361,8 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             qkv_bias="attention_bias",
             output_bias="attention_bias",
             qk_norm=True,
-            traits=_olmoe_traits,
-            experts=_olmoe_experts,
+            traits=olmoe_traits,
+            experts=olmoe_experts,
         ),
     }
 )
@@ -436,8 +373,18 @@ SUPPORTED_ARCHITECTURES = tuple(ARCHITECTURES)
 SAME_DECODERS: Mapping[str, str] = MappingProxyType({"MiMoForCausalLM": "Qwen2ForCausalLM"})
 """Architectures whose decoder is that of another one: they add only layers for drafting."""
 
+TEXT_MODELS: Mapping[str, str] = MappingProxyType(
+    {
+        "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
+        "Mistral3ForConditionalGeneration": "MistralForCausalLM",
+    }
+)
+"""Models that read images too, and the architecture of their text model, which is served alone."""
+
 _MODEL_TYPES = MappingProxyType(
-    {each.model_type: name for name, each in ARCHITECTURES.items()} | {"mimo": "MiMoForCausalLM"}
+    {each.model_type: name for name, each in ARCHITECTURES.items()}
+    | {"mimo": "MiMoForCausalLM"}
+    | {"gemma3": "Gemma3ForConditionalGeneration", "mistral3": "Mistral3ForConditionalGeneration"}
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specdec.models.registry import SAME_DECODERS, SUPPORTED_ARCHITECTURES
+from specdec.models.registry import SAME_DECODERS, SUPPORTED_ARCHITECTURES, TEXT_MODELS
 
 _STATE_SPACE = ("mamba", "rwkv", "ssm", "zamba", "jamba", "recurrent", "hyena", "xlstm", "lfm2")
 _STATE_KEYS = ("ssm_cfg", "state_size", "mamba_d_state", "mamba_num_heads", "ssm_state_size")
@@ -19,7 +19,7 @@ def explain_unsupported(architecture: str | None, raw: Mapping[str, Any]) -> str
 
     architecture: None where config.json names neither an architecture nor a known model_type.
     """
-    supported = ", ".join((*SUPPORTED_ARCHITECTURES, *SAME_DECODERS))
+    supported = ", ".join((*SUPPORTED_ARCHITECTURES, *SAME_DECODERS, *TEXT_MODELS))
     if architecture is None:
         model_type = raw.get("model_type")
         found = "none" if model_type is None else f"only the model_type {str(model_type)[:100]!r}"

@@ -41,15 +41,36 @@ class DecisionReason(StrEnum):
     CATCHING_UP = "catching_up"
 
 
+class DraftAhead(StrEnum):
+    """What a draft model drafts behind the rows that the target runs.
+
+    OFF: nothing. It drafts once a step is verified, and the next step waits for it.
+    CONTINUING: behind all drafts of a row and the token that it expects the target to add (PEARL,
+        Liu et al. 2024, arXiv 2408.11850).
+    OUTCOMES: behind the likeliest tokens that the target may add to each number of accepted drafts
+        (speculative speculative decoding, Kumar et al. 2026).
+    """
+
+    OFF = "off"
+    CONTINUING = "continuing"
+    OUTCOMES = "outcomes"
+
+
 class DraftShape(NamedTuple):
     """Shape of one sequence's draft, among which a policy chooses.
 
     num_draft_tokens: tokens that the target verifies, which determine the cost of a step; 0 for no
         draft. depth: most of them that can be accepted; less than their number in a tree.
+    ahead: what a draft model drafts meanwhile for the step behind it.
     """
 
     num_draft_tokens: int
     depth: int
+    ahead: DraftAhead = DraftAhead.OFF
+
+    def with_ahead(self, ahead: DraftAhead) -> DraftShape:
+        """Return the shape with drafts ahead; one without draft tokens has none."""
+        return self._replace(ahead=ahead) if self.num_draft_tokens else self
 
     @property
     def is_tree(self) -> bool:
@@ -90,16 +111,31 @@ class Decision:
     first_length: initial length for sequences whose length follows their acceptance; None if that
         is num_draft_tokens, which then is no upper bound for them. Otherwise no draft is longer
         than num_draft_tokens, unless its request asks for more.
+    waits: whether a sequence that decodes alone waits for a draft that was not made ahead.
     """
 
     shape: DraftShape
     reason: DecisionReason
     first_length: int | None = None
+    waits: bool = True
 
     @property
     def num_draft_tokens(self) -> int:
         """Tokens that a sequence may draft."""
         return self.shape.num_draft_tokens
+
+    @property
+    def ahead(self) -> DraftAhead:
+        """What a draft model drafts meanwhile for the step behind it."""
+        return self.shape.ahead
+
+    def may_wait(self, num_rows: int) -> bool:
+        """Return whether a step of `num_rows` may wait for drafts.
+
+        Drafts that are not made ahead are always waited for. Otherwise no row waits for the draft
+        of another.
+        """
+        return self.ahead is DraftAhead.OFF or (self.waits and num_rows == 1)
 
     @property
     def allows_predictions(self) -> bool:

@@ -312,14 +312,56 @@ class DraftRow(NamedTuple):
     first_index: int
 
 
+class AheadRow(NamedTuple):
+    """A sequence to draft for while the target verifies its last drafts.
+
+    num_computed_tokens: position of the first token. token_ids: the tokens that the draft model has
+        not run, at least the last known one; then `num_drafts` drafts that the target verifies.
+    fan_out: [num_drafts + 1]; for each number of accepted drafts, how many tokens that the target
+        may add are continued.
+    num_draft_tokens: tokens to draft behind each of them.
+    first_index: as in DraftRow, of the first of the drafts.
+    """
+
+    seq_id: int
+    num_computed_tokens: int
+    token_ids: tuple[int, ...]
+    num_drafts: int
+    fan_out: tuple[int, ...]
+    num_draft_tokens: int
+    first_index: int
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Tokens of the sequence without the drafts."""
+        return self.num_computed_tokens + len(self.token_ids) - self.num_drafts
+
+    @property
+    def known(self) -> tuple[int, ...]:
+        """The tokens without the drafts."""
+        return self.token_ids[: len(self.token_ids) - self.num_drafts]
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        """The drafts that the target verifies."""
+        return self.token_ids[len(self.token_ids) - self.num_drafts :]
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the tree that the draft model runs behind the last known token."""
+        return self.num_drafts + sum(self.fan_out) * self.num_draft_tokens
+
+
 @dataclass(frozen=True)
 class DraftStep(StepInput):
-    """A step of a draft model: first `drafts`, whose results are returned, then `rows`.
+    """A step of a draft model: `drafts`, which are waited for, then `rows`, then `ahead`.
 
-    `rows` are chunks of text to catch up on; none of them samples.
+    `rows` are chunks of text to catch up on; none of them samples. The drafts of `ahead` end early
+    when another step arrives.
     """
 
     drafts: tuple[DraftRow, ...]
+    ahead: tuple[AheadRow, ...] = ()
 
 
 class DraftedRow(NamedTuple):
@@ -339,6 +381,46 @@ class DraftOutput:
 
     step_id: int
     rows: tuple[DraftedRow, ...]
+
+
+class Continuation(NamedTuple):
+    """The draft behind one possible outcome of a row, in the draft model's tokens.
+
+    num_accepted: number of drafts that are accepted. token_id: added by the target.
+    draft_token_ids: behind it. draft_probs: as in DraftedRow.
+    """
+
+    num_accepted: int
+    token_id: int
+    draft_token_ids: tuple[int, ...]
+    draft_probs: DraftProbs | None = None
+
+
+class AheadDraft(NamedTuple):
+    """Continuations of one sequence; those with the same `num_accepted` by likelihood."""
+
+    seq_id: int
+    continuations: tuple[Continuation, ...]
+
+
+class DraftPass(NamedTuple):
+    """A forward pass of a draft model: its tokens, and its seconds with sampling."""
+
+    num_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class AheadOutput:
+    """The drafts of the `ahead` rows of one step, in their order.
+
+    passes: that made them. is_whole: whether no other step ended them early.
+    """
+
+    step_id: int
+    rows: tuple[AheadDraft, ...]
+    passes: tuple[DraftPass, ...] = ()
+    is_whole: bool = True
 
 
 class Target(Protocol):
@@ -396,6 +478,12 @@ class DraftWorker(Protocol):
 
     def collect(self) -> DraftOutput:
         """Wait for the drafts of the last step, which must have some."""
+
+    def collect_ahead(self, *, wait: bool) -> list[AheadOutput]:
+        """Return the outputs of `ahead` rows that were not collected yet, in the order of steps.
+
+        wait: for those of all steps that were begun; otherwise those that have arrived.
+        """
 
     @property
     def is_busy(self) -> bool:

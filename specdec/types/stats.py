@@ -134,6 +134,38 @@ class HistogramCounts(Additive):
 
 
 @dataclass
+class AheadCounts(Additive):
+    """Counters of the drafts that a draft model makes ahead.
+
+    hits, misses: rounds whose outcome had a draft in time, and the others, by the number of
+        accepted drafts. num_tokens: draft tokens behind all outcomes. num_used_tokens: those of
+        them that were sent to the target. busy_s: seconds of the draft model's forward passes.
+    """
+
+    hits: Mapping[str, int] = field(default_factory=dict)
+    misses: Mapping[str, int] = field(default_factory=dict)
+    num_tokens: int = 0
+    num_used_tokens: int = 0
+    busy_s: float = 0.0
+
+    def record(self, num_accepted: int, *, hit: bool) -> None:
+        """Count a round of which `num_accepted` drafts were accepted."""
+        label = str(num_accepted)
+        counts = dict(self.hits if hit else self.misses)
+        counts[label] = counts.get(label, 0) + 1
+        if hit:
+            self.hits = counts
+        else:
+            self.misses = counts
+
+    @property
+    def hit_rate(self) -> float:
+        """Part of the rounds that had a draft in time; 0 without any."""
+        num_hits, num_misses = sum(self.hits.values()), sum(self.misses.values())
+        return num_hits / (num_hits + num_misses) if num_hits + num_misses else 0.0
+
+
+@dataclass
 class Counts(Additive):
     """Counters of an engine, a replica or a fleet since its start; they only grow and can be added.
 
@@ -157,6 +189,7 @@ class Counts(Additive):
     num_steps_ahead: steps begun before the result of the previous one was collected.
     drafts_by_version: drafts of the target's head by its version, of the versions that are
         remembered. num_drafter_rollbacks: versions that were replaced for their acceptance.
+    ahead: drafts that a draft model made while the target verified the ones before.
     tokens_by_adapter, drafts_by_adapter: generated tokens, and verified drafts, by the name of the
         adapter; of a limited number of names.
     measured_s, profiled_s: seconds of steps without prefill under policy `goodput`, by their number
@@ -194,6 +227,7 @@ class Counts(Additive):
     drafts_by_adapter: Mapping[str, SpeculationStats] = field(default_factory=dict)
     measured_s: Mapping[str, float] = field(default_factory=dict)
     profiled_s: Mapping[str, float] = field(default_factory=dict)
+    ahead: AheadCounts = field(default_factory=AheadCounts)
 
 
 class DraftCounter:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from specdec.kernels.forward_batch import Chunk, ModelInput, SlotMove
 from specdec.kernels.sample import SAMPLE_PARAMS, RowArgmax
@@ -93,13 +94,18 @@ class SequenceState:
             self.history.truncate(row.known_end)
 
     def add_draft_to_batch(
-        self, batch: BatchLogitsProcessor, row: int, num_tokens: int, drafted: Sequence[int]
+        self,
+        batch: BatchLogitsProcessor,
+        row: int,
+        num_tokens: int,
+        drafted: Sequence[int],
+        mask: NDArray[np.int32] | None,
     ) -> None:
         """Add the changes of the logits behind `num_tokens` tokens and `drafted` as `row`."""
         num_output_tokens = num_tokens + len(drafted) - self.admission.num_prompt_tokens
         if self.history is not None:
             self.history.extend(drafted)
-        batch.add(row, self.processor, num_output_tokens, self.history)
+        batch.add(row, self.processor, num_output_tokens, self.history, mask)
         if self.history is not None:
             self.history.truncate(num_tokens)
 
@@ -216,18 +222,21 @@ class BatchState:
         return batch
 
     def draft_logits_processor(
-        self, drafts: Sequence[tuple[int, int, Sequence[int]]]
+        self,
+        drafts: Sequence[tuple[int, int, Sequence[int]]],
+        masks: Sequence[NDArray[np.int32] | None] | None = None,
     ) -> BatchLogitsProcessor:
         """Return the logits processor of the next draft token of sequences, one row for each.
 
         drafts: id and length of each sequence, all tokens of which are known, and the draft tokens
-        behind it so far.
+        behind it so far. masks: the tokens that a grammar allows for each, as in StepRow; None
+        where it allows all, or has no effect on any.
         """
         batch = BatchLogitsProcessor(self._tokens)
         for row, (seq_id, num_tokens, drafted) in enumerate(drafts):
-            state = self._states[seq_id]
-            if not state.processor.is_noop:
-                state.add_draft_to_batch(batch, row, num_tokens, drafted)
+            state, mask = self._states[seq_id], None if masks is None else masks[row]
+            if not state.processor.is_noop or mask is not None:
+                state.add_draft_to_batch(batch, row, num_tokens, drafted, mask)
         return batch
 
     def model_input(self, rows: Sequence[StepRow]) -> ModelInput:

@@ -72,9 +72,9 @@ class DeviceDecoder(Protocol):
 
     @property
     def fits_graphs(self) -> bool:
-        """Return whether the time of a batch depends on contexts alone, not on the tables' width.
+        """Return whether a pass can be a graph, whose tables are as wide as the longest sequence.
 
-        The tables of a graph are as wide as the longest sequence.
+        The host must read nothing, and the time must depend on the contexts alone.
         """
         ...
 

@@ -2,60 +2,33 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.loading import Decoder
-from specdec.sampling.distribution import Distribution, highest_probs, scale_by_confidence
-from specdec.sampling.gumbel import Stream
-from specdec.sampling.sampler import SamplingBatch, sample
-from specdec.text.vocab_map import VocabularyMap, drafts_text
+from specdec.text.vocab_map import VocabularyMap
 from specdec.types.messages import (
+    AheadOutput,
+    AheadRow,
     BlockTableDelta,
     DraftedRow,
     DraftOutput,
-    DraftProbs,
     DraftRow,
     DraftStep,
     SequenceAdmission,
     StepRow,
 )
 from specdec.types.sampling_spec import SamplingRules
+from specdec.worker.ahead_drafter import AheadDrafter
 from specdec.worker.batch_state import TokenSpan
 from specdec.worker.draft_grammars import DraftGrammars
+from specdec.worker.draft_sampler import DraftSampler, PartialDraft
 from specdec.worker.model_runner import ModelRunner
-from specdec.worker.vocab_remap import SharedTokenMask, VocabRemap
-
-MAX_DRAFT_CANDIDATES = 256
-"""Number of most likely tokens that a draft token with probabilities is sampled from."""
-
-
-@dataclass
-class _PartialDraft:
-    """The draft of one sequence so far, with its distributions if the verifier needs them."""
-
-    token_ids: list[int] = field(default_factory=list)
-    candidates: list[DraftProbs] = field(default_factory=list)  # [1, num_candidates] each
-
-    def append(self, token_id: int, candidates: DraftProbs | None) -> None:
-        self.token_ids.append(token_id)
-        if candidates is not None:
-            self.candidates.append(candidates)
-
-    def finished(self, seq_id: int) -> DraftedRow:
-        if not self.candidates:
-            return DraftedRow(seq_id, tuple(self.token_ids))
-        probs = np.concatenate([each.probs for each in self.candidates])
-        token_ids = np.concatenate([each.token_ids for each in self.candidates])
-        width = int((probs > 0).any(0).sum())  # the most likely come first
-        draft_probs = DraftProbs(token_ids[:, :width], probs[:, :width])
-        return DraftedRow(seq_id, tuple(self.token_ids), draft_probs)
 
 
 @dataclass(frozen=True)
@@ -76,27 +49,11 @@ class _MaskedPass:
         return self.logits[[self.first_of[row.seq_id] + num_drafted for row in rows]]
 
 
-_Sampled = tuple[list[int], DraftProbs | None]
-"""A token for each row, and the distributions that they were sampled from, if needed."""
-
-_Sampler = Callable[[Tensor, SamplingBatch, int], _Sampled]
-"""Function of logits [num_rows, num_tokens], the sampling batch, and the length of the drafts."""
-
-
 class DraftModelRunner(ModelRunner):
     """Executes draft steps in order; with several ranks each gets the same steps.
 
-    For most verifiers a draft token is sampled with the noise that the target will use
-    (`specdec.sampling.verifiers`), so an accurate draft is accepted at any temperature. For
-    verifiers that need draft probabilities it is sampled from the MAX_DRAFT_CANDIDATES most likely
-    tokens, with a separate noise stream, and sent with their probabilities: verification is exact
-    for the truncated distribution that the token was sampled from.
-
-    A draft ends early if no next token is likely enough. This is evaluated before sampling, from
-    the distribution, so it depends on the earlier tokens of the draft only, and every sampled token
-    is verified. (Dropping unlikely tokens after sampling would change the distribution that
-    verification assumes.) The proof of block verification also holds for every draft whose length
-    is determined by the tokens before its end.
+    `DraftSampler` selects the tokens. What is drafted while the target verifies the drafts before
+    is in `AheadDrafter`.
 
     With a mask token one forward pass makes a whole draft (PARD, An et al. 2025, arXiv 2504.18583,
     section 3): masks stand for the draft tokens before the last, so place i is sampled from the
@@ -115,6 +72,7 @@ class DraftModelRunner(ModelRunner):
         vocabulary: VocabularyMap | None = None,
         confidence_threshold: float = 0.0,
         mask_token_id: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Allocate the KV pool.
 
@@ -127,21 +85,31 @@ class DraftModelRunner(ModelRunner):
             model, group, num_blocks=num_blocks, block_size=block_size, vocab_size=vocab_size
         )
         self.grammars = grammars
-        self._confidence_threshold = confidence_threshold
         self._mask_token_id = mask_token_id
-        self._vocab_remap: VocabRemap | None = None
-        self._shared_token_mask: SharedTokenMask | None = None
-        device = self.kv_cache.device
-        if vocabulary is not None and vocabulary.has_equal_ids:
-            self._shared_token_mask = SharedTokenMask(vocabulary, model.vocab_slice, device)
-        elif vocabulary is not None:
-            self._vocab_remap = VocabRemap(vocabulary, group, device)
+        self._sampler = DraftSampler(
+            self._batch_state,
+            self._shard,
+            model.vocab_slice,
+            self.kv_cache.device,
+            vocabulary,
+            confidence_threshold,
+        )
+        self._ahead = AheadDrafter(
+            model,
+            self.kv_cache,
+            block_size,
+            self._batch_state,
+            grammars,
+            self._sampler,
+            group,
+            clock,
+        )
 
     def draft(self, step: DraftStep) -> DraftOutput:
         """Apply the step's updates and return its drafts, the same on every rank."""
         self._batch_state.update(step)
         self.grammars.update(step)
-        drafts = {row.seq_id: _PartialDraft() for row in step.drafts}
+        drafts = {row.seq_id: PartialDraft() for row in step.drafts}
         rows = [
             self._row(row.seq_id, row.num_computed_tokens, row.token_ids) for row in step.drafts
         ]
@@ -163,7 +131,11 @@ class DraftModelRunner(ModelRunner):
             ]
             rows = [row for row in rows if not self.grammars.is_finished(row.seq_id)]
         return DraftOutput(
-            step.step_id, tuple(draft.finished(seq_id) for seq_id, draft in drafts.items())
+            step.step_id,
+            tuple(
+                DraftedRow(seq_id, tuple(draft.token_ids), draft.draft_probs)
+                for seq_id, draft in drafts.items()
+            ),
         )
 
     def catch_up(self, step: DraftStep) -> None:
@@ -174,8 +146,20 @@ class DraftModelRunner(ModelRunner):
             self._batch_state.update_histories(step.rows)
             self.model(self._batch_state.model_input(step.rows), self.kv_cache)
 
+    def draft_ahead(
+        self, step: DraftStep, is_interrupted: Callable[[], bool] = lambda: False
+    ) -> AheadOutput:
+        """Draft for the outcomes of the step's `ahead` rows; call after `draft` and `catch_up`.
+
+        is_interrupted: whether another step has arrived, which ends the drafts. It may differ on
+        the ranks; they agree on it.
+        """
+        return self._ahead.draft(step.step_id, step.ahead, is_interrupted)
+
     def warm_up(self, num_tokens: int) -> None:
-        """Run one prefill of `num_tokens` and one draft, so that the first request is not slow.
+        """Run one prefill of `num_tokens`, one draft, and one ahead.
+
+        So the first request is not slow.
 
         Overwrites the first blocks of the pool, which must be unused.
         """
@@ -188,6 +172,8 @@ class DraftModelRunner(ModelRunner):
         self.catch_up(first)
         row = DraftRow(-1, num_tokens, (0,), 1, num_tokens + 1)
         self.draft(DraftStep(-1, (), (), (), (), (row,)))
+        ahead = AheadRow(-1, 0, (0,), 0, (1,), 1, num_tokens + 1)
+        self.draft_ahead(DraftStep(-1, (), (), (), (), (), (ahead,)))
         self.draft(DraftStep(-1, (-1,), (), (), (), ()))
 
     def _row(self, seq_id: int, start: int, token_ids: tuple[int, ...]) -> StepRow:
@@ -229,7 +215,7 @@ class DraftModelRunner(ModelRunner):
         rows: Sequence[StepRow],
         logits: Tensor,  # [num_rows, num_tokens]
         spans: Sequence[TokenSpan],
-        drafts: Sequence[_PartialDraft],
+        drafts: Sequence[PartialDraft],
     ) -> list[StepRow]:
         """Append a token to the drafts, which are equally long; return the rows extended.
 
@@ -237,107 +223,4 @@ class DraftModelRunner(ModelRunner):
         """
         self._batch_state.update_histories(rows)
         logits = self._batch_state.logits_processor(rows).apply(logits)
-        if self._shared_token_mask is not None:
-            logits = self._shared_token_mask.apply(logits)
-        confident = self._confident_rows(rows, logits)
-        members_of: dict[_Sampler, list[int]] = {}
-        for index in confident:
-            members_of.setdefault(self._sampler(rows[index]), []).append(index)
-        for sampler, members in members_of.items():
-            own = logits if len(members) == len(rows) else logits[members]
-            batch = self._sampling_batch(own, [spans[member] for member in members])
-            num_drafted = len(drafts[members[0]].token_ids)
-            token_ids, probs = sampler(own, batch, num_drafted)
-            for index, member in enumerate(members):
-                candidates = None if probs is None else probs[index : index + 1]
-                drafts[member].append(token_ids[index], candidates)
-        return [rows[index] for index in confident]
-
-    def _confident_rows(self, rows: Sequence[StepRow], logits: Tensor) -> list[int]:
-        """Return the indices of `rows` whose logits reach their confidence threshold.
-
-        logits: [num_rows, num_tokens].
-        """
-        thresholds = [self._threshold(row.seq_id) for row in rows]
-        if not any(thresholds):
-            return list(range(len(logits)))
-        limits = torch.tensor(thresholds, dtype=torch.float64, device=logits.device)
-        is_confident = highest_probs(logits, self._shard) >= limits
-        indices: list[int] = is_confident.nonzero().flatten().tolist()
-        return indices
-
-    def _threshold(self, seq_id: int) -> float:
-        own = self._batch_state.rules(seq_id).draft_confidence_threshold
-        return self._confidence_threshold if own is None else own
-
-    def _sampler(self, row: StepRow) -> _Sampler:
-        """Return how to sample a row.
-
-        Drafts of another vocabulary are sent without distributions, as if each token had
-        probability 1. Verification is still exact, since its acceptance test uses a separate noise
-        stream. Their confidences are sent, except those of a text that is encoded again.
-        """
-        rules = self._batch_state.rules(row.seq_id)
-        if self._vocab_remap is not None and drafts_text(rules):
-            return self._sample_coupled
-        if rules.needs_confidences:
-            return self._sample_with_confidences
-        if self._vocab_remap is not None:
-            return self._sample_remapped
-        return self._sample_candidates if rules.needs_draft_probs else self._sample_coupled
-
-    def _sampling_batch(self, logits: Tensor, spans: Sequence[TokenSpan]) -> SamplingBatch:
-        """Build the sampling batch of `spans`, with scaled temperatures where the rules ask."""
-        batch = self._batch_state.sampling_batch(spans)
-        rules = [self._batch_state.rules(span.seq_id) for span in spans]
-        is_scaled = [each.scale_draft_temperature for each in rules if each.temperature > 0]
-        if not any(is_scaled):
-            return batch
-        chosen = torch.tensor(is_scaled, device=logits.device)
-        return scale_by_confidence(logits, batch, chosen, self._shard)
-
-    def _sample_coupled(self, logits: Tensor, batch: SamplingBatch, num_drafted: int) -> _Sampled:
-        """Sample with the noise that the target uses."""
-        del num_drafted
-        return sample(logits, batch, self._shard).tolist(), None
-
-    def _sample_remapped(self, logits: Tensor, batch: SamplingBatch, num_drafted: int) -> _Sampled:
-        """Sample from the tokens shared with the target, with the noise of the target's ids."""
-        del num_drafted
-        remap = self._vocab_remap
-        assert remap is not None, "a vocabulary map is needed"
-        sampled = sample(remap.apply(logits), batch, remap.shard)
-        return remap.draft_ids[sampled].tolist(), None
-
-    def _sample_with_confidences(
-        self, logits: Tensor, batch: SamplingBatch, num_drafted: int
-    ) -> _Sampled:
-        """Sample with the target's noise, and return the probability of each sampled token."""
-        del num_drafted
-        shard, remap = self._shard, self._vocab_remap
-        if remap is not None:
-            logits, shard = remap.apply(logits), remap.shard
-        distribution = Distribution.of_logits(logits, batch, shard)
-        sampled = sample(logits, batch, shard)
-        rows = torch.arange(len(sampled), device=sampled.device)
-        probs = distribution.probs(rows, sampled).cpu().numpy().astype(np.float32)
-        token_ids = sampled.cpu().numpy().astype(np.int32)
-        if self._shared_token_mask is not None:
-            token_ids = self._shared_token_mask.target_ids(token_ids)
-        own = sampled if remap is None else remap.draft_ids[sampled]
-        return own.tolist(), DraftProbs(token_ids[:, None], probs[:, None])
-
-    def _sample_candidates(
-        self, logits: Tensor, batch: SamplingBatch, num_drafted: int
-    ) -> _Sampled:
-        """Sample from the most likely tokens with a separate noise stream.
-
-        Also return their probabilities, by the target's token ids.
-        """
-        top = Distribution.of_logits(logits, batch, self._shard).top(MAX_DRAFT_CANDIDATES)
-        offsets = torch.full_like(batch.noise_keys.positions, num_drafted)
-        sampled = top.sample(batch.noise_keys.of_stream(Stream.DRAFT, offsets))
-        token_ids = top.token_ids.cpu().numpy().astype(np.int32)
-        if self._shared_token_mask is not None:
-            token_ids = self._shared_token_mask.target_ids(token_ids)
-        return sampled.tolist(), DraftProbs(token_ids, top.probs.cpu().numpy())
+        return [rows[index] for index in self._sampler.extend(logits, spans, drafts)]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from specdec.types.adapters import AdapterFile
 from specdec.types.drafters import HeadFile
-from specdec.types.messages import DraftOutput, DraftStep, StepInput, VerifyOutput
+from specdec.types.messages import AheadOutput, DraftOutput, DraftStep, StepInput, VerifyOutput
 from specdec.worker.adapters import RankAdapters
 from specdec.worker.draft_model_runner import DraftModelRunner
 from specdec.worker.head_versions import HeadVersions
@@ -104,21 +104,32 @@ class LocalTarget:
 
 
 class LocalDraftWorker:
-    """The draft model; see DraftWorker."""
+    """The draft model; see DraftWorker. It shares the thread of the target, so nothing overlaps."""
 
     def __init__(self, runner: DraftModelRunner) -> None:
         self._runner = runner
         self._output: DraftOutput | None = None
+        self._ahead: list[AheadOutput] = []
 
     def begin(self, step: DraftStep) -> None:
         """Run the whole step."""
-        self._output = self._runner.draft(step)
+        output = self._runner.draft(step)
+        if step.drafts:
+            self._output = output
         self._runner.catch_up(step)
+        if step.ahead:
+            self._ahead.append(self._runner.draft_ahead(step))
 
     def collect(self) -> DraftOutput:
         """Return the drafts that `begin` made."""
         assert self._output is not None, "collect without begin"
         return self._output
+
+    def collect_ahead(self, *, wait: bool) -> list[AheadOutput]:
+        """Return what `begin` has drafted ahead."""
+        del wait
+        outputs, self._ahead = self._ahead, []
+        return outputs
 
     @property
     def is_busy(self) -> bool:

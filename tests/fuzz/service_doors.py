@@ -12,9 +12,12 @@ import httpx
 from click import Command, Group
 from click.testing import CliRunner
 
+from cluster.api.anthropic.schema import MessagesRequest
 from cluster.api.openai.chat_schema import ChatRequest
 from cluster.api.openai.completion_schema import CompletionRequest
 from cluster.api.openai.responses_schema import ResponsesRequest
+from cluster.api.sglang.schema import GenerateRequest as SglGenerateRequest
+from cluster.api.sglang.schema import SglSamplingParams
 from cluster.cli import main
 from tests.e2e.conftest import RunningService
 from tests.e2e.random_messages import TEXTS
@@ -83,6 +86,9 @@ class OpenAIDoor(Door):
         ("/v1/completions", CompletionRequest, _drafted),
         ("/v1/chat/completions", ChatRequest, {"messages": [*_messages], "max_tokens": 3}),
         ("/v1/responses", ResponsesRequest, {"input": "Hello", "max_output_tokens": 16}),
+        ("/v1/messages", MessagesRequest, {"messages": [_messages[1]], "max_tokens": 3}),
+        ("/generate", SglGenerateRequest, {"text": "The river"}),
+        ("/generate", SglSamplingParams, {"input_ids": [1, 2], "sampling_params": {}}),
         ("/tokenize", None, {"prompt": "The river"}),
         ("/tokenize", None, {"messages": [*_messages]}),
         ("/detokenize", None, {"tokens": [1, 2, 3]}),

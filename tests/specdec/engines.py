@@ -27,6 +27,7 @@ from specdec.speculation.proposers import (
     DraftVocabulary,
     Proposal,
     Proposer,
+    SentRow,
 )
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import SpecdecError
@@ -333,12 +334,12 @@ class ScriptedProposer:
         self.drafts = drafts
         self.base_shift = base_shift
         self.num_calls = 0
+        self.sent: list[list[SentRow]] = []
         self.released: list[int] = []
-        self._proposals: list[Proposal] = []
 
-    def begin(self, requests: Sequence[DraftRequest]) -> None:
+    def take(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         self.num_calls += 1
-        self._proposals = [
+        return [
             Proposal(
                 each.seq.seq_id,
                 each.seq.num_tokens + self.base_shift,
@@ -348,8 +349,8 @@ class ScriptedProposer:
             for each in requests
         ]
 
-    def collect(self) -> list[Proposal]:
-        return self._proposals
+    def ahead(self, rows: Sequence[SentRow]) -> None:
+        self.sent.append(list(rows))
 
     def release(self, seq_id: int) -> None:
         self.released.append(seq_id)

@@ -45,13 +45,12 @@ class TreeProposer:
         self.accuracy = accuracy
         self.vocab_size = vocab_size
         self.random = random.Random(seed)
-        self.proposals = []
 
-    def begin(self, requests):
-        self.proposals = [self.propose(each) for each in requests]
+    def take(self, requests):
+        return [self.propose(each) for each in requests]
 
-    def collect(self):
-        return self.proposals
+    def ahead(self, rows):
+        pass
 
     def release(self, seq_id):
         pass

@@ -20,6 +20,8 @@ Unit = Literal["short", "percentunit", "s", "reqps", "tokens/s", "steps/s", "x"]
 Kind = Literal["stat", "lines", "stacked"]
 
 DRAFTED, ACCEPTED = "spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total"
+AHEAD_HITS = "spec_decode_ahead_hits_total"
+AHEAD_MISSES = "spec_decode_ahead_misses_total"
 DRAFTS = "spec_decode_num_drafts_total"
 ACCEPTED_AT = "spec_decode_num_accepted_tokens_per_pos_total"
 DRAFTED_BY = "spec_decode_num_draft_tokens_by_method_total"
@@ -281,6 +283,23 @@ SPECULATION = Row(
             "Steps that went on without drafts because the draft worker was slow.",
             (Query(rate("spec_decode_num_late_drafts_total"), "late"),),
             "steps/s",
+        ),
+        Panel(
+            "Drafts made ahead",
+            "Part of the rows whose next draft was made ahead and in time; part of these draft "
+            "tokens that the target verified; part of the draft device's time that they took.",
+            (
+                Query(f"{rate(AHEAD_HITS)} / ({rate(AHEAD_HITS)} + {rate(AHEAD_MISSES)})", "hits"),
+                Query(
+                    ratio(
+                        "spec_decode_num_ahead_tokens_used_total",
+                        "spec_decode_num_ahead_tokens_total",
+                    ),
+                    "used tokens",
+                ),
+                Query(rate("spec_decode_ahead_busy_seconds_total"), "draft device"),
+            ),
+            "percentunit",
         ),
         Panel(
             "Control version",

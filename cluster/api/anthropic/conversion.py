@@ -8,7 +8,7 @@ from typing import Any
 
 from cluster.api.anthropic.schema import (
     CountTokensRequest,
-    Message,
+    MessageParam,
     MessagesRequest,
     TextBlock,
     ThinkingBlock,
@@ -16,17 +16,26 @@ from cluster.api.anthropic.schema import (
     ToolUseBlock,
 )
 from cluster.api.openai.chat_schema import ChatRequest
+from cluster.replica.limits import MAX_CHAT_MESSAGES
 from specdec.text.chat_template import ChatTemplate
 from specdec.types.errors import InvalidValueError
+from specdec.types.validation import require_count
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _THINKING_VARIABLES = ("enable_thinking", "thinking")
 """Variables of chat templates by which a model thinks on request."""
 
 
-def to_chat(request: CountTokensRequest, template: ChatTemplate) -> ChatRequest:
-    """Return the equivalent chat. Raise InvalidValueError."""
-    fields: dict[str, Any] = {"messages": list(_messages(request)), "model": request.model}
+def to_chat(
+    request: CountTokensRequest, template: ChatTemplate, *, has_parser: bool = False
+) -> ChatRequest:
+    """Return the equivalent chat. Raise InvalidValueError.
+
+    has_parser: whether the service separates reasoning by marks, so that a budget can end it.
+    """
+    messages = list(_messages(request))
+    require_count("messages", len(messages), 1, MAX_CHAT_MESSAGES, "with the results of calls")
+    fields: dict[str, Any] = {"messages": messages, "model": request.model}
     if request.tools:
         fields["tools"] = [
             {
@@ -39,7 +48,7 @@ def to_chat(request: CountTokensRequest, template: ChatTemplate) -> ChatRequest:
             }
             for tool in request.tools
         ]
-    fields |= _tool_choice(request) | _thinking(request, template)
+    fields |= _tool_choice(request) | _thinking(request, template, has_parser=has_parser)
     if isinstance(request, MessagesRequest):
         fields |= {
             "max_completion_tokens": request.max_tokens,
@@ -65,13 +74,19 @@ def _tool_choice(request: CountTokensRequest) -> dict[str, Any]:
     return {**given, "tool_choice": named}
 
 
-def _thinking(request: CountTokensRequest, template: ChatTemplate) -> dict[str, Any]:
+def _thinking(
+    request: CountTokensRequest, template: ChatTemplate, *, has_parser: bool
+) -> dict[str, Any]:
     if request.thinking is None:
         return {}
     known = template.options(has_tools=bool(request.tools))
     is_on = request.thinking.type != "disabled"
     variables = {name: is_on for name in _THINKING_VARIABLES if name in known}
-    return {"chat_template_kwargs": variables} if variables else {}
+    given: dict[str, Any] = {"chat_template_kwargs": variables} if variables else {}
+    budget = request.thinking.budget_tokens
+    if has_parser and is_on and budget is not None:
+        given["thinking_token_budget"] = budget
+    return given
 
 
 def _messages(request: CountTokensRequest) -> Iterator[dict[str, Any]]:
@@ -81,7 +96,7 @@ def _messages(request: CountTokensRequest) -> Iterator[dict[str, Any]]:
         yield from _turns(message)
 
 
-def _turns(message: Message) -> Iterator[dict[str, Any]]:
+def _turns(message: MessageParam) -> Iterator[dict[str, Any]]:
     """Yield the chat messages of a message: results of calls have their own, before its text."""
     blocks = message.content
     if isinstance(blocks, str):

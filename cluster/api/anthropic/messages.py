@@ -15,6 +15,7 @@ from cluster.api.openai.builders import RequestContext, ResponseBuilder
 from cluster.api.openai.chat import ChatBuilder, prepare_chat
 from cluster.api.openai.errors import Failure
 from cluster.api.openai.pieces import CallArguments, CallStart, Content, Piece, Reasoning
+from cluster.api.openai.reasoning import SYNTAXES
 from cluster.api.openai.schema import ResponseModel
 from cluster.api.openai.streams import PromptOutput
 from cluster.api.openai.tool_families import new_call_id
@@ -28,7 +29,9 @@ async def prepare_messages(
 ) -> MessagesBuilder:
     """Validate and tokenize a request. Raise the errors of its fields."""
     router.check_admission(request.model or "", 1)  # before the template: it waits for loading
-    chat = await prepare_chat(router, to_chat(request, router.text.chat_template), context)
+    has_parser = router.config.reasoning_parser in SYNTAXES
+    given = to_chat(request, router.text.chat_template, has_parser=has_parser)
+    chat = await prepare_chat(router, given, context)
     return MessagesBuilder(chat, f"msg_{context.request_id}")
 
 
@@ -53,6 +56,7 @@ class MessagesBuilder(ResponseBuilder):
         super().__init__(chat.calls, None)
         self._reading = chat.reading
         self._parser = chat.reading.parser()
+        self.thinking_budget = chat.thinking_budget
         self._info = chat.info
         self._id = message_id
         self._blocks: list[dict[str, Any]] = []

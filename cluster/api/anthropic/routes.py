@@ -1,4 +1,4 @@
-"""The routes of Anthropic's Messages API; their docstrings appear in /openapi.json."""
+"""The routes of Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def messages_routes(
 ) -> APIRouter:
     """Return the routes; the arguments are called for each request."""
     handler = MessagesHandler(get_router, get_keys, get_applications)
-    routes = APIRouter(route_class=handler.route_class(), tags=["Anthropic API"])
+    routes = APIRouter(route_class=handler.route_class())
 
-    @routes.post("/v1/messages", response_model=None)
+    @routes.post("/v1/messages")
     async def messages(body: MessagesRequest, request: Request) -> Response:
         """Generate the next message of a conversation, streamed with `stream`."""
         return await generate_response(handler, prepare_messages, body, request)
 
-    @routes.post("/v1/messages/count_tokens", response_model=None)
+    @routes.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
         """Count the tokens of a conversation, exactly as for a message."""
         router, context = handler.get_router(), handler.context(request, None)

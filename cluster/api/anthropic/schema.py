@@ -58,14 +58,14 @@ _Block = Annotated[
 ]
 
 
-class Message(RequestModel):
+class MessageParam(RequestModel):
     """A message of the conversation."""
 
     role: Literal["user", "assistant"]
     content: str | Annotated[list[_Block], at_most(MAX_PARTS)]
 
 
-class Tool(RequestModel):
+class ToolParam(RequestModel):
     """A function that the model may call."""
 
     type: Literal["custom"] = "custom"
@@ -87,16 +87,18 @@ class Thinking(RequestModel):
     """Whether the model thinks first, where its chat template has a variable for that."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = number("accepted; max_tokens limits thinking and answer together")
+    budget_tokens: int | None = number(
+        "ends longer thinking, where the service has a parser of reasoning", 1
+    )
 
 
 class CountTokensRequest(RequestModel):
     """A request of `/v1/messages/count_tokens`."""
 
     model: str | None = option("name of the model")
-    messages: Annotated[list[Message], at_most(MAX_CHAT_MESSAGES - 1, 1)]
+    messages: Annotated[list[MessageParam], at_most(MAX_CHAT_MESSAGES - 1, 1)]
     system: str | Annotated[list[TextBlock], at_most(MAX_PARTS)] | None = option("a system message")
-    tools: Annotated[list[Tool], at_most(MAX_TOOLS)] | None = option("functions")
+    tools: Annotated[list[ToolParam], at_most(MAX_TOOLS)] | None = option("functions")
     tool_choice: ToolChoice | None = option("whether the model calls tools")
     thinking: Thinking | None = option("whether the model thinks first")
 

@@ -51,8 +51,9 @@ def make_app(
     app.add_middleware(CheckHost, lambda: get_limits().hosts)  # the one added last runs first
     get_applications = (lambda: get_admin().applications) if has_peers else None
     app.include_router(openai_routes(get_router, get_keys, get_applications))
-    app.include_router(messages_routes(get_router, get_keys, get_applications))
-    app.include_router(sglang_routes(get_router, get_keys))
+    messages = messages_routes(get_router, get_keys, get_applications)
+    app.include_router(messages, include_in_schema=False)
+    app.include_router(sglang_routes(get_router, get_keys), include_in_schema=False)
     app.include_router(admin_routes(get_admin), include_in_schema=False)
     app.include_router(lora_routes(get_admin), include_in_schema=False)
     app.include_router(make_dashboard(get_router, get_admin), include_in_schema=False)
@@ -63,6 +64,11 @@ def make_app(
         """Report an unknown path or method in the same format as all other errors."""
         return failure_of(error).respond()
 
+    _add_probes(app, get_router)
+    return app
+
+
+def _add_probes(app: FastAPI, get_router: Callable[[], Router]) -> None:
     @app.get("/health", include_in_schema=False)
     async def health() -> JSONResponse:
         """Report liveness: 200 while the process serves or loads, 503 once the engine is lost."""
@@ -76,5 +82,3 @@ def make_app(
         is_ready = get_router().is_ready
         status = "ready" if is_ready else "not ready"
         return JSONResponse({"status": status}, status_code=200 if is_ready else 503)
-
-    return app

@@ -42,6 +42,12 @@ class AnswerReading:
         """Return whether the text is content as it is."""
         return self.tools is None and self.reasoning is None
 
+    @property
+    def closing_marks(self) -> tuple[str, ...]:
+        """The texts that end the reasoning; none where there is none, or in another form."""
+        syntax = reasoning.SYNTAXES.get(self.reasoning or "")
+        return syntax.closings if syntax else ()
+
     def parser(self) -> AnswerParser:
         """Make the parser of one answer."""
         if self.reasoning == HARMONY:

@@ -22,6 +22,7 @@ from cluster.api.openai.schema import (
     Usage,
 )
 from cluster.api.openai.streams import DONE, Deadline, PromptOutput
+from cluster.api.openai.thinking_budget import ThinkingBudget
 from cluster.api.sse import event
 from cluster.replica.router import Router
 from specdec.config.engine import MAX_STREAM_INTERVAL
@@ -193,6 +194,7 @@ class ResponseBuilder(ABC):
         self.calls = calls
         self.names = names
         self.meter = UsageMeter()
+        self.thinking_budget: ThinkingBudget | None = None
 
     def is_large(self, output: EngineOutput) -> bool:
         """Return whether an output has many log-probabilities, to convert on a thread."""

@@ -49,10 +49,12 @@ from cluster.api.openai.sampling_fields import (
 )
 from cluster.api.openai.schema import FinishReason
 from cluster.api.openai.streams import PromptOutput
+from cluster.api.openai.thinking_budget import ThinkingBudget
 from cluster.api.openai.tool_families import new_call_id
 from cluster.replica.router import Router
 from specdec.types import responses
-from specdec.types.request import GenerateRequest
+from specdec.types.errors import InvalidValueError
+from specdec.types.request import GenerateRequest, TokenizeRequest
 from specdec.types.responses import EngineOutput
 from specdec.types.sampling_params import SamplingParams
 
@@ -78,13 +80,35 @@ async def prepare_chat(
     conversation = make_conversation(request, tools, template, form)
     prompt = await prompt_token_ids(router, request, conversation, add_special_tokens=False)
     needs_names = request.logprobs or request.prompt_logprobs is not None
-    return ChatBuilder(
+    builder = ChatBuilder(
         request=request,
         call=generate_call(router, request, prompt, params, context.request_id),
         info=ResponseInfo.of(f"chatcmpl-{context.request_id}", router, params, request.model),
         reading=reading,
         names=await token_names(router, request) if needs_names else None,
     )
+    builder.thinking_budget = await _thinking_budget(router, request, reading)
+    return builder
+
+
+async def _thinking_budget(
+    router: Router, request: ChatRequest, reading: AnswerReading
+) -> ThinkingBudget | None:
+    """Return the budget of a request, None without one. Raise InvalidValueError."""
+    count = request.thinking_token_budget
+    if count is None or request.is_structured:
+        return None
+    marks = reading.closing_marks
+    if not marks:
+        limit = "left out unless the service has a reasoning parser with marks, such as qwen3"
+        raise InvalidValueError("thinking_token_budget", count, limit)
+    for name, value in (("n", (request.n or 1) > 1), ("logprobs", request.logprobs)):
+        if value:
+            limit = f"left out where {name} is given"
+            raise InvalidValueError("thinking_token_budget", count, limit)
+    closing = f"\n{marks[0]}\n\n"
+    token_ids = await router.tokenize(TokenizeRequest(closing, request.model or "", False))
+    return ThinkingBudget(count, closing, tuple(token_ids), marks)
 
 
 class ChatBuilder(ChoicesBuilder["ChatWriter"]):

@@ -20,8 +20,9 @@ from cluster.api.openai.schema import (
     number,
     option,
 )
-from cluster.replica.limits import MAX_CHAT_MESSAGES
+from cluster.replica.limits import MAX_CHAT_MESSAGES, MAX_TOKEN_IDS
 from specdec.types.errors import InvalidValueError
+from specdec.types.validation import require_range
 
 _ROLES = Literal["system", "developer", "user", "assistant", "tool"]
 MAX_PARTS = 1_000
@@ -181,6 +182,9 @@ class ChatRequest(SamplingFields):
         "variables of the chat template, such as `enable_thinking`"
     )
     reasoning_effort: str | None = option("passed to the chat template")
+    thinking_token_budget: int | None = number(
+        "ends reasoning that is longer, where the service separates it", 1
+    )
     include_reasoning: bool = option(
         "false leaves out reasoning_content, where the service separates it", True
     )
@@ -204,6 +208,7 @@ class ChatRequest(SamplingFields):
     def check_together(self) -> None:
         """Raise InvalidValueError for fields that exclude each other or are out of range."""
         super().check_together()
+        require_range("thinking_token_budget", self.thinking_token_budget, 1, MAX_TOKEN_IDS)
         if self.top_logprobs is not None and not self.logprobs:
             limit = "left out unless logprobs is true"
             raise InvalidValueError("top_logprobs", self.top_logprobs, limit)

@@ -93,6 +93,7 @@ class ResponsesBuilder(ResponseBuilder):
         self._numbers = itertools.count()  # of the events
         self._finish_reason: FinishReason | None = None
         self._parser = chat.reading.parser()
+        self.thinking_budget = chat.thinking_budget
         self._text = ""
         self._logprobs: list[TokenLogprob] = []
         self._error: ResponseError | None = None

@@ -124,7 +124,7 @@ def _add_generation(routes: APIRouter, handler: RequestHandler) -> None:
         """Complete a text, streamed with `stream`."""
         return await generate_response(handler, prepare_completion, body, request, body.request_id)
 
-    @routes.post("/v1/embeddings", response_model=None)
+    @routes.post("/v1/embeddings", include_in_schema=False)
     async def embeddings() -> Response:
         """Refuse: the models generate text."""
         message = (
@@ -159,7 +159,7 @@ async def generate_response(
         handler.get_keys().check_priority(authorization_of(request), body.priority)
         async with context.deadline.enforce():
             builder = await prepare(router, body, context)
-        outputs = generate_outputs(router, builder.calls, context.deadline)
+        outputs = generate_outputs(router, builder.calls, context.deadline, builder.thinking_budget)
         if not body.stream:
             return await _complete(builder, outputs)
         first = await anext(outputs)

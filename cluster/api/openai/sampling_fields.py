@@ -291,7 +291,7 @@ def sampling_params(request: SamplingFields, **decided: Any) -> SamplingParams:
     given["speculation"] = speculation_options(request)
     stop = request.stop
     given["stop"] = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    given["logit_bias"] = dict(_biases(request.logit_bias or {}))
+    given["logit_bias"] = dict(token_biases(request.logit_bias or {}))
     given |= {name: value for name, value in decided.items() if value is not None}
     return SamplingParams(**given)
 
@@ -303,7 +303,8 @@ def speculation_options(request: SamplingFields) -> SpeculationOptions:
     return SpeculationOptions(**request.speculation.model_dump(exclude_unset=True))
 
 
-def _biases(biases: Mapping[str, float]) -> Iterator[tuple[int, float]]:
+def token_biases(biases: Mapping[str, float]) -> Iterator[tuple[int, float]]:
+    """Yield biases by token id. Raise InvalidValueError."""
     for token, bias in biases.items():
         if not (token.isascii() and token.isdecimal() and len(token) < 10):
             raise InvalidValueError("logit_bias", token, "keyed by token ids, in decimal")

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from cluster.api.authentication import Lease
 from cluster.api.openai.errors import ApiError
+from cluster.api.openai.thinking_budget import ThinkingBudget, generate_within_budget
 from cluster.api.sse import STREAM_HEADERS
 from cluster.replica.router import Router
 from specdec.types.request import GenerateRequest
@@ -72,13 +73,19 @@ class ClientDisconnectedError(Exception):
 
 
 async def generate_outputs(
-    router: Router, calls: Sequence[GenerateRequest], deadline: Deadline
+    router: Router,
+    calls: Sequence[GenerateRequest],
+    deadline: Deadline,
+    budget: ThinkingBudget | None = None,
 ) -> AsyncGenerator[PromptOutput, None]:
     """Yield the outputs of all calls as they arrive. Closing the generator aborts the requests.
 
+    budget: of the reasoning in the answer of a single call.
+
     Raise the errors of the router and the engine, and ApiError 504 at the deadline.
     """
-    outputs = _one(router, 0, calls[0]) if len(calls) == 1 else _all(router, calls)
+    assert budget is None or len(calls) == 1, "a thinking budget for several prompts"
+    outputs = _one(router, 0, calls[0], budget) if len(calls) == 1 else _all(router, calls)
     async with aclosing(outputs):
         while True:
             async with deadline.enforce():
@@ -89,8 +96,13 @@ async def generate_outputs(
 
 
 async def _one(
-    router: Router, index: int, call: GenerateRequest
+    router: Router, index: int, call: GenerateRequest, budget: ThinkingBudget | None = None
 ) -> AsyncGenerator[PromptOutput, None]:
+    if budget is not None:
+        async with aclosing(generate_within_budget(router, call, budget)) as outputs:
+            async for output in outputs:
+                yield PromptOutput(index, output)
+        return
     generation = await router.generate(call)
     async with aclosing(generation.outputs) as outputs:
         async for output in outputs:

@@ -16,6 +16,7 @@ from cluster.api.openai.builders import (
     params_for_prompt,
     with_seed,
 )
+from cluster.api.openai.sampling_fields import token_biases
 from cluster.api.openai.schema import ResponseModel
 from cluster.api.openai.streams import DONE, PromptOutput
 from cluster.api.sglang.schema import (
@@ -24,7 +25,7 @@ from cluster.api.sglang.schema import (
     SglSamplingParams,
 )
 from cluster.api.sse import event
-from cluster.replica.limits import check_request_id
+from cluster.replica.limits import check_model, check_request_id
 from cluster.replica.router import Router
 from specdec.config.engine import MAX_STREAM_INTERVAL
 from specdec.engine.input_processor import check_answer_in_one_message
@@ -66,12 +67,14 @@ async def prepare_generate(
     prompts = request.prompts
     sampling = request.of_each("sampling_params", SglSamplingParams())
     ids = _request_ids(request, context.request_id)
-    router.check_admission("", sum(each.n or 1 for each in sampling))
+    models = [check_model(each) for each in request.of_each("lora_path", "")]
+    for model in dict.fromkeys(models):
+        router.check_admission(model, sum(each.n or 1 for each in sampling))
     calls: list[EngineCall] = []
     options: list[PromptOptions] = []
     for index, prompt in enumerate(prompts):
         if isinstance(prompt, str):
-            prompt = await router.tokenize(TokenizeRequest(prompt))
+            prompt = await router.tokenize(TokenizeRequest(prompt, models[index]))
         token_ids = tuple(prompt)
         own = _options(request, index, token_ids, sampling[index])
         params = _params(request, sampling[index], own)
@@ -86,6 +89,7 @@ async def prepare_generate(
             EngineCall(
                 token_ids,
                 params,
+                model=models[index],
                 request_id=ids[index],
                 priority=request.priority,
                 stream_interval=interval,
@@ -139,7 +143,7 @@ def _params(
         ignore_eos=given.ignore_eos,
         skip_special_tokens=given.skip_special_tokens,
         include_stop_str_in_output=given.no_stop_trim,
-        logit_bias={int(token): bias for token, bias in (given.logit_bias or {}).items()},
+        logit_bias=dict(token_biases(given.logit_bias or {})),
         seed=given.sampling_seed,
         logprobs=options.num_best,
         prompt_logprobs=options.num_best if options.num_prompt_positions > 1 else None,

@@ -1,4 +1,4 @@
-"""The routes of SGLang's native HTTP API; their docstrings appear in /openapi.json."""
+"""The routes of SGLang's native HTTP API."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PROBE = EngineCall(
 def sglang_routes(get_router: Callable[[], Router], get_keys: Callable[[], ApiKeys]) -> APIRouter:
     """Return the routes; the arguments are called for each request."""
     handler = RequestHandler(get_router, get_keys)
-    routes = APIRouter(route_class=handler.route_class(), tags=["SGLang API"])
+    routes = APIRouter(route_class=handler.route_class())
     _add_generation(routes, handler)
     _add_cache(routes, handler)
     _add_infos(routes, handler)
@@ -38,18 +38,18 @@ def sglang_routes(get_router: Callable[[], Router], get_keys: Callable[[], ApiKe
 
 
 def _add_generation(routes: APIRouter, handler: RequestHandler) -> None:
-    @routes.post("/generate", response_model=None)
+    @routes.post("/generate")
     async def generate(body: GenerateRequest, request: Request) -> Response:
         """Complete one prompt or several, streamed with `stream`."""
         return await generate_response(handler, prepare_generate, body, request)
 
-    @routes.post("/abort_request", response_model=None)
+    @routes.post("/abort_request")
     async def abort_request(body: AbortRequest) -> Response:
         """End the requests with this id."""
         handler.get_router().abort(body.rid)
         return Response(status_code=200)
 
-    @routes.get("/health_generate", response_model=None)
+    @routes.get("/health_generate")
     async def health_generate() -> Response:
         """Generate one token; an error if that is not possible."""
         generation = await handler.get_router().generate(_PROBE)
@@ -59,7 +59,7 @@ def _add_generation(routes: APIRouter, handler: RequestHandler) -> None:
 
 
 def _add_cache(routes: APIRouter, handler: RequestHandler) -> None:
-    @routes.post("/flush_cache", response_model=None)
+    @routes.post("/flush_cache")
     async def flush_cache(body: FlushRequest | None = None) -> Response:
         """Empty the prefix cache, unless requests run or wait."""
         is_flushed = await handler.get_router().flush_cache()
@@ -70,8 +70,8 @@ def _add_cache(routes: APIRouter, handler: RequestHandler) -> None:
 
 
 def _add_infos(routes: APIRouter, handler: RequestHandler) -> None:
-    @routes.get("/get_model_info", response_model=None)
-    @routes.get("/model_info", response_model=None)
+    @routes.get("/get_model_info")
+    @routes.get("/model_info")
     async def model_info() -> Response:
         """Describe the model."""
         name = _public_name(handler.get_router().config)
@@ -85,8 +85,8 @@ def _add_infos(routes: APIRouter, handler: RequestHandler) -> None:
             }
         )
 
-    @routes.get("/get_server_info", response_model=None)
-    @routes.get("/server_info", response_model=None)
+    @routes.get("/get_server_info")
+    @routes.get("/server_info")
     async def server_info() -> Response:
         """Report settings and load under SGLang's names."""
         return JSONResponse(_server_info(handler.get_router()))

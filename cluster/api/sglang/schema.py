@@ -86,7 +86,10 @@ class GenerateRequest(RequestModel):
         "request_id": "rid",
         **{
             name: f"sampling_params.{name}"
-            for name in ("n", "temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids")
+            for name in (
+                *("n", "temperature", "top_p", "top_k", "min_p"),
+                *("stop", "stop_token_ids", "logit_bias"),
+            )
         },
     }
 
@@ -111,6 +114,9 @@ class GenerateRequest(RequestModel):
     )
     return_text_in_logprobs: bool = option("returns tokens also as texts", False)
     stream: bool = option("streams the texts so far as server-sent events", False)
+    lora_path: str | Annotated[list[str], at_most(MAX_PROMPTS)] | None = option(
+        "name of a loaded adapter, for all prompts or for each"
+    )
     priority: int = option("lower is scheduled first", 0)
     speculation: Speculation | None = option("speculation options of this request")
 

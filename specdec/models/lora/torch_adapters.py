@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -95,10 +96,20 @@ class TorchAdapters:
         """See AdapterStore."""
         return list(self._matrices)
 
-    def begin_pass(self, batch: ModelInput) -> None:
-        """Select the adapters of the tokens of the pass that follows."""
-        self._pass.runs = batch.adapter_runs
-        assert self._ids.issuperset(run.adapter_id for run in self._pass.runs), "not loaded"
+    @contextmanager
+    def running(self, batch: ModelInput) -> Iterator[None]:
+        """Select the adapters of the tokens of a pass; no pass outside has any."""
+        runs = batch.adapter_runs
+        assert self._ids.issuperset(run.adapter_id for run in runs), "an adapter is not loaded"
+        self._pass.runs = runs
+        try:
+            yield
+        finally:
+            self._pass.runs = ()
+
+    def begin_base_pass(self) -> None:
+        """Let the pass that follows run without adapters."""
+        self._pass.runs = []
 
     def set(self, adapter_id: int, updates: Mapping[Linear, LowRankUpdate]) -> None:
         """See AdapterStore."""

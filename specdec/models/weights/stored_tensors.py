@@ -16,6 +16,13 @@ from specdec.types.errors import UnsupportedModelError
 _SHORT_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
 """Dtypes that float32 represents exactly, by their names in safetensors."""
 
+_TEXT_MODEL_PLACES = (
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+    ("model.language_model.", "model."),  # since transformers 4.52
+)
+"""Places of a text model in one that reads images too, and in a separate checkpoint."""
+
 
 class TensorSource(Protocol):
     """Tensors by name. Access to a missing tensor raises UnsupportedModelError."""
@@ -38,6 +45,7 @@ class TensorSource(Protocol):
 @dataclass(frozen=True)
 class _StoredTensor:
     path: Path
+    name: str
     shape: tuple[int, ...]
     short_dtype: torch.dtype | None
 
@@ -45,6 +53,7 @@ class _StoredTensor:
 class StoredTensors:
     """The tensors of a checkpoint by name, in one or several files.
 
+    Tensors of the text model in a model that reads images too have the names of a text model.
     Reading a missing tensor raises UnsupportedModelError.
 
     A file is opened for each read: it stays mapped, and the pages that were read stay resident,
@@ -62,7 +71,8 @@ class StoredTensors:
                     tensor = file.get_slice(name)
                     short_dtype = _SHORT_DTYPES.get(tensor.get_dtype())
                     shape = tuple(tensor.get_shape())
-                    self._tensors[name] = _StoredTensor(path, shape, short_dtype)
+                    stored = _StoredTensor(path, name, shape, short_dtype)
+                    self._tensors[_text_name(name)] = stored
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -80,14 +90,24 @@ class StoredTensors:
 
     def slice(self, name: str, *window: slice) -> Tensor:
         """See TensorSource."""
-        with _open(self._stored(name).path) as file:
-            tensor: Tensor = file.get_slice(name)[window] if window else file.get_tensor(name)
+        stored = self._stored(name)
+        with _open(stored.path) as file:
+            own = stored.name
+            tensor: Tensor = file.get_slice(own)[window] if window else file.get_tensor(own)
         return tensor
 
     def _stored(self, name: str) -> _StoredTensor:
         if name not in self._tensors:
             raise UnsupportedModelError(f"{self._directory} has no tensor {name}")
         return self._tensors[name]
+
+
+def _text_name(name: str) -> str:
+    """Return the name of a tensor without the place of the text model in a larger one."""
+    for prefix, place in _TEXT_MODEL_PLACES:
+        if name.startswith(prefix):
+            return place + name.removeprefix(prefix)
+    return name
 
 
 def _open(path: Path) -> Any:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import prod
 from operator import mul
 
-from specdec.types.draft_decision import DraftShape
+from specdec.types.draft_decision import DraftAhead, DraftShape
 from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
 
 _HALF_LIFE_S = 10.0
@@ -19,6 +20,11 @@ _PRIOR_WEIGHT = 4.0
 _MOST_WEIGHT = 256.0
 """Most drafts in a position's window, so that the prior prevails again after a minute in which the
 position is not reached."""
+
+_PRIOR_LISTED = 0.9
+_PRIOR_LISTED_REJECTED = 0.6
+"""Prior probability that the target's token is among those tried, behind a whole draft and after a
+rejection."""
 
 _LEAST_WEIGHT = 16.0
 """Decay keeps this weight of the first position: the estimate survives a pause, and a few new
@@ -46,6 +52,11 @@ class _Position:
         self.num_verified *= factor
         self.num_accepted *= factor
 
+    def decay(self, factor: float) -> None:
+        """Lose weight, but keep _LEAST_WEIGHT of it."""
+        if self.num_verified > _LEAST_WEIGHT:
+            self.scale(max(factor, _LEAST_WEIGHT / self.num_verified))
+
 
 class AcceptanceEstimator:
     """Acceptance rate by position, with exponential decay and a half-life of ten seconds.
@@ -56,11 +67,17 @@ class AcceptanceEstimator:
 
     The prior of a position is the rate of the position before it. Trees have separate positions,
     by depth; the prior there is the rate of chains, since a tree holds its best chain.
+
+    Chains that are made ahead have separate positions too, since there may be no time for all of
+    their tokens, and a hit rate by shape: the share of rows that had a draft in time. Those that
+    had one are evidence about other chains as well. What was measured of drafts ahead keeps a
+    weight: their priors are high, and forgetting would lead back to shapes that were slower.
     """
 
     def __init__(self) -> None:
-        self._positions = [_Position() for _ in range(MAX_NUM_SPECULATIVE_TOKENS)]
-        self._depths = [_Position() for _ in range(MAX_NUM_SPECULATIVE_TOKENS)]
+        self._chains = {ahead: _positions() for ahead in DraftAhead}
+        self._depths = _positions()
+        self._hits: dict[DraftShape, _Position] = {}
         self._decayed_at_s: float | None = None
 
     def record(
@@ -68,29 +85,62 @@ class AcceptanceEstimator:
     ) -> None:
         """Record one sequence's step, in which it was to draft `num_asked` tokens in a row."""
         self._decay(now_s)
-        positions = self._depths if is_tree else self._positions
-        for index in range(min(num_asked, num_accepted + 1)):
-            positions[index].add(accepted=index < num_accepted)
+        _add(self._depths if is_tree else self._chains[DraftAhead.OFF], num_asked, num_accepted)
+
+    def record_ahead(
+        self,
+        shape: DraftShape,
+        num_asked: int,
+        num_drafted: int,
+        num_accepted: int,
+        now_s: float,
+        *,
+        is_hit: bool,
+    ) -> None:
+        """Record one sequence's step of a shape with drafts ahead.
+
+        num_drafted: 0 where there was no draft in time. is_hit: whether it was made ahead.
+        """
+        self._decay(now_s)
+        self._hits.setdefault(shape, _Position()).add(accepted=is_hit)
+        if num_drafted:
+            _add(self._chains[DraftAhead.OFF], min(num_asked, num_drafted), num_accepted)
+        if is_hit:
+            _add(self._chains[shape.ahead], num_asked, num_accepted)
+
+    def hit_rate(self, shape: DraftShape) -> float:
+        """Return the share of rows that have a draft in time, of a shape with drafts ahead."""
+        prior = _steady_hit_rate(shape, self._rates(shape.depth + 1, DraftAhead.OFF))
+        return self._hits.get(shape, _Position()).rate(prior)
+
+    def tokens_of_hit(self, shape: DraftShape) -> float:
+        """Return the expected output tokens of a row with a draft that was made ahead."""
+        return _expected(self._rates(shape.depth, shape.ahead))[-1]
 
     def expected_tokens(self, shapes: Sequence[DraftShape], now_s: float) -> list[float]:
         """Return the expected output tokens a sequence and step, for each shape of drafts."""
         self._decay(now_s)
-        rates = self._rates(max(shape.depth for shape in shapes))
+        rates = self._rates(max(shape.depth for shape in shapes), DraftAhead.OFF)
         of_chains = _expected(rates)
         of_trees = of_chains
         if any(shape.is_tree for shape in shapes):
             of_trees = _expected(map(_Position.rate, self._depths, rates))
         return [
-            of_trees[shape.depth] if shape.is_tree else of_chains[shape.depth] for shape in shapes
+            1 + self.hit_rate(shape) * (self.tokens_of_hit(shape) - 1)
+            if shape.ahead is not DraftAhead.OFF
+            else (of_trees if shape.is_tree else of_chains)[shape.depth]
+            for shape in shapes
         ]
 
-    def _rates(self, most: int) -> list[float]:
+    def _rates(self, most: int, ahead: DraftAhead) -> list[float]:
         """Return the rates of the first positions of chains."""
         rate, rates = _PRIOR_RATE, []
-        for position in self._positions[:most]:
+        for position in self._chains[DraftAhead.OFF][:most]:
             rate = position.rate(rate)
             rates.append(rate)
-        return rates
+        if ahead is DraftAhead.OFF:
+            return rates
+        return list(map(_Position.rate, self._chains[ahead], rates))
 
     def _decay(self, now_s: float) -> None:
         if self._decayed_at_s is None:
@@ -100,13 +150,45 @@ class AcceptanceEstimator:
             return
         self._decayed_at_s = now_s
         factor = 0.5 ** (elapsed_s / _HALF_LIFE_S)
-        for positions in (self._positions, self._depths):
+        for positions in (self._chains[DraftAhead.OFF], self._depths):
             first, *others = positions
-            kept = min(first.num_verified, _LEAST_WEIGHT)
-            if first.num_verified:
-                first.scale(max(factor, kept / first.num_verified))
+            first.decay(factor)
             for position in others:
                 position.scale(factor)
+        ahead = (
+            each for kind, own in self._chains.items() if kind is not DraftAhead.OFF for each in own
+        )
+        for position in (*ahead, *self._hits.values()):
+            position.decay(factor)
+
+
+def _positions() -> list[_Position]:
+    return [_Position() for _ in range(MAX_NUM_SPECULATIVE_TOKENS)]
+
+
+def _add(positions: Sequence[_Position], num_asked: int, num_accepted: int) -> None:
+    for index in range(min(num_asked, num_accepted + 1)):
+        positions[index].add(accepted=index < num_accepted)
+
+
+def _steady_hit_rate(shape: DraftShape, rates: Sequence[float]) -> float:
+    """Return the prior of a hit rate, by the acceptance of the draft tokens.
+
+    A row with a draft is followed by a hit with one probability, a row without one with another;
+    the hit rate is the share of rows with a draft that this leads to. Continuing hits if all drafts
+    and the token behind them were right. Outcomes also hit after a rejection, if one of the next
+    best tokens was right; the constants are rough, and only hold until there is evidence.
+
+    rates: [depth + 1].
+    """
+    *drafted, of_next = rates
+    all_accepted = prod(drafted)
+    after_draft, after_none = all_accepted * of_next, rates[0]
+    if shape.ahead is DraftAhead.OUTCOMES:
+        last = max(of_next, _PRIOR_LISTED)
+        after_draft = all_accepted * last + (1 - all_accepted) * _PRIOR_LISTED_REJECTED
+        after_none = max(rates[0], _PRIOR_LISTED)
+    return after_none / (1 - after_draft + after_none)
 
 
 def _expected(rates: Iterable[float]) -> list[float]:

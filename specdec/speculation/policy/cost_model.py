@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
-from specdec.types.draft_decision import DraftShape
+from specdec.types.draft_decision import DraftAhead, DraftShape
 from specdec.types.errors import InvalidValueError
 from specdec.types.stats import Additive
 
@@ -149,8 +149,17 @@ class CostModel:
     a machine that has become slower is slower for all shapes.
     """
 
-    def __init__(self, table: CostTable) -> None:
+    def __init__(
+        self, table: CostTable, ahead: CostTable | None = None, drafting: CostTable | None = None
+    ) -> None:
+        """table: of whole steps, drafts included.
+
+        ahead: of steps whose drafts were made ahead; None where none are. drafting: of making
+            drafts alone.
+        """
         self._table = table
+        self._ahead = ahead
+        self._drafting = drafting
         self._cells: dict[DraftShape, dict[int, _Cell]] = {}  # by shape, then by range
         self.observed = StepSeconds()
 
@@ -160,25 +169,42 @@ class CostModel:
             return
         by_range = self._cells.setdefault(shape, {})
         cell = by_range.setdefault(_range_of(num_decoding), _Cell())
-        profiled_s = self._table.step_s(num_decoding, shape.num_draft_tokens)
+        profiled_s = self._profiled_s(num_decoding, shape)
         cell.add(seconds / profiled_s, now_s)
         self.observed.add(shape.num_draft_tokens, seconds, profiled_s)
 
     def step_s(self, num_decoding: int, shape: DraftShape, now_s: float) -> float:
         """Return the expected seconds of a step."""
         factor = self._log_factor(_range_of(num_decoding), shape, now_s)
-        return self._table.step_s(num_decoding, shape.num_draft_tokens) * math.exp(factor)
+        return self._profiled_s(num_decoding, shape) * math.exp(factor)
+
+    def draft_s(self, num_decoding: int, shape: DraftShape) -> float:
+        """Return the profiled seconds of making drafts that a step waits for."""
+        if self._drafting is None:
+            return 0.0
+        return self._drafting.step_s(num_decoding, shape.num_draft_tokens)
+
+    def _profiled_s(self, num_decoding: int, shape: DraftShape) -> float:
+        table = self._table
+        if shape.ahead is not DraftAhead.OFF and self._ahead is not None:
+            table = self._ahead
+        return table.step_s(num_decoding, shape.num_draft_tokens)
 
     def _log_factor(self, wanted: int, shape: DraftShape, now_s: float) -> float:
         known = [
-            (abs(each.num_draft_tokens - shape.num_draft_tokens), abs(index - wanted), cell)
+            (
+                each.ahead is not shape.ahead,
+                abs(each.num_draft_tokens - shape.num_draft_tokens),
+                abs(index - wanted),
+                cell,
+            )
             for each, by_range in self._cells.items()
             for index, cell in by_range.items()
             if cell.log_factor is not None
         ]
         if not known:
             return 0.0
-        _, _, nearest = min(known, key=lambda each: each[:2])
+        *_, nearest = min(known, key=lambda each: each[:3])
         return nearest.estimate(now_s) or 0.0
 
 

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.config.methods import DraftPlace
@@ -55,8 +56,11 @@ def make_policy(
     choosers: Mapping[str | None, GoodputChooser] = {}
     if speculation.chosen_policy == "goodput":
         models = target, measure_draft, draft_limits
-        tables = measure_costs(speculation, config, *models, measure_engine)
-        choosers = {name: GoodputChooser(CostModel(table)) for name, table in tables.items()}
+        costs = measure_costs(speculation, config, *models, measure_engine)
+        choosers = {
+            name: GoodputChooser(CostModel(each.whole, each.ahead, each.drafting))
+            for name, each in costs.items()
+        }
     return SpeculationPolicy(
         control,
         time.monotonic,
@@ -69,7 +73,20 @@ def make_policy(
         is_drafter_available=is_drafter_available,
         # A head, too, has no draft for the first step after drafts were off.
         catches_up=any(each.place is not DraftPlace.ENGINE for each in speculation.drafters),
+        ahead_choices=speculation.ahead_choices,
     )
+
+
+class MethodCosts(NamedTuple):
+    """Costs of the steps of a method.
+
+    whole: with drafts. ahead: where a draft model has made the drafts ahead; None without one.
+    drafting: of these drafts alone.
+    """
+
+    whole: CostTable
+    ahead: CostTable | None = None
+    drafting: CostTable | None = None
 
 
 def measure_costs(
@@ -79,7 +96,7 @@ def measure_costs(
     measure_draft: MeasureDraft | None,
     draft_limits: DraftLimits | None,
     measure_engine: MeasureEngine,
-) -> dict[str | None, CostTable]:
+) -> dict[str | None, MethodCosts]:
     """Return the seconds of steps with each method, and with all together (None).
 
     The arguments are those of `make_policy`.
@@ -101,23 +118,25 @@ def measure_costs(
         overlaps = config.async_scheduling
         return with_engine(table, engine, overlaps=overlaps, num_held_drafts=num_held)
 
-    tables: dict[DraftPlace, CostTable] = {}
+    tables: dict[DraftPlace, MethodCosts] = {}
     if speculation.head is not None:
-        tables[DraftPlace.TARGET] = verification(replace(profiler, with_head=True))
+        tables[DraftPlace.TARGET] = MethodCosts(verification(replace(profiler, with_head=True)))
     if not tables or len(speculation.drafters) > 1:
-        tables[DraftPlace.ENGINE] = verification(profiler)
+        tables[DraftPlace.ENGINE] = MethodCosts(verification(profiler))
     if measure_draft is not None and draft_limits is not None:
         num_blocks = draft_limits.num_blocks
         drafting = measure_draft(
             lambda worker: profiler.drafting(worker, num_blocks, _DRAFTING_BUDGET_S)
         )
-        of_lookups = tables[DraftPlace.ENGINE]
+        of_lookups = tables[DraftPlace.ENGINE].whole
         tables[DraftPlace.DRAFT_WORKER] = (
-            of_lookups if drafting is None else with_drafting(of_lookups, drafting)
+            MethodCosts(of_lookups)
+            if drafting is None
+            else MethodCosts(with_drafting(of_lookups, drafting), of_lookups, drafting)
         )
     whole = tables.get(_main_place(speculation)) or tables[DraftPlace.ENGINE]
-    logger.info("seconds of a step: %s", whole)
-    by_method: dict[str | None, CostTable] = {None: whole}
+    logger.info("seconds of a step: %s", whole.whole)
+    by_method: dict[str | None, MethodCosts] = {None: whole}
     by_method |= {each.name: tables.get(each.place, whole) for each in speculation.drafters}
     return by_method
 

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 
 from specdec.speculation.policy.acceptance import AcceptanceEstimator
 from specdec.speculation.policy.cost_model import CostModel, StepSeconds
-from specdec.types.draft_decision import Decision, DecisionReason, DraftShape, chain
+from specdec.types.draft_decision import (
+    Decision,
+    DecisionReason,
+    DraftAhead,
+    DraftShape,
+    chain,
+)
 from specdec.types.errors import InvalidValueError
 
 _FIRST_PROBE_AFTER_S = 5.0
@@ -63,14 +69,22 @@ class _Probe:
     num_begun: int = 0
 
     def begin(self, now_s: float, shapes: Sequence[DraftShape], chosen: int) -> None:
-        """Begin a probe above shapes[chosen], the next time below it, then of a tree."""
-        beside = [each for each in (chosen + 1, chosen - 1) if 0 <= each < len(shapes)]
-        trees = [
+        """Begin a probe above shapes[chosen], then below it, of a tree, and of other drafts ahead.
+
+        Of these it is the one with the same number of draft tokens.
+        """
+        own = shapes[chosen]
+        beside = [
+            each
+            for each in (chosen + 1, chosen - 1)
+            if 0 <= each < len(shapes) and shapes[each].ahead is own.ahead
+        ]
+        others = [
             index
             for index, shape in enumerate(shapes)
-            if shape.is_tree and index not in (chosen, *beside)
+            if index not in (chosen, *beside) and (shape.is_tree or _differ_in_ahead(shape, own))
         ]
-        probed = [*beside, *trees]
+        probed = [*beside, *others]
         self.shape = shapes[probed[self.num_begun % len(probed)]]
         self.num_begun += 1
         self.ends_at_s = now_s + _PROBE_S
@@ -89,6 +103,11 @@ class _Probe:
             self.num_drafts_left <= 0 or self.shape == chain(0)
         )
         return is_known or now_s >= self.ends_at_s
+
+
+def _differ_in_ahead(shape: DraftShape, chosen: DraftShape) -> bool:
+    """Return whether a shape differs from the chosen one in what is drafted ahead alone."""
+    return shape.ahead is not chosen.ahead and shape.depth == max(1, chosen.depth)
 
 
 class GoodputChooser:
@@ -128,7 +147,8 @@ class GoodputChooser:
     def choose(self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]) -> Decision:
         """Return the shape for the next step, chosen by goodput or a probe.
 
-        num_decoding: 1 or more. shapes: chains by ascending length, no draft first, then trees.
+        num_decoding: 1 or more. shapes: chains by ascending length, no draft first, then trees,
+            then chains for each kind of drafts ahead.
         """
         if self._chosen not in shapes:
             self._change(now_s, self._best(now_s, num_decoding, shapes))
@@ -138,9 +158,9 @@ class GoodputChooser:
             self._review(now_s, num_decoding, shapes)
         probed = self._probe.shape
         if probed is not None and probed in shapes:
-            return Decision(probed, DecisionReason.PROBE)
+            return self._decision(now_s, num_decoding, probed, DecisionReason.PROBE)
         assert self._chosen is not None
-        return Decision(self._chosen, DecisionReason.GOODPUT)
+        return self._decision(now_s, num_decoding, self._chosen, DecisionReason.GOODPUT)
 
     def pause(self, now_s: float) -> None:
         """Cancel a probe and postpone the review, in a step that something else decides."""
@@ -162,6 +182,25 @@ class GoodputChooser:
         self._costs.observe(num_decoding, shape, seconds, now_s)
         self._probe.num_steps_left -= 1
 
+    def observe_ahead(
+        self,
+        shape: DraftShape,
+        num_asked: int,
+        num_drafted: int,
+        num_accepted: int,
+        now_s: float,
+        *,
+        is_hit: bool,
+    ) -> None:
+        """Record one sequence's step of a shape with drafts ahead.
+
+        The arguments are those of `AcceptanceEstimator.record_ahead`.
+        """
+        self._acceptance.record_ahead(
+            shape, num_asked, num_drafted, num_accepted, now_s, is_hit=is_hit
+        )
+        self._probe.num_drafts_left -= 1
+
     @property
     def observed(self) -> StepSeconds:
         """Seconds of the observed steps, and those that the profiled table has for them."""
@@ -173,9 +212,34 @@ class GoodputChooser:
         """Return the expected tokens per second over the batch, for each shape."""
         expected = self._acceptance.expected_tokens(shapes, now_s)
         return [
-            num_decoding * tokens / self._costs.step_s(num_decoding, shape, now_s)
+            max(
+                num_decoding * tokens / self._costs.step_s(num_decoding, shape, now_s),
+                self._waiting_goodput(now_s, num_decoding, shape),
+            )
             for shape, tokens in zip(shapes, expected, strict=True)
         ]
+
+    def _waiting_goodput(self, now_s: float, num_decoding: int, shape: DraftShape) -> float:
+        """Return the goodput of a sequence alone that waits for drafts that were not made ahead.
+
+        0 where it does not wait.
+        """
+        if num_decoding > 1 or shape.ahead is DraftAhead.OFF:
+            return 0.0
+        waited_s = (1 - self._acceptance.hit_rate(shape)) * self._costs.draft_s(1, shape)
+        step_s = self._costs.step_s(1, shape, now_s)
+        return self._acceptance.tokens_of_hit(shape) / (step_s + waited_s)
+
+    def _decision(
+        self, now_s: float, num_decoding: int, shape: DraftShape, reason: DecisionReason
+    ) -> Decision:
+        """Return the decision for a shape, with whether waiting for a draft pays."""
+        if num_decoding > 1 or shape.ahead is DraftAhead.OFF:
+            return Decision(shape, reason)
+        [tokens] = self._acceptance.expected_tokens([shape], now_s)
+        goodput = tokens / self._costs.step_s(1, shape, now_s)
+        waits = self._waiting_goodput(now_s, 1, shape) >= goodput
+        return Decision(shape, reason, waits=waits)
 
     def estimate(self, now_s: float, num_decoding: int, shape: DraftShape) -> GoodputEstimate:
         """Return the estimate for a kind of step, updated twice a second and when the kind changes.
@@ -186,14 +250,15 @@ class GoodputChooser:
         if known is not None and known.is_valid_for(now_s, num_decoding, shape):
             return known
         plain_s = self._costs.step_s(num_decoding, chain(0), now_s)
-        step_s = max(plain_s, self._costs.step_s(num_decoding, shape, now_s))
-        [tokens] = self._acceptance.expected_tokens([shape], now_s)
+        step_s = self._costs.step_s(num_decoding, shape, now_s)
+        [goodput] = self.goodputs(now_s, num_decoding, [shape])
+        tokens_per_s = goodput * step_s / max(plain_s, step_s)
         self._estimate = GoodputEstimate(
             now_s,
             num_decoding,
             shape,
-            tokens_per_s=num_decoding * tokens / step_s,
-            speedup=tokens * plain_s / step_s,
+            tokens_per_s=tokens_per_s,
+            speedup=tokens_per_s * plain_s / num_decoding,
         )
         return self._estimate
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from specdec.config.methods import DraftModelConfig
 from specdec.speculation.policy.cost_model import StepSeconds
 from specdec.speculation.policy.goodput import GoodputChooser, GoodputEstimate
 from specdec.speculation.policy.hysteresis import LoadHysteresis
@@ -24,6 +25,7 @@ from specdec.types.draft_decision import (
     Decision,
     DecisionLog,
     DecisionReason,
+    DraftAhead,
     DraftShape,
     chain,
     chains,
@@ -69,6 +71,7 @@ class SpeculationPolicy:
         full_batch: int = 1,
         is_drafter_available: Callable[[], bool] = lambda: True,
         catches_up: bool = False,
+        ahead_choices: tuple[DraftAhead, ...] = (DraftAhead.OFF,),
     ) -> None:
         """`clock` is monotonic, in seconds; `hysteresis` is a number of requests.
 
@@ -81,6 +84,8 @@ class SpeculationPolicy:
         full_batch: intended number of decoding requests, for `capacity_tokens_per_s`.
         is_drafter_available: called in each step. catches_up: whether a draft model has to run a
             text before it can continue it.
+        ahead_choices: what a draft model may draft while the target runs; goodput chooses, other
+            policies take the last one.
         """
         require_count("hysteresis", hysteresis, MAX_SPECULATION_THRESHOLD)
         if not 0 <= dwell_s < math.inf:
@@ -98,6 +103,7 @@ class SpeculationPolicy:
         self._capacity_at_s = -math.inf
         self._is_drafter_available = is_drafter_available
         self._catches_up = catches_up
+        self._ahead_choices = ahead_choices
         self._log = DecisionLog(clock)
         self._pays = True  # whether the last choice of schedule or goodput had drafts
         self._decision = self._initial_decision()
@@ -105,6 +111,7 @@ class SpeculationPolicy:
         self._decided_at_s = -math.inf
         self._drafts_since_s: float | None = None  # None while there are none
         self._is_timed = False  # whether the present step decodes only
+        self._waited_s: float | None = None  # of the present step, for a draft not made ahead
         self._observer = self._chooser  # records the step's drafts and time
         self._was_on = self.is_on
         self._num_flips = 0
@@ -191,14 +198,24 @@ class SpeculationPolicy:
         self._decision = decision
         return decision
 
-    def begin_step(self, num_asked: int, num_drafted: int, *, has_prefill: bool) -> None:
+    def begin_step(
+        self,
+        num_asked: int,
+        num_drafted: int,
+        *,
+        has_prefill: bool,
+        waited_s: float | None = None,
+    ) -> None:
         """Record that the decided step begins; to be skipped for steps without decoding.
 
         num_asked: rows that were to draft. num_drafted: rows that did. has_prefill: whether the
-        step also computes a part of a prompt, so that its time is not that of decoding.
+        step also computes a part of a prompt, so that its time is not that of decoding. waited_s:
+        seconds for which it has waited for a draft model; None where it has not.
         """
+        self._waited_s = waited_s
         decision = self._decision
-        is_behind = self._catches_up and num_asked > 0 and num_drafted == 0
+        is_missing = num_asked > 0 and num_drafted == 0 and decision.ahead is DraftAhead.OFF
+        is_behind = self._catches_up and is_missing
         reason = DecisionReason.CATCHING_UP if is_behind else decision.reason
         self._log.record(decision.num_draft_tokens, reason, self._num_decoding)
         self._is_timed = not has_prefill
@@ -210,7 +227,13 @@ class SpeculationPolicy:
         chooser = self._observer
         if chooser is None or num_asked == 0 or (num_drafted == 0 and self._is_settling):
             return
-        chooser.observe_drafts(num_asked, num_accepted, self._decided_at_s, is_tree=is_tree)
+        shape, now_s = self._decision.shape, self._decided_at_s
+        if shape.ahead is DraftAhead.OFF or is_tree:
+            chooser.observe_drafts(num_asked, num_accepted, now_s, is_tree=is_tree)
+            return
+        is_hit = num_drafted > 0 and self._waited_s is None
+        counts = num_asked, num_drafted, num_accepted
+        chooser.observe_ahead(shape, *counts, now_s, is_hit=is_hit)
 
     def end_step(self) -> None:
         """Record that the step has been verified and committed."""
@@ -219,6 +242,8 @@ class SpeculationPolicy:
             return
         now_s = self._clock()
         seconds, shape = now_s - self._decided_at_s, self._decision.shape
+        if shape.ahead is not DraftAhead.OFF:  # waiting is estimated by the hit rate
+            seconds -= self._waited_s or 0.0
         self._observer.observe_step(self._num_decoding, shape, seconds, now_s)
 
     def forget_step(self) -> None:
@@ -236,7 +261,13 @@ class SpeculationPolicy:
         return Decision(self._fixed_shape(count), reason)
 
     def _fixed_shape(self, count: int) -> DraftShape:
-        return tree(self._num_tree_tokens, depth=count)
+        return tree(self._num_tree_tokens, depth=count).with_ahead(self._possible_ahead[-1])
+
+    @property
+    def _possible_ahead(self) -> tuple[DraftAhead, ...]:
+        """What may be drafted ahead by the methods in force."""
+        may_draft = self._control.method in (None, DraftModelConfig.name)
+        return self._ahead_choices if may_draft else (DraftAhead.OFF,)
 
     @property
     def _fixed_reason(self) -> DecisionReason:
@@ -274,7 +305,8 @@ class SpeculationPolicy:
         if self._schedule is not None:
             count = min(most, self._schedule.num_draft_tokens(num_decoding))
             self._pays = count > 0
-            return Decision(chain(count), DecisionReason.TABLE_ROW, most)
+            shape = chain(count).with_ahead(self._possible_ahead[-1])
+            return Decision(shape, DecisionReason.TABLE_ROW, most)
         if chooser is None:
             return Decision(self._fixed_shape(most), DecisionReason.THRESHOLD)
         choice = chooser.choose(now_s, num_decoding, self._shapes(num_decoding))
@@ -287,9 +319,10 @@ class SpeculationPolicy:
         share = draft_budget(self._max_num_batched_tokens, num_decoding) // num_decoding
         count = self._control.num_speculative_tokens
         lengths = chains(max(0, min(max(count, self._max_adaptive_tokens), share)))
-        whole = self._fixed_shape(count)
+        whole = tree(self._num_tree_tokens, depth=count)
         has_tree = whole.is_tree and whole.num_draft_tokens <= share
-        return (*lengths, whole) if has_tree else lengths
+        ahead = (each.with_ahead(kind) for kind in self._possible_ahead[1:] for each in lengths[1:])
+        return (*lengths, *((whole,) if has_tree else ()), *ahead)
 
     def _estimate_capacity(self, now_s: float) -> None:
         self._capacity_at_s = now_s

@@ -10,6 +10,7 @@ from specdec.speculation.proposers.base import (
     ProposalAhead,
     Proposer,
     ProposerMemory,
+    SentRow,
     SynchronousProposer,
 )
 from specdec.speculation.proposers.cascade import load_corpora, make_proposer, proposer_memory
@@ -25,6 +26,7 @@ __all__ = [
     "ProposalAhead",
     "Proposer",
     "ProposerMemory",
+    "SentRow",
     "SynchronousProposer",
     "VocabAdapter",
     "load_corpora",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import collections.abc
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from specdec.sequences.sequence import Sequence
+from specdec.types.draft_decision import DraftAhead
 from specdec.types.draft_tree import depths
 from specdec.types.messages import DraftProbs
 from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
@@ -44,6 +45,7 @@ class DraftRequest:
     method: the one method that is to draft, where several are loaded; None for all of them.
     max_nodes: most tokens of a tree of that depth, for proposers that draft trees; a chain is
         wanted unless they are more than max_tokens.
+    may_wait: whether the step may wait for a draft that is not there yet.
     """
 
     seq: Sequence
@@ -51,6 +53,7 @@ class DraftRequest:
     max_lookahead_tokens: int = 0
     method: str | None = None
     max_nodes: int = 0
+    may_wait: bool = True
 
     @property
     def wants_tree(self) -> bool:
@@ -70,6 +73,7 @@ class Proposal:
     method: the method that drafted, where several are loaded.
     parents: for a tree of drafts, the index of each draft token's parent, -1 for the base; None for
         a chain, in which each token follows the one before.
+    is_ahead: whether it was made while the target verified the draft before.
     """
 
     seq_id: int
@@ -80,6 +84,7 @@ class Proposal:
     lookahead_token_ids: tuple[int, ...] = ()
     method: str | None = None
     parents: tuple[int, ...] | None = None
+    is_ahead: bool = False
 
     @property
     def depth(self) -> int:
@@ -102,17 +107,39 @@ class ProposalAhead:
     num_held_drafts: int = 0
 
 
+class SentRow(NamedTuple):
+    """A row that the target runs, behind which a proposer may draft meanwhile.
+
+    base_length: tokens of the sequence before the drafts.
+    draft_token_ids: the chain of drafts that the row verifies; of a tree its first path.
+    num_next_tokens: most tokens to draft behind the token that the target adds to them; 0 if none
+        could become output.
+    method: as in DraftRequest. ahead: what to draft.
+    """
+
+    seq: Sequence
+    base_length: int
+    draft_token_ids: tuple[int, ...]
+    num_next_tokens: int
+    method: str | None
+    ahead: DraftAhead
+
+
 class Proposer(Protocol):
     """Drafts for a batch. With a lossless verifier it affects speed only, not the distribution.
 
-    `begin` may return before the drafts are made; `collect` waits for those of the last `begin`.
+    The engine calls in each step `take` before it sends the target the rows, and `ahead` after.
     """
 
-    def begin(self, requests: collections.abc.Sequence[DraftRequest]) -> None:
-        """Start drafting. Sequences hold verified tokens only."""
+    def take(self, requests: collections.abc.Sequence[DraftRequest]) -> list[Proposal]:
+        """Return drafts, in any order, perhaps not for all requests.
 
-    def collect(self) -> list[Proposal]:
-        """Return the drafts of the last `begin`, in any order, perhaps not for all requests."""
+        Sequences hold verified tokens only. Waits for drafts of requests that may wait; for the
+        others it returns what is there and continues their text.
+        """
+
+    def ahead(self, rows: collections.abc.Sequence[SentRow]) -> None:
+        """Begin to draft behind rows that the target runs; returns without waiting."""
 
     def release(self, seq_id: int) -> None:
         """Drop the state of a sequence; an unknown one is no error."""
@@ -121,21 +148,18 @@ class Proposer(Protocol):
 class SynchronousProposer(ABC):
     """Base of proposers that draft synchronously, in microseconds."""
 
-    def __init__(self) -> None:
-        self._proposals: list[Proposal] = []
+    def take(self, requests: collections.abc.Sequence[DraftRequest]) -> list[Proposal]:
+        """Look the drafts up; see Proposer. Some may be empty."""
+        return [self._propose(request) for request in requests]
 
-    def begin(self, requests: collections.abc.Sequence[DraftRequest]) -> None:
-        """Look the drafts up; see Proposer."""
-        self._proposals = [self._propose(request) for request in requests]
-
-    def collect(self) -> list[Proposal]:
-        """Return what `begin` found, perhaps with empty drafts."""
-        return self._proposals
+    def ahead(self, rows: collections.abc.Sequence[SentRow]) -> None:
+        """Do nothing: a lookup takes no longer than it would take to ask for it ahead."""
+        del rows
 
     def propose_ahead(
         self, requests: collections.abc.Sequence[DraftRequest]
     ) -> list[ProposalAhead] | None:
-        """Return what `begin` and `collect` would draft behind each token that may come next.
+        """Return what `take` would draft behind each token that may come next.
 
         Returns None where it cannot be known, or would take too long.
         """

@@ -7,7 +7,6 @@ model would make a long one.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +17,7 @@ from specdec.speculation.proposers.base import (
     Proposal,
     Proposer,
     ProposerMemory,
+    SentRow,
 )
 from specdec.speculation.proposers.corpus import Encode
 from specdec.speculation.proposers.suffix import SuffixProposer
@@ -30,13 +30,11 @@ class Stage:
     method: the name by which a request chooses this proposer.
     is_model: whether its drafts replace drafts of the lookups before it that are not longer.
         Otherwise it drafts only for sequences without any draft.
-    waits: whether its drafts are made elsewhere, so that `begin` and `collect` are separate.
     """
 
     method: str
     proposer: Proposer
     is_model: bool = False
-    waits: bool = False
 
 
 class CascadeProposer:
@@ -46,31 +44,25 @@ class CascadeProposer:
     draft. Thus a draft model runs new text in chunks while the target works, and is at most
     MAX_PENDING_TOKENS behind when it is needed. A request that names a method is passed to that
     stage alone.
-
-    A stage begins when the one before it is collected. `begin` runs the stages up to the first that
-    waits; a second one that waits adds its time to that of the first.
     """
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         """Order the stages as they draft."""
         self._stages = tuple(stages)
-        self._to_run: deque[Stage] = deque()
-        self._requests: Sequence[DraftRequest] = ()
-        self._proposals: dict[int, Proposal] = {}
+        self._proposals: dict[int, Proposal] = {}  # of the present step
         self._by_models: set[int] = set()  # sequences with a draft of a model
 
-    def begin(self, requests: Sequence[DraftRequest]) -> None:
-        """Run the stages up to the first that waits, and begin that one."""
-        self._requests, self._proposals, self._by_models = requests, {}, set()
-        self._to_run = deque(self._stages)
-        self._run_until_wait()
-
-    def collect(self) -> list[Proposal]:
+    def take(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         """Return one proposal a sequence that has drafts or guesses, each with its method."""
-        while self._to_run:
-            self._keep(self._to_run.popleft())
-            self._run_until_wait()
+        self._proposals, self._by_models = {}, set()
+        for stage in self._stages:
+            self._keep(stage, stage.proposer.take(self._left_for(stage, requests)))
         return list(self._proposals.values())
+
+    def ahead(self, rows: Sequence[SentRow]) -> None:
+        """Pass the rows on to the stages that may draft for them, whichever made their drafts."""
+        for stage in self._stages:
+            stage.proposer.ahead([row for row in rows if row.method in (None, stage.method)])
 
     @property
     def proposers(self) -> tuple[Proposer, ...]:
@@ -82,20 +74,11 @@ class CascadeProposer:
         for stage in self._stages:
             stage.proposer.release(seq_id)
 
-    def _run_until_wait(self) -> None:
-        """Run the next stages; the first that waits is begun, and left to be collected."""
-        while self._to_run:
-            stage = self._to_run[0]
-            stage.proposer.begin(self._left_for(stage))
-            if stage.waits:
-                return
-            self._keep(self._to_run.popleft())
-
-    def _left_for(self, stage: Stage) -> list[DraftRequest]:
+    def _left_for(self, stage: Stage, requests: Sequence[DraftRequest]) -> list[DraftRequest]:
         """Return the requests for a stage, with max_tokens 0 where nothing is left to draft."""
         return [
             replace(request, max_tokens=0) if self._is_served(request, stage) else request
-            for request in self._requests
+            for request in requests
             if request.method in (None, stage.method)
         ]
 
@@ -106,12 +89,12 @@ class CascadeProposer:
         may_replace = stage.is_model and seq_id not in self._by_models
         return num_drafted >= (request.max_tokens if may_replace else 1)
 
-    def _keep(self, stage: Stage) -> None:
+    def _keep(self, stage: Stage, proposals: Sequence[Proposal]) -> None:
         """Keep the drafts of a stage; guesses without a draft run only where nothing drafts.
 
         A head, which drafts for all, does not replace a longer draft.
         """
-        for each in stage.proposer.collect():
+        for each in proposals:
             before = self._proposals.get(each.seq_id)
             depth_before = 0 if before is None else before.depth
             guesses_alone = each.lookahead_token_ids and before is None
@@ -146,10 +129,10 @@ def load_corpora(proposer: Proposer | None, encode: Encode) -> None:
 
 
 def _make_stage(config: MethodConfig, of_worker: Proposer | None) -> Stage:
-    waits = config.place is DraftPlace.DRAFT_WORKER
-    proposer = of_worker if waits else config.proposer_class()(config)
+    is_on_worker = config.place is DraftPlace.DRAFT_WORKER
+    proposer = of_worker if is_on_worker else config.proposer_class()(config)
     assert proposer is not None, f"method {config.name} needs the proposer of its worker"
-    return Stage(config.name, proposer, config.place is not DraftPlace.ENGINE, waits)
+    return Stage(config.name, proposer, config.place is not DraftPlace.ENGINE)
 
 
 def proposer_memory(config: SpeculativeConfig | None) -> ProposerMemory:

@@ -41,7 +41,6 @@ class LookaheadProposer(SynchronousProposer):
     """
 
     def __init__(self, config: LookaheadConfig) -> None:
-        super().__init__()
         self._ngram_size = config.lookahead_ngram_size
         self._pool_size = config.lookahead_pool_size
         self._windows: dict[int, _Window] = {}
@@ -51,9 +50,9 @@ class LookaheadProposer(SynchronousProposer):
         """Return the memory of the pools of n-grams."""
         return ProposerMemory(bytes_per_sequence=config.lookahead_pool_size * NGRAM_BYTES)
 
-    def begin(self, requests: collections.abc.Sequence[DraftRequest]) -> None:
+    def take(self, requests: collections.abc.Sequence[DraftRequest]) -> list[Proposal]:
         """Pool the results of the last step, and look the drafts up where some are wanted."""
-        super().begin([request for request in requests if request.max_tokens])
+        return super().take([request for request in requests if request.max_tokens])
 
     def release(self, seq_id: int) -> None:
         """Drop a sequence's guesses and n-grams."""

@@ -129,7 +129,6 @@ class NgramProposer(SynchronousProposer):
     """Proposer that looks n-grams up in the sequence's own prompt and output."""
 
     def __init__(self, config: NgramConfig) -> None:
-        super().__init__()
         self._min_n = config.prompt_lookup_min
         self._max_n = config.prompt_lookup_max
         self._indices: dict[int, NgramIndex] = {}
@@ -144,10 +143,10 @@ class NgramProposer(SynchronousProposer):
         bytes_per_token = index_bytes_per_token(max(1, min_n - 1), max_n) + _POSITION_BYTES
         return ProposerMemory(bytes_per_token=bytes_per_token)
 
-    def begin(self, requests: Sequence[DraftRequest]) -> None:
+    def take(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         """Look the drafts up; text beyond the budget is indexed in later steps."""
         self._budget = IngestBudget(_MAX_NEW_ENTRIES // (self._max_n - self._min_n + 1))
-        super().begin(requests)
+        return super().take(requests)
 
     def release(self, seq_id: int) -> None:
         """Drop the index of a sequence."""

@@ -67,7 +67,6 @@ class SuffixProposer(SynchronousProposer):
     """Proposer of the most frequent continuations, from the sequence itself and earlier outputs."""
 
     def __init__(self, config: SuffixConfig) -> None:
-        super().__init__()
         self._max_depth = config.suffix_decoding_max_tree_depth
         self._max_factor = config.suffix_decoding_max_spec_factor
         self._min_prob = config.suffix_decoding_min_token_prob
@@ -90,11 +89,11 @@ class SuffixProposer(SynchronousProposer):
         if self._corpus_path is not None:
             self.corpus.load(self._corpus_path, encode)
 
-    def begin(self, requests: collections.abc.Sequence[DraftRequest]) -> None:
+    def take(self, requests: collections.abc.Sequence[DraftRequest]) -> list[Proposal]:
         """Look the drafts up; text beyond the budget is ingested in later steps."""
         self.cache.maintain(_MAX_NEW_TOKENS)
         self._budget = IngestBudget(_MAX_NEW_TOKENS)
-        super().begin(requests)
+        return super().take(requests)
 
     def release(self, seq_id: int) -> None:
         """Drop a sequence's tree, and cache its output if it is finished."""

@@ -25,7 +25,6 @@ class TargetHeadProposer(SynchronousProposer):
     """Proposer that passes on the drafts of the target's head, without any state."""
 
     def __init__(self, config: HeadMethodConfig) -> None:
-        super().__init__()
         del config
 
     @staticmethod

@@ -21,9 +21,17 @@ from specdec.types.errors import NotReadyError, UnknownModelError
 class Handle:
     """Handle of a deployment whose methods stream `answers`, as Serve's handles do."""
 
-    def __init__(self, answers=(), has_replicas=True):
-        self.answers, self.has_replicas = answers, has_replicas
-        self.num_cancelled = 0
+    def __init__(self, answers=(), has_replicas=True, adapters=()):
+        self.answers, self.has_replicas, self.adapters = answers, has_replicas, adapters
+        self.num_cancelled = self.num_asked = 0
+
+    @property
+    def own_model_infos(self):
+        async def remote():
+            self.num_asked += 1
+            return tuple(SimpleNamespace(model=each, parent="b") for each in self.adapters)
+
+        return SimpleNamespace(remote=remote)
 
     def options(self, stream):
         assert stream
@@ -115,6 +123,34 @@ async def test_lookups_of_unknown_names_are_limited(monkeypatch):
     errors = await asyncio.gather(*asked, return_exceptions=True)
     assert all(isinstance(error, UnknownModelError) for error in errors)
     assert environment.num_lookups == 1
+
+
+async def test_adapters_of_a_peer_are_found_and_forgotten():
+    handle = Handle(adapters=("sql", "chat"))
+
+    async def list_peers():
+        return {"app-b": peer("b", handle)}
+
+    applications = Applications("a", list_peers, lambda: ("mine",))
+    assert applications.is_own("mine")
+    assert await applications.find("mine") is None
+    assert (await applications.find("sql")).card.model == "b"
+    handle.adapters = ("chat",)
+    with pytest.raises(UnknownModelError, match="served: 'a', 'mine', 'b', 'chat'"):
+        await applications.find("sql")
+
+
+async def test_questions_for_adapters_are_limited(monkeypatch):
+    handle = Handle()
+
+    async def list_peers():
+        return {"app-b": peer("b", handle)}
+
+    monkeypatch.setattr(peers, "_FRESH_S", 3600.0)
+    applications = Applications("a", list_peers)
+    asked = (applications.find(f"x{i}") for i in range(20))
+    await asyncio.gather(*asked, return_exceptions=True)
+    assert handle.num_asked == 1
 
 
 async def test_without_peers_the_error_names_the_own_model():

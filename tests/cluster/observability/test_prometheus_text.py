@@ -24,7 +24,7 @@ from specdec.client import (
 )
 from specdec.engine.metrics import Metrics
 from specdec.types.control import SpeculationControl
-from specdec.types.stats import SpeculationStats
+from specdec.types.stats import AheadCounts, SpeculationStats
 from tests.cluster.scraped import OPEN_METRICS, families, open_families, samples
 
 DOCUMENTATION = Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -68,6 +68,7 @@ FULL = ReplicaReport(
         drafts_by_adapter={"sql": SpeculationStats(1, 3, 2)},
         num_drafter_rollbacks=1,
         num_catch_up_tokens=33,
+        ahead=AheadCounts({"0": 5, "2": 1}, {"0": 3}, 40, 12, 0.5),
         num_target_restarts=1,
         num_draft_restarts=2,
     ),
@@ -156,6 +157,12 @@ def test_the_hand_worked_values_of_a_report():
         ("spec_decode_num_accepted_tokens_by_adapter_total", "sql"): 2,
         ("spec_decode_num_draft_tokens_by_version_total", "2"): 6,
         ("spec_decode_num_accepted_tokens_by_version_total", "2"): 5,
+        ("spec_decode_ahead_hits_total", "0"): 5,
+        ("spec_decode_ahead_hits_total", "2"): 1,
+        ("spec_decode_ahead_misses_total", "0"): 3,
+        ("spec_decode_num_ahead_tokens_total",): 40,
+        ("spec_decode_num_ahead_tokens_used_total",): 12,
+        ("spec_decode_ahead_busy_seconds_total",): 0.5,
         ("drafter_version",): 2,
         ("drafter_rollbacks_total",): 1,
         ("speculation_mode", "auto"): 1,

@@ -12,9 +12,14 @@ from cluster.workers import serialization
 from specdec.config.speculative import SpeculativeConfig
 from specdec.types.messages import (
     PENDING_TOKEN,
+    AheadDraft,
+    AheadOutput,
+    AheadRow,
     BlockTableDelta,
+    Continuation,
     DraftedRow,
     DraftOutput,
+    DraftPass,
     DraftProbs,
     DraftRow,
     DraftStep,
@@ -138,10 +143,44 @@ OUTPUTS = st.builds(
     prompt_logprobs=st.lists(PROMPT_LOGPROBS, max_size=2).map(tuple),
 )
 
+
+@st.composite
+def ahead_rows(draw):
+    drafts, known = draw(TOKENS), draw(TOKENS)
+    fan_out = draw(st.lists(COUNTS, min_size=len(drafts) + 1, max_size=len(drafts) + 1))
+    return AheadRow(
+        draw(SEQ_IDS),
+        draw(INT32),
+        known + drafts,
+        len(drafts),
+        tuple(fan_out),
+        draw(INT32),
+        draw(INT32),
+    )
+
+
+@st.composite
+def continuations(draw):
+    drafted = draw(TOKENS)
+    probs = draft_probs(len(drafted), draw(st.integers(1, 3))) if draw(st.booleans()) else None
+    return Continuation(draw(COUNTS), draw(INT32), drafted, probs)
+
+
+AHEAD_OUTPUTS = st.builds(
+    AheadOutput,
+    step_id=st.integers(0, 2**60),
+    rows=st.lists(
+        st.builds(AheadDraft, SEQ_IDS, st.lists(continuations(), max_size=3).map(tuple)),
+        max_size=3,
+    ).map(tuple),
+    passes=st.lists(st.builds(DraftPass, INT32, FLOATS), max_size=3).map(tuple),
+    is_whole=st.booleans(),
+)
 DRAFT_STEPS = st.builds(
-    lambda step, drafts: DraftStep(**vars(step), drafts=drafts),
+    lambda step, drafts, ahead: DraftStep(**vars(step), drafts=drafts, ahead=ahead),
     STEPS,
     st.lists(st.builds(DraftRow, SEQ_IDS, INT32, TOKENS, INT32, INT32), max_size=4).map(tuple),
+    st.lists(ahead_rows(), max_size=3).map(tuple),
 )
 DRAFT_OUTPUTS = st.builds(
     DraftOutput,
@@ -221,6 +260,19 @@ def test_drafts_arrive_as_they_were_sent(output):
     ) == plain(output)
 
 
+@given(AHEAD_OUTPUTS)
+def test_drafts_ahead_arrive_as_they_were_sent(output):
+    frames = serialization.encode_ahead_output(output)
+    assert serialization.is_ahead_output(frames)
+    assert plain(serialization.decode_ahead_output(frames)) == plain(output)
+
+
+@given(DRAFT_OUTPUTS)
+def test_other_answers_are_no_drafts_ahead(output):
+    assert not serialization.is_ahead_output(serialization.encode_draft_output(output))
+    assert not serialization.is_ahead_output(serialization.CAUGHT_UP)
+
+
 def test_a_rank_can_report_an_error_instead():
     assert (
         serialization.error_in(serialization.encode_error("RuntimeError: broken"))
@@ -248,6 +300,7 @@ class WritesAFile:
         serialization.decode_draft_step,
         serialization.decode_output,
         serialization.decode_draft_output,
+        serialization.decode_ahead_output,
     ],
 )
 def test_no_frame_is_unpickled(decode, extension, tmp_path):

@@ -60,8 +60,7 @@ def title_of(place):
 
 
 def drafts(supervisor, seq):
-    supervisor.begin([DraftRequest(seq, 3)])
-    return supervisor.collect()
+    return supervisor.take([DraftRequest(seq, 3)])
 
 
 def seconds_without_drafts(supervisor):

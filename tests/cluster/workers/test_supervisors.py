@@ -84,8 +84,7 @@ def start(workers):
 
 def drafts(proposer, seq=None):
     seq = seq or Sequence(0, request("r", [1, 2, 3]), SamplingRules(), detokenizer=None)
-    proposer.begin([DraftRequest(seq, 3)])
-    return [proposal.draft_token_ids for proposal in proposer.collect()]
+    return [proposal.draft_token_ids for proposal in proposer.take([DraftRequest(seq, 3)])]
 
 
 def wait_for(condition):
@@ -114,12 +113,12 @@ def test_catch_up_tokens_are_counted_across_restarts(start, workers):
     supervisor = DraftSupervisor(start, LIMITS, DraftVocabulary())
     seq = Sequence(0, request("r", [1] * 50), SamplingRules(), detokenizer=None)
     assert drafts(supervisor, seq) == []
-    assert supervisor.num_catch_up_tokens == 16
+    assert supervisor.counts.num_catch_up_tokens == 16
     workers[0].error = DraftFailedError("it died")
     assert drafts(supervisor, seq) == []
     wait_for(lambda: supervisor.is_available)
     assert drafts(supervisor, seq) == []
-    assert supervisor.num_catch_up_tokens == 32
+    assert supervisor.counts.num_catch_up_tokens == 32
     supervisor.close()
 
 

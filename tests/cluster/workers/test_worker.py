@@ -41,7 +41,7 @@ STEP, ANSWER = [b"a step"], [b"an answer"]
 def rank(tiny_model_dir):
     runner = load_runner(tiny_model_dir, "float32", engine_config(0), TensorParallelGroup(), None)
 
-    def execute(frames):
+    def execute(frames, has_message):
         assert frames == STEP
         runner.execute(StepInput(-1, (), (), (), ()))
         yield ANSWER
@@ -54,7 +54,7 @@ def order(directory, num_steps=2, max_bytes=2**24):
 
 
 def run(rank, frames):
-    return list(rank.run(frames))
+    return list(rank.run(frames, lambda: False))
 
 
 def report_in(order_, frames):

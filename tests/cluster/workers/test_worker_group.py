@@ -18,9 +18,13 @@ from cluster.workers.unix_socket import PeerGoneError, UnixListener, UnixSocket
 from cluster.workers.worker_group import DRAFT, TARGET, WorkerGroup
 from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.sequences.sequence import Sequence
-from specdec.speculation.proposers import DraftRequest, DraftVocabulary
+from specdec.speculation.proposers import DraftRequest, DraftVocabulary, SentRow
+from specdec.types.draft_decision import DraftAhead
 from specdec.types.errors import TargetFailedError
 from specdec.types.messages import (
+    AheadDraft,
+    AheadOutput,
+    Continuation,
     DraftedRow,
     DraftOutput,
     StepInput,
@@ -39,8 +43,18 @@ def answer_to_target(frames):
 
 def answer_to_draft(frames):
     step = serialization.decode_draft_step(frames)
+    if step.ahead:
+        return serialization.encode_ahead_output(
+            AheadOutput(step.step_id, tuple(map(ahead_draft, step.ahead)))
+        )
     rows = tuple(DraftedRow(row.seq_id, (7,) * row.num_draft_tokens) for row in step.drafts)
     return serialization.encode_draft_output(DraftOutput(step.step_id, rows))
+
+
+def ahead_draft(row):
+    """Return a draft behind all drafts and token 9."""
+    drafted = (8,) * row.num_draft_tokens
+    return AheadDraft(row.seq_id, (Continuation(row.num_drafts, 9, drafted),))
 
 
 class ThreadRanks:
@@ -172,8 +186,7 @@ def drafting(tmp_path, monkeypatch):
 
 
 def drafts(supervisor, seq):
-    supervisor.begin([DraftRequest(seq, 3)])
-    return [proposal.draft_token_ids for proposal in supervisor.collect()]
+    return [proposal.draft_token_ids for proposal in supervisor.take([DraftRequest(seq, 3)])]
 
 
 def sequence():
@@ -251,3 +264,65 @@ def test_a_draft_worker_that_stays_late_is_restarted(drafting, monkeypatch):
     while drafts(supervisor, seq) == []:
         assert time.monotonic() < ends_at_s
     assert len(groups) == 2
+
+
+def send_ahead(supervisor, seq, drafted):
+    """Let the draft model draft behind a row with the drafts `drafted`."""
+    supervisor.ahead([SentRow(seq, seq.num_tokens, drafted, 2, None, DraftAhead.CONTINUING)])
+
+
+def take_ahead(supervisor, seq, *, may_wait=False):
+    [request_] = [DraftRequest(seq, 2, may_wait=may_wait)]
+    return [each.draft_token_ids for each in supervisor.take([request_])]
+
+
+def test_a_draft_ahead_is_taken_when_it_has_arrived(drafting):
+    supervisor, _ = drafting
+    seq = sequence()
+    [drafted] = drafts(supervisor, seq)
+    send_ahead(supervisor, seq, drafted)
+    seq.token_ids += [*drafted, 9]
+    ends_at_s = time.monotonic() + 10
+    while (made := take_ahead(supervisor, seq)) == []:
+        assert time.monotonic() < ends_at_s
+    assert made == [(8, 8)]
+
+
+def test_a_draft_ahead_that_has_not_arrived_is_not_waited_for(drafting):
+    supervisor, groups = drafting
+    seq = sequence()
+    [drafted] = drafts(supervisor, seq)
+    groups[0].ranks.is_running.clear()
+    send_ahead(supervisor, seq, drafted)
+    seq.token_ids += [*drafted, 9]
+    began_at_s = time.monotonic()
+    assert take_ahead(supervisor, seq) == []
+    assert time.monotonic() - began_at_s < 5.0, "the rank answers in a minute"
+    groups[0].ranks.is_running.set()
+    assert take_ahead(supervisor, seq, may_wait=True) == [(8, 8)]
+
+
+def test_a_miss_that_may_wait_gets_a_separate_draft(drafting):
+    supervisor, _ = drafting
+    seq = sequence()
+    [drafted] = drafts(supervisor, seq)
+    send_ahead(supervisor, seq, drafted)
+    seq.token_ids += [*drafted, 5]
+    assert take_ahead(supervisor, seq, may_wait=True) == [(7, 7)]
+    assert supervisor.counts.ahead.misses == {"3": 1}
+
+
+def test_a_worker_that_ends_while_it_drafts_ahead_is_replaced(drafting, monkeypatch):
+    monkeypatch.setattr(worker_group, "_REASON_TIMEOUT_S", 0.2)
+    supervisor, groups = drafting
+    seq = sequence()
+    [drafted] = drafts(supervisor, seq)
+    groups[0].ranks.is_running.clear()
+    send_ahead(supervisor, seq, drafted)
+    groups[0].ranks.end()
+    seq.token_ids += [*drafted, 9]
+    ends_at_s = time.monotonic() + 10
+    while take_ahead(supervisor, seq, may_wait=True) == []:
+        assert time.monotonic() < ends_at_s
+    assert len(groups) == 2
+    assert supervisor.counts.ahead.hits == {}, "a table of the lost worker was used"

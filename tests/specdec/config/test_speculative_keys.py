@@ -7,6 +7,7 @@ import pytest
 
 from specdec.config.speculative import SpeculativeConfig
 from specdec.config.speculative_keys import read_speculation
+from specdec.types.draft_decision import DraftAhead
 from specdec.types.errors import InvalidValueError
 
 
@@ -157,6 +158,24 @@ def test_roles_with_their_own_keys():
     assert SpeculativeConfig.of(**mapping) == read_speculation(mapping) == read
 
 
+@pytest.mark.parametrize(
+    ("value", "choices"),
+    [
+        ("off", ("off",)),
+        ("continuing", ("off", "continuing")),
+        ("outcomes", ("off", "outcomes")),
+        ("auto", ("off", "continuing", "outcomes")),
+    ],
+)
+@pytest.mark.parametrize("role", ["method", "fallback"])
+def test_what_may_be_drafted_ahead(value, choices, role):
+    others = {} if role == "method" else {"method": "ngram"}
+    read = read_speculation({role: "draft_model", "async_drafting": value, **others})
+    assert read.ahead_choices == tuple(map(DraftAhead, choices))
+    assert read.draft_ahead == choices[-1]
+    assert read.without_drafts_ahead.ahead_choices == (DraftAhead.OFF,)
+
+
 def test_a_role_has_the_names_of_vllm_too():
     fallback = {"method": "pard", "model": "./pard"}
     read = read_speculation({**HEAD, "fallback": fallback})
@@ -264,6 +283,12 @@ def test_synthetic_acceptance_is_no_verifier_of_requests_by_default():
         ({"batch_budget_max": 9}, "batch_budget_max is 9; it must be left out unless batch_budget"),
         ({"batch_budget": True, "batch_budget_max": 2}, "batch_budget_max is 2; it must be from 3"),
         ({**DRAFT, "draft_window": 0}, "draft_window is 0; it must be from 1 to 16777216"),
+        ({**DRAFT, "async_drafting": "on"}, "it must be one of off, continuing, outcomes, auto"),
+        ({"async_drafting": "auto"}, "left out unless method, first or fallback is draft_model"),
+        (
+            {"method": "pard", "model": "./pard", "async_drafting": "outcomes"},
+            "off with parallel_drafting, which makes a whole draft in one forward pass",
+        ),
         ({"method": "pard", "parallel_drafting": False}, "true or left out where method is pard"),
         ({"disable_padded_drafter_batch": 1}, "it must be true or false, or left out: drafts"),
         ({"draft_sample_method": "beam"}, "it must be greedy or probabilistic, or left out"),

@@ -107,7 +107,7 @@ def test_drafts_are_counted_by_drafting_method(tiny_model_dir, target):
     def is_new(tokens):
         return len(tokens) == len(PROMPT) + 1
 
-    of_model = Stage("draft_model", model, is_model=True, waits=True)
+    of_model = Stage("draft_model", model, is_model=True)
     proposer = CascadeProposer([Stage("ngram", ngram), of_model])
     engine = make_engine(tiny_model_dir, engine_config(3), target, proposer)
     run(engine, [request("r", PROMPT, max_tokens=8)])

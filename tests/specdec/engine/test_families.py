@@ -23,18 +23,18 @@ from tests.specdec.engines import (
 )
 from tests.specdec.fakes import run_ranks
 from tests.specdec.heads import HEADS
-from tests.specdec.models.families import FAMILIES, reference_model, save_family
+from tests.specdec.models.families import (
+    FAMILIES,
+    LLAMA_LIKE,
+    WITH_ALL_TRAITS,
+    in_make_test,
+    reference_model,
+    save_family,
+)
 from tests.specdec.tiny import disturbed_llama_dir, train_tokenizer
 
-DENSE = [name for name in FAMILIES if FAMILIES[name][0] in ("Llama", "Mistral", "Qwen2", "Qwen3")]
-NAMES = [name for name in FAMILIES if name not in DENSE]
+NAMES = [name for name in FAMILIES if name not in LLAMA_LIKE]
 NATIVE_ONLY = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
-QUICK = [  # together they have every trait
-    name
-    if name in ("granite", "olmo3", "phi3", "gemma2", "starcoder2", "cohere", "qwen3-moe")
-    else pytest.param(name, marks=pytest.mark.slow)
-    for name in NAMES
-]
 NUM_TOKENS = 200
 SAMPLED = {"temperature": 0.8}
 
@@ -91,7 +91,7 @@ def check(engine, expected, **params):
     return counts.speculation.num_accepted_tokens
 
 
-@pytest.mark.parametrize("directory", QUICK, indirect=True)
+@pytest.mark.parametrize("directory", in_make_test(WITH_ALL_TRAITS), indirect=True)
 def test_lookups_and_a_draft_model_change_no_token(directory, draft_dir):
     expected = reference(directory, **SAMPLED)
     check(engine_with(directory, "ngram"), expected, **SAMPLED)

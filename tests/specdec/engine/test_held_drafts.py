@@ -382,3 +382,27 @@ def test_blocks_are_reserved_for_the_highest_position_and_no_more(tiny_model_dir
     assert text == target.continuation([10, 11, 12], 37)
     assert target.num_held > 3
     assert engine.stats().counts.num_preemptions == 0
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_predicted_output_keeps_the_tokens_of_a_head(tiny_model_dir, head_dir_of, plain, is_async):
+    """Sequences with a prediction draft it; the drafts of the others are held by the rank."""
+    predicted = {"greedy", "drawn", "stops", "logprobs"}
+    run = Run.with_head(
+        tiny_model_dir,
+        head_dir_of("eagle3"),
+        "eagle3",
+        KERNELS[-1],
+        async_scheduling=is_async,
+        max_num_batched_tokens=128,
+    )
+    given = []
+    for each in requests():
+        tokens = plain.tokens[each.request_id, 0][0]
+        edited = [token if place % 6 else token + 1 for place, token in enumerate(tokens)]
+        prediction = tuple(edited) if each.request_id in predicted else ()
+        given.append(replace(each, prediction=prediction))
+    found = run.finish(given)
+    assert found.tokens == plain.tokens
+    assert found.counts.drafted_by_method.keys() == {"prediction", "eagle3"}
+    assert found.counts.accepted_by_method["prediction"][0] > 0

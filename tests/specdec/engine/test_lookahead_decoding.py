@@ -167,10 +167,7 @@ def test_verified_rows_are_unaffected_and_guesses_are_scored(tiny_model_dir, num
 class Poisoner:
     """Proposes lookahead tokens whose embedding is NaN."""
 
-    def begin(self, requests):
-        self._requests = requests
-
-    def collect(self):
+    def take(self, requests):
         return [
             Proposal(
                 each.seq.seq_id,
@@ -179,8 +176,11 @@ class Poisoner:
                 (),
                 lookahead_token_ids=(300,) * each.max_lookahead_tokens,
             )
-            for each in self._requests
+            for each in requests
         ]
+
+    def ahead(self, rows):
+        pass
 
     def release(self, seq_id):
         del seq_id

@@ -119,6 +119,15 @@ class WithSpare(LLMConfig):
     num_spare_ranks = 1
 
 
+def test_a_draft_model_in_the_process_of_the_target_drafts_nothing_ahead(model, drafting):
+    ahead = SpeculativeConfig.of("draft_model", async_drafting="outcomes")
+    config = dataclasses.replace(drafting, speculative_config=ahead)
+    both = Models(model, model)
+    assert memory_plan(config, both, 4 * GIB).engine.speculation == ahead
+    alone = memory_plan(config, both, 4 * GIB, in_process=True).engine.speculation
+    assert alone == SpeculativeConfig.of("draft_model")
+
+
 def test_a_spare_of_a_draft_rank_leaves_less_memory(model):
     settings = {"max_num_seqs": 4096, "max_num_batched_tokens": 4096}
     settings["speculative_config"] = SpeculativeConfig.of("draft_model")

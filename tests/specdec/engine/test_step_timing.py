@@ -31,7 +31,7 @@ class Recorded:
 
 
 class Slow:
-    """Advances the clock by 1 s in begin and 2 s in collect."""
+    """Advances the clock by 1 s in begin, 2 s in collect and 3 s in take."""
 
     def __init__(self, inner, clock):
         self.inner = inner
@@ -47,6 +47,13 @@ class Slow:
         if self.error is not None:
             raise self.error
         return self.inner.collect()
+
+    def take(self, requests):
+        self.clock.now_s += 3
+        return self.inner.take(requests)
+
+    def ahead(self, rows):
+        self.inner.ahead(rows)
 
     def release(self, seq_id):
         self.inner.release(seq_id)

@@ -46,19 +46,17 @@ class RecordingProposer:
         self.inner = inner
         self.drafts: list[Drafted] = []
         self.step = 0  # as the test counts them
-        self._requests: list[DraftRequest] = []
 
-    def begin(self, requests):
-        self._requests = requests
-        self.inner.begin(requests)
-
-    def collect(self):
-        proposals = self.inner.collect()
-        sequences = {each.seq.seq_id: each.seq for each in self._requests}
+    def take(self, requests):
+        proposals = self.inner.take(requests)
+        sequences = {each.seq.seq_id: each.seq for each in requests}
         for each in proposals:
             seq = sequences[each.seq_id]
             self.drafts.append(Drafted(seq, tuple(seq.token_ids), each.draft_token_ids, self.step))
         return proposals
+
+    def ahead(self, rows):
+        self.inner.ahead(rows)
 
     def release(self, seq_id):
         self.inner.release(seq_id)
@@ -174,8 +172,7 @@ def fresh(proposer, drafted):
         return ()
     seq = Sequence(drafted.seq.seq_id, drafted.seq.request, drafted.seq.rules, detokenizer=None)
     seq.token_ids = list(drafted.text)
-    proposer.begin([DraftRequest(seq, 0)])
-    proposer.begin([DraftRequest(seq, len(drafted.tokens))])
-    [proposal] = proposer.collect()
+    proposer.take([DraftRequest(seq, 0)])
+    [proposal] = proposer.take([DraftRequest(seq, len(drafted.tokens))])
     proposer.release(seq.seq_id)
     return proposal.draft_token_ids

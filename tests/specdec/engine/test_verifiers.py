@@ -236,6 +236,7 @@ def triple_probs(tiny_model_dir):
         "draft_model",
         "draft_model while it is sure",
         "draft_model, budget",
+        "draft_model, outcomes",
         "medusa",
         "medusa, budget",
     ],
@@ -254,12 +255,18 @@ def test_texts_have_the_distribution_of_transformers(
     elif method == "draft_model, budget":
         shared = SpeculativeConfig.of(num_speculative_tokens=2, batch_budget=True)
         config = replace(config, speculation=shared)
+    elif method == "draft_model, outcomes":
+        ahead = SpeculativeConfig.of("draft_model", 2, async_drafting="outcomes")
+        config = replace(config, speculation=ahead)
     is_sure = method == "draft_model while it is sure"
     proposer = (
         draft_model(near_model_dir, confidence_threshold=SOMETIMES_SURE)
         if is_sure
-        else proposer_of(method.removesuffix(", budget"), other_model_dir, None)
+        else proposer_of(method.split(",")[0], other_model_dir, None)
     )
+    if method == "draft_model, outcomes":
+        proposer = draft_model(near_model_dir, num_blocks=2000)
+        proposer._ahead.planner.end_step = lambda: None  # all outcomes, whatever the machine
     engine = local_engine(tiny_model_dir, config, proposer=proposer, head=head)
     asked = [
         request(
@@ -268,7 +275,7 @@ def test_texts_have_the_distribution_of_transformers(
             seed=seed,
             temperature=1.3,
             top_k=4,
-            max_tokens=4,
+            max_tokens=6 if method == "draft_model, outcomes" else 4,
             speculation=options(verifier),
         )
         for seed in range(500)
@@ -286,6 +293,10 @@ def test_texts_have_the_distribution_of_transformers(
     counts = engine.stats().counts.speculation
     if method in ("draft_model", "medusa", "medusa, budget"):
         assert counts.num_draft_tokens > 300
+    if method == "draft_model, outcomes":
+        hits = proposer.counts.ahead.hits
+        assert hits["0"] > 600, "behind prompts, and after rejections"
+        assert sum(hits.values()) - hits["0"] > 25, "behind accepted drafts"
     if is_sure:
         assert 1.2 < counts.num_draft_tokens / counts.num_drafts < 1.8, "drafts end alike"
         assert 0.2 < counts.acceptance_rate < 0.9

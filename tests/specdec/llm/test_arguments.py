@@ -62,7 +62,6 @@ def test_accepted_arguments(given, field, value):
         ({"tensor_paralel_size": 2}, "did you mean tensor_parallel_size?"),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0; it must be a whole number"),
         ({"trust_remote_code": True}, "remote code of a model is never executed"),
-        ({"enforce_eager": False}, "no CUDA graphs are captured"),
         ({"speculative_model": "a", "speculative_config": {"model": "b"}}, "beside a speculative_"),
         (
             {"speculative_model": "a", "speculative_config": None},

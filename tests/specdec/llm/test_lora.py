@@ -124,3 +124,17 @@ async def test_streams_with_adapters(tiny_model_dir, adapters, expected):
             await llm.remove_lora(name)
         await llm.add_lora(adapters["code"])
         assert [each.name for each in await llm.list_loras()][-1] == "code"
+
+
+def test_streams_on_one_event_loop_after_the_other(tiny_model_dir, adapters, expected):
+    async def tokens_of(llm, name):
+        stream = llm.generate(PROMPT, PARAMS, lora_request=adapters[name], output_kind="final_only")
+        return [each.outputs[0].token_ids async for each in stream]
+
+    async def all_of(llm):
+        return await asyncio.gather(*(tokens_of(llm, name) for name in NAMES[:3]))
+
+    llm = AsyncLLM(**lora_arguments(tiny_model_dir, max_cpu_loras=2))
+    for _ in range(2):
+        assert asyncio.run(all_of(llm)) == [[expected[name]] for name in NAMES[:3]]
+    llm.shutdown()

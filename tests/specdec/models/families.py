@@ -1,5 +1,6 @@
 """Tiny random checkpoints of every supported family, with all of its features switched on."""
 
+import pytest
 import torch
 import transformers
 
@@ -130,6 +131,12 @@ FAMILIES = {
     "starcoder2": ("Starcoder2", {"sliding_window": WINDOW}),
     "cohere": ("Cohere", {"attention_bias": True, "use_qk_norm": True, "logit_scale": 0.5}),
     "cohere2": ("Cohere2", {**ALTERNATING, "attention_bias": True, "logit_scale": 0.5}),
+    "seed-oss": ("SeedOss", {**BIASES, "attention_out_bias": True}),
+    "ernie4.5": ("Ernie4_5", {"use_bias": True}),
+    "stablelm": ("StableLm", {"hidden_size": 144, "use_qkv_bias": True}),
+    "stablelm-parallel": ("StableLm", {"hidden_size": 144, "use_parallel_residual": True}),
+    "exaone4": ("Exaone4", ALTERNATING),
+    "exaone4-full": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
     "mixtral": ("Mixtral", {"sliding_window": WINDOW, "num_local_experts": 5}),
     "qwen3-moe": (
         "Qwen3Moe",
@@ -156,7 +163,25 @@ FAMILIES = {
 }
 """Names of the tests: the family in transformers, and changes of its configuration."""
 
-_SIZES = {
+LLAMA_LIKE = [
+    name
+    for name, (family, _) in FAMILIES.items()
+    if family in ("Llama", "Mistral", "Qwen2", "Qwen3")
+]
+"""Families without traits of their own."""
+
+WITH_ALL_TRAITS = ["granite", "olmo3", "phi3", "gemma2", "starcoder2", "cohere", "qwen3-moe"]
+"""Families that together have every trait."""
+
+
+def in_make_test(quick):
+    """Return all families as parameters of a test; those that are not quick are slow tests."""
+    return [
+        name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES
+    ]
+
+
+SIZES = {
     "hidden_size": 90,
     "num_hidden_layers": 3,
     "num_attention_heads": 9,
@@ -177,7 +202,7 @@ def config_class(family):
 def save_family(directory, name, **changes):
     """Write a tiny random model of a family, without dimensions that divide by two."""
     family, own = FAMILIES[name]
-    config = config_class(family)(**{**_SIZES, **own, **changes})
+    config = config_class(family)(**{**SIZES, **own, **changes})
     model = random_model(getattr(transformers, f"{family}ForCausalLM"), config, seed=3)
     if family.startswith("Gemma"):  # stores weights of norms less one
         for parameter, weight in model.named_parameters():

@@ -6,7 +6,6 @@ from functools import cache
 import pytest
 import torch
 
-from specdec.kernels.cpu import native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.llama import CausalDecoder
@@ -14,11 +13,18 @@ from specdec.models.registry import SUPPORTED_ARCHITECTURES
 from specdec.models.weights.checkpoint import open_checkpoint
 from tests.specdec.engines import engine_config, local_engine, request, run
 from tests.specdec.fakes import run_ranks
-from tests.specdec.models.families import FAMILIES, WINDOW, reference_model, save_family
+from tests.specdec.models.families import (
+    FAMILIES,
+    LLAMA_LIKE,
+    WINDOW,
+    WITH_ALL_TRAITS,
+    in_make_test,
+    reference_model,
+    save_family,
+)
 from tests.specdec.models.passes import BLOCK_SIZE, in_pass_order, mixed_logits
 from tests.specdec.tiny import train_tokenizer
 
-NO_NATIVE = native_library() is None
 TOLERANCE = 1e-4
 
 
@@ -39,7 +45,13 @@ def ids():
     return [torch.randint(0, 383, (40,), generator=generator).tolist() for _ in range(2)]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+EACH = pytest.mark.parametrize("family", FAMILIES, indirect=True)
+SOME = pytest.mark.parametrize(
+    "family", in_make_test([*LLAMA_LIKE, *WITH_ALL_TRAITS]), indirect=True
+)
+
+
+@pytest.fixture(scope="module")
 def family(request, tmp_path_factory, ids):
     """A model directory, and the logits of transformers."""
     directory = tmp_path_factory.mktemp(request.param)
@@ -57,8 +69,9 @@ def passes():
     for index, name in enumerate(FAMILIES):
         for size in (1, 2, 3):
             for kernels in ("auto", "torch"):
-                is_first = FAMILIES[name][0] in ("Llama", "Mistral", "Qwen2", "Qwen3")
-                is_quick = is_first or size == (1 if kernels == "torch" else 1 + index % 3)
+                is_quick = name in LLAMA_LIKE or size == (
+                    1 if kernels == "torch" else 1 + index % 3
+                )
                 marks = () if is_quick else pytest.mark.slow
                 yield pytest.param(name, size, kernels, marks=marks)
 
@@ -72,6 +85,7 @@ def test_logits_equal_transformers(family, ids, size, kernels):
     )
 
 
+@EACH
 def test_every_parameter_is_read_and_counted(family):
     directory, _ = family
     config = ModelConfig.from_directory(directory)
@@ -81,6 +95,7 @@ def test_every_parameter_is_read_and_counted(family):
     assert config.num_parameters == reader.num_elements_read == expected
 
 
+@SOME
 def test_engine_output_equals_transformers(family):
     """Greedy, with drafts, chunked prefill, several sequences in a batch, and preemption."""
     directory, _ = family
@@ -99,6 +114,7 @@ def test_engine_output_equals_transformers(family):
         assert (steps.amax(1) - chosen).max() < 1e-3
 
 
+@pytest.mark.parametrize("family", in_make_test(LLAMA_LIKE), indirect=True)
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 @pytest.mark.parametrize(
     "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)]
@@ -106,7 +122,7 @@ def test_engine_output_equals_transformers(family):
 def test_16_bit_logits_are_close_to_float32(family, ids, dtype, kernels):
     directory, expected = family
     logits = mixed_logits(directory, ids, TensorParallelGroup(), dtype, kernels=kernels)
-    assert logits.dtype == (dtype if kernels == "torch" or NO_NATIVE else torch.float32)
+    assert logits.dtype == torch.float32
     similarity = torch.nn.functional.cosine_similarity(logits.float(), in_pass_order(expected))
     # Rounding may route a token to another expert.
     is_sparse = ModelConfig.from_directory(directory).experts is not None
@@ -114,6 +130,7 @@ def test_16_bit_logits_are_close_to_float32(family, ids, dtype, kernels):
     assert found > (0.99 if dtype == torch.bfloat16 else 0.999)
 
 
+@EACH
 def test_the_older_keys_of_a_config_are_equivalent(family):
     directory, _ = family
     config = ModelConfig.from_directory(directory)
@@ -130,6 +147,7 @@ def test_the_older_keys_of_a_config_are_equivalent(family):
     assert ModelConfig.from_dict(raw, {}) == config
 
 
+@EACH
 def test_a_config_without_architectures_is_recognized_by_its_model_type(family):
     directory, _ = family
     raw = json.loads((directory / "config.json").read_text())

@@ -3,12 +3,24 @@
 import pytest
 import torch
 
+from specdec.config.engine import AdapterLimits
 from specdec.config.speculative import SpeculativeConfig
+from specdec.kernels.device_batch import DeviceBatch
+from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.types.sampling_params import SpeculationOptions
+from specdec.worker import LocalTarget
 from specdec.worker.device_steps import DeviceSteps
-from tests.specdec.engines import engine_config, local_engine, make_engine, request, run
+from tests.specdec.adapters import adapter_dir
+from tests.specdec.engines import (
+    engine_config,
+    load_adapter,
+    local_engine,
+    make_engine,
+    request,
+    run,
+)
 from tests.specdec.fakes import run_ranks
-from tests.specdec.worker.device import FakeGraphs, device_target
+from tests.specdec.worker.device import FakeGraphs, device_runner, device_target
 
 SAMPLING = [
     {"temperature": 0.0},
@@ -120,6 +132,24 @@ def test_a_step_begins_behind_another_whose_tokens_the_host_lacks(tiny_model_dir
     assert tokens(engine, requests()) == expected
     assert most[0] == 2
     assert engine.stats().counts.num_steps_ahead > 10
+
+
+def test_a_pass_on_the_device_runs_without_the_adapters_of_the_pass_before(
+    tiny_model_dir, tmp_path
+):
+    limits = AdapterLimits(max_loras=2, max_rank=16, max_loaded=2)
+    config = engine_config(0, adapters=limits)
+    runner = device_runner(tiny_model_dir, config)
+    runner.enable_adapters(limits.max_rank)
+    engine = make_engine(tiny_model_dir, config, LocalTarget(runner))
+    adapter_id = load_adapter(engine, "tuned", adapter_dir(tmp_path / "tuned", tiny_model_dir))
+    one = torch.tensor([0])
+    batch = DeviceBatch(one + 5, one, one, torch.tensor([[0, 1]]), one + 1, query_len=1)
+    expected = runner.model.forward_on_device(batch, runner.kv_cache)
+    chunk = Chunk([5], 0, [0], adapter_id=adapter_id)
+    tuned = runner.model(ModelInput([chunk], config.block_size), runner.kv_cache)
+    assert not torch.allclose(tuned, expected)
+    assert torch.equal(runner.model.forward_on_device(batch, runner.kv_cache), expected)
 
 
 def test_few_blocks_preempt_sequences_and_change_no_token(tiny_model_dir, num_device_steps):

@@ -36,7 +36,8 @@ def state():
     ("tokens", "place"), [((6,), 0), ((1, 6), 1), ((2, 6), 2), ((2, 3, 4, 6), 4)]
 )
 def test_the_hidden_state_is_that_of_the_last_accepted_node(state, monkeypatch, tokens, place):
-    head = Mock(num_kv_layers=0, max_draft_tokens=4, target_ids=None)
+    head = Mock(num_kv_layers=0, max_draft_tokens=4, target_ids=None, vocab_slice=range(8))
+    head.device = torch.device("cpu")
     limits = {"num_blocks": 8, "block_size": 4, "max_model_len": 64, "max_pairs": 8}
     runner = HeadRunner(head, state, Mock(), **limits, feature_dtype=torch.float32)
     monkeypatch.setattr(runner, "_extend", lambda *arguments: None)

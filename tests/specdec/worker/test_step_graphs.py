@@ -3,7 +3,9 @@
 import pytest
 
 from specdec.worker.step_graphs import Stage, StepGraphs, StepShape
-from tests.specdec.worker.device import FakeGraphs
+from tests.specdec.engines import engine_config
+from tests.specdec.models.families import save_family
+from tests.specdec.worker.device import FakeGraphs, device_runner
 
 
 @pytest.fixture
@@ -73,6 +75,16 @@ def test_the_largest_shape_is_captured_first(backend, stages):
     graphs.capture(stages, order.append)
     assert order == sorted(order, reverse=True)
     assert order[0] == (8, 3, 1)
+
+
+@pytest.mark.parametrize(("family", "fits"), [("qwen3", True), ("qwen3-moe", False)])
+def test_a_mixture_of_experts_has_no_graphs(tmp_path, family, fits):
+    """The host reads which experts the tokens of a layer have."""
+    save_family(tmp_path, family)
+    model = device_runner(tmp_path, engine_config(0, max_model_len=64)).model
+    assert not model.fits_graphs  # torch's attention copies pages
+    model.attention.copies_pages = False
+    assert model.fits_graphs == fits
 
 
 def test_without_a_backend_nothing_is_captured(stages, launched):

@@ -6,6 +6,7 @@ import collections.abc
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specdec.sequences.sequence import Sequence
 from specdec.speculation.proposers.cross_vocab.retokenizer import Retokenizer
@@ -61,6 +62,15 @@ class VocabAdapter:
         del seq, max_tokens
         return tuple(token_ids)
 
+    def drafts_ahead(self, seq: Sequence) -> bool:
+        """Return whether the draft model can continue drafts of a sequence token by token."""
+        del seq
+        return True
+
+    def to_draft(self, token_ids: collections.abc.Sequence[int]) -> tuple[int, ...]:
+        """Return the draft model's tokens of drafts, one for each, where `drafts_ahead` holds."""
+        return tuple(token_ids)
+
     def admission(self, seq: Sequence) -> SequenceAdmission:
         """Return the admission of a sequence to the draft worker, in the draft's vocabulary."""
         return seq.draft_admission
@@ -84,8 +94,7 @@ class EqualIds(VocabAdapter):
         """Return the sequence's own tokens, with a stand-in where the draft lacks one."""
         token_ids = self._views.setdefault(seq.seq_id, [])
         num_kept = len(token_ids)
-        new = self._to_draft[seq.token_ids[num_kept:]]
-        token_ids.extend(np.where(new < 0, _STAND_IN, new).tolist())
+        token_ids.extend(_with_stand_ins(self._to_draft[seq.token_ids[num_kept:]]))
         return DraftView(token_ids, num_kept, len(token_ids))
 
     def to_target(
@@ -94,6 +103,10 @@ class EqualIds(VocabAdapter):
         """Return the tokens up to the first that the target lacks."""
         del seq, max_tokens
         return known_prefix(self._to_target[list(token_ids)].tolist())
+
+    def to_draft(self, token_ids: collections.abc.Sequence[int]) -> tuple[int, ...]:
+        """Return the same tokens, with a stand-in where the draft lacks one."""
+        return _with_stand_ins(self._to_draft[list(token_ids)])
 
     def admission(self, seq: Sequence) -> SequenceAdmission:
         """Return the full admission, or a plain one if the draft lacks one of the tokens."""
@@ -165,6 +178,11 @@ class CrossVocabAdapter(VocabAdapter):
             return known_prefix(self._to_target[list(token_ids)].tolist())
         return tuple(self._encoded(token_ids)[:max_tokens])
 
+    def drafts_ahead(self, seq: Sequence) -> bool:
+        """Return False: a draft that is accepted in part may be other tokens in the longer text."""
+        del seq
+        return False
+
     def admission(self, seq: Sequence) -> SequenceAdmission:
         """Return an admission without token ids."""
         return plain_admission(seq)
@@ -196,6 +214,10 @@ class CrossVocabAdapter(VocabAdapter):
         if isinstance(piece, str):
             return self._target.encode_inside(piece)
         return self._target.encode_bytes(piece)
+
+
+def _with_stand_ins(token_ids: NDArray[np.int32]) -> tuple[int, ...]:
+    return tuple(np.where(token_ids < 0, _STAND_IN, token_ids).tolist())
 
 
 def plain_admission(seq: Sequence) -> SequenceAdmission:

@@ -11,6 +11,7 @@ from cluster.api.anthropic.messages import MessagesBuilder
 from cluster.api.anthropic.schema import MessagesRequest
 from cluster.api.openai.pieces import CallArguments, CallStart, Content, Reasoning
 from cluster.api.openai.request_handler import authorization_of
+from specdec.types.errors import InvalidValueError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -151,6 +152,14 @@ async def test_errors_have_anthropics_format(http, changes, status, kind, messag
     body = response.json()
     assert (body["type"], body["error"]["type"]) == ("error", kind)
     assert message in body["error"]["message"]
+
+
+async def test_results_of_calls_count_as_messages():
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "a"}
+    message = {"role": "user", "content": [result] * 600}
+    request = MessagesRequest(max_tokens=9, messages=[message] * 2)
+    with pytest.raises(InvalidValueError, match="messages length is 1200"):
+        to_chat(request, Template())
 
 
 class Template:

@@ -457,3 +457,52 @@ async def test_a_response_has_no_reasoning(http, router, monkeypatch):
     body = {"input": "Ask the baker", "max_output_tokens": 16, "temperature": 0}
     response = await http.post("/v1/responses", json=body)
     assert response.json()["output"][0]["content"][0]["text"] == ""
+
+
+async def test_a_thinking_budget_ends_the_reasoning(http, router, tokenizer, monkeypatch):
+    config = replace(router.config, reasoning_parser="deepseek_r1")
+    monkeypatch.setattr(router, "config", config)
+    closing = tokenizer.encode("\n</think>\n\n", add_special_tokens=False)
+    changes = {"max_tokens": 90, "return_token_ids": True, "thinking_token_budget": 12}
+    plain = (await ask(http, max_tokens=12, return_token_ids=True))["choices"][0]
+    body = await ask(http, **changes)
+    [choice] = body["choices"]
+    assert choice["token_ids"][:12] == plain["token_ids"]
+    assert choice["token_ids"][12 : 12 + len(closing)] == closing
+    assert len(choice["token_ids"]) == body["usage"]["completion_tokens"] == 90
+    assert choice["message"]["reasoning_content"] == plain["message"]["reasoning_content"]
+    assert choice["message"]["content"]
+    assert choice["finish_reason"] == "length"
+    counted = body["usage"]["completion_tokens_details"]["speculation"]
+    assert counted["num_drafts"] > 0
+    response = await http.post(URL, json={**CHAT, **MORE, **changes, "stream": True})
+    deltas = [each["choices"][0]["delta"] for each in events(response)]
+    assert "".join(each.get("content") or "" for each in deltas) == choice["message"]["content"]
+
+
+async def test_a_budget_beyond_the_answer_changes_nothing(http, router, monkeypatch):
+    config = replace(router.config, reasoning_parser="deepseek_r1")
+    monkeypatch.setattr(router, "config", config)
+    plain = await ask(http, max_tokens=9)
+    for budget in (9, 400):
+        body = await ask(http, max_tokens=9, thinking_token_budget=budget)
+        assert body["choices"] == plain["choices"]
+
+
+async def test_a_budget_that_leaves_no_token_for_an_answer(http, router, monkeypatch):
+    config = replace(router.config, reasoning_parser="deepseek_r1")
+    monkeypatch.setattr(router, "config", config)
+    body = await ask(http, max_tokens=10, thinking_token_budget=9)
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert body["choices"][0]["message"]["content"] == ""
+    assert body["usage"]["completion_tokens"] == 9
+
+
+async def test_a_budget_needs_a_parser_of_reasoning(http, router, monkeypatch):
+    error = await refusal(http, thinking_token_budget=9)
+    assert "unless the service has a reasoning parser" in error["message"]
+    config = replace(router.config, reasoning_parser="qwen3")
+    monkeypatch.setattr(router, "config", config)
+    assert "where n is given" in (await refusal(http, thinking_token_budget=9, n=2))["message"]
+    error = await refusal(http, thinking_token_budget=0)
+    assert error["param"] == "thinking_token_budget"

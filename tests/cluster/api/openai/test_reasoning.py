@@ -1,13 +1,16 @@
 """Reasoning is separated from the answer, however the text is split."""
 
+from typing import get_args
+
 import pytest
 
-from cluster.api.openai.answer_reading import AnswerReading, answer_reading
+from cluster.api.openai.answer_reading import HARMONY, AnswerReading, answer_reading
 from cluster.api.openai.chat_schema import ChatRequest
 from cluster.api.openai.conversation import ToolUse
 from cluster.api.openai.pieces import PlainParser, Reasoning
 from cluster.api.openai.reasoning import SYNTAXES, ReasoningParser
 from cluster.api.openai.tool_format import HERMES, TOOL_FORMATS
+from cluster.config.serve_config import ReasoningParserName
 from tests.cluster.api.openai.family_outputs import FAMILIES, OUTPUTS, TOOLS
 from tests.cluster.api.openai.test_tool_families import read
 
@@ -68,6 +71,11 @@ def test_an_output_is_read_alike_however_it_is_split(family, write, body, answer
 def test_outputs_without_an_end_or_without_reasoning(family, text, content, reasoning):
     assert read(parser_of(family), [text]) == (content, reasoning, [])
     assert read(parser_of(family), text) == (content, reasoning, [])
+
+
+def test_every_parser_of_the_configuration_is_tested():
+    assert set(get_args(ReasoningParserName)) == {"none", HARMONY, *SYNTAXES}
+    assert set(WRITERS) == set(SYNTAXES)
 
 
 def test_reasoning_is_passed_on_as_it_arrives():

@@ -1,12 +1,14 @@
 """Tool calls in every family's format: the same structure however the text is split."""
 
 import json
+from typing import get_args
 
 import pytest
 
 from cluster.api.openai.pieces import CallArguments, CallStart, Content, Reasoning
 from cluster.api.openai.tool_families import new_call_id, tool_parser
 from cluster.api.openai.tool_format import TOOL_FORMATS, deepseek_mark
+from cluster.config.serve_config import ToolCallParserName
 from tests.cluster.api.openai.family_outputs import CALLS_OR_TEXT, FAMILIES, OUTPUTS, TOOLS
 
 
@@ -54,6 +56,11 @@ def test_an_output_is_read_alike_if_it_is_split_once(family):
         whole = read(parser_of(name), [text])
         for end in range(1, len(text)):
             assert read(parser_of(name), [text[:end], text[end:]]) == whole, (text, end)
+
+
+def test_every_parser_of_the_configuration_is_tested():
+    assert set(get_args(ToolCallParserName)) == {"auto", *TOOL_FORMATS}
+    assert {name for name, _ in FAMILIES.values()} == set(TOOL_FORMATS)
 
 
 def test_there_are_thirty_outputs():

@@ -230,6 +230,8 @@ async def test_a_stop_string_is_matched(http):
          "use stop"),
         ({"text": "a", "sampling_params": {"max_tokens": 3}}, "sampling_params.max_tokens",
          "did you mean max_new_tokens"),
+        ({"text": "a", "sampling_params": {"logit_bias": {"b": 1.0}}},
+         "sampling_params.logit_bias", "keyed by token ids"),
         ({"text": ["a", "b"], "rid": ["x"]}, "rid length", "the number of prompts: 2"),
         ({"text": "a", "image_data": "b"}, "image_data", "the models read text only"),
         ({"input_ids": [10**6]}, "text[0]", "from 0 to"),
@@ -241,6 +243,12 @@ async def test_the_error_names_the_field(http, body, param, message):
     error = await refusal(http, **body)
     assert error["param"] == param
     assert message in error["message"]
+
+
+async def test_an_unknown_adapter_is_refused(http):
+    response = await http.post("/generate", json={"text": "a", "lora_path": "other"})
+    assert response.status_code == 404
+    assert "'other' is not served" in response.json()["error"]["message"]
 
 
 async def test_the_model_and_the_server_are_described(http):

@@ -232,6 +232,16 @@ def test_an_id_is_free_after_it_is_dropped(model_dir, adapters, kernels):
     assert not torch.equal(Passes(model).run((0, prompt, 2))[0], before)
 
 
+def test_a_pass_leaves_no_adapter_selected(model_dir, adapters):
+    """Passes of fixed shape on a device follow it, and have none."""
+    model = load_with(model_dir, adapters[:1], kernels="torch")
+    (prompt,) = texts(1)
+    Passes(model).run((0, prompt, 1))
+    matrix = model.layers[0].mlp.down_proj.matrix
+    x = torch.randn(len(prompt), 200)
+    assert torch.equal(matrix.multiply(x), matrix.base.multiply(x))
+
+
 def test_runs_join_neighbours_of_the_same_adapter():
     chunks = [Chunk([1] * n, 0, [0], adapter_id=a) for n, a in ((2, 0), (3, 1), (1, 1), (2, 2))]
     chunks += [Chunk([1], 0, [0]), Chunk([1], 0, [0], adapter_id=2)]

@@ -18,8 +18,8 @@ def sequence(seq_id, prompt, output=(), *, cache_salt="", method=None):
 
 def drafts(proposer, *seqs, count=7):
     """Return the draft tokens of each sequence, in order."""
-    proposer.begin([DraftRequest(seq, count, method=seq.params.speculation.method) for seq in seqs])
-    made = {proposal.seq_id: proposal for proposal in proposer.collect()}
+    requests = [DraftRequest(seq, count, method=seq.params.speculation.method) for seq in seqs]
+    made = {proposal.seq_id: proposal for proposal in proposer.take(requests)}
     for seq in seqs:
         proposal = made.get(seq.seq_id)
         base = (seq.num_tokens, seq.token_ids[-1])

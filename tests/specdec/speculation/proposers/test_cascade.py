@@ -20,13 +20,11 @@ class Scripted:
         self.knows = knows
         self.most = most
         self.asked: dict[int, int] = {}
+        self.sent: list[int] = []
         self.released: list[int] = []
 
-    def begin(self, requests):
+    def take(self, requests):
         self.asked = {each.seq.seq_id: each.max_tokens for each in requests}
-        self._requests = [each for each in requests if each.seq.seq_id in self.knows]
-
-    def collect(self):
         return [
             Proposal(
                 each.seq.seq_id,
@@ -34,16 +32,20 @@ class Scripted:
                 each.seq.token_ids[-1],
                 (self.token,) * min(self.most, each.max_tokens),
             )
-            for each in self._requests
+            for each in requests
+            if each.seq.seq_id in self.knows
         ]
+
+    def ahead(self, rows):
+        self.sent = [row.seq.seq_id for row in rows]
 
     def release(self, seq_id):
         self.released.append(seq_id)
 
 
 def model_stage(method, proposer):
-    """Return the stage of a model whose drafts are made elsewhere."""
-    return Stage(method, proposer, is_model=True, waits=True)
+    """Return the stage of a model."""
+    return Stage(method, proposer, is_model=True)
 
 
 @pytest.fixture
@@ -78,8 +80,8 @@ def test_each_proposer_gets_the_sequences_without_a_draft(combined, first, model
 
 def test_a_draft_reports_its_method(combined):
     seqs = [sequence(seq_id, [5, 6]) for seq_id in (10, 20, 30)]
-    combined.begin([DraftRequest(seq, 7) for seq in seqs])
-    assert {each.seq_id: each.method for each in combined.collect()} == {
+    taken = combined.take([DraftRequest(seq, 7) for seq in seqs])
+    assert {each.seq_id: each.method for each in taken} == {
         10: "ngram",
         20: "draft_model",
         30: "suffix",
@@ -137,13 +139,13 @@ def test_a_model_that_answers_at_once_replaces_shorter_drafts_of_lookups(first, 
 
 def test_guesses_without_a_draft_run_where_nothing_drafts(model):
     class Guessing(Scripted):
-        def collect(self):
-            return [replace(each, lookahead_token_ids=(9,)) for each in super().collect()]
+        def take(self, requests):
+            return [replace(each, lookahead_token_ids=(9,)) for each in super().take(requests)]
 
     ahead = Guessing(4, knows={20, 30}, most=0)
     cascade = CascadeProposer([Stage("lookahead", ahead), model_stage("draft_model", model)])
-    cascade.begin([DraftRequest(sequence(seq_id, [5, 6]), 3, 2) for seq_id in (20, 30)])
-    drafted, guessed = sorted(cascade.collect(), key=lambda each: each.seq_id)
+    requests = [DraftRequest(sequence(seq_id, [5, 6]), 3, 2) for seq_id in (20, 30)]
+    drafted, guessed = sorted(cascade.take(requests), key=lambda each: each.seq_id)
     assert (drafted.draft_token_ids, drafted.lookahead_token_ids) == ((2, 2, 2), ())
     assert (guessed.draft_token_ids, guessed.lookahead_token_ids) == ((), (9,))
 

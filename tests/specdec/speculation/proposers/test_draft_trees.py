@@ -23,8 +23,7 @@ PROPOSERS = [
 
 
 def proposed(proposer, seq, depth, num_nodes):
-    proposer.begin([DraftRequest(seq, depth, max_nodes=num_nodes)])
-    [proposal] = proposer.collect()
+    [proposal] = proposer.take([DraftRequest(seq, depth, max_nodes=num_nodes)])
     return proposal
 
 

@@ -19,8 +19,7 @@ def make_proposer(ngram_size, pool_size):
 
 
 def propose(proposer, seq, max_tokens=2, window=4):
-    proposer.begin([DraftRequest(seq, max_tokens, window)])
-    [proposal] = proposer.collect()
+    [proposal] = proposer.take([DraftRequest(seq, max_tokens, window)])
     assert (proposal.base_length, proposal.base_token) == (seq.num_tokens, seq.token_ids[-1])
     return proposal
 
@@ -97,8 +96,7 @@ def test_a_step_without_a_lookahead_restarts_the_window():
 
 def test_a_request_for_no_draft_tokens_creates_no_window():
     proposer = make_proposer(ngram_size=3, pool_size=100)
-    proposer.begin([DraftRequest(sequence(1, PROMPT), 0)])
-    assert proposer.collect() == []
+    assert proposer.take([DraftRequest(sequence(1, PROMPT), 0)]) == []
     assert proposer._windows == {}
     proposer.release(7)
 

@@ -81,7 +81,7 @@ def test_zero_earlier_outputs_turn_the_cache_off():
     earlier = sequence(1, [0], STORY)
     drafts(made, earlier)
     end(made, earlier)
-    made.begin([])
+    made.take([])
     assert made.cache.num_nodes == 0
     assert drafts(made, sequence(2, [99, *STORY[:4]])) == [()]
 
@@ -96,7 +96,7 @@ def test_a_preempted_sequence_is_kept_once():
     drafts(made, seq)
     end(made, seq)
     made.release(1)
-    made.begin([])
+    made.take([])
     assert made.cache.num_outputs == 1
 
 
@@ -104,7 +104,7 @@ def test_a_sequence_without_draft_requests_is_not_cached():
     made = proposer()
     made.release(7)
     drafts(made, sequence(1, STORY), count=0)
-    made.begin([])
+    made.take([])
     assert made.cache.num_outputs == 0
 
 

@@ -12,10 +12,9 @@ from tests.specdec.speculation.proposers.sequences import sequence
 
 def drafted(seq, count, proposer=None):
     proposer = proposer or TargetHeadProposer(MedusaConfig(model="head"))
-    proposer.begin([DraftRequest(seq, count)])
     return [
         (each.base_length, each.base_token, each.draft_token_ids, each.method)
-        for each in proposer.collect()
+        for each in proposer.take([DraftRequest(seq, count)])
     ]
 
 
@@ -66,8 +65,7 @@ def test_a_tree_is_cut_to_what_is_wanted_now(depth, num_nodes, tokens, parents):
     seq = sequence(1, [5, 6])
     seq.head_draft = TREE
     proposer = TargetHeadProposer(MedusaConfig(model="head"))
-    proposer.begin([DraftRequest(seq, depth, max_nodes=num_nodes)])
-    [proposal] = proposer.collect()
+    [proposal] = proposer.take([DraftRequest(seq, depth, max_nodes=num_nodes)])
     assert (proposal.draft_token_ids, proposal.parents) == (tokens, parents)
 
 
@@ -75,6 +73,5 @@ def test_a_chain_stays_one_where_a_tree_is_wanted():
     seq = sequence(1, [5, 6])
     seq.head_draft = HeadDraft(2, 6, (7, 8, 9))
     proposer = TargetHeadProposer(MedusaConfig(model="head"))
-    proposer.begin([DraftRequest(seq, 2, max_nodes=6)])
-    [proposal] = proposer.collect()
+    [proposal] = proposer.take([DraftRequest(seq, 2, max_nodes=6)])
     assert (proposal.draft_token_ids, proposal.parents) == ((7, 8), None)

@@ -35,8 +35,7 @@ def sequences(count, verifier):
 
 
 def drafted(proposer, verifier):
-    proposer.begin([DraftRequest(seq, NUM_TOKENS) for seq in sequences(40, verifier)])
-    return proposer.collect()
+    return proposer.take([DraftRequest(seq, NUM_TOKENS) for seq in sequences(40, verifier)])
 
 
 @pytest.mark.parametrize("verifier", ["rejection", "block"])

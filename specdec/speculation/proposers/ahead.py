@@ -1,0 +1,134 @@
+"""Drafts that a draft model makes ahead, while the target verifies the ones before.
+
+A round is one row that the target runs. Behind it the draft model drafts for several outcomes; the
+answer is a table that is kept until the text shows which of them has occurred. Drafting ahead needs
+no further safety: a draft that continues another text than the present one is never used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from specdec.speculation.proposers.base import DraftRequest, Proposal, SentRow
+from specdec.speculation.proposers.cross_vocab.vocab_adapter import VocabAdapter
+from specdec.speculation.proposers.outcome_planner import OutcomePlanner, RowPlan
+from specdec.speculation.proposers.outcome_table import (
+    AheadRound,
+    AheadTokens,
+    Outcome,
+    OutcomeTable,
+)
+from specdec.types.messages import AheadDraft, AheadOutput, AheadRow
+from specdec.types.stats import AheadCounts
+
+
+class AheadDrafts:
+    """The rounds that a draft model drafts behind, and the tables of those before."""
+
+    def __init__(self, adapter: VocabAdapter, clock: Callable[[], float]) -> None:
+        """clock: monotonic, in seconds."""
+        self.counts = AheadCounts()
+        self.planner = OutcomePlanner(clock)
+        self._adapter = adapter
+        self._expected: dict[int, dict[int, SentRow]] = {}  # by step, then by sequence
+        self._rounds: dict[int, AheadRound] = {}  # whose outcome is not counted yet
+        self._tables: dict[int, OutcomeTable] = {}  # by sequence, of the last answer
+
+    @property
+    def is_used(self) -> bool:
+        """Return whether there may be drafts to take."""
+        return bool(self._expected or self._tables)
+
+    @property
+    def is_expected(self) -> bool:
+        """Return whether an answer of the worker is to come."""
+        return bool(self._expected)
+
+    def plan(self, rows: Sequence[SentRow]) -> list[RowPlan]:
+        """Return what to draft behind each of the rows."""
+        if not rows:
+            return []
+        sizes = [(len(row.draft_token_ids), row.num_next_tokens) for row in rows]
+        return self.planner.plan(sizes, rows[0].ahead)
+
+    def begin_step(self, step_id: int, rows: Iterable[tuple[SentRow, AheadRow]]) -> None:
+        """Record that the worker drafts behind rows, and answers by the id of the step."""
+        self._expected[step_id] = sent = {row.seq.seq_id: row for row, _ in rows}
+        for seq_id, row in sent.items():
+            self._rounds[seq_id] = _round_of(row)
+        self.planner.begin_step()
+
+    def end_step(self) -> None:
+        """Record that the target has run the step behind which the worker drafts."""
+        self.planner.end_step()
+
+    def receive(self, outputs: Iterable[AheadOutput]) -> None:
+        """Keep the answers of the worker as tables, each in place of the one before."""
+        for output in outputs:
+            sent = self._expected.pop(output.step_id)
+            for each in output.passes:
+                self.planner.speed.observe(each)
+                self.counts.busy_s += each.seconds
+            for draft in output.rows:
+                if draft.seq_id in sent:
+                    self._tables[draft.seq_id] = self._table(sent[draft.seq_id], draft)
+
+    def take(self, requests: Iterable[DraftRequest]) -> list[Proposal]:
+        """Return the drafts that continue the texts of requests; none for the others."""
+        proposals = []
+        for request in requests:
+            seq, table = request.seq, self._tables.get(request.seq.seq_id)
+            if table is None or request.max_tokens <= 0:
+                continue
+            found = table.continuing(seq.token_ids)
+            if found is not None:
+                tokens = found.token_ids[: request.max_tokens]
+                probs = None if found.draft_probs is None else found.draft_probs[: len(tokens)]
+                base = seq.seq_id, seq.num_tokens, seq.token_ids[-1]
+                proposals.append(Proposal(*base, tokens, probs, is_ahead=True))
+                self.counts.num_used_tokens += len(tokens)
+        return proposals
+
+    def count(self, requests: Iterable[DraftRequest], served: set[int]) -> None:
+        """Count the outcomes of the last rounds of sequences. served: those that have a draft."""
+        for request in requests:
+            seq_id = request.seq.seq_id
+            round_ = self._rounds.pop(seq_id, None)
+            outcome = None if round_ is None else round_.outcome(request.seq.token_ids)
+            if round_ is None or outcome is None:
+                continue
+            self._observe(round_, outcome, self._tables.get(seq_id))
+            if request.max_tokens > 0:
+                self.counts.record(outcome.num_accepted, hit=seq_id in served)
+
+    def release(self, seq_id: int) -> None:
+        """Drop the drafts of a sequence, those that are to come included."""
+        self._tables.pop(seq_id, None)
+        self._rounds.pop(seq_id, None)
+        for sent in self._expected.values():
+            sent.pop(seq_id, None)
+
+    def _observe(self, round_: AheadRound, outcome: Outcome, table: OutcomeTable | None) -> None:
+        rank, num_tried = None, 0
+        if table is not None and table.round == round_:
+            rank, num_tried = table.rank(outcome), table.num_tried(outcome.num_accepted)
+        outcomes = self.planner.outcomes
+        outcomes.observe(len(round_.drafts), outcome.num_accepted, rank, num_tried)
+
+    def _table(self, row: SentRow, draft: AheadDraft) -> OutcomeTable:
+        entries = []
+        for each in draft.continuations:
+            drafted = (each.token_id, *each.draft_token_ids)
+            token_ids = self._adapter.to_target(row.seq, drafted, len(drafted))
+            if not token_ids:
+                continue
+            token_id, *others = token_ids
+            probs = None if each.draft_probs is None else each.draft_probs[: len(others)]
+            outcome = Outcome(each.num_accepted, token_id)
+            entries.append((outcome, AheadTokens(tuple(others), probs)))
+            self.counts.num_tokens += len(others)
+        return OutcomeTable.of(_round_of(row), entries)
+
+
+def _round_of(row: SentRow) -> AheadRound:
+    return AheadRound(row.base_length, row.draft_token_ids)
