@@ -13,8 +13,9 @@ def test_recorded_kernels_are_within_the_limits():
     recorded = read_report()
     assert {target for targets in recorded.values() for target in targets} == {"sm_80", "sm_90"}
     assert faults_of(recorded, recorded) == []
-    for name, limit in MAX_SPILLED_BYTES.items():
-        assert 0 < max(used.spilled_bytes for used in recorded[name].values()) <= limit
+    found = [used.spilled_bytes for targets in recorded.values() for used in targets.values()]
+    assert max(found) <= MAX_SPILLED_BYTES
+    assert found.count(0) > 0.9 * len(found)
 
 
 @pytest.mark.parametrize(

@@ -249,4 +249,4 @@ def block_of_keys(block_d: int, element_size: int) -> int:
 
 def warps_of_tile(num_rows: int, block_d: int) -> int:
     """Return the warps of a tile, so that sums of large ones fit into registers."""
-    return 8 if num_rows >= 64 and block_d >= 128 else 4
+    return 8 if num_rows >= 64 or num_rows * block_d >= 32 * 256 else 4
