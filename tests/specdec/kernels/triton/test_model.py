@@ -1,11 +1,14 @@
 """A model on Triton's kernels: tokens equal those of torch's, end to end."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sampling import device_sampler, sampler
-from tests.specdec.engines import engine_config, local_engine, make_engine, request, run
+from tests.specdec.engine.test_head_trees import Recording, Texts, requests
+from tests.specdec.engines import engine_config, local_engine, make_engine, request, run, tokens_by
 from tests.specdec.models.families import save_family
 from tests.specdec.models.passes import mixed_logits
 from tests.specdec.worker.device import device_target
@@ -20,11 +23,11 @@ def tokens_of(directory, kernels, config):
 
 
 def transcripts_of(engine):
-    requests = [
+    asked = [
         request(f"r{i}", prompt, seed=i, max_tokens=6, **SAMPLING[i])
         for i, prompt in enumerate(PROMPTS)
     ]
-    return {name: each.token_ids for name, each in run(engine, requests).items()}
+    return {name: each.token_ids for name, each in run(engine, asked).items()}
 
 
 @pytest.mark.slow
@@ -66,3 +69,14 @@ def test_tokens_of_steps_on_the_device_equal_torch(tiny_model_dir, monkeypatch):
     target = device_target(tiny_model_dir, config, kernels="triton")
     engine = make_engine(tiny_model_dir, config, target)
     assert transcripts_of(engine) == expected
+
+
+@pytest.mark.slow
+def test_tokens_with_trees_of_a_head_equal_torch(tiny_model_dir, tmp_path_factory):
+    """The head's attention begins at slot 1, and accepted nodes move behind their base."""
+    texts = Texts(tiny_model_dir, tmp_path_factory.mktemp)
+    asked = [replace(each, params=replace(each.params, max_tokens=6)) for each in requests()[2:]]
+    expected = tokens_by(local_engine(tiny_model_dir, engine_config(0), kernels="torch"), asked)
+    recording = Recording(texts, "eagle3", "triton").run(asked)
+    assert recording.tokens == expected
+    assert any(draft.parents is not None for draft in recording.drafts.values())
