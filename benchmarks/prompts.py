@@ -38,7 +38,7 @@ def load_prompts(path: Path, tokenizer: Tokenizer, closing: str = "") -> list[Be
 
     `closing` is appended to each turn, to create a similar prompt.
     """
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8").split("\n")
     return [_encode(json.loads(line), tokenizer, closing) for line in lines if line.strip()]
 
 

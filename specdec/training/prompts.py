@@ -30,7 +30,7 @@ def read_prompts(path: Path) -> list[PromptRecord]:
     Raises InvalidValueError for another content, with the line, and for a file without prompts.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidValueError("prompts", path, f"a readable UTF-8 file ({error})") from error
     records = [

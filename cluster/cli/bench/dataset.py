@@ -95,7 +95,7 @@ def read_prompts(path: Path) -> list[str]:
 
     Only the first turn is used. Raises InvalidValueError for other content and for an empty file.
     """
-    lines = enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1)
+    lines = enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n"), start=1)
     prompts = [_prompt(line, f"{path} line {number}") for number, line in lines if line.strip()]
     if not prompts:
         raise InvalidValueError(str(path), "", "JSON lines, one prompt each")

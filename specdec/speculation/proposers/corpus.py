@@ -69,7 +69,7 @@ def read_corpus(path: str) -> Iterator[CorpusText]:
     Raises InvalidValueError, which names the line.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         limit = f"a readable file of JSON lines on every node ({error})"
         raise InvalidValueError(_FIELD, path, limit) from error

@@ -18,6 +18,13 @@ def test_each_form_of_a_line_is_read(tmp_path):
     ]
 
 
+def test_a_prompt_may_have_unicode_line_separators(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes('"One\u2028two"\r\n"Three\u2029four\x85"\n'.encode())
+    turns = [each.turns for each in read_prompts(path)]
+    assert turns == [("One\u2028two",), ("Three\u2029four\x85",)]
+
+
 @pytest.mark.parametrize(
     "line", ["Why?", "3", "{}", '{"turns": []}', '{"turns": [1]}', '{"prompt": "a", "suite": 1}']
 )

@@ -6,7 +6,12 @@ from itertools import pairwise
 import pytest
 from scipy import stats
 
-from cluster.cli.bench.dataset import PromptFileDataset, RandomDataset, arrival_times
+from cluster.cli.bench.dataset import (
+    PromptFileDataset,
+    RandomDataset,
+    arrival_times,
+    read_prompts,
+)
 
 
 def words(request):
@@ -17,6 +22,12 @@ def test_prompts_of_a_file_are_repeated_in_order():
     requests = PromptFileDataset(["a", "b"], max_tokens=9).requests(3, run=0)
     assert [(each.prompt, each.max_tokens) for each in requests] == [("a", 9), ("b", 9), ("a", 9)]
     assert len({each.cache_salt for each in requests}) == 1
+
+
+def test_a_prompt_of_a_file_may_have_unicode_line_separators(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes('"One\u2028two"\r\n{"prompt": "Three\x85"}\n'.encode())
+    assert read_prompts(path) == ["One\u2028two", "Three\x85"]
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,14 @@ def test_corpora_of_a_cascade_are_loaded(tmp_path):
     assert proposer_memory(config).fixed_bytes > proposer_memory(plain).fixed_bytes
 
 
+def test_a_text_may_have_unicode_line_separators(tmp_path):
+    texts = ["1\u2028 2", "3\u2029 4\x85", "5"]
+    path = tmp_path / "corpus.jsonl"
+    lines = [json.dumps({"text": each}, ensure_ascii=False) for each in texts]
+    path.write_bytes("\r\n".join(lines).encode())
+    assert [each.text for each in corpus.read_corpus(str(path))] == texts
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
