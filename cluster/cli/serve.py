@@ -151,7 +151,7 @@ def _setting_flag(name: str, setting: Setting) -> Flag:
     aliases = [_flag(theirs) for theirs, ours in ALL_RENAMED.items() if ours == name]
     flag = partial(section_flag, _section_of(name), help=setting.help)
     if setting.limit.kind is bool:
-        return flag(f"{_flag(name)}/--no-{_flag(name)[2:]}", default=None)
+        return flag(f"{_flag(name)}/--no-{_flag(name)[2:]}", *aliases, name, default=None)
     short = ["-tp"] if name == "tensor_parallel_size" else []
     return flag(_flag(name), *aliases, *short, name, type=_kind(name, setting.limit))
 

@@ -26,6 +26,7 @@ RENAMED: Mapping[str, str] = MappingProxyType(
         "mem_fraction_static": "gpu_memory_utilization",
         "random_seed": "seed",
         "watchdog_timeout": "step_timeout_s",
+        "disable_cuda_graph": "enforce_eager",
     }
 )
 """Our name by SGLang's, for settings with the same meaning."""
@@ -55,8 +56,9 @@ ALWAYS: Mapping[str, Always] = MappingProxyType(
         "attention_backend": Always(
             "auto", "the kernels are selected by the device", takes_any=True
         ),
-        "cuda_graph_max_bs": Always(0, "no CUDA graphs are captured", takes_any=True),
-        "disable_cuda_graph": Always(True, "no CUDA graphs are captured"),
+        "cuda_graph_max_bs": Always(
+            0, "CUDA graphs are for steps of up to max_num_seqs or 512 sequences", takes_any=True
+        ),
         "enable_torch_compile": Always(True, "the kernels are compiled already", takes_any=True),
         "dp_size": Always(1, "set num_replicas instead"),
         "pp_size": Always(1, "pipeline parallelism is not supported; set tensor_parallel_size"),

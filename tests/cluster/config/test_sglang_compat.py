@@ -36,10 +36,11 @@ def run(line):
         ("--model-path a --mem-fraction-static 0.8 --random-seed 7 --page-size 32",
          {"gpu_memory_utilization": 0.8, "seed": 7, "block_size": 32}),
         ("--model-path a --disable-radix-cache", {"enable_prefix_caching": False}),
-        ("--model-path a --enable-metrics --disable-cuda-graph --skip-server-warmup "
+        ("--model-path a --disable-cuda-graph", {"enforce_eager": True}),
+        ("--model-path a --enable-metrics --skip-server-warmup "
          "--schedule-policy lpm --grammar-backend xgrammar --dp-size 1", {"model": "a"}),
         ("--model-path a --cuda-graph-max-bs 8 --attention-backend fa3 --enable-torch-compile",
-         {"model": "a"}),
+         {"model": "a", "enforce_eager": False}),
         ("--model-path a --tool-call-parser deepseekv3 --reasoning-parser deepseek-r1",
          {"tool_call_parser": "deepseek_v3", "reasoning_parser": "deepseek_r1"}),
     ],
