@@ -28,8 +28,8 @@ _MAX_HEAD_CHARS = 1_000
 _LAST_TAGS = ("</function>", "</arg_value>")
 """Ends of a call that has all its arguments, though not its closing mark."""
 
-TagReader = Callable[[str], Iterator[tuple[str, str]]]
-"""Yields the names and texts of the parameters in the body of a call."""
+TagReader = Callable[[str], dict[str, str] | None]
+"""Returns the texts of the parameters in the body of a call by name; None beside other text."""
 
 
 @dataclass(frozen=True)
@@ -148,12 +148,11 @@ class MarkedCallParser:
         """Yield a complete call with arguments in tags, or its text where it is malformed."""
         head, read = self._syntax.head.match(body), self._syntax.tags
         assert read is not None, "the syntax has no tags"
-        if head is None or head["name"] not in self._tools:
+        tool = self._tools.get(head["name"]) if head is not None else None
+        arguments = _arguments_of(body[head.end() :], tool, read) if head and tool else None
+        if tool is None or arguments is None:
             yield from self._content.write(f"{self._syntax.opening}{body}{closing}")
             return
-        tool = self._tools[head["name"]]
-        texts = dict(read(body[head.end() :]))
-        arguments = {name: _typed(text, _schema_of(tool, name)) for name, text in texts.items()}
         start = self._next_call(tool.name)
         yield start
         yield CallArguments(start.index, json.dumps(arguments, ensure_ascii=False))
@@ -176,6 +175,12 @@ class MarkedCallParser:
 class MistralCallParser(MarkedCallParser):
     """Parser of Mistral's calls; earlier models write a list of objects behind the mark."""
 
+    def __init__(self, syntax: MarkedSyntax, tools: Sequence[Tool]) -> None:
+        """tools: the functions that may be called."""
+        super().__init__(syntax, tools)
+        self._object = JsonSpan()  # the current one of a list
+        self._num_scanned = 0  # characters of the buffer that were fed to it
+
     def _read(self) -> Iterator[Piece]:
         if self._state == "list":
             yield from self._read_list()
@@ -196,10 +201,11 @@ class MistralCallParser(MarkedCallParser):
             self._take(1)
             self._state = "text"
         elif self._buffer.startswith("{"):
-            span = JsonSpan()
-            length = span.feed(self._buffer)
-            if span.is_complete:
-                yield from self._object_call(self._take(length))
+            self._num_scanned += self._object.feed(self._buffer[self._num_scanned :])
+            if self._object.is_complete:
+                text = self._take(self._num_scanned)
+                self._object, self._num_scanned = JsonSpan(), 0
+                yield from self._object_call(text)
         elif self._buffer:
             self._state = "text"
 
@@ -247,21 +253,51 @@ def _are_strings(values: object) -> bool:
     return isinstance(values, list) and all(isinstance(each, str) for each in values)
 
 
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>(.*?)(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
-_ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)(?:</arg_value>|\Z)", re.DOTALL)
+_FUNCTION_END = "</function>"
+_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+_PARAMETER_HEAD = re.compile(rf"\s*{_PARAMETER}([^>\n]+)>")
+_KEY_HEAD, _KEY_END = re.compile(r"\s*<arg_key>"), "</arg_key>"
+_VALUE_HEAD, _VALUE_END = re.compile(rf"{_KEY_END}\s*<arg_value>"), "</arg_value>"
 
 
-def _parameters(body: str) -> Iterator[tuple[str, str]]:
-    """Read `<parameter=NAME>` tags, without the line breaks around their texts."""
-    body = body.rsplit("</function>", 1)[0]
-    for name, text in _PARAMETER.findall(body):
-        yield name.strip(), text.removeprefix("\n").removesuffix("\n")
+def _arguments_of(body: str, tool: Tool, read: TagReader) -> dict[str, Any] | None:
+    """Return the arguments in the body of a call, in tags or a JSON object; None if malformed."""
+    texts = read(body)
+    if texts is not None:
+        return {name: _typed(text, _schema_of(tool, name)) for name, text in texts.items()}
+    given = json_or_none(body.strip().removesuffix(_FUNCTION_END))
+    return given if isinstance(given, dict) else None
 
 
-def _arguments(body: str) -> Iterator[tuple[str, str]]:
-    """Read pairs of `<arg_key>` and `<arg_value>`."""
-    for name, text in _ARGUMENT.findall(body):
-        yield name.strip(), text
+def _parameters(body: str) -> dict[str, str] | None:
+    """Read `<parameter=NAME>` tags, without the line breaks around their texts.
+
+    A tag that is not closed ends where the next one begins. Takes linear time, as each search ends
+    there.
+    """
+    body = body.rstrip().removesuffix(_FUNCTION_END)
+    texts, place = dict[str, str](), 0
+    while head := _PARAMETER_HEAD.match(body, place):
+        start, following = head.end(), body.find(_PARAMETER, head.end())
+        limit = len(body) if following < 0 else following
+        closed = body.find(_PARAMETER_END, start, limit)
+        end, place = (limit, limit) if closed < 0 else (closed, closed + len(_PARAMETER_END))
+        texts[head[1].strip()] = body[start:end].removeprefix("\n").removesuffix("\n")
+    return None if body[place:].strip() else texts
+
+
+def _arguments(body: str) -> dict[str, str] | None:
+    """Read pairs of `<arg_key>` and `<arg_value>`; the last value need not be closed."""
+    texts, place = dict[str, str](), 0
+    while head := _KEY_HEAD.match(body, place):
+        name_end = body.find(_KEY_END, head.end())
+        value = _VALUE_HEAD.match(body, name_end) if name_end >= 0 else None
+        if value is None:
+            return None
+        closed = body.find(_VALUE_END, value.end())
+        end, place = (len(body),) * 2 if closed < 0 else (closed, closed + len(_VALUE_END))
+        texts[body[head.end() : name_end].strip()] = body[value.end() : end]
+    return None if body[place:].strip() else texts
 
 
 _NAME = r"(?P<name>[a-zA-Z0-9_.-]+)"

@@ -1,6 +1,7 @@
 """Tool calls in every family's format: the same structure however the text is split."""
 
 import json
+import time
 from typing import get_args
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from cluster.api.openai.pieces import CallArguments, CallStart, Content, Reasoning
 from cluster.api.openai.tool_families import new_call_id, tool_parser
 from cluster.api.openai.tool_format import TOOL_FORMATS, deepseek_mark
+from cluster.api.openai.tool_parser import JsonSpan
 from cluster.config.serve_config import ToolCallParserName
 from tests.cluster.api.openai.family_outputs import CALLS_OR_TEXT, FAMILIES, OUTPUTS, TOOLS
 
@@ -123,6 +125,66 @@ def test_values_in_tags_have_the_types_of_the_schema():
         "unit": "celsius",
         "new": [1],
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("qwen3_coder", '<function=get_weather>{"city": "Ulm", "days": 3}</function>'),
+        ("qwen3_coder", '\n<function=get_weather>\n{"city": "Ulm", "days": 3}\n</function>\n'),
+        ("glm45", 'get_weather\n{"city": "Ulm", "days": 3}'),
+        ("glm45", '\nget_weather{"city": "Ulm", "days": 3}\n'),
+    ],
+)
+def test_arguments_may_be_json_in_place_of_tags(name, body):
+    [(called, given)] = read(parser_of(name), [f"<tool_call>{body}</tool_call>"])[2]
+    assert (called, json.loads(given)) == ("get_weather", {"city": "Ulm", "days": 3})
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("qwen3_coder", "<function=get_weather>Ulm</function>"),
+        ("qwen3_coder", '<function=get_weather>["Ulm"]</function>'),
+        ("qwen3_coder", "<function=get_weather><parameter=city>Ulm</parameter> or Bonn</function>"),
+        ("qwen3_coder", "<function=get_weather>in <parameter=city>Ulm</parameter></function>"),
+        ("glm45", "get_weather of Ulm"),
+        ("glm45", "get_weather<arg_key>city</arg_key>Ulm"),
+        ("glm45", "get_weather<arg_key>city</arg_key><arg_value>Ulm</arg_value> or Bonn"),
+    ],
+)
+def test_a_call_with_text_beside_its_arguments_is_content(name, body):
+    text = f"<tool_call>{body}</tool_call>"
+    assert read(parser_of(name), [text]) == (text, "", [])
+    assert read(parser_of(name), text) == (text, "", [])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("qwen3_coder", "<tool_call><function=time>" + "<parameter=a" * 40_000),
+        ("qwen3_coder", "<tool_call><function=time>" + "<parameter=a>" * 40_000),
+        ("glm45", "<tool_call>time" + "<arg_key>" * 40_000),
+        ("glm45", "<tool_call>time" + "<arg_key>a</arg_key>" * 40_000),
+        ("glm45", "<tool_call>time<arg_key>a</arg_key><arg_value>" + "<arg_key>" * 40_000),
+    ],
+    ids=["parameter", "closed parameter", "key", "closed key", "value"],
+)
+def test_tags_that_are_not_closed_take_linear_time(name, text):
+    """A scan to the end for each tag takes over 10 seconds."""
+    began_s = time.process_time()
+    read(parser_of(name), [f"{text}</tool_call>"])
+    assert time.process_time() - began_s < 2
+
+
+def test_a_list_of_calls_is_scanned_once(monkeypatch):
+    fed = []
+    feed = JsonSpan.feed
+    monkeypatch.setattr(JsonSpan, "feed", lambda self, text: fed.append(text) or feed(self, text))
+    calls = [{"name": "time", "arguments": {"note": "{}]," * 50}}] * 2
+    text = f"[TOOL_CALLS] {json.dumps(calls)}"
+    assert len(read(parser_of("mistral"), text)[2]) == 2
+    assert "".join(fed) == "".join(map(json.dumps, calls))
 
 
 def test_ids_of_calls():
