@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from pydantic import ValidationError
+
 from cluster.api.anthropic.schema import (
     CountTokensRequest,
     MessageParam,
@@ -15,13 +17,16 @@ from cluster.api.anthropic.schema import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from cluster.api.openai.chat_schema import ChatRequest
+from cluster.api.openai.chat_schema import MAX_TOOLS, ChatRequest
+from cluster.api.openai.errors import invalid_value
 from cluster.replica.limits import MAX_CHAT_MESSAGES
 from specdec.text.chat_template import ChatTemplate
 from specdec.types.errors import InvalidValueError
 from specdec.types.validation import require_count
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_FORCING = ("any", "tool")
+"""Types of tool_choice with which the answer is a call, without reasoning before it."""
 _THINKING_VARIABLES = ("enable_thinking", "thinking")
 """Variables of chat templates by which a model thinks on request."""
 
@@ -58,7 +63,10 @@ def to_chat(
             "speculation": request.speculation,
             **{name: getattr(request, name) for name in ("temperature", "top_p", "top_k")},
         }
-    return ChatRequest(**fields)
+    try:
+        return ChatRequest(**fields)
+    except ValidationError as error:
+        raise invalid_value(error, fields) from error
 
 
 def _tool_choice(request: CountTokensRequest) -> dict[str, Any]:
@@ -84,7 +92,8 @@ def _thinking(
     variables = {name: is_on for name in _THINKING_VARIABLES if name in known}
     given: dict[str, Any] = {"chat_template_kwargs": variables} if variables else {}
     budget = request.thinking.budget_tokens
-    if has_parser and is_on and budget is not None:
+    is_forced = request.tool_choice is not None and request.tool_choice.type in _FORCING
+    if has_parser and is_on and not is_forced and budget is not None:
         given["thinking_token_budget"] = budget
     return given
 
@@ -92,12 +101,15 @@ def _thinking(
 def _messages(request: CountTokensRequest) -> Iterator[dict[str, Any]]:
     if request.system is not None:
         yield {"role": "system", "content": _text(request.system)}
-    for message in request.messages:
-        yield from _turns(message)
+    for index, message in enumerate(request.messages):
+        yield from _turns(message, f"messages[{index}].content")
 
 
-def _turns(message: MessageParam) -> Iterator[dict[str, Any]]:
-    """Yield the chat messages of a message: results of calls have their own, before its text."""
+def _turns(message: MessageParam, field: str) -> Iterator[dict[str, Any]]:
+    """Yield the chat messages of a message: results of calls have their own, before its text.
+
+    field: name of its content, for errors.
+    """
     blocks = message.content
     if isinstance(blocks, str):
         yield {"role": message.role, "content": blocks}
@@ -110,6 +122,7 @@ def _turns(message: MessageParam) -> Iterator[dict[str, Any]]:
     texts = [block.text for block in blocks if isinstance(block, TextBlock)]
     turn: dict[str, Any] = {"role": message.role, "content": "\n".join(texts)}
     if calls := [_call(block) for block in blocks if isinstance(block, ToolUseBlock)]:
+        require_count(field, len(calls), 0, MAX_TOOLS, "tool_use blocks")
         turn["tool_calls"] = calls
     if thoughts := [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]:
         turn["reasoning_content"] = "\n".join(thoughts)

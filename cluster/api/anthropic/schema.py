@@ -115,6 +115,7 @@ class MessagesRequest(CountTokensRequest):
         "stop": "stop_sequences",
         "prompt length": "messages length",
         "tool_choice.function.name": "tool_choice.name",
+        "thinking_token_budget": "thinking.budget_tokens",
     }
 
     max_tokens: int = Field(description="most tokens of the answer")

@@ -12,7 +12,7 @@ from fastapi import Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from grpc import StatusCode
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 from cluster.api.errors import status_of
@@ -127,6 +127,12 @@ def _renamed(name: str, names: Mapping[str, str]) -> str:
         return name
     longest = max(known, key=len)
     return names[longest] + name[len(longest) :]
+
+
+def invalid_value(error: ValidationError, body: Mapping[str, Any]) -> InvalidValueError:
+    """Convert an error of a request that was made from `body` here, not read from a client."""
+    findings = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+    return _validation_error(RequestValidationError(findings, body=body), None)
 
 
 def _validation_error(

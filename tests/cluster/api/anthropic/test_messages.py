@@ -1,11 +1,13 @@
 """Anthropic's Messages API: requests and responses in the format of its client."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from fastapi import Request
 
+from cluster.api.anthropic import conversion
 from cluster.api.anthropic.conversion import to_chat
 from cluster.api.anthropic.messages import MessagesBuilder
 from cluster.api.anthropic.schema import MessagesRequest
@@ -160,6 +162,52 @@ async def test_results_of_calls_count_as_messages():
     request = MessagesRequest(max_tokens=9, messages=[message] * 2)
     with pytest.raises(InvalidValueError, match="messages length is 1200"):
         to_chat(request, Template())
+
+
+async def test_too_many_calls_in_a_message_are_refused(http):
+    call = {"type": "tool_use", "id": "t", "name": "ask", "input": {}}
+    messages = [*BODY["messages"], {"role": "assistant", "content": [call] * 129}]
+    for url in (URL, f"{URL}/count_tokens"):
+        body = BODY if url == URL else {"model": "tiny"}
+        response = await http.post(url, json={**body, "messages": messages})
+        assert response.status_code == 400, response.text
+        message = response.json()["error"]["message"]
+        assert message.startswith("messages[1].content length is 129; it must be from 0 to 128")
+
+
+async def test_what_a_chat_does_not_accept_is_an_invalid_value(monkeypatch):
+    monkeypatch.setattr(conversion, "_tool_choice", lambda request: {"tool_choice": "often"})
+    with pytest.raises(InvalidValueError, match=r"^tool_choice is 'often'; it must be"):
+        to_chat(MessagesRequest(max_tokens=9, messages=BODY["messages"]), Template())
+
+
+@pytest.mark.parametrize(
+    ("choice", "budget"),
+    [
+        (None, 99),
+        ({"type": "auto"}, 99),
+        ({"type": "any"}, None),
+        ({"type": "tool", "name": "ask"}, None),
+    ],
+)
+async def test_a_budget_is_left_out_where_a_call_is_forced(choice, budget):
+    request = MessagesRequest(
+        max_tokens=9,
+        messages=BODY["messages"],
+        tools=[TOOL],
+        tool_choice=choice,
+        thinking={"type": "enabled", "budget_tokens": 99},
+    )
+    assert to_chat(request, Template(), has_parser=True).thinking_token_budget == budget
+
+
+async def test_the_error_of_a_budget_has_its_name(http, router, monkeypatch):
+    config = replace(router.config, reasoning_parser="qwen3")
+    monkeypatch.setattr(router, "config", config)
+    thinking = {"type": "enabled", "budget_tokens": 0}
+    response = await http.post(URL, json={**BODY, "thinking": thinking})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith("thinking.budget_tokens is 0; it must be")
 
 
 class Template:
