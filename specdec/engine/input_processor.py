@@ -51,15 +51,19 @@ def check_request(request: EngineRequest, config: EngineConfig, vocab_size: int)
         raise InvalidValueError("speculation.method", method, reason)
 
 
-def check_answer_in_one_message(params: SamplingParams, max_tokens: int) -> None:
+def check_answer_in_one_message(
+    params: SamplingParams, max_tokens: int, *, may_stream: bool = True
+) -> None:
     """Raise InvalidValueError for more log-probabilities than one message can carry.
 
-    max_tokens: of each choice. A stream needs no limit: it has a message for each step.
+    max_tokens: of each choice. may_stream: whether a stream needs no limit, as it has a message
+    for each step; not one whose messages have all of the answer so far.
     """
     num_best, num_tokens = params.logprobs, params.n * max_tokens
     if num_best is not None and (1 + num_best) * num_tokens > MAX_ANSWER_LOGPROBS:
         limit = f"low enough that {num_tokens} tokens (n times max_tokens) have at most "
-        limit += f"{MAX_ANSWER_LOGPROBS} in all, each token's own included, or be streamed"
+        limit += f"{MAX_ANSWER_LOGPROBS} in all, each token's own included"
+        limit += ", or be streamed" if may_stream else ""
         raise InvalidValueError("logprobs", num_best, limit)
 
 

@@ -201,6 +201,11 @@ class ResponseBuilder(ABC):
         has_prompt = output.prompt_logprobs is not None
         return self.names is not None and (has_prompt or len(output.token_ids) > MANY_TOKENS)
 
+    @property
+    def is_body_large(self) -> bool:
+        """Return whether the complete response may have many log-probabilities, likewise."""
+        return self.names is not None
+
     @abstractmethod
     def add(self, each: PromptOutput) -> None:
         """Add an output to the complete response."""

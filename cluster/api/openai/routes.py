@@ -175,7 +175,7 @@ async def _complete(
     async with aclosing(outputs):
         async for each in outputs:
             await offload(partial(builder.add, each), is_large=builder.is_large(each.output))
-    text = await offload(lambda: builder.body().to_json(), is_large=builder.names is not None)
+    text = await offload(lambda: builder.body().to_json(), is_large=builder.is_body_large)
     return Response(text, media_type="application/json")
 
 

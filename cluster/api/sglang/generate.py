@@ -41,6 +41,10 @@ Entry = tuple[float | None, int, str | None]
 """A token in SGLang's log-probabilities: its log-probability, its id, and its text on request."""
 
 
+MANY_IDS = 1_000
+"""Without log-probabilities, more output ids than this are worth the switch to a thread."""
+
+
 @dataclass(frozen=True)
 class PromptOptions:
     """What a prompt's answer has. num_best: of log-probabilities; None for none.
@@ -82,8 +86,7 @@ async def prepare_generate(
             with_seed(params, router), index, is_seed_given=is_seed_given or index == 0
         )
         interval = None if request.stream else MAX_STREAM_INTERVAL
-        if not request.stream:
-            check_answer_in_one_message(params, router.max_tokens(params))
+        check_answer_in_one_message(params, router.max_tokens(params), may_stream=False)
         calls.append(
             EngineCall(
                 token_ids,
@@ -189,6 +192,8 @@ class Answer:
     last: EngineOutput | None = None
     _input: list[list[Entry]] = field(default_factory=list)
     _output: list[list[Entry]] = field(default_factory=list)
+    _has_input: bool = False  # whether `_input` is complete
+    _is_input_sent: bool = False
 
     def add(self, output: EngineOutput) -> None:
         """Append an output."""
@@ -206,19 +211,30 @@ class Answer:
         """Keep the log-probabilities of the prompt; its first token has none."""
         start = max(0, self.options.logprob_start - 1)
         self._input = self._entries(logprobs[slice(start, None)])
+        self._has_input = True
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer in SGLang's format."""
+        return self._to_dict(has_input=True)
+
+    def to_event(self) -> dict[str, Any]:
+        """Return the answer so far; log-probabilities of the prompt are in the first one alone."""
+        is_known = self._has_input or not self.options.lists_prompt
+        has_input = is_known and not self._is_input_sent
+        self._is_input_sent |= has_input
+        return self._to_dict(has_input=has_input)
+
+    def _to_dict(self, *, has_input: bool) -> dict[str, Any]:
         assert self.last is not None, "an answer without an output"
-        return {
-            "text": self.text,
-            "output_ids": self.output_ids,
-            "meta_info": self._meta(self.last),
-        }
+        meta = self._meta(self.last)
+        if self.options.num_best is not None:
+            meta |= self._input_logprobs() if has_input else {}
+            meta |= self._output_logprobs()
+        return {"text": self.text, "output_ids": self.output_ids, "meta_info": meta}
 
     def _meta(self, last: EngineOutput) -> dict[str, Any]:
         speculation = last.speculation
-        meta: dict[str, Any] = {
+        return {
             "id": self.call.request_id,
             "finish_reason": self._finish_reason(last),
             "prompt_tokens": last.num_prompt_tokens,
@@ -231,20 +247,23 @@ class Answer:
             "spec_accept_rate": speculation.acceptance_rate,
             "seed": self.call.params.seed,
         }
-        return meta | (self._logprobs() if self.options.num_best is not None else {})
 
-    def _logprobs(self) -> dict[str, Any]:
+    def _input_logprobs(self) -> dict[str, Any]:
         start = self.options.logprob_start
         first = self.options.token_ids[start]
         has_value = self.options.lists_prompt and start > 0
         opening: list[Entry] = [] if has_value else [(None, first, self._text_of(first))]
         logprobs: dict[str, Any] = {
-            "input_token_logprobs": [*opening, *(each[0] for each in self._input)],
-            "output_token_logprobs": [each[0] for each in self._output],
+            "input_token_logprobs": [*opening, *(each[0] for each in self._input)]
         }
         if self.options.num_best:
             before = [None] * len(opening)
             logprobs["input_top_logprobs"] = [*before, *(each[1:] for each in self._input)]
+        return logprobs
+
+    def _output_logprobs(self) -> dict[str, Any]:
+        logprobs: dict[str, Any] = {"output_token_logprobs": [each[0] for each in self._output]}
+        if self.options.num_best:
             logprobs["output_top_logprobs"] = [each[1:] for each in self._output]
         return logprobs
 
@@ -285,14 +304,20 @@ class GenerateBuilder(ResponseBuilder):
         """Make a builder; calls and options are by prompt."""
         super().__init__(calls, None)
         self._is_list = request.is_batch or calls[0].params.n > 1
+        self._has_logprobs = any(each.num_best is not None for each in options)
         self._answers = [
             [Answer(call, own, token_bytes) for _ in range(call.params.n)]
             for call, own in zip(calls, options, strict=True)
         ]
 
     def is_large(self, output: EngineOutput) -> bool:
-        """Return whether an output has log-probabilities of a prompt, to convert on a thread."""
-        return output.prompt_logprobs is not None
+        """Return whether an event is worth the switch to a thread: it repeats what came before."""
+        return self._has_logprobs or output.num_output_tokens > MANY_IDS
+
+    @property
+    def is_body_large(self) -> bool:
+        """Return whether the complete response may have many log-probabilities."""
+        return self._has_logprobs
 
     def add(self, each: PromptOutput) -> None:
         """Add an output to the complete response."""
@@ -305,7 +330,7 @@ class GenerateBuilder(ResponseBuilder):
 
     def events(self, each: PromptOutput) -> list[bytes]:
         """Encode the whole text so far, as SGLang does; of a batch with the index of its prompt."""
-        answer = self._add(each).to_dict()
+        answer = self._add(each).to_event()
         if self._is_list:
             index = sum(len(choices) for choices in self._answers[: each.prompt])
             answer["index"] = index + each.output.choice

@@ -6,8 +6,11 @@ in SGLang 0.5.23; the package itself is not installed.
 
 import asyncio
 import json
+import threading
 
 import pytest
+
+from cluster.api.sglang import generate
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -141,6 +144,72 @@ async def test_a_streamed_batch_has_indices(http):
     last = {(found := json.loads(line[5:]))["index"]: found for line in lines}
     whole = await post(http, text=[PROMPT, "Every spring"], sampling_params=GREEDY)
     assert [last[index]["text"] for index in (0, 1)] == [each["text"] for each in whole]
+
+
+async def streamed(http, **body):
+    response = await http.post("/generate", json={**body, "stream": True})
+    assert response.status_code == 200, response.text
+    lines = [line for line in response.text.split("\n") if line.startswith("data: {")]
+    return [json.loads(line[5:]) for line in lines]
+
+
+@pytest.mark.parametrize("start", [-1, 0, 2])
+async def test_a_stream_has_the_logprobs_of_the_prompt_once(http, start):
+    body = {"text": PROMPT, "sampling_params": GREEDY, "return_logprob": True}
+    body |= {"logprob_start_len": start, "top_logprobs_num": 2}
+    whole = (await post(http, **body))["meta_info"]
+    events = [each["meta_info"] for each in await streamed(http, **body)]
+    assert len(events) > 1
+    for name in ("input_token_logprobs", "input_top_logprobs"):
+        assert [each.get(name) for each in events] == [whole[name], *[None] * (len(events) - 1)]
+    for name in ("output_token_logprobs", "output_top_logprobs"):
+        assert events[-1][name] == whole[name]
+        sizes = [len(each[name]) for each in events]
+        assert sizes == [each["completion_tokens"] for each in events]
+
+
+async def test_each_choice_of_a_stream_has_the_logprobs_of_the_prompt(http):
+    body = {"text": PROMPT, "sampling_params": {**GREEDY, "n": 2}, "return_logprob": True}
+    body["logprob_start_len"] = 0
+    events = await streamed(http, **body)
+    whole = await post(http, **body)
+    for index in (0, 1):
+        found = [each["meta_info"].get("input_token_logprobs") for each in events
+                 if each["index"] == index]  # fmt: skip
+        expected = whole[index]["meta_info"]["input_token_logprobs"]
+        assert [each for each in found if each is not None] == [expected]
+
+
+async def test_the_logprobs_of_a_stream_are_limited_like_those_of_an_answer(http, monkeypatch):
+    monkeypatch.setattr("specdec.engine.input_processor.MAX_ANSWER_LOGPROBS", 20)
+    body = {"text": PROMPT, "sampling_params": GREEDY, "return_logprob": True}
+    body["top_logprobs_num"] = 2
+    for stream in (False, True):
+        error = await refusal(http, **body, stream=stream)
+        assert error["param"] == "top_logprobs_num"
+        assert error["message"].endswith("at most 20 in all, each token's own included")
+    assert len(await streamed(http, **{**body, "top_logprobs_num": 1})) > 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_large_answers_are_encoded_off_the_event_loop(http, monkeypatch, stream):
+    threads = []
+    convert = generate.Answer._to_dict
+
+    def to_dict(self, **options):
+        threads.append(threading.current_thread() is threading.main_thread())
+        return convert(self, **options)
+
+    monkeypatch.setattr(generate.Answer, "_to_dict", to_dict)
+    body = {"text": PROMPT, "sampling_params": GREEDY, "stream": stream}
+    for changes, is_on_loop in (({}, {True}), ({"return_logprob": True}, {False})):
+        threads.clear()
+        assert (await http.post("/generate", json=body | changes)).status_code == 200
+        assert set(threads) == is_on_loop
+    monkeypatch.setattr(generate, "MANY_IDS", 5)
+    threads.clear()
+    await http.post("/generate", json=body)
+    assert set(threads) == ({True, False} if stream else {True})
 
 
 async def test_a_prefix_is_cached_without_an_answer(http):
