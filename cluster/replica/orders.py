@@ -1,15 +1,16 @@
-"""Orders for draft heads and adapters that several replicas execute."""
+"""Orders that several replicas execute: for draft heads, adapters, requests, prefix caches."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from specdec.types.adapters import AdapterOrder, AdapterReport
 from specdec.types.drafters import DrafterOrder, DrafterReport
 from specdec.types.errors import InvalidValueError, NotReadyError, SpecdecError
+from specdec.types.request import Caller
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +26,24 @@ class OrderResult(Generic[Report]):
 
     report: Report
     error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class AbortOrder:
+    """Order to end a caller's requests with an id, and the prompts of its batch with that id.
+
+    Clients without an API key are one caller: they exist only where the service has no keys.
+    """
+
+    request_id: str
+    caller: Caller
+
+    def applies_to(self, request_id: str, caller: Caller) -> bool:
+        """Return whether a request is to end. Those of a batch `x` are `x_0`, `x_1`, and so on."""
+        is_own = caller == self.caller or (caller.is_stranger and self.caller.is_stranger)
+        batch, _, index = request_id.rpartition("_")
+        is_of_batch = batch == self.request_id and index.isdecimal()
+        return is_own and (request_id == self.request_id or is_of_batch)
 
 
 async def result_of(
@@ -75,3 +94,14 @@ def reports_of(
     if len(errors) == len(found):
         raise errors[0]
     return tuple(sorted((each.report for each in found), key=lambda each: each.replica_id))
+
+
+def all_flushed(results: Sequence[object]) -> bool:
+    """Return whether every replica has emptied its prefix cache.
+
+    results: of a broadcast. Raises NotReadyError if a replica did not answer.
+    """
+    found = answers_of(results, bool)
+    if len(found) < len(results):
+        raise NotReadyError("a replica did not answer; send the request again")
+    return all(found)

@@ -23,6 +23,7 @@ from cluster.config.serve_config import ServeConfig
 from cluster.observability.logs import current_request_id
 from cluster.observability.request_context import current_caller
 from cluster.replica.instrumentation import Instrumentation
+from cluster.replica.orders import AbortOrder
 from cluster.replica.preprocessor import Preprocessor
 from cluster.replica.ray_executor import RayExecutor
 from cluster.replica.report import ReplicaLoad, decision_news
@@ -243,7 +244,7 @@ class Router:
             measured.on_refused(error)
             raise
         measured.on_queued(request)
-        outputs = thread.generate(request, measured)
+        outputs = thread.generate(request, measured, current_caller.get())
         if self._samples.accepts(call) and request.adapter_id == BASE_MODEL:
             temperature = call.params.resolved(self._model.sampling_defaults).temperature
             outputs = self._samples.recording(request, temperature, outputs)
@@ -263,10 +264,10 @@ class Router:
             queue_deadline_s=time.monotonic() + self.config.queue_timeout_s,
         )
 
-    def abort(self, request_id: str) -> None:
-        """End the requests with this id; an unknown one is no error."""
+    def abort(self, order: AbortOrder) -> None:
+        """End the requests that an order applies to; an unknown id is no error."""
         if self.core.thread is not None:
-            self.core.thread.abort(request_id)
+            self.core.thread.abort_where(order.applies_to)
 
     async def flush_cache(self) -> bool:
         """Empty the prefix cache unless requests run or wait; return whether it was emptied.

@@ -39,7 +39,14 @@ from cluster.control.overrides import OverrideLimits
 from cluster.control.peers import CONTROL_PLANE, ROUTER, Applications, ServeDirectory, ServiceCard
 from cluster.control.plane import ControlPlaneReplica
 from cluster.observability import logs
-from cluster.replica.orders import OrderResult, answers_of, reports_of, result_of
+from cluster.replica.orders import (
+    AbortOrder,
+    OrderResult,
+    all_flushed,
+    answers_of,
+    reports_of,
+    result_of,
+)
 from cluster.replica.router import Router
 from cluster.serve.autoscaling import OPEN_REQUESTS, autoscaling_config
 from cluster.serve.node_memory import node_shares, replica_memory
@@ -144,6 +151,8 @@ class RouterReplica(InferenceServicer, AdminServicer):
             self._take_samples,
             applications,
             budget,
+            self._abort_requests,
+            self._flush_caches,
         )
         self._ingress = (
             EmbeddedIngress(router, self, keys, serve_config, self.http_limits)
@@ -259,6 +268,29 @@ class RouterReplica(InferenceServicer, AdminServicer):
         if order.replica_id not in ("", self._replica_id):
             return None
         return self.router.take_samples(order)
+
+    async def _abort_requests(self, order: AbortOrder) -> None:
+        """End requests on all replicas; an error of a replica is logged."""
+        handle = serve.get_deployment_handle(ROUTER, self._application)
+        responses = handle.broadcast("abort_own_requests", order)
+        answers_of(await responses.results_async(return_exceptions=True), type(None))
+
+    async def abort_own_requests(self, order: AbortOrder) -> None:
+        """End the requests of this replica that a broadcast order applies to."""
+        self.router.abort(order)
+
+    async def _flush_caches(self) -> bool:
+        """Empty the prefix caches of all replicas without requests; return whether all were.
+
+        Raises what `all_flushed` raises.
+        """
+        handle = serve.get_deployment_handle(ROUTER, self._application)
+        responses = handle.broadcast("flush_own_cache")
+        return all_flushed(await responses.results_async(return_exceptions=True))
+
+    async def flush_own_cache(self) -> bool:
+        """Empty the prefix cache of this replica, unless requests run or wait."""
+        return await self.router.flush_cache()
 
     async def order_drafter_if_addressed(
         self, order: DrafterOrder

@@ -22,6 +22,7 @@ from specdec.sequences.sequence import EngineRequest
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import NotReadyError, TargetFailedError
 from specdec.types.messages import Target
+from specdec.types.request import OWN_PROCESS, Caller
 from specdec.types.responses import EngineOutput
 from specdec.types.stats import EngineStats
 
@@ -111,14 +112,18 @@ class EngineThread:
         return self._streams.num_sequences
 
     async def generate(
-        self, request: EngineRequest, metrics: RequestMetrics | None = None
+        self,
+        request: EngineRequest,
+        metrics: RequestMetrics | None = None,
+        caller: Caller = OWN_PROCESS,
     ) -> AsyncGenerator[EngineOutput, None]:
         """Stream a request's outputs, one per step and choice. Leaving early aborts the request.
 
         Raises what `Engine.add` raises, the error of a failed output, TargetFailedError when the
         engine is lost, and NotReadyError while draining. The request's id need not be unique.
+        caller: the client that may abort it.
         """
-        unique_id = self._open_stream(request, metrics)
+        unique_id = self._open_stream(request, metrics, caller)
         finished = False
         try:
             await self.call(lambda: self._engine.add(replace(request, request_id=unique_id)))
@@ -133,7 +138,9 @@ class EngineThread:
                 if metrics is not None:
                     metrics.on_broken_off(sys.exception())
 
-    def _open_stream(self, request: EngineRequest, metrics: RequestMetrics | None) -> str:
+    def _open_stream(
+        self, request: EngineRequest, metrics: RequestMetrics | None, caller: Caller
+    ) -> str:
         try:
             if self.is_draining:
                 raise NotReadyError("the service is draining; send the request again")
@@ -142,7 +149,7 @@ class EngineThread:
             if metrics is not None:
                 metrics.on_broken_off(error)
             raise
-        return self._streams.open(request.request_id, request.params.n, metrics)
+        return self._streams.open(request.request_id, request.params.n, metrics, caller)
 
     def require_room(self, num_choices: int = 1) -> None:
         """Raise OverloadedError if `num_choices` more do not fit; see scheduler.require_room.
@@ -154,7 +161,11 @@ class EngineThread:
 
     def abort(self, request_id: str) -> None:
         """End the streams of the requests with this id, which then raise AbortedError."""
-        self._streams.abort(request_id)
+        self.abort_where(lambda each, caller: each == request_id)
+
+    def abort_where(self, is_ended: Callable[[str, Caller], bool]) -> None:
+        """End streams likewise. is_ended: of a request's id and its caller."""
+        self._streams.abort(is_ended)
 
     async def stats(self) -> EngineStats:
         """Return the engine's stats as of between two steps."""

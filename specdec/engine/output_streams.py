@@ -6,11 +6,12 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from specdec.engine.request_metrics import AbortedError, RequestMetrics
 from specdec.types.errors import OverloadedError
+from specdec.types.request import Caller
 from specdec.types.responses import EngineOutput
 
 logger = logging.getLogger(__name__)
@@ -18,9 +19,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class OutputStream:
-    """The queue from which the outputs of one request are read, and its measurements."""
+    """The queue from which the outputs of a caller's request are read, and its measurements."""
 
     metrics: RequestMetrics | None
+    caller: Caller
     outputs: asyncio.Queue[EngineOutput | Exception] = field(default_factory=asyncio.Queue)
 
 
@@ -44,10 +46,12 @@ class OutputStreams:
         """Choices that have not ended. Thread-safe."""
         return sum(tuple(self._num_choices.values()))  # copied atomically
 
-    def open(self, request_id: str, num_choices: int, metrics: RequestMetrics | None) -> str:
+    def open(
+        self, request_id: str, num_choices: int, metrics: RequestMetrics | None, caller: Caller
+    ) -> str:
         """Open a stream and return its unique id; `request_id` need not be unique."""
         unique_id = f"{request_id}/{next(self._serial)}"
-        self._streams[unique_id] = OutputStream(metrics)
+        self._streams[unique_id] = OutputStream(metrics, caller)
         self._num_choices[unique_id] = num_choices
         self._none_left.clear()
         return unique_id
@@ -109,10 +113,11 @@ class OutputStreams:
                 error = OverloadedError("the request waited in the queue past its deadline")
                 stream.outputs.put_nowait(error)
 
-    def abort(self, request_id: str) -> None:
-        """End the streams of the requests with this id, which then raise AbortedError."""
+    def abort(self, is_ended: Callable[[str, Caller], bool]) -> None:
+        """End streams, which then raise AbortedError. is_ended: of a request's id and caller."""
         for unique_id, stream in self._streams.items():
-            if unique_id.rpartition("/")[0] == request_id:
+            request_id = unique_id.rpartition("/")[0]
+            if is_ended(request_id, stream.caller):
                 stream.outputs.put_nowait(AbortedError(request_id))
 
     def fail(self, error: Exception) -> None:

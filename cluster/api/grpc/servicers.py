@@ -27,6 +27,7 @@ from cluster.observability.request_context import (
     network_of_peer,
 )
 from cluster.replica.limits import check_detokenize, check_model, check_request, check_tokenize
+from cluster.replica.orders import AbortOrder
 from cluster.replica.router import Router
 from protos.specdec.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 from protos.specdec.v1 import inference_pb2 as pb
@@ -62,6 +63,8 @@ TakeProfile = Callable[[ProfileOrder], Awaitable[ProfileReport]]
 TakeSamples = Callable[[SampleOrder], Awaitable[tuple[SampleBatch, ...]]]
 OrderDrafter = Callable[[DrafterOrder], Awaitable[tuple[DrafterReport, ...]]]
 OrderAdapter = Callable[[AdapterOrder], Awaitable[tuple[AdapterReport, ...]]]
+AbortRequests = Callable[[AbortOrder], Awaitable[None]]
+FlushCaches = Callable[[], Awaitable[bool]]
 
 
 class _Access(NamedTuple):
@@ -263,6 +266,8 @@ class AdminServicer:
         take_samples: TakeSamples,
         applications: Applications | None = None,
         budget: ByteBudget | None = None,
+        abort_requests: AbortRequests | None = None,
+        flush_caches: FlushCaches | None = None,
     ) -> None:
         """profile: profiles this replica, or the one that is named.
 
@@ -270,6 +275,8 @@ class AdminServicer:
         that is named.
         applications: those that serve other models; None where there can be none. budget: shared
         with the other interfaces of the process.
+        abort_requests, flush_caches: do so on all replicas, and return whether every cache was
+        emptied; None where the replica is the only one.
         """
         self.budget = budget or ByteBudget()
         self.applications = applications
@@ -280,6 +287,8 @@ class AdminServicer:
         self.order_drafter = order_drafter
         self.order_adapter = order_adapter
         self.take_samples = take_samples
+        self.abort_requests = abort_requests
+        self.flush_caches = flush_caches
         _forward(self, applications, _BY_TOKEN, admin_pb2.DESCRIPTOR)
 
     @_unary(_BY_TOKEN)

@@ -53,7 +53,7 @@ def make_app(
     app.include_router(openai_routes(get_router, get_keys, get_applications))
     messages = messages_routes(get_router, get_keys, get_applications)
     app.include_router(messages, include_in_schema=False)
-    app.include_router(sglang_routes(get_router, get_keys), include_in_schema=False)
+    app.include_router(sglang_routes(get_router, get_keys, get_admin), include_in_schema=False)
     app.include_router(admin_routes(get_admin), include_in_schema=False)
     app.include_router(lora_routes(get_admin), include_in_schema=False)
     app.include_router(make_dashboard(get_router, get_admin), include_in_schema=False)

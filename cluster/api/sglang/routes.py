@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import aclosing, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,17 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from cluster.api.authentication import ApiKeys
+from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.openai.request_handler import RequestHandler
 from cluster.api.openai.routes import generate_response
+from cluster.api.openai.streams import cancel_on_disconnect, generate_outputs
 from cluster.api.sglang.generate import prepare_generate
 from cluster.api.sglang.schema import AbortRequest, FlushRequest, GenerateRequest
 from cluster.config.serve_config import ServeConfig
+from cluster.observability.request_context import current_caller
+from cluster.replica.orders import AbortOrder
 from cluster.replica.router import Router
+from specdec.types.errors import OverloadedError
 from specdec.types.request import GenerateRequest as EngineCall
 from specdec.types.sampling_params import SamplingParams, SpeculationOptions
 
@@ -27,12 +33,16 @@ _PROBE = EngineCall(
 )
 
 
-def sglang_routes(get_router: Callable[[], Router], get_keys: Callable[[], ApiKeys]) -> APIRouter:
+def sglang_routes(
+    get_router: Callable[[], Router],
+    get_keys: Callable[[], ApiKeys],
+    get_admin: Callable[[], AdminServicer],
+) -> APIRouter:
     """Return the routes; the arguments are called for each request."""
     handler = RequestHandler(get_router, get_keys)
     routes = APIRouter(route_class=handler.route_class())
     _add_generation(routes, handler)
-    _add_cache(routes, handler)
+    _add_replica_orders(routes, handler, get_admin)
     _add_infos(routes, handler)
     return routes
 
@@ -43,29 +53,46 @@ def _add_generation(routes: APIRouter, handler: RequestHandler) -> None:
         """Complete one prompt or several, streamed with `stream`."""
         return await generate_response(handler, prepare_generate, body, request)
 
-    @routes.post("/abort_request")
-    async def abort_request(body: AbortRequest) -> Response:
-        """End the requests with this id."""
-        handler.get_router().abort(body.rid)
-        return Response(status_code=200)
-
     @routes.get("/health_generate")
-    async def health_generate() -> Response:
-        """Generate one token; an error if that is not possible."""
-        generation = await handler.get_router().generate(_PROBE)
-        async for _ in generation.outputs:
-            pass
+    async def health_generate(request: Request) -> Response:
+        """Generate one token; an error if that is not possible. A full queue is no error."""
+        router, context = handler.get_router(), handler.context(request, None)
+
+        async def probe() -> Response:
+            outputs = generate_outputs(router, [_PROBE], context.deadline)
+            with suppress(OverloadedError):
+                async with aclosing(outputs):
+                    async for _ in outputs:
+                        pass
+            return Response(status_code=200)
+
+        return await cancel_on_disconnect(request, probe())
+
+
+def _add_replica_orders(
+    routes: APIRouter, handler: RequestHandler, get_admin: Callable[[], AdminServicer]
+) -> None:
+    @routes.post("/abort_request")
+    async def abort_request(body: AbortRequest, request: Request) -> Response:
+        """End the client's requests with this id, on every replica."""
+        order = AbortOrder(body.rid, current_caller.get())
+        abort = get_admin().abort_requests
+        async with handler.context(request, None).deadline.enforce():
+            if abort is None:
+                handler.get_router().abort(order)
+            else:
+                await abort(order)
         return Response(status_code=200)
 
-
-def _add_cache(routes: APIRouter, handler: RequestHandler) -> None:
     @routes.post("/flush_cache")
-    async def flush_cache(body: FlushRequest | None = None) -> Response:
-        """Empty the prefix cache, unless requests run or wait."""
-        is_flushed = await handler.get_router().flush_cache()
+    async def flush_cache(request: Request, body: FlushRequest | None = None) -> Response:
+        """Empty the prefix cache of every replica, unless its requests run or wait."""
+        flush = get_admin().flush_caches or handler.get_router().flush_cache
+        async with handler.context(request, None).deadline.enforce():
+            is_flushed = await flush()
         if is_flushed:
             return Response("Cache flushed.\n", media_type="text/plain")
-        text = "The cache is not flushed while requests run or wait.\n"
+        text = "The cache of a replica is not flushed while its requests run or wait.\n"
         return Response(text, status_code=400, media_type="text/plain")
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from cluster.replica.orders import (
     INTERNAL_FAULT,
+    AbortOrder,
     OrderResult,
     answers_of,
     reports_of,
@@ -14,6 +15,7 @@ from cluster.replica.orders import (
 )
 from specdec.types.drafters import DrafterOrder, DrafterReport
 from specdec.types.errors import InvalidValueError, NotReadyError
+from specdec.types.request import Caller
 
 ORDER = DrafterOrder(version=2)
 REFUSED = InvalidValueError("version", 2, "one of 1")
@@ -72,3 +74,20 @@ def test_an_order_that_no_replica_executed_is_an_error():
         reports_of(ORDER, [RuntimeError("lost")], DrafterReport)
     with pytest.raises(InvalidValueError, match="replica_id is 'r9'; it must be the id"):
         reports_of(DrafterOrder(version=2, replica_id="r9"), [None], DrafterReport)
+
+
+@pytest.mark.parametrize(
+    ("request_id", "applies"),
+    [("x", True), ("x_0", True), ("x_12", True), ("x_a", False), ("x_", False), ("x_1_2", False),
+     ("y", False), ("xy_0", False), ("12", False)],
+)  # fmt: skip
+def test_an_abort_applies_to_a_request_and_to_the_prompts_of_a_batch(request_id, applies):
+    assert AbortOrder("x", Caller("ann")).applies_to(request_id, Caller("ann")) == applies
+
+
+def test_an_abort_applies_to_the_requests_of_its_caller():
+    order = AbortOrder("x", Caller("ann"))
+    assert not order.applies_to("x", Caller("bob"))
+    assert not order.applies_to("x", Caller("ann", is_stranger=True))
+    without_keys = AbortOrder("x", Caller("192.0.2.7", is_stranger=True))
+    assert without_keys.applies_to("x", Caller("192.0.2.8", is_stranger=True))

@@ -20,8 +20,8 @@ from specdec.engine.model_resolution import ModelDirectories
 from specdec.text.tokenizer import Tokenizer
 from tests.specdec.engines import engine_config, local_engine
 
-ALONE = SimpleNamespace(applications=None)
-"""Stands for an AdminServicer without other applications."""
+ALONE = SimpleNamespace(applications=None, abort_requests=None, flush_caches=None)
+"""Stands for an AdminServicer without other applications and replicas."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
