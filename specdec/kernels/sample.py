@@ -7,8 +7,6 @@ kernel here returns no token.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -19,63 +17,19 @@ from torch import Tensor
 
 from specdec.kernels.cpu import MatrixStruct, SharedMemory, native_library
 from specdec.kernels.cpu.build import declare
+from specdec.kernels.sample_rows import SAMPLE_PARAMS, RowArgmax, SampleParams
 from specdec.kernels.triton.availability import has_triton
 
-SAMPLE_PARAMS = np.dtype(
-    [
-        ("top_p", np.float64),  # 1: off
-        ("seed", np.int64),
-        ("row", np.int64),  # of the logits
-        ("top_k", np.int64),  # 0: off
-        ("temperature", np.float32),  # 0: greedy
-        ("min_score", np.float32),  # log(min_p); -inf: off
-        ("choice", np.uint32),
-        ("position", np.uint32),
-    ]
-)
-"""Sampling parameters of a row; the struct `SampleParams` in cpu/sample.cpp."""
-
-SampleParams = NDArray[np.void]
-"""Array of SAMPLE_PARAMS records."""
-
-
-@dataclass(frozen=True)
-class RowArgmax:
-    """Argmax of rows of logits: the largest logit, and the first token that has it.
-
-    NaN counts as -inf; a row of -inf has token 0. has_nan: whether a row holds NaN or +inf.
-    """
-
-    values: Tensor  # [num_rows] float32
-    token_ids: Tensor  # [num_rows] int64
-    has_nan: Tensor  # [num_rows] bool
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    @property
-    def invalid_rows(self) -> list[bool]:
-        """Return, for each row, whether no token can be sampled: NaN or +inf, or only -inf."""
-        rows = zip(self.has_nan.tolist(), self.values.tolist(), strict=True)
-        return [has_nan or value == -torch.inf for has_nan, value in rows]
-
-    @property
-    def addresses(self) -> tuple[int, int, int]:
-        """Addresses of the three columns, for the kernels."""
-        return self.values.data_ptr(), self.token_ids.data_ptr(), self.has_nan.data_ptr()
-
-    def take(self, rows: Tensor) -> RowArgmax:
-        """Return the argmax of some rows; rows: [R] int64."""
-        return RowArgmax(self.values[rows], self.token_ids[rows], self.has_nan[rows])
-
-    def with_rows(self, rows: Sequence[int], others: RowArgmax) -> RowArgmax:
-        """Return a copy in which `rows` are replaced by `others`, in order."""
-        index = torch.tensor(rows, device=self.values.device)
-        return RowArgmax(
-            self.values.index_copy(0, index, others.values),
-            self.token_ids.index_copy(0, index, others.token_ids),
-            self.has_nan.index_copy(0, index, others.has_nan),
-        )
+__all__ = [
+    "SAMPLE_PARAMS",
+    "RowArgmax",
+    "SampleParams",
+    "logits_and_argmax",
+    "row_argmax",
+    "sample_tokens",
+    "shared_memory_argmax",
+    "torch_row_argmax",
+]
 
 
 def row_argmax(logits: Tensor) -> RowArgmax:

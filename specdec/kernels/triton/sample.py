@@ -14,7 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
-from specdec.kernels.sample import RowArgmax, SampleParams
+from specdec.kernels.sample_rows import RowArgmax, SampleParams
 from specdec.kernels.triton.device import sample as kernels
 
 _BLOCK = 2048
