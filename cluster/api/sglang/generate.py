@@ -25,7 +25,7 @@ from cluster.api.sglang.schema import (
     SglSamplingParams,
 )
 from cluster.api.sse import event
-from cluster.replica.limits import check_model, check_request_id
+from cluster.replica.limits import MAX_TOKEN_IDS, check_model, check_request_id
 from cluster.replica.router import Router
 from specdec.config.engine import MAX_STREAM_INTERVAL
 from specdec.engine.input_processor import check_answer_in_one_message
@@ -35,6 +35,7 @@ from specdec.types.request import GenerateRequest as EngineCall
 from specdec.types.request import TokenizeRequest
 from specdec.types.responses import EngineOutput, FinishReason
 from specdec.types.sampling_params import SamplingParams, SpeculationOptions, StructuredOutput
+from specdec.types.validation import require_count
 
 Entry = tuple[float | None, int, str | None]
 """A token in SGLang's log-probabilities: its log-probability, its id, and its text on request."""
@@ -44,20 +45,17 @@ Entry = tuple[float | None, int, str | None]
 class PromptOptions:
     """What a prompt's answer has. num_best: of log-probabilities; None for none.
 
-    logprob_start: the first token of the prompt that is listed. has_text: whether tokens are texts,
-    too. is_hidden: whether no token was asked for: the engine generates at least one.
+    logprob_start: the first token of the prompt that is listed. lists_prompt: whether it and those
+    behind it have their values; else it is listed alone, without one. has_text: whether tokens are
+    texts, too. is_hidden: whether no token was asked for: the engine generates at least one.
     """
 
     token_ids: tuple[int, ...]
     num_best: int | None
     logprob_start: int
+    lists_prompt: bool
     has_text: bool
     is_hidden: bool
-
-    @property
-    def num_prompt_positions(self) -> int:
-        """Tokens of the prompt with log-probabilities, the first one's included."""
-        return len(self.token_ids) - self.logprob_start
 
 
 async def prepare_generate(
@@ -76,6 +74,7 @@ async def prepare_generate(
         if isinstance(prompt, str):
             prompt = await router.tokenize(TokenizeRequest(prompt, models[index]))
         token_ids = tuple(prompt)
+        require_count("text", len(token_ids), 1, MAX_TOKEN_IDS, "tokens")
         own = _options(request, index, token_ids, sampling[index])
         params = _params(request, sampling[index], own)
         is_seed_given = params.seed is not None
@@ -112,14 +111,17 @@ def _options(
 ) -> PromptOptions:
     has_logprobs = request.of_each("return_logprob", False)[index]
     num_best = request.of_each("top_logprobs_num", 0)[index] if has_logprobs else None
-    start = request.of_each("logprob_start_len", -1)[index]
-    last = max(0, len(token_ids) - 1)
+    is_hidden = sampling.max_new_tokens == 0
+    # Where there is no answer, all of the prompt is meant, as SGLang's frontend expects.
+    start = request.of_each("logprob_start_len", 0 if is_hidden else -1)[index]
+    last = len(token_ids) - 1
     return PromptOptions(
         token_ids,
         num_best,
         last if start < 0 else min(start, last),
+        start >= 0 and last > 0,
         request.return_text_in_logprobs,
-        sampling.max_new_tokens == 0,
+        is_hidden,
     )
 
 
@@ -146,7 +148,7 @@ def _params(
         logit_bias=dict(token_biases(given.logit_bias or {})),
         seed=given.sampling_seed,
         logprobs=options.num_best,
-        prompt_logprobs=options.num_best if options.num_prompt_positions > 1 else None,
+        prompt_logprobs=options.num_best if options.lists_prompt else None,
         structured_output=_structure(given),
         speculation=SpeculationOptions(**speculation.model_dump(exclude_unset=True))
         if speculation
@@ -201,8 +203,9 @@ class Answer:
             self._output += self._entries(output.logprobs)
 
     def add_prompt(self, logprobs: Logprobs) -> None:
-        """Keep the log-probabilities of the prompt from its start on, which itself has none."""
-        self._input = self._entries(logprobs[slice(self.options.logprob_start, None)])
+        """Keep the log-probabilities of the prompt; its first token has none."""
+        start = max(0, self.options.logprob_start - 1)
+        self._input = self._entries(logprobs[slice(start, None)])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer in SGLang's format."""
@@ -231,15 +234,17 @@ class Answer:
         return meta | (self._logprobs() if self.options.num_best is not None else {})
 
     def _logprobs(self) -> dict[str, Any]:
-        first = self.options.token_ids[self.options.logprob_start]
-        opening: Entry = (None, first, self._text_of(first))
-        own = [opening, *(each[0] for each in self._input)]
+        start = self.options.logprob_start
+        first = self.options.token_ids[start]
+        has_value = self.options.lists_prompt and start > 0
+        opening: list[Entry] = [] if has_value else [(None, first, self._text_of(first))]
         logprobs: dict[str, Any] = {
-            "input_token_logprobs": own,
+            "input_token_logprobs": [*opening, *(each[0] for each in self._input)],
             "output_token_logprobs": [each[0] for each in self._output],
         }
         if self.options.num_best:
-            logprobs["input_top_logprobs"] = [None, *(each[1:] for each in self._input)]
+            before = [None] * len(opening)
+            logprobs["input_top_logprobs"] = [*before, *(each[1:] for each in self._input)]
             logprobs["output_top_logprobs"] = [each[1:] for each in self._output]
         return logprobs
 

@@ -77,6 +77,7 @@ async def router(tiny_model_dir, adapters):
                 "method": "ngram",
                 "num_speculative_tokens": 3,
                 "prompt_lookup_min": 1,
+                "policy": "threshold",
             },
         }
     )

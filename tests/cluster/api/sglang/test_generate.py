@@ -1,7 +1,7 @@
 """SGLang's native API: the calls of its frontend language, as `RuntimeEndpoint` makes them.
 
 The bodies and the fields that are read are those of python/sglang/lang/backend/runtime_endpoint.py
-in SGLang 0.5; the package itself is not installed.
+in SGLang 0.5.23; the package itself is not installed.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ FROM_FRONTEND = {
     "n": 1,
     "stop": [],
     "stop_token_ids": [],
-    "stop_regex": None,
+    "stop_regex": [],
     "top_p": 1.0,
     "top_k": -1,
     "min_p": 0.0,
@@ -174,8 +174,7 @@ async def test_select_takes_the_likeliest_choice(http, tokenizer):
         entries = each["meta_info"]["input_token_logprobs"]
         token_ids = tokenizer.encode(PROMPT + choice)
         assert [entry[1] for entry in entries] == token_ids[start:]
-        assert entries[0][0] is None
-        assert all(entry[0] < 0 for entry in entries[1:])
+        assert all(entry[0] < 0 for entry in entries)
         assert "".join(entry[2] for entry in entries).endswith(choice)
         assert each["meta_info"]["output_token_logprobs"] == []
     scores = [normalized(each["meta_info"]["input_token_logprobs"]) for each in found]
@@ -184,8 +183,9 @@ async def test_select_takes_the_likeliest_choice(http, tokenizer):
         http, input_ids=ids, sampling_params={"max_new_tokens": 0}, return_logprob=True
     )
     for each, token_ids in zip(unconditional, ids, strict=True):
-        assert len(each["meta_info"]["input_token_logprobs"]) == 1
-        assert each["meta_info"]["input_token_logprobs"][0][1] == token_ids[-1]
+        entries = each["meta_info"]["input_token_logprobs"]
+        assert [entry[1] for entry in entries] == token_ids
+        assert [entry[0] is None for entry in entries] == [True] + [False] * (len(entries) - 1)
     assert len({round(score, 6) for score in scores}) == 3
 
 
@@ -210,6 +210,13 @@ async def test_logprobs_are_those_of_the_openai_api(http):
     assert {len(each) for each in meta["output_top_logprobs"]} == {2}
 
 
+async def test_logprobs_of_an_answer_list_the_last_token_of_the_prompt_alone(http, tokenizer):
+    found = await post(http, text=PROMPT, sampling_params=GREEDY, return_logprob=True)
+    last = tokenizer.encode(PROMPT)[-1]
+    assert found["meta_info"]["input_token_logprobs"] == [[None, last, None]]
+    assert len(found["meta_info"]["output_token_logprobs"]) == 8
+
+
 async def test_a_stop_string_is_matched(http):
     text, _ = await gen(http, PROMPT)
     stop = text[3:6]
@@ -224,10 +231,11 @@ async def test_a_stop_string_is_matched(http):
     ("body", "param", "message"),
     [
         ({}, "text", "given, or left out with input_ids"),
+        ({"text": ""}, "text length", "from 1 to"),
         ({"text": "a", "input_ids": [1]}, "text", "given, or left out with input_ids"),
         ({"text": "a", "sampling_params": {"top_p": 2}}, "sampling_params.top_p", "at most 1"),
-        ({"text": "a", "sampling_params": {"stop_regex": "b"}}, "sampling_params.stop_regex",
-         "use stop"),
+        ({"text": "a", "sampling_params": {"stop_regex": ["b"]}}, "sampling_params.stop_regex",
+         "at most 0 items"),
         ({"text": "a", "sampling_params": {"max_tokens": 3}}, "sampling_params.max_tokens",
          "did you mean max_new_tokens"),
         ({"text": "a", "sampling_params": {"logit_bias": {"b": 1.0}}},

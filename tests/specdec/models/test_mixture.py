@@ -1,0 +1,56 @@
+"""Mixtures of experts: how many experts the rows of a step read."""
+
+import random
+
+import pytest
+import torch
+import transformers
+
+from specdec.speculation.policy.cost_profiler import _token_ids
+from tests.specdec.tiny import TEXT, random_model, train_tokenizer
+
+NUM_EXPERTS, PER_TOKEN = 16, 4
+
+
+@pytest.fixture(scope="module")
+def num_experts_read():
+    """A function to the experts that the last tokens of texts read in a layer, on average."""
+    config = transformers.Qwen3MoeConfig(
+        hidden_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        vocab_size=383,
+        num_experts=NUM_EXPERTS,
+        num_experts_per_tok=PER_TOKEN,
+        moe_intermediate_size=32,
+        experts_implementation="eager",
+    )
+    model, chosen = random_model(transformers.Qwen3MoeForCausalLM, config, seed=1), []
+    for layer in model.model.layers:
+        layer.mlp.gate.register_forward_hook(lambda _, __, output: chosen.append(output[2]))
+
+    @torch.inference_mode()
+    def count(texts, num_rows):
+        chosen.clear()
+        model(torch.tensor(texts))
+        by_layer = [each.view(len(texts), -1, PER_TOKEN)[:, -num_rows:] for each in chosen]
+        return sum(len(each.unique()) for each in by_layer) / len(by_layer)
+
+    return count
+
+
+@pytest.mark.parametrize(("num_sequences", "num_rows"), [(1, 4), (1, 8), (4, 4), (8, 1), (8, 4)])
+def test_profiled_steps_read_as_many_experts_as_text(num_experts_read, num_sequences, num_rows):
+    token_ids, generator = train_tokenizer(383)(TEXT)["input_ids"], random.Random(1)
+
+    def text():
+        start = generator.randrange(len(token_ids) - 80)
+        return token_ids[start : start + 64 + num_rows]
+
+    of_text = [num_experts_read([text() for _ in range(num_sequences)], num_rows) for _ in range(8)]
+    rows = [list(_token_ids(index, num_rows)) for index in range(num_sequences)]
+    profiled = num_experts_read(rows, num_rows)
+    assert profiled == pytest.approx(sum(of_text) / len(of_text), rel=0.25)
+    assert num_experts_read([[1] * num_rows] * num_sequences, num_rows) == PER_TOKEN
