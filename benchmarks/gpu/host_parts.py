@@ -36,7 +36,7 @@ def run_kernel_tests(context: Context) -> Result:
 def compile_kernels(context: Context) -> Result:
     """Compile every kernel for sm_80 and sm_90, and check registers, spills and shared memory."""
     del context
-    _required("tools/gpu_kernels.py")
+    _required("tools/gpu_kernels")
     return _run("tools.gpu_kernels", "check")
 
 

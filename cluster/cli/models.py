@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # commands import these when they run
 
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZATIONS = ("none", "int8", "w8a8")
-KERNELS = ("auto", "native", "torch")
+KERNELS = ("auto", "native", "torch", "triton")
 
 
 @click.group()
@@ -106,7 +106,7 @@ def show_model(
     from specdec.models.resolve import resolve
     from specdec.worker import native_library_fault
 
-    fault = "kernels is torch" if kernels == "torch" else native_library_fault()
+    fault = native_library_fault() if kernels in ("auto", "native") else f"kernels is {kernels}"
     precision = Precision(
         cast("DTypeName", dtype),
         None if quantization == "none" else cast("QuantizationMethod", quantization),

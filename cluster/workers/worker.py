@@ -161,7 +161,7 @@ class ModelWorker:
         self._rank = rank
         self._profile: _Profile | None = None
 
-    def run(self, frames: Frames, has_message: HasMessage) -> Iterator[Frames]:
+    def run(self, frames: Frames, has_message: HasMessage = lambda: False) -> Iterator[Frames]:
         """Execute a step, or begin or end a profile. Yields answers, then the report if it ends."""
         if is_for_profiles(frames):
             yield from self._change_profile(order_in(frames))

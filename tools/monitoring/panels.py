@@ -29,6 +29,7 @@ ACCEPTED_BY = "spec_decode_num_accepted_tokens_by_method_total"
 DRAFTS_OF = "spec_decode_num_drafts_by_version_total"
 DRAFTED_OF = "spec_decode_num_draft_tokens_by_version_total"
 ACCEPTED_OF = "spec_decode_num_accepted_tokens_by_version_total"
+DRAFTS_WITH = "spec_decode_num_drafts_by_adapter_total"
 DRAFTED_WITH = "spec_decode_num_draft_tokens_by_adapter_total"
 ACCEPTED_WITH = "spec_decode_num_accepted_tokens_by_adapter_total"
 FIRST_TOKEN = "time_to_first_token_seconds"
@@ -222,6 +223,11 @@ SPECULATION = Row(
             (Query(ratio(ACCEPTED_WITH, DRAFTED_WITH, "adapter"), "{{adapter}}"),),
             "percentunit",
             most=1,
+        ),
+        Panel(
+            "Tokens per draft by adapter",
+            "Tokens per draft, including the target's own token, of requests with a LoRA adapter.",
+            (Query(f"1 + {ratio(ACCEPTED_WITH, DRAFTS_WITH, 'adapter')}", "{{adapter}}"),),
         ),
         Panel(
             "Acceptance by position",

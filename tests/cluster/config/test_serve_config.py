@@ -397,7 +397,8 @@ def test_auto_is_resolved_when_a_configuration_is_made(monkeypatch):
 
 
 def test_native_kernels_are_for_cpus():
-    with pytest.raises(InvalidValueError, match="kernels is 'native'; it must be auto or torch"):
+    limit = "kernels is 'native'; it must be auto, triton or torch"
+    with pytest.raises(InvalidValueError, match=limit):
         ServeConfig(device="cuda", kernels="native")
     assert ServeConfig(device="cuda").kernels == "auto"
 

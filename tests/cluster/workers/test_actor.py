@@ -41,7 +41,7 @@ class Rank:
         self.failing = failing
         self.ran = []
 
-    def run(self, frames):
+    def run(self, frames, has_message):
         step_id = serialization.decode_step(frames).step_id
         self.ran.append(step_id)
         if step_id in self.failing:

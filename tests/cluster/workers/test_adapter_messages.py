@@ -36,6 +36,12 @@ from tests.cluster.workers.test_worker_group import ThreadRanks, answer_to_targe
 from tests.specdec.adapters import adapter_dir
 from tests.specdec.engines import engine_config
 
+
+def has_message():
+    """Return that no other message waits, which only draft ranks ask."""
+    return False
+
+
 STEP = serialization.encode_step(StepInput(7, (), (), (), ()))
 ADAPTER = AdapterFile(3, "sql", "org/sql", "/adapters/sql")
 
@@ -80,22 +86,22 @@ def tokens_of(answer):
 
 def test_a_rank_loads_runs_and_frees_an_adapter(rank, tiny_model_dir, tmp_path):
     path = adapter_dir(tmp_path / "sql", tiny_model_dir)
-    [report] = rank.run(load_message(AdapterFile(3, "sql", str(path), str(path))))
+    [report] = rank.run(load_message(AdapterFile(3, "sql", str(path), str(path))), has_message)
     assert fault_of(report, 3) == ""
     shutil.rmtree(path)
-    [plain], [adapted] = rank.run(step(1, 0)), rank.run(step(2, 3))
+    [plain], [adapted] = rank.run(step(1, 0), has_message), rank.run(step(2, 3), has_message)
     assert tokens_of(plain) != tokens_of(adapted)
-    assert list(rank.run(unload_message(3))) == []
-    assert list(rank.run(unload_message(99))) == []
+    assert list(rank.run(unload_message(3), has_message)) == []
+    assert list(rank.run(unload_message(99), has_message)) == []
     with pytest.raises(KeyError):
-        list(rank.run(step(4, 3)))
+        list(rank.run(step(4, 3), has_message))
 
 
 def test_a_rank_that_cannot_load_an_adapter_continues(rank, tmp_path):
     absent = str(tmp_path / "absent")
-    [report] = rank.run(load_message(AdapterFile(3, "sql", absent, absent)))
+    [report] = rank.run(load_message(AdapterFile(3, "sql", absent, absent)), has_message)
     assert "ModelNotFoundError: adapter" in fault_of(report, 3)
-    [answer] = rank.run(STEP)
+    [answer] = rank.run(STEP, has_message)
     assert serialization.decode_output(answer).step_id == 7
 
 

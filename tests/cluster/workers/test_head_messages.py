@@ -36,6 +36,12 @@ from tests.cluster.workers.test_worker_group import (
 from tests.specdec.engines import engine_config
 from tests.specdec.heads import HEADS
 
+
+def has_message():
+    """Return that no other message waits, which only draft ranks ask."""
+    return False
+
+
 STEP = serialization.encode_step(StepInput(7, (), (), (), ()))
 HEAD = HeadFile(2, "org/head", "/heads/2")
 
@@ -77,37 +83,37 @@ def rank(tiny_model_dir, head_dir):
 def test_a_rank_reports_a_load_and_switches_when_ordered(rank, head_dir, tmp_path):
     other = shutil.copytree(head_dir, tmp_path / "other")
     first = rank.runner.head.head
-    [report] = rank.run(load_message(HeadFile(2, str(other), str(other))))
+    [report] = rank.run(load_message(HeadFile(2, str(other), str(other))), has_message)
     assert is_load_report(report)
     inbox = LoadInbox(2, 1)
     inbox.take(report)
     assert inbox.fault == ""
     assert rank.runner.head.head is first, "it is loaded and not yet used"
-    assert list(rank.run(switch_message(2))) == []
+    assert list(rank.run(switch_message(2), has_message)) == []
     assert rank.runner.head.head is not first
-    [answer] = rank.run(STEP)
+    [answer] = rank.run(STEP, has_message)
     assert serialization.decode_output(answer).step_id == 7
     shutil.rmtree(other)
     shutil.rmtree(head_dir)
-    [report] = rank.run(load_message(HeadFile(1, str(head_dir), str(head_dir))))
+    [report] = rank.run(load_message(HeadFile(1, str(head_dir), str(head_dir))), has_message)
     inbox = LoadInbox(1, 1)
     inbox.take(report)
     assert inbox.fault == "", "the version before is still in memory"
-    list(rank.run(switch_message(1)))
+    list(rank.run(switch_message(1), has_message))
     assert rank.runner.head.head is first
 
 
 def test_a_rank_that_cannot_load_a_head_continues(rank, tmp_path):
     first = rank.runner.head.head
-    [report] = rank.run(load_message(HeadFile(2, "absent", str(tmp_path / "absent"))))
+    [report] = rank.run(load_message(HeadFile(2, "absent", str(tmp_path / "absent"))), has_message)
     inbox = LoadInbox(2, 1)
     inbox.take(report)
     assert "ModelNotFoundError" in inbox.fault
     assert rank.runner.head.head is first
-    [answer] = rank.run(STEP)
+    [answer] = rank.run(STEP, has_message)
     assert serialization.decode_output(answer).step_id == 7
     with pytest.raises(AssertionError, match="version 2 of the head is not loaded"):
-        list(rank.run(switch_message(2)))
+        list(rank.run(switch_message(2), has_message))
 
 
 class ThreadRanksWithHead(ThreadRanks):
