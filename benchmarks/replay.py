@@ -82,6 +82,9 @@ class RecordedDraftModel:
     def ahead(self, rows: Sequence[SentRow]) -> None:
         """Do nothing: no time passes while the target runs."""
 
+    def end_step(self, *, is_lost: bool = False) -> None:
+        """Do nothing, for the same reason."""
+
     def release(self, seq_id: int) -> None:
         """Do nothing; there is no state per sequence."""
 

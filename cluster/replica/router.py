@@ -33,6 +33,7 @@ from cluster.workers.resources import ReplicaMemory
 from specdec.engine.core import EngineCore
 from specdec.engine.engine_thread import EngineThread
 from specdec.engine.model_resolution import ModelDirectories
+from specdec.sequences.prediction import PredictedText
 from specdec.sequences.sequence import EngineRequest
 from specdec.types.adapters import AdapterOrder, AdapterReport
 from specdec.types.control import SpeculationState
@@ -260,7 +261,7 @@ class Router:
             await self.text.compile(call.params.structured_output, current_caller.get()),
             adapter_id=self._adapter_of(call.model),
             request_id=request_id,
-            prediction=await self._predicted_tokens(call.params.speculation.prediction),
+            prediction=await self._predicted_text(call.params.speculation.prediction),
             queue_deadline_s=time.monotonic() + self.config.queue_timeout_s,
         )
 
@@ -278,11 +279,12 @@ class Router:
             raise NotReadyError("the model is still loading")
         return await self.core.thread.clear_prefix_cache()
 
-    async def _predicted_tokens(self, text: str | None) -> tuple[int, ...]:
-        """Return the tokens of predicted output, without those that cannot fit the context."""
+    async def _predicted_text(self, text: str | None) -> PredictedText | None:
+        """Return predicted output, without tokens that cannot fit the context."""
         if text is None:
-            return ()
-        return (await self.text.encode(text, add_special_tokens=False))[: self.max_model_len]
+            return None
+        token_ids = await self.text.encode(text, add_special_tokens=False)
+        return await asyncio.to_thread(PredictedText, token_ids[: self.max_model_len])
 
     def new_seed(self) -> int:
         """Return the seed of a request without one; see `ServeConfig.seed`."""

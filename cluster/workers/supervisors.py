@@ -24,6 +24,7 @@ from specdec.speculation.proposers import (
     Proposal,
     SentRow,
 )
+from specdec.speculation.proposers.outcome_planner import OutcomePlanner
 from specdec.types.errors import DraftFailedError, TargetFailedError
 from specdec.types.messages import DraftOutput, DraftStep, DraftWorker, StepInput, VerifyOutput
 from specdec.types.profile import WorkerProfile
@@ -170,7 +171,8 @@ class DraftSupervisor(Supervisor[DraftStep, DraftOutput]):
     """A proposer that drafts while it has a worker group, and otherwise proposes nothing.
 
     A lost group is restarted in the background, indefinitely: without drafts the service is slower,
-    not broken. A new group has no KV cache; its proposer catches up on the running sequences.
+    not broken. A new group has no KV cache; its proposer catches up on the running sequences. It
+    plans its drafts ahead from what was observed with the groups before.
     """
 
     _model = "draft model"
@@ -189,6 +191,7 @@ class DraftSupervisor(Supervisor[DraftStep, DraftOutput]):
         self._vocabulary = vocabulary
         self._proposer: DraftModelProposer | None = None
         self._drafting: WorkerGroup[DraftStep, DraftOutput] | None = None  # the proposer's
+        self._planner = OutcomePlanner(time.monotonic)
         self._counts = Counts()  # of the proposers of lost groups
         self.num_late_drafts = 0  # steps that went on without drafts
 
@@ -217,6 +220,10 @@ class DraftSupervisor(Supervisor[DraftStep, DraftOutput]):
                 proposer.ahead(rows)
         except Exception as error:
             self._recover(error)
+
+    def end_step(self, *, is_lost: bool = False) -> None:
+        """Measure the target's step, also if the group was lost in it."""
+        self._planner.end_step(is_lost=is_lost)
 
     @property
     def counts(self) -> Counts:
@@ -270,6 +277,7 @@ class DraftSupervisor(Supervisor[DraftStep, DraftOutput]):
             logger.warning("drafting again, with a new worker")
         self._drafting, group.gives_up = group, True
         self._proposer = DraftModelProposer(group, self._limits, self._vocabulary.new_adapter())
+        self._proposer.keep_observations(self._planner)
 
     def _recover(self, error: Exception) -> None:
         """Restart the group in the background, after any error: none may affect a request."""

@@ -377,6 +377,8 @@ class Engine:
         """
         uses_proposer = decision.num_draft_tokens > 0
         if not uses_proposer:
+            if not self._scheduler.has_predictions:
+                return NO_DRAFTING
             rows = [row for row in rows if row.num_draft_tokens]  # for predicted output
         if not rows:
             return NO_DRAFTING
@@ -436,6 +438,8 @@ class Engine:
 
     def _is_predicted(self, rows: Rows) -> bool:
         """Return whether a sequence of `rows` has drafts of its predicted output."""
+        if not self._scheduler.has_predictions:
+            return False
         return any(seq.prediction is not None and seq.prediction.has_place for seq, _ in rows)
 
     def _keep_batch(self, *, is_as_decided: bool) -> None:

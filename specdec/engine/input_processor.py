@@ -177,13 +177,7 @@ class InputProcessor:
         self, request: EngineRequest, seq_id: int, rules: SamplingRules, leader: Sequence | None
     ) -> Sequence:
         params = request.params
-        detokenizer = IncrementalDetokenizer(
-            self._tokenizer,
-            params.stop,
-            params.skip_special_tokens,
-            includes_stop=params.include_stop_str_in_output,
-            min_tokens=params.min_tokens,
-        )
+        detokenizer = IncrementalDetokenizer.of(self._tokenizer, params)
         max_tokens = params.resolved(self._model.sampling_defaults).max_tokens
         interval = request.stream_interval
         buffer = OutputBuffer(self._config.stream_interval if interval is None else interval)

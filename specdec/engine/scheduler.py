@@ -49,6 +49,7 @@ class Scheduler:
         self._waiting: list[Sequence] = []  # by rank
         self._running: list[Sequence] = []  # by rank
         self._rows: dict[int, ScheduledRow] = {}
+        self._num_predicted = 0  # of the running ones
         self._alone: Sequence | None = None
         self.preempted: list[Sequence] = []  # lost their blocks in the last `schedule`
         self.newly_scheduled: list[Sequence] = []  # left the queue for the first time in it
@@ -60,6 +61,11 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    @property
+    def has_predictions(self) -> bool:
+        """Return whether any running sequence has predicted output."""
+        return self._num_predicted > 0
 
     def add(self, sequences: collections.abc.Sequence[Sequence], now_s: float = 0.0) -> None:
         """Queue the choices of a request, for which admission has checked that there is room.
@@ -96,7 +102,7 @@ class Scheduler:
         if seq.status is SequenceStatus.WAITING:
             self._waiting.remove(seq)
         elif seq.status is SequenceStatus.RUNNING:
-            self._running.remove(seq)
+            self._leave(seq)
         seq.status = SequenceStatus.FINISHED
         self._blocks.release(seq.seq_id)
 
@@ -118,8 +124,7 @@ class Scheduler:
         """
         self._rows = {}
         self.keep_batch()
-        has_predictions = any(seq.prediction is not None for seq in self._running)
-        self._draft_planner.begin_step(decision, control, has_predictions=has_predictions)
+        self._draft_planner.begin_step(decision, control, has_predictions=self.has_predictions)
         self._schedule_decodes()
         self._plan_guesses()
         planned = self._decodes()
@@ -301,6 +306,7 @@ class Scheduler:
             return 0
         self._waiting.remove(seq)
         insort(self._running, seq, key=_by_rank)
+        self._num_predicted += seq.prediction is not None
         seq.status = SequenceStatus.RUNNING
         seq.num_computed_tokens = cached
         if not seq.has_run:
@@ -326,8 +332,13 @@ class Scheduler:
         self._rows[seq.seq_id] = row
         return True
 
-    def _preempt(self, seq: Sequence) -> None:
+    def _leave(self, seq: Sequence) -> None:
+        """Remove a sequence from the batch."""
         self._running.remove(seq)
+        self._num_predicted -= seq.prediction is not None
+
+    def _preempt(self, seq: Sequence) -> None:
+        self._leave(seq)
         self._rows.pop(seq.seq_id, None)
         self._blocks.release(seq.seq_id)
         seq.status = SequenceStatus.WAITING

@@ -294,14 +294,18 @@ class Speculator:
         return draft.probabilities(depth)
 
     def end_step(self) -> None:
-        """Report to the policy that all rows of the step were observed."""
+        """Report to the policy and the proposer that all rows of the step were observed."""
         if self.policy is not None:
             self.policy.end_step()
+        if self._proposer is not None:
+            self._proposer.end_step()
 
     def forget_step(self) -> None:
-        """Report to the policy that the step in flight is lost."""
+        """Report to the policy and the proposer that the steps in flight are lost."""
         if self.policy is not None:
             self.policy.forget_step()
+        if self._proposer is not None:
+            self._proposer.end_step(is_lost=True)
 
     def release(self, seq_id: int) -> None:
         """Have the proposer drop a sequence that lost its blocks."""

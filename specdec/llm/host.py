@@ -26,6 +26,7 @@ from specdec.llm.metrics import StatsLog
 from specdec.llm.outputs import OutputBuilder, OutputKind, RequestOutput
 from specdec.llm.prompts import PromptParts
 from specdec.models.resolve import print_progress
+from specdec.sequences.prediction import PredictedText
 from specdec.sequences.sequence import EngineRequest
 from specdec.text.grammar import Grammar, GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
@@ -126,7 +127,7 @@ class EngineHost:
             grammar=self._compile(params.structured_output),
             cache_salt=parts.cache_salt,
             model="" if lora is None else lora.lora_name,
-            prediction=self._predicted_tokens(params.speculation.prediction),
+            prediction=self._predicted_text(params.speculation.prediction),
         )
         self.core.engine.check(request)
         return Call(request, parts.text, lora)
@@ -150,12 +151,12 @@ class EngineHost:
         assert prompt.text is not None, "an empty prompt"
         return replace(prompt, token_ids=tuple(self.tokenizer.encode(prompt.text)))
 
-    def _predicted_tokens(self, text: str | None) -> tuple[int, ...]:
-        """Return the tokens of predicted output, without those that cannot fit the context."""
+    def _predicted_text(self, text: str | None) -> PredictedText | None:
+        """Return predicted output, without tokens that cannot fit the context."""
         if text is None:
-            return ()
+            return None
         tokens = self.tokenizer.encode(text, add_special_tokens=False)
-        return tuple(tokens[: self.core.plan.engine.max_model_len])
+        return PredictedText(tokens[: self.core.plan.engine.max_model_len])
 
     def _compile(self, spec: StructuredOutput | None) -> Grammar | None:
         if spec is None:

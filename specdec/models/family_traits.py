@@ -60,7 +60,7 @@ def glm4_traits(raw: Mapping[str, Any]) -> DecoderTraits:
 def gemma_traits(raw: Mapping[str, Any]) -> DecoderTraits:
     """Return the traits of the first Gemma."""
     scale = math.sqrt(count(raw, "hidden_size"))
-    return DecoderTraits(adds_one_to_norms=True, embedding_scale=scale)
+    return DecoderTraits(adds_one_to_norms=True, embedding_scale=scale, rounds_embedding_scale=True)
 
 
 def gemma2_traits(raw: Mapping[str, Any]) -> DecoderTraits:
@@ -76,6 +76,7 @@ def gemma3_traits(raw: Mapping[str, Any]) -> DecoderTraits:
         has_output_norms=True,
         attention_scale=positive(raw, "query_pre_attn_scalar") ** -0.5,
         embedding_scale=math.sqrt(count(raw, "hidden_size")),
+        rounds_embedding_scale=True,
         logits=LogitTransform(softcap=positive_or_none(raw, "final_logit_softcapping")),
         names=TensorNames(mlp_norm="pre_feedforward_layernorm"),
     )

@@ -30,6 +30,7 @@ from specdec.models.layers.linear import (
     VocabEmbedding,
     VocabHead,
     WeightPart,
+    embedding_scale,
     weight_parts,
 )
 from specdec.models.layers.mixture import SparseMLP
@@ -282,6 +283,7 @@ class CausalDecoder(nn.Module):
             dtype = reader.exact_dtype(embed_name)
             table = reader.read(embed_name, vocab_shape, rows=self.vocab_slice, dtype=dtype).clone()
         self.embed_tokens = VocabEmbedding(table, self.vocab_slice, group, reader.dtype)
+        self._embedding_scale = embedding_scale(traits, reader.dtype)
         self.layers = nn.ModuleList(
             DecoderLayer(
                 config,
@@ -383,8 +385,8 @@ class CausalDecoder(nn.Module):
         rotations: dict[Rope | None, Rotation | None] = {None: None}
         rotations |= {rope: each.rotation(positions) for rope, each in self.rotaries.items()}
         x = self.embed_tokens(input_ids)
-        if (scale := self.config.traits.embedding_scale) != 1.0:
-            x = x * scale
+        if self._embedding_scale != 1.0:
+            x = x * self._embedding_scale
         tapped = x.new_empty(len(x), len(taps), x.shape[1])
         kinds = zip(self.layers, self.windows, self.config.ropes, strict=True)
         for index, (layer, window, rope) in enumerate(kinds):

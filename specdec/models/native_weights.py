@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from specdec.kernels.cpu import MatrixStruct, SharedMemory
@@ -26,6 +27,7 @@ from specdec.models.layers.linear import (
     ColumnParallelLinear,
     RowParallelLinear,
     VocabEmbedding,
+    embedding_scale,
 )
 from specdec.models.layers.matrix import Matrix, NativeMatrix
 from specdec.models.layers.mixture import SparseMLP
@@ -78,7 +80,7 @@ class NativeWeights:
             first_position=first_position,
             norm_eps=config.rms_norm_eps,
             rank=group.rank,
-            traits=traits_struct(config.traits, config.head_dim, config.experts),
+            traits=traits_struct(config.traits, config.head_dim, embedding.dtype, config.experts),
             embedding=embedding_struct(embedding),
             layers=(LayerStruct * len(layers))(*layers),
             final_norm=self.norm(final_norm),
@@ -164,9 +166,9 @@ class NativeWeights:
 
 
 def traits_struct(
-    traits: DecoderTraits, head_dim: int, experts: Experts | None = None
+    traits: DecoderTraits, head_dim: int, dtype: torch.dtype, experts: Experts | None = None
 ) -> TraitsStruct:
-    """Return the traits of layers for the kernels."""
+    """Return the traits of layers for the kernels. dtype: of the model."""
     scale = traits.attention_scale
     if scale is None:
         scale = float(np.float32(1) / np.sqrt(np.float32(head_dim)))
@@ -178,7 +180,7 @@ def traits_struct(
         is_parallel=traits.is_parallel,
         attention_scale=scale,
         attention_softcap=traits.attention_softcap or 0.0,
-        embedding_scale=traits.embedding_scale,
+        embedding_scale=embedding_scale(traits, dtype),
         residual_scale=traits.residual_scale,
         num_experts=0 if experts is None else experts.count,
         experts_per_token=0 if experts is None else experts.num_per_token,

@@ -100,6 +100,7 @@ class DecoderTraits:
     attention_scale: factor of scores; None: 1 / sqrt(head_dim).
     attention_softcap: bound c of scores s, which become c * tanh(s / c); None: no bound.
     embedding_scale, residual_scale: factors of embeddings, and of the results of attention and MLP.
+    rounds_embedding_scale: whether that factor is rounded to the data type of the model.
     """
 
     norm: NormKind = NormKind.RMS
@@ -115,6 +116,7 @@ class DecoderTraits:
     attention_scale: float | None = None
     attention_softcap: float | None = None
     embedding_scale: float = 1.0
+    rounds_embedding_scale: bool = False
     residual_scale: float = 1.0
     logits: LogitTransform = NO_TRANSFORM
     names: TensorNames = field(default_factory=TensorNames)

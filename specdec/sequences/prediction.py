@@ -26,18 +26,86 @@ _MIN_DRAFT_TOKENS = 2
 _MIN_MATCH = 2
 """Least number of last output tokens by which a lost place is found again."""
 _LONG_MATCH = 4
-_MAX_MATCH = 8
+_MATCH_LENGTHS = (_MIN_MATCH, 3, _LONG_MATCH, 8)
+
+_KEY_FACTOR = 0x9E3779B97F4A7C15
+_KEY_MASK = 2**64 - 1
+
+
+class _NgramPlaces:
+    """Places behind the n-grams of one length, by the n-gram; a lookup is a binary search.
+
+    An n-gram is found by a 64-bit key. Equal keys of different n-grams would only make a wrong
+    draft.
+    """
+
+    def __init__(self, token_ids: NDArray[np.uint64], length: int) -> None:
+        num_ngrams = max(0, len(token_ids) - length + 1)
+        keys = np.zeros(num_ngrams, np.uint64)
+        for offset in range(length):
+            keys = keys * np.uint64(_KEY_FACTOR) + token_ids[offset : offset + num_ngrams]
+        order = np.argsort(keys, kind="stable")
+        self._keys = keys[order]
+        self._places = (order + length).astype(np.int32)  # ascending where keys are equal
+
+    def nearest(self, ngram: Sequence[int], place: int) -> int | None:
+        """Return the first place behind an n-gram that is not before `place`, else the last one."""
+        key = _key(ngram)
+        start, end = self._keys.searchsorted(key), self._keys.searchsorted(key, "right")
+        if start == end:
+            return None
+        places = self._places[start:end]
+        ahead = int(places.searchsorted(np.int32(place)))
+        return int(places[min(ahead, len(places) - 1)])
+
+
+def _key(ngram: Sequence[int]) -> np.uint64:
+    key = 0
+    for token in ngram:
+        key = (key * _KEY_FACTOR + token) & _KEY_MASK
+    return np.uint64(key)
+
+
+class PredictedText:
+    """The tokens of a prediction with an index of their n-grams; the choices of a request share it.
+
+    Making one sorts the n-grams, which takes up to tens of milliseconds without the interpreter
+    lock: not for the engine's thread.
+    """
+
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        self.token_ids: NDArray[np.int32] = np.asarray(token_ids, np.int32)
+        before_last = self.token_ids[:-1].astype(np.uint64)  # nothing follows the last token
+        self._ngrams = [(length, _NgramPlaces(before_last, length)) for length in _MATCH_LENGTHS]
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def find(self, text: Sequence[int], least: int, place: int) -> int | None:
+        """Return the place behind the longest match of a text's end, at least `least` tokens.
+
+        Lengths in _MATCH_LENGTHS are tried. Of several matches the next one from `place` on, else
+        the last one before it.
+        """
+        found = None
+        for length, ngrams in self._ngrams:
+            nearest = ngrams.nearest(text[-length:], place) if length <= len(text) else None
+            if nearest is None:
+                break
+            if length >= least:
+                found = nearest
+        return found
 
 
 class PredictionCursor:
-    """The place of one output in the predicted tokens.
+    """The place of one output in a predicted text.
 
     stats: the drafts that were made here and verified.
     """
 
-    def __init__(self, token_ids: Sequence[int], num_prompt_tokens: int) -> None:
-        """token_ids: the prediction. num_prompt_tokens: where the output begins in its text."""
-        self._predicted: NDArray[np.int32] = np.asarray(token_ids, np.int32)
+    def __init__(self, predicted: PredictedText, num_prompt_tokens: int) -> None:
+        """num_prompt_tokens: where the output begins in its text."""
+        self._predicted = predicted
         self._num_prompt_tokens = num_prompt_tokens
         self._num_read = num_prompt_tokens  # tokens of the text
         self._place: int | None = 0  # of the next token; None where it is lost
@@ -60,7 +128,7 @@ class PredictionCursor:
         if self._place is None:
             return ()
         count = min(most, self._num_draft_tokens)
-        return tuple(self._predicted[self._place : self._place + count].tolist())
+        return tuple(self._predicted.token_ids[self._place : self._place + count].tolist())
 
     def observe(self, num_drafted: int, num_accepted: int) -> None:
         """Count a verified draft, and adapt the length of the next one."""
@@ -75,12 +143,13 @@ class PredictionCursor:
         new = text[self._num_read :]
         if not new:
             return
+        predicted = self._predicted.token_ids
         self._num_read = len(text)
         was_lost = self._place is None
         for token in new:
             if self._place is None:
                 break
-            if self._place < len(self._predicted) and self._predicted[self._place] == token:
+            if self._place < len(predicted) and predicted[self._place] == token:
                 self._place, self._is_guess = self._place + 1, False
             else:
                 was_lost = was_lost or self._is_guess
@@ -94,25 +163,8 @@ class PredictionCursor:
         At first it is taken to have replaced one token, unless a long match is found: a short match
         is often elsewhere.
         """
-        place = self._find(text, _MIN_MATCH if was_lost else _LONG_MATCH)
+        end = text[max(self._num_prompt_tokens, len(text) - _MATCH_LENGTHS[-1]) :]
+        least = _MIN_MATCH if was_lost else _LONG_MATCH
+        place = self._predicted.find(end, least, self._lost_at)
         self._is_guess = place is None and not was_lost and self._lost_at + 1 < len(self._predicted)
         return self._lost_at + 1 if self._is_guess else place
-
-    def _find(self, text: Sequence[int], least: int) -> int | None:
-        """Return the place behind the longest match of the output's end, at least `least` tokens.
-
-        Of several the next one ahead of where the cursor was lost, else the last one before it.
-        """
-        end = text[max(self._num_prompt_tokens, len(text) - _MAX_MATCH) :]
-        places = np.arange(1, len(self._predicted))  # each is behind the tokens before it
-        length = 0
-        while length < len(end):
-            longer = places[places > length]
-            longer = longer[self._predicted[longer - 1 - length] == end[-1 - length]]
-            if not len(longer):
-                break
-            places, length = longer, length + 1
-        if length < least:
-            return None
-        ahead = places[places >= self._lost_at]
-        return int(ahead[0] if len(ahead) else places[-1])

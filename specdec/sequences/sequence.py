@@ -9,7 +9,7 @@ from typing import Any
 
 from specdec.sequences.block_manager import BlockKey, root_key
 from specdec.sequences.output_buffer import OutputBuffer
-from specdec.sequences.prediction import PredictionCursor
+from specdec.sequences.prediction import PredictedText, PredictionCursor
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.grammar import Grammar, OutputConstraint
 from specdec.types.control import SpeculationControl
@@ -44,8 +44,8 @@ class EngineRequest(GenerateRequest):
 
     prompt: the token ids. grammar: the compiled `params.structured_output`. queue_deadline_s: when
     a request that still waits is dropped, by the clock of `Engine.expire`. adapter_id: of the
-    adapter to run with; its KV is shared with no other adapter. prediction: the tokens of
-    `params.speculation.prediction`.
+    adapter to run with; its KV is shared with no other adapter. prediction: that of
+    `params.speculation`, as tokens; None without one.
     """
 
     prompt: tuple[int, ...]
@@ -54,7 +54,7 @@ class EngineRequest(GenerateRequest):
     grammar: Grammar | None = None
     queue_deadline_s: float = math.inf
     adapter_id: int = BASE_MODEL
-    prediction: tuple[int, ...] = ()
+    prediction: PredictedText | None = None
 
     @classmethod
     def of(
@@ -191,7 +191,7 @@ class Sequence:
         self.prompt_report = PromptReport(self.rules.prompt_logprobs)
         self.num_prompt_tokens = len(self.request.prompt_token_ids)
         self.token_ids = [*self.request.prompt_token_ids, *self.request.resume_token_ids]
-        if self.request.prediction:
+        if self.request.prediction is not None:
             self.prediction = PredictionCursor(self.request.prediction, self.num_prompt_tokens)
 
     @property

@@ -6,6 +6,7 @@ import codecs
 from typing import Protocol
 
 from specdec.text.tokenizer import Tokenizer
+from specdec.types.sampling_params import SamplingParams
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _CONTEXT_TOKENS = 3  # maximum number of tokens of an incomplete character (at most four bytes)
@@ -127,6 +128,17 @@ class IncrementalDetokenizer:
         self._decoder = make_text_decoder(tokenizer)
         self._text = ""  # not returned yet
         self._stopped = False
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, params: SamplingParams) -> IncrementalDetokenizer:
+        """Return the detokenizer of a request with these parameters."""
+        return cls(
+            tokenizer,
+            params.stop,
+            params.skip_special_tokens,
+            includes_stop=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
+        )
 
     def append(self, token_id: int) -> str | None:
         """Add a token; return the stop string that ends the text with it, if any."""

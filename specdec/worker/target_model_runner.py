@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -63,17 +63,6 @@ class _DeviceStep:
     step_id: int
     rows: Sequence[StepRow]
     tokens: PendingTokens
-
-
-class _Part(NamedTuple):
-    """Rows that ran in one forward pass, and its results."""
-
-    rows: Sequence[StepRow]
-    batch: ModelInput
-    hidden: Tensor  # [T, hidden_size]
-    tapped: Tensor | None  # [T, taps, hidden_size]
-    prompt_logprobs: tuple[PromptLogprobs, ...]
-    verified: tuple[VerifiedRow, ...]
 
 
 class TargetModelRunner(ModelRunner):
@@ -147,13 +136,14 @@ class TargetModelRunner(ModelRunner):
         """Run one step; return the same output on every rank. None may be in flight."""
         assert not self._begun, "steps are collected in order"
         self._update(step)
-        if self.device_steps is None or not step.rows:
-            return self._run(step)
+        if not step.rows:
+            return VerifyOutput(step.step_id, ())
         rows = self._batch_state.resolve_pending(step.rows)
-        states = self._batch_state.states(rows)
-        if self.device_steps.can_run(rows, states) and self._begin(step.step_id, rows, states):
-            return self.collect()
-        return self._run(step)
+        if self.device_steps is not None:
+            states = self._batch_state.states(rows)
+            if self.device_steps.can_run(rows, states) and self._begin(step.step_id, rows, states):
+                return self.collect()
+        return self._run(step.step_id, rows)
 
     def begin(self, step: StepInput) -> bool:
         """Begin a step on the device behind the one in flight, if any, for `collect`.
@@ -161,9 +151,10 @@ class TargetModelRunner(ModelRunner):
         Returns False, and has changed nothing that counts, where the device cannot run it, or the
         step has to wait for the result of that one.
         """
-        device, is_behind = self.device_steps, bool(self._begun)
+        device = self.device_steps
         if device is None or step.admitted or step.released or not step.rows:
             return False
+        is_behind = bool(self._begun)
         if len(self._begun) == MAX_IN_FLIGHT:
             return False
         if is_behind and any(row.drafts_by_token for row in step.rows):
@@ -210,60 +201,48 @@ class TargetModelRunner(ModelRunner):
         if self.head is not None:
             self.head.update(step)
 
-    def _run(self, step: StepInput) -> VerifyOutput:
-        """Run a step by operators that the host launches, and whose results it reads."""
-        if not step.rows:
-            return VerifyOutput(step.step_id, ())
-        verified: list[VerifiedRow] = []
-        prompt_logprobs: list[PromptLogprobs] = []
-        for part in self._parts(self._batch_state.resolve_pending(step.rows)):
-            verified += self._drafted(part)
-            prompt_logprobs += part.prompt_logprobs
-        return VerifyOutput(step.step_id, tuple(verified), tuple(prompt_logprobs))
+    def _run(self, step_id: int, rows: Sequence[StepRow]) -> VerifyOutput:
+        """Run rows by operators that the host launches, and whose results it reads.
 
-    def _parts(self, rows: Sequence[StepRow]) -> Iterator[_Part]:
-        """Run and verify rows, as one part where the memory suffices.
-
-        After a failed allocation the rows run in two parts. With several ranks the others would
-        wait for this one in a collective operation; the group then fails as a whole.
+        After a failed allocation they run in two parts.
         """
+        output = self._run_whole(step_id, rows)
+        return self._run_in_parts(step_id, rows) if output is None else output
+
+    def _run_whole(self, step_id: int, rows: Sequence[StepRow]) -> VerifyOutput | None:
+        """Run rows in one forward pass; return None where the memory does not suffice.
+
+        With several ranks the others would wait for this one in a collective operation; the group
+        then fails as a whole.
+        """
+        state = self._batch_state
         try:
-            yield self._run_part(rows)
+            state.update_histories(rows)
+            batch = state.model_input(rows)
+            hidden, tapped = self._forward(batch)
+            prompt_logprobs = (
+                tuple(self._prompt_logprobs(rows, hidden)) if state.has_prompt_logprobs else ()
+            )
+            verified = (*self._verify(rows, hidden), *invalid_chunks(rows, hidden))
         except torch.OutOfMemoryError:
-            parts = split_rows(rows)
-            if not parts or self.group.size > 1:
+            if self.group.size > 1 or not split_rows(rows):
                 raise
-            num_tokens = sum(len(row.token_ids) for row in rows)
-            logger.warning("out of memory in a step of %d tokens: it runs in parts", num_tokens)
-        else:
-            return
+            return None
+        moves = self._compact(rows, verified)
+        if self.head is not None:
+            verified = self.head.draft(rows, batch, hidden, tapped, verified, moves)
+            state.hold_drafts(verified)
+        return VerifyOutput(step_id, verified, prompt_logprobs)
+
+    def _run_in_parts(self, step_id: int, rows: Sequence[StepRow]) -> VerifyOutput:
+        """Run the two parts of rows one after the other, with the memory of the failed pass."""
+        num_tokens = sum(len(row.token_ids) for row in rows)
+        logger.warning("out of memory in a step of %d tokens: it runs in parts", num_tokens)
         if self.kv_cache.is_cuda:
             torch.cuda.empty_cache()
-        for part in parts:
-            yield from self._parts(part)
-
-    def _run_part(self, rows: Sequence[StepRow]) -> _Part:
-        self._batch_state.update_histories(rows)
-        batch = self._batch_state.model_input(rows)
-        hidden, tapped = self._forward(batch)
-        prompt_logprobs = (
-            tuple(self._prompt_logprobs(rows, hidden))
-            if self._batch_state.has_prompt_logprobs
-            else ()
-        )
-        verified = (*self._verify(rows, hidden), *invalid_chunks(rows, hidden))
-        return _Part(rows, batch, hidden, tapped, prompt_logprobs, verified)
-
-    def _drafted(self, part: _Part) -> Sequence[VerifiedRow]:
-        """Return the verified rows of a part, with the drafts that a head makes behind them."""
-        moves = self._compact(part.rows, part.verified)
-        if self.head is None:
-            return part.verified
-        verified = self.head.draft(
-            part.rows, part.batch, part.hidden, part.tapped, part.verified, moves
-        )
-        self._batch_state.hold_drafts(verified)
-        return verified
+        first, second = (self._run(step_id, part) for part in split_rows(rows))
+        prompt_logprobs = first.prompt_logprobs + second.prompt_logprobs
+        return VerifyOutput(step_id, first.rows + second.rows, prompt_logprobs)
 
     def _forward(self, batch: ModelInput) -> tuple[Tensor, Tensor | None]:
         """Return hidden states [T, hidden_size], and those [T, taps, hidden_size] for the head."""

@@ -124,6 +124,7 @@ def draft_model(
     quantization: QuantizationMethod | None = None,
     vocabulary: DraftVocabulary | None = None,
     kernels: Kernels = "auto",
+    clock: Callable[[], float] = time.monotonic,
     **changes: float,
 ) -> DraftModelProposer:
     """Make a proposer with the draft model in this process, with small limits."""
@@ -140,7 +141,7 @@ def draft_model(
         vocabulary=vocabulary.shared,
         kernels=kernels,
     )
-    return DraftModelProposer(LocalDraftWorker(runner), limits, vocabulary.new_adapter())
+    return DraftModelProposer(LocalDraftWorker(runner), limits, vocabulary.new_adapter(), clock)
 
 
 def make_engine(
@@ -351,6 +352,9 @@ class ScriptedProposer:
 
     def ahead(self, rows: Sequence[SentRow]) -> None:
         self.sent.append(list(rows))
+
+    def end_step(self, *, is_lost: bool = False) -> None:
+        pass
 
     def release(self, seq_id: int) -> None:
         self.released.append(seq_id)

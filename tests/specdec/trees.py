@@ -52,6 +52,9 @@ class TreeProposer:
     def ahead(self, rows):
         pass
 
+    def end_step(self, *, is_lost=False):
+        pass
+
     def release(self, seq_id):
         pass
 

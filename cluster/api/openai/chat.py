@@ -108,7 +108,7 @@ async def _thinking_budget(
             raise InvalidValueError("thinking_token_budget", count, limit)
     closing = f"\n{marks[0]}\n\n"
     token_ids = await router.tokenize(TokenizeRequest(closing, request.model or "", False))
-    return ThinkingBudget(count, closing, tuple(token_ids), marks)
+    return ThinkingBudget(count, tuple(token_ids), marks)
 
 
 class ChatBuilder(ChoicesBuilder["ChatWriter"]):

@@ -3,6 +3,9 @@
 The answer is generated up to the budget. If its reasoning is still open there, the mark that ends
 it is appended, and generation resumes behind it as after a broken stream: with the same seed, from
 the cached prompt. Drafts go on in both parts.
+
+The engine ends the first part as any answer: with text that it held back, such as half a character
+or the start of a stop string. Here the text goes on, so that only what is certain is sent.
 """
 
 from __future__ import annotations
@@ -12,19 +15,19 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from cluster.replica.router import Router
+from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.types.request import GenerateRequest
 from specdec.types.responses import EngineOutput, FinishReason
 
 
 @dataclass(frozen=True)
 class ThinkingBudget:
-    """Limit of reasoning. closing, closing_ids: the text that ends it, and its tokens.
+    """Limit of reasoning. closing_ids: the tokens that end it.
 
     marks: texts by which the model ends it itself.
     """
 
     num_tokens: int
-    closing: str
     closing_ids: tuple[int, ...]
     marks: Sequence[str]
 
@@ -47,27 +50,27 @@ async def generate_within_budget(
         min_tokens=min(call.params.min_tokens, budget.num_tokens, most),
     )
     token_ids, text, last = list[int](), "", None
+    detokenizer = IncrementalDetokenizer.of(router.text.tokenizer, call.params)
     async for output in _outputs(router, replace(call, params=limited)):
         token_ids += output.token_ids
         text += output.text
+        _append(detokenizer, output.token_ids)
+        certain = detokenizer.take()
         is_cut = output.finish_reason is FinishReason.LENGTH and len(token_ids) < most
-        last = output._replace(finish_reason=None, is_last=False) if is_cut else None
+        last = output._replace(text=certain, finish_reason=None, is_last=False) if is_cut else None
         yield last or output
     if last is None:
         return
     if budget.is_open(text):
         token_ids += budget.closing_ids
         if len(token_ids) >= most:  # no token of an answer would follow
-            yield last._replace(
-                token_ids=(),
-                text="",
-                is_drafted=(),
-                finish_reason=FinishReason.LENGTH,
-                is_last=True,
-            )
+            yield _end(last, detokenizer)
             return
-        last = _forced(last, budget)
+        stop = _append(detokenizer, budget.closing_ids)
+        last = _forced(last, budget, detokenizer.take(), stop)
         yield last
+        if stop is not None:
+            return
     resumed = replace(call, resume_token_ids=tuple(token_ids))
     async for output in _outputs(router, resumed):
         yield output._replace(
@@ -76,15 +79,39 @@ async def generate_within_budget(
         )
 
 
-def _forced(last: EngineOutput, budget: ThinkingBudget) -> EngineOutput:
-    """Return the output with the tokens that end the reasoning."""
+def _append(detokenizer: IncrementalDetokenizer, token_ids: Sequence[int]) -> str | None:
+    """Add tokens up to the one that ends a stop string; return that string, if any."""
+    return next(filter(None, map(detokenizer.append, token_ids)), None)
+
+
+def _end(last: EngineOutput, detokenizer: IncrementalDetokenizer) -> EngineOutput:
+    """Return the output that ends the answer without further tokens."""
+    return last._replace(
+        token_ids=(),
+        text=detokenizer.flush(),
+        is_drafted=(),
+        finish_reason=FinishReason.LENGTH,
+        is_last=True,
+    )
+
+
+def _forced(
+    last: EngineOutput, budget: ThinkingBudget, text: str, stop: str | None
+) -> EngineOutput:
+    """Return the output with the tokens that end the reasoning.
+
+    text: that is certain with them. stop: the stop string that they end, if any.
+    """
     count = len(budget.closing_ids)
     return last._replace(
         token_ids=budget.closing_ids,
-        text=budget.closing,
+        text=text,
         num_output_tokens=last.num_output_tokens + count,
         is_drafted=(False,) * count,
         prompt_logprobs=None,
+        finish_reason=None if stop is None else FinishReason.STOP,
+        stop_reason=stop,
+        is_last=stop is not None,
     )
 
 

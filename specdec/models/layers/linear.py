@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.layers.matrix import FullMatrix, Matrix, NativeMatrix, make_matrix, row_blocks
-from specdec.models.traits import NO_TRANSFORM, LogitTransform
+from specdec.models.traits import NO_TRANSFORM, DecoderTraits, LogitTransform
 from specdec.models.weights.checkpoint import CheckpointReader
 from specdec.types.errors import UnsupportedModelError
 
@@ -280,6 +280,16 @@ class VocabEmbedding(nn.Module):
         if isinstance(self.weight, NativeMatrix):
             return self.weight.rows(indices)
         return F.embedding(indices, self.weight).to(self.dtype)
+
+
+def embedding_scale(traits: DecoderTraits, dtype: torch.dtype) -> float:
+    """Return the factor of the embeddings of a model with activations of `dtype`.
+
+    Gemma keeps it as a tensor of that type, with which it was trained: 50.5 in place of the square
+    root of 2560 in bfloat16.
+    """
+    scale = traits.embedding_scale
+    return float(torch.tensor(scale, dtype=dtype)) if traits.rounds_embedding_scale else scale
 
 
 def transform_logits(transform: LogitTransform, logits: Tensor) -> Tensor:

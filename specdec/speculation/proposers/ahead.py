@@ -58,9 +58,9 @@ class AheadDrafts:
             self._rounds[seq_id] = _round_of(row)
         self.planner.begin_step()
 
-    def end_step(self) -> None:
-        """Record that the target has run the step behind which the worker drafts."""
-        self.planner.end_step()
+    def end_step(self, *, is_lost: bool) -> None:
+        """Record that the target has run the step behind which the worker drafts, or lost it."""
+        self.planner.end_step(is_lost=is_lost)
 
     def receive(self, outputs: Iterable[AheadOutput]) -> None:
         """Keep the answers of the worker as tables, each in place of the one before."""

@@ -128,7 +128,8 @@ class SentRow(NamedTuple):
 class Proposer(Protocol):
     """Drafts for a batch. With a lossless verifier it affects speed only, not the distribution.
 
-    The engine calls in each step `take` before it sends the target the rows, and `ahead` after.
+    The engine calls in each step `take` before it sends the target the rows, `ahead` after, and
+    `end_step` with the results.
     """
 
     def take(self, requests: collections.abc.Sequence[DraftRequest]) -> list[Proposal]:
@@ -140,6 +141,9 @@ class Proposer(Protocol):
 
     def ahead(self, rows: collections.abc.Sequence[SentRow]) -> None:
         """Begin to draft behind rows that the target runs; returns without waiting."""
+
+    def end_step(self, *, is_lost: bool = False) -> None:
+        """Take note that the target has run its oldest step, or has lost those in flight."""
 
     def release(self, seq_id: int) -> None:
         """Drop the state of a sequence; an unknown one is no error."""
@@ -155,6 +159,10 @@ class SynchronousProposer(ABC):
     def ahead(self, rows: collections.abc.Sequence[SentRow]) -> None:
         """Do nothing: a lookup takes no longer than it would take to ask for it ahead."""
         del rows
+
+    def end_step(self, *, is_lost: bool = False) -> None:
+        """Do nothing: a lookup takes no time of the target's step."""
+        del is_lost
 
     def propose_ahead(
         self, requests: collections.abc.Sequence[DraftRequest]

@@ -64,6 +64,11 @@ class CascadeProposer:
         for stage in self._stages:
             stage.proposer.ahead([row for row in rows if row.method in (None, stage.method)])
 
+    def end_step(self, *, is_lost: bool = False) -> None:
+        """Pass it on to every stage."""
+        for stage in self._stages:
+            stage.proposer.end_step(is_lost=is_lost)
+
     @property
     def proposers(self) -> tuple[Proposer, ...]:
         """The proposers of all stages."""

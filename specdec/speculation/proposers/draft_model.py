@@ -116,7 +116,6 @@ class DraftModelProposer:
 
         Sequences that have not caught up have none; the worker runs a chunk of their text.
         """
-        self._ahead.end_step()
         self._views = {request.seq.seq_id: self._settle(request.seq) for request in requests}
         self._drop_beyond_context(requests)
         proposals = self._take_ahead(requests)
@@ -142,6 +141,10 @@ class DraftModelProposer:
             return
         step_id = self._begin([row.seq for row, _ in ahead], ahead=tuple(row for _, row in ahead))
         self._ahead.begin_step(step_id, ahead)
+
+    def end_step(self, *, is_lost: bool = False) -> None:
+        """Measure the target's step, within which drafts ahead should be complete."""
+        self._ahead.end_step(is_lost=is_lost)
 
     def _begin(
         self,

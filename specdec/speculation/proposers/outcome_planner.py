@@ -197,11 +197,16 @@ class OutcomePlanner:
         """Record that the target has received a step behind which the draft model drafts."""
         self._began_at_s = self._clock()
 
-    def end_step(self) -> None:
-        """Record that the results of that step are known."""
-        if self._began_at_s is None:
+    def end_step(self, *, is_lost: bool = False) -> None:
+        """Record that the results of that step are known, or will never be.
+
+        Call it behind every step of the target, as soon as there are results: the time that passes
+        until the next step is none of the target's.
+        """
+        began_at_s, self._began_at_s = self._began_at_s, None
+        if began_at_s is None or is_lost:
             return
-        seconds, self._began_at_s = self._clock() - self._began_at_s, None
+        seconds = self._clock() - began_at_s
         known = self._target_s
         self._target_s = seconds if known is None else _KEPT * known + (1 - _KEPT) * seconds
 

@@ -122,6 +122,22 @@ def test_catch_up_tokens_are_counted_across_restarts(start, workers):
     supervisor.close()
 
 
+def test_what_was_observed_of_drafts_ahead_outlasts_a_worker(start, workers):
+    supervisor = DraftSupervisor(start, LIMITS, DraftVocabulary())
+    assert drafts(supervisor) == [(7, 7, 7)]
+    for _ in range(100):
+        supervisor._proposer._ahead.planner.outcomes.observe(3, 3, 0, 1)
+    planned = supervisor._proposer._ahead.planner.outcomes.hit_rate((0, 0, 0, 1))
+    assert planned > 0.9
+    workers[0].error = DraftFailedError("it died")
+    assert drafts(supervisor) == []
+    wait_for(lambda: supervisor.is_available)
+    assert drafts(supervisor) == [(7, 7, 7)]
+    outcomes = supervisor._proposer._ahead.planner.outcomes
+    assert outcomes.hit_rate((0, 0, 0, 1)) == planned
+    supervisor.close()
+
+
 def test_a_lookup_drafts_while_the_worker_restarts(start, workers):
     supervisor = DraftSupervisor(start, LIMITS, DraftVocabulary())
     proposer = make_proposer(SpeculativeConfig.of("draft_model", fallback="ngram"), supervisor)

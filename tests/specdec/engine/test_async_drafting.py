@@ -22,7 +22,16 @@ from specdec.types.draft_decision import DraftAhead
 from specdec.types.sampling_params import StructuredOutput
 from specdec.types.stats import AheadCounts
 from tests.clock import Clock
-from tests.specdec.engines import draft_model, engine_config, local_engine, request, run, tokens_by
+from tests.specdec.engines import (
+    HashTarget,
+    draft_model,
+    engine_config,
+    local_engine,
+    make_engine,
+    request,
+    run,
+    tokens_by,
+)
 from tests.specdec.fakes import run_ranks
 from tests.specdec.tiny import disturbed_llama_dir, shuffled_llama_dir, tiny_llama_dir
 
@@ -61,7 +70,7 @@ def async_engine(directory, mode, proposer, k=3, group=None, **changes):
 def untimed_model(directory, group=None):
     """Return a draft model whose plans do not depend on the speed of the machine."""
     proposer = draft_model(directory, group)
-    proposer._ahead.planner.end_step = lambda: None
+    proposer._ahead.planner.end_step = lambda **_: None
     return proposer
 
 
@@ -128,6 +137,9 @@ class RecordingProposer:
 
     def ahead(self, rows):
         self.inner.ahead(rows)
+
+    def end_step(self, *, is_lost=False):
+        self.inner.end_step(is_lost=is_lost)
 
     def release(self, seq_id):
         self.inner.release(seq_id)
@@ -281,7 +293,7 @@ def test_drafts_of_a_model_with_another_tokenizer_are_waited_for(
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_a_quantized_copy_of_the_target_drafts_ahead(tiny_model_dir, reference, sampling):
     proposer = draft_model(tiny_model_dir, quantization="int8")
-    proposer._ahead.planner.end_step = lambda: None  # all outcomes, whatever the machine
+    proposer._ahead.planner.end_step = lambda **_: None  # all outcomes, whatever the machine
     engine = async_engine(tiny_model_dir, "outcomes", proposer)
     assert tokens_by(engine, requests(4, **sampling)) == reference(4, **sampling)
     assert ahead_counts(proposer).hit_rate > 0.8
@@ -310,3 +322,52 @@ def test_drafts_that_are_turned_off_and_on_change_no_token(tiny_model_dir, refer
             engine.set_speculation(replace(control, mode=mode_now))
     assert tokens == reference(4, **SAMPLED)
     assert sum(ahead_counts(proposer).hits.values()) > 5
+
+
+class TimedTarget:
+    """A target whose steps take 30 ms of a clock."""
+
+    def __init__(self, inner, clock):
+        self._inner, self._clock = inner, clock
+
+    def begin(self, step):
+        self._inner.begin(step)
+
+    def collect(self):
+        self._clock.now_s += 0.03
+        return self._inner.collect()
+
+
+def test_time_without_a_step_is_none_of_the_targets(tiny_model_dir):
+    """Gaps: no request, drafting turned off and on, and a client that is slow between steps."""
+    clock = Clock()
+    speculation = SpeculativeConfig.of("draft_model", 3, async_drafting="outcomes")
+    control = SpeculationControl("on", 100, 3)
+    policy = SpeculationPolicy(control, clock, ahead_choices=speculation.ahead_choices)
+    proposer = draft_model(tiny_model_dir, clock=clock)
+    config = engine_config(0, speculation=speculation)
+    target = TimedTarget(HashTarget(4, 383), clock)
+    engine = make_engine(tiny_model_dir, config, target, proposer, policy)
+    planner = proposer._ahead.planner
+    for number, mode in enumerate(("on", "off", "on")):
+        engine.set_speculation(replace(control, mode=mode))
+        run(engine, [replace(each, request_id=f"{number}") for each in requests(1)])
+        clock.now_s += 60
+    assert planner._target_s == pytest.approx(0.03)
+
+
+def test_a_lost_step_is_none_of_the_targets(tiny_model_dir):
+    clock = Clock()
+    speculation = SpeculativeConfig.of("draft_model", 3, async_drafting="outcomes")
+    proposer = draft_model(tiny_model_dir, clock=clock)
+    config = engine_config(0, speculation=speculation)
+    engine = make_engine(tiny_model_dir, config, TimedTarget(HashTarget(4, 383), clock), proposer)
+    for each in requests(1):
+        engine.add(each)
+    while not proposer._ahead.is_expected:
+        engine.step()
+    clock.now_s += 60
+    engine.replace_target(TimedTarget(HashTarget(4, 383), clock))
+    while engine.has_work:
+        engine.step()
+    assert proposer._ahead.planner._target_s == pytest.approx(0.03)

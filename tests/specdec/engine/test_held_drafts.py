@@ -12,6 +12,7 @@ from specdec.config.speculative import SpeculativeConfig
 from specdec.kernels.cpu import native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
+from specdec.sequences.prediction import PredictedText
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
@@ -400,7 +401,7 @@ def test_predicted_output_keeps_the_tokens_of_a_head(tiny_model_dir, head_dir_of
     for each in requests():
         tokens = plain.tokens[each.request_id, 0][0]
         edited = [token if place % 6 else token + 1 for place, token in enumerate(tokens)]
-        prediction = tuple(edited) if each.request_id in predicted else ()
+        prediction = PredictedText(edited) if each.request_id in predicted else None
         given.append(replace(each, prediction=prediction))
     found = run.finish(given)
     assert found.tokens == plain.tokens

@@ -182,6 +182,9 @@ class Poisoner:
     def ahead(self, rows):
         pass
 
+    def end_step(self, *, is_lost=False):
+        pass
+
     def release(self, seq_id):
         del seq_id
 

@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from specdec.config.speculative import SpeculativeConfig
+from specdec.engine.speculator import NO_DRAFTING
 from specdec.models.config import ModelConfig
+from specdec.sequences.prediction import PredictedText
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
@@ -59,7 +61,8 @@ def edited(tokens):
 
 
 def predicting(original, **changes):
-    return replace(request("edit", PROMPT, max_tokens=2000), prediction=tuple(original), **changes)
+    prediction = PredictedText(original) if original else None
+    return replace(request("edit", PROMPT, max_tokens=2000), prediction=prediction, **changes)
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix", "lookahead"])
@@ -112,7 +115,7 @@ def test_tokens_are_those_without_a_prediction(tiny_model_dir, params):
     engine = local_engine(tiny_model_dir, config)
     plain = tokens_by(engine, [request("plain", PROMPT, **params)])["plain"]
     requests = [
-        replace(request(name, PROMPT, **params), prediction=tuple(tokens))
+        replace(request(name, PROMPT, **params), prediction=PredictedText(tokens))
         for name, tokens in predictions_of(plain).items()
     ]
     for name, tokens in tokens_by(engine, requests).items():
@@ -133,7 +136,7 @@ def test_each_choice_follows_the_prediction_by_itself(tiny_model_dir):
 
     plain, _ = tokens(drawn)
     for choice in range(3):
-        predicted, last = tokens(replace(drawn, prediction=tuple(plain[choice])))
+        predicted, last = tokens(replace(drawn, prediction=PredictedText(plain[choice])))
         assert predicted == plain
         assert last.prediction.num_accepted_tokens >= 20
 
@@ -142,7 +145,8 @@ def test_the_true_output_is_accepted_whole(tiny_model_dir):
     engine = local_engine(tiny_model_dir, engine_config(3))
     plain = tokens_by(engine, [request("plain", PROMPT)])["plain"]
     before = engine.stats().counts
-    last = run(engine, [replace(request("again", PROMPT), prediction=tuple(plain))])["again"].last
+    again = replace(request("again", PROMPT), prediction=PredictedText(plain))
+    last = run(engine, [again])["again"].last
     counts = engine.stats().counts.minus(before)
     assert last.prediction == last.speculation
     assert last.prediction.num_rejected_tokens == 0
@@ -159,7 +163,7 @@ def test_a_grammar_applies_to_predicted_drafts(tiny_model_dir):
     engine = local_engine(tiny_model_dir, engine_config(3))
     plain = tokens_by(engine, [given])
     for text in ("abbaab", "xyz"):
-        predicted = replace(given, prediction=tuple(tokenizer.encode(text)))
+        predicted = replace(given, prediction=PredictedText(tokenizer.encode(text)))
         assert tokens_by(engine, [predicted]) == plain
     compiler.close()
 
@@ -172,7 +176,7 @@ def test_a_grammar_applies_to_predicted_drafts(tiny_model_dir):
 def test_a_request_that_opts_out_has_no_predicted_drafts(tiny_model_dir, options):
     engine = make_engine(tiny_model_dir, engine_config(3), HashTarget(4, 512))
     given = request("quiet", PROMPT, speculation=options)
-    last = run(engine, [replace(given, prediction=(10, 11, 12, 13))])["quiet"].last
+    last = run(engine, [replace(given, prediction=PredictedText((10, 11, 12, 13)))])["quiet"].last
     assert last.prediction.num_drafts == last.speculation.num_drafts == 0
 
 
@@ -181,7 +185,7 @@ def test_the_number_in_a_request_limits_its_drafts(tiny_model_dir):
     plain = target.continuation(PROMPT, 24)
     engine = make_engine(tiny_model_dir, engine_config(3), target)
     given = request("two", PROMPT, speculation=SpeculationOptions(num_speculative_tokens=2))
-    last = run(engine, [replace(given, prediction=tuple(plain))])["two"].last
+    last = run(engine, [replace(given, prediction=PredictedText(plain))])["two"].last
     assert last.prediction.num_draft_tokens <= 2 * last.prediction.num_drafts
     assert last.prediction.num_accepted_tokens == last.prediction.num_draft_tokens > 0
 
@@ -218,7 +222,7 @@ def test_predictions_stop_where_load_or_an_operator_turns_drafts_off(
     policy = FixedPolicy(Decision(chain(0), reason))
     engine = make_engine(tiny_model_dir, engine_config(3), target, proposer, policy)
     other = request("other", PROMPT)
-    given = replace(request("given", PROMPT), prediction=tuple(plain))
+    given = replace(request("given", PROMPT), prediction=PredictedText(plain))
     done = run(engine, [given, other])
     assert done["given"].token_ids == done["other"].token_ids == plain
     assert bool(done["given"].last.prediction.num_drafts) == drafts
@@ -231,7 +235,7 @@ def test_other_requests_keep_their_drafts(tiny_model_dir):
     target = HashTarget(4, 512)
     plain = target.continuation(PROMPT, 40)
     engine = make_engine(tiny_model_dir, engine_config(3, max_num_batched_tokens=128), target)
-    given = replace(request("given", PROMPT, max_tokens=40), prediction=tuple(plain))
+    given = replace(request("given", PROMPT, max_tokens=40), prediction=PredictedText(plain))
     done = run(engine, [given, request("other", PROMPT, max_tokens=40)])
     assert done["given"].token_ids == done["other"].token_ids == plain
     methods = engine.stats().counts.drafted_by_method
@@ -246,7 +250,7 @@ def test_steps_are_begun_ahead_once_the_output_has_left_the_prediction(tiny_mode
     engine = make_engine(
         tiny_model_dir, engine_config(3, async_scheduling=True), target, policy=policy
     )
-    prediction = (*plain[:20], *range(300, 320))
+    prediction = PredictedText((*plain[:20], *range(300, 320)))
     target.next_token = lambda context: (
         plain[len(context) - 7] if len(context) < 27 else 100 + len(context)
     )
@@ -254,3 +258,14 @@ def test_steps_are_begun_ahead_once_the_output_has_left_the_prediction(tiny_mode
     given = replace(request("given", PROMPT, max_tokens=60), prediction=prediction)
     assert tokens_by(engine, [given])["given"] == plain
     assert 30 < target.num_ahead < 40
+
+
+def test_without_predictions_no_row_is_looked_at(tiny_model_dir):
+    class Rows(list):
+        def __iter__(self):
+            raise AssertionError("rows were searched for predicted output")
+
+    engine = make_engine(tiny_model_dir, engine_config(3), HashTarget(4, 512))
+    decision = Decision(chain(0), DecisionReason.GOODPUT)
+    assert engine._take(Rows([None]), decision) is NO_DRAFTING
+    assert not engine._is_predicted(Rows([None]))

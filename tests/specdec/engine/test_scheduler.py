@@ -8,7 +8,14 @@ import pytest
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.scheduler import Scheduler
 from specdec.sequences.block_manager import BlockManager
-from specdec.sequences.sequence import AGEING_S, EngineRequest, HeadDraft, Sequence
+from specdec.sequences.prediction import PredictedText
+from specdec.sequences.sequence import (
+    AGEING_S,
+    EngineRequest,
+    HeadDraft,
+    Sequence,
+    SequenceStatus,
+)
 from specdec.types.control import SpeculationControl
 from specdec.types.draft_decision import Decision, DecisionReason, chain
 from specdec.types.draft_survival import AcceptanceHistory
@@ -20,10 +27,15 @@ BLOCK_SIZE = 4
 CONTROL = SpeculationControl("auto", threshold=64, num_speculative_tokens=4)
 
 
-def sequence(seq_id, num_tokens, *, priority=0, max_tokens=None):
+def sequence(seq_id, num_tokens, *, priority=0, max_tokens=None, prediction=None):
     prompt = tuple(range(100 * seq_id, 100 * seq_id + num_tokens))
     request = EngineRequest(
-        prompt, SamplingParams(), request_id=str(seq_id), seed=0, priority=priority
+        prompt,
+        SamplingParams(),
+        request_id=str(seq_id),
+        seed=0,
+        priority=priority,
+        prediction=prediction,
     )
     return Sequence(seq_id, request, SamplingRules(), detokenizer=None, max_tokens=max_tokens)
 
@@ -167,3 +179,21 @@ def test_a_batch_budget_follows_the_confidences_of_a_head_that_drafts_alone(keys
     for seq, num_accepted in zip(sequences, (20.0, 10.0, 10.0), strict=True):
         seq.acceptance = AcceptanceHistory(20.0, num_accepted)
     assert [row.num_draft_tokens for row in scheduler.schedule(decision, CONTROL)] == lengths
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_predictions_are_counted_while_their_sequences_run(seed):
+    source = random.Random(seed)
+    predictions = [PredictedText([1, 2, 3]) if source.random() < 0.3 else None for _ in range(12)]
+    sequences = [
+        sequence(seq_id, source.randrange(2, 20), max_tokens=12, prediction=prediction)
+        for seq_id, prediction in enumerate(predictions)
+    ]
+    scheduler, blocks = scheduler_with(12, sequences)
+    num_preempted = 0
+    for _ in steps(scheduler, blocks, 0):
+        num_preempted += len(scheduler.preempted)
+        running = [seq for seq in sequences if seq.status is SequenceStatus.RUNNING]
+        assert scheduler.has_predictions == any(seq.prediction is not None for seq in running)
+    assert num_preempted > 0
+    assert not scheduler.has_predictions

@@ -55,6 +55,9 @@ class Slow:
     def ahead(self, rows):
         self.inner.ahead(rows)
 
+    def end_step(self, *, is_lost=False):
+        self.inner.end_step(is_lost=is_lost)
+
     def release(self, seq_id):
         self.inner.release(seq_id)
 

@@ -211,9 +211,9 @@ def save_family(directory, name, **changes):
     model.save_pretrained(directory)
 
 
-def reference_model(directory):
+def reference_model(directory, dtype=torch.float32):
     """Load the model of transformers, with plain attention and experts."""
     implementations = {"attn_implementation": "eager", "experts_implementation": "eager"}
     return transformers.AutoModelForCausalLM.from_pretrained(
-        directory, dtype=torch.float32, **implementations
+        directory, dtype=dtype, **implementations
     ).eval()

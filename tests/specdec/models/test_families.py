@@ -22,7 +22,13 @@ from tests.specdec.models.families import (
     reference_model,
     save_family,
 )
-from tests.specdec.models.passes import BLOCK_SIZE, in_pass_order, mixed_logits
+from tests.specdec.models.passes import (
+    BLOCK_SIZE,
+    batch_of,
+    in_pass_order,
+    load,
+    mixed_logits,
+)
 from tests.specdec.tiny import train_tokenizer
 
 TOLERANCE = 1e-4
@@ -128,6 +134,25 @@ def test_16_bit_logits_are_close_to_float32(family, ids, dtype, kernels):
     is_sparse = ModelConfig.from_directory(directory).experts is not None
     found = similarity.median() if is_sparse else similarity.min()
     assert found > (0.99 if dtype == torch.bfloat16 else 0.999)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+@pytest.mark.parametrize("name", ["gemma", "gemma2", "gemma3", "granite"])
+def test_embeddings_are_scaled_as_in_transformers(tmp_path, ids, name, dtype, kernels):
+    """Gemma rounds the factor to the data type, 9.487 to 9.5 in bfloat16; Granite does not."""
+    save_family(tmp_path, name, **{"embedding_multiplier": 9.487} if name == "granite" else {})
+    entering = []
+    expected = reference_model(tmp_path, dtype)
+    layer = expected.model.layers[0]
+    layer.register_forward_pre_hook(lambda _, inputs: entering.append(inputs[0][0]))
+    with torch.inference_mode():
+        expected(torch.tensor(ids[:1]))
+    model = load(tmp_path, TensorParallelGroup(), dtype, kernels=kernels)
+    batch = batch_of([(ids[0], 0, list(range(10)))])
+    with torch.inference_mode():
+        found = model.forward_with_taps(batch, model.new_kv_cache(10 * BLOCK_SIZE), (0,)).tapped
+    torch.testing.assert_close(found[:, 0].to(dtype), entering[0], atol=0, rtol=1e-6)
 
 
 @EACH

@@ -1,17 +1,18 @@
 """The cursor of predicted output: it follows edits, and drafts nothing but the prediction."""
 
 import random
+import tracemalloc
 
 import pytest
 
-from specdec.sequences.prediction import MAX_DRAFT_TOKENS, PredictionCursor
+from specdec.sequences.prediction import MAX_DRAFT_TOKENS, PredictedText, PredictionCursor
 
 PROMPT = [900, 901]
 
 
 def steps_of(predicted, output, cursor=None):
     """Return the number of steps for an output whose drafts a target verifies, and the cursor."""
-    cursor = cursor or PredictionCursor(predicted, len(PROMPT))
+    cursor = cursor or PredictionCursor(PredictedText(predicted), len(PROMPT))
     text, num_steps = [*PROMPT, output[0]], 1  # the step of the prompt
     while len(text) - len(PROMPT) < len(output):
         done = len(text) - len(PROMPT)
@@ -57,7 +58,7 @@ def test_an_edit_costs_a_few_steps(edit):
 
 
 def test_a_replaced_token_is_skipped():
-    cursor = PredictionCursor([1, 2, 3, 4, 5, 6], 0)
+    cursor = PredictionCursor(PredictedText([1, 2, 3, 4, 5, 6]), 0)
     assert cursor.draft([1]) == (2, 3, 4, 5, 6)
     assert cursor.draft([1, 9]) == (3, 4, 5, 6)
 
@@ -65,7 +66,7 @@ def test_a_replaced_token_is_skipped():
 def test_the_nearest_place_ahead_is_found():
     line = [10, 11]
     predicted = [*line, 1, 0, 0, *line, 2, 0, 0, *line, 3]
-    cursor = PredictionCursor(predicted, 0)
+    cursor = PredictionCursor(PredictedText(predicted), 0)
     cursor.draft([10, 11, 1, 0, 0])
     assert cursor.draft([10, 11, 1, 0, 0, 98])  # one token is taken to be replaced
     assert cursor.draft([10, 11, 1, 0, 0, 98, 99]) == ()
@@ -81,7 +82,7 @@ def test_a_text_without_any_likeness_has_no_draft_after_the_first_tokens():
 
 
 def test_rejections_shorten_the_draft_and_accepted_ones_lengthen_it():
-    cursor = PredictionCursor(range(100), 0)
+    cursor = PredictionCursor(PredictedText(range(100)), 0)
     assert len(cursor.draft([0])) == 8
     cursor.observe(8, 2)
     assert len(cursor.draft([0])) == 4
@@ -107,3 +108,44 @@ def test_random_edits_keep_the_cursor_in_the_prediction(seed):
     num_steps, cursor = steps_of(predicted, output)
     assert num_steps <= len(output)
     assert cursor.stats.num_accepted_tokens <= cursor.stats.num_draft_tokens
+
+
+def nearest_match(predicted, text, least, place):
+    """Return what PredictedText.find does, by comparing every place."""
+    for length in (8, 4, 3, 2):
+        if length < least or length > len(text):
+            continue
+        ends = range(length, len(predicted))
+        places = [end for end in ends if predicted[end - length : end] == text[-length:]]
+        if places:
+            return next((each for each in places if each >= place), places[-1])
+    return None
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_index_finds_the_nearest_of_the_longest_matches(seed):
+    source = random.Random(seed)
+    predicted = [source.randrange(4) for _ in range(source.randrange(100))]
+    indexed = PredictedText(predicted)
+    for _ in range(60):
+        start = source.randrange(len(predicted) + 1)
+        text = [*predicted[start : start + 9], *[9] * source.randrange(2)][
+            -source.randrange(1, 9) :
+        ]
+        least, place = source.choice((2, 4)), source.randrange(len(predicted) + 1)
+        assert indexed.find(text, least, place) == nearest_match(predicted, text, least, place)
+
+
+def test_a_lost_place_does_not_cost_a_pass_over_the_prediction():
+    cursor = PredictionCursor(PredictedText(list(range(500)) * 400), 0)
+    text = [600, 601, 602]
+    cursor.draft(text)
+    tracemalloc.start()
+    try:
+        for step in range(20):
+            text += [step, step + 1, 700]
+            cursor.draft(text)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 20_000, "arrays as long as the prediction"

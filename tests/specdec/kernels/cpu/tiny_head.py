@@ -108,7 +108,7 @@ class TinyHead:
             first_position=1,
             norm_eps=EPS,
             rank=0,
-            traits=traits_struct(LLAMA, DIM),
+            traits=traits_struct(LLAMA, DIM, torch.float32),
             embedding=EmbeddingStruct(
                 table=self.embedding.data_ptr(), first_token=0, num_tokens=TARGET_VOCAB
             ),

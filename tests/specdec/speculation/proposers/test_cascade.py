@@ -21,6 +21,7 @@ class Scripted:
         self.most = most
         self.asked: dict[int, int] = {}
         self.sent: list[int] = []
+        self.ended: list[bool] = []
         self.released: list[int] = []
 
     def take(self, requests):
@@ -38,6 +39,9 @@ class Scripted:
 
     def ahead(self, rows):
         self.sent = [row.seq.seq_id for row in rows]
+
+    def end_step(self, *, is_lost=False):
+        self.ended.append(is_lost)
 
     def release(self, seq_id):
         self.released.append(seq_id)
@@ -188,3 +192,11 @@ def test_a_draft_model_keeps_up_with_what_lookups_draft(tiny_model_dir):
 
 def test_no_configuration_makes_no_proposer():
     assert make_proposer(None) is None
+
+
+def test_every_stage_receives_the_end_of_a_step():
+    stages = [Scripted(1, {1}), Scripted(2, {1})]
+    cascade = CascadeProposer([Stage("ngram", stages[0]), model_stage("draft_model", stages[1])])
+    cascade.end_step()
+    cascade.end_step(is_lost=True)
+    assert [each.ended for each in stages] == [[False, True]] * 2

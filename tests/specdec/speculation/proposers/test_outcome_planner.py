@@ -101,6 +101,18 @@ def timed(pass_s, row_s, target_s):
     return planner
 
 
+def test_a_step_that_is_lost_is_no_step():
+    clock = Clock()
+    planner = OutcomePlanner(clock)
+    for seconds, is_lost in ((1.0, False), (60.0, True)):
+        planner.begin_step()
+        clock.now_s += seconds
+        planner.end_step(is_lost=is_lost)
+    clock.now_s += 60.0
+    planner.end_step()  # of a step behind which nothing was drafted
+    assert planner._target_s == 1.0
+
+
 @pytest.mark.parametrize("num_rows", [1, 4, 16])
 @pytest.mark.parametrize(("pass_s", "row_s"), [(0.1, 0.0), (0.05, 0.002), (0.2, 0.001)])
 def test_the_passes_end_within_a_step_of_the_target(num_rows, pass_s, row_s):
