@@ -308,9 +308,10 @@ def test_a_configured_size_on_a_shared_gpu_includes_both_models(model):
     ("changes", "model_changes"),
     [
         ({"max_num_batched_tokens": 8192}, {}),
-        ({"max_num_seqs": 8192 // 2}, {}),
+        ({"max_num_seqs": 4096}, {}),
         ({}, {"intermediate_size": 4096}),
         ({}, {"vocab_size": 100_000}),
+        ({}, {"max_position_embeddings": 2048}),
         ({"enforce_eager": False}, {}),
     ],
     ids=str,
@@ -321,10 +322,11 @@ def test_a_workspace_grows_with_the_largest_step(model, changes, model_changes):
         device="cuda",
         dtype="bfloat16",
         max_num_seqs=16,
+        max_num_batched_tokens=4096,
         enforce_eager=True,
         speculative_config=SpeculativeConfig.of("ngram"),
     )
-    large = dataclasses.replace(small, **{"max_num_batched_tokens": 4096, **changes})
+    large = dataclasses.replace(small, **changes)
     assert gpu_workspace_bytes(small, model, drafts=False) < gpu_workspace_bytes(
         large, dataclasses.replace(model, **model_changes), drafts=False
     )
