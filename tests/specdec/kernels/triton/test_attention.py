@@ -229,7 +229,7 @@ def test_segments_cover_a_context():
 
 
 @pytest.mark.parametrize("max_model_len", [200, 4096, 131072])
-@pytest.mark.parametrize(("num_heads", "kv_heads"), [(4, 4), (32, 8), (16, 1), (80, 1)])
+@pytest.mark.parametrize(("num_heads", "kv_heads"), [(4, 4), (32, 8), (20, 4), (80, 1)])
 def test_the_memory_plan_counts_the_parts_of_a_split_context(max_model_len, num_heads, kv_heads):
     """The largest allocation of a plan, of all numbers of tiles, is what is reserved."""
     model = SimpleNamespace(
@@ -249,7 +249,7 @@ def test_the_memory_plan_counts_the_parts_of_a_split_context(max_model_len, num_
         largest = max(largest, sum(part.nbytes for part in parts or ()))
     windows = 2
     reserved = attention_bytes(config, model)
-    assert windows * largest <= reserved <= 1.35 * windows * largest
+    assert windows * largest <= reserved <= 1.1 * windows * largest
     assert (reserved > 0) == (max_model_len > SEGMENT_TOKENS)
 
 
