@@ -31,8 +31,8 @@ ROUTER, CONTROL_PLANE = "Router", "ControlPlane"
 
 _FRESH_S = 1.0
 _STALE_S = 5.0
-"""Age at which the address of a known model is looked up again: a call to a deleted application
-would wait indefinitely."""
+"""Age at which the address of a known model or adapter is looked up again: a call to a deleted
+application would wait indefinitely."""
 
 _ANSWER_TIMEOUT_S = 3.0
 _POLL_S = 0.05
@@ -139,8 +139,9 @@ class Applications:
         """
         if self.is_own(model):
             return None
-        if model not in self._by_model or time.monotonic() - self._listed_at_s > _STALE_S:
-            await self._refresh()
+        if (known := self._known(model)) is not None:
+            return known
+        await self._refresh()
         if model in self._by_model:
             return self._by_model[model]
         await self._find_adapters()
@@ -148,6 +149,13 @@ class Applications:
             names = (*self._own_adapters(), *sorted(self._by_model), *sorted(self._by_adapter))
             raise UnknownModelError(model, self._own_model, *names)
         return self._by_adapter[model]
+
+    def _known(self, model: str) -> PeerApplication | None:
+        """Return the application of a model or adapter; None where it must be looked up."""
+        now_s = time.monotonic()
+        if model in self._by_model:
+            return self._by_model[model] if now_s - self._listed_at_s <= _STALE_S else None
+        return self._by_adapter.get(model) if now_s - self._asked_at_s <= _STALE_S else None
 
     async def peers(self) -> tuple[PeerApplication, ...]:
         """Return all others as of at most a second ago, by the names of their models."""

@@ -56,10 +56,10 @@ class AdapterControl:
     ) -> AdapterReport:
         """Execute an order; return when requests may use the adapter, or no longer.
 
-        thread: the engine's. Raises InvalidValueError for a name that is taken and where no more
-        adapters fit, UnknownModelError for an unknown name, ModelNotFoundError and
-        UnsupportedModelError for files that cannot be used, and NotReadyError while the ranks still
-        load after LOAD_TIMEOUT_S.
+        thread: the engine's. Raises InvalidValueError for a name that an adapter from another
+        source has and where no more adapters fit, UnknownModelError for an unknown name,
+        ModelNotFoundError and UnsupportedModelError for files that cannot be used, and
+        NotReadyError while the ranks still load after LOAD_TIMEOUT_S.
         """
         if order.path:
             await self._load(order, thread)
@@ -74,23 +74,25 @@ class AdapterControl:
         In place of an idle one where no more fit; waits while all are held or have requests.
         path: as in AdapterOrder; empty where it must be loaded. Raises as `execute` does.
         """
-        adapter_id = await thread.call(lambda: self._hold(name, path))
-        if adapter_id is None:
-            async with self._one_at_a_time(thread.event_loop):
-                adapter_id = await self._load_and_hold(name, path, thread)
+        source = path and await asyncio.to_thread(portable_name, path)
+        held: list[int] = []  # added on the engine's thread: the caller may be cancelled meanwhile
         try:
-            yield adapter_id
+            if not await thread.call(lambda: self._hold(name, source, held)):
+                async with self._one_at_a_time(thread.event_loop):
+                    await self._load_and_hold(name, source, held, thread)
+            yield held[0]
         finally:
-            thread.post(lambda: self._adapters.let_go(adapter_id))
+            thread.post(lambda: self._let_go(held))
 
-    async def _load_and_hold(self, name: str, path: str, thread: EngineThread) -> int:
+    async def _load_and_hold(
+        self, name: str, source: str, held: list[int], thread: EngineThread
+    ) -> None:
         """Hold an adapter, once it is loaded and there was room for it; one call at a time."""
-        while (adapter_id := await thread.call(lambda: self._hold(name, path))) is None:
+        while not await thread.call(lambda: self._hold(name, source, held)):
             if await thread.call(self._make_room):
-                await self._load(AdapterOrder.load(name, path), thread)
+                await self._load(AdapterOrder.load(name, source), thread)
             else:
                 await asyncio.sleep(_POLL_S)
-        return adapter_id
 
     def _one_at_a_time(self, loop: asyncio.AbstractEventLoop) -> asyncio.Lock:
         """Return the lock of an event loop; streams are read on one at a time."""
@@ -133,6 +135,13 @@ class AdapterControl:
     # These are called on the engine's thread, or before there is one.
 
     def _order_load(self, order: AdapterOrder, source: str, directory: Path, rank: int) -> int:
+        """Order an adapter; return its id.
+
+        One that is named already and has the same source is returned as it is, so that an order can
+        be repeated that only some replicas have executed.
+        """
+        if not order.replaces and self._adapters.source_of(order.name) == source:
+            return self._adapters.ids[order.name]
         return self._adapters.load(
             order.name, source, str(directory), rank, replaces=order.replaces
         )
@@ -146,20 +155,25 @@ class AdapterControl:
         self._engine.advance_adapters()
         return self._adapters.fault_of(adapter_id)
 
-    def _hold(self, name: str, path: str) -> int | None:
-        """Hold a named adapter; return None where it is to be loaded from `path` first.
+    def _hold(self, name: str, source: str, held: list[int]) -> bool:
+        """Hold a named adapter and add its id to `held`; return whether it is loaded.
 
-        Raises UnknownModelError without a path, and InvalidValueError where an adapter of this name
-        comes from another one.
+        source: empty where it must be. Raises UnknownModelError if it is not then, and
+        InvalidValueError where an adapter of this name comes from another source.
         """
-        source = self._adapters.source_of(name)
-        if source is None:
-            if not path:
+        present = self._adapters.source_of(name)
+        if present is None:
+            if not source:
                 raise UnknownModelError(name, *self._adapters.ids)
-            return None
-        if path and portable_name(path) != source:
-            raise InvalidValueError("lora_path", path, f"{source}, which {name} was loaded from")
-        return self._adapters.hold(name)
+            return False
+        if source and source != present:
+            raise InvalidValueError("lora_path", source, f"{present}, which {name} was loaded from")
+        held.append(self._adapters.hold(name))
+        return True
+
+    def _let_go(self, held: Sequence[int]) -> None:
+        for adapter_id in held:
+            self._adapters.let_go(adapter_id)
 
     def _make_room(self) -> bool:
         """Return whether another adapter fits, at worst in place of an idle one."""

@@ -139,15 +139,19 @@ class Adapters:
             return None
         return self._faults.pop(adapter_id, "")
 
-    def use(self, adapter_id: int, name: str) -> None:
-        """Record a new request. Raises UnknownModelError for an adapter that has lost its name.
+    def use(self, adapter_id: int, name: str) -> int:
+        """Record a new request; return the id of its adapter.
 
-        name: by which the request has selected it.
+        name: by which the request has selected it. If the adapter was replaced since then, it is
+        the one that has the name now. Raises UnknownModelError where none has.
         """
         if adapter_id not in self.ids.values():
-            raise UnknownModelError(name, *self.ids)
+            if name not in self.ids:
+                raise UnknownModelError(name, *self.ids)
+            adapter_id = self.ids[name]
         self._last_used.pop(adapter_id, None)
         self._last_used[adapter_id] = None
+        return adapter_id
 
     def is_ready(self, adapter_id: int) -> bool:
         """Return whether the ranks have the adapter, so that steps may name it."""
@@ -167,11 +171,11 @@ class Adapters:
     def advance(self, target: AdapterTarget, used: Collection[int]) -> list[int]:
         """Load and free adapters on the ranks, as far as possible without waiting.
 
-        used: ids with requests that have not ended. Returns the ids of those that could not be
-        loaded, whose requests cannot go on. Called between two steps.
+        used: ids with requests that have not ended. Returns the id of one that could not be loaded,
+        whose requests cannot go on, before the next one is begun: that may find the target lost.
+        Called between two steps.
         """
         self._free(target, used)
-        failed: list[int] = []
         while (adapter := self._next_to_load()) is not None:
             if self._loading is None:
                 self._loading = adapter.adapter_id
@@ -183,10 +187,9 @@ class Adapters:
             if fault:
                 target.unload_adapter(adapter.adapter_id)  # other ranks may have it
                 self._fail(adapter, fault)
-                failed.append(adapter.adapter_id)
-            else:
-                self._activate(adapter)
-        return failed
+                return [adapter.adapter_id]
+            self._activate(adapter)
+        return []
 
     def restart(self) -> None:
         """Follow the replacement of the target, whose ranks have no adapters: load all again."""
@@ -241,10 +244,11 @@ class Adapters:
         logger.info("adapter %s is loaded from %s", name, adapter.file.source)
         if adapter.is_retired or self.ids.get(name) == adapter_id:
             return  # the target had to load it again
-        if name in self.ids:
-            self._retire(self.ids[name])
-        self.ids = {**self.ids, name: adapter_id}
+        replaced = self.ids.get(name)
+        self.ids = {**self.ids, name: adapter_id}  # first: at no moment the name is unknown
         self._last_used[adapter_id] = None
+        if replaced is not None:
+            self._retire(replaced)
 
     def _retire(self, adapter_id: int) -> None:
         self._adapters[adapter_id].is_retired = True

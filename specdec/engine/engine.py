@@ -117,6 +117,7 @@ class Engine:
             adapters,
         )
         self._suspects = Suspects()
+        self._undelivered: list[EngineOutput] = []  # errors of requests that no step has ended
         self._next_seq_id = 0
         self._decision: Decision | None = None  # in force for steps that are begun ahead
         self._drafting_ahead = NO_DRAFTING
@@ -132,7 +133,8 @@ class Engine:
             raise InvalidValueError("request_id", request.request_id, "unused by a running request")
         if request.adapter_id != BASE_MODEL:
             assert self.adapters is not None, "a request for an adapter without adapters"
-            self.adapters.use(request.adapter_id, request.model)
+            adapter_id = self.adapters.use(request.adapter_id, request.model)
+            request = replace(request, adapter_id=adapter_id)
         sequences = self._inputs.sequences(request, self._next_seq_id, self.control)
         self._scheduler.add(sequences, self._clock())
         self._requests.add(request, sequences)
@@ -217,14 +219,14 @@ class Engine:
         self.drafters.advance(target)
         self._steps.head_version = self.drafters.active
 
-    def advance_adapters(self) -> list[EngineOutput]:
+    def advance_adapters(self) -> None:
         """Load and free adapters as far as possible without waiting, as each step does.
 
-        Returns errors of requests whose adapter cannot be loaded again after the target was lost.
-        Raises TargetFailedError.
+        Requests whose adapter cannot be loaded again after the target was lost end; the next step
+        returns their errors. Raises TargetFailedError.
         """
         if self.adapters is None or self.adapters.is_settled:
-            return []
+            return
         target = self._steps.target
         assert isinstance(target, AdapterTarget), "adapters on a target that cannot load them"
         failed = set(self.adapters.advance(target, self._used_adapters()))
@@ -232,7 +234,7 @@ class Engine:
         lost = {
             seq.request.request_id: seq for seq in sequences if seq.request.adapter_id in failed
         }
-        return [
+        self._undelivered += [
             self._requests.fail(seq, LostAdapterError(seq.request.model)) for seq in lost.values()
         ]
 
@@ -262,7 +264,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Return whether `step` has anything to do."""
-        return bool(self._requests or self._steps)
+        return bool(self._requests or self._steps or self._undelivered)
 
     @property
     def is_stalled(self) -> bool:
@@ -295,7 +297,9 @@ class Engine:
     def _advance(self, outputs: list[EngineOutput]) -> None:
         """Run a step, and add its outputs as they are committed."""
         self.advance_drafters()
-        outputs += self.advance_adapters()
+        self.advance_adapters()
+        outputs += self._undelivered
+        self._undelivered.clear()
         before = self._decision
         is_ahead = self._begin_ahead()
         outputs += self._collect()

@@ -5,6 +5,7 @@ The sizes are upper estimates by the shapes of the largest step, and not measure
 
 from __future__ import annotations
 
+from specdec.config.attention_splits import ENOUGH_PROGRAMS, most_rows, num_segments_of
 from specdec.config.engine import DTYPE_BYTES
 from specdec.config.graph_sizes import num_graph_sizes
 from specdec.config.llm import LLMConfig
@@ -15,8 +16,6 @@ _LIBRARY_BYTES = _GIB
 """The context of CUDA, the code and workspaces of its libraries, and fragmentation."""
 _SAMPLING_BYTES = 400 * _MIB
 """Of the rows that are sampled at once, whatever the batch is (`specdec.sampling`)."""
-_ATTENTION_BYTES = 256 * _MIB
-"""Of the parts of contexts that attention splits, at most (`specdec.kernels.triton`)."""
 _GRAPHS_BYTES = 6 * _MIB
 """Of the four graphs of one size: that of the forward pass has a node for each kernel."""
 
@@ -25,10 +24,11 @@ def gpu_workspace_bytes(config: LLMConfig, model: ModelConfig, *, drafts: bool) 
     """Return the bytes of one rank beside weights and KV.
 
     drafts: whether it is a rank of a draft model, which samples a row a sequence and has no graphs.
+    Graphs have their own memory, which the parts of contexts take again.
     """
     return (
         _LIBRARY_BYTES
-        + _ATTENTION_BYTES
+        + attention_bytes(config, model) * (2 if not drafts and _captures_graphs(config) else 1)
         + _activation_bytes(config, model)
         + _logit_bytes(config, model, drafts=drafts)
         + (0 if drafts else _graph_bytes(config))
@@ -42,6 +42,24 @@ def _activation_bytes(config: LLMConfig, model: ModelConfig) -> int:
     return config.max_num_batched_tokens * values * DTYPE_BYTES[config.resolved_dtype]
 
 
+def attention_bytes(config: LLMConfig, model: ModelConfig) -> int:
+    """Return the most bytes of the parts of contexts that attention splits (`Parts` of Triton's).
+
+    A step has one plan for each window of the layers; its launch has less than ENOUGH_PROGRAMS
+    programs, since it splits no context otherwise.
+    """
+    longest = min(
+        config.max_model_len or model.max_position_embeddings, model.max_position_embeddings
+    )
+    num_segments = num_segments_of(-(-longest // config.block_size) * config.block_size)
+    if num_segments == 1:
+        return 0
+    values_and_statistics = most_rows(model.num_heads // model.num_kv_heads) * (model.head_dim + 2)
+    float32_bytes = 4
+    of_plan = (ENOUGH_PROGRAMS - 1) * num_segments * values_and_statistics * float32_bytes
+    return len(set(model.sliding_windows)) * of_plan
+
+
 def _logit_bytes(config: LLMConfig, model: ModelConfig, *, drafts: bool) -> int:
     rows_of_sequence = 1 if drafts else 1 + _num_draft_tokens(config)
     float32_bytes = 4
@@ -51,9 +69,13 @@ def _logit_bytes(config: LLMConfig, model: ModelConfig, *, drafts: bool) -> int:
 
 def _graph_bytes(config: LLMConfig) -> int:
     """Return the bytes of the graphs of a target, if it captures some."""
-    if config.enforce_eager or config.head is not None:
+    if not _captures_graphs(config):
         return 0
     return _GRAPHS_BYTES * num_graph_sizes(config.max_num_seqs, _num_draft_tokens(config))
+
+
+def _captures_graphs(config: LLMConfig) -> bool:
+    return not config.enforce_eager and config.head is None
 
 
 def _num_draft_tokens(config: LLMConfig) -> int:

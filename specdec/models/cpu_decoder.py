@@ -52,15 +52,13 @@ class NativeDecoder:
         ]
         struct = self._weights.decoder(layers, model.config, model.embed_tokens, model.norm)
         all_reduce = all_reduce_of(model.embed_tokens.group)
-        self._adapters: dict[int, LoraArrays] = {}
-        self._kernel = DecoderKernel(
-            library, struct, model.rotary.max_positions, all_reduce, self._adapters
-        )
+        self._kernel = DecoderKernel(library, struct, model.rotary.max_positions, all_reduce)
 
     def enable_adapters(self) -> NativeAdapters:
         """See Decoder."""
-        model = self.torch_decoder
-        return NativeAdapters(cast(_Layers, model.layers), model.dtype, self._adapters)
+        model, loaded = self.torch_decoder, dict[int, LoraArrays]()
+        self._kernel.adapters = loaded
+        return NativeAdapters(cast(_Layers, model.layers), model.dtype, loaded)
 
     @property
     def device(self) -> torch.device:

@@ -1,4 +1,4 @@
-"""Download of models from the Hugging Face Hub: configuration, tokenizer and weights only.
+"""Download from the Hugging Face Hub: configuration, tokenizer and weights of models, and adapters.
 
 Weights are safetensors; those of draft heads may be pickled, which is how most are published.
 
@@ -8,7 +8,8 @@ and tracebacks are replaced by progress lines, or one error with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,8 +27,6 @@ else:
 Progress = Callable[[str], None]
 
 TIMEOUT_S = 10.0
-_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
-_PICKLED = ["*.bin", "*.bin.index.json", "*.pt", "*.pth"]
 _FOLDERS = ["*/*"]  # other formats of the same weights, or training logs
 _FAULTS = (
     errors.HTTPError,  # type: ignore[attr-defined] # the base of what its HTTP client raises
@@ -38,12 +37,34 @@ _FAULTS = (
 )
 
 
+@dataclass(frozen=True)
+class FilePatterns:
+    """The files of a repository that are downloaded.
+
+    pickled: weights, in place of safetensors where there are none.
+    """
+
+    files: tuple[str, ...]
+    pickled: tuple[str, ...]
+
+
+MODEL_FILES = FilePatterns(
+    ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"),
+    ("*.bin", "*.bin.index.json", "*.pt", "*.pth"),
+)
+ADAPTER_FILES = FilePatterns(
+    ("adapter_config.json", "adapter_model.safetensors"), ("adapter_model.bin",)
+)
+"""Of a LoRA adapter; its repository may hold checkpoints and a merged model too."""
+
+
 def fetch(
     repo_id: str,
     progress: Progress,
     revision: str | None = None,
     *,
     may_be_pickled: bool = False,
+    patterns: FilePatterns = MODEL_FILES,
 ) -> Path:
     """Return the local snapshot of `repo_id`; download the files that are missing.
 
@@ -58,10 +79,12 @@ def fetch(
             repo_id, revision=revision, files_metadata=True, timeout=TIMEOUT_S
         )
     except _FAULTS as error:
-        return _cached(repo_id, revision, error)
+        return _cached(repo_id, revision, patterns, error)
     files = info.siblings or []
-    has_safetensors = any(_is_wanted(file.rfilename, ["*.safetensors"]) for file in files)
-    wanted = [*_FILES, *_PICKLED] if may_be_pickled and not has_safetensors else _FILES
+    found = [each.rfilename for each in files if _is_wanted(each.rfilename, patterns.files)]
+    wanted = patterns.files
+    if may_be_pickled and not any(name.endswith(".safetensors") for name in found):
+        wanted += patterns.pickled
     total_bytes = sum(file.size or 0 for file in files if _is_wanted(file.rfilename, wanted))
     source = f"{repo_id}@{revision}" if revision else repo_id
     progress(f"fetching {source} from the Hugging Face Hub ({total_bytes / 1e6:.0f} MB)")
@@ -72,12 +95,12 @@ def fetch(
         raise ModelNotFoundError(_reason(error)) from error
 
 
-def _snapshot(repo_id: str, revision: str | None, wanted: list[str], **options: Any) -> Path:
+def _snapshot(repo_id: str, revision: str | None, wanted: Sequence[str], **options: Any) -> Path:
     return Path(
         snapshot_download(
             repo_id,
             revision=revision,
-            allow_patterns=wanted,
+            allow_patterns=list(wanted),
             ignore_patterns=_FOLDERS,
             etag_timeout=TIMEOUT_S,
             **options,
@@ -85,14 +108,16 @@ def _snapshot(repo_id: str, revision: str | None, wanted: list[str], **options: 
     )
 
 
-def _cached(repo_id: str, revision: str | None, download_error: Exception) -> Path:
+def _cached(
+    repo_id: str, revision: str | None, patterns: FilePatterns, download_error: Exception
+) -> Path:
     try:
-        return _snapshot(repo_id, revision, _FILES, local_files_only=True)
+        return _snapshot(repo_id, revision, patterns.files, local_files_only=True)
     except (OSError, errors.HFValidationError):
         raise ModelNotFoundError(_reason(download_error)) from download_error
 
 
-def _is_wanted(path: str, wanted: list[str]) -> bool:
+def _is_wanted(path: str, wanted: Sequence[str]) -> bool:
     return "/" not in path and any(fnmatch(path, pattern) for pattern in wanted)
 
 

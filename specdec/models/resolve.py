@@ -92,7 +92,7 @@ def resolve(
 
 
 def resolve_adapter(name: str, progress: Progress = print_progress) -> Path:
-    """Return the local directory of an adapter; download it if needed.
+    """Return the local directory of an adapter; download its files, and no others, if needed.
 
     name: a path to a directory, or a Hub id as in `resolve`. Raises ModelNotFoundError.
     """
@@ -103,7 +103,13 @@ def resolve_adapter(name: str, progress: Progress = print_progress) -> Path:
         from specdec.models import hub
 
         try:
-            return hub.fetch(hub_id[1], progress, hub_id[2], may_be_pickled=True)
+            return hub.fetch(
+                hub_id[1],
+                progress,
+                hub_id[2],
+                may_be_pickled=True,
+                patterns=hub.ADAPTER_FILES,
+            )
         except ModelNotFoundError as error:
             hint = f"adapter {name!r} not found: there is no such directory, and {error}"
             raise ModelNotFoundError(hint) from error

@@ -108,8 +108,8 @@ class GraphReport:
             f"captured {self.num_graphs} graphs in {self.seconds:.1f} s and "
             f"{self.num_bytes / _MIB:.0f} MiB, for steps of up to {self.max_rows} sequences with "
             f"up to {self.max_query_len} tokens each; without a graph: larger steps, prompts, "
-            "trees, draft heads, grammars, penalties, log-probabilities and verifiers other than "
-            "coupled"
+            "trees, draft heads, and steps with one row that has an adapter, a grammar, penalties, "
+            "log-probabilities or a verifier other than coupled"
         )
 
 

@@ -215,7 +215,10 @@ class ModelKernel:
 
 
 class DecoderKernel(ModelKernel):
-    """Forward pass of one rank of a decoder."""
+    """Forward pass of one rank of a decoder.
+
+    adapters: those that are loaded, by id, which may change between passes; None where none can be.
+    """
 
     def __init__(
         self,
@@ -223,15 +226,10 @@ class DecoderKernel(ModelKernel):
         model: DecoderStruct,
         max_positions: int,
         all_reduce: AllReduce | None = None,
-        adapters: Mapping[int, LoraArrays] | None = None,
     ) -> None:
-        """See ModelKernel.
-
-        adapters: those that are loaded, by id, which may change between passes; None where none can
-        be.
-        """
+        """See ModelKernel."""
         super().__init__(library, model, max_positions, all_reduce)
-        self._adapters = adapters
+        self.adapters: Mapping[int, LoraArrays] | None = None
         structs, count = (ctypes.POINTER(DecoderStruct), ctypes.POINTER(BatchStruct)), c_int64
         kv, taps = ctypes.POINTER(KvCacheStruct), ctypes.POINTER(_TapsStruct)
         declare(
@@ -266,7 +264,7 @@ class DecoderKernel(ModelKernel):
         self.library.specdec_move_kv(self.model, kv, block_size, address, len(moves))
 
     def _arrays(self, batch: ModelInput) -> BatchArrays:
-        return BatchArrays(batch, self.max_positions, self._adapters)
+        return BatchArrays(batch, self.max_positions, self.adapters)
 
     def _forward(self, batch: BatchArrays, kv_cache: Tensor, taps: _TapsStruct | None) -> Tensor:
         model, library, kv = self.model, self.library, KvCacheStruct.of(kv_cache)

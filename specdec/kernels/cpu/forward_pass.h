@@ -336,6 +336,7 @@ class ForwardPass {
   // Both begin with the first of the tokens. Two stages for all adapters, none without any.
   void adapt(LoraTarget target, Range tokens, const Activations& rows, float* y, int64_t y_stride,
              ThreadTeam team) {
+    if (batch_.num_adapter_runs == 0) return;
     std::vector<GroupedProduct> shrinks, expansions;
     for (int64_t run = 0; run < batch_.num_adapter_runs; ++run) {
       const AdapterRun& adapter = batch_.adapter_runs[run];

@@ -11,21 +11,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specdec.kernels.attention import MAX_SHORT_QUERY_TOKENS
+from specdec.config.attention_splits import (
+    ENOUGH_PROGRAMS,
+    MAX_SHORT_QUERY_TOKENS,
+    SHORT_TILES,
+    num_segments_of,
+)
 from specdec.kernels.device_batch import DeviceBatch
 from specdec.kernels.forward_batch import Chunk, ModelInput
-from specdec.kernels.triton.device.attention import SEGMENT_TOKENS, SEGMENTS_PER_LEVEL
 from specdec.types.draft_tree import ancestors, depths, signed_words
 from specdec.types.sharding import HeadShard
 
 Int32Array = NDArray[np.int32]
 
-_SHORT_TILES = (16, 32, 64)
-"""Rows of a tile of short queries: the fewest that hold the longest one of a batch."""
 _LONG_TILE = 64
-ENOUGH_PROGRAMS = 132
-"""Multiprocessors of an H100 or H200; a constant, so that launches are those of any GPU."""
-_SEGMENT, _PER_LEVEL = int(SEGMENT_TOKENS.value), int(SEGMENTS_PER_LEVEL.value)
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class TileShape:
         longest = max(query_lens) * heads_per_kv
         num_rows = tile_rows(longest) if is_split else _LONG_TILE
         if invariant:
-            num_rows = _SHORT_TILES[0]
+            num_rows = SHORT_TILES[0]
         num_rows = max(num_rows, 1 << (heads_per_kv - 1).bit_length())
         used_rows = min(longest, num_rows // heads_per_kv * heads_per_kv)
         return cls(num_rows, used_rows, num_segments_of(context_len) if is_split else None)
@@ -241,16 +240,7 @@ def _divide(
 
 def tile_rows(num_rows: int) -> int:
     """Return the rows of the smallest tile for `num_rows` rows of short queries, or the largest."""
-    return next((size for size in _SHORT_TILES if size >= num_rows), _SHORT_TILES[-1])
-
-
-def num_segments_of(context_len: int) -> int:
-    """Return the number of segments of a context: 32 of 256 tokens, 32 of 512, and so on."""
-    level = 0
-    while context_len > ((2 << level) - 1) * _SEGMENT * _PER_LEVEL:
-        level += 1
-    behind = context_len - ((1 << level) - 1) * _SEGMENT * _PER_LEVEL
-    return level * _PER_LEVEL + -(-behind // (_SEGMENT << level))
+    return next((size for size in SHORT_TILES if size >= num_rows), SHORT_TILES[-1])
 
 
 def _ancestor_words(batch: ModelInput, window: int | None) -> NDArray[np.int64] | None:

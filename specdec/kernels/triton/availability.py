@@ -16,7 +16,7 @@ def has_triton(device: torch.device) -> bool:
 def triton_fault(device: torch.device) -> str | None:
     """Return why Triton's kernels cannot run on tensors of a device; None where they can.
 
-    On a CPU they run in Triton's interpreter, which tests use: see docs/gpu.md.
+    On a CPU they run in Triton's interpreter, which tests use: see docs/gpu-kernels.md.
     """
     if not _is_installed():
         return "the package triton is not installed"

@@ -42,9 +42,9 @@ _REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "alora_invocation_tokens": (bool, "activated adapters (aLoRA) are not supported"),
     "megatron_config": (bool, "Megatron's parallel layers are not supported"),
     "init_lora_weights": (
-        lambda value: str(value).lower().startswith(("pissa", "olora", "corda")),
-        "it changes the weights of the model; convert the adapter with PEFT's "
-        "path_initial_model_for_weight_conversion",
+        lambda value: str(value).lower().startswith(("pissa", "olora", "corda", "loftq")),
+        "it changes the weights of the model; PEFT's path_initial_model_for_weight_conversion "
+        "converts adapters of PiSSA, OLoRA and CorDA",
     ),
 }
 """Keys with which an adapter is more than pairs of matrices: test of the value, and reason."""

@@ -155,12 +155,14 @@ class AdapterReader:
     def _stored(self, name: str, values: Tensor) -> Tensor:
         """Return values in the model's dtype, or in 16 bits where these represent them exactly.
 
-        Raises UnsupportedModelError for values of the tensor `name` that are not finite.
+        Raises UnsupportedModelError for values of the tensor `name` that are not finite there.
         """
-        if not values.isfinite().all():
-            raise UnsupportedModelError(f"{self._files.weights}: {name} has NaN or Inf")
+        stored = values.to(self._dtype)
+        if not stored.isfinite().all():
+            dtype = str(self._dtype).removeprefix("torch.")
+            raise UnsupportedModelError(f"{self._files.weights}: {name} has NaN or Inf in {dtype}")
         if self._dtype != torch.float32:
-            return values.to(self._dtype)
+            return stored
         short = values.to(torch.bfloat16)
         return short if torch.equal(short.float(), values) else values
 

@@ -125,7 +125,7 @@ async def test_lookups_of_unknown_names_are_limited(monkeypatch):
     assert environment.num_lookups == 1
 
 
-async def test_adapters_of_a_peer_are_found_and_forgotten():
+async def test_adapters_of_a_peer_are_found_and_forgotten(monkeypatch):
     handle = Handle(adapters=("sql", "chat"))
 
     async def list_peers():
@@ -134,8 +134,11 @@ async def test_adapters_of_a_peer_are_found_and_forgotten():
     applications = Applications("a", list_peers, lambda: ("mine",))
     assert applications.is_own("mine")
     assert await applications.find("mine") is None
-    assert (await applications.find("sql")).card.model == "b"
+    for _ in range(3):
+        assert (await applications.find("sql")).card.model == "b"
+    assert handle.num_asked == 1
     handle.adapters = ("chat",)
+    monkeypatch.setattr(peers, "_STALE_S", -1.0)
     with pytest.raises(UnknownModelError, match="served: 'a', 'mine', 'b', 'chat'"):
         await applications.find("sql")
 

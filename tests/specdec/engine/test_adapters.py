@@ -124,8 +124,40 @@ def test_a_replaced_adapter_keeps_its_running_requests(adapters, ranks):
     adapters.advance(ranks, [first])
     assert dict(adapters.ids) == {"a": second}
     assert ranks.held == {first, second}
+    assert adapters.use(first, "a") == second, "a request that was encoded in the meantime"
     adapters.advance(ranks, [second])
     assert ranks.held == {second}
+
+
+class Watched(Adapters):
+    """Adapters with every mapping of names that another thread could have read."""
+
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+        if name == "ids":
+            self.__dict__.setdefault("seen", []).append(value)
+
+
+def test_a_name_is_known_while_its_adapter_is_replaced(ranks):
+    adapters = Watched(max_loaded=3)
+    load(adapters, "a")
+    adapters.advance(ranks, ())
+    adapters.seen.clear()
+    load(adapters, "a", replaces=True)
+    adapters.advance(ranks, ())
+    assert adapters.seen
+    assert all("a" in ids for ids in adapters.seen)
+
+
+def test_a_failed_load_is_reported_before_the_next_one_is_begun(adapters, ranks):
+    """Otherwise the loss of the target in the next one would lose the failure."""
+    first, second = load(adapters, "a"), load(adapters, "b")
+    ranks.fault = "no such file"
+    assert adapters.advance(ranks, ()) == [first]
+    assert ranks.num_loads == 1
+    ranks.fault = ""
+    assert adapters.advance(ranks, ()) == []
+    assert dict(adapters.ids) == {"b": second}
 
 
 def test_orders_that_are_refused(adapters, ranks):

@@ -1,12 +1,14 @@
 """The real engine with LoRA adapters: batching, caching, speculation and ranks change no token."""
 
 import json
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from specdec.config.engine import AdapterLimits
 from specdec.config.speculative import SpeculativeConfig
+from specdec.engine.adapter_control import AdapterControl
 from specdec.kernels.cpu import native_library
 from specdec.sequences import sequence
 from specdec.sequences.block_manager import root_key
@@ -263,7 +265,7 @@ def test_adapters_come_and_go_under_traffic(tiny_model_dir, adapters, reference,
     infos = engine.adapter_infos()
     assert [each.state for each in infos] == ["ready"] * len(infos)
     with pytest.raises(UnknownModelError):
-        engine.add(asked[1])
+        engine.add(replace(asked[1], model="gone"))
     again = tokens_by(engine, requests(engine))
     for name, tokens in again.items():
         if name == "base" or num_steps > 3 * NUM_ADAPTERS:
@@ -338,6 +340,33 @@ def test_requests_of_an_adapter_that_is_gone_after_a_restart_fail(
     assert isinstance(transcripts["a"].error, LostAdapterError)
     assert len(transcripts["b"].token_ids) == 24
     assert list(engine.adapters.ids) == ["b"]
+
+
+def test_a_request_whose_adapter_an_order_finds_gone_ends(tiny_model_dir, tmp_path):
+    """An order polls the ranks between the restart and the next step."""
+    directory = adapter_dir(tmp_path / "a", tiny_model_dir)
+    engine = local_engine(tiny_model_dir, config(), adapters={"a": directory})
+    engine.add(with_adapter(engine, request("r", [5, 6, 7]), "a"))
+    engine.step()
+    rewrite(directory, peft_type="OTHER")
+    engine.replace_target(new_target(tiny_model_dir))
+    control = AdapterControl(engine, engine.adapters, LIMITS, "tiny")
+    while not engine.adapters.is_settled:
+        control._fault_of(1)
+    assert engine.has_work
+    (output,) = engine.step()
+    assert (output.request_id, type(output.error)) == ("r", LostAdapterError)
+    assert not engine.has_work
+
+
+def test_a_request_follows_its_adapters_name_to_the_replacement(tiny_model_dir, adapters):
+    """It was encoded before the replacement, and reaches the engine behind it."""
+    engine = local_engine(tiny_model_dir, config(), adapters={"a": adapters["a0"]})
+    (asked,) = same_prompt(engine, ["a"])
+    load_adapter(engine, "a", adapters["a1"], replaces=True)
+    found = tokens_by(engine, [asked])
+    other = local_engine(tiny_model_dir, config(), adapters={"a": adapters["a1"]})
+    assert found == tokens_by(other, same_prompt(other, ["a"]))
 
 
 def test_outputs_of_other_adapters_are_not_drafted(tiny_model_dir, adapters):

@@ -11,7 +11,7 @@ import huggingface_hub.constants
 import pytest
 
 from specdec.models import hub
-from specdec.models.resolve import resolve
+from specdec.models.resolve import resolve, resolve_adapter
 from specdec.types.errors import ModelNotFoundError
 
 COMMIT = "0123456789012345678901234567890123456789"
@@ -120,6 +120,23 @@ def test_pickled_weights_of_a_head_are_downloaded_if_there_are_no_others(
     )
     fake_hub.status = 503
     assert resolve(REPO_ID, progress=lambda line: None, may_be_pickled=True) == directory
+
+
+@pytest.mark.parametrize("has_safetensors", [True, False])
+def test_only_the_files_of_an_adapter_are_downloaded(
+    fake_hub: FakeHub, has_safetensors: bool
+) -> None:
+    fake_hub.files |= {"adapter_config.json": b"{}", "adapter_model.bin": b"pickle"}
+    if has_safetensors:
+        fake_hub.files["adapter_model.safetensors"] = bytes(1_000_000)
+    lines: list[str] = []
+    directory = resolve_adapter(REPO_ID, lines.append)
+    weights = "adapter_model.safetensors" if has_safetensors else "adapter_model.bin"
+    assert set(fake_hub.downloaded) == {"adapter_config.json", weights}
+    size = "1 MB" if has_safetensors else "0 MB"
+    assert lines[0] == f"fetching org/tiny from the Hugging Face Hub ({size})"
+    fake_hub.status = 503
+    assert resolve_adapter(REPO_ID, lines.append) == directory
 
 
 @pytest.mark.parametrize("revision", ["v1.0", "refs/pr/1", COMMIT])

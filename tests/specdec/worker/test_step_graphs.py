@@ -100,3 +100,4 @@ def test_the_report_names_what_has_no_graph(graphs):
     text = graphs.report.describe()
     assert "up to 10 sequences with up to 5 tokens each" in text
     assert "without a graph: larger steps, prompts, trees" in text
+    assert "steps with one row that has an adapter" in text

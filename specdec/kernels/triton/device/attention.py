@@ -3,10 +3,10 @@
 import triton
 import triton.language as tl
 
-SEGMENT_TOKENS = tl.constexpr(256)
-"""Tokens of the first segments of a context."""
-SEGMENTS_PER_LEVEL = tl.constexpr(32)
-"""After each 32 segments their length doubles, so that long contexts have few."""
+from specdec.config import attention_splits
+
+SEGMENT_TOKENS = tl.constexpr(attention_splits.SEGMENT_TOKENS)
+SEGMENTS_PER_LEVEL = tl.constexpr(attention_splits.SEGMENTS_PER_LEVEL)
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from specdec.config.attention_splits import SEGMENT_TOKENS, SEGMENTS_PER_LEVEL, num_segments_of
 from specdec.kernels import Rotation, TorchAttention
 from specdec.kernels.attention import QueryKeyNorms
 from specdec.kernels.device_batch import DeviceBatch
 from specdec.kernels.triton import attention_plan
 from specdec.kernels.triton.attention import TritonAttention
-from specdec.kernels.triton.attention_plan import Tiles, num_segments_of, tile_rows
-from specdec.kernels.triton.device.attention import SEGMENT_TOKENS, SEGMENTS_PER_LEVEL
+from specdec.kernels.triton.attention_plan import Tiles, tile_rows
 from specdec.models.weights.checkpoint import CPU
 from specdec.types.sharding import HeadShard
 from tests.specdec.kernels.triton.pages import Case, Pages
@@ -211,7 +211,7 @@ def test_empty_tiles_of_a_captured_launch_are_skipped():
 
 
 def test_segments_cover_a_context():
-    length, count = SEGMENT_TOKENS.value, SEGMENTS_PER_LEVEL.value
+    length, count = SEGMENT_TOKENS, SEGMENTS_PER_LEVEL
     assert [num_segments_of(n) for n in (1, length, length + 1)] == [1, 1, 2]
     assert num_segments_of(length * count) == count
     assert num_segments_of(length * count + 2 * length) == count + 1

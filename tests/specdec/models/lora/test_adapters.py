@@ -242,6 +242,16 @@ def test_a_pass_leaves_no_adapter_selected(model_dir, adapters):
     assert torch.equal(matrix.multiply(x), matrix.base.multiply(x))
 
 
+@NATIVE_ONLY
+def test_a_pass_of_a_model_without_adapters_looks_for_none(model_dir, monkeypatch):
+    def fail(batch):
+        raise AssertionError("adapters are off")
+
+    monkeypatch.setattr(ModelInput, "adapter_runs", property(fail))
+    (prompt,) = texts(1)
+    Passes(load(model_dir, TensorParallelGroup(), kernels="native")).run((0, prompt, 0))
+
+
 def test_runs_join_neighbours_of_the_same_adapter():
     chunks = [Chunk([1] * n, 0, [0], adapter_id=a) for n, a in ((2, 0), (3, 1), (1, 1), (2, 2))]
     chunks += [Chunk([1], 0, [0]), Chunk([1], 0, [0], adapter_id=2)]

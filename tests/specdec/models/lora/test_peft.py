@@ -106,6 +106,7 @@ def test_pickled_weights_are_read(model_dir, adapter):
         ({"target_parameters": ["experts.w"]}, "target_parameters is"),
         ({"layer_replication": [[0, 1]]}, "layer_replication is"),
         ({"init_lora_weights": "pissa_niter_4"}, "it changes the weights of the model"),
+        ({"init_lora_weights": "loftq"}, "it changes the weights of the model"),
         ({"r": 0}, "r is 0; it must be a whole number of at least 1"),
         ({"r": 2.0}, "r is 2.0; it must be a whole number of at least 1"),
         ({"r": None}, "r is None"),
@@ -194,3 +195,21 @@ def test_adapters_that_do_not_fit_the_model(model_dir, adapter, tensors, expecte
         load_adapter(store, 1, AdapterFiles.read(adapter, 16))
     assert expected in str(raised.value)
     assert not store._ids
+
+
+def test_values_that_overflow_in_the_models_dtype(model_dir, adapter):
+    """They are finite in the file, and still after the scale."""
+    name = f"{PREFIX}.0.mlp.down_proj.lora_B.weight"
+    rewrite(adapter, lambda old: old | {name: torch.full((144, 4), 40_000.0)})
+    files = AdapterFiles.read(adapter, 16)
+    for dtype in (torch.float32, torch.float16):
+        store = load(
+            model_dir, TensorParallelGroup(), dtype=dtype, kernels="torch"
+        ).enable_adapters()
+        if dtype == torch.float32:
+            load_adapter(store, 1, files)
+            continue
+        with pytest.raises(
+            UnsupportedModelError, match=r"lora_B\.weight has NaN or Inf in float16"
+        ):
+            load_adapter(store, 1, files)

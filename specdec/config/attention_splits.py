@@ -1,0 +1,40 @@
+"""Splits of queries and contexts in attention.
+
+The ranks compute with them, and the memory plan of a GPU counts the results of the parts.
+"""
+
+from __future__ import annotations
+
+MAX_SHORT_QUERY_TOKENS = 16
+"""Queries up to this length (decode, drafts) share padding, and their contexts are split on a GPU;
+longer chunks do not."""
+
+SEGMENT_TOKENS = 256
+"""Tokens of the first segments of a context."""
+
+SEGMENTS_PER_LEVEL = 32
+"""After each 32 segments their length doubles, so that long contexts have few."""
+
+SHORT_TILES = (16, 32, 64)
+"""Rows of a tile of short queries: the fewest that hold the longest one of a batch."""
+
+ENOUGH_PROGRAMS = 132
+"""Programs of a launch from which on no context is split.
+
+The multiprocessors of an H100 or H200; a constant, so that launches are those of any GPU.
+"""
+
+
+def num_segments_of(context_len: int) -> int:
+    """Return the number of segments of a context: 32 of 256 tokens, 32 of 512, and so on."""
+    level = 0
+    while context_len > ((2 << level) - 1) * SEGMENT_TOKENS * SEGMENTS_PER_LEVEL:
+        level += 1
+    behind = context_len - ((1 << level) - 1) * SEGMENT_TOKENS * SEGMENTS_PER_LEVEL
+    return level * SEGMENTS_PER_LEVEL + -(-behind // (SEGMENT_TOKENS << level))
+
+
+def most_rows(heads_per_kv: int) -> int:
+    """Return the most rows in use of a tile of short queries: whole groups of heads, by token."""
+    num_rows = max(SHORT_TILES[-1], 1 << (heads_per_kv - 1).bit_length())
+    return min(MAX_SHORT_QUERY_TOKENS * heads_per_kv, num_rows // heads_per_kv * heads_per_kv)
