@@ -1,9 +1,13 @@
-"""Splits of long contexts in the attention of a GPU.
+"""Splits of queries and contexts in attention.
 
-The ranks compute with them, and the memory plan counts the results of the parts.
+The ranks compute with them, and the memory plan of a GPU counts the results of the parts.
 """
 
 from __future__ import annotations
+
+MAX_SHORT_QUERY_TOKENS = 16
+"""Queries up to this length (decode, drafts) share padding, and their contexts are split on a GPU;
+longer chunks do not."""
 
 SEGMENT_TOKENS = 256
 """Tokens of the first segments of a context."""
@@ -31,5 +35,6 @@ def num_segments_of(context_len: int) -> int:
 
 
 def most_rows(heads_per_kv: int) -> int:
-    """Return the most rows of a tile of short queries; each holds all heads of a KV head."""
-    return max(SHORT_TILES[-1], 1 << (heads_per_kv - 1).bit_length())
+    """Return the most rows in use of a tile of short queries: whole groups of heads, by token."""
+    num_rows = max(SHORT_TILES[-1], 1 << (heads_per_kv - 1).bit_length())
+    return min(MAX_SHORT_QUERY_TOKENS * heads_per_kv, num_rows // heads_per_kv * heads_per_kv)

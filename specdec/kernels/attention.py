@@ -18,13 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdec.config.attention_splits import MAX_SHORT_QUERY_TOKENS
 from specdec.kernels.device_batch import DeviceBatch
 from specdec.kernels.forward_batch import ModelInput, on_device
 from specdec.types.draft_tree import Parents, ancestors, depths, signed_words
 from specdec.types.sharding import HeadShard
-
-MAX_SHORT_QUERY_TOKENS = 16
-"""Queries up to this length (decode, drafts) share a padded group; longer chunks do not."""
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specdec.config.attention_splits import ENOUGH_PROGRAMS, SHORT_TILES, num_segments_of
-from specdec.kernels.attention import MAX_SHORT_QUERY_TOKENS
+from specdec.config.attention_splits import (
+    ENOUGH_PROGRAMS,
+    MAX_SHORT_QUERY_TOKENS,
+    SHORT_TILES,
+    num_segments_of,
+)
 from specdec.kernels.device_batch import DeviceBatch
 from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.types.draft_tree import ancestors, depths, signed_words

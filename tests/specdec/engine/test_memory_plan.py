@@ -1,15 +1,19 @@
 """Division of memory between two models, on one host and on described GPUs."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from specdec.config.attention_splits import ENOUGH_PROGRAMS, SEGMENT_TOKENS
 from specdec.config.engine import EngineConfig
 from specdec.config.llm import LLMConfig
 from specdec.config.speculative import SpeculativeConfig
-from specdec.engine.gpu_workspace import gpu_workspace_bytes
+from specdec.engine.gpu_workspace import attention_bytes, gpu_workspace_bytes
 from specdec.engine.memory_plan import memory_plan
 from specdec.engine.model_resolution import Models
+from specdec.kernels.triton.attention_plan import Tiles, TileShape
 from specdec.models.config import ModelConfig
 from specdec.speculation.proposers import proposer_memory
 from specdec.types.errors import InvalidValueError, OutOfMemoryError
@@ -330,6 +334,31 @@ def test_a_workspace_grows_with_the_largest_step(model, changes, model_changes):
     assert gpu_workspace_bytes(small, model, drafts=False) < gpu_workspace_bytes(
         large, dataclasses.replace(model, **model_changes), drafts=False
     )
+
+
+@pytest.mark.parametrize("max_model_len", [200, 4096, 131072])
+@pytest.mark.parametrize(("num_heads", "kv_heads"), [(4, 4), (32, 8), (20, 4), (80, 1)])
+def test_the_memory_plan_counts_the_parts_of_a_split_context(max_model_len, num_heads, kv_heads):
+    """The largest allocation of a plan, of all numbers of tiles, is what is reserved."""
+    model = SimpleNamespace(
+        num_heads=num_heads,
+        num_kv_heads=kv_heads,
+        head_dim=128,
+        max_position_embeddings=131072,
+        sliding_windows=(None, 1024, None),
+    )
+    config = LLMConfig(model="m", device="cuda", dtype="bfloat16", max_model_len=max_model_len)
+    group = num_heads // kv_heads
+    shape = TileShape.of([16], max_model_len, group, invariant=False)
+    largest = 0
+    for num_tiles in range(1, ENOUGH_PROGRAMS + 1):
+        tiles = torch.empty(num_tiles, dtype=torch.int32, device="meta")
+        parts = Tiles.allocate(tiles, tiles, shape, kv_heads, 128).parts
+        largest = max(largest, sum(part.nbytes for part in parts or ()))
+    windows = 2
+    reserved = attention_bytes(config, model)
+    assert windows * largest <= reserved <= 1.1 * windows * largest
+    assert (reserved > 0) == (max_model_len > SEGMENT_TOKENS)
 
 
 def test_async_scheduling_in_one_process_is_for_gpus(model):

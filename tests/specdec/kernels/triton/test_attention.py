@@ -1,25 +1,17 @@
 """Reference tests: Triton's paged attention equals its definition."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from specdec.config.attention_splits import (
-    ENOUGH_PROGRAMS,
-    SEGMENT_TOKENS,
-    SEGMENTS_PER_LEVEL,
-    num_segments_of,
-)
-from specdec.config.llm import LLMConfig
-from specdec.engine.gpu_workspace import attention_bytes
+from specdec.config.attention_splits import SEGMENT_TOKENS, SEGMENTS_PER_LEVEL, num_segments_of
 from specdec.kernels import Rotation, TorchAttention
 from specdec.kernels.attention import QueryKeyNorms
 from specdec.kernels.device_batch import DeviceBatch
 from specdec.kernels.triton import attention_plan
 from specdec.kernels.triton.attention import TritonAttention
-from specdec.kernels.triton.attention_plan import Tiles, TileShape, tile_rows
+from specdec.kernels.triton.attention_plan import Tiles, tile_rows
 from specdec.models.weights.checkpoint import CPU
 from specdec.types.sharding import HeadShard
 from tests.specdec.kernels.triton.pages import Case, Pages
@@ -226,31 +218,6 @@ def test_segments_cover_a_context():
     assert num_segments_of(3 * length * count + 1) == 2 * count + 1
     assert num_segments_of(131072) == 4 * count + 2
     assert [tile_rows(rows) for rows in (1, 16, 17, 33, 400)] == [16, 16, 32, 64, 64]
-
-
-@pytest.mark.parametrize("max_model_len", [200, 4096, 131072])
-@pytest.mark.parametrize(("num_heads", "kv_heads"), [(4, 4), (32, 8), (16, 1), (80, 1)])
-def test_the_memory_plan_counts_the_parts_of_a_split_context(max_model_len, num_heads, kv_heads):
-    """The largest allocation of a plan, of all numbers of tiles, is what is reserved."""
-    model = SimpleNamespace(
-        num_heads=num_heads,
-        num_kv_heads=kv_heads,
-        head_dim=128,
-        max_position_embeddings=131072,
-        sliding_windows=(None, 1024, None),
-    )
-    config = LLMConfig(model="m", device="cuda", dtype="bfloat16", max_model_len=max_model_len)
-    group = num_heads // kv_heads
-    shape = TileShape.of([16], max_model_len, group, invariant=False)
-    largest = 0
-    for num_tiles in range(1, ENOUGH_PROGRAMS + 1):
-        tiles = torch.empty(num_tiles, dtype=torch.int32, device="meta")
-        parts = Tiles.allocate(tiles, tiles, shape, kv_heads, 128).parts
-        largest = max(largest, sum(part.nbytes for part in parts or ()))
-    windows = 2
-    reserved = attention_bytes(config, model)
-    assert windows * largest <= reserved <= 1.35 * windows * largest
-    assert (reserved > 0) == (max_model_len > SEGMENT_TOKENS)
 
 
 class _Norm:
