@@ -15,7 +15,6 @@ from torch import Tensor
 
 from specdec.kernels.cpu import native_library
 from specdec.kernels.cpu.decoder import DecoderKernel
-from specdec.kernels.cpu.lora import LoraArrays
 from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove
 from specdec.kernels.sample import RowArgmax, logits_and_argmax
 from specdec.models.layers.mixture import SparseMLP
@@ -56,9 +55,10 @@ class NativeDecoder:
 
     def enable_adapters(self) -> NativeAdapters:
         """See Decoder."""
-        model, loaded = self.torch_decoder, dict[int, LoraArrays]()
-        self._kernel.adapters = loaded
-        return NativeAdapters(cast(_Layers, model.layers), model.dtype, loaded)
+        model, kernel = self.torch_decoder, self._kernel
+        if kernel.adapters is None:
+            kernel.adapters = {}
+        return NativeAdapters(cast(_Layers, model.layers), model.dtype, kernel.adapters)
 
     @property
     def device(self) -> torch.device:

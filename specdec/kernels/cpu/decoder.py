@@ -229,7 +229,7 @@ class DecoderKernel(ModelKernel):
     ) -> None:
         """See ModelKernel."""
         super().__init__(library, model, max_positions, all_reduce)
-        self.adapters: Mapping[int, LoraArrays] | None = None
+        self.adapters: dict[int, LoraArrays] | None = None
         structs, count = (ctypes.POINTER(DecoderStruct), ctypes.POINTER(BatchStruct)), c_int64
         kv, taps = ctypes.POINTER(KvCacheStruct), ctypes.POINTER(_TapsStruct)
         declare(
