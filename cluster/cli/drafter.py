@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from cluster.api.http.admin_json import drafters_json
-from cluster.cli.options import admin_client, admin_flags
-from cluster.cli.output import combine_flags, json_flag
+from cluster.cli.options import admin_client, admin_flags, order_flags
+from cluster.cli.output import json_flag
 from cluster.cli.tables import drafter_table
 from specdec.client import DrafterOrder, DrafterReport
 from specdec.types.drafters import MAX_VERSION
@@ -28,21 +28,9 @@ def list_versions(as_json: bool, **connection: Any) -> None:
         _print(client.drafters(), as_json)
 
 
-_order_flags = combine_flags(
-    json_flag,
-    admin_flags,
-    click.option(
-        "--replica",
-        "replica_id",
-        default="",
-        help="Replica to change, as shown by `specdec status`. Default: all replicas.",
-    ),
-)
-
-
 @drafter.command("load", short_help="Draft with another version of the head.")
 @click.argument("path")
-@_order_flags
+@order_flags
 def load(path: str, as_json: bool, replica_id: str, **connection: Any) -> None:
     """Load the head at PATH, a directory or a Hub id, and draft with it.
 
@@ -58,7 +46,7 @@ def load(path: str, as_json: bool, replica_id: str, **connection: Any) -> None:
 
 @drafter.command("use", short_help="Return to an earlier version.")
 @click.argument("version", type=click.IntRange(1, MAX_VERSION))
-@_order_flags
+@order_flags
 def use(version: int, as_json: bool, replica_id: str, **connection: Any) -> None:
     """Draft with an earlier VERSION again, as numbered by `specdec drafter list`.
 
@@ -68,14 +56,14 @@ def use(version: int, as_json: bool, replica_id: str, **connection: Any) -> None
 
 
 @drafter.command("pin", short_help="Keep the version in use.")
-@_order_flags
+@order_flags
 def pin(as_json: bool, replica_id: str, **connection: Any) -> None:
     """Keep the version in use, even if fewer of its drafts are accepted."""
     _order(DrafterOrder(is_pinned=True, replica_id=replica_id), as_json, connection)
 
 
 @drafter.command("unpin", short_help="Allow automatic rollback again.")
-@_order_flags
+@order_flags
 def unpin(as_json: bool, replica_id: str, **connection: Any) -> None:
     """Allow the version in use to be rolled back automatically again."""
     _order(DrafterOrder(is_pinned=False, replica_id=replica_id), as_json, connection)

@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from cluster.api.http.admin_json import adapters_json
-from cluster.cli.options import admin_client, admin_flags
-from cluster.cli.output import combine_flags, json_flag
+from cluster.cli.options import admin_client, admin_flags, order_flags
+from cluster.cli.output import json_flag
 from cluster.cli.tables import adapter_table
 from specdec.client import AdapterOrder, AdapterReport
 
@@ -27,18 +27,6 @@ def list_adapters(as_json: bool, **connection: Any) -> None:
         _print(client.adapters(), as_json)
 
 
-_order_flags = combine_flags(
-    json_flag,
-    admin_flags,
-    click.option(
-        "--replica",
-        "replica_id",
-        default="",
-        help="Replica to change, as shown by `specdec status`. Default: all replicas.",
-    ),
-)
-
-
 @lora.command("load", short_help="Load an adapter.")
 @click.argument("name")
 @click.argument("path")
@@ -48,7 +36,7 @@ _order_flags = combine_flags(
     is_flag=True,
     help="Replace an adapter of this name; its running requests complete with the old one.",
 )
-@_order_flags
+@order_flags
 def load(
     name: str, path: str, replaces: bool, as_json: bool, replica_id: str, **connection: Any
 ) -> None:
@@ -66,7 +54,7 @@ def load(
 
 @lora.command("unload", short_help="Unload an adapter.")
 @click.argument("name")
-@_order_flags
+@order_flags
 def unload(name: str, as_json: bool, replica_id: str, **connection: Any) -> None:
     """Refuse further requests for the adapter NAME. Running requests complete with it."""
     with admin_client(**connection) as client:

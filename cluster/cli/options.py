@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import click
 
 from cluster.api.authentication import read_token
-from cluster.cli.output import Flag, combine_flags, section_flag
+from cluster.cli.output import Flag, combine_flags, json_flag, section_flag
 from cluster.config.secrets import API_KEY_VARIABLE, TOKEN_VARIABLE
 from specdec.client import AdminClient
 from specdec.client.calls import DEFAULT_TIMEOUT_S
@@ -70,6 +70,19 @@ admin_flags = combine_flags(
         "--model", default="", help="Model to address, if several are served. Default: the first."
     ),
 )
+
+
+order_flags = combine_flags(
+    json_flag,
+    admin_flags,
+    click.option(
+        "--replica",
+        "replica_id",
+        default="",
+        help="Replica to change, as shown by `specdec status`. Default: all replicas.",
+    ),
+)
+"""Flags of an order to the replicas of a service."""
 
 
 class _TokenBias(click.ParamType[tuple[int, float]]):
