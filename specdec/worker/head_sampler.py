@@ -174,36 +174,29 @@ class HeadSampler:
 
     def _sampled_children(self, logits: Tensor, ends: Sequence[DraftEnd], count: int) -> Children:
         """Return the best tokens by the logits and the noise that the target will sample from."""
+        batch = self._sampling_batch(ends)
+        rows, found = self._plain_rows(ends, batch.params), None
+        if rows:
+            own = logits if len(rows) == len(ends) else logits[rows]
+            params = batch.take(np.array(rows)).params
+            found = best_drafts_by_noise(own, self._own_target_ids, params, count, self._head_shard)
+        if found is None:
+            return self._shaped_children(logits, ends, count)
         children = Children.none(len(ends), count)
-        by_kernel = self._plain_rows(ends)
-        if by_kernel and (found := self._kernel_children(logits, ends, by_kernel, count)):
-            children.put(by_kernel, found)
-        else:
-            by_kernel = []
-        others = sorted(set(range(len(ends))).difference(by_kernel))
-        if others:
-            own = [ends[row] for row in others]
-            children.put(others, self._shaped_children(logits[others], own, count))
+        children.put(rows, found)
+        if others := sorted(set(range(len(ends))).difference(rows)):
+            shaped = [ends[row] for row in others]
+            children.put(others, self._shaped_children(logits[others], shaped, count))
         return children
 
-    def _plain_rows(self, ends: Sequence[DraftEnd]) -> list[int]:
+    def _plain_rows(self, ends: Sequence[DraftEnd], params: SampleParams) -> list[int]:
         """Return the rows whose tokens a rank can rank by its logits as they are."""
-        params = self._sampling_batch(ends).params
         is_possible = (params["temperature"] > 0) & self._is_whole(params)
-        rows = zip(ends, is_possible, strict=True)
         return [
             row
-            for row, (end, possible) in enumerate(rows)
-            if possible and self._batch_state.has_plain_logits(end.seq_id)
+            for row, end in enumerate(ends)
+            if is_possible[row] and self._batch_state.has_plain_logits(end.seq_id)
         ]
-
-    def _kernel_children(
-        self, logits: Tensor, ends: Sequence[DraftEnd], rows: list[int], count: int
-    ) -> Children | None:
-        """Return the children of some rows by a kernel; None without it."""
-        own = logits if len(rows) == len(ends) else logits[rows]
-        params = self._sampling_batch([ends[row] for row in rows]).params
-        return best_drafts_by_noise(own, self._own_target_ids, params, count, self._head_shard)
 
     def _shaped_children(self, logits: Tensor, ends: Sequence[DraftEnd], count: int) -> Children:
         """Return the children by logits that penalties, biases and masks have shaped."""
