@@ -1,4 +1,4 @@
-"""Whether target and draft model share a GPU where the configuration leaves it open."""
+"""The choice to share a GPU between target and draft model, if the configuration leaves it open."""
 
 from __future__ import annotations
 

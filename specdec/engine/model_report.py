@@ -1,4 +1,4 @@
-"""What would run a model: its decoder, the memory of each rank, and the drafting methods that fit.
+"""A report of how a model would run: decoder, memory of each rank, drafting methods that fit.
 
 `specdec models show` prints it. Nothing is loaded but the configuration and the names of tensors.
 """
@@ -25,7 +25,7 @@ _METHODS_WITH_LAYERS = ("draft_model", "eagle3", "dflash", "dspark")
 
 
 class Fit(StrEnum):
-    """Whether a drafting method can be used with a model."""
+    """A drafting method, and if it can be used with a model."""
 
     READY = "ready"
     NEEDS_FILES = "needs files"
@@ -60,7 +60,7 @@ class RankMemory:
 
 @dataclass(frozen=True)
 class ModelReport:
-    """What would run a model.
+    """How a model would run.
 
     differences: what its family has beside Llama.
     """

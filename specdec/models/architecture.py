@@ -11,7 +11,7 @@ from specdec.models.layer_patterns import RopeRule, WindowRule, no_windows, one_
 from specdec.models.traits import LLAMA, Activation, DecoderTraits, Experts
 
 Feature = str | bool
-"""Whether a model has a feature: always, never, or by a key of config.json."""
+"""Presence of a feature: always, never, or by a key of config.json."""
 
 
 def _llama_traits(raw: Mapping[str, Any]) -> DecoderTraits:

@@ -89,7 +89,7 @@ class CudaGraphs:
 
 @dataclass(frozen=True)
 class GraphReport:
-    """What was captured, for the log at start-up.
+    """The captured graphs, for the log at start-up.
 
     max_rows, max_query_len: of the largest step with graphs.
     """

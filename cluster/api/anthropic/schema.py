@@ -76,7 +76,7 @@ class ToolParam(RequestModel):
 
 
 class ToolChoice(RequestModel):
-    """Whether the model calls tools, and which."""
+    """The tools that the model may or must call."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = option("with type `tool`")
@@ -84,7 +84,7 @@ class ToolChoice(RequestModel):
 
 
 class Thinking(RequestModel):
-    """Whether the model thinks first, where its chat template has a variable for that."""
+    """Thinking before the answer, for chat templates that have a variable for it."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = number(

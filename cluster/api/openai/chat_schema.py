@@ -196,7 +196,7 @@ class ChatRequest(SamplingFields):
 
     @property
     def is_structured(self) -> bool:
-        """Whether a format of the whole text is required."""
+        """Return whether a format of the whole text is required."""
         form = self.response_format
         guided = (getattr(self, f"guided_{name}") for name in KINDS)
         return (

@@ -59,7 +59,7 @@ class GenerationRequest(Protocol):
 
     @property
     def stream(self) -> bool:
-        """Whether the response is a stream."""
+        """Return whether the response is a stream."""
 
     def sent_names(self) -> dict[str, str]:
         """Return the names that the client used for fields with several spellings."""

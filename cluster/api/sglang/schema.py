@@ -124,7 +124,7 @@ class GenerateRequest(RequestModel):
 
     @property
     def is_batch(self) -> bool:
-        """Whether the response is a list."""
+        """Return whether the response is a list."""
         if self.text is not None:
             return isinstance(self.text, list)
         return bool(self.input_ids) and isinstance(self.input_ids[0], list)  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""Whether Triton's kernels run here, without importing Triton where they cannot."""
+"""Availability of Triton's kernels, without importing Triton where they cannot run."""
 
 from __future__ import annotations
 
