@@ -130,7 +130,10 @@ class TargetModelRunner(ModelRunner):
         )
         model = cast(DeviceDecoder, self.model)
         self.device_steps = DeviceSteps(model, self.kv_cache, self._shard, sizes, graphs)
-        return self.device_steps.capture()
+        report = self.device_steps.capture()
+        if self.kv_cache.is_cuda:
+            torch.cuda.empty_cache()  # of the runs in front of the captures
+        return report
 
     def execute(self, step: StepInput) -> VerifyOutput:
         """Run one step; return the same output on every rank. None may be in flight."""
