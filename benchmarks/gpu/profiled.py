@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Callable
 
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
 from benchmarks.gpu.parts import Result, failure
@@ -41,7 +40,7 @@ def _profile(work: Callable[[], object], device: torch.device) -> Result:
     for event in profiler.key_averages():
         name = event.key[:_NAME_CHARS]
         time_us = event.self_device_time_total if is_gpu else event.self_cpu_time_total
-        if time_us > 0 and (event.device_type == DeviceType.CUDA or not is_gpu):
+        if time_us > 0 and (event.device_type.name == "CUDA" or not is_gpu):
             times_us[name] += time_us
             launches[name] += event.count
     longest = sorted(times_us, key=lambda name: -times_us[name])[:_MOST_KERNELS]
