@@ -135,6 +135,12 @@ class TargetModelRunner(ModelRunner):
             torch.cuda.empty_cache()  # of the runs in front of the captures
         return report
 
+    def close(self) -> None:
+        """Drop the steps in flight, and destroy the graphs; no step may follow."""
+        self._begun.clear()
+        if self.device_steps is not None:
+            self.device_steps.close()
+
     def execute(self, step: StepInput) -> VerifyOutput:
         """Run one step; return the same output on every rank. None may be in flight."""
         assert not self._begun, "steps are collected in order"
