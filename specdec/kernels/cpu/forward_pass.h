@@ -199,8 +199,8 @@ class ForwardPass {
     });
   }
 
-  // Copy the residual stream of `tokens` that enters a layer to the taps of this layer. The stage
-  // that reads these rows anyway calls it: a stage of its own would cost a barrier.
+  // Copy the residual stream of `tokens` that enters a layer to the taps of this layer. Where a
+  // stage reads these rows anyway, it calls this: a separate stage costs a barrier.
   void copy_to_taps(int64_t layer, Range tokens) const {
     if (!taps_) return;
     const int64_t size = model_.hidden_size;
