@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from specdec.kernels import AttentionPlan, PagedAttention, Rotation
 from specdec.kernels.attention import QueryKeyNorms
-from specdec.kernels.backend import KernelBackend, paged_attention
+from specdec.kernels.backend import paged_attention
 from specdec.kernels.device_batch import DeviceBatch
 from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove, on_device
+from specdec.kernels.moves import move_kv
 from specdec.kernels.rows import row_kernels
 from specdec.kernels.sample import RowArgmax, row_argmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
@@ -397,13 +398,7 @@ class CausalDecoder(nn.Module):
 
     def move_kv(self, kv_cache: Tensor, moves: Sequence[SlotMove]) -> None:
         """See Decoder."""
-        if self.backend is KernelBackend.TRITON:
-            from specdec.kernels.triton.moves import move_kv  # imports Triton
-
-            move_kv(kv_cache, moves)
-            return
-        sources, targets = torch.tensor(moves, device=self.device).unbind(1)
-        kv_cache.index_copy_(1, targets, kv_cache[:, sources])
+        move_kv(kv_cache, moves, self.backend)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return this rank's logits [R, len(vocab_slice)]; hidden: [R, hidden_size]."""
