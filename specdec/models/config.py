@@ -262,8 +262,13 @@ class ModelConfig:
         norms = self.traits.num_layer_norms * norm_size + self.has_qk_norm * qk_norms
         embeddings = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
         vectors = self.num_layers * (biases + norms) + norm_size
+        vectors += self.num_layers * self.num_heads * self.traits.has_sinks
         if self.experts is not None:  # their router stays in the model's dtype
-            vectors += len(self.experts.layers) * self.experts.count * self.hidden_size
+            count, units = self.experts.count, self.experts.intermediate_size
+            of_layer = count * self.hidden_size
+            if self.experts.has_bias:
+                of_layer += count * ((1 + self.traits.has_gate) * units + self.hidden_size + 1)
+            vectors += len(self.experts.layers) * of_layer
         return self._num_matrix_elements + embeddings + vectors
 
     def weight_bytes(self, dtype: DTypeName, quantization: QuantizationMethod | None = None) -> int:

@@ -35,6 +35,7 @@ _WITHOUT_EFFECT = frozenset(
     }
 )
 _CALLS = "specdec_calls"
+_SINKS = "s_aux"
 _FULL, _OTHER = 0, -1
 _LONGEST_MASK = 2**20
 
@@ -80,6 +81,7 @@ class LayerAttention:
     """How one layer attends.
 
     scale, softcap: as in PagedAttention. window: visible tokens, the query's included; None: all.
+    has_sinks: whether each call has scores of sinks, as in `PagedAttention.run`.
     """
 
     num_heads: int
@@ -89,6 +91,7 @@ class LayerAttention:
     scale: float
     softcap: float | None
     window: int | None
+    has_sinks: bool
 
 
 @dataclass
@@ -114,6 +117,7 @@ class AttentionRecord:
             raise UnsupportedModelError(f"layer {index} of the model attends twice in a pass")
         given = dict(arguments)
         scale, softcap = given.pop("scaling", None), given.pop("softcap", None)
+        sinks = given.pop(_SINKS, None)
         for name, argument in given.items():
             if name not in _WITHOUT_EFFECT and argument is not None:
                 raise UnsupportedModelError(f"layer {index} of the model has attention with {name}")
@@ -126,6 +130,7 @@ class AttentionRecord:
             scale=key_dim**-0.5 if scale is None else float(scale),
             softcap=softcap,
             window=given.get("sliding_window") if mask is None else _window(mask),
+            has_sinks=sinks is not None,
         )
         return query.new_zeros(1, query.shape[2], query.shape[1], value_dim)
 
@@ -152,7 +157,7 @@ class PagedPass:
         arguments: Mapping[str, Any],
     ) -> Tensor:
         """Write the keys and values of the pass, and attend; see AttentionCall."""
-        del mask, arguments
+        del mask
         layer = self.layers[index]
         padding = layer.key_dim - layer.value_dim
         value = F.pad(value, (0, padding)) if padding else value
@@ -161,6 +166,7 @@ class PagedPass:
             torch.cat((key, value)).permute(2, 0, 1, 3),
             self.kv_cache[index],
             self.plans[layer.window],
+            arguments.get(_SINKS),
         )
         return attended[None, ..., : layer.value_dim]
 

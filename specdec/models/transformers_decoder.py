@@ -106,6 +106,7 @@ class TransformersDecoder:
     def _attention_of_layers(self, block_size: int) -> list[PagedAttention]:
         """Return the attention of each layer; those with the same scale and bound share one."""
         made: dict[tuple[float, float | None], PagedAttention] = {}
+        has_sinks = any(layer.has_sinks for layer in self.layers)  # all have plans of one kind
         for layer in self.layers:
             key = (layer.scale, layer.softcap)
             if key not in made:
@@ -118,6 +119,7 @@ class TransformersDecoder:
                     self.device,
                     scale=layer.scale,
                     softcap=layer.softcap,
+                    has_sinks=has_sinks,
                 )
         return [made[layer.scale, layer.softcap] for layer in self.layers]
 
@@ -254,6 +256,8 @@ def load_transformers(
     backend: of attention. Raises UnsupportedModelError for a model that cannot be run, and for a
     checkpoint without some of its tensors.
     """
+    # Grouped products need widths that are multiples of 16 bytes, and save launches on a GPU only.
+    experts = {"experts_implementation": "eager"} if device.type == "cpu" else {}
     try:
         model, found = AutoModelForCausalLM.from_pretrained(
             directory,
@@ -262,6 +266,7 @@ def load_transformers(
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
+            **experts,
         )
     except Exception as error:  # transformers raises any exception for invalid files
         reason = " ".join(str(error).split())[:_MAX_REASON_CHARS]
