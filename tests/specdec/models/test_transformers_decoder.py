@@ -124,9 +124,9 @@ def test_kv_moves_between_slots(tmp_path):
 
 
 def requests():
-    prompts = [[(29 * i + 31 * j) % 380 + 3 for j in range(6)] * (2 + 2 * i) for i in range(6)]
+    prompts = [[(29 * i + 31 * j) % 380 + 3 for j in range(6)] * (2 + 2 * i) for i in range(5)]
     return [
-        request(f"r{i}", prompt, seed=i, temperature=0.8 * (i % 2), max_tokens=32)
+        request(f"r{i}", prompt, seed=i, temperature=0.8 * (i % 2), max_tokens=18)
         for i, prompt in enumerate(prompts)
     ]
 
@@ -135,7 +135,7 @@ def speculating(directory, method, **keys):
     """Return an engine with room for few of the requests."""
     speculation = SpeculativeConfig.of(num_speculative_tokens=3, method=method, **keys)
     drafting = draft_model(Path(keys["model"]), max_model_len=90) if "model" in keys else None
-    config = engine_config(speculation=speculation, num_blocks=40)
+    config = engine_config(speculation=speculation, num_blocks=30, max_model_len=96)
     return local_engine(directory, config, proposer=make_proposer(speculation, drafting))
 
 
