@@ -298,8 +298,8 @@ class ForwardPass {
     if (has_one_qk_norm()) sum_head_squares(team);
     if (has_failed_) return;
     rope_and_cache_.run(layer, kv, {0, num_all_heads()}, qkv_, qkv_stride(), squares_, team);
-    plan_for(layer).attend(qkv_, qkv_stride(), kv, attention_output_, attention_output_stride(),
-                           attention_scratch_, team);
+    plan_for(layer).attend(qkv_, qkv_stride(), kv, layer.sinks, attention_output_,
+                           attention_output_stride(), attention_scratch_, team);
     const Activations attention_rows = {attention_output_, attention_output_stride(),
                                         batch_.num_tokens, matrix_scratch_};
     quantize_rows(layer.output, attention_rows, team);
