@@ -40,7 +40,13 @@ _NUM_REPLICAS = 2
 _NUM_OPEN = 8
 _ANSWER_TOKENS = 32
 _SYSTEM = "You are a patient teacher. Answer in plain words, and give one example for each answer."
-_WORDS = ("river", "mountain", "engine", "window", "garden", "letter", "music", "bridge", "castle")
+# fmt: off
+_WORDS = (
+    "river", "mountain", "engine", "window", "garden", "letter", "music", "winter", "bridge",
+    "market", "doctor", "island", "paper", "castle", "thunder", "orange", "village", "ladder",
+    "mirror", "harbor", "candle", "forest", "copper", "pillow", "rocket",
+)
+# fmt: on
 _WORDS_OF_TURN = (20, 60)
 _REPORT_S = 3.0  # replicas report within a second of their last change
 _TIMEOUT_S = 600.0
