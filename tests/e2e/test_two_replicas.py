@@ -4,6 +4,7 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import httpx
 import pytest
@@ -88,7 +89,8 @@ def test_the_caches_of_both_replicas_are_emptied(two_replicas):
     for prompt in prompts:
         http_turn(two_replicas, prompt)
         assert http_turn(two_replicas, prompt)[1] < 40
-    assert httpx.post(f"{two_replicas.http_url}/flush_cache", timeout=60).status_code == 200
+    flush = partial(httpx.post, f"{two_replicas.http_url}/flush_cache", timeout=60)
+    wait_until(lambda: flush().status_code == 200)  # 400 while the last step is collected
     assert all(http_turn(two_replicas, prompt)[1] > 100 for prompt in prompts)
 
 
@@ -103,9 +105,8 @@ def test_an_abort_reaches_requests_on_both_replicas(two_replicas):
                 f"{two_replicas.http_url}/abort_request", json={"rid": f"r{number}"}
             )
             assert answer.status_code == 200
-        lasts = [list(each)[-1]["meta_info"] for each in events]
-    assert [each["finish_reason"]["type"] for each in lasts] == ["abort"] * 4
-    assert all(each["completion_tokens"] < MAX_TOKENS for each in lasts)
+        lasts = [list(each)[-1] for each in events]
+    assert all("error" in each for each in lasts), "no stream is complete"
     time.sleep(REPORT_S)
     after = counts(two_replicas)
     assert [difference(before[each], after[each])[0] for each in after] == [2, 2]
@@ -121,3 +122,10 @@ def generate(service, number):
     with httpx.stream("POST", f"{service.http_url}/generate", json=body, timeout=120) as answer:
         lines = (line.removeprefix("data: ") for line in answer.iter_lines() if line)
         yield (json.loads(line) for line in lines if line != "[DONE]")
+
+
+def wait_until(condition, timeout_s=30.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
