@@ -86,15 +86,15 @@ def difference(before, after):
 
 def test_the_caches_of_both_replicas_are_emptied(two_replicas):
     prompts = [f"flushed {i} " + TURN * 3 for i in range(6)]
-    for prompt in prompts:
-        http_turn(two_replicas, prompt)
-        assert http_turn(two_replicas, prompt)[1] < 40
-    flush = partial(httpx.post, f"{two_replicas.http_url}/flush_cache", timeout=60)
+    first, cached = ([http_turn(two_replicas, prompt)[1] for prompt in prompts] for _ in range(2))
+    assert max(cached) < min(first)
+    flush = partial(httpx.post, f"{two_replicas.http_url}/flush_cache", json={}, timeout=60)
     wait_until(lambda: flush().status_code == 200)  # 400 while the last step is collected
-    assert all(http_turn(two_replicas, prompt)[1] > 100 for prompt in prompts)
+    assert [http_turn(two_replicas, prompt)[1] for prompt in prompts] == first
 
 
 def test_an_abort_reaches_requests_on_both_replicas(two_replicas):
+    time.sleep(REPORT_S)
     before = counts(two_replicas)
     with ExitStack() as streams:
         events = [streams.enter_context(generate(two_replicas, number)) for number in range(4)]
