@@ -2,13 +2,15 @@
 
 `python -m benchmarks.gpu_check [--model DIR] [--output FILE] [--minutes 25] [--only PART ...]`
 
-Each part stands for itself (`benchmarks/gpu/`). The report is written after each of them; a run
-that was interrupted, or had no time left, is continued by the same command. Without a GPU the parts
-run that need none, and the report states why the others were skipped. Nothing uses the network. The
-last line printed is the report as JSON; the exit status is 1 if a check failed.
+Each part (`benchmarks/gpu/`) runs in a separate process, for a limited time. Those that measure
+no times run side by side. The report is written after each of them, with what a part that failed or
+was stopped had found; a run that was interrupted, or had no time left, is continued by the same
+command. Without a GPU the parts run that need none, and the report states why the others were
+skipped. Nothing uses the network. A summary is printed last; the exit status is 1 if a check
+failed.
 
-The part `checks` runs in float32 and bfloat16, on a random Llama created here and on the given
-model: logits of the decoder against transformers (eager attention), paged attention against dense
+The part `checks` runs in all data types, on a random Llama created here and on the given model:
+logits of the decoder against transformers (eager attention), paged attention against dense
 attention, and tokens with n-gram speculation against tokens without. A share of the tokens may
 differ, because two tokens whose scores are equal within rounding may swap.
 """
@@ -17,38 +19,62 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.device_kernels import (
+    check_attention_kernels,
+    check_row_kernels,
+    check_sampling_kernels,
+    check_verification_kernels,
+)
 from benchmarks.gpu.drafting import measure_draft_model, measure_head
-from benchmarks.gpu.equality import compare_all, compare_graphs
+from benchmarks.gpu.equality import (
+    compare_drafters,
+    compare_features,
+    compare_graphs,
+    compare_ngram,
+)
 from benchmarks.gpu.host_parts import (
     compile_kernels,
     count_operators,
     plan_memory,
     run_kernel_tests,
 )
-from benchmarks.gpu.page import page
-from benchmarks.gpu.parts import Context, Part, PartReport, PartSkippedError, Result, run_parts
-from benchmarks.gpu.steps import measure_grid
+from benchmarks.gpu.page import page, summary
+from benchmarks.gpu.parts import (
+    Case,
+    Context,
+    Part,
+    PartReport,
+    PartSkippedError,
+    Result,
+    run_cases,
+    run_parts,
+)
+from benchmarks.gpu.processes import ForkedPart, forked
+from benchmarks.gpu.steps import measure_grid, measure_main_steps
 from benchmarks.gpu.throughput import compare_speculation, compare_transformers
 from benchmarks.gpu_steps import StepTimes, measure_steps
 from benchmarks.report_file import DOCS, write_text
 from benchmarks.tiny_model import write_tiny_llama
-from specdec.config.engine import DTypeName, EngineConfig
+from specdec.config.engine import DTypeName, EngineConfig, Kernels
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
 from specdec.kernels import TorchAttention
 from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.kernels.triton.availability import has_triton
 from specdec.models.config import ModelConfig
 from specdec.models.dtypes import DTYPES
 from specdec.models.llama import CausalDecoder
@@ -65,8 +91,8 @@ _NUM_PROMPTS, _PROMPT_TOKENS, _MAX_TOKENS = 8, 24, 64
 
 # Maximum relative error (norm of the difference over norm of the reference), and maximum share of
 # prompts whose tokens differ. bfloat16 has 8 bits, so ties are common there.
-_MAX_ERROR: dict[DTypeName, float] = {"float32": 1e-3, "bfloat16": 5e-2}
-_MAX_DIFFERING: dict[DTypeName, float] = {"float32": 0.125, "bfloat16": 0.5}
+_MAX_ERROR: dict[DTypeName, float] = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 1e-2}
+_MAX_DIFFERING: dict[DTypeName, float] = {"float32": 0.125, "bfloat16": 0.5, "float16": 0.375}
 
 
 @dataclass(frozen=True)
@@ -85,23 +111,40 @@ class Check:
         return self.value <= self.limit
 
 
+def _gpu_check(name: str, run: Any, limit_s: float = 75.0) -> Part:
+    """Return a part that checks values on a GPU, beside others of its kind."""
+    return Part(name, run, needs_gpu=True, limit_s=limit_s, is_timed=False)
+
+
+def _measurement(name: str, run: Any, limit_s: float) -> Part:
+    """Return a part that measures times on a GPU."""
+    return Part(name, run, needs_gpu=True, limit_s=limit_s)
+
+
 PARTS = (
-    Part("checks", lambda context: check(context)),
-    Part("graphs", compare_graphs, needs_gpu=True),
-    Part("equality", compare_all),
+    _gpu_check("attention kernels", check_attention_kernels),
+    _gpu_check("row kernels", check_row_kernels),
+    _gpu_check("sampling kernels", check_sampling_kernels),
+    _gpu_check("verification kernels", check_verification_kernels),
+    _gpu_check("graphs", compare_graphs),
+    Part("checks", lambda context: check(context), is_timed=False),
+    Part("equality of n-gram", compare_ngram, is_timed=False),
+    Part("equality of drafters", compare_drafters, is_timed=False),
+    Part("equality of features", compare_features, is_timed=False),
+    _measurement("main steps", measure_main_steps, 100.0),
+    _measurement("draft head", measure_head, 50.0),
+    _measurement("draft model", measure_draft_model, 40.0),
+    _measurement("speculation", compare_speculation, 90.0),
+    _measurement("grid", measure_grid, 240.0),
+    _measurement("transformers", compare_transformers, 150.0),
     Part("steps", lambda context: measure_models(context)),
-    Part("grid", measure_grid, needs_gpu=True),
-    Part("draft head", measure_head, needs_gpu=True),
-    Part("draft model", measure_draft_model, needs_gpu=True),
-    Part("speculation", compare_speculation, needs_gpu=True),
-    Part("transformers", compare_transformers, needs_gpu=True),
-    Part("deterministic", lambda _: skip("there is no deterministic mode yet"), needs_gpu=True),
-    Part("memory plans", plan_memory),
-    Part("counts", count_operators),
-    Part("compilation", compile_kernels),
-    Part("kernels", run_kernel_tests),
+    _measurement("deterministic", lambda _: skip("there is no deterministic mode yet"), 10.0),
+    Part("memory plans", plan_memory, is_timed=False),
+    Part("counts", count_operators, is_timed=False, limit_s=300.0),
+    Part("compilation", compile_kernels, is_timed=False, limit_s=600.0),
+    Part("kernels", run_kernel_tests, is_timed=False, limit_s=600.0),
 )
-"""In the order in which they run: first what a GPU is needed for."""
+"""In the order in which they run: kernels, whole engine, costs, and last what needs no GPU."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -119,18 +162,20 @@ def main(arguments: list[str] | None = None) -> int:
         help="JSON file (default: docs/benchmarks/gpu-check.json on a GPU, else none)",
     )
     options = parser.parse_args(arguments)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    path = options.output or (DOCS / "gpu-check.json" if device.type == "cuda" else None)
-    report = PartReport(path, _head(device, options.model))
-    chosen = [part for part in PARTS if options.only is None or part.name in options.only]
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads do not survive a fork
     with tempfile.TemporaryDirectory() as directory:
+        gpu = forked(_gpu_name, Path(directory))
+        device = torch.device("cpu" if gpu is None else "cuda")
+        if has_triton(device):
+            import_module("specdec.kernels.triton.attention")  # once for all parts
+        path = options.output or (None if gpu is None else DOCS / "gpu-check.json")
+        report = PartReport(path, _head(gpu or device.type, options.model))
+        chosen = [part for part in PARTS if options.only is None or part.name in options.only]
         context = Context(device, Path(directory), options.model)
-        run_parts(chosen, context, report, options.minutes * 60)
+        run_parts(chosen, context, report, options.minutes * 60, start=ForkedPart)
     if path is not None:
         write_text(path.with_suffix(".md"), page(report))
-    for name, reason in report.skipped.items():
-        print(f"skipped {name}: {reason}")
-    print(json.dumps(report.to_json()))
+    print("\n".join(summary(report)))
     return 0 if report.passed else 1
 
 
@@ -139,10 +184,15 @@ def skip(reason: str) -> NoReturn:
     raise PartSkippedError(reason)
 
 
-def _head(device: torch.device, model: Path | None) -> dict[str, Any]:
+def _gpu_name() -> str | None:
+    """Return the name of the GPU, None without one; initializes CUDA."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
+def _head(device: str, model: Path | None) -> dict[str, Any]:
     """Return what a report is about: a run of anything else begins again."""
     return {
-        "device": _name(device),
+        "device": device,
         "torch": torch.__version__,
         "source": _source_digest(),
         "model": None if model is None else model.name,
@@ -160,17 +210,33 @@ def _source_digest() -> str:
 
 
 def check(context: Context) -> Result:
-    """Compare logits, attention and tokens of all models with references."""
-    checks = [
-        each
-        for directory in _models(context)
+    """Compare logits, attention and tokens of all models with references, on all kernels."""
+    cases: list[Case] = [
+        (f"attention, {dtype}", partial(_case, check_attention, dtype, context.device))
         for dtype in DTYPES
-        for each in check_model(directory, dtype, context.device)
     ]
-    checks += [check_attention(dtype, context.device) for dtype in DTYPES]
+    kernels: list[Kernels] = ["torch"]
+    if has_triton(context.device):
+        kernels.insert(0, "triton")
+    for directory in _models(context):
+        cases += [
+            (
+                f"{directory.name}, {dtype}, {kind}",
+                partial(_case, check_model, directory, dtype, context.device, kind),
+            )
+            for kind in kernels
+            for dtype in DTYPES
+        ]
+    return run_cases(cases, context)
+
+
+def _case(run: Any, *arguments: Any) -> Result:
+    """Return the checks that a function makes as the result of a case."""
+    found = run(*arguments)
+    checks = found if isinstance(found, list) else [found]
     return {
         "passed": all(each.passed for each in checks),
-        "checks": [{**asdict(each), "passed": each.passed} for each in checks],
+        "checks": [asdict(each) for each in checks],
     }
 
 
@@ -192,9 +258,11 @@ def _models(context: Context) -> list[Path]:
     return [tiny] if context.model is None else [tiny, context.model]
 
 
-def check_model(directory: Path, dtype: DTypeName, device: torch.device) -> list[Check]:
+def check_model(
+    directory: Path, dtype: DTypeName, device: torch.device, kernels: Kernels = "torch"
+) -> list[Check]:
     """Compare logits with transformers, and tokens with speculation to tokens without."""
-    model = _load(directory, dtype, device)
+    model = _load(directory, dtype, device, kernels)
     error = relative_error(
         _logits(model, _prompt(model, 0)), _reference(directory, dtype, device, _prompt(model, 0))
     )
@@ -241,7 +309,9 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     return float((found.float() - expected.float()).norm() / expected.float().norm())
 
 
-def _load(directory: Path, dtype: DTypeName, device: torch.device) -> CausalDecoder:
+def _load(
+    directory: Path, dtype: DTypeName, device: torch.device, kernels: Kernels = "torch"
+) -> CausalDecoder:
     config = ModelConfig.from_directory(directory)
     model = load_model(
         directory,
@@ -251,7 +321,7 @@ def _load(directory: Path, dtype: DTypeName, device: torch.device) -> CausalDeco
         max_model_len=_MAX_MODEL_LEN,
         block_size=_BLOCK_SIZE,
         device=device,
-        kernels="torch",
+        kernels=kernels,
     )
     assert isinstance(model, CausalDecoder)
     return model
@@ -340,10 +410,6 @@ def _prompt(model: CausalDecoder, index: int) -> list[int]:
     generator = torch.Generator().manual_seed(index)
     half = torch.randint(0, len(model.vocab_slice), (_PROMPT_TOKENS // 2,), generator=generator)
     return half.tolist() * 2
-
-
-def _name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 if __name__ == "__main__":

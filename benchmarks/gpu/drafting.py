@@ -12,6 +12,7 @@ from typing import Any, NoReturn, cast
 import torch
 
 from benchmarks.gpu.parts import Context, Result
+from benchmarks.gpu.profiled import profile
 from benchmarks.gpu.random_models import LLAMA_1B, LLAMA_8B, SMALL, random_decoder, write_config
 from benchmarks.gpu_steps import median_s
 from benchmarks.random_heads import write_eagle3
@@ -51,7 +52,12 @@ def measure_draft_model(context: Context) -> Result:
         vocab_size=model.vocab_size,
         grammars=DraftGrammars(compiler),
     )
-    return {"ms_per_token": {batch: _draft_ms(runner, batch, context) for batch in _BATCHES}}
+    result: Result = {"ms_per_token": {}, "profiles": {}}
+    for batch in _BATCHES:
+        found = result["ms_per_token"], result["profiles"]
+        found[0][batch], found[1][f"batch {batch}"] = _draft_ms(runner, batch, context)
+        context.save(result)
+    return result
 
 
 def measure_head(context: Context) -> Result:
@@ -71,9 +77,13 @@ def measure_head(context: Context) -> Result:
     limits = EngineConfig(_NUM_BLOCKS * _BLOCK_SIZE, _NUM_BLOCKS * max(_BATCHES), _BLOCK_SIZE)
     head = load_head(HeadConfig.from_directory(directory, model), decoder)
     runner.use_head(head, limits, _refuse)
-    found = {batch: _head_ms(runner, batch, context) for batch in _BATCHES}
+    found: dict[int, float] = {}
+    profiles: Result = {}
+    for batch in _BATCHES:
+        found[batch], profiles[f"batch {batch}"] = _head_ms(runner, batch, context)
+        context.save({"ms_per_token": found, "profiles": profiles})
     aims = {"draft step of an EAGLE-3 head, ms": {"value": found[1], "at_most": _MAX_HEAD_MS}}
-    return {"ms_per_token": found, "aims": aims}
+    return {"ms_per_token": found, "profiles": profiles, "aims": aims}
 
 
 def _decoder(model: ModelConfig, context: Context) -> Any:
@@ -86,8 +96,8 @@ def _refuse(directory: Path) -> NoReturn:
     raise AssertionError(f"no version of the head is loaded from {directory}")
 
 
-def _draft_ms(runner: DraftModelRunner, batch: int, context: Context) -> float:
-    """Return the milliseconds of a draft token, the pending token of the text included."""
+def _draft_ms(runner: DraftModelRunner, batch: int, context: Context) -> tuple[float, Result]:
+    """Return milliseconds of a draft token, with that of the pending token, and a profile."""
     admissions, tables = _sequences(batch)
     ids = range(batch)
     prompts = tuple(StepRow(seq, 0, (1,) * _CONTEXT, 0, False) for seq in ids)
@@ -97,11 +107,13 @@ def _draft_ms(runner: DraftModelRunner, batch: int, context: Context) -> float:
     runner.catch_up(first)
     step = DraftStep(1, (), (), (), (), rows)
     seconds = median_s(lambda: runner.draft(step), context.device, _ROUNDS)
+    kernels = profile(lambda: runner.draft(step), context.device)
     runner.draft(DraftStep(2, tuple(ids), (), (), (), ()))
-    return seconds / _NUM_DRAFTS * 1e3
+    return seconds / _NUM_DRAFTS * 1e3, kernels
 
 
-def _head_ms(runner: TargetModelRunner, batch: int, context: Context) -> float:
+def _head_ms(runner: TargetModelRunner, batch: int, context: Context) -> tuple[float, Result]:
+    """Return milliseconds of a draft token, and a profile of a step with drafts behind it."""
     admissions, tables = _sequences(batch)
     ids = range(batch)
 
@@ -116,8 +128,9 @@ def _head_ms(runner: TargetModelRunner, batch: int, context: Context) -> float:
     for count in (0, _NUM_DRAFTS):
         step = StepInput(1, (), (), (), rows(_CONTEXT, 1, count))
         seconds.append(median_s(partial(runner.execute, step), context.device, _ROUNDS))
+    kernels = profile(lambda: runner.execute(step), context.device)
     runner.execute(StepInput(2, tuple(ids), (), (), ()))
-    return (seconds[1] - seconds[0]) / _NUM_DRAFTS * 1e3
+    return (seconds[1] - seconds[0]) / _NUM_DRAFTS * 1e3, kernels
 
 
 def _sequences(

@@ -7,15 +7,17 @@ are equal within rounding may swap between two shapes of a product.
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.gpu.parts import Context, Result
+from benchmarks.gpu.parts import Context, Result, run_cases
 from benchmarks.random_heads import HEADS
 from benchmarks.tiny_model import write_tiny_llama
 from specdec import LLM, SamplingParams
@@ -28,6 +30,7 @@ _MAX_DIFFERING = 0.125
 _SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 _BLOCK_SIZE = 16
 _FEW_BLOCKS = 20
+_KV_GIB = 0.25
 
 
 @dataclass(frozen=True)
@@ -70,20 +73,43 @@ def cases() -> Iterator[Case]:
     yield Case("preemption", _LOOKUP, is_tight=True)
 
 
-def compare_all(context: Context) -> Result:
-    """Run every case; a case fails where more than an eighth of the requests differ."""
-    directory = write_tiny_llama(context.directory / "equality")
+NGRAM = tuple(f"ngram, k {count}" for count in range(1, 9))
+DRAFTERS = (
+    *("suffix", "lookahead", "draft_model", "head eagle3", "head medusa", "tree"),
+    *("rejection", "block"),
+)
+FEATURES = ("grammar", "penalties", "log-probabilities", "truncation", "window", "preemption")
+
+
+def compare_ngram(context: Context) -> Result:
+    """Compare n-gram drafts of each length."""
+    return _compare_all(context, NGRAM)
+
+
+def compare_drafters(context: Context) -> Result:
+    """Compare the other methods and verifiers: lookups, a draft model, heads, a tree."""
+    return _compare_all(context, DRAFTERS)
+
+
+def compare_features(context: Context) -> Result:
+    """Compare n-gram drafts of requests with each feature, and of other attention and memory."""
+    return _compare_all(context, FEATURES)
+
+
+def _compare_all(context: Context, names: Sequence[str]) -> Result:
+    """Run the cases of these names; one fails where more than an eighth of the requests differ."""
+    directory = write_tiny_llama(context.directory / f"equality-{os.getpid()}")
     plain_of: dict[str, list[tuple[int, ...]]] = {}
-    results = {}
-    for case in list(cases())[:: 5 if context.is_small else 1]:
+
+    def run(case: Case) -> Result:
         key = repr((case.params, case.window, case.is_tight))
-        try:
-            if key not in plain_of:
-                plain_of[key], _ = _generate(case, directory, context, drafts=False)
-            results[case.name] = _compare(plain_of[key], case, directory, context)
-        except Exception as error:  # the other cases run all the same
-            results[case.name] = {"passed": False, "error": f"{type(error).__name__}: {error}"}
-    return {"passed": all(each["passed"] for each in results.values()), "cases": results}
+        if key not in plain_of:
+            plain_of[key], _ = _generate(case, directory, context, drafts=False)
+        return _compare(plain_of[key], case, directory, context)
+
+    step = 5 if context.is_small else 1
+    chosen = [case for case in cases() if case.name in names]
+    return run_cases([(case.name, partial(run, case)) for case in chosen[::step]], context)
 
 
 def compare_graphs(context: Context) -> Result:
@@ -112,6 +138,8 @@ def _generate(
 ) -> tuple[list[tuple[int, ...]], int]:
     """Return the tokens of each request, and the number of drafts."""
     model = _with_window(directory, case.window)
+    if context.is_gpu:  # other parts have the rest
+        settings["kv_cache_memory_gib"] = _KV_GIB
     if case.is_tight:
         config = ModelConfig.from_directory(model)
         pool = _FEW_BLOCKS * _BLOCK_SIZE * config.kv_bytes_per_token("float32", 1)

@@ -25,12 +25,14 @@ _ROOT = Path(__file__).parent.parent.parent
 _KERNEL_TESTS = "tests/specdec/kernels/triton"
 _COUNT_TESTS = ("tests/specdec/worker/test_step_counts.py",)
 _MAX_OUTPUT_CHARS = 2000
+_PYTEST = ("-q", "-o", "addopts=--import-mode=importlib", "-o", "minversion=8", "-m", "not slow")
+"""Without the settings of plugins that a machine with a GPU may lack."""
 
 
 def run_kernel_tests(context: Context) -> Result:
     """Run the tests of the kernels: in Triton's interpreter, which needs no GPU."""
     del context
-    return _run("pytest", "-q", *_required(_KERNEL_TESTS))
+    return _run("pytest", *_PYTEST, *_required(_KERNEL_TESTS))
 
 
 def compile_kernels(context: Context) -> Result:
@@ -43,7 +45,7 @@ def compile_kernels(context: Context) -> Result:
 def count_operators(context: Context) -> Result:
     """Run the tests that count a step's operators and copies, and find values the host reads."""
     del context
-    return _run("pytest", "-q", *_COUNT_TESTS)
+    return _run("pytest", *_PYTEST, *_COUNT_TESTS)
 
 
 def plan_memory(context: Context) -> Result:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.gpu.parts import PartReport
+from benchmarks.gpu.parts import PartReport, Result
 from benchmarks.report_file import markdown_table
 
 
@@ -55,3 +55,45 @@ def _cell_row(cell: dict[str, Any]) -> tuple[str, ...]:
         f"{cell['floor_ms']:.2f}",
         f"{cell['ratio']:.2f}",
     )
+
+
+def summary(report: PartReport) -> list[str]:
+    """Return a line for each part, below it what failed, and what it found in short."""
+    plain, lines = report.to_json(), []
+    for name, part in plain["parts"].items():
+        result = "passed" if part.get("passed", True) else "FAILED"
+        lines.append(f"{result} {name} ({part['seconds']} s) {part.get('error', '')}".rstrip())
+        lines += [f"    {line}" for line in _details(part)]
+    lines += [f"skipped {name}: {reason}" for name, reason in plain["skipped"].items()]
+    lines += [f"aim {name}: {' '.join(rest)}" for name, *rest in _aim_rows(plain["parts"])]
+    return lines
+
+
+def _details(part: Result) -> Iterator[str]:
+    """Yield the failed cases of a part, the end of its traceback, and its figures in a line."""
+    for name, case in part.get("cases", {}).items():
+        if not case.get("passed", True):
+            yield f"{name}: {case.get('error') or _short(case)}"
+    yield from (part.get("traceback") or part.get("log", ()))[-5:]
+    yield from part.get("stack", ())[:6]
+    figures = {key: value for key, value in part.items() if key not in _LONG and value is not None}
+    if figures:
+        yield _short(figures)
+
+
+_LONG = {
+    *("passed", "error", "traceback", "log", "stack", "seconds", "cases", "cells", "aims"),
+    *("profiles", "plans", "steps", "command", "output"),
+}
+_MAX_DETAIL_CHARS = 400
+
+
+def _short(figures: Result) -> str:
+    text = ", ".join(f"{key} {_rounded(value)}" for key, value in figures.items())
+    return text[:_MAX_DETAIL_CHARS]
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    return float(f"{value:.4g}") if isinstance(value, float) else value

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+import gc
+import statistics
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
 
-from benchmarks.gpu.parts import Context, Result
+from benchmarks.gpu.parts import Context, Result, failure
+from benchmarks.gpu.profiled import profile
 from benchmarks.gpu.random_models import LLAMA_8B, SMALL, random_decoder, write_config
 from benchmarks.gpu_steps import bandwidth, matrix_bytes, median_s
 from specdec.config.engine import EngineConfig
@@ -42,6 +47,7 @@ class Sizes:
     max_num_blocks: int
 
 
+MAIN = Sizes((1, 8, 64), (1024, 4096), (0, 7), 2**20)
 FULL = Sizes((1, 2, 4, 8, 16, 32, 64, 128, 256), (1024, 4096, 32768), (0, 1, 3, 5, 7, 8), 2**20)
 FEW = Sizes((1, 2), (32,), (0, 3), 64)
 
@@ -93,13 +99,15 @@ class Steps:
         may_capture = has_graphs and decoder.fits_graphs and self._device.type == "cuda"
         graphs = CudaGraphs(self._device) if may_capture else None
         self.report = self.runner.use_device_steps(limits, graphs)
-        self._weight_bytes = matrix_bytes(self.runner)
-        self._bandwidth = bandwidth(self._device)
+        self.weight_bytes = matrix_bytes(self.runner)
+        self.bandwidth = bandwidth(self._device)
         self._num_steps = 0
 
     def _fitting_blocks(self) -> int:
         if self._device.type != "cuda":
             return 2**30
+        gc.collect()
+        torch.cuda.empty_cache()  # of a pool before this one
         free_bytes, _ = torch.cuda.mem_get_info(self._device)
         return int(free_bytes * _KV_SHARE) // (self._token_bytes * BLOCK_SIZE)
 
@@ -108,15 +116,32 @@ class Steps:
         rows = self._begin(batch, context, num_drafts, rules)
         seconds = median_s(lambda: self._step(rows), self._device, _ROUNDS)
         self._step((), released=tuple(range(batch)))
-        floor_bytes = self._weight_bytes + batch * context * self._token_bytes
+        floor_bytes = self.weight_bytes + batch * context * self._token_bytes
         return Cell(
             batch,
             context,
             num_drafts,
             "truncated" if rules.top_k else "sampled" if rules.temperature else "greedy",
             seconds * 1e3,
-            floor_bytes / self._bandwidth * 1e3,
+            floor_bytes / self.bandwidth * 1e3,
         )
+
+    def profile(self, batch: int, context: int, num_drafts: int) -> Result:
+        """Profile a greedy step of that shape; host_ms: to begin it, and to wait for it."""
+        rows = self._begin(batch, context, num_drafts, GREEDY)
+        found = profile(lambda: self._step(rows), self._device)
+        begun, collected = [], []
+        for _ in range(_ROUNDS):
+            self._num_steps += 1
+            began_at_s = time.perf_counter()
+            is_begun = self.runner.begin(StepInput(self._num_steps, (), (), (), rows))
+            begun.append(time.perf_counter() - began_at_s)
+            if is_begun:
+                self.runner.collect()
+            collected.append(time.perf_counter() - began_at_s)
+        self._step((), released=tuple(range(batch)))
+        begin_s, step_s = statistics.median(begun), statistics.median(collected)
+        return {"begin_ms": begin_s * 1e3, "step_ms": step_s * 1e3, **found}
 
     def fits(self, batch: int, context: int) -> bool:
         """Return whether the pool holds the sequences."""
@@ -149,29 +174,87 @@ class Steps:
         self.runner.execute(StepInput(self._num_steps, released, admissions, tables, rows))
 
 
+def measure_main_steps(context: Context) -> Result:
+    """Measure the steps of Llama-3.1-8B which the aims name; then profile some of them."""
+    sizes = FEW if context.is_small else MAIN
+    decoder, model = _model(context)
+    result = _measure_cells(decoder, model, sizes, _main_cells(sizes), context)
+    profiles: Result = {}
+    few = replace(sizes, batches=sizes.batches[:2], contexts=sizes.contexts[:1])
+    for has_graphs in (True, False):
+        steps = Steps(decoder, model, few, has_graphs=has_graphs)
+        for batch, num_drafts in product(few.batches, (0, few.drafts[-1])):
+            name = f"batch {batch}, {num_drafts} drafts, {'graphs' if has_graphs else 'operators'}"
+            try:
+                profiles[name] = steps.profile(batch, few.contexts[0], num_drafts)
+            except Exception as error:  # the profiler may be missing; the other figures stay
+                profiles[name] = failure(error)
+            context.save(result | {"profiles": profiles})
+        del steps  # and its KV pool
+    return result | {"profiles": profiles}
+
+
 def measure_grid(context: Context) -> Result:
     """Measure the shapes of Llama-3.1-8B over batch, context and drafts, and ways to sample."""
     sizes = FEW if context.is_small else FULL
-    model = write_config(context.directory / "grid", SMALL if context.is_small else LLAMA_8B)
-    decoder = random_decoder(
-        model, context.device, torch.bfloat16, model.max_position_embeddings, BLOCK_SIZE
-    )
+    return _measure_cells(*_model(context), sizes, _all_cells(sizes), context)
+
+
+def _model(context: Context) -> tuple[CausalDecoder, ModelConfig]:
+    fields = SMALL if context.is_small else LLAMA_8B
+    model = write_config(context.directory / "grid", fields)
+    length = model.max_position_embeddings
+    return random_decoder(model, context.device, torch.bfloat16, length, BLOCK_SIZE), model
+
+
+Shape = tuple[int, int, int, SamplingRules]
+"""Batch, context, drafts and sampling of a step."""
+
+
+def _measure_cells(
+    decoder: CausalDecoder,
+    model: ModelConfig,
+    sizes: Sizes,
+    shapes: Iterable[Shape],
+    context: Context,
+) -> Result:
+    """Measure steps, and save what was found after each."""
     steps = Steps(decoder, model, sizes, has_graphs=True)
-    cells = [asdict(each) | {"ratio": each.ratio} for each in _cells(steps, sizes)]
-    return {"graphs": steps.report.describe(), "cells": cells, "aims": aims(cells)}
+    cells: list[dict[str, Any]] = []
+    result: Result = {
+        "graphs": steps.report.describe(),
+        "weight_bytes": steps.weight_bytes,
+        "bandwidth_bytes_per_s": steps.bandwidth,
+        "cells": cells,
+    }
+    for batch, length, num_drafts, rules in shapes:
+        if steps.fits(batch, length):
+            cell = steps.measure(batch, length, num_drafts, rules)
+            cells.append(asdict(cell) | {"ratio": cell.ratio})
+            result["aims"] = aims(cells)
+            context.save(result)
+    return result
 
 
-def _cells(steps: Steps, sizes: Sizes) -> Iterator[Cell]:
+def _main_cells(sizes: Sizes) -> Iterator[Shape]:
+    """Yield the steps that the aims name first, then the others of few sizes."""
+    shortest, most_drafts = sizes.contexts[0], sizes.drafts[-1]
+    first = [(1, shortest, 0, GREEDY), (1, shortest, most_drafts, GREEDY)]
+    first += [(sizes.batches[-1], sizes.contexts[-1], 0, GREEDY)]
+    first += [(1, shortest, 0, rules) for rules in (SAMPLED, TRUNCATED)]
+    yield from first
+    yield from (shape for shape in _all_cells(sizes) if shape not in first)
+
+
+def _all_cells(sizes: Sizes) -> Iterator[Shape]:
     for context in sizes.contexts:
         for batch in sizes.batches:
-            if steps.fits(batch, context):
-                for num_drafts in sizes.drafts:
-                    yield steps.measure(batch, context, num_drafts, GREEDY)
+            for num_drafts in sizes.drafts:
+                yield batch, context, num_drafts, GREEDY
     for batch in sizes.batches:
         for rules in (SAMPLED, TRUNCATED):
             for num_drafts in (0, sizes.drafts[-1]):
-                if steps.fits(batch, sizes.contexts[0]):
-                    yield steps.measure(batch, sizes.contexts[0], num_drafts, rules)
+                yield batch, sizes.contexts[0], num_drafts, rules
 
 
 def aims(cells: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:

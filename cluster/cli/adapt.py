@@ -96,7 +96,7 @@ def adapt(
     learning_rate: float,
     num_epochs: int,
     precision: Precision,
-    dtype: WeightDtype,
+    dtype: WeightDtype | None,
     quantization: QuantizationMethod | None,
     threads: int,
     **connection: Any,
@@ -111,6 +111,7 @@ def adapt(
 
     from specdec.models.config import ModelConfig
     from specdec.models.resolve import resolve
+    from specdec.models.weights.checkpoint import CPU
     from specdec.training.adaptation import Adaptation
     from specdec.training.target import Target, TargetPrecision
 
@@ -125,7 +126,7 @@ def adapt(
         evaluate_every=50,
     )
     longest = min(_LONGEST_SAMPLE, ModelConfig.from_directory(directory).max_position_embeddings)
-    teacher = Target(directory, longest, TargetPrecision(dtype, quantization))
+    teacher = Target(directory, longest, TargetPrecision.on(CPU, dtype, quantization))
     output.mkdir(parents=True, exist_ok=True)
     adaptation = Adaptation(teacher, config, output.resolve())
     with admin_client(**connection) as client:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from specdec.client import ClientError
 from specdec.types.errors import InvalidValueError, SpecdecError
+
+if TYPE_CHECKING:
+    from specdec.client import ClientError
 
 DEBUG_VARIABLE = "SPECDEC_DEBUG"
 EXIT_FAILED = 1
@@ -34,13 +37,15 @@ class OneLineErrors(click.Group):
         as_json = ctx.meta[_AS_JSON]
         try:
             return super().invoke(ctx)
-        except (SpecdecError, ClientError) as error:
+        except SpecdecError as error:
             _fail(ctx, error, str(error), as_json)
         except KeyboardInterrupt:
             ctx.exit(EXIT_INTERRUPTED)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise  # click handles these
         except Exception as error:
+            if _client_error(error) is not None:
+                _fail(ctx, error, str(error), as_json)
             if os.environ.get(DEBUG_VARIABLE) == "1":
                 raise
             reason = " ".join(f"{type(error).__name__}: {error}".split())
@@ -62,8 +67,8 @@ def _fail(ctx: click.Context, error: Exception, message: str, as_json: bool) -> 
 
 def _as_json(error: Exception, message: str) -> dict[str, str]:
     """Return kind (a gRPC status or the error's class), message, and field and limit if known."""
-    if isinstance(error, ClientError):
-        return {"kind": error.code.name, "message": message}
+    if (failed_call := _client_error(error)) is not None:
+        return {"kind": failed_call.code.name, "message": message}
     if isinstance(error, InvalidValueError):
         return {
             "kind": "INVALID_ARGUMENT",
@@ -72,3 +77,15 @@ def _as_json(error: Exception, message: str) -> dict[str, str]:
             "limit": error.limit,
         }
     return {"kind": type(error).__name__, "message": message}
+
+
+def _client_error(error: Exception) -> ClientError | None:
+    """Return the error as that of a call to a service; None for another one.
+
+    Commands that call no service do not import the client, which needs gRPC.
+    """
+    if "specdec.client" not in sys.modules:
+        return None
+    from specdec.client import ClientError
+
+    return error if isinstance(error, ClientError) else None

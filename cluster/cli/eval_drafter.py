@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cluster.cli.bench.load_flags import ListOf
 from cluster.cli.charts import BarChart, LineChart, draw_charts, require_matplotlib
-from cluster.cli.options import EXISTING_FILE, NEW_FILE
 from cluster.cli.output import Flag, combine_flags, json_flag, print_stderr, progress_bar, show_json
+from cluster.cli.parameter_types import EXISTING_FILE, NEW_FILE, ListOf
 from specdec.config.llm import LLMConfig
 
 if TYPE_CHECKING:

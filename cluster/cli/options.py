@@ -12,6 +12,7 @@ import click
 
 from cluster.api.authentication import read_token
 from cluster.cli.output import Flag, combine_flags, json_flag, section_flag
+from cluster.cli.parameter_types import EXISTING_FILE
 from cluster.config.secrets import API_KEY_VARIABLE, TOKEN_VARIABLE
 from specdec.client import AdminClient
 from specdec.client.calls import DEFAULT_TIMEOUT_S
@@ -25,9 +26,6 @@ from specdec.types.sampling_params import (
 
 DEFAULT_ADDRESS = "127.0.0.1:9000"
 ADMIN_FLAG_NAMES = ("address", "tls_ca_file", "token_file", "model")
-
-EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 _CLIENT_ARGUMENTS = ("address", "timeout_s", "tls_ca_file", "api_key")
 

@@ -22,6 +22,7 @@ from cluster.cli.output import (
     show_json,
 )
 from cluster.cli.train_data import corpus_flags, make_corpus
+from specdec.config.engine import Kernels
 from specdec.config.quantization import QuantizationMethod
 from specdec.training.config import (
     ExportLayout,
@@ -35,7 +36,6 @@ from specdec.training.config import (
 from specdec.types.errors import InvalidValueError
 
 if TYPE_CHECKING:
-    from specdec.training.target import TargetPrecision
     from specdec.training.trainer import Evaluation, Progress
 
 _LOG_INTERVAL_S = 30.0
@@ -104,9 +104,8 @@ target_precision_flags = combine_flags(
     click.option(
         "--dtype",
         type=click.Choice(get_args(WeightDtype)),
-        default="float32",
-        show_default=True,
-        help="Data type of the target, as it is served.",
+        help="Data type of the target, as it is served.  "
+        "[default: float32 on a CPU, bfloat16 on a GPU]",
     ),
     click.option(
         "--quantization",
@@ -144,6 +143,20 @@ target_precision_flags = combine_flags(
     help="Tokens that can be drafted, the most frequent ones.  [default: 8192]",
 )
 @target_precision_flags
+@click.option(
+    "--device",
+    default="cpu",
+    show_default=True,
+    help="Device that trains: auto, cpu, cuda, or cuda:N for one of several GPUs; auto uses cuda "
+    "if torch finds a GPU.",
+)
+@click.option(
+    "--kernels",
+    type=click.Choice(get_args(Kernels)),
+    default="auto",
+    show_default=True,
+    help="Kernels of the target, as it is served.",
+)
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]")
 @_config_flags()
 @json_flag
@@ -154,8 +167,10 @@ def train(
     num_samples: int | None,
     start: Path | None,
     draft_vocab_size: int | None,
-    dtype: WeightDtype,
+    dtype: WeightDtype | None,
     quantization: QuantizationMethod | None,
+    device: str,
+    kernels: Kernels,
     threads: int | None,
     as_json: bool,
     **settings: Any,
@@ -169,20 +184,28 @@ def train(
     import torch
 
     from specdec.models.resolve import resolve
+    from specdec.training.device import training_device, use_fast_products
     from specdec.training.run import TrainingFiles, draft_vocabulary_size, open_run
     from specdec.training.target import TargetPrecision
 
     if threads is not None:
         torch.set_num_threads(threads)
-    config, precision = _config(settings), TargetPrecision(dtype, quantization)
+    trains_on = training_device(device)
+    use_fast_products(trains_on)
+    config = _config(settings)
+    precision = TargetPrecision.on(trains_on, dtype, quantization, kernels)
     directory = resolve(model, progress=print_stderr)
     draft_vocabulary_size(config.method, draft_vocab_size, directory)  # before an hour of answers
     if corpora:
         _require_defaults(settings)
     else:
-        corpora = (_corpus(model, output, precision, config.seed, settings),)
+        if trains_on.index:
+            limit = "cuda without --corpus; CUDA_VISIBLE_DEVICES selects the GPU that answers"
+            raise InvalidValueError("device", device, limit)
+        served = precision.as_settings() | {"device": trains_on.type, "seed": config.seed}
+        corpora = (_corpus(model, output, served, settings),)
     files = TrainingFiles(model, corpora, output, num_samples, start)
-    trainer = open_run(files, config, precision, draft_vocab_size, print_stderr)
+    trainer = open_run(files, config, precision, draft_vocab_size, print_stderr, trains_on)
     if trainer.step:
         print_stderr(f"continuing after step {trainer.step} of {trainer.num_steps}")
     trainer.run(Reporter(time.monotonic, print_stderr))
@@ -205,19 +228,17 @@ def _config(settings: dict[str, Any]) -> TrainingConfig:
     return config
 
 
-def _corpus(
-    model: str, output: Path, precision: TargetPrecision, seed: int, flags: Mapping[str, Any]
-) -> Path:
+def _corpus(model: str, output: Path, served: Mapping[str, Any], flags: Mapping[str, Any]) -> Path:
     """Make the corpus of a run that has no checkpoint yet; return its directory.
 
-    A run is tied to its samples, so the corpus does not change after the first checkpoint.
+    served, flags: fields of GenerationConfig, those of the target that answers and all others. A
+    run is tied to its samples, so the corpus does not change after the first checkpoint.
     """
     from specdec.training.checkpoint import Checkpoint
 
     directory = output / "corpus"
     if not Checkpoint.exists(output):
-        served = {"dtype": precision.dtype, "quantization": precision.quantization or "none"}
-        make_corpus(model, directory, **{**flags, **served, "seed": seed})
+        make_corpus(model, directory, **{**flags, **served})
     return directory
 
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cluster.cli.bench.load_flags import ListOf
-from cluster.cli.options import EXISTING_FILE
 from cluster.cli.output import combine_flags, json_flag, print_stderr, section_flag, show_json
+from cluster.cli.parameter_types import EXISTING_FILE, ListOf
 from specdec.config.llm import LLMConfig
 
 if TYPE_CHECKING:
@@ -67,9 +66,7 @@ corpus_flags = combine_flags(
     _corpus_flag(
         "--max-num-seqs",
         type=click.IntRange(min=1),
-        default=64,
-        show_default=True,
-        help="Number of conversations in a batch.",
+        help="Number of conversations in a batch.  [default: 64 on a CPU, 256 on a GPU]",
     ),
 )
 """Flags of a corpus's contents: fields of GenerationConfig, and the prompts file."""
@@ -78,9 +75,7 @@ _precision_flags = combine_flags(
     click.option(
         "--dtype",
         type=_choice("dtype"),
-        default="float32",
-        show_default=True,
-        help="Data type that answers.",
+        help="Data type that answers.  [default: float32 on a CPU, bfloat16 on a GPU]",
     ),
     click.option(
         "--quantization",
@@ -94,7 +89,14 @@ _precision_flags = combine_flags(
         type=_choice("device"),
         default="cpu",
         show_default=True,
-        help="Device that answers.",
+        help="Device that answers; auto uses cuda if torch finds a GPU.",
+    ),
+    click.option(
+        "--kernels",
+        type=_choice("kernels"),
+        default="auto",
+        show_default=True,
+        help="Kernels that answer.",
     ),
     click.option(
         "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Random seed."

@@ -193,5 +193,8 @@ class HiddenStates(NamedTuple):
 
 
 def on_device(indices: Indices, device: torch.device) -> Tensor:
-    """Copy `indices` to a device as int64, the type of torch's indices."""
-    return torch.from_numpy(indices).to(device=device, dtype=torch.int64)
+    """Copy `indices` to a device as int64, the type of torch's indices; do not wait for a GPU."""
+    host = torch.from_numpy(indices).to(torch.int64)
+    if device.type == "cuda":
+        host = host.pin_memory()
+    return host.to(device, non_blocking=True)

@@ -63,8 +63,11 @@ class Acceptance:
 
     @classmethod
     def of(cls, batch: Batch, drafts: Tensor) -> Acceptance:
-        """Compare the draft tokens of all bases, [depth, R], with the text."""
-        depth = len(drafts)
+        """Compare the draft tokens of all bases, [depth, R], with the text.
+
+        Waits for the device of the drafts.
+        """
+        batch, drafts, depth = batch.host, drafts.cpu(), len(drafts)
         exists = batch.exists(depth)
         text = batch.next_ids[batch.places(depth)]
         is_right = ((drafts == text) & exists).cumprod(0)
@@ -93,7 +96,8 @@ def noise_given_choice(log_p: Tensor, chosen: Tensor, generator: torch.Generator
     log_p: [N, V], normalized. chosen: [N] int64. A drawn noise has the distribution of the noise
     that sampled the text.
     """
-    uniform = torch.rand(log_p.shape, generator=generator).clamp(_TINY, 1 - 1e-7)
+    uniform = torch.rand(log_p.shape, generator=generator, device=log_p.device)
+    uniform = uniform.clamp(_TINY, 1 - 1e-7)
     free = log_p - torch.log(-torch.log(uniform))  # independent, before the condition
     largest = free.gather(1, chosen[:, None]) - log_p.gather(1, chosen[:, None])  # a Gumbel(0)
     # A Gumbel variable x with location m, given x < z, is -log(exp(-z) + exp(-x)).

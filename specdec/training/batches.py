@@ -46,8 +46,9 @@ class Batch:
     At first all such tokens are bases.
 
     token_ids, next_ids, positions: of the T tokens that the target runs, and of those behind them.
-    bases: their places among the T tokens.
+    bases: their places among the T tokens. ends: of the sample of each base, in the T tokens.
     temperatures: of the sample of each base.
+    original: the batch on the host that this one is a copy of; None on the host.
     """
 
     spans: tuple[Span, ...]
@@ -55,7 +56,9 @@ class Batch:
     next_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64
     bases: Tensor  # [R] int64
+    ends: Tensor  # [R] int64
     temperatures: Tensor  # [R] float32
+    original: Batch | None = None
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> Batch:
@@ -68,14 +71,42 @@ class Batch:
             tokens = slice(num_tokens, num_tokens + length)
             spans.append(Span(tokens, slice(num_bases, num_bases + count)))
             num_tokens, num_bases = tokens.stop, num_bases + count
-        counts = torch.tensor([span.num_bases for span in spans])
+        counts = np.array([span.num_bases for span in spans])
+        stops = np.array([span.tokens.stop for span in spans])
+        temperatures = np.array([each.temperature for each in samples], np.float32)
         return cls(
             tuple(spans),
-            _flat([each.token_ids[:-1] for each in samples]),
-            _flat([each.token_ids[1:] for each in samples]),
-            _flat([range(span.num_tokens) for span in spans]),
-            _flat([range(span.tokens.stop - span.num_bases, span.tokens.stop) for span in spans]),
-            torch.tensor([each.temperature for each in samples]).repeat_interleave(counts),
+            _joined([each.token_ids[:-1] for each in samples]),
+            _joined([each.token_ids[1:] for each in samples]),
+            _joined([range(span.num_tokens) for span in spans]),
+            _joined([range(span.tokens.stop - span.num_bases, span.tokens.stop) for span in spans]),
+            torch.from_numpy(stops.repeat(counts)),
+            torch.from_numpy(temperatures.repeat(counts)),
+        )
+
+    @property
+    def host(self) -> Batch:
+        """The same batch on the host, whose values are read without waiting for a device."""
+        return self.original or self
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.token_ids.device
+
+    def to(self, device: torch.device) -> Batch:
+        """Return the batch on a device, without waiting for the copies."""
+        if device.type == "cpu":
+            return self
+        return replace(
+            self,
+            token_ids=to_device(self.token_ids, device),
+            next_ids=to_device(self.next_ids, device),
+            positions=to_device(self.positions, device),
+            bases=to_device(self.bases, device),
+            ends=to_device(self.ends, device),
+            temperatures=to_device(self.temperatures, device),
+            original=self,
         )
 
     @property
@@ -101,11 +132,25 @@ class Batch:
 
     def exists(self, depth: int) -> Tensor:
         """Return whether a sample has a token for each draft token, [depth, R] bool."""
-        ends = torch.cat([torch.full((span.num_bases,), span.tokens.stop) for span in self.spans])
-        return torch.arange(depth)[:, None] < ends - self.bases
+        return torch.arange(depth, device=self.device)[:, None] < self.ends - self.bases
+
+    def distinct_places(self, bases: slice, depth: int) -> tuple[Tensor, Tensor]:
+        """Return the distinct `places` of some bases, [D] int64, and the place of each in them.
+
+        Draft token i of a base may be draft token 0 of another one. The second tensor has the shape
+        of the places, [depth, c] int64. Both are on the device; they are computed on the host.
+        """
+        places = self.host.bases[bases].numpy() + np.arange(depth)[:, None]
+        places = places.clip(max=self.num_tokens - 1)
+        is_used = np.zeros(self.num_tokens, bool)
+        is_used[places] = True
+        rows = (is_used.cumsum() - 1)[places]
+        distinct = np.flatnonzero(is_used)
+        own, indices = (to_device(torch.from_numpy(each), self.device) for each in (distinct, rows))
+        return own, indices
 
     def with_bases(self, limit: int, generator: np.random.Generator) -> Batch:
-        """Return the batch with at most `limit` bases of each sample, drawn at random."""
+        """Return a batch on the host with at most `limit` bases of each sample, drawn at random."""
         if all(span.num_bases <= limit for span in self.spans):
             return self
         spans, kept, num_bases = list[Span](), [], 0
@@ -120,6 +165,7 @@ class Batch:
             self,
             spans=tuple(spans),
             bases=self.bases[rows],
+            ends=self.ends[rows],
             temperatures=self.temperatures[rows],
         )
 
@@ -159,5 +205,13 @@ def _batches(
         yield tuple(members)
 
 
-def _flat(parts: Sequence[Sequence[int]]) -> Tensor:
-    return torch.tensor(list(chain.from_iterable(parts)), dtype=torch.int64)
+def _joined(parts: Sequence[Sequence[int]]) -> Tensor:
+    num_tokens = sum(map(len, parts))
+    return torch.from_numpy(np.fromiter(chain.from_iterable(parts), np.int64, num_tokens))
+
+
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """Copy values from the host to a device, without waiting for what the device is doing."""
+    if device.type == "cuda":
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)

@@ -47,7 +47,7 @@ class Checkpoint:
         tensors = {f"{_WEIGHTS}{name}": each for name, each in self.weights.items()}
         tensors |= {f"{_OPTIMIZER}{name}": each for name, each in self.optimizer.items()}
         state = {"step": self.step, "run": self.run, "progress": self.progress}
-        tensors = {name: each.contiguous() for name, each in tensors.items()}
+        tensors = {name: each.cpu().contiguous() for name, each in tensors.items()}
         write_atomically(directory / _FILE, save(tensors, {"state": json.dumps(state)}))
 
     @staticmethod

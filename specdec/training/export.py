@@ -40,7 +40,7 @@ def export(
 
 
 def _write_published(drafter: Drafter, directory: Path, dtype: WeightDtype) -> None:
-    tensors, shared = dict(drafter.tensors()), drafter.shared()
+    tensors, shared = _on_host(drafter), drafter.shared()
     if shared is not None:
         tensors |= shared.base.read(shared.directory, getattr(torch, dtype))
         for name, content in shared.base.read_files(shared.directory).items():
@@ -52,8 +52,12 @@ def _write_packed(drafter: Drafter, directory: Path, dtype: WeightDtype) -> None
     shared = drafter.shared()
     info = PackedInfo(dtype, None if shared is None else shared.base)
     # Scales, norms and other vectors are small, and stay as they are.
-    _write_tensors(directory / PACKED_TENSORS, pack(drafter.tensors()), torch.float32)
+    _write_tensors(directory / PACKED_TENSORS, pack(_on_host(drafter)), torch.float32)
     _write_json(directory / PACKED_FILE, info.to_json())
+
+
+def _on_host(drafter: Drafter) -> dict[str, Tensor]:
+    return {name: each.cpu() for name, each in drafter.tensors().items()}
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
@@ -69,4 +73,4 @@ def _write_json(path: Path, content: Any) -> None:
 
 def _stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     stored = tensor.to(dtype) if tensor.is_floating_point() else tensor
-    return stored.contiguous().cpu()
+    return stored.contiguous()

@@ -16,10 +16,12 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tqdm import tqdm
 
+from specdec.config.hardware import resolved_device
 from specdec.llm import AsyncLLM, RequestOutput
 from specdec.llm.concurrency import run_workers
 from specdec.models.config import ModelConfig
@@ -37,6 +39,14 @@ _SAMPLES_PER_SHARD = 128
 _MAX_AGE_S = 60.0  # of a finished sample that is not stored yet
 _OPEN_PER_PLACE = 2
 """Conversations in progress per place in the batch, so that the engine's queue is never empty."""
+_DEFAULTS_BY_DEVICE: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "cpu": {"dtype": "float32", "max_num_seqs": 64},
+        "cuda": {"dtype": "bfloat16", "max_num_seqs": 256},
+    }
+)
+_LEAST_STEP_TOKENS: Mapping[str, int] = MappingProxyType({"cpu": 256, "cuda": 8192})
+"""Least limit of a step's tokens: on a GPU, prompts of many conversations begin in one step."""
 _LOG_INTERVAL_S = 30.0  # of the progress where stderr is not a terminal
 
 
@@ -44,31 +54,38 @@ _LOG_INTERVAL_S = 30.0  # of the progress where stderr is not a terminal
 class GenerationConfig:
     """Settings of a corpus that is generated.
 
-    model: the target, as for `specdec.LLM`. quantization, dtype, device: its precision.
+    model: the target, as for `specdec.LLM`. quantization, dtype, kernels: its precision. device:
+        auto, cpu or cuda; once made, cpu or cuda.
     temperatures: each request draws one of them, by the seed.
     max_new_tokens: of an answer; longer ones are cut.
     answers_per_prompt: of the prompts file.
     num_self_written: prompts for the target to write and answer; some are dropped as unusable.
     prompt_prefixes: first words of self-written prompts; each draws one of them, by the seed. With
         none, the target writes whole prompts.
-    max_num_seqs: conversations in a batch.
+    dtype, max_num_seqs: None for float32 and 64 on a CPU, bfloat16 and 256 on a GPU; the second
+        is the number of conversations in a batch.
     engine: further arguments of `specdec.LLM`.
     """
 
     model: str
     quantization: str = "none"
-    dtype: str = "float32"
+    dtype: str = None  # type: ignore[assignment] # here and below: `_DEFAULTS_BY_DEVICE`
     device: str = "cpu"
+    kernels: str = "auto"
     temperatures: tuple[float, ...] = (0.0, 0.3, 0.7, 1.0)
     max_new_tokens: int = 192
     answers_per_prompt: int = 1
     num_self_written: int = 0
     prompt_prefixes: tuple[str, ...] = ()
-    max_num_seqs: int = 64
+    max_num_seqs: int = None  # type: ignore[assignment]
     seed: int = 0
     engine: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "device", resolved_device(self.device))
+        for name, default in _DEFAULTS_BY_DEVICE[self.device].items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default)
         if not self.temperatures:
             raise InvalidValueError("temperatures", self.temperatures, "at least one number")
         for temperature in self.temperatures:
@@ -85,8 +102,9 @@ class GenerationConfig:
             "quantization": None if self.quantization == "none" else self.quantization,
             "dtype": self.dtype,
             "device": self.device,
+            "kernels": self.kernels,
             "max_num_seqs": self.max_num_seqs,
-            "max_num_batched_tokens": max(256, 2 * self.max_num_seqs),
+            "max_num_batched_tokens": max(_LEAST_STEP_TOKENS[self.device], 2 * self.max_num_seqs),
             "max_queue_len": _OPEN_PER_PLACE * self.max_num_seqs,
             "speculative_config": None,
             "stream_interval": self.max_new_tokens,

@@ -27,8 +27,8 @@ from specdec.training.losses import (
 )
 from specdec.training.target import Target
 
-_CHUNK_LOGITS = 2**22
-"""Logits of a chunk: 16 MiB in float32."""
+_CHUNK_LOGITS = {"cpu": 2**22, "cuda": 2**27}
+"""Logits of a chunk by device: 16 MiB in float32 fit into a CPU's caches, 512 MiB fill a GPU."""
 _LEAST_P = 1e-37  # a float32 whose logarithm is finite
 
 
@@ -40,16 +40,21 @@ class Objective:
         self._config = config
         self._loss = LOSSES[config.loss]
         self._teacher_head = target.output_rows(token_ids)
-        self._token_ids = token_ids
-        self._draft_ids = torch.full((target.config.vocab_size,), -1)
-        self._draft_ids[token_ids] = torch.arange(len(token_ids))
-        self._weights = decayed_weights(config.depth, config.decay)
+        device = target.device
+        draft_ids = torch.full((target.config.vocab_size,), -1)
+        draft_ids[token_ids] = torch.arange(len(token_ids))
+        self._token_ids, self._draft_ids = token_ids.to(device), draft_ids.to(device)
+        self._weights = decayed_weights(config.depth, config.decay).to(device)
+        self._chunk_logits = _CHUNK_LOGITS[device.type]
 
-    def backward(self, drafter: Drafter, batch: Batch, hidden: HiddenStates) -> float:
-        """Add the gradients of the mean loss of a base to the drafter's; return that loss."""
+    def backward(self, drafter: Drafter, batch: Batch, hidden: HiddenStates) -> Tensor:
+        """Add the gradients of the mean loss of a base to the drafter's.
+
+        Returns that loss, [] float64 on the target's device, for which no caller has to wait.
+        """
         depth = drafter.trained_depth or self._config.depth
         is_trained = self._is_trained(batch, depth)
-        total = 0.0
+        total = torch.zeros((), dtype=torch.float64, device=batch.device)
         with self._autocast():
             states = drafter.states(batch, hidden)[:depth]
             gradient = torch.zeros_like(states)
@@ -60,7 +65,7 @@ class Objective:
                 mean.backward()
                 assert own.grad is not None
                 gradient[:, bases] = own.grad
-                total += mean.item()
+                total += mean.detach()
         states.backward(gradient)
         return total
 
@@ -84,7 +89,8 @@ class Objective:
     ) -> Tensor:
         """Return the drafts behind all bases as the target's tokens, [depth, R] int64.
 
-        They are those of `acceptance`; generator: of the noise at temperatures above 0.
+        They are those of `acceptance`; generator: of the noise at temperatures above 0, on the
+        device of the batch.
         """
         found = []
         with self._autocast():
@@ -97,10 +103,9 @@ class Objective:
 
     def _noise(self, batch: Batch, bases: slice, p: Tensor, generator: torch.Generator) -> Tensor:
         """Return noise times temperature for the draft tokens of a chunk, [depth, c, V]."""
-        temperatures = batch.temperatures[bases]
-        if not temperatures.any():
-            return torch.zeros(())
-        scale = temperatures[:, None]
+        if not batch.host.temperatures[bases].numpy().any():
+            return torch.zeros((), device=batch.device)
+        scale = batch.temperatures[bases][:, None]
         parts = []
         for index, each in enumerate(p):
             log_p = (each.clamp(min=_LEAST_P).log() / scale.clamp(min=1e-3)).log_softmax(-1)
@@ -116,12 +121,10 @@ class Objective:
         It is the softmax over the draft tokens alone, by the served output head: what the drafter
         can come close to.
         """
-        places = batch.places(depth)
-        size = max(1, _CHUNK_LOGITS // (depth * len(self._token_ids)))
+        size = max(1, self._chunk_logits // (depth * len(self._token_ids)))
         for start in range(0, batch.num_bases, size):
             bases = slice(start, min(start + size, batch.num_bases))
-            # Draft token i of a base may be draft token 0 of another one.
-            distinct, rows = places[:, bases].unique(return_inverse=True)
+            distinct, rows = batch.distinct_places(bases, depth)
             with self._autocast(is_enabled=False):
                 logits = self._teacher_head.logits(hidden.final[distinct])
             teacher = Teacher.of_logits(logits)

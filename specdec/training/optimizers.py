@@ -50,7 +50,9 @@ class Optimizers:
             {"params": vectors, "weight_decay": 0.0},
         ]
         groups = [each for each in groups if each["params"]]
-        self._optimizers.append(torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95)))
+        is_fused = all(each.is_cuda for _, each in named)
+        adamw = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=is_fused or None)
+        self._optimizers.append(adamw)
         self._parameters = [each for _, each in named]
 
     def step(self, step: int, num_steps: int) -> None:
@@ -73,7 +75,7 @@ class Optimizers:
         }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore the state of `tensors`."""
+        """Restore the state of `tensors`, which may be on another device."""
         for place, optimizer in enumerate(self._optimizers):
             content = optimizer.state_dict()
             state: dict[int, dict[str, Tensor]] = {}

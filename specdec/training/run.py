@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from specdec.models.config import ModelConfig
 from specdec.models.resolve import portable_name, resolve
+from specdec.models.weights.checkpoint import CPU
 from specdec.models.weights.fingerprint import model_fingerprint
 from specdec.text.tokenizer import Tokenizer
 from specdec.training.config import TrainingConfig
@@ -63,10 +66,12 @@ def open_run(
     precision: TargetPrecision,
     draft_vocab_size: int | None,
     show: Callable[[str], None],
+    device: torch.device = CPU,
 ) -> Trainer:
     """Load everything that a run needs; it continues where its last checkpoint was made.
 
     draft_vocab_size: see `draft_vocabulary_size`. show: called with each line about what is loaded.
+    device: of target and drafter; a run may continue on another one.
 
     Raises InvalidValueError, CorpusError, ModelNotFoundError and UnsupportedModelError.
     """
@@ -92,7 +97,7 @@ def open_run(
         card |= {"start_sha256": start.digest}
     data = Data(list(train), evaluated, vocabulary.token_ids.tolist(), card)
     longest = max(len(each.token_ids) for each in samples)
-    target = Target(directory, longest, precision, portable_name(files.model))
+    target = Target(directory, longest, precision, portable_name(files.model), device)
     return Trainer(config, target, data, files.output, start=start)
 
 

@@ -1,7 +1,8 @@
 """The target as a teacher: its hidden states over whole samples, and its logits.
 
 Both are computed by the decoder that serves, with its kernels and in its precision, so a drafter
-learns from the features and the distributions that it will be served with.
+learns from the features and the distributions that it will be served with. The exception is the
+attention of a GPU: samples are computed at once, by torch's kernels, without pages of a KV cache.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ from specdec.models.cpu_decoder import NativeDecoder
 from specdec.models.dtypes import DTYPES
 from specdec.models.layers.linear import transform_logits
 from specdec.models.layers.matrix import Matrix, make_matrix
+from specdec.models.llama import CausalDecoder
 from specdec.models.loading import Decoder, load_model
 from specdec.models.traits import LogitTransform
 from specdec.models.weights.checkpoint import CPU, open_checkpoint
 from specdec.training.batches import Batch
-from specdec.types.errors import UnsupportedModelError
+from specdec.training.whole_samples import use_whole_samples
+from specdec.types.errors import InvalidValueError, UnsupportedModelError
 
 _BLOCK_SIZE = 16
 _ROPE_FIELDS = (
@@ -62,6 +65,34 @@ class TargetPrecision:
     quantization: QuantizationMethod | None = None
     kernels: Kernels = "auto"
 
+    @classmethod
+    def on(
+        cls,
+        device: torch.device,
+        dtype: DTypeName | None = None,
+        quantization: QuantizationMethod | None = None,
+        kernels: Kernels = "auto",
+    ) -> TargetPrecision:
+        """Return the precision on a device. dtype: None for float32 on a CPU, bfloat16 on a GPU.
+
+        Raises InvalidValueError for a quantization or kernels that the device does not have.
+        """
+        if device.type != "cpu":
+            if quantization is not None:
+                limit = f"left out where device is {device}: it runs on a CPU"
+                raise InvalidValueError("quantization", quantization, limit)
+            if kernels == "native":
+                limit = f"auto, triton or torch where device is {device}: they run on a CPU"
+                raise InvalidValueError("kernels", kernels, limit)
+        return cls(
+            dtype or ("float32" if device.type == "cpu" else "bfloat16"), quantization, kernels
+        )
+
+    def as_settings(self) -> dict[str, str]:
+        """Return the settings of an engine that serves it."""
+        quantization = self.quantization or "none"
+        return {"dtype": self.dtype, "quantization": quantization, "kernels": self.kernels}
+
 
 @dataclass(frozen=True)
 class OutputRows:
@@ -77,15 +108,15 @@ class OutputRows:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits of these tokens, [R, V] float32; hidden: [R, hidden_size]."""
-        products = self.matrix.multiply(hidden.to(self.dtype)).float()
+        products = self.matrix.multiply_to_float32(hidden.to(self.dtype))
         return transform_logits(self.transform, products)
 
 
 class Target:
     """A loaded target.
 
-    embedding: [vocab_size, hidden_size] float32. lm_head: the same shape, the same tensor if tied;
-    it is not quantized. `output_rows` computes the logits that are served.
+    embedding: [vocab_size, hidden_size] float32 on the host. lm_head: the same shape, the same
+    tensor if tied; it is not quantized. `output_rows` computes the logits that are served.
     """
 
     def __init__(
@@ -94,13 +125,14 @@ class Target:
         max_model_len: int,
         precision: TargetPrecision,
         name: str | None = None,
+        device: torch.device = CPU,
     ) -> None:
         """Load the target for samples of up to `max_model_len` tokens.
 
-        name: by which `resolve` finds it everywhere; None for the path of the directory. Raises as
-        `load_model` does.
+        name: by which `resolve` finds it everywhere; None for the path of the directory. device: of
+        the decoder, its hidden states and `output_rows`. Raises as `load_model` does.
         """
-        self.directory, self.precision = directory, precision
+        self.directory, self.precision, self.device = directory, precision, device
         self.name = name or str(directory.resolve())
         self.config = ModelConfig.from_directory(directory)
         self.decoder: Decoder = load_model(
@@ -111,6 +143,7 @@ class Target:
             max_model_len=max_model_len,
             block_size=_BLOCK_SIZE,
             quantization=precision.quantization,
+            device=device,
             kernels=precision.kernels,
         )
         self._reader = open_checkpoint(directory, torch.float32)
@@ -120,6 +153,9 @@ class Target:
         self.lm_head = self.embedding if is_tied else self.weight(_LM_HEAD, shape)
         self._kv_cache = torch.empty(0)
         self._num_slots = 0
+        decoder, is_on_gpu = self.decoder, device.type != "cpu"
+        is_whole = is_on_gpu and isinstance(decoder, CausalDecoder) and use_whole_samples(decoder)
+        self._has_cache = not is_whole
 
     @property
     def layer_fields(self) -> dict[str, Any]:
@@ -165,7 +201,7 @@ class Target:
         return {name: raw[name] for name in names if raw.get(name) is not None}
 
     def weight(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Return a copy of a tensor of the checkpoint, in float32."""
+        """Return a copy of a tensor of the checkpoint, in float32 on the host."""
         return self._reader.read(name, shape).clone()
 
     def output_rows(self, token_ids: Tensor) -> OutputRows:
@@ -174,13 +210,13 @@ class Target:
         A row's logits do not depend on the other rows, so they are those that are served.
         """
         precision = self.precision
-        backend = KernelBackend.select(precision.kernels, CPU)
+        backend = KernelBackend.select(precision.kernels, self.device)
         reader = open_checkpoint(
-            self.directory, DTYPES[precision.dtype], precision.quantization, CPU, backend
+            self.directory, DTYPES[precision.dtype], precision.quantization, self.device, backend
         )
         name = _EMBEDDING if self.config.tie_word_embeddings else _LM_HEAD
         shape = (self.config.vocab_size, self.config.hidden_size)
-        rows = reader.read(name, shape, dtype=reader.exact_dtype(name))[token_ids]
+        rows = reader.read(name, shape, dtype=reader.exact_dtype(name))[token_ids.to(self.device)]
         matrix = make_matrix(
             [rows],
             (len(token_ids), shape[1]),
@@ -195,18 +231,19 @@ class Target:
     def hidden_states(self, batch: Batch, taps: Sequence[int]) -> HiddenStates:
         """Run the target over the T tokens of a batch; see `Decoder.forward_with_taps`.
 
-        The result is float32.
+        The result is float32 on the target's device, wherever the batch is.
         """
         chunks, num_blocks = list[Chunk](), 0
-        token_ids = batch.token_ids.tolist()
+        token_ids = batch.host.token_ids.tolist()
         for span in batch.spans:
             count = -(-span.num_tokens // _BLOCK_SIZE)
             table = array("i", range(num_blocks, num_blocks + count))
             chunks.append(Chunk(token_ids[span.tokens], 0, table))
             num_blocks += count
-        if num_blocks * _BLOCK_SIZE > self._num_slots:
-            self._num_slots = num_blocks * _BLOCK_SIZE
-            self._kv_cache = self.decoder.new_kv_cache(self._num_slots)
+        num_slots = num_blocks * _BLOCK_SIZE if self._has_cache else 1
+        if num_slots > self._num_slots:
+            self._num_slots = num_slots
+            self._kv_cache = self.decoder.new_kv_cache(num_slots)
         model_input = ModelInput(chunks, _BLOCK_SIZE)
         found = self.decoder.forward_with_taps(model_input, self._kv_cache, taps)
         # Copies: autograd does not save tensors that were made in inference mode.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from specdec.training.acceptance import Acceptance
 from specdec.training.batches import Batch, BatchOrder
@@ -29,6 +31,8 @@ from specdec.types.errors import InvalidValueError
 
 HEAD = "head"
 """The folder of a run's directory with the exported drafter: the best by held-out length."""
+_LOSS_INTERVAL = {"cpu": 1, "cuda": 20}
+"""Steps between two readings of losses by device: to read one is to wait for a GPU."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,9 @@ class Evaluation:
 class Progress:
     """State of a run after a step.
 
-    loss: mean of the latest steps. tokens_per_second: of prompts and answers, in training steps.
-    evaluation: the latest, if there is one.
+    loss: mean of the latest steps that were read; NaN before the first.
+    tokens_per_second: of prompts and answers, in training steps. evaluation: the latest, if there
+    is one.
     """
 
     step: int
@@ -73,6 +78,28 @@ class Progress:
     tokens_per_second: float
     seconds_left: float
     evaluation: Evaluation | None
+
+
+class RecentLoss:
+    """Exponential mean of the losses of steps, which are read from the device now and then."""
+
+    def __init__(self, interval: int) -> None:
+        """interval: steps between two readings."""
+        self._interval = interval
+        self._unread: list[Tensor] = []
+        self.mean = math.nan
+
+    def add(self, loss: Tensor) -> None:
+        """Add the loss of a step, []; read those so far if it is time to."""
+        self._unread.append(loss)
+        if math.isnan(self.mean) or len(self._unread) == self._interval:
+            self.read()
+
+    def read(self) -> None:
+        """Read what is left; waits for the device."""
+        for loss in torch.stack(self._unread).tolist() if self._unread else ():
+            self.mean = loss if math.isnan(self.mean) else 0.95 * self.mean + 0.05 * loss
+        self._unread = []
 
 
 @dataclass(frozen=True)
@@ -115,7 +142,8 @@ class Trainer:
         token_ids = torch.tensor(list(data.token_ids), dtype=torch.int64)
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(config.seed)
-            self.drafter = drafter_class(config.method)(target, token_ids, config)
+            drafter = drafter_class(config.method)(target, token_ids, config)
+        self.drafter = drafter.to(target.device)
         self._objective = Objective(config, target, token_ids)
         self._optimizers = Optimizers(config, self.drafter)
         self.order = BatchOrder(
@@ -152,23 +180,23 @@ class Trainer:
 
         report: called after each step.
         """
-        started, first, num_tokens, loss = self._clock(), self.step, 0, 0.0
-        paused = 0.0
+        started, first, num_tokens = self._clock(), self.step, 0
+        paused, loss = 0.0, RecentLoss(_LOSS_INTERVAL[self._target.device.type])
         while not self._is_complete:
             batch = self._batch(self.step)
-            found = self._train(batch)
+            loss.add(self._train(batch))
             num_tokens += batch.num_tokens
-            loss = found if self.step == first + 1 else 0.95 * loss + 0.05 * found
-            elapsed = self._clock() - started - paused
             if self.step % self._config.evaluate_every == 0 or self.step == self.num_steps:
+                loss.read()
                 before = self._clock()
                 self._evaluate()
                 paused += self._clock() - before
             if self.step % self._config.checkpoint_every == 0 or self._is_complete:
                 self._save()
+            elapsed = self._clock() - started - paused
             left = (self.num_steps - self.step) * elapsed / (self.step - first)
             rate = num_tokens / max(elapsed, 1e-9)
-            report(Progress(self.step, self.num_steps, loss, rate, left, self._evaluation))
+            report(Progress(self.step, self.num_steps, loss.mean, rate, left, self._evaluation))
 
     @property
     def _is_complete(self) -> bool:
@@ -182,27 +210,50 @@ class Trainer:
         batch = Batch.of([self._data.train[index] for index in self.order[step]])
         return batch.with_bases(self._config.max_anchors, generator)
 
-    def _train(self, batch: Batch) -> float:
+    def _train(self, batch: Batch) -> Tensor:
+        """Train a batch on the host; return its loss, [] on the target's device."""
         hidden = self._target.hidden_states(batch, self.drafter.taps)
-        loss = self._objective.backward(self.drafter, batch, hidden)
+        on_device = batch.to(self._target.device)
+        loss = self._objective.backward(self.drafter, on_device, hidden)
         self._optimizers.step(self.step, self.num_steps)
         self.step += 1
         return loss
 
     def evaluate(self) -> Evaluation:
         """Return the acceptance on the held-out samples."""
-        generator = torch.Generator().manual_seed(self._config.seed)
+        device = self._target.device
+        generator = torch.Generator(device).manual_seed(self._config.seed)
         none = Acceptance.none(self._config.depth)
         found: dict[float, Acceptance] = {}
-        for sample in self._data.held_out:
-            batch = Batch.of([sample])
-            if not batch.num_bases:
-                continue
+        for samples in self._held_out_batches:
+            batch = Batch.of(samples)
             hidden = self._target.hidden_states(batch, self.drafter.taps)
-            drafts = self._objective.drafts(self.drafter, batch, hidden, generator)
-            own = Acceptance.of(batch, drafts)
-            found[sample.temperature] = found.get(sample.temperature, none) + own
+            on_device = batch.to(device)
+            drafts = self._objective.drafts(self.drafter, on_device, hidden, generator)
+            own, temperature = Acceptance.of(on_device, drafts), samples[0].temperature
+            found[temperature] = found.get(temperature, none) + own
         return Evaluation(self.step, dict(sorted(found.items())))
+
+    @cached_property
+    def _held_out_batches(self) -> list[list[Sample]]:
+        """The held-out samples with a base, in batches of one temperature.
+
+        They have up to `batch_tokens` tokens on a GPU, and one sample each on a CPU, which gains
+        nothing by larger ones.
+        """
+        batches, num_tokens = list[list[Sample]](), 0
+        limit = self._config.batch_tokens if self._target.device.type == "cuda" else 0
+        for sample in sorted(self._data.held_out, key=lambda each: each.temperature):
+            if len(sample.answer) < 2:
+                continue
+            last = batches[-1] if batches else []
+            num_tokens += len(sample.token_ids)
+            if last and last[0].temperature == sample.temperature and num_tokens <= limit:
+                last.append(sample)
+            else:
+                batches.append([sample])
+                num_tokens = len(sample.token_ids)
+        return batches
 
     def _evaluate(self) -> None:
         """Evaluate, and export the drafter if it is the best so far."""

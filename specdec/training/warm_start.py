@@ -79,7 +79,7 @@ class ExportedHead:
             if not tensor.is_floating_point():
                 continue  # maps of token ids
             if rows is not None and name in _OUTPUT_ROWS:
-                tensor[rows[0]] = stored[rows[1]].to(tensor.dtype)
+                tensor[rows[0].to(tensor.device)] = stored[rows[1]].to(tensor)
                 continue
             if stored.shape != tensor.shape:
                 self._refuse(f"{name} has shape {tuple(stored.shape)}, not {tuple(tensor.shape)}")

@@ -64,20 +64,29 @@ class CudaGraphs:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._stream = torch.cuda.Stream(device)  # one, so that libraries have one workspace
         self._pool: Any = torch.cuda.graph_pool_handle()
         self._num_bytes = 0
 
     def capture(self, function: Callable[[], None]) -> Replay:
-        """See GraphBackend. The first run, outside of the graph, loads kernels and libraries."""
-        free_bytes, _ = torch.cuda.mem_get_info(self._device)
-        stream = torch.cuda.Stream(self._device)
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream):
+        """See GraphBackend. The first run, outside of the graph, loads kernels and libraries.
+
+        `torch.cuda.graph` would return the memory of that run to the driver at each of hundreds of
+        captures; here the next one uses it again.
+        """
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
             function()
-        torch.cuda.current_stream(self._device).wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            function()
+            torch.cuda.synchronize(self._device)
+            free_bytes, _ = torch.cuda.mem_get_info(self._device)
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin(self._pool, capture_error_mode="thread_local")
+            try:
+                function()
+            finally:
+                graph.capture_end()
+        current.wait_stream(self._stream)
         self._num_bytes += max(0, free_bytes - torch.cuda.mem_get_info(self._device)[0])
         return graph.replay
 

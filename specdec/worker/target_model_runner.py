@@ -130,7 +130,10 @@ class TargetModelRunner(ModelRunner):
         )
         model = cast(DeviceDecoder, self.model)
         self.device_steps = DeviceSteps(model, self.kv_cache, self._shard, sizes, graphs)
-        return self.device_steps.capture()
+        report = self.device_steps.capture()
+        if self.kv_cache.is_cuda:
+            torch.cuda.empty_cache()  # of the runs in front of the captures
+        return report
 
     def execute(self, step: StepInput) -> VerifyOutput:
         """Run one step; return the same output on every rank. None may be in flight."""
@@ -255,7 +258,8 @@ class TargetModelRunner(ModelRunner):
 
         A head drafts behind both. Overwrites the first blocks of the pool, which must be unused.
         """
-        num_blocks = min(self.num_blocks, -(-(num_tokens + 4) // self.block_size))
+        num_behind = 1 if self.head is None else 4  # the token that is decoded, and drafts
+        num_blocks = min(self.num_blocks, -(-(num_tokens + num_behind) // self.block_size))
         admission = SequenceAdmission(-1, num_tokens, SamplingRules(top_p=0.9))
         table = BlockTableDelta(-1, 0, tuple(range(num_blocks)))
         prefill = StepRow(-1, 0, (0,) * num_tokens, 0, True, num_next_drafts=2)

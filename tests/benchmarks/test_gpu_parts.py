@@ -1,6 +1,10 @@
 """The parts of the GPU check on the CPU in small shapes, and how a run continues."""
 
 import json
+import os
+import signal
+import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,9 +12,11 @@ import torch
 from benchmarks import gpu_check
 from benchmarks.gpu import equality, host_parts
 from benchmarks.gpu.drafting import measure_draft_model, measure_head
-from benchmarks.gpu.page import page
-from benchmarks.gpu.parts import Context, Part, PartReport, PartSkippedError, run_parts
-from benchmarks.gpu.steps import aims, measure_grid
+from benchmarks.gpu.page import page, summary
+from benchmarks.gpu.parts import Context, Part, PartReport, PartSkippedError, run_cases, run_parts
+from benchmarks.gpu.processes import ForkedPart
+from benchmarks.gpu.profiled import profile
+from benchmarks.gpu.steps import aims, measure_grid, measure_main_steps
 from benchmarks.gpu.throughput import compare_speculation, compare_transformers
 from benchmarks.gpu_check import PARTS
 
@@ -29,9 +35,14 @@ def skipped(reason):
 
 def test_every_part_of_the_issue_is_there():
     assert [part.name for part in PARTS if not part.needs_gpu] == [
-        *("checks", "equality", "steps", "memory plans", "counts", "compilation", "kernels")
+        *("checks", "equality of n-gram", "equality of drafters", "equality of features"),
+        *("steps", "memory plans", "counts", "compilation", "kernels"),
     ]
-    assert len(PARTS) == 14
+    assert len(PARTS) == 21
+    compared = [
+        name for select in (equality.NGRAM, equality.DRAFTERS, equality.FEATURES) for name in select
+    ]
+    assert sorted(compared) == sorted(case.name for case in equality.cases())
 
 
 def test_a_grid_has_steps_and_their_floor(small):
@@ -43,6 +54,21 @@ def test_a_grid_has_steps_and_their_floor(small):
     assert {cell["rules"] for cell in found["cells"]} == {"greedy", "sampled", "truncated"}
     assert all(cell["step_ms"] > cell["floor_ms"] > 0 for cell in found["cells"])
     assert found["graphs"].startswith("no graphs")
+
+
+def test_main_steps_are_measured_and_profiled(small):
+    found = measure_main_steps(small)
+    first = found["cells"][0]
+    assert (first["batch"], first["num_drafts"], first["rules"]) == (1, 0, "greedy")
+    assert set(found["profiles"]) == {
+        f"batch {batch}, {drafts} drafts, {how}"
+        for batch in (1, 2)
+        for drafts in (0, 3)
+        for how in ("graphs", "operators")
+    }
+    for each in found["profiles"].values():
+        assert 0 < each["begin_ms"] <= each["step_ms"]
+        assert each["kernels"]
 
 
 def test_aims_are_derived_from_their_cells():
@@ -98,14 +124,20 @@ def test_tokens_differ_where_drafts_change_them(small, monkeypatch):
     generated = iter([([(1,)] * 8, 0), ([(2,)] * 8, 5)])
     monkeypatch.setattr(equality, "_generate", lambda *_, **__: next(generated))
     monkeypatch.setattr(equality, "cases", lambda: [equality.Case("one", {"method": "ngram"})])
-    found = equality.compare_all(small)
+    monkeypatch.setattr(equality, "NGRAM", ("one",))
+    found = equality.compare_ngram(small)
     assert not found["passed"]
     assert found["cases"]["one"]["differing"] == 1.0
 
 
 @pytest.mark.slow
 def test_tokens_are_equal_on_the_cpu(small):
-    assert equality.compare_all(small)["passed"]
+    for compare in (
+        equality.compare_ngram,
+        equality.compare_drafters,
+        equality.compare_features,
+    ):
+        assert compare(small)["passed"]
 
 
 def test_a_run_continues_where_the_last_one_stopped(tmp_path, small):
@@ -159,8 +191,9 @@ def test_the_command_reports_skipped_parts(capsys, monkeypatch, tmp_path):
     arguments = ["--only", "memory plans", "grid", "--output", str(output)]
     assert gpu_check.main(arguments) == 0
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0] == "skipped grid: needs a GPU"
-    assert json.loads(printed[-1]) == json.loads(output.read_text())
+    assert printed[0].startswith("passed memory plans (")
+    assert printed[-1] == "skipped grid: needs a GPU"
+    assert json.loads(output.read_text())["skipped"] == {"grid": "needs a GPU"}
     assert "memory plans | passed" in output.with_suffix(".md").read_text()
 
 
@@ -175,3 +208,65 @@ def test_a_module_that_fails_is_reported():
     found = host_parts._run("pytest", "-q", "no/such/test.py")
     assert not found["passed"]
     assert "no/such/test.py" in found["output"]
+
+
+def test_a_part_that_hangs_is_stopped_with_what_it_found(small):
+    def hang(context):
+        os.write(1, b"it waits\n")
+        context.save({"passed": True, "found": 3, "error": "did not end"})
+        time.sleep(60)
+
+    result = end_of(ForkedPart(Part("hangs", hang), small, 1.5))
+    assert result["error"] == "stopped after 2 s; did not end"
+    assert (result["passed"], result["found"]) == (False, 3)
+    assert result["log"] == ["it waits"]
+    assert any("in hang" in line for line in result["stack"][:3])
+
+
+def test_a_part_that_crashes_leaves_the_others(small):
+    def crash(context):
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    report = PartReport(None, {"device": "cpu", "torch": "2"})
+    parts = [
+        Part("crashes", crash, is_timed=False),
+        Part("works", lambda _: {"found": 1}, is_timed=False),
+        Part("raises", skipped("no package")),
+    ]
+    run_parts(parts, small, report, 60, start=ForkedPart)
+    assert report.parts["crashes"]["error"] == "the process ended with exit code -11; no result"
+    assert report.parts["works"]["found"] == 1
+    assert report.skipped == {"raises": "no package"}
+    lines = summary(report)
+    assert any(line.startswith("FAILED crashes") for line in lines)
+
+
+def end_of(part):
+    while (result := part.poll()) is None:
+        time.sleep(0.01)
+    return result
+
+
+def test_cases_continue_behind_a_failed_one(small):
+    saved = []
+
+    def broken():
+        raise ValueError("it broke")
+
+    def poisoned():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    context = replace(small, save=saved.append)
+    cases = [("a", broken), ("b", lambda: {"passed": True}), ("c", poisoned), ("d", broken)]
+    found = run_cases(cases, context)
+    assert not found["passed"]
+    assert list(found["cases"]) == ["a", "b", "c"]
+    assert found["error"].startswith("c: CUDA error")
+    assert saved[1]["error"] == "did not end; ran case b"
+
+
+def test_a_profile_has_the_operators_of_the_work():
+    x = torch.ones(64, 64)
+    found = profile(lambda: x @ x, torch.device("cpu"))
+    assert found["launches"] >= 1
+    assert any("mm" in name for name in found["kernels"])

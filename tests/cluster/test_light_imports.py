@@ -3,7 +3,13 @@
 import subprocess
 import sys
 
-LIGHT = ["cluster.cli.main", "cluster.serve.startup", "cluster.serve.deployment"]
+LIGHT = [
+    "cluster.cli.main",
+    "cluster.cli.generate",
+    "cluster.cli.serve",
+    "cluster.serve.startup",
+    "cluster.serve.deployment",
+]
 IMPORT_EACH = """
 import importlib, sys
 for name in {names}:

@@ -112,6 +112,7 @@ def _merge(head_dim: int) -> Variant:
         **dict.fromkeys(("partial", "statistics"), "*fp32"),
         "output": "*bf16",
         **dict.fromkeys(("tile_sequences", "tile_tokens", "cu_seqlens"), "*i32"),
+        "context_lens": "*i64",
         **dict.fromkeys(("num_segments", "part_rows"), "i32"),
         "value_scale": "fp32",
     }

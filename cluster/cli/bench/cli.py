@@ -22,8 +22,9 @@ from cluster.cli.bench.load_report import Load, LoadReport, LoadRun, lines, plot
 from cluster.cli.bench.methods import MethodReport, MethodResult, compare
 from cluster.cli.charts import BarChart, draw_charts, require_matplotlib
 from cluster.cli.errors import EXIT_FAILED
-from cluster.cli.options import EXISTING_FILE, NEW_FILE, client_flags, timeout_flag
+from cluster.cli.options import client_flags, timeout_flag
 from cluster.cli.output import SectionedCommand, json_flag, progress_bar, show_json
+from cluster.cli.parameter_types import EXISTING_FILE, NEW_FILE
 from specdec.client import Client
 from specdec.types.sampling_params import SamplingParams
 

@@ -2,37 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import field, fields
 from functools import partial
-from typing import Any, TypeVar
-
-import click
+from typing import Any
 
 from cluster.cli.bench.load import LATENCIES, LatencyName
 from cluster.cli.output import Flag, combine_flags, section_flag
-
-_Item = TypeVar("_Item")
-
-
-class ListOf(click.ParamType[tuple[_Item, ...]]):
-    """Comma-separated values."""
-
-    def __init__(self, name: str, read: Callable[[str], _Item]) -> None:
-        self.name = name
-        self._read = read
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[_Item, ...]:
-        """Return the values of a text; the default may be given as a tuple."""
-        if isinstance(value, tuple):
-            return value
-        try:
-            return tuple(self._read(part.strip()) for part in str(value).split(","))
-        except ValueError as error:
-            self.fail(f"{value!r}: {error}", param, ctx)
 
 
 def concurrency(text: str) -> int:

@@ -18,7 +18,6 @@ from cluster.cli.bench.dataset import (
 )
 from cluster.cli.bench.load import LATENCIES, LatencyName
 from cluster.cli.bench.load_flags import (
-    ListOf,
     concurrency,
     dataset_flag,
     latency,
@@ -32,7 +31,7 @@ from cluster.cli.bench.load_flags import (
 )
 from cluster.cli.bench.load_report import Load
 from cluster.cli.charts import require_matplotlib
-from cluster.cli.options import EXISTING_FILE, NEW_FILE
+from cluster.cli.parameter_types import EXISTING_FILE, NEW_FILE, ListOf
 from specdec.client.calls import DEFAULT_TIMEOUT_S
 from specdec.config.methods import METHOD_NAMES
 from specdec.types.errors import InvalidValueError

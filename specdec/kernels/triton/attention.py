@@ -221,6 +221,7 @@ class TritonAttention(PagedAttention):
             tiles.sequences,
             tiles.tokens,
             plan.cu_seqlens,
+            plan.context_lens,
             parts.values.shape[2],
             shape.used_rows,
             self.value_scale,

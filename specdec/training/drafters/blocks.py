@@ -5,7 +5,8 @@ both directions, and to the context of the tokens before the base. Keys and valu
 are projections of the same features in all layers (DFlash, arXiv 2602.06036).
 
 Blocks of a sample attend in groups: one call per group, with the context up to its last base. Its
-keys and its mask have the size of the context and of one group, not of all blocks together.
+keys and its mask have the size of the context and of one group, not of all blocks together. On a
+GPU the groups are padded rows of few calls.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ from specdec.kernels import Rotation
 from specdec.models.layers.rotary import RotaryEmbedding
 from specdec.training.batches import Batch, Span
 from specdec.training.drafters.layers import RMSNorm, linear, rotated
+from specdec.training.padding import KeyValue, PaddedBases, is_padded
 from specdec.training.target import Target
 
 _GROUP_BASES = 16
+_ROW_BASES = 64
+"""Bases of a padded row, whose blocks are keys that all of them but one mask."""
 
 
 @dataclass(frozen=True)
@@ -43,28 +47,39 @@ class BlockGroup:
 class Blocks:
     """The blocks of a batch, R * B slots, those of a base one after the other.
 
-    context_rotation, rotation: of the positions of the T tokens, and of the slots.
+    size: B. context_rotation, rotation: of the positions of the T tokens, and of the slots.
+    rows: of bases whose blocks attend in one call; None where groups do.
     """
 
+    size: int
     token_ids: Tensor  # [R * B] int64
     context_rotation: Rotation
     rotation: Rotation
     groups: Sequence[BlockGroup]
+    rows: PaddedBases | None
 
     @classmethod
     def of(cls, batch: Batch, size: int, mask_token_id: int, rotary: RotaryEmbedding) -> Blocks:
         """Lay out the blocks of `size` slots behind all bases."""
-        token_ids = torch.full((batch.num_bases, size), mask_token_id)
+        device = batch.device
+        token_ids = torch.full((batch.num_bases, size), mask_token_id, device=device)
         token_ids[:, 0] = batch.token_ids[batch.bases]
-        positions = batch.positions[batch.bases][:, None] + torch.arange(size)
+        steps = torch.arange(size, device=device)
         # Slots behind the context belong to drafts that do not exist.
+        positions = batch.positions[batch.bases][:, None] + steps
         positions = positions.clamp(max=rotary.max_positions - 1)
-        groups = [each for span in batch.spans for each in _groups(batch, span, size)]
+        groups, rows = list[BlockGroup](), None
+        if is_padded(batch):
+            rows = PaddedBases.of(batch, _ROW_BASES, num_own=size, num_queries=size)
+        else:
+            groups = [each for span in batch.spans for each in _groups(batch, span, size)]
         return cls(
+            size,
             token_ids.flatten(),
             rotary.rotation(batch.positions),
             rotary.rotation(positions.flatten()),
             groups,
+            rows,
         )
 
 
@@ -150,20 +165,34 @@ class BlockAttention(nn.Module):
         query = rotated(self.q_norm(query), blocks.rotation)
         context_key, context_value = self._key_value(context, blocks.context_rotation)
         own_key, own_value = self._key_value(normed, blocks.rotation)
+        context_pair, own = KeyValue(context_key, context_value), KeyValue(own_key, own_value)
+        output: Tensor = self.o_proj(self._attend(query, context_pair, own, blocks))
+        return output
+
+    def _attend(self, query: Tensor, context: KeyValue, own: KeyValue, blocks: Blocks) -> Tensor:
+        """Return the attention of the slots, [R * B, num_heads * head_dim].
+
+        query: [R * B, num_heads, head_dim]. context, own: of the T tokens, and of the slots.
+        """
+        if blocks.rows is not None:
+            queries, *pair = (x.unflatten(0, (-1, blocks.size)) for x in (query, *own))
+            visible = [each.is_before for each in blocks.rows.groups]
+            return blocks.rows.attend(queries, context, KeyValue(*pair), visible).flatten(0, 1)
         attended = [
-            self._attend(
+            self._attend_group(
                 query[group.slots],
-                torch.cat([context_key[group.context], own_key[group.slots]]),
-                torch.cat([context_value[group.context], own_value[group.slots]]),
+                torch.cat([context.key[group.context], own.key[group.slots]]),
+                torch.cat([context.value[group.context], own.value[group.slots]]),
                 group.is_visible,
             )
             for group in blocks.groups
         ]
         # Samples without a base have no group, and no slots.
-        output: Tensor = self.o_proj(torch.cat(attended) if attended else query.flatten(1))
-        return output
+        return torch.cat(attended) if attended else query.flatten(1)
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, is_visible: Tensor) -> Tensor:
+    def _attend_group(
+        self, query: Tensor, key: Tensor, value: Tensor, is_visible: Tensor
+    ) -> Tensor:
         """Return [n, num_heads * head_dim] for a group of n slots.
 
         query: [n, num_heads, head_dim]. key, value: [S, num_kv_heads, head_dim].

@@ -20,11 +20,11 @@ from specdec.models.config import ModelConfig
 from specdec.models.layers.rotary import RotaryEmbedding
 from specdec.models.packed import Base
 from specdec.models.token_map import TOKEN_MAP_FILE
-from specdec.models.weights.checkpoint import CPU
 from specdec.training.batches import Batch
 from specdec.training.config import TrainingConfig
 from specdec.training.drafters.base import Drafter, SharedParts, register
 from specdec.training.drafters.layers import RMSNorm, rotated
+from specdec.training.padding import KeyValue, PaddedTokens, is_padded
 from specdec.training.target import Target
 
 _DEFAULT_NUM_LAYERS = 3
@@ -47,12 +47,13 @@ class DraftModelDrafter(Drafter):
         self.layers = nn.ModuleList(Layer(model) for _ in range(num_layers))
         self.norm = RMSNorm(model.hidden_size, model.rms_norm_eps)
         self._rotary = RotaryEmbedding(
-            model.head_dim, model.max_position_embeddings, model.rope, torch.float32, CPU
+            model.head_dim, model.max_position_embeddings, model.rope, torch.float32, target.device
         )
         self._model, self._fields = model, {**target.layer_fields, **target.token_fields}
         base = Base(target.name, target.vocabulary_tensors, target.text_files)
         self._shared = SharedParts(base, target.directory)
-        self._embedding, self._lm_head = target.embedding, target.lm_head[token_ids]
+        self._embedding = target.embedding.to(target.device)
+        self._lm_head = target.lm_head[token_ids].to(target.device)
         self._start_from(target)
 
     @torch.no_grad()
@@ -69,8 +70,11 @@ class DraftModelDrafter(Drafter):
         del target
         x = F.embedding(batch.token_ids, self._embedding)
         rotation = self._rotary.rotation(batch.positions)
+        rows = None
+        if is_padded(batch):
+            rows = PaddedTokens.of([each.num_tokens for each in batch.spans], batch.device)
         for layer in self.layers:
-            x = layer(x, rotation, batch)
+            x = layer(x, rotation, batch, rows)
         places = batch.places(self.depth)
         outputs: Tensor = self.norm(x)  # [T, hidden_size]
         return outputs.index_select(0, places.flatten()).view(*places.shape, -1)
@@ -126,9 +130,11 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(size, eps)
         self.mlp = MLP(model)
 
-    def forward(self, x: Tensor, rotation: Rotation, batch: Batch) -> Tensor:
-        """Return [T, hidden_size]; x: the same shape."""
-        x = x + self.self_attn(self.input_layernorm(x), rotation, batch)
+    def forward(
+        self, x: Tensor, rotation: Rotation, batch: Batch, rows: PaddedTokens | None
+    ) -> Tensor:
+        """Return [T, hidden_size]; x: the same shape. rows: None if samples attend one by one."""
+        x = x + self.self_attn(self.input_layernorm(x), rotation, batch, rows)
         output: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return output
 
@@ -150,8 +156,10 @@ class SelfAttention(nn.Module):
             self.q_norm = RMSNorm(self.head_dim, model.rms_norm_eps)
             self.k_norm = RMSNorm(self.head_dim, model.rms_norm_eps)
 
-    def forward(self, x: Tensor, rotation: Rotation, batch: Batch) -> Tensor:
-        """Return [T, hidden_size]; x: the same shape."""
+    def forward(
+        self, x: Tensor, rotation: Rotation, batch: Batch, rows: PaddedTokens | None
+    ) -> Tensor:
+        """Return [T, hidden_size]; x: the same shape. rows: None if samples attend one by one."""
         query = self.q_proj(x).view(len(x), self.num_heads, self.head_dim)
         key, value = (
             projection(x).view(len(x), self.num_kv_heads, self.head_dim)
@@ -160,6 +168,15 @@ class SelfAttention(nn.Module):
         if self.has_qk_norm:
             query, key = self.q_norm(query).to(query.dtype), self.k_norm(key).to(key.dtype)
         query, key = rotated(query, rotation), rotated(key, rotation)
+        if rows is not None:
+            attended = rows.attend(query, KeyValue(key, value))
+        else:
+            attended = self._attend(query, key, value, batch)
+        output: Tensor = self.o_proj(attended.flatten(1))
+        return output
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, batch: Batch) -> Tensor:
+        """Return the attention of the samples one by one, [T, num_heads, head_dim] as `query`."""
         # Queries of a KV head are neighbours; [heads, T, head_dim].
         group = self.num_heads // self.num_kv_heads
         key, value = (each.repeat_interleave(group, 1).transpose(0, 1) for each in (key, value))
@@ -173,8 +190,7 @@ class SelfAttention(nn.Module):
             )[0]
             for span in batch.spans
         ]
-        output: Tensor = self.o_proj(torch.cat(attended, dim=1).transpose(0, 1).flatten(1))
-        return output
+        return torch.cat(attended, dim=1).transpose(0, 1)
 
 
 class MLP(nn.Module):

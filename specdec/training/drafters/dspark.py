@@ -23,7 +23,6 @@ from specdec.models.config import ModelConfig
 from specdec.models.heads.formats.dflash import evenly_spaced
 from specdec.models.heads.formats.taps import Taps
 from specdec.models.layers.rotary import RotaryEmbedding
-from specdec.models.weights.checkpoint import CPU
 from specdec.training.batches import Batch
 from specdec.training.config import TrainingConfig
 from specdec.training.drafters.base import Drafter, register
@@ -62,9 +61,10 @@ class BlockDrafter(Drafter):
         self.layers = nn.ModuleList(BlockLayer(target) for _ in range(num_layers))
         self.norm = RMSNorm(size, eps)
         self.lm_head = linear(size, len(token_ids))
-        self._embedding = target.embedding  # frozen: the served head reads the target's
+        # Frozen: the served head reads the target's.
+        self._embedding = target.embedding.to(target.device)
         self._rotary = RotaryEmbedding(
-            model.head_dim, model.max_position_embeddings, model.rope, torch.float32, CPU
+            model.head_dim, model.max_position_embeddings, model.rope, torch.float32, target.device
         )
         self._start_from(target)
 
@@ -87,7 +87,8 @@ class BlockDrafter(Drafter):
 
     def states(self, batch: Batch, target: HiddenStates) -> Tensor:
         """See Drafter."""
-        read = target.tapped[:, list(self._read.order)].flatten(1)  # [T, num_taps * hidden_size]
+        taps = [target.tapped[:, place] for place in self._read.order]
+        read = torch.cat(taps, dim=1)  # [T, num_taps * hidden_size]
         context = self.context_norm(self.fc(read))
         blocks = Blocks.of(batch, self.block_size, self.mask_token_id, self._rotary)
         x = F.embedding(blocks.token_ids, self._embedding)

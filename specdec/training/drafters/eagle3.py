@@ -19,15 +19,17 @@ from specdec.kernels import Rotation
 from specdec.kernels.forward_batch import HiddenStates
 from specdec.models.heads.formats.taps import Taps, default_taps
 from specdec.models.layers.rotary import RotaryEmbedding
-from specdec.models.weights.checkpoint import CPU
 from specdec.training.batches import Batch
 from specdec.training.config import TrainingConfig
 from specdec.training.drafters.base import Drafter, register
 from specdec.training.drafters.layers import RMSNorm, draft_id_tensors, linear, rotated
+from specdec.training.padding import KeyValue, PaddedBases, is_padded
 from specdec.training.target import Target
 
 _FIRST_PAIR = 1
 """Pair 0 does not exist: there is no token before the first."""
+_ROW_BASES = 256
+"""Bases of a padded row, whose own pairs are keys that all of them but one mask."""
 
 
 @register("eagle3")
@@ -52,7 +54,8 @@ class Eagle3Drafter(Drafter):
         self.down_proj = linear(model.intermediate_size, size)
         self.norm = RMSNorm(size, eps)
         self.lm_head = linear(size, len(token_ids))
-        self._embedding = target.embedding  # frozen: the served head reads the target's
+        # Frozen: the served head reads the target's.
+        self._embedding = target.embedding.to(target.device)
         self._start_from(target)
 
     @torch.no_grad()
@@ -80,10 +83,11 @@ class Eagle3Drafter(Drafter):
 
     def states(self, batch: Batch, target: HiddenStates) -> Tensor:
         """See Drafter."""
-        read = target.tapped[:, list(self._read.order)].flatten(1)  # [T, num_taps * hidden_size]
+        taps = [target.tapped[:, place] for place in self._read.order]
+        read = torch.cat(taps, dim=1)  # [T, num_taps * hidden_size]
         of_pairs = self.fc(read).float().roll(1, 0)  # pair j has the feature of token j - 1
         features = of_pairs[batch.bases]
-        draft = self.attention.begin(batch, self._inputs(batch.token_ids, of_pairs))
+        draft = self.attention.begin(batch, self._inputs(batch.token_ids, of_pairs), self.depth)
         outputs = []
         for index in range(self.depth):
             places = batch.behind(index)
@@ -150,14 +154,16 @@ class Eagle3Drafter(Drafter):
 class DraftAttention:
     """Keys and values that the drafts of a batch attend to.
 
-    key, value: of the T pairs with the target's features. visible: for each span, which of its
-    pairs its bases attend to, [num_bases, num_tokens] bool. own_keys, own_values: of the drafts'
-    pairs behind the bases, [R, num_kv_heads, head_dim] each.
+    key, value: of the T pairs with the target's features. rows: of bases that attend in one call;
+    None where each sample attends by itself. visible: for each sample, or group of rows, which of
+    the pairs its bases attend to, [num_bases, num_tokens] or [n, b, t] bool. own_keys, own_values:
+    of the drafts' pairs behind the bases, [R, num_kv_heads, head_dim] each.
     """
 
     batch: Batch
     key: Tensor  # [T, num_kv_heads, head_dim]
     value: Tensor  # [T, num_kv_heads, head_dim]
+    rows: PaddedBases | None
     visible: Sequence[Tensor]
     own_keys: list[Tensor]
     own_values: list[Tensor]
@@ -176,7 +182,7 @@ class PairAttention(nn.Module):
         self.v_proj = linear(2 * size, self.num_kv_heads * self.head_dim)
         self.o_proj = linear(self.num_heads * self.head_dim, size)
         self._rotary = RotaryEmbedding(
-            self.head_dim, model.max_position_embeddings, model.rope, torch.float32, CPU
+            self.head_dim, model.max_position_embeddings, model.rope, torch.float32, target.device
         )
 
     def start_from(self, target: Target, first: str, last: str) -> None:
@@ -190,15 +196,22 @@ class PairAttention(nn.Module):
         weight = self.o_proj.weight
         weight.copy_(target.weight(f"{last}.self_attn.o_proj.weight", tuple(weight.shape)))
 
-    def begin(self, batch: Batch, inputs: Tensor) -> DraftAttention:
-        """Compute keys and values of the T pairs; inputs: [T, 2 * hidden_size]."""
+    def begin(self, batch: Batch, inputs: Tensor, depth: int) -> DraftAttention:
+        """Compute keys and values of the T pairs; inputs: [T, 2 * hidden_size].
+
+        depth: of the draft.
+        """
         key, value = self._key_value(inputs, self._rotary.rotation(batch.positions))
+        if is_padded(batch):
+            rows = PaddedBases.of(batch, _ROW_BASES, num_own=depth)
+            visible = [(each.is_before | each.is_own) & ~each.is_first for each in rows.groups]
+            return DraftAttention(batch, key, value, rows, visible, [], [])
         visible = []
         for span in batch.spans:
             positions = batch.positions[span.tokens]
             bases = batch.positions[batch.bases[span.bases]][:, None]
             visible.append((positions <= bases) & (positions >= _FIRST_PAIR))
-        return DraftAttention(batch, key, value, visible, [], [])
+        return DraftAttention(batch, key, value, None, visible, [], [])
 
     def forward(self, inputs: Tensor, draft: DraftAttention, index: int) -> Tensor:
         """Return the attention of draft token `index` of each base, [R, hidden_size].
@@ -214,12 +227,22 @@ class PairAttention(nn.Module):
             key, value = self._key_value(inputs, rotation)
             draft.own_keys.append(key)
             draft.own_values.append(value)
-        spans = enumerate(draft.batch.spans)
-        attended = [self._attend(query[span.bases], draft, place) for place, span in spans]
-        output: Tensor = self.o_proj(torch.cat(attended).flatten(1))
+        output: Tensor = self.o_proj(self._attend(query, draft).flatten(1))
         return output
 
-    def _attend(self, query: Tensor, draft: DraftAttention, place: int) -> Tensor:
+    def _attend(self, query: Tensor, draft: DraftAttention) -> Tensor:
+        """Return the attention of all bases; as query, [R, num_heads, head_dim]."""
+        if draft.rows is None:
+            spans = enumerate(draft.batch.spans)
+            return torch.cat(
+                [self._attend_span(query[span.bases], draft, place) for place, span in spans]
+            )
+        own = KeyValue(_stacked(draft.own_keys, draft.key), _stacked(draft.own_values, draft.value))
+        context = KeyValue(draft.key, draft.value)
+        attended = draft.rows.attend(query[:, None], context, own, draft.visible)
+        return attended.view_as(query)
+
+    def _attend_span(self, query: Tensor, draft: DraftAttention, place: int) -> Tensor:
         """Return the attention of the bases of span `place`; as query, [b, num_heads, head_dim]."""
         span = draft.batch.spans[place]
         num_bases, num_kv_heads, head_dim = len(query), self.num_kv_heads, self.head_dim
@@ -260,6 +283,14 @@ class PairAttention(nn.Module):
 
     def _heads(self, x: Tensor, count: int) -> Tensor:
         return x.view(len(x), count, self.head_dim)
+
+
+def _stacked(parts: Sequence[Tensor], like: Tensor) -> Tensor:
+    """Return keys or values [R, num_parts, ...] of drafts; without any, of no drafts.
+
+    like: [T, ...].
+    """
+    return torch.stack(list(parts), dim=1) if parts else like[:, None][:, :0]
 
 
 def _taps(target: Target) -> Taps:

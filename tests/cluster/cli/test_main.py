@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from cluster.cli import completion_result, main
+from cluster.cli import generate as generate_module
 from cluster.cli.models import DTYPES, KERNELS, QUANTIZATIONS
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.client import StreamChunk, resumption
@@ -339,7 +340,7 @@ def test_ctrl_c_is_quiet(generate, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(main, "receive", interrupt)
+    monkeypatch.setattr(generate_module, "receive", interrupt)
     result = generate("Why?")
     assert (result.exit_code, result.output) == (130, "")
 
@@ -348,7 +349,7 @@ def test_an_unexpected_error_is_one_line(generate, monkeypatch):
     def fail(*_):
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr(main, "receive", fail)
+    monkeypatch.setattr(generate_module, "receive", fail)
     fails_with(
         generate("Why?"),
         "unexpected RuntimeError: two lines (set SPECDEC_DEBUG=1 to see the traceback)",
@@ -370,11 +371,26 @@ def test_timing_by_a_clock():
     assert (timed.first_token_s, timed.total_s) == (0.5, 2.0)
 
 
-def test_generate_imports_no_slow_modules():
-    program = "import sys, cluster.cli.main; print(*sys.modules)"
+def modules_of(command):
+    """Return the modules that the help of a command imports."""
+    program = (
+        "import sys; from cluster.cli.main import main; "
+        f"main(['{command}', '--help'], standalone_mode=False); print(*sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    loaded = set(done.stdout.split())
-    assert "cluster.cli.main" in loaded
+    return set(done.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("command", ["train", "train-data", "eval-drafter"])
+def test_training_imports_neither_the_service_nor_its_client(command):
+    loaded = modules_of(command)
+    assert "specdec.config.llm" in loaded
+    assert not loaded & {"ray", "grpc", "protos", "fastapi", "starlette", "yaml", "torch"}
+
+
+def test_generate_imports_no_slow_modules():
+    loaded = modules_of("generate")
+    assert "cluster.cli.generate" in loaded
     assert not loaded & {"torch", "transformers", "numpy", "ray", "fastapi", "httpx"}
     assert "specdec.config.engine" not in loaded
 

@@ -151,7 +151,7 @@ def test_a_loss_trains_the_layers_alone(target):
     for depth in (1, DEPTH):
         drafter = disturbed(target)
         own = dataclasses.replace(config, depth=depth)
-        losses.append(Objective(own, target, DRAFTED).backward(drafter, batch, hidden))
+        losses.append(Objective(own, target, DRAFTED).backward(drafter, batch, hidden).item())
         gradients.append({name: each.grad for name, each in drafter.named_parameters()})
     assert losses[0] == losses[1] > 0
     for name, gradient in gradients[0].items():

@@ -42,13 +42,13 @@ def gradients(drafter, target, batch, hidden, **changes):
     """Return the loss and the gradient of the output head."""
     drafter.zero_grad()
     config = dataclasses.replace(CONFIG, **changes)
-    loss = Objective(config, target, DRAFTED).backward(drafter, batch, hidden)
+    loss = Objective(config, target, DRAFTED).backward(drafter, batch, hidden).item()
     return loss, {name: each.grad.clone() for name, each in drafter.named_parameters()}
 
 
 def test_chunks_do_not_change_the_gradients(monkeypatch, drafter, target, batch, hidden):
     loss, whole = gradients(drafter, target, batch, hidden)
-    monkeypatch.setattr(objective, "_CHUNK_LOGITS", 2 * CONFIG.depth * len(DRAFTED))
+    monkeypatch.setitem(objective._CHUNK_LOGITS, "cpu", 2 * CONFIG.depth * len(DRAFTED))
     other_loss, parts = gradients(drafter, target, batch, hidden)
     assert loss == pytest.approx(other_loss, rel=1e-5)
     for name in whole:
@@ -88,7 +88,7 @@ def test_answers_of_one_token_change_no_gradient(method, target):
     for samples in (TEXTS, [Sample((9, 8), 1, 0.0), *TEXTS]):
         drafter.zero_grad()
         batch = Batch.of(samples)
-        loss = own.backward(drafter, batch, target.hidden_states(batch, drafter.taps))
+        loss = own.backward(drafter, batch, target.hidden_states(batch, drafter.taps)).item()
         found.append((loss, [each.grad.clone() for each in drafter.parameters()]))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-4)
     torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-3, atol=1e-5)

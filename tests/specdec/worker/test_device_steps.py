@@ -200,3 +200,10 @@ def test_invalid_logits_end_a_request(tiny_model_dir):
     model.compute_logits = faulty
     transcripts = run(make_engine(tiny_model_dir, config, target), requests(3))
     assert sum(each.error is not None for each in transcripts.values()) == 1
+
+
+def test_the_longest_warm_up_fits_the_block_tables(tiny_model_dir):
+    """An index behind a table ends the context of a GPU."""
+    runner = device_runner(tiny_model_dir, engine_config(max_model_len=64))
+    runner.warm_up(63)
+    assert runner.num_in_flight == 0

@@ -10,6 +10,10 @@ SEGMENTS_PER_LEVEL = tl.constexpr(attention_splits.SEGMENTS_PER_LEVEL)
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
+_BATCH_SIZES = ("table_stride", "num_segments", "part_rows", "window", "kv_start")
+"""Arguments for whose values nothing is compiled again: a batch may have any."""
+_MERGE_STAGES = tl.constexpr(4)
+
 
 @triton.jit
 def segment_start(segment):
@@ -18,6 +22,15 @@ def segment_start(segment):
     level = segment // SEGMENTS_PER_LEVEL
     before = ((1 << level) - 1) * (SEGMENT_TOKENS * SEGMENTS_PER_LEVEL)
     return before + (segment % SEGMENTS_PER_LEVEL) * (SEGMENT_TOKENS << level)
+
+
+@triton.jit
+def segments_in(context):
+    """Return the number of segments of a context."""
+    count = tl.full((), 0, tl.int32)
+    while segment_start(count) < context:
+        count += 1
+    return count
 
 
 @triton.jit
@@ -103,7 +116,7 @@ def merge(maximum, total, values, own_maximum, own_total, own_values):
     return higher, total, values
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_BATCH_SIZES)
 def paged_attention(
     query,  # [T, H, HEAD_DIM]
     kv_cache,  # [num_slots, 2, KV_HEADS, HEAD_DIM]
@@ -147,7 +160,8 @@ def paged_attention(
     those beyond NUM_HEADS in the last, are on other ranks.
 
     HAS_SEGMENTS: the context is divided into segments, which are merged in order: here, or where
-    HAS_PARTS by `merge_segments`. A program then has each segment that is `split` modulo the grid.
+    HAS_PARTS by `merge_segments`. A program then has each segment that is `split` modulo the grid;
+    parts behind the context are not written.
     """
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     sequence = tl.load(tile_sequences + tile)
@@ -173,7 +187,7 @@ def paged_attention(
         start = tl.maximum(earliest, kv_start)
         table = block_tables + sequence.to(tl.int64) * table_stride
         if HAS_PARTS:
-            for segment in range(split, num_segments, tl.num_programs(2)):
+            for segment in range(split, segments_in(context), tl.num_programs(2)):
                 maximum, total, values = attend(
                     queries, own, words, kv_head, kv_cache, table,
                     tl.maximum(start, segment_start(segment)),
@@ -218,7 +232,7 @@ def paged_attention(
             tl.store(output + place[:, None] + dims[None, :], attended, mask=is_dim)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_BATCH_SIZES)
 def merge_segments(
     partial,  # float32 [tiles, KV_HEADS, num_segments, part_rows, HEAD_DIM]
     statistics,  # float32 [tiles, KV_HEADS, num_segments, 2, part_rows]
@@ -226,6 +240,7 @@ def merge_segments(
     tile_sequences,  # as in paged_attention
     tile_tokens,
     cu_seqlens,
+    context_lens,
     num_segments,
     part_rows,
     value_scale,
@@ -254,14 +269,14 @@ def merge_segments(
         maximum = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_ROWS], tl.float32)
         values = tl.zeros([BLOCK_ROWS, BLOCK_D], tl.float32)
-        for segment in range(0, num_segments):
+        count = segments_in(tl.load(context_lens + sequence).to(tl.int32))
+        for segment in tl.range(0, count, num_stages=_MERGE_STAGES):
             part = ((tile * KV_HEADS + kv_head) * num_segments + segment).to(tl.int64)
             at = statistics + part * (2 * part_rows) + rows
             own = tl.load(at, mask=is_row, other=float("-inf"))
             own_total = tl.load(at + part_rows, mask=is_row, other=0.0)
-            is_seen = own > float("-inf")
             place = part * part_rows * HEAD_DIM + rows[:, None] * HEAD_DIM + dims[None, :]
-            is_read = is_seen[:, None] & (dims < HEAD_DIM)[None, :]
+            is_read = is_row[:, None] & (dims < HEAD_DIM)[None, :]
             own_values = tl.load(partial + place, mask=is_read, other=0.0)
             maximum, total, values = merge(maximum, total, values, own, own_total, own_values)
         place = (tokens * NUM_HEADS + heads).to(tl.int64) * HEAD_DIM

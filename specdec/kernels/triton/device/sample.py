@@ -13,6 +13,18 @@ NO_TOKEN = tl.constexpr(2147483647)
 _NEGATIVE_INFINITY = tl.constexpr(float("-inf"))
 _LOWEST = tl.constexpr(-3.4028234663852886e38)
 _KEY_OF_MINUS_INFINITY = tl.constexpr(0x7F800000)
+_COLUMNS = (
+    "temperatures",
+    "top_k",
+    "top_p",
+    "min_scores",
+    "floors",
+    "seeds",
+    "choices",
+    "positions",
+)
+"""Arguments with one value for each row. Those of one row may begin at any address, for which a
+kernel would be compiled again."""
 
 
 @triton.jit
@@ -155,7 +167,7 @@ def _floor(
     return -(found.to(tl.float32, bitcast=True))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_COLUMNS)
 def truncation_floors(
     logits,  # [R, vocab_size], rows `stride` apart
     tile_best,  # [R, num_tiles] float32
@@ -231,7 +243,7 @@ def truncation_floors(
         tl.store(floors + row, floor)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_COLUMNS)
 def perturbed_argmax(
     logits,  # [R, vocab_size], rows `stride` apart
     best,  # [R, num_tiles] float32, the best logit; replaced by score and noise of the winner

@@ -1,0 +1,366 @@
+"""Each Triton kernel on the device against its reference, which torch computes on the CPU.
+
+The interpreter has the semantics of the kernels, not the device's rounding, memory or instructions;
+bfloat16 is wrong there. Each case has the relative error: the norm of the difference over the norm
+of the reference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.parts import Case, Context, PartSkippedError, Result, run_cases
+from specdec.kernels.attention import PagedAttention, QueryKeyNorms, Rotation, TorchAttention
+from specdec.kernels.device_batch import DeviceBatch
+from specdec.kernels.forward_batch import Chunk, Indices, ModelInput, SlotMove
+from specdec.kernels.rows import TorchRowKernels, quantize_rows
+from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.kernels.triton.availability import triton_fault
+from specdec.sampling.device_sampler import DeviceRules, SamplingKind, sample_on_device
+from specdec.sampling.device_truncation import DeviceLimits
+from specdec.sampling.gumbel import NoiseKeys
+from specdec.sampling.vocab_shard import VocabShard
+from specdec.types.draft_tree import path_of, walk
+from specdec.types.sharding import HeadShard
+
+_CPU = torch.device("cpu")
+_MAX_ERROR = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+_TREE = (-1, -1, 0, 0, 1, 2)
+_MAX_OTHER_TOKENS = 0.02
+"""Share of rows whose sampled token may differ, where two scores are equal within rounding."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A batch of attention. lengths: context and query of each sequence."""
+
+    lengths: Sequence[tuple[int, int]]
+    heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    block_size: int = 16
+    window: int | None = None
+    softcap: float | None = None
+    tree: tuple[int, ...] | None = None
+    is_fixed: bool = False
+
+    @property
+    def shard(self) -> HeadShard:
+        """All heads, on one rank."""
+        (shard,) = HeadShard.all_ranks(self.heads, self.kv_heads, 1)
+        return shard
+
+
+_SHAPES = {
+    "decode": Shape(((1000, 1),)),
+    "decode of 40 sequences": Shape(tuple((300 + 13 * i, 1) for i in range(40))),
+    "decode behind 9000 tokens": Shape(((9000, 1), (8192, 1))),
+    "chains of drafts": Shape(((1000, 6), (257, 4), (5, 5), (40, 1))),
+    "9 tokens each": Shape(((700, 9),) * 3),
+    "tree of drafts": Shape(((300, 7), (50, 7)), tree=_TREE),
+    "prefill": Shape(((300, 300), (700, 200), (90, 1))),
+    "window": Shape(((900, 1), (600, 5), (200, 200)), window=100),
+    "soft cap": Shape(((500, 1), (64, 40)), softcap=30.0),
+    "graph of decodes": Shape(((1000, 1), (17, 1)), is_fixed=True),
+    "graph of drafts": Shape(((1000, 5), (300, 5), (17, 5)), is_fixed=True),
+    "graph of 40 sequences": Shape(((520, 3),) * 40, is_fixed=True),
+    "heads of 64, groups of 3": Shape(((700, 1), (300, 5)), 9, 3, 64),
+    "heads of 80": Shape(((300, 4), (100, 100)), 8, 8, 80),
+    "heads of 96": Shape(((300, 4), (100, 100)), 8, 8, 96),
+    "heads of 256, groups of 2": Shape(((600, 4), (100, 100)), 16, 8, 256, softcap=50.0),
+    "pages of 128": Shape(((1000, 1), (300, 20)), block_size=128),
+    "groups of 8": Shape(((1000, 1), (300, 6)), 64, 8),
+}
+_ALL_DTYPES = ("decode", "chains of drafts", "prefill", "graph of drafts", "tree of drafts")
+"""Shapes that are checked in every data type; the others in bfloat16."""
+
+
+def check_attention_kernels(context: Context) -> Result:
+    """Compare attention, and the kernel that rotates and stores."""
+    _require_triton(context)
+    names = list(_SHAPES)[: 3 if context.is_small else None]
+    cases: list[Case] = [
+        (f"{name}, {_name(dtype)}", partial(_attention, _SHAPES[name], dtype, context.device))
+        for dtype in (torch.bfloat16, torch.float16, torch.float32)
+        for name in names
+        if dtype is torch.bfloat16 or name in _ALL_DTYPES
+    ]
+    cases += [
+        (f"rotate and store, {_name(dtype)}", partial(_rotate_and_store, dtype, context.device))
+        for dtype in _MAX_ERROR
+    ]
+    return run_cases(cases, context)
+
+
+def _attention(shape: Shape, dtype: torch.dtype, device: torch.device) -> Result:
+    """Attend on both kernels, with the KV of the batch written by the same call."""
+    batch, slots = _batch(shape)
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(batch.num_tokens, shape.heads, shape.head_dim, generator=generator)
+    sizes = (2, shape.kv_heads, shape.head_dim)
+    kv = torch.randn(batch.num_tokens, *sizes, generator=generator)
+    cache = torch.randn(slots, *sizes, generator=generator)
+    query, kv, cache = (each.to(dtype) for each in (query, kv, cache))
+    plain = _reference_of(shape)
+    expected = plain.run(
+        query.float(), kv.float(), cache.float(), plain.plan(batch, torch.float32, shape.window)
+    )
+    attention, stored = _attention_of(shape, device), cache.to(device)
+    plan = (
+        attention.plan_on_device(_fixed(shape, batch, device), dtype, shape.window)
+        if shape.is_fixed
+        else attention.plan(batch, dtype, shape.window)
+    )
+    found = attention.run(query.to(device), kv.to(device), stored, plan)
+    cache[torch.from_numpy(batch.slot_mapping).long()] = kv
+    is_stored = torch.equal(stored.cpu(), cache)
+    return _compared(found, expected, dtype) | ({} if is_stored else _WRONG_CACHE)
+
+
+_WRONG_CACHE: Result = {"passed": False, "error": "the cache has other keys or values"}
+
+
+def _reference_of(shape: Shape) -> TorchAttention:
+    sizes = shape.head_dim, shape.block_size
+    return TorchAttention(shape.shard, *sizes, _CPU, softcap=shape.softcap)
+
+
+def _attention_of(shape: Shape, device: torch.device) -> PagedAttention:
+    from specdec.kernels.triton.attention import TritonAttention  # imports Triton
+
+    return TritonAttention(
+        shape.shard, shape.head_dim, shape.block_size, device, softcap=shape.softcap
+    )
+
+
+def _batch(shape: Shape) -> tuple[ModelInput, int]:
+    """Return a batch on scattered blocks, and the slots of the cache."""
+    counts = [-(-context // shape.block_size) for context, _ in shape.lengths]
+    order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(1)).tolist()
+    chunks, first = [], 0
+    for (context, query), count in zip(shape.lengths, counts, strict=True):
+        table = order[first : first + count]
+        chunks.append(Chunk((1,) * query, context - query, table, shape.tree))
+        first += count
+    return ModelInput(chunks, shape.block_size), first * shape.block_size
+
+
+def _fixed(shape: Shape, batch: ModelInput, device: torch.device) -> DeviceBatch:
+    """Return a batch whose sequences have equally many tokens, as a graph has it."""
+
+    def tensor(indices: Indices) -> Tensor:
+        return torch.from_numpy(indices).long().to(device)
+
+    return DeviceBatch(
+        input_ids=tensor(batch.input_ids),
+        positions=tensor(batch.positions),
+        slot_mapping=tensor(batch.slot_mapping),
+        block_tables=tensor(batch.block_tables),
+        context_lens=tensor(batch.context_lens),
+        query_len=shape.lengths[0][1],
+    )
+
+
+@dataclass
+class _Norm:
+    """A norm of heads, in torch."""
+
+    weight: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return TorchRowKernels().rms_norm(x, self.weight, self.eps)
+
+
+def _rotate_and_store(dtype: torch.dtype, device: torch.device) -> Result:
+    """Normalize, rotate and store the heads of a decode, then attend, on both kernels."""
+    shape = Shape(((700, 3), (40, 1)))
+    batch, slots = _batch(shape)
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator).to(dtype)
+
+    heads = normal(batch.num_tokens, shape.heads + 2 * shape.kv_heads, shape.head_dim)
+    cache = normal(slots, 2, shape.kv_heads, shape.head_dim)
+    weights = normal(2, shape.head_dim)
+    angles = torch.rand(batch.num_tokens, 1, shape.head_dim // 2, generator=generator) * 6
+    cos = torch.cat([angles.cos()] * 2, -1).to(dtype)
+    sin = torch.cat([-angles.sin(), angles.sin()], -1).to(dtype)
+    found: list[tuple[Tensor, Tensor]] = []
+    kernels: tuple[PagedAttention, ...] = (_reference_of(shape), _attention_of(shape, device))
+    for attention, kind in zip(kernels, (torch.float32, dtype), strict=True):
+        own = [each.to(attention.device, kind) for each in (heads, cache, *weights, cos, sin)]
+        plan = attention.plan(batch, kind)
+        norms = QueryKeyNorms(_Norm(own[2], 1e-5), _Norm(own[3], 1e-5))
+        rotation = Rotation(own[4], own[5])
+        output = attention.rotate_and_run(own[0], norms, rotation, own[1], plan)
+        found.append((output, own[1]))
+    (expected, expected_cache), (output, stored) = found
+    attended = _compared(output, expected, dtype)
+    return attended if not attended["passed"] else _compared(stored, expected_cache, dtype)
+
+
+def check_row_kernels(context: Context) -> Result:
+    """Compare norms, the gate and the quantization of rows."""
+    _require_triton(context)
+    cases: list[Case] = [
+        (f"{kind} of {size}, {_name(dtype)}", partial(_rows, kind, size, dtype, context.device))
+        for dtype in (torch.bfloat16, torch.float16, torch.float32)
+        for size in (576, 4096, 14336)
+        for kind in ("norm", "norm of sum", "gate", "int8", "fp8")
+    ]
+    return run_cases(cases, context)
+
+
+def _rows(kind: str, size: int, dtype: torch.dtype, device: torch.device) -> Result:
+    from specdec.kernels.triton.rows import TritonRowKernels  # imports Triton
+    from specdec.kernels.triton.rows import quantize_rows as quantize_on_device
+
+    generator = torch.Generator().manual_seed(0)
+    x, residual = torch.randn(2, 5, 2 * size, generator=generator).to(dtype)
+    weight = torch.randn(size, generator=generator).to(dtype)
+    plain, kernels = TorchRowKernels(), TritonRowKernels()
+    if kind in ("int8", "fp8"):
+        to = torch.int8 if kind == "int8" else torch.float8_e4m3fn
+        values, scales = quantize_rows(x, to)
+        found, found_scales = quantize_on_device(x.to(device), to)
+        expected = values.float() * scales[:, None]
+        scaled = found.float() * found_scales[:, None]
+        return _compared(scaled, expected, torch.bfloat16 if kind == "fp8" else torch.float16)
+    if kind == "gate":
+        return _compared(kernels.silu_mul(x.to(device)), plain.silu_mul(x.float()), dtype)
+    x, residual, eps = x[:, :size].contiguous(), residual[:, :size].contiguous(), 1e-5
+    own_x, own_weight = x.to(device), weight.to(device)
+    if kind == "norm":
+        expected = plain.rms_norm(x.float(), weight.float(), eps)
+        return _compared(kernels.rms_norm(own_x, own_weight, eps), expected, dtype)
+    expected = plain.rms_norm((residual + x).float(), weight.float(), eps)
+    _, normed = kernels.add_rms_norm(residual.to(device), own_x, own_weight, eps)
+    return _compared(normed, expected, dtype)
+
+
+def check_sampling_kernels(context: Context) -> Result:
+    """Compare argmax, noise and truncation."""
+    _require_triton(context)
+    sizes = ((64, 5000),) if context.is_small else ((64, 5000), (8, 128256), (200, 32000))
+    cases: list[Case] = [
+        (
+            f"{kind.name.lower()}, {rows} rows of {vocab}",
+            partial(_sampling, kind, rows, vocab, context.device),
+        )
+        for rows, vocab in sizes
+        for kind in SamplingKind
+    ]
+    return run_cases(cases, context)
+
+
+def _sampling(kind: SamplingKind, num_rows: int, vocab: int, device: torch.device) -> Result:
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(num_rows, vocab, generator=generator)
+    logits[1, 7], logits[2, 9], logits[3] = torch.nan, torch.inf, -torch.inf
+    shard = VocabShard(TensorParallelGroup(), 0, vocab)
+    expected, found = (
+        sample_on_device(logits.to(place), _rules(kind, num_rows, place), kind, shard)
+        for place in (_CPU, device)
+    )
+    valid = ~expected.is_invalid
+    differing = (found.token_ids.cpu() != expected.token_ids)[valid].float().mean().item()
+    is_same = torch.equal(found.is_invalid.cpu(), expected.is_invalid)
+    limit = 0.0 if kind is SamplingKind.GREEDY else _MAX_OTHER_TOKENS
+    return {"passed": is_same and differing <= limit, "differing": differing, "flags": is_same}
+
+
+def _rules(kind: SamplingKind, num_rows: int, device: torch.device) -> DeviceRules | None:
+    """Return rules in which each third row is greedy, and each other one has its own limits."""
+    if kind is SamplingKind.GREEDY:
+        return None
+    places = torch.arange(num_rows, device=device)
+    is_cut = (places % 2 == 0) & (kind is SamplingKind.TRUNCATED)
+    return DeviceRules(
+        temperatures=torch.where(places % 3 == 0, 0.0, 0.8).float(),
+        limits=DeviceLimits(
+            top_k=torch.where(is_cut, 5 + places, 0),
+            top_p=torch.where(is_cut & (places % 4 == 0), 0.9, 1.0).double(),
+            min_scores=torch.where(is_cut & (places % 5 == 0), math.log(0.01), -torch.inf).float(),
+        ),
+        keys=NoiseKeys(seeds=places * 7919 - 3, choices=places % 2, positions=places + 11),
+    )
+
+
+def check_verification_kernels(context: Context) -> Result:
+    """Compare the walk through trees of drafts, and the moves of KV behind it."""
+    _require_triton(context)
+    cases: list[Case] = [
+        ("walk and moves of trees", partial(_walk, context.device)),
+        ("moves of a list", partial(_moves, context.device)),
+    ]
+    return run_cases(cases, context)
+
+
+def _walk(device: torch.device) -> Result:
+    from specdec.kernels.triton.moves import compact_paths  # imports Triton
+    from specdec.kernels.triton.verify import DeviceDrafts, verify_drafts
+
+    num_seqs, width, block_size, blocks = 16, 12, 16, 3
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, 3, (num_seqs, width), generator=generator).int()
+    parents = torch.rand(num_seqs, width, generator=generator).mul(torch.arange(1, width + 1))
+    parents = parents.int() - 1
+    sampled = torch.randint(0, 3, (num_seqs, width + 1), generator=generator)
+    counts = torch.full((num_seqs,), width).int()
+    starts = torch.arange(num_seqs).int() * (width + 1)
+    drafts = DeviceDrafts(*(each.to(device) for each in (tokens, parents, counts, starts)))
+    found = verify_drafts(sampled.flatten().to(device), drafts)
+    tables = torch.randperm(num_seqs * blocks, generator=generator).view(num_seqs, blocks).int()
+    cache = torch.randn(2, num_seqs * blocks * block_size, 2, 8, 128, generator=generator)
+    expected, stored = cache.clone(), cache.to(device)
+    first = torch.arange(num_seqs).int() + 5
+    compact_paths(stored, found, first.to(device), tables.to(device), block_size)
+    is_same = True
+    for row in range(num_seqs):
+        own, above = tokens[row].tolist(), parents[row].tolist()
+        accepted = walk(sampled[row].tolist(), own, above)
+        count = int(found.num_tokens[row])
+        is_same &= tuple(found.token_ids[row, :count].tolist()) == accepted
+        places = [int(first[row]) + place for place in range(width)]
+        slots = [int(tables[row, p // block_size]) * block_size + p % block_size for p in places]
+        for place, node in enumerate(path_of(own, above, accepted[:-1])):
+            expected[:, slots[place]] = expected[:, slots[node]]
+    is_moved = torch.equal(stored.cpu(), expected)
+    return {"passed": is_same and is_moved, "tokens": is_same, "moves": is_moved}
+
+
+def _moves(device: torch.device) -> Result:
+    from specdec.kernels.triton.moves import move_kv  # imports Triton
+
+    cache = torch.randn(4, 64, 2, 8, 128, generator=torch.Generator().manual_seed(0))
+    stored = cache.to(device)
+    moves = [SlotMove(9, 3), SlotMove(40, 9), SlotMove(63, 10)]
+    move_kv(stored, moves)
+    for source, target in moves:
+        cache[:, target] = cache[:, source]
+    return {"passed": torch.equal(stored.cpu(), cache)}
+
+
+def _compared(found: Tensor, expected: Tensor, dtype: torch.dtype) -> Result:
+    """Return the relative error; both in any type, on any device."""
+    wanted, own = expected.double().cpu(), found.double().cpu()
+    error = float((own - wanted).norm() / wanted.norm())
+    limit = _MAX_ERROR[dtype]
+    return {"passed": error <= limit, "error_of_norm": error, "limit": limit}
+
+
+def _require_triton(context: Context) -> None:
+    if (fault := triton_fault(context.device)) is not None:
+        raise PartSkippedError(fault)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
