@@ -40,19 +40,28 @@ class WholeSampleAttention(TorchAttention):
         nothing = torch.empty(0, dtype=torch.int64, device=self.device)
         return WholePlan(nothing, (), PaddedTokens.of(lengths, self.device))
 
-    def run(self, query: Tensor, kv: Tensor, kv_cache: Tensor, plan: AttentionPlan) -> Tensor:
+    def run(
+        self,
+        query: Tensor,
+        kv: Tensor,
+        kv_cache: Tensor,
+        plan: AttentionPlan,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """See PagedAttention."""
         assert isinstance(plan, WholePlan)
+        assert sinks is None, "torch's kernels have no sinks"
         return plan.rows.attend(query, KeyValue(kv[:, 0], kv[:, 1]), self.scale)
 
 
 def use_whole_samples(decoder: CausalDecoder) -> bool:
     """Let a decoder attend to whole samples; return whether its attention is one of torch's.
 
-    It is not with windows or bounded scores.
+    It is not with windows, bounded scores or sinks.
     """
     traits = decoder.config.traits
-    if set(decoder.windows) != {None} or traits.attention_softcap is not None:
+    is_bounded = traits.attention_softcap is not None
+    if set(decoder.windows) != {None} or is_bounded or traits.has_sinks:
         return False
     decoder.attention = WholeSampleAttention(
         decoder.heads,
