@@ -57,8 +57,8 @@ def _decoders() -> Iterator[str]:
         [
             (
                 "decoders",
-                "the C++ kernels on CPUs; torch on GPUs, with `--kernels torch`, and without a "
-                "C++ compiler",
+                "the C++ kernels on CPUs; torch on GPUs, with `--kernels torch`, and where "
+                "they are neither in the wheel nor can be compiled",
             ),
             ("data types", _names(DTYPE_BYTES)),
             ("quantization on a CPU", _names(QUANTIZATION_METHODS)),
