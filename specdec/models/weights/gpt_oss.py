@@ -1,6 +1,6 @@
 """The experts of GPT-OSS: tensors of all experts together, in 16 or 32 bits or in MXFP4.
 
-Layers read each expert as matrices of its own, as in other mixtures; the names that they use here
+Layers read each expert as separate matrices, as in other mixtures; the names that they use here
 do not exist in the files. Stored without quantization, with E experts, H hidden and I expert units:
 `gate_up_proj` [E, H, 2 I] and `down_proj` [E, I, H], transposed, and biases [E, 2 I] and [E, H].
 Gate and up projection alternate. In MXFP4: `*_blocks` [E, out, in / 32, 16] of bytes with two
