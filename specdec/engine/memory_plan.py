@@ -159,12 +159,13 @@ def _target_pool(config: LLMConfig, models: Models) -> _Pool:
 
 
 def _head_bytes_per_token(config: LLMConfig, models: Models) -> int:
-    """Return the bytes of a token's KV in a draft head, and of its feature, on all ranks."""
+    """Return the bytes of a token in a draft head on all ranks: of its KV and what that needs."""
     head, size = models.head, config.tensor_parallel_size
     if head is None or head.num_kv_layers == 0:
         return 0
-    feature_bytes = size * head.feature_size * DTYPE_BYTES[config.resolved_dtype]
-    return head.kv_bytes_per_token(config.resolved_dtype, size) + feature_bytes
+    num_values = size * head.slot_size(config.device)
+    num_bytes = num_values * DTYPE_BYTES[config.resolved_dtype]
+    return head.kv_bytes_per_token(config.resolved_dtype, size) + num_bytes
 
 
 def _extra_weight_bytes(config: LLMConfig, models: Models) -> int:
