@@ -215,12 +215,20 @@ def _deepseek_experts(
         raise unsupported("moe_layer_freq", raw["moe_layer_freq"], "1")
     num_experts, size = count(raw, "n_routed_experts"), count(raw, "moe_intermediate_size")
     num_groups = count(raw, "n_group") if has_groups else 1
-    if num_experts % num_groups:
-        raise unsupported("n_group", num_groups, f"a divisor of n_routed_experts ({num_experts})")
+    if num_experts % num_groups or (is_sigmoid and 1 < num_groups > num_experts // 2):
+        limit = f"a divisor of n_routed_experts ({num_experts}), at most half of it"
+        raise unsupported("n_group", num_groups, limit)
+    num_chosen = count(raw, "topk_group") if has_groups else 1
+    if num_chosen > num_groups:
+        raise unsupported("topk_group", num_chosen, f"at most n_group ({num_groups})")
+    num_allowed = num_chosen * (num_experts // num_groups)
+    if count(raw, "num_experts_per_tok") > num_allowed:
+        limit = f"at most {num_allowed}, the experts of topk_group groups"
+        raise unsupported("num_experts_per_tok", raw["num_experts_per_tok"], limit)
     routing = Routing(
         is_sigmoid=is_sigmoid,
         num_groups=num_groups,
-        num_chosen_groups=count(raw, "topk_group") if has_groups else 1,
+        num_chosen_groups=num_chosen,
         has_bias=is_sigmoid,
         scale=positive(raw, "routed_scaling_factor"),
     )

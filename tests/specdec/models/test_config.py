@@ -211,6 +211,17 @@ def test_keys_of_another_architecture_are_ignored():
             {"use_sliding_window": True, "layer_types": ["full_attention"]},
             "it must be 30 times full_attention or sliding_attention",
         ),
+        ("DeepseekV3ForCausalLM", {"n_group": 256}, "divisor of n_routed_experts .256., at most"),
+        ("DeepseekV3ForCausalLM", {"topk_group": 9}, "topk_group .* at most n_group .8."),
+        (
+            "DeepseekV3ForCausalLM",
+            {"n_group": 128, "topk_group": 3},
+            "num_experts_per_tok .* is 8; it must be at most 6",
+        ),
+        ("DeepseekV3ForCausalLM", {"attention_bias": True}, "attention_bias .* must be false"),
+        ("DeepseekV2ForCausalLM", {"topk_method": "noaux_tc"}, "greedy or group_limited_greedy"),
+        ("DeepseekV2ForCausalLM", {"norm_topk_prob": True}, "norm_topk_prob .* must be false"),
+        ("DeepseekV3ForCausalLM", {"moe_layer_freq": 2}, "moe_layer_freq .* must be 1"),
     ],
 )
 def test_unsupported_values_are_rejected_with_the_supported_ones(architecture, changes, message):
