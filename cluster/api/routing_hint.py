@@ -79,18 +79,17 @@ class RoutingHint:
         cls, scope: tuple[str, ...], prompt: bytes, max_tokens: int | None, session: str = ""
     ) -> Self:
         """Return the hint of a prompt in canonical bytes. scope: what KV is never shared across."""
-        digest = blake2b("\0".join(scope).encode(errors="surrogatepass"), digest_size=_KEY_BYTES)
+        digest = blake2b(b"".join(map(_hash, scope)), digest_size=_KEY_BYTES)
         keys, view = [], memoryview(prompt)
         for begin, end in pairwise((0, *boundaries(len(prompt)))):
             digest.update(view[begin:end])
             keys.append(digest.copy().digest())
         limit = MAX_OUTPUT_TOKENS if max_tokens is None else max(1, max_tokens)
-        hashed = blake2b(session.encode(errors="surrogatepass"), digest_size=_KEY_BYTES).digest()
         return cls(
             tuple(keys),
             max(1, min(len(prompt) // BYTES_PER_TOKEN, 2**32 - 1)),
             min(limit, MAX_OUTPUT_TOKENS),
-            hashed if session else b"",
+            _hash(session) if session else b"",
         )
 
     @classmethod
@@ -119,7 +118,7 @@ class RoutingHint:
     @classmethod
     def decode(cls, text: str) -> Self | None:
         """Return an encoded hint; None for a text that is none."""
-        if not text.startswith(_MARK):
+        if not claims_hint(text):
             return None
         try:
             data = urlsafe_b64decode(text.removeprefix(_MARK))
@@ -135,6 +134,19 @@ class RoutingHint:
         """Number of tokens that each key adds to the prefix before it."""
         ends = (0, *_ends(len(self.prefix_keys)))
         return tuple((end - begin) // BYTES_PER_TOKEN for begin, end in pairwise(ends))
+
+
+def claims_hint(session: str) -> bool:
+    """Return whether a session id claims to be a hint, which only proxies make.
+
+    A client that made one could attribute any load and any prefix to a replica.
+    """
+    return session.startswith(_MARK)
+
+
+def _hash(text: str) -> bytes:
+    """Return a hash of a fixed size, so that no text can run on into what is hashed behind it."""
+    return blake2b(text.encode(errors="surrogatepass"), digest_size=_KEY_BYTES).digest()
 
 
 def _ends(count: int) -> tuple[int, ...]:

@@ -178,6 +178,15 @@ class ReplicaChooser:
         del self._open[request_id]
         self._begin(request_id, replica, known.hint, now_s)
 
+    def complete(self, request_id: str, replica: str) -> None:
+        """End a request that a replica has completed or rejected, if it is still there.
+
+        A rejected one may have been chosen for again, before its first replica reports the end.
+        """
+        known = self._open.get(request_id)
+        if known is not None and known.replica == replica:
+            self.end(request_id)
+
     def end(self, request_id: str) -> None:
         """End a request; an unknown one has no effect."""
         known = self._open.pop(request_id, None)

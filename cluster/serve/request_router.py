@@ -75,7 +75,7 @@ class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray is not ty
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """See RequestRouter."""
-        self._chooser.end(internal_request_id)
+        self._chooser.complete(internal_request_id, replica_id.unique_id)
 
 
 class RandomRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray is not typed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.api.routing_hint import MAX_READ_BYTES, RoutingHint, token_bytes
+from cluster.api.routing_hint import MAX_READ_BYTES, RoutingHint, claims_hint, token_bytes
 from protos.specdec.v1 import inference_pb2 as pb
 
 SESSION_METADATA = "session_id"
@@ -14,12 +14,14 @@ SESSION_METADATA = "session_id"
 def with_hint(metadata: tuple[tuple[str, str], ...], request: Any) -> tuple[tuple[str, str], ...]:
     """Return the metadata of a call with the hint of its request, if it generates.
 
-    The client's own session id becomes a part of the hint.
+    The client's own session id becomes a part of the hint; one that claims to be a hint is removed.
     """
-    hint = hint_of(request, dict(metadata).get(SESSION_METADATA, ""))
-    if hint is None:
-        return metadata
+    session = dict(metadata).get(SESSION_METADATA, "")
     others = tuple((key, value) for key, value in metadata if key != SESSION_METADATA)
+    if claims_hint(session):
+        metadata, session = others, ""
+    if (hint := hint_of(request, session)) is None:
+        return metadata
     return (*others, (SESSION_METADATA, hint.encode()))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cluster.api.routing_hint import RoutingHint
+from cluster.api.routing_hint import RoutingHint, claims_hint
 from cluster.workers.ray_internals import session_header
 
 _GENERATION_PATHS = (
@@ -19,8 +19,8 @@ _GENERATION_PATHS = (
 class AddRoutingHint:
     """ASGI middleware that replaces the session header of a request by its `RoutingHint`.
 
-    The client's own session id becomes a part of the hint. Whole bodies must arrive as one message
-    (`ReadBodies`).
+    The client's own session id becomes a part of the hint; one that claims to be a hint is removed.
+    Whole bodies must arrive as one message (`ReadBodies`).
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -29,6 +29,7 @@ class AddRoutingHint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
+        scope = self._without_claims(scope)
         if scope.get("method") != "POST" or not scope["path"].endswith(_GENERATION_PATHS):
             await self._app(scope, receive, send)
             return
@@ -38,6 +39,16 @@ class AddRoutingHint:
             return first.pop() if first else await receive()
 
         await self._app(self._with_hint(scope, first[0]), receive_again, send)
+
+    def _without_claims(self, scope: Scope) -> Scope:
+        """Return the scope of a request without session ids that claim to be hints."""
+        headers = scope.get("headers", ())
+        kept = [
+            (name, value)
+            for name, value in headers
+            if not (self._is_session(name) and claims_hint(value.decode("latin-1")))
+        ]
+        return scope if len(kept) == len(headers) else {**scope, "headers": kept}
 
     def _with_hint(self, scope: Scope, message: Message) -> Scope:
         headers = [(name, value) for name, value in scope["headers"] if not self._is_session(name)]

@@ -44,6 +44,16 @@ def test_what_shares_no_kv_shares_no_key(field):
     assert common(hint_of(**one), hint_of(**other)) == 0
 
 
+def test_a_scope_does_not_run_on_into_the_prompt():
+    salt, text = "s" * 128, "text " * 100
+    one, other = RoutingHint.of((salt,), text.encode(), 1), RoutingHint.of(("",), b"s" * 128, 1)
+    longer = RoutingHint.of(("",), (salt + text).encode(), 1)
+    keys = {*other.prefix_keys, *longer.prefix_keys}
+    assert not keys & set(one.prefix_keys)
+    split = [RoutingHint.of(scope, text.encode(), 1) for scope in (("a\0b",), ("a", "b"))]
+    assert not set(split[0].prefix_keys) & set(split[1].prefix_keys)
+
+
 def test_tools_and_instructions_come_before_the_messages():
     tools = [{"type": "function", "function": {"name": "f" * 200}}]
     with_tools = hint_of(messages=[SYSTEM, FIRST], tools=tools)

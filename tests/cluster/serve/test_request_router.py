@@ -74,11 +74,15 @@ async def test_a_moved_request_counts_where_it_was_sent(router):
     assert (await choose(router, request_of(b"Else. " + LONG)))[0] == [chosen]
 
 
-async def test_an_ended_request_is_reported_to_the_choice(router, monkeypatch):
-    ended = []
+async def test_the_end_of_a_request_counts_at_the_replica_that_has_it(router, monkeypatch):
+    ended, request = [], request_of(LONG)
+    (chosen,), (other,) = await choose(router, request)
     monkeypatch.setattr(router._chooser, "end", ended.append)
-    router.on_request_completed(ReplicaID("a", DEPLOYMENT), "request")
-    assert ended == ["request"]
+    request_id = request.metadata.internal_request_id
+    router.on_request_completed(ReplicaID(other, DEPLOYMENT), request_id)  # it had rejected it
+    assert ended == []
+    router.on_request_completed(ReplicaID(chosen, DEPLOYMENT), request_id)
+    assert ended == [request_id]
 
 
 async def test_a_dead_replica_is_not_chosen(router):

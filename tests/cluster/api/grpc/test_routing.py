@@ -31,6 +31,13 @@ def test_other_calls_keep_their_metadata():
     assert with_hint(metadata, large) == metadata
 
 
+@pytest.mark.parametrize("request_", [pb.TokenizeRequest(text=TEXT), pb.GenerateRequest(text=TEXT)])
+def test_a_hint_of_a_client_is_removed(request_):
+    forged = RoutingHint.of(("m",), b"x" * 200, None).encode()
+    found = with_hint((("a", "b"), ("session_id", forged)), request_)
+    assert found == with_hint((("a", "b"),), request_)
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [

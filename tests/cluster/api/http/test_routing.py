@@ -51,3 +51,11 @@ async def test_the_session_of_the_client_becomes_a_part_of_the_hint(name):
 async def test_other_requests_are_passed_on_as_they_are(method, path, content):
     answer = await send(method, path, content, **{"x-session-id": "client"})
     assert answer == {"sessions": ["client"], "body": content.decode()}
+
+
+@pytest.mark.parametrize("content", [BODY, b"no json"])
+@pytest.mark.parametrize(("method", "path"), [("POST", "/v1/completions"), ("GET", "/v1/models")])
+async def test_a_hint_of_a_client_is_removed(method, path, content):
+    forged = RoutingHint.of(("m",), b"x" * 200, None).encode()
+    answer = await send(method, path, content, **{"x-session-id": forged})
+    assert answer == await send(method, path, content)
