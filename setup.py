@@ -6,6 +6,7 @@ processors of the architecture of this machine, and its tag names the platform.
 
 import os
 import platform
+import shutil
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -18,6 +19,7 @@ from setuptools.command.build_py import build_py
 from setuptools.errors import ExecError
 
 KERNELS = Path("specdec", "kernels", "cpu")
+PRECOMPILED = KERNELS / "precompiled"
 
 
 def precompiles() -> bool:
@@ -88,8 +90,8 @@ class PrecompileKernels(Command):
             known = ", ".join(variants.VARIANTS)
             raise ExecError(f"no precompiled kernels for {machine}; there are some for {known}")
         sources = [*KERNELS.glob("*.cpp"), *KERNELS.glob("*.h")]
-        directory = Path(self.get_finalized_command("build_py").build_lib, KERNELS, "precompiled")
-        directory.mkdir(parents=True, exist_ok=True)
+        directory = Path(self.get_finalized_command("build_py").build_lib, PRECOMPILED)
+        directory.mkdir(parents=True)
         digest = variants.source_digest(sources)
         for each in variants.VARIANTS[machine]:
             flags = variants.compiler_flags(*each.march)
@@ -111,6 +113,7 @@ class BuildWithStubs(build_py):
     def run(self) -> None:
         """Generate the stubs, build, and compile the kernels if that is requested."""
         self.run_command("generate_stubs")
+        shutil.rmtree(Path(self.build_lib, PRECOMPILED), ignore_errors=True)  # of a former build
         super().run()
         if precompiles() and not self.editable_mode:
             self.run_command("precompile_kernels")

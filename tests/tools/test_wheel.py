@@ -5,6 +5,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -24,9 +25,10 @@ echo library > "$2"
 pytestmark = pytest.mark.skipif(platform.machine() not in VARIANTS, reason="has no variants yet")
 
 
-def build(tmp_path, **variables):
-    """Build a wheel of a package with the kernels alone; return it and the compiler's calls."""
-    project, log = tmp_path / "project", tmp_path / "calls"
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A package with the kernels alone. Its build directory remains, as that of a checkout."""
+    project = tmp_path_factory.mktemp("project")
     package = project / "specdec" / "kernels" / "cpu"
     package.mkdir(parents=True)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
@@ -37,7 +39,12 @@ def build(tmp_path, **variables):
     shutil.copytree(ROOT / "protos", project / "protos", ignore=shutil.ignore_patterns("*_pb2*"))
     for folder in (project / "specdec", package.parent):
         (folder / "__init__.py").touch()
-    compiler = tmp_path / "c++"
+    return project
+
+
+def build(project, tmp_path, **variables):
+    """Build a wheel; return it and the compiler's calls."""
+    log, compiler = tmp_path / "calls", tmp_path / "c++"
     compiler.write_text(COMPILER.format(log=log))
     compiler.chmod(0o755)
     command = [sys.executable, "setup.py", "--quiet", "bdist_wheel", "--dist-dir", str(tmp_path)]
@@ -47,8 +54,12 @@ def build(tmp_path, **variables):
     return wheel, log.read_text().splitlines() if log.exists() else []
 
 
-def test_a_wheel_contains_each_variant_and_names_its_platform(tmp_path):
-    wheel, calls = build(tmp_path, SPECDEC_PRECOMPILE_KERNELS="1")
+def test_a_wheel_contains_each_variant_and_names_its_platform(project, tmp_path):
+    folder = f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
+    stale = project / "build" / folder / "specdec" / "kernels" / "cpu" / "precompiled" / "old.so"
+    stale.parent.mkdir(parents=True)  # of sources that have changed since
+    stale.touch()
+    wheel, calls = build(project, tmp_path, SPECDEC_PRECOMPILE_KERNELS="1")
     variants = VARIANTS[platform.machine()]
     digest = source_digest([*KERNELS.glob("*.cpp"), *KERNELS.glob("*.h")])
     expected = {f"specdec/kernels/cpu/precompiled/{v.library_name(digest)}" for v in variants}
@@ -63,8 +74,8 @@ def test_a_wheel_contains_each_variant_and_names_its_platform(tmp_path):
     assert all("native" not in call for call in calls)
 
 
-def test_an_ordinary_wheel_has_no_kernels_and_fits_every_platform(tmp_path):
-    wheel, calls = build(tmp_path)
+def test_an_ordinary_wheel_has_no_kernels_and_fits_every_platform(project, tmp_path):
+    wheel, calls = build(project, tmp_path)
     assert calls == []
     assert wheel.stem.endswith("-py3-none-any")
     assert not [name for name in zipfile.ZipFile(wheel).namelist() if "precompiled" in name]
