@@ -140,12 +140,17 @@ def shuffled_llama_dir(source: Path, directory: Path) -> Path:
 
 
 def disturbed_llama_dir(source: Path, directory: Path, share: float = 0.1) -> Path:
-    """Write the model in `source` with noise added: `share` of the weights' standard deviation."""
+    """Write the model in `source` with noise added: `share` of the weights' standard deviation.
+
+    Tensors of one weight, which have none, are copied.
+    """
     for path in source.glob("*.json"):
         shutil.copy(path, directory)
     generator = torch.Generator().manual_seed(6)
     weights = {
         name: weight + share * weight.std() * torch.randn(weight.shape, generator=generator)
+        if weight.numel() > 1
+        else weight
         for name, weight in sorted(load_file(source / "model.safetensors").items())
     }
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})

@@ -136,9 +136,9 @@ def test_kv_moves_between_slots(tmp_path):
 
 
 def requests():
-    prompts = [[(29 * i + 31 * j) % 380 + 3 for j in range(6)] * (2 + 2 * i) for i in range(5)]
+    prompts = [[(29 * i + 31 * j) % 380 + 3 for j in range(6)] * (2 + 2 * i) for i in range(4)]
     return [
-        request(f"r{i}", prompt, seed=i, temperature=0.8 * (i % 2), max_tokens=18)
+        request(f"r{i}", prompt, seed=i, temperature=0.8 * (i % 2), max_tokens=12)
         for i, prompt in enumerate(prompts)
     ]
 
@@ -146,8 +146,8 @@ def requests():
 def speculating(directory, method, **keys):
     """Return an engine with room for few of the requests."""
     speculation = SpeculativeConfig.of(num_speculative_tokens=3, method=method, **keys)
-    drafting = draft_model(Path(keys["model"]), max_model_len=90) if "model" in keys else None
-    config = engine_config(speculation=speculation, num_blocks=30, max_model_len=96)
+    drafting = draft_model(Path(keys["model"]), max_model_len=60) if "model" in keys else None
+    config = engine_config(speculation=speculation, num_blocks=20, max_model_len=64)
     return local_engine(directory, config, proposer=make_proposer(speculation, drafting))
 
 
