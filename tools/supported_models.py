@@ -87,8 +87,8 @@ def _transformers() -> Iterator[str]:
     yield (
         "Such a model needs a causal language model in transformers whose attention can be "
         "replaced, such as GPT-2, GPT-NeoX, GPT BigCode, OPT, Phi 1 and 2, Nemotron, Persimmon, "
-        "Helium, Apertus, Ministral, VaultGemma, Qwen 2 MoE. Loading it "
-        "checks each layer, and refuses what the KV cache does not have.\n"
+        "Helium, Apertus, Ministral, VaultGemma and Qwen 2 MoE. When it is loaded, each layer is "
+        "checked: attention that the KV cache cannot serve is refused.\n"
     )
     yield _table(
         ("topic", "support"),

@@ -107,13 +107,19 @@ def _read_config(directory: Path) -> Any:
     except Exception as error:  # transformers raises any exception for invalid files
         reason = " ".join(str(error).split())[:_MAX_REASON_CHARS]
         raise UnsupportedModelError(f"transformers cannot read {directory}: {reason}") from error
-    rope = getattr(config, "rope_parameters", None) or {}
-    if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
+    if _has_long_rope(config):
         raise UnsupportedModelError(
             f"{directory}: transformers selects LongRoPE's factors by the length of each text, so "
             "cached keys of a text do not fit once it has grown"
         )
     return config
+
+
+def _has_long_rope(config: Any) -> bool:
+    """Return whether layers, or those of one type, have LongRoPE."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    by_type = (each for each in rope.values() if isinstance(each, dict))
+    return any(each.get("rope_type") == "longrope" for each in (rope, *by_type))
 
 
 def _model_class(model_type: str) -> Any:

@@ -216,6 +216,16 @@ def test_what_loading_shows_is_refused(tmp_path, name, changes, reason):
         load(tmp_path)
 
 
+def test_long_rope_of_one_type_of_layers_is_refused(tmp_path):
+    default = {"rope_type": "default", "rope_theta": 1e4}
+    by_type = {"sliding_attention": default, "full_attention": LONG_ROPE["rope_parameters"]}
+    save_family(tmp_path, "gemma3")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"rope_parameters": by_type}))
+    with pytest.raises(UnsupportedModelError, match="LongRoPE"):
+        ModelConfig.from_directory(tmp_path, "transformers")
+
+
 def test_a_missing_tensor_is_named(tmp_path):
     save_foreign(tmp_path, "gpt2")
     path = tmp_path / "model.safetensors"
