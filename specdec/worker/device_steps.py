@@ -160,6 +160,8 @@ class DeviceState:
     def table_changes(self, seq_id: int, table: Sequence[int]) -> list[tuple[int, int, int]]:
         """Return the entries of a table that the device lacks: place, index and block of each."""
         place, start = self._places[seq_id], self._num_valid[seq_id]
+        if start == len(table):
+            return []
         self._num_valid[seq_id] = len(table)
         return [(place, index, table[index]) for index in range(start, len(table))]
 
@@ -361,11 +363,10 @@ class DeviceSteps:
         most = _DELTAS_PER_ROW * shape.num_rows
         if len(changes) > most:  # behind a prompt, whose pass has the table from the host
             self._state.write_tables(torch.tensor(changes[most:]).to(self._input.device))
-        padding = (self._state.padding_place, 0, self._limits.num_blocks)
-        start, kept = table.size, changes[:most]
-        host.words[start : start + most * _DELTA_WORDS] = [
-            word for change in (*kept, *[padding] * (most - len(kept))) for word in change
-        ]
+        deltas = host.words[table.size :][: most * _DELTA_WORDS].reshape(most, _DELTA_WORDS)
+        deltas[:] = (self._state.padding_place, 0, self._limits.num_blocks)
+        if changes:
+            deltas[: len(changes)] = changes[:most]
         return host
 
     def _words(
