@@ -97,9 +97,16 @@ class LLMConfig:
     kernels: Literal["auto", "native", "triton", "torch"] = setting(
         "auto",
         one_of("auto", "native", "triton", "torch"),
-        "Kernels: native compiles specdec's C++ kernels for CPUs on first use, triton its kernels "
-        "for GPUs, torch uses PyTorch's, auto uses native or triton if a compiler or Triton is "
-        "installed",
+        "Kernels: native are specdec's for CPUs in C++, from the wheel or compiled on first use, "
+        "triton its kernels for GPUs, torch PyTorch's; auto uses native or triton where they are "
+        "available",
+    )
+    model_impl: Literal["auto", "specdec", "transformers"] = setting(
+        "auto",
+        one_of("auto", "specdec", "transformers"),
+        "Implementation of the model: specdec is this project's decoder, transformers is "
+        "transformers' modelling code over specdec's KV cache, auto uses it for architectures that "
+        "specdec's decoder does not have",
     )
     generation_config: Literal["auto", "none"] = setting(
         "auto",

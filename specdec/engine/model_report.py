@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from specdec.config.engine import DTYPE_BYTES, DTypeName
+from specdec.config.engine import DTYPE_BYTES, DTypeName, ModelImpl
 from specdec.config.methods import METHODS, DraftPlace, HeadMethodConfig
 from specdec.config.quantization import QuantizationMethod
 from specdec.models.config import ModelConfig
 from specdec.models.heads.config import HeadConfig, head_method_of
 from specdec.models.registry import ARCHITECTURES
-from specdec.types.errors import UnsupportedModelError
+from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from specdec.types.sharding import partition
 
 _SHORT_DTYPES = ("bfloat16", "float16")
@@ -73,35 +73,60 @@ class ModelReport:
     methods: tuple[MethodFit, ...]
 
 
-def report_model(directory: Path, precision: Precision, tensor_parallel_size: int) -> ModelReport:
+def report_model(
+    directory: Path,
+    precision: Precision,
+    tensor_parallel_size: int,
+    model_impl: ModelImpl = "auto",
+) -> ModelReport:
     """Return the report of the model in a directory.
+
+    model_impl: as in `ModelConfig.from_directory`.
 
     Raises UnsupportedModelError for a model that cannot be served, and InvalidValueError for more
     ranks than it has heads.
     """
-    config = ModelConfig.from_directory(directory)
+    config = ModelConfig.from_directory(directory, model_impl)
+    if config.transformers is not None and tensor_parallel_size > 1:
+        limit = "1: transformers' code runs the model on one rank"
+        raise InvalidValueError("tensor_parallel_size", tensor_parallel_size, limit)
     return ModelReport(
         directory=directory,
         config=config,
-        differences=ARCHITECTURES[config.architecture].notes,
+        differences=_differences(config),
         precision=precision,
         ranks=tuple(_ranks(config, precision, tensor_parallel_size)),
         methods=tuple(_fit(method, directory, config) for method in METHODS),
     )
 
 
+def _differences(config: ModelConfig) -> str:
+    if config.transformers is not None:
+        return "layers of transformers' modelling code"
+    return ARCHITECTURES[config.architecture].notes
+
+
 def _ranks(config: ModelConfig, precision: Precision, size: int) -> Iterator[RankMemory]:
+    if config.transformers is not None:
+        kv_bytes = config.kv_bytes_per_token(precision.dtype)
+        yield RankMemory(config.weight_bytes(precision.dtype), kv_bytes)
+        return
     vocab = partition(config.vocab_size, size)
     kv_element_bytes = DTYPE_BYTES[precision.dtype]
     for rank, heads in enumerate(config.head_shards(size)):
-        queries, kv = len(heads.query) * config.head_dim, len(heads.kv) * config.head_dim
-        attention = config.num_layers * 2 * (queries + kv)
+        kv = len(heads.kv) * config.head_dim
+        attention = config.num_layers * config.num_attention_weights(
+            len(heads.query), len(heads.kv)
+        )
         mlps = config.mlp_matrices * _hidden_units(config, rank, size)
         head = config.hidden_size * len(vocab[rank])
-        matrices = config.hidden_size * (attention + mlps) + head
+        matrices = attention + config.hidden_size * mlps + head
         has_table = not config.tie_word_embeddings or precision.quantization is not None
         weights = matrices * _matrix_bytes(config, precision)
         weights += head * has_table * _table_bytes(config, precision)
+        if config.latent is not None:
+            expansion = config.latent.num_expansion_weights(len(heads.query))
+            weights += config.num_layers * expansion * DTYPE_BYTES[precision.dtype]
         kv_bytes = 2 * config.num_layers * kv * kv_element_bytes
         yield RankMemory(weights, kv_bytes)
 
@@ -115,6 +140,7 @@ def _hidden_units(config: ModelConfig, rank: int, size: int) -> int:
     if experts is not None:
         of_expert = len(partition(experts.intermediate_size, size)[rank])
         units += num_sparse * experts.count * of_expert
+        units += num_sparse * len(partition(experts.shared_size, size)[rank])
     return units
 
 
@@ -133,6 +159,8 @@ def _fit(name: str, directory: Path, config: ModelConfig) -> MethodFit:
     method = METHODS[name]
     if method.place is DraftPlace.ENGINE:
         return MethodFit(name, Fit.READY, "it reads the text alone")
+    if config.transformers is not None and issubclass(method, HeadMethodConfig):
+        return MethodFit(name, Fit.NO, "transformers' code runs no draft heads")
     if name == "mtp":
         return _fit_of_own_layers(directory, config)
     if issubclass(method, HeadMethodConfig):

@@ -58,13 +58,15 @@ def paged_attention(
     *,
     scale: float | None = None,
     softcap: float | None = None,
+    uses_torch: bool = False,
 ) -> PagedAttention:
     """Return the attention of a backend; the native kernels' decoder does not use it.
 
-    Arguments as in PagedAttention.
+    uses_torch: whether it is torch's on every backend, as for sinks and latent KV, which Triton's
+    kernels do not have. Other arguments as in PagedAttention.
     """
     kind: type[PagedAttention] = TorchAttention
-    if backend is KernelBackend.TRITON:
+    if backend is KernelBackend.TRITON and not uses_torch:
         from specdec.kernels.triton.attention import TritonAttention  # imports Triton
 
         kind = TritonAttention

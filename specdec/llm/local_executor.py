@@ -190,5 +190,6 @@ class LocalExecutor:
             config.kernels,
             vocabulary,
             head,
+            config.model_impl if isinstance(limits, EngineConfig) else "auto",
         )
         return load_warm(spec, TensorParallelGroup())

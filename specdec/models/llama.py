@@ -17,13 +17,15 @@ from torch import Tensor, nn
 
 from specdec.kernels import AttentionPlan, PagedAttention, Rotation
 from specdec.kernels.attention import QueryKeyNorms
-from specdec.kernels.backend import KernelBackend, paged_attention
+from specdec.kernels.backend import paged_attention
 from specdec.kernels.device_batch import DeviceBatch
 from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove, on_device
+from specdec.kernels.moves import move_kv
 from specdec.kernels.rows import row_kernels
 from specdec.kernels.sample import RowArgmax, row_argmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
+from specdec.models.layers.latent_attention import LatentAttention
 from specdec.models.layers.linear import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -69,6 +71,10 @@ class Attention(nn.Module):
         if config.has_qk_norm:
             self.query_norm, self.key_norm = read_qk_norms(config, reader, prefix, group)
         self._fused_norms = self._norms_by_head() if config.has_qk_norm else None
+        self.sinks: Tensor | None = None
+        if config.traits.has_sinks:
+            own = range(heads.query.start, heads.query.stop)
+            self.sinks = reader.read(f"{prefix}.sinks", (config.num_heads,), rows=own)
         self.o_proj = RowParallelLinear(
             reader,
             f"{prefix}.o_proj",
@@ -93,7 +99,9 @@ class Attention(nn.Module):
             query, key, _ = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
             query.copy_(self.query_norm(query))
             key.copy_(self.key_norm(key))
-        attended = attention.rotate_and_run(heads, self._fused_norms, rotation, kv_cache, plan)
+        attended = attention.rotate_and_run(
+            heads, self._fused_norms, rotation, kv_cache, plan, self.sinks
+        )
         output: Tensor = self.o_proj(attended.flatten(1), residual)
         return output
 
@@ -133,9 +141,12 @@ class MLP(nn.Module):
         hidden, intermediate = config.hidden_size, expert_size or config.intermediate_size
         self.has_gate, self._activation = config.traits.has_gate, config.traits.activation
         units = group.share_of(intermediate)
+        has_bias = config.has_mlp_bias
+        if expert_size is not None:
+            has_bias = config.experts is not None and config.experts.has_bias
         num_inputs = 1 + self.has_gate  # gate, if there is one, then up projection
         sizes, rows = [intermediate] * num_inputs, [units] * num_inputs
-        names, has_bias = config.traits.names, config.has_mlp_bias
+        names = config.traits.names
         parts = weight_parts(prefix, names.gate_up, sizes, rows, has_bias=has_bias)
         self.gate_up_proj = ColumnParallelLinear(reader, hidden, parts)
         self._kernels = row_kernels(reader.backend)
@@ -145,7 +156,7 @@ class MLP(nn.Module):
             (hidden, intermediate),
             units,
             group if expert_size is None else TensorParallelGroup(),
-            has_bias=has_bias,
+            has_bias=has_bias and group.rank == 0,
         )
 
     def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
@@ -164,8 +175,16 @@ class MLP(nn.Module):
         if self.has_gate and is_silu:
             return self._kernels.silu_mul(units)
         gate, *up = units.chunk(1 + self.has_gate, dim=-1)
+        if self._activation is Activation.CLAMPED_SWIGLU:
+            return clamped_swiglu(gate, up[0])
         activated = F.silu(gate) if is_silu else F.gelu(gate, approximate="tanh")
         return activated.mul_(up[0]) if up else activated
+
+
+def clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """Return the hidden units of GPT-OSS, [T, units]; see Activation."""
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    return (up + 1) * gate * torch.sigmoid(1.702 * gate)
 
 
 def _mixture(
@@ -173,12 +192,12 @@ def _mixture(
 ) -> SparseMLP:
     experts = config.experts
     assert experts is not None
-    size = experts.intermediate_size
 
-    def expert(name: str) -> MLP:
+    def expert(name: str, size: int) -> MLP:
         return MLP(config, reader, name, group, expert_size=size)
 
-    return SparseMLP(experts, config.hidden_size, reader, prefix, group, expert)
+    router = config.traits.names.router
+    return SparseMLP(experts, config.hidden_size, reader, prefix, router, group, expert)
 
 
 class DecoderLayer(nn.Module):
@@ -206,7 +225,8 @@ class DecoderLayer(nn.Module):
         has_mlp_norm = traits.has_input_norms and not traits.is_parallel
         self.traits = traits
         self.input_norm = norm("input_layernorm", exists=traits.has_input_norms)
-        self.attention = Attention(config, reader, f"{prefix}.self_attn", heads, group)
+        kind = Attention if config.latent is None else LatentAttention
+        self.attention = kind(config, reader, f"{prefix}.self_attn", heads, group)
         self.attention_output_norm = norm(
             names.attention_output_norm, exists=traits.has_output_norms
         )
@@ -245,8 +265,20 @@ class DecoderLayer(nn.Module):
         output = self._join(x, self.mlp_output_norm(self.mlp(self.mlp_norm(x), None)))
         return output
 
+    @property
+    def grouped_attention(self) -> Attention:
+        """The attention of a layer without latents, as native kernels and draft heads need it."""
+        assert isinstance(self.attention, Attention), "the layer has latent attention"
+        return self.attention
+
     def _join(self, residual: Tensor, x: Tensor) -> Tensor:
         return torch.add(residual, x, alpha=self.traits.residual_scale)
+
+
+def _sharing_one_key(heads: HeadShard) -> HeadShard:
+    """Return the query heads of a rank as those of the only KV head."""
+    count = len(heads.query)
+    return HeadShard(range(count), range(1), count)
 
 
 class CausalDecoder(nn.Module):
@@ -316,12 +348,13 @@ class CausalDecoder(nn.Module):
         self.backend = reader.backend
         self.attention = paged_attention(
             reader.backend,
-            self.heads,
+            self.heads if config.latent is None else _sharing_one_key(self.heads),
             config.head_dim,
             block_size,
             reader.device,
             scale=traits.attention_scale,
             softcap=traits.attention_softcap,
+            uses_torch=traits.has_sinks or config.latent is not None,
         )
 
     def enable_adapters(self) -> TorchAdapters:
@@ -405,13 +438,7 @@ class CausalDecoder(nn.Module):
 
     def move_kv(self, kv_cache: Tensor, moves: Sequence[SlotMove]) -> None:
         """See Decoder."""
-        if self.backend is KernelBackend.TRITON:
-            from specdec.kernels.triton.moves import move_kv  # imports Triton
-
-            move_kv(kv_cache, moves)
-            return
-        sources, targets = torch.tensor(moves, device=self.device).unbind(1)
-        kv_cache.index_copy_(1, targets, kv_cache[:, sources])
+        move_kv(kv_cache, moves, self.backend)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return this rank's logits [R, len(vocab_slice)]; hidden: [R, hidden_size]."""

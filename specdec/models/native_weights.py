@@ -115,6 +115,7 @@ class NativeWeights:
             mlp_output_norm=self.norm(mlp_output_norm),
             query_norm=self.address(attention.query_norm.weight) if has_qk_norm else None,
             key_norm=self.address(attention.key_norm.weight) if has_qk_norm else None,
+            sinks=None if attention.sinks is None else self.address(attention.sinks),
             cos=cos,
             sin=sin,
             window=window or 0,
@@ -131,6 +132,8 @@ class NativeWeights:
 
     def _add_experts(self, mixture: SparseMLP, layer: LayerStruct) -> None:
         """Set the router and the experts of a layer's struct."""
+        assert mixture.config.routing is None, "the kernels choose by probabilities"
+        assert mixture.shared is None, "the kernels have no shared experts"
         experts = [ExpertStruct(*self._mlp(each)) for each in cast(Sequence[MLP], mixture.experts)]
         layer.router = self.matrix(mixture.router)
         array = (ExpertStruct * len(experts))(*experts)

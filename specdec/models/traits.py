@@ -18,10 +18,15 @@ class NormKind(StrEnum):
 
 
 class Activation(StrEnum):
-    """The activation function of an MLP; GELU in its tanh approximation."""
+    """The activation function of an MLP; GELU in its tanh approximation.
+
+    CLAMPED_SWIGLU: (u + 1) g sigmoid(1.702 g), of a gate g up to 7 and an up projection u from -7
+    to 7 (GPT-OSS).
+    """
 
     SILU = "silu"
     GELU_TANH = "gelu_pytorch_tanh"
+    CLAMPED_SWIGLU = "clamped_swiglu"
 
 
 class QkNorm(StrEnum):
@@ -41,16 +46,73 @@ class TensorNames:
     """Names of a layer's tensors in a checkpoint.
 
     qkv, gate_up: a single name holds the rows of all its projections, in this order. mlp: prefix of
-    the MLP. gate_up and down are also those of each expert.
+    the MLP. router: of a mixture. gate_up and down are also those of each expert.
     """
 
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     down: str = "down_proj"
     mlp: str = "mlp"
+    router: str = "gate"
     mlp_norm: str = "post_attention_layernorm"
     attention_output_norm: str = "post_attention_layernorm"
     mlp_output_norm: str = "post_feedforward_layernorm"
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How DeepSeek chooses the experts of a token (arXiv 2412.19437, section 2.1.2).
+
+    is_sigmoid: whether scores are sigmoids of the router's logits; else their softmax. num_groups:
+    of experts; only those of num_chosen_groups are chosen, by the sum of their two best scores
+    where is_sigmoid, else by the best one. has_bias: whether a bias joins the scores in choices.
+    scale: factor of the weights.
+    """
+
+    is_sigmoid: bool
+    num_groups: int
+    num_chosen_groups: int
+    has_bias: bool
+    scale: float
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Sizes of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+
+    rank: of the latent of keys and values. query_rank: of that of queries; None without one.
+    plain_dim, rope_dim: of the parts of a query, of which the second is rotated. value_dim: of a
+    head.
+    """
+
+    rank: int
+    query_rank: int | None
+    plain_dim: int
+    rope_dim: int
+    value_dim: int
+    is_rope_interleaved: bool
+
+    @property
+    def query_dim(self) -> int:
+        """Width of a query as the checkpoint has it."""
+        return self.plain_dim + self.rope_dim
+
+    @property
+    def key_dim(self) -> int:
+        """Width of the key that all heads share."""
+        return self.rope_dim + self.rank
+
+    def num_projection_weights(self, hidden_size: int, num_heads: int) -> int:
+        """Return the weights of a layer's linear layers with `num_heads` heads."""
+        queries = num_heads * self.query_dim
+        query = hidden_size * queries
+        if self.query_rank is not None:
+            query = self.query_rank * (hidden_size + queries)
+        return query + hidden_size * (self.key_dim + num_heads * self.value_dim)
+
+    def num_expansion_weights(self, num_heads: int) -> int:
+        """Return the weights from a latent to keys and values, which are never quantized."""
+        return num_heads * (self.plain_dim + self.value_dim) * self.rank
 
 
 @dataclass(frozen=True)
@@ -59,7 +121,9 @@ class Experts:
 
     num_per_token: experts that a token is routed to, by the largest probabilities. normalizes:
     whether their probabilities are divided by their sum. intermediate_size: hidden units of each.
-    layers: those that have experts.
+    layers: those that have experts. has_bias: of the router and the experts.
+    routing: None for the experts with the largest probabilities. shared_size: hidden units of the
+    experts that each token has; 0 without any.
     """
 
     count: int
@@ -67,6 +131,9 @@ class Experts:
     normalizes: bool
     intermediate_size: int
     layers: frozenset[int]
+    has_bias: bool = False
+    routing: Routing | None = None
+    shared_size: int = 0
 
 
 @dataclass(frozen=True)
@@ -98,6 +165,7 @@ class DecoderTraits:
     is_rope_interleaved: whether rotary pairs are neighbours in the checkpoint; loading reorders
         them to halves.
     attention_scale: factor of scores; None: 1 / sqrt(head_dim).
+    has_sinks: whether each head has a score that every softmax includes, without a value.
     attention_softcap: bound c of scores s, which become c * tanh(s / c); None: no bound.
     embedding_scale, residual_scale: factors of embeddings, and of the results of attention and MLP.
     rounds_embedding_scale: whether that factor is rounded to the data type of the model.
@@ -114,6 +182,7 @@ class DecoderTraits:
     is_rope_interleaved: bool = False
     qk_norm: QkNorm = QkNorm.HEAD
     attention_scale: float | None = None
+    has_sinks: bool = False
     attention_softcap: float | None = None
     embedding_scale: float = 1.0
     rounds_embedding_scale: bool = False

@@ -228,7 +228,7 @@ class TargetModelRunner(ModelRunner):
         try:
             state.update_histories(rows)
             batch = state.model_input(rows)
-            hidden, tapped = self._forward(batch)
+            hidden, states = self._forward(batch)
             prompt_logprobs = (
                 tuple(self._prompt_logprobs(rows, hidden)) if state.has_prompt_logprobs else ()
             )
@@ -239,7 +239,7 @@ class TargetModelRunner(ModelRunner):
             return None
         moves = self._compact(rows, verified)
         if self.head is not None:
-            verified = self.head.draft(rows, batch, hidden, tapped, verified, moves)
+            verified = self.head.draft(rows, batch, states, verified, moves)
             state.hold_drafts(verified)
         return VerifyOutput(step_id, verified, prompt_logprobs)
 
@@ -253,10 +253,11 @@ class TargetModelRunner(ModelRunner):
         prompt_logprobs = first.prompt_logprobs + second.prompt_logprobs
         return VerifyOutput(step_id, first.rows + second.rows, prompt_logprobs)
 
-    def _forward(self, batch: ModelInput) -> tuple[Tensor, Tensor | None]:
-        """Return hidden states [T, hidden_size], and those [T, taps, hidden_size] for the head."""
+    def _forward(self, batch: ModelInput) -> tuple[Tensor, Tensor]:
+        """Return hidden states [T, hidden_size], and those that the head reads (`DraftHead`)."""
         if self.head is None or not self.head.taps:
-            return self.model(batch, self.kv_cache), None
+            hidden = self.model(batch, self.kv_cache)
+            return hidden, hidden
         return self.model.forward_with_taps(batch, self.kv_cache, self.head.taps)
 
     def warm_up(self, num_tokens: int) -> None:

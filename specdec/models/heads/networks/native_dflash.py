@@ -77,9 +77,9 @@ class NativeDFlashHead:
         assert num_slots % block_size == 0
         return self._kernel.new_kv_cache(num_slots // block_size, block_size, dtype)
 
-    def features(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
+    def features(self, states: Tensor) -> Tensor:
         """See DraftHead."""
-        return self.torch_head.features(hidden, tapped)
+        return self.torch_head.features(states)
 
     @torch.inference_mode()
     def begin(
@@ -142,7 +142,7 @@ class NativeDFlashHead:
     def _layers(self, head: DFlashHead) -> list[LayerStruct]:
         return [
             self._weights.layer(
-                layer.attention,
+                layer.grouped_attention,
                 layer.mlp_norm,
                 cast(MLP, layer.mlp),
                 input_norm=layer.input_norm,
