@@ -57,8 +57,9 @@ def _decoders() -> Iterator[str]:
         [
             (
                 "decoders",
-                "the C++ kernels on CPUs; torch on GPUs, with `--kernels torch`, and without a "
-                "C++ compiler. DeepSeek: torch's attention, with C++ matrix products on CPUs",
+                "the C++ kernels on CPUs; torch on GPUs, with `--kernels torch`, and where "
+                "they are neither in the wheel nor can be compiled. DeepSeek: torch's attention, "
+                "with C++ matrix products on CPUs",
             ),
             ("data types", _names(DTYPE_BYTES)),
             ("quantization on a CPU", _names(QUANTIZATION_METHODS)),
