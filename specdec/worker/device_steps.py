@@ -160,6 +160,8 @@ class DeviceState:
     def table_changes(self, seq_id: int, table: Sequence[int]) -> list[tuple[int, int, int]]:
         """Return the entries of a table that the device lacks: place, index and block of each."""
         place, start = self._places[seq_id], self._num_valid[seq_id]
+        if start == len(table):
+            return []
         self._num_valid[seq_id] = len(table)
         return [(place, index, table[index]) for index in range(start, len(table))]
 
@@ -228,8 +230,12 @@ class DeviceSteps:
         shard: VocabShard,
         limits: DeviceStepLimits,
         graphs: StepGraphs,
+        num_in_flight: int = MAX_IN_FLIGHT,
     ) -> None:
-        """kv_cache: with a block behind the `limits.num_blocks` of the pool."""
+        """kv_cache: with a block behind the `limits.num_blocks` of the pool.
+
+        num_in_flight: most steps that are begun and not collected.
+        """
         device = kv_cache.device
         assert kv_cache.shape[1] == (limits.num_blocks + 1) * limits.block_size, "no padding block"
         self._model, self._kv_cache, self._shard = model, kv_cache, shard
@@ -240,7 +246,7 @@ class DeviceSteps:
         self._input = torch.zeros(input_size, dtype=torch.int64, device=device)
         self._output = torch.zeros(output_size, dtype=torch.int64, device=device)
         self._offsets = torch.arange(limits.max_query_len, device=device)
-        self._buffers = [_HostBuffer(input_size, output_size, device) for _ in range(MAX_IN_FLIGHT)]
+        self._buffers = [_HostBuffer(input_size, output_size, device) for _ in range(num_in_flight)]
         self._hidden = torch.zeros(
             limits.max_num_seqs * limits.max_query_len,
             model.hidden_size,
@@ -283,24 +289,36 @@ class DeviceSteps:
         shape = self._graphs.padded(StepShape(len(rows), max(counts), 0))
         return shape.num_rows * shape.query_len - sum(counts)
 
-    def begin(self, rows: Sequence[StepRow], states: Sequence[SequenceState]) -> PendingTokens:
+    def begin(
+        self,
+        rows: Sequence[StepRow],
+        states: Sequence[SequenceState],
+        num_kept: Sequence[int] | None = None,
+    ) -> PendingTokens:
         """Begin a step that the device can run; does not wait for the device.
 
-        A pending row continues the step before. At most two steps may be in flight. Raises
-        torch.OutOfMemoryError, and then the step may be run again.
+        A pending row continues the step before. num_kept: drafts of each row to accept whatever
+        they are; None where the rules of the sequences decide. Raises torch.OutOfMemoryError, and
+        then the step may be run again.
         """
         try:
-            return self._begin(rows, states)
+            return self._begin(rows, states, num_kept)
         except torch.OutOfMemoryError:
             self._state.forget_tables(row.seq_id for row in rows)
             raise
 
-    def _begin(self, rows: Sequence[StepRow], states: Sequence[SequenceState]) -> PendingTokens:
+    def _begin(
+        self,
+        rows: Sequence[StepRow],
+        states: Sequence[SequenceState],
+        num_kept: Sequence[int] | None,
+    ) -> PendingTokens:
         query_len = 1 + max(row.num_draft_tokens for row in rows)
         kind = max(_kind(state.admission.rules) for state in states)
         num_blocks = max(len(state.block_table) for state in states)
         shape = self._graphs.padded(StepShape(len(rows), query_len, num_blocks))
-        host = self._pack(rows, states, shape)
+        num_kept = _num_kept(rows, states) if num_kept is None else num_kept
+        host = self._pack(rows, states, shape, num_kept)
         num_words = _num_words(shape.num_rows, shape.query_len)
         self._input[:num_words].copy_(host.input[:num_words], non_blocking=True)
         for stage in (Stage.FORWARD, _STAGES[kind]):
@@ -314,20 +332,23 @@ class DeviceSteps:
 
     def _fill_with_padding(self, shape: StepShape) -> None:
         """Put a step of padding alone into the input buffer."""
-        self._input.copy_(self._pack([], [], shape).input)
+        self._input.copy_(self._pack([], [], shape, []).input)
 
     def _pack(
-        self, rows: Sequence[StepRow], states: Sequence[SequenceState], shape: StepShape
+        self,
+        rows: Sequence[StepRow],
+        states: Sequence[SequenceState],
+        shape: StepShape,
+        num_kept: Sequence[int],
     ) -> _HostBuffer:
         """Write a step to the next host buffer, behind its rows those of padding."""
-        host = self._buffers[self._num_begun % MAX_IN_FLIGHT]
+        host = self._buffers[self._num_begun % len(self._buffers)]
         self._num_begun += 1
         num_rows, width = len(rows), _Word.TOKENS + shape.query_len
         table = host.words[: shape.num_rows * width].reshape(shape.num_rows, width)
         if num_rows:
             records = b"".join(state.sample_params for state in states)
             table[:num_rows, :_PARAM_WORDS] = np.frombuffer(records, np.int64).reshape(num_rows, -1)
-            num_kept = _num_kept(rows, states)
             table[:num_rows, _PARAM_WORDS:] = [
                 self._words(row, state, shape.query_len, kept)
                 for row, state, kept in zip(rows, states, num_kept, strict=True)
@@ -342,11 +363,10 @@ class DeviceSteps:
         most = _DELTAS_PER_ROW * shape.num_rows
         if len(changes) > most:  # behind a prompt, whose pass has the table from the host
             self._state.write_tables(torch.tensor(changes[most:]).to(self._input.device))
-        padding = (self._state.padding_place, 0, self._limits.num_blocks)
-        start, kept = table.size, changes[:most]
-        host.words[start : start + most * _DELTA_WORDS] = [
-            word for change in (*kept, *[padding] * (most - len(kept))) for word in change
-        ]
+        deltas = host.words[table.size :][: most * _DELTA_WORDS].reshape(most, _DELTA_WORDS)
+        deltas[:] = (self._state.padding_place, 0, self._limits.num_blocks)
+        if changes:
+            deltas[: len(changes)] = changes[:most]
         return host
 
     def _words(
