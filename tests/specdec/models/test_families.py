@@ -59,11 +59,22 @@ SOME = pytest.mark.parametrize(
 
 
 @pytest.fixture(scope="module")
-def family(request, tmp_path_factory, ids):
+def saved(tmp_path_factory, ids):
+    """A function that writes each family once, for all tests."""
+
+    @cache
+    def save(name):
+        directory = tmp_path_factory.mktemp(name)
+        save_family(directory, name)
+        return directory, reference_logits(directory, ids)
+
+    return save
+
+
+@pytest.fixture
+def family(request, saved):
     """A model directory, and the logits of transformers."""
-    directory = tmp_path_factory.mktemp(request.param)
-    save_family(directory, request.param)
-    return directory, reference_logits(directory, ids)
+    return saved(request.param)
 
 
 def test_every_architecture_is_tested():
