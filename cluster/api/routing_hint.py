@@ -11,7 +11,7 @@ import struct
 from array import array
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as Base64Error
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
@@ -27,6 +27,10 @@ MAX_OUTPUT_TOKENS = 256
 
 MAX_READ_BYTES = 2**20
 """Larger bodies are not parsed on the event loop of a proxy; they have no hint."""
+
+MAX_PARTS = 2**13
+"""Values and names in a prompt of which a hint is made; the rest counts as not sent. A body of many
+small ones would occupy the event loop for a second."""
 
 _KEY_BYTES = 8
 _MIN_CHUNK_BYTES = 128
@@ -103,7 +107,7 @@ class RoutingHint:
             return None
         if not isinstance(fields, dict):
             return None
-        parts = [piece for name in _PROMPT_FIELDS for piece in _pieces(fields.get(name))]
+        parts = list(_pieces(fields.get(name) for name in _PROMPT_FIELDS))
         if not parts:
             return None
         scope = tuple(str(fields.get(name) or "") for name in _SCOPE_FIELDS)
@@ -155,22 +159,27 @@ def _ends(count: int) -> tuple[int, ...]:
     return tuple(next(found) for _ in range(count))
 
 
-def _pieces(value: Any) -> Iterator[bytes]:
-    """Yield the texts and numbers of a JSON value, so that appending to a list appends bytes."""
-    if isinstance(value, str):
-        yield value.encode(errors="surrogatepass") + b"\0"
-    elif isinstance(value, Mapping):
-        for name, each in value.items():
-            yield from _pieces(name)
-            yield from _pieces(each)
-    elif isinstance(value, list):
-        if (token_ids := token_bytes(value)) is not None:
-            yield token_ids
+def _pieces(values: Iterable[Any]) -> Iterator[bytes]:
+    """Yield the texts and numbers in JSON values, so that appending to a list appends bytes.
+
+    Stops behind MAX_PARTS values and names.
+    """
+    waiting = list(values)[::-1]
+    for _ in range(MAX_PARTS):
+        if not waiting:
             return
-        for each in value:
-            yield from _pieces(each)
-    elif value is not None:
-        yield str(value).encode() + b"\0"
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value.encode(errors="surrogatepass") + b"\0"
+        elif isinstance(value, dict):
+            waiting += [each for item in value.items() for each in item][::-1]
+        elif isinstance(value, list):
+            if (token_ids := token_bytes(value)) is not None:
+                yield token_ids
+            else:
+                waiting += value[::-1]
+        elif value is not None:
+            yield str(value).encode() + b"\0"
 
 
 def token_bytes(values: Any) -> bytes | None:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
-from cluster.api.routing_hint import MAX_READ_BYTES, RoutingHint, claims_hint, token_bytes
+from cluster.api.routing_hint import (
+    MAX_PARTS,
+    MAX_READ_BYTES,
+    RoutingHint,
+    claims_hint,
+    token_bytes,
+)
 from protos.specdec.v1 import inference_pb2 as pb
 
 SESSION_METADATA = "session_id"
@@ -35,7 +42,8 @@ def hint_of(request: Any, session: str) -> RoutingHint | None:
         case "token_ids":
             prompt = token_bytes(request.token_ids.ids) or b""
         case _:
-            texts = (text for each in request.chat.messages for text in (each.role, each.content))
+            messages = islice(request.chat.messages, MAX_PARTS)
+            texts = (text for each in messages for text in (each.role, each.content))
             prompt = b"".join(text.encode() + b"\0" for text in texts)
     limit = request.sampling.max_tokens if request.sampling.HasField("max_tokens") else None
     return RoutingHint.of((request.model, request.cache_salt), prompt, limit, session)

@@ -5,7 +5,13 @@ from itertools import pairwise
 
 import pytest
 
-from cluster.api.routing_hint import MAX_OUTPUT_TOKENS, MAX_READ_BYTES, RoutingHint, boundaries
+from cluster.api.routing_hint import (
+    MAX_OUTPUT_TOKENS,
+    MAX_PARTS,
+    MAX_READ_BYTES,
+    RoutingHint,
+    boundaries,
+)
 
 SYSTEM = {"role": "system", "content": "You answer in verse. " * 20}
 FIRST = {"role": "user", "content": "Why is the sky blue? " * 20}
@@ -111,6 +117,14 @@ def test_a_session_is_a_header_or_the_prompt_cache_key():
 )
 def test_other_bodies_have_no_hint(body):
     assert RoutingHint.of_body(body) is None
+
+
+@pytest.mark.parametrize("part", ["word", ["word"], {"a": "b"}])
+def test_of_many_small_parts_the_first_ones_are_read(part):
+    some, more = (hint_of(prompt=[part] * count) for count in (MAX_PARTS, 2 * MAX_PARTS))
+    assert some == more
+    assert some.prompt_tokens > MAX_PARTS // 4
+    assert hint_of(prompt=[[]] * MAX_PARTS + ["word"]) is None
 
 
 def test_lone_surrogates_and_large_numbers_are_no_error():

@@ -3,7 +3,7 @@
 import pytest
 
 from cluster.api.grpc.routing import hint_of, with_hint
-from cluster.api.routing_hint import MAX_READ_BYTES, RoutingHint
+from cluster.api.routing_hint import MAX_PARTS, MAX_READ_BYTES, RoutingHint
 from protos.specdec.v1 import inference_pb2 as pb
 
 TEXT = "Once upon a time " * 50
@@ -53,6 +53,11 @@ def test_a_longer_prompt_has_the_keys_of_its_beginning(before, after):
     shorter, longer = hint_of(before, ""), hint_of(after, "")
     assert len(shorter.prefix_keys) >= 6
     assert longer.prefix_keys[: len(shorter.prefix_keys)] == shorter.prefix_keys
+
+
+def test_of_many_messages_the_first_ones_are_read():
+    some, more = (hint_of(chat(*["a"] * count), "") for count in (MAX_PARTS, 2 * MAX_PARTS))
+    assert some == more
 
 
 def test_a_cache_salt_shares_no_key():
