@@ -58,7 +58,7 @@ class HeadKv:
         """features: [num_blocks * block_size, feature_size], zeros."""
         self._batch_state = batch_state
         self._block_size = block_size
-        self._features = features
+        self.features = features
         self._num_filled = array("i", bytes(4 * num_blocks))  # by block
         self._sequences: dict[int, _Progress] = {}
 
@@ -76,16 +76,37 @@ class HeadKv:
 
         slot_mapping: [T], slots of the pass's tokens. features: [T, feature_size].
         """
-        slots = on_device(slot_mapping, self._features.device)
-        self._features.index_copy_(0, slots, features.to(self._features.dtype))
+        slots = on_device(slot_mapping, self.features.device)
+        self.features.index_copy_(0, slots, features.to(self.features.dtype))
         for row in rows:
             self._note_write(row)
+
+    def has_pairs_before(self, row: StepRow) -> bool:
+        """Return whether a row continues its sequence, with all pairs but that of its first token."""
+        progress, end = self._sequences[row.seq_id], row.known_end
+        return (
+            progress.num_computed is not None
+            and len(progress.token_ids) == end
+            and tuple(progress.token_ids[row.num_computed_tokens :]) == row.known
+            and self.num_missing(row.seq_id, row.num_computed_tokens) <= 0
+        )
+
+    def note_step(self, row: StepRow, token_ids: Sequence[int]) -> None:
+        """Record that a step on the device ran a row, which yielded `token_ids`.
+
+        It has stored their features, and the KV of their pairs where the row wants a draft.
+        """
+        self._note_write(row)
+        self.append_output(row.seq_id, token_ids)
+        if row.num_next_drafts and token_ids:
+            num_missing = self.num_missing(row.seq_id, self.num_tokens(row.seq_id))
+            self.note_computed(row.seq_id, self.pairs(row.seq_id, num_missing))
 
     def move(self, moves: Sequence[SlotMove]) -> None:
         """Move features along with the KV of the target."""
         if moves:
-            sources, targets = torch.tensor(moves, device=self._features.device).unbind(1)
-            self._features.index_copy_(0, targets, self._features[sources])
+            sources, targets = torch.tensor(moves, device=self.features.device).unbind(1)
+            self.features.index_copy_(0, targets, self.features[sources])
 
     def append_output(self, seq_id: int, token_ids: Sequence[int]) -> None:
         """Append verified tokens, whose features are stored except for the last one's."""
@@ -108,7 +129,7 @@ class HeadKv:
     def features_of(self, chunks: Sequence[Chunk]) -> Tensor:
         """Return the features [T, feature_size] that belong to pairs: of the tokens before them."""
         slots = [slot for chunk in chunks for slot in self._slots_before(chunk)]
-        return self._features[torch.tensor(slots, device=self._features.device)]
+        return self.features[torch.tensor(slots, device=self.features.device)]
 
     def note_computed(self, seq_id: int, pairs: Chunk) -> None:
         """Record that the KV of `pairs` is written."""

@@ -129,7 +129,7 @@ def _load_target(
         found = HeadConfig.from_directory(head.directory, model, head.window, head.token_map)
         load = partial(_load_version, found, head, target.model)
         target.use_head(load_head(found, target.model, head.quantization), config, load)
-    elif _runs_on_device(spec):
+    if _runs_on_device(spec):
         _use_device_steps(target, spec.device, config)
     return target
 
@@ -144,6 +144,9 @@ def _use_device_steps(
 ) -> None:
     if not isinstance(target.model, DeviceDecoder):
         logger.info("decodes run by operators of the host: the architecture has no fixed shapes")
+        return
+    if target.head is not None and target.head.drafter_parts is None:
+        logger.info("decodes run by operators of the host: so does the draft head behind them")
         return
     fits_graphs = target.model.fits_graphs and not config.enforce_eager
     report = target.use_device_steps(config, CudaGraphs(device) if fits_graphs else None)

@@ -61,12 +61,14 @@ def test_every_captured_shape_is_replayed(graphs, backend, launched):
     shapes = {
         graphs.padded(StepShape(rows, tokens, 1)) for rows in range(1, 11) for tokens in range(1, 6)
     }
-    assert len(shapes) * len(Stage) == backend.num_captured == graphs.report.num_graphs
+    of_one = sum(each.has_one_token for each in Stage)
+    num_rows = len({shape.num_rows for shape in shapes})
+    num_graphs = len(shapes) * (len(Stage) - of_one) + num_rows * of_one
+    assert num_graphs == backend.num_captured == graphs.report.num_graphs
     for shape in shapes:
-        for stage in Stage:
+        for stage in (each for each in Stage if shape.query_len == 1 or not each.has_one_token):
             graphs.run(stage, shape, lambda _: pytest.fail("launched operator by operator"))
-    assert backend.num_replays == graphs.report.num_graphs
-    assert set(launched) == {(stage, shape) for stage in Stage for shape in shapes}
+    assert backend.num_replays == graphs.report.num_graphs == len(set(launched))
 
 
 def test_the_largest_shape_is_captured_first(backend, stages):

@@ -47,7 +47,7 @@ class FeatureProjection(nn.Module):
         """
         if self.order is None or tapped is None:
             return self.project(hidden)
-        return self.project(tapped[:, self.order].flatten(1))
+        return self.project(torch.cat([tapped[:, index] for index in self.order], dim=1))
 
     def project(self, inputs: Tensor) -> Tensor:
         """Return features [T, feature_size] of the inputs [T, num_inputs * target_size]."""

@@ -1,0 +1,142 @@
+"""Drafts of a head in steps on the device: those of the host, and nothing read between."""
+
+from functools import cache
+
+import pytest
+import torch
+
+from specdec.config.speculative import SpeculativeConfig
+from specdec.sampling.device_sampler import SamplingKind
+from specdec.speculation.policy.policy import SpeculationPolicy
+from specdec.types.control import SpeculationControl
+from specdec.worker import LocalTarget
+from specdec.worker.device_steps import DeviceSteps
+from specdec.worker.step_graphs import StepShape
+from tests.specdec.attention_heads import fitted_head_dir
+from tests.specdec.engines import engine_config, local_engine, make_engine, request, tokens_by
+from tests.specdec.fakes import run_ranks
+from tests.specdec.worker.device import FakeGraphs, device_runner
+from tests.specdec.worker.operators import assert_host_reads_nothing
+
+NUM_DRAFTS = 3
+SAMPLING = [
+    {"temperature": 0.0},
+    {"temperature": 0.8},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 0.0},
+    {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "min_p": 0.02},
+]
+
+
+def requests(count=5, **params):
+    generator = torch.Generator().manual_seed(5)
+    pieces = torch.randint(3, 383, (count, 6), generator=generator).tolist()
+    return [
+        request(f"r{i}", piece * (1 + i), seed=i, **{**SAMPLING[i % len(SAMPLING)], **params})
+        for i, piece in enumerate(pieces)
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_model_dir):
+    """Return the tokens without speculation."""
+    return tokens_by(local_engine(tiny_model_dir, engine_config(0), kernels="torch"), requests())
+
+
+@pytest.fixture(scope="module")
+def head_dir(tiny_model_dir, tmp_path_factory, expected):
+    """Return a function that gives the directory of a head, some of whose drafts are right."""
+    asked = requests()
+    texts = [[*each.prompt, *expected[each.request_id]] for each in asked]
+
+    @cache
+    def write(method):
+        directory = tmp_path_factory.mktemp(method)
+        lengths = [len(each.prompt) for each in asked]
+        return fitted_head_dir(method, tiny_model_dir, directory, texts, lengths, depth=NUM_DRAFTS)
+
+    return write
+
+
+class RecordedTarget(LocalTarget):
+    """Keeps all outputs, and how many steps the device ran and drafted behind, at most at once."""
+
+    def __init__(self, runner):
+        super().__init__(runner)
+        self.outputs, self.most_in_flight = [], 0
+
+    def begin(self, step):
+        super().begin(step)
+        self.most_in_flight = max(self.most_in_flight, self._runner.num_in_flight)
+
+    def collect(self):
+        self.outputs.append(super().collect())
+        return self.outputs[-1]
+
+
+def config_of(method, directory, **changes):
+    speculation = SpeculativeConfig.of(method, NUM_DRAFTS, model=str(directory))
+    return engine_config(speculation=speculation, **changes)
+
+
+def run_target(model_dir, head_dir, method, group=None, asked=None, off=(), **options):
+    """Run requests; return the tokens, the target and the engine. off: steps without drafts."""
+    config = config_of(method, head_dir, **options.pop("changes", {}))
+    runner = device_runner(model_dir, config, head=head_dir, group=group, **options)
+    target = RecordedTarget(runner)
+    policy = SpeculationPolicy(SpeculationControl("on", 32, NUM_DRAFTS), clock=lambda: 0.0)
+    engine = make_engine(model_dir, config, target, policy=policy)
+    tokens = {}
+    for each in requests() if asked is None else asked:
+        engine.add(each)
+        tokens[each.request_id] = []
+    while engine.has_work:
+        mode = "off" if len(target.outputs) in off else "on"
+        engine.set_speculation(SpeculationControl(mode, 32, NUM_DRAFTS))
+        for output in engine.step():
+            tokens[output.request_id].extend(output.token_ids)
+        engine.check_integrity()
+    return tokens, target, engine
+
+
+@pytest.fixture
+def on_device(monkeypatch):
+    """Return a list with an entry for each step that ran on the device: its rows."""
+    begun, begin = [], DeviceSteps.begin
+
+    def counted(self, rows, states):
+        begun.append(rows)
+        return begin(self, rows, states)
+
+    monkeypatch.setattr(DeviceSteps, "begin", counted)
+    return begun
+
+
+def num_with_drafts(steps):
+    return sum(any(row.num_next_drafts for row in rows) for rows in steps)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("method", ["eagle3", "eagle", "mtp"])
+def test_the_drafts_are_those_of_the_host(
+    tiny_model_dir, head_dir, expected, on_device, method, is_async
+):
+    """Every step yields the same tokens and drafts on the host, operator by operator and as graphs.
+
+    Prompts are chunked, and speculation is off for some steps, behind which the head is behind.
+    """
+    directory, off = head_dir(method), range(8, 12)
+    changes = {"async_scheduling": is_async}
+    run = [tiny_model_dir, directory, method]
+    tokens, host, _ = run_target(*run, runs_on_device=False, changes=changes, off=off)
+    assert tokens == expected
+    assert not on_device
+    for graphs in (None, FakeGraphs()):
+        found, target, engine = run_target(*run, graphs=graphs, changes=changes, off=off)
+        assert found == expected
+        assert target.outputs == host.outputs
+    assert num_with_drafts(on_device) > 10
+    assert num_with_drafts(on_device) < len(on_device)
+    counts = engine.stats().counts.speculation
+    assert 0 < counts.num_accepted_tokens < counts.num_draft_tokens
+    assert (target.most_in_flight == 2) == is_async
