@@ -140,9 +140,9 @@ PARTS = (
     Part("steps", lambda context: measure_models(context)),
     _measurement("deterministic", lambda _: skip("there is no deterministic mode yet"), 10.0),
     Part("memory plans", plan_memory, is_timed=False),
-    Part("counts", count_operators, is_timed=False, limit_s=300.0),
-    Part("compilation", compile_kernels, is_timed=False, limit_s=600.0),
-    Part("kernels", run_kernel_tests, is_timed=False, limit_s=600.0),
+    Part("counts", count_operators, is_timed=False, limit_s=300.0, least_s=90.0),
+    Part("compilation", compile_kernels, is_timed=False, limit_s=600.0, least_s=300.0),
+    Part("kernels", run_kernel_tests, is_timed=False, limit_s=600.0, least_s=200.0),
 )
 """In the order in which they run: kernels, whole engine, costs, and last what needs no GPU."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from specdec.config.engine import DTYPE_BYTES
@@ -32,7 +33,8 @@ embedding and SwiGLU.
 
 def page() -> str:
     """Generate the page."""
-    return "\n".join([_HEAD, *_families(), *_decoders(), *_refused()]).rstrip() + "\n"
+    parts = (_families(), _decoders(), _transformers(), _refused())
+    return "\n".join([_HEAD, *chain.from_iterable(parts)]).rstrip() + "\n"
 
 
 def _families() -> Iterator[str]:
@@ -73,14 +75,45 @@ def _decoders() -> Iterator[str]:
     )
 
 
+def _transformers() -> Iterator[str]:
+    yield "## Other architectures, by transformers' code\n"
+    yield (
+        "An architecture without an entry above runs by transformers' modelling code, with "
+        "specdec's paged KV cache and scheduler in place of its attention "
+        "([adr/0037](adr/0037-transformers-backend.md)). `--model-impl transformers` does the same "
+        "with an architecture of the table, `--model-impl specdec` refuses others.\n"
+    )
+    yield (
+        "Such a model needs a causal language model in transformers whose attention can be "
+        "replaced, such as GPT-2, GPT-NeoX, GPT BigCode, OPT, Phi 1 and 2, Nemotron, Persimmon, "
+        "Helium, Apertus, Ministral, VaultGemma, Qwen 2 MoE, DeepSeek-V2 and V3. Loading it "
+        "checks each layer, and refuses what the KV cache does not have.\n"
+    )
+    yield _table(
+        ("topic", "support"),
+        [
+            ("kernels", "torch; attention by Triton on GPUs"),
+            ("data types", _names(DTYPE_BYTES)),
+            ("ranks", "one"),
+            ("drafting", "lookups and draft models; any verifier; no draft heads"),
+            ("quantization, quantized checkpoints, LoRA", "none"),
+            (
+                "multi-head latent attention",
+                "expanded: keys and values of all heads are cached, values padded to the width "
+                "of keys",
+            ),
+        ],
+    )
+
+
 def _refused() -> Iterator[str]:
     yield "## What is refused\n"
     yield (
-        "Other architectures are refused at the start, with the reason in the message: "
-        "encoder-decoders and encoders; state-space and linear-attention layers, whose state "
-        "cannot be rolled back to an accepted draft; multi-head latent attention; models that "
-        "read images or audio; models whose layers are code of their repository, which is never "
-        "executed.\n"
+        "The rest is refused at the start, with the reason in the message: encoder-decoders and "
+        "encoders; state-space and linear-attention layers, whose state cannot be rolled back to "
+        "an accepted draft; attention with masks that are neither causal nor a window; models "
+        "that read images or audio; models whose layers are code of their repository, which is "
+        "never executed.\n"
     )
 
 

@@ -196,7 +196,8 @@ def _rotate_and_store(dtype: torch.dtype, device: torch.device) -> Result:
     found: list[tuple[Tensor, Tensor]] = []
     kernels: tuple[PagedAttention, ...] = (_reference_of(shape), _attention_of(shape, device))
     for attention, kind in zip(kernels, (torch.float32, dtype), strict=True):
-        own = [each.to(attention.device, kind) for each in (heads, cache, *weights, cos, sin)]
+        inputs = (heads, cache, *weights, cos, sin)  # two of which the call changes
+        own = [each.to(attention.device, kind, copy=True) for each in inputs]
         plan = attention.plan(batch, kind)
         norms = QueryKeyNorms(_Norm(own[2], 1e-5), _Norm(own[3], 1e-5))
         rotation = Rotation(own[4], own[5])

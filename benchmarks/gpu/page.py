@@ -31,9 +31,14 @@ def page(report: PartReport) -> str:
 def _part_rows(report: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     for name, part in report["parts"].items():
         result = "passed" if part.get("passed", True) else f"failed {part.get('error', '')}".strip()
-        yield name, result, str(part["seconds"])
+        yield name, _cell(result), str(part["seconds"])
     for name, reason in report["skipped"].items():
-        yield name, f"skipped: {reason}", ""
+        yield name, _cell(f"skipped: {reason}"), ""
+
+
+def _cell(text: str) -> str:
+    """Return the first line of a text, as a cell of a table holds it."""
+    return text.splitlines()[0].replace("|", "\\|")
 
 
 def _aim_rows(parts: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
@@ -82,6 +87,7 @@ def _details(part: Result) -> Iterator[str]:
 
 
 _LONG = {
+    "rates",
     *("passed", "error", "traceback", "log", "stack", "seconds", "cases", "cells", "aims"),
     *("profiles", "plans", "steps", "command", "output"),
 }

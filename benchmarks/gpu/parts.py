@@ -60,7 +60,8 @@ class Part:
     """One part of the check.
 
     needs_gpu: whether its figures mean something on a GPU only. limit_s: time after which it is
-    stopped. is_timed: whether it measures times, and so has the machine for itself.
+    stopped. is_timed: whether it measures times, and so has the machine for itself. least_s: time
+    without which it is not begun, since it would not end.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Part:
     needs_gpu: bool = False
     limit_s: float = 120.0
     is_timed: bool = True
+    least_s: float = 0.0
 
 
 class RunningPart(Protocol):
@@ -150,8 +152,10 @@ def run_parts(
                 continue
             if part.needs_gpu and not context.is_gpu:
                 report.add(part.name, {"skipped": "needs a GPU"})
-            elif (left_s := ends_at_s - clock()) <= 0:
+            elif (left_s := ends_at_s - clock()) <= part.least_s:
                 reason = f"no time left of {limit_s / 60:g} minutes; the next run continues here"
+                if left_s > 0:
+                    reason = f"needs {part.least_s:.0f} s of a run, which has {left_s:.0f} left"
                 report.add(part.name, {"skipped": reason})
             else:
                 running[part.name] = start(part, context, min(part.limit_s, left_s))

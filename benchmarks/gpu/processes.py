@@ -29,6 +29,7 @@ _CPU = torch.device("cpu")
 _FORK = multiprocessing.get_context("fork")
 _LOG_LINES, _LINE_CHARS = 15, 300
 _STACK_BEFORE_END_S = 2.0
+_THREADS = 2
 
 
 class ForkedPart:
@@ -43,7 +44,13 @@ class ForkedPart:
         self._result, self._log, self._stack = (files / each for each in ("json", "log", "stack"))
         self._limit_s, self._began_at_s = limit_s, time.monotonic()
         saving = replace(context, save=self._save)
-        self._process = _FORK.Process(target=self._run, args=(lambda: run_part(part, saving),))
+
+        def work() -> Result:
+            if not part.is_timed:  # others run beside it
+                torch.set_num_threads(_THREADS)
+            return run_part(part, saving)
+
+        self._process = _FORK.Process(target=self._run, args=(work,))
         self._process.start()
 
     def poll(self) -> Result | None:
@@ -54,7 +61,8 @@ class ForkedPart:
             return None
         fault = f"stopped after {self._limit_s:.0f} s" if is_over else None
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid or 0, signal.SIGKILL)  # and the processes that it started
+            os.killpg(self._process.pid or 0, signal.SIGKILL)  # with the processes that it started
+        self._process.kill()
         self._process.join()
         if fault is None and self._process.exitcode:
             fault = f"the process ended with exit code {self._process.exitcode}"

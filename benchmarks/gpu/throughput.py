@@ -1,14 +1,17 @@
 """Tokens per second: speculation at a given acceptance against none, and transformers.
 
 The target has the sizes of Llama-3.1-8B and random weights. Drafts are any tokens, of which the
-verifier `synthetic` accepts as many as a trained drafter of that accepted length would have.
+verifier `synthetic` accepts as many as a trained drafter of that accepted length would have. Their
+number is fixed, and then chosen by the policy of a service, from the costs that it measures.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Literal
 
 import torch
 
@@ -18,20 +21,31 @@ from benchmarks.tiny_model import write_tiny_llama
 from specdec.config.engine import EngineConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
+from specdec.engine.engine_profiler import EngineProfiler
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.llama import CausalDecoder
 from specdec.sequences.sequence import EngineRequest
+from specdec.speculation.policy.factory import make_policy
+from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers.base import DraftRequest, Proposal, SynchronousProposer
 from specdec.text.tokenizer import Tokenizer
+from specdec.types.messages import StepInput, VerifyOutput
 from specdec.types.sampling_params import SamplingParams
 from specdec.worker import LocalTarget, TargetModelRunner
 from specdec.worker.step_graphs import CudaGraphs
 
+Drafting = Literal["none", "fixed", "policy"]
+"""Whether drafts are made, and who chooses their number."""
+
+_DRAFTINGS: tuple[Drafting, ...] = ("none", "fixed", "policy")
 _BLOCK_SIZE, _MAX_MODEL_LEN = 16, 512
 _PROMPT_TOKENS, _MAX_TOKENS = 64, 96
 _NUM_DRAFTS, _ACCEPTED_LENGTH = 5, 3.5
 _BATCHES = (1, 4, 16, 64, 128, 256)
+_SPECULATION = SpeculativeConfig.of(
+    "ngram", _NUM_DRAFTS, verifier="synthetic", synthetic_acceptance_length=_ACCEPTED_LENGTH
+)
 _COMPILED_LAYERS = 8
 _LEAST_GAIN, _LEAST_RATIO = 2.4, 0.98
 
@@ -45,6 +59,46 @@ class AnyTokens(SynchronousProposer):
     def _propose(self, request: DraftRequest) -> Proposal:
         tokens, draft = request.seq.token_ids, (2,) * request.max_tokens
         return Proposal(request.seq.seq_id, len(tokens), tokens[-1], draft)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Tokens per second, and milliseconds of a step.
+
+    engine_ms: outside of the target. begin_ms: in its `begin`, which packs and launches.
+    drafts_per_row: draft tokens of a sequence and step.
+    """
+
+    tokens_per_s: float
+    step_ms: float
+    engine_ms: float
+    begin_ms: float
+    drafts_per_row: float
+
+
+class _TimedTarget:
+    """A target that sums the seconds of its calls."""
+
+    def __init__(self, target: LocalTarget) -> None:
+        self._target = target
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the seconds so far."""
+        self.begin_s = self.collect_s = 0.0
+
+    def begin(self, step: StepInput) -> None:
+        """See Target."""
+        began_at_s = time.perf_counter()
+        self._target.begin(step)
+        self.begin_s += time.perf_counter() - began_at_s
+
+    def collect(self) -> VerifyOutput:
+        """See Target."""
+        began_at_s = time.perf_counter()
+        output = self._target.collect()
+        self.collect_s += time.perf_counter() - began_at_s
+        return output
 
 
 class Throughput:
@@ -69,7 +123,7 @@ class Throughput:
         self._target = LocalTarget(self._runner(decoder))
 
     def _runner(self, decoder: CausalDecoder) -> TargetModelRunner:
-        limits = self._limits(SpeculativeConfig.of("ngram", _NUM_DRAFTS))
+        limits = self._limits(_SPECULATION)
         runner = TargetModelRunner(
             decoder,
             TensorParallelGroup(),
@@ -94,27 +148,42 @@ class Throughput:
             speculation=speculation,
         )
 
-    def tokens_per_s(self, batch: int, *, drafts: bool, temperature: float = 0.0) -> float:
-        """Return the tokens per second of `batch` requests that decode together."""
-        speculation = None
-        if drafts:
-            speculation = SpeculativeConfig.of(
-                "ngram",
-                _NUM_DRAFTS,
-                verifier="synthetic",
-                synthetic_acceptance_length=_ACCEPTED_LENGTH,
-            )
-        limits, proposer = self._limits(speculation), AnyTokens() if drafts else None
-        engine = Engine(limits, self.model, self._target, self._tokenizer, proposer)
+    def measure(self, batch: int, drafting: Drafting = "none", temperature: float = 0.0) -> Rate:
+        """Measure `batch` requests that decode together."""
+        speculation = None if drafting == "none" else _SPECULATION
+        limits, proposer = self._limits(speculation), AnyTokens() if speculation else None
+        policy, target = self._policy if drafting == "policy" else None, _TimedTarget(self._target)
+        engine = Engine(limits, self.model, target, self._tokenizer, proposer, policy)
         for index in range(batch):
             engine.add(_request(index, temperature))
         while engine.stats().num_decoding < batch:  # the prompts are not timed
             engine.step()
-        begin, began_at_s = engine.stats().counts.num_generated_tokens, time.perf_counter()
+        target.reset()
+        before, began_at_s = engine.stats().counts, time.perf_counter()
+        num_tokens, num_steps = before.num_generated_tokens, before.num_steps
+        num_drafts = before.speculation.num_draft_tokens
         while engine.has_work:
             engine.step()
-        count = engine.stats().counts.num_generated_tokens - begin
-        return count / (time.perf_counter() - began_at_s)
+        seconds, counts = time.perf_counter() - began_at_s, engine.stats().counts
+        steps = counts.num_steps - num_steps
+        return Rate(
+            tokens_per_s=(counts.num_generated_tokens - num_tokens) / seconds,
+            step_ms=seconds / steps * 1e3,
+            engine_ms=(seconds - target.begin_s - target.collect_s) / steps * 1e3,
+            begin_ms=target.begin_s / steps * 1e3,
+            drafts_per_row=(counts.speculation.num_draft_tokens - num_drafts) / steps / batch,
+        )
+
+    @cached_property
+    def _policy(self) -> SpeculationPolicy | None:
+        """The policy of a service, which keeps what it has observed of the batches before."""
+        limits = self._limits(_SPECULATION)
+        profiler = EngineProfiler(limits, self.model, self._tokenizer)
+        none = (None, None, lambda: True)  # of a draft model
+        most = max(self.batches)
+        return make_policy(
+            _SPECULATION.control, limits, self._target, *none, most, profiler.measure
+        )
 
 
 def _request(index: int, temperature: float) -> EngineRequest:
@@ -124,24 +193,38 @@ def _request(index: int, temperature: float) -> EngineRequest:
 
 
 def compare_speculation(context: Context) -> Result:
-    """Compare five drafts of accepted length 3.5 with no speculation, by batch size."""
-    throughput, ratios = Throughput(context), dict[int, float]()
-    plain: dict[int, float] = {}
-    for batch in throughput.batches:
-        throughput.tokens_per_s(batch, drafts=True)  # warm
-        plain[batch] = throughput.tokens_per_s(batch, drafts=False)
-        ratios[batch] = throughput.tokens_per_s(batch, drafts=True) / plain[batch]
-        context.save({"ratios": ratios, "tokens_per_s_without": plain})
-    aims = {
-        "speculation at batch 1": {"value": ratios[1], "at_least": _LEAST_GAIN},
-        "speculation at any batch": {"value": min(ratios.values()), "at_least": _LEAST_RATIO},
-    }
-    return {
+    """Compare drafts of accepted length 3.5 with no speculation, by batch size.
+
+    `ratios` has those of five drafts in each step, `policy_ratios` those of as many as the policy
+    chooses, which is what a service does.
+    """
+    throughput = Throughput(context)
+    ratios: dict[int, float] = {}
+    policy_ratios: dict[int, float] = {}
+    rates: dict[str, dict[int, dict[str, float]]] = {}
+    result: Result = {
         "ratios": ratios,
-        "tokens_per_s_without": plain,
+        "policy_ratios": policy_ratios,
         "accepted_length": _ACCEPTED_LENGTH,
-        "aims": aims,
+        "rates": rates,
     }
+    for batch in throughput.batches:
+        throughput.measure(batch, "fixed")  # warm
+        found = {drafting: throughput.measure(batch, drafting) for drafting in _DRAFTINGS}
+        for drafting, rate in found.items():
+            rates.setdefault(drafting, {})[batch] = asdict(rate)
+        plain = found["none"].tokens_per_s
+        ratios[batch] = found["fixed"].tokens_per_s / plain
+        policy_ratios[batch] = found["policy"].tokens_per_s / plain
+        result["aims"] = {
+            "speculation at batch 1": {"value": ratios[1], "at_least": _LEAST_GAIN},
+            "speculation at any batch": {
+                "value": min(policy_ratios.values()),
+                "at_least": _LEAST_RATIO,
+            },
+        }
+        context.save(result)
+    return result
 
 
 def compare_transformers(context: Context) -> Result:
@@ -150,8 +233,8 @@ def compare_transformers(context: Context) -> Result:
     The model has a quarter of the layers, whose compilation takes minutes otherwise.
     """
     throughput = Throughput(context, (1,), _COMPILED_LAYERS)
-    throughput.tokens_per_s(1, drafts=False)
-    own = throughput.tokens_per_s(1, drafts=False)
+    throughput.measure(1)
+    own = throughput.measure(1).tokens_per_s
     context.save({"specdec": own, "num_layers": _COMPILED_LAYERS, "passed": False})
     del throughput
     if context.is_gpu:

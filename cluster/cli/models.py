@@ -10,12 +10,13 @@ import click
 from cluster.cli.output import json_flag, print_stderr, show_json
 
 if TYPE_CHECKING:  # commands import these when they run
-    from specdec.config.engine import DTypeName
+    from specdec.config.engine import DTypeName, ModelImpl
     from specdec.config.quantization import QuantizationMethod
     from specdec.engine.model_report import ModelReport
 
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZATIONS = ("none", "int8", "w8a8")
+MODEL_IMPLS = ("auto", "specdec", "transformers")
 KERNELS = ("auto", "native", "torch", "triton")
 
 
@@ -88,6 +89,13 @@ def list_models(as_json: bool) -> None:
     show_default=True,
     help="Kernels on a CPU.",
 )
+@click.option(
+    "--model-impl",
+    type=click.Choice(MODEL_IMPLS),
+    default="auto",
+    show_default=True,
+    help="Implementation of the model.",
+)
 @json_flag
 def show_model(
     name: str,
@@ -95,6 +103,7 @@ def show_model(
     quantization: str,
     tensor_parallel_size: int,
     kernels: str,
+    model_impl: str,
     as_json: bool,
 ) -> None:
     """Show the architecture of model NAME, its decoder, memory and drafting methods.
@@ -113,8 +122,10 @@ def show_model(
         is_native=not fault,
     )
     directory = resolve(name, progress=print_stderr)
-    found = report_model(directory, precision, tensor_parallel_size)
+    found = report_model(directory, precision, tensor_parallel_size, cast("ModelImpl", model_impl))
     decoder = "torch: " + " ".join(fault.split()) if fault else "native C++ kernels"
+    if found.config.transformers is not None:
+        decoder = "transformers' modelling code, attention over specdec's KV cache"
     if as_json:
         show_json(_fields(found, decoder))
         return

@@ -30,8 +30,8 @@ SECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "Model": (
             *("model", "served_model_name", "dtype", "quantization", "device", "kernels"),
-            *("tensor_parallel_size", "generation_config", "tool_call_parser"),
-            *("reasoning_parser", "chat_template", "seed"),
+            *("tensor_parallel_size", "model_impl", "generation_config"),
+            *("tool_call_parser", "reasoning_parser", "chat_template", "seed"),
         ),
         "Speculation": (
             *("speculative_config", "allow_synthetic_acceptance"),

@@ -282,6 +282,7 @@ class RayExecutor:
             step_timeout_s=timeout_s if is_target else min(timeout_s, _DRAFT_TIMEOUT_S),
             logs=config.logs,
             gpus_per_rank=gpus_per_rank(config),
+            model_impl=config.model_impl if is_target else "auto",
         )
 
 

@@ -26,6 +26,11 @@ Kernels = Literal["auto", "native", "triton", "torch"]
 installed, and torch otherwise."""
 
 
+ModelImpl = Literal["auto", "specdec", "transformers"]
+"""Implementation of a model: `specdec` is this project's decoder, `transformers` the modelling code
+of transformers over this project's KV cache; `auto` prefers the first."""
+
+
 _CPU_INFO = Path("/proc/cpuinfo")
 
 MAX_STREAM_INTERVAL = 2**20

@@ -1,6 +1,10 @@
 """Sizes of the steps that a GPU runs as graphs, from the most sequences and draft tokens.
 
 The ranks capture graphs for each of them, and the memory plan counts these graphs.
+
+A step is padded to the next size. Up to about a hundred tokens its time is that of reading the
+weights, and padding is nearly free; above, it is proportional to the tokens, padded ones included.
+So few sequences have few lengths, and many sequences each length up to eight.
 """
 
 from __future__ import annotations
@@ -8,36 +12,58 @@ from __future__ import annotations
 MAX_GRAPH_ROWS = 512
 """Steps of more sequences run without a graph: there the launches hide behind the arithmetic."""
 
+MAX_GRAPH_TOKENS = 2048
+"""Tokens, padded ones included, above which a step runs without a graph, and without padding."""
+
 _FINE_ROWS = (1, 2, 4)
-_ROW_STEP, _WIDE_ROW_STEP = 8, 32
-_MANY_ROWS = 64
-_FINE_LENS, _LEN_STEP = (1, 2, 3, 4, 6, 8), 4
+_ROW_STEP, _MANY_ROWS = 8, 64
+_WIDE_ROW_STEP, _VERY_MANY_ROWS = 16, 256
+_WIDEST_ROW_STEP = 32
+_FEW_ROWS = 16
+_COARSE_LENS, _FINE_LENS = (1, 2, 3, 4, 6, 8, 12, 16), (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
+_LEN_STEP = 8
+_OPERATIONS_OF_LAUNCHES = 210_000_000_000
 
 
 def row_counts(max_num_seqs: int) -> list[int]:
-    """Return the numbers of sequences: 1, 2, 4, the multiples of 8 up to 64, then those of 32.
+    """Return the numbers of sequences: 1, 2, 4, and multiples of 8, 16 and 32.
 
-    The last one is max_num_seqs, or MAX_GRAPH_ROWS. Above 64 sequences at most a third of a step is
-    padding.
+    They are of 8 up to 64, of 16 up to 256, then of 32. The last one is max_num_seqs, or
+    MAX_GRAPH_ROWS. Above 64 sequences at most a fifth of a step is padding.
     """
     most = min(max_num_seqs, MAX_GRAPH_ROWS)
-    fine = range(_ROW_STEP, _MANY_ROWS + 1, _ROW_STEP)
-    wide = range(_MANY_ROWS + _WIDE_ROW_STEP, most, _WIDE_ROW_STEP)
-    return [*(count for count in (*_FINE_ROWS, *fine, *wide) if count < most), most]
+    counts = (
+        *_FINE_ROWS,
+        *range(_ROW_STEP, _MANY_ROWS + 1, _ROW_STEP),
+        *range(_MANY_ROWS + _WIDE_ROW_STEP, _VERY_MANY_ROWS + 1, _WIDE_ROW_STEP),
+        *range(_VERY_MANY_ROWS + _WIDEST_ROW_STEP, most, _WIDEST_ROW_STEP),
+    )
+    return [*(count for count in counts if count < most), most]
 
 
 def query_lens(max_draft_tokens: int, num_rows: int) -> list[int]:
-    """Return the numbers of tokens of each of `num_rows` sequences: 1 to 4, 6, 8, every fourth.
+    """Return the numbers of tokens of each of `num_rows` sequences: 1 to 8, 12, every eighth.
 
-    The last one is the last known token and max_draft_tokens behind it. Steps of many sequences
-    have only that one and 1.
+    The last one is the last known token and max_draft_tokens behind it, if MAX_GRAPH_TOKENS permits
+    it. Steps of few sequences lack 5 and 7.
     """
+    fine = _COARSE_LENS if num_rows <= _FEW_ROWS else _FINE_LENS
     most = 1 + max_draft_tokens
-    fine = _FINE_LENS if num_rows <= _MANY_ROWS else _FINE_LENS[:1]
-    coarse = range(_FINE_LENS[-1] + _LEN_STEP, most, _LEN_STEP) if num_rows <= _MANY_ROWS else ()
-    return [*(length for length in (*fine, *coarse) if length < most), most]
+    lens = (*fine, *range(fine[-1] + _LEN_STEP, most, _LEN_STEP))
+    lens = (*(length for length in lens if length < most), most)
+    return [length for length in lens if num_rows * length <= MAX_GRAPH_TOKENS]
+
+
+def most_padding_tokens(hidden_size: int) -> int:
+    """Return the padding of a step above which it runs faster by operators, without padding.
+
+    Launching a layer's operators takes about 0.35 ms of the host; a token takes a layer of a Llama,
+    which has about 12 hidden_size^2 weights, 24 hidden_size^2 operations, at 6e14 in a second: the
+    rates of an H100. Both are in proportion to the layers.
+    """
+    return _OPERATIONS_OF_LAUNCHES // (24 * hidden_size**2)
 
 
 def num_graph_sizes(max_num_seqs: int, max_draft_tokens: int) -> int:
-    """Return the number of pairs of both."""
+    """Return the number of pairs of both; at most 320, whatever the arguments are."""
     return sum(len(query_lens(max_draft_tokens, rows)) for rows in row_counts(max_num_seqs))

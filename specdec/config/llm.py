@@ -101,6 +101,13 @@ class LLMConfig:
         "for GPUs, torch uses PyTorch's, auto uses native or triton if a compiler or Triton is "
         "installed",
     )
+    model_impl: Literal["auto", "specdec", "transformers"] = setting(
+        "auto",
+        one_of("auto", "specdec", "transformers"),
+        "Implementation of the model: specdec is this project's decoder, transformers is "
+        "transformers' modelling code over specdec's KV cache, auto uses it for architectures that "
+        "specdec's decoder does not have",
+    )
     generation_config: Literal["auto", "none"] = setting(
         "auto",
         one_of("auto", "none"),

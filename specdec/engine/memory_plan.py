@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from specdec.config.engine import DTYPE_BYTES, DraftLimits, EngineConfig
 from specdec.config.llm import LLMConfig
 from specdec.engine.gpu_workspace import gpu_workspace_bytes
+from specdec.engine.model_limits import check_model_limits
 from specdec.engine.model_resolution import Models
 from specdec.models.config import ModelConfig
 from specdec.speculation.proposers import proposer_memory
@@ -80,9 +81,11 @@ def memory_plan(
     every running sequence fits into both, but no more than sequences of its max_model_len fill.
     Where each rank has a separate GPU, each pool is as large as the fullest of its GPUs allows; in
     one process both models are on one GPU, and elsewhere with `share_gpu`.
-    Raises InvalidValueError for a context longer than the model's, and OutOfMemoryError when the
+    Raises InvalidValueError for a context longer than the model's and for settings that a model
+    does not have, and OutOfMemoryError when the
     weights, the processes and the KV pools do not fit in `available_bytes`.
     """
+    check_model_limits(config, models)
     target, draft = _target_pool(config, models), _draft_pool(config, models)
     if config.device == "cuda" and draft is not None and (in_process or config.shares_gpu):
         num_blocks = _divide_gpu(config, target, draft, available_bytes)
@@ -156,12 +159,13 @@ def _target_pool(config: LLMConfig, models: Models) -> _Pool:
 
 
 def _head_bytes_per_token(config: LLMConfig, models: Models) -> int:
-    """Return the bytes of a token's KV in a draft head, and of its feature, on all ranks."""
+    """Return the bytes of a token in a draft head on all ranks: of its KV and what that needs."""
     head, size = models.head, config.tensor_parallel_size
     if head is None or head.num_kv_layers == 0:
         return 0
-    feature_bytes = size * head.feature_size * DTYPE_BYTES[config.resolved_dtype]
-    return head.kv_bytes_per_token(config.resolved_dtype, size) + feature_bytes
+    num_values = size * head.slot_size(config.device)
+    num_bytes = num_values * DTYPE_BYTES[config.resolved_dtype]
+    return head.kv_bytes_per_token(config.resolved_dtype, size) + num_bytes
 
 
 def _extra_weight_bytes(config: LLMConfig, models: Models) -> int:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from specdec.config.engine import DTYPE_BYTES, DTypeName
+from specdec.config.engine import DTYPE_BYTES, DTypeName, ModelImpl
 from specdec.config.methods import METHODS, DraftPlace, HeadMethodConfig
 from specdec.config.quantization import QuantizationMethod
 from specdec.models.config import ModelConfig
 from specdec.models.heads.config import HeadConfig, head_method_of
 from specdec.models.registry import ARCHITECTURES
-from specdec.types.errors import UnsupportedModelError
+from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from specdec.types.sharding import partition
 
 _SHORT_DTYPES = ("bfloat16", "float16")
@@ -73,24 +73,44 @@ class ModelReport:
     methods: tuple[MethodFit, ...]
 
 
-def report_model(directory: Path, precision: Precision, tensor_parallel_size: int) -> ModelReport:
+def report_model(
+    directory: Path,
+    precision: Precision,
+    tensor_parallel_size: int,
+    model_impl: ModelImpl = "auto",
+) -> ModelReport:
     """Return the report of the model in a directory.
+
+    model_impl: as in `ModelConfig.from_directory`.
 
     Raises UnsupportedModelError for a model that cannot be served, and InvalidValueError for more
     ranks than it has heads.
     """
-    config = ModelConfig.from_directory(directory)
+    config = ModelConfig.from_directory(directory, model_impl)
+    if config.transformers is not None and tensor_parallel_size > 1:
+        limit = "1: transformers' code runs the model on one rank"
+        raise InvalidValueError("tensor_parallel_size", tensor_parallel_size, limit)
     return ModelReport(
         directory=directory,
         config=config,
-        differences=ARCHITECTURES[config.architecture].notes,
+        differences=_differences(config),
         precision=precision,
         ranks=tuple(_ranks(config, precision, tensor_parallel_size)),
         methods=tuple(_fit(method, directory, config) for method in METHODS),
     )
 
 
+def _differences(config: ModelConfig) -> str:
+    if config.transformers is not None:
+        return "layers of transformers' modelling code"
+    return ARCHITECTURES[config.architecture].notes
+
+
 def _ranks(config: ModelConfig, precision: Precision, size: int) -> Iterator[RankMemory]:
+    if config.transformers is not None:
+        kv_bytes = config.kv_bytes_per_token(precision.dtype)
+        yield RankMemory(config.weight_bytes(precision.dtype), kv_bytes)
+        return
     vocab = partition(config.vocab_size, size)
     kv_element_bytes = DTYPE_BYTES[precision.dtype]
     for rank, heads in enumerate(config.head_shards(size)):
@@ -133,6 +153,8 @@ def _fit(name: str, directory: Path, config: ModelConfig) -> MethodFit:
     method = METHODS[name]
     if method.place is DraftPlace.ENGINE:
         return MethodFit(name, Fit.READY, "it reads the text alone")
+    if config.transformers is not None and issubclass(method, HeadMethodConfig):
+        return MethodFit(name, Fit.NO, "transformers' code runs no draft heads")
     if name == "mtp":
         return _fit_of_own_layers(directory, config)
     if issubclass(method, HeadMethodConfig):

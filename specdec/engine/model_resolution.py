@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specdec.config.engine import DTYPE_BYTES
+from specdec.config.engine import DTYPE_BYTES, ModelImpl
 from specdec.config.llm import Config, LLMConfig
 from specdec.config.methods import DraftModelConfig, HeadMethodConfig
 from specdec.config.model_aliases import ALIASES, TARGETS_OF_DRAFTERS
@@ -33,16 +33,17 @@ class Models:
 class ModelDirectories:
     """The directories of the target, and of the draft model or head, if any.
 
-    That of the draft model may be the target's.
+    That of the draft model may be the target's. model_impl: of the target, as in LLMConfig.
     """
 
     target: Path
     draft: Path | None
     head: Path | None = None
+    model_impl: ModelImpl = "auto"
 
     def configs(self) -> Models:
         """Read each config.json, and the shapes of a head. Raises UnsupportedModelError."""
-        target = ModelConfig.from_directory(self.target)
+        target = ModelConfig.from_directory(self.target, self.model_impl)
         draft = None if self.draft is None else ModelConfig.from_directory(self.draft)
         head = None if self.head is None else HeadConfig.from_directory(self.head, target)
         return Models(target, draft, head)
@@ -75,8 +76,11 @@ def resolve_models(config: LLMConfig, progress: Progress) -> ModelDirectories:
     that cannot be determined.
     """
     target = resolve(config.model, progress=progress)
-    if whole := ModelConfig.from_directory(target).text_part_of:
+    found = ModelConfig.from_directory(target, config.model_impl)
+    if whole := found.text_part_of:
         progress(f"{config.model}: the text model of {whole} is served; it reads no images")
+    if found.transformers is not None:
+        progress(f"{config.model}: transformers' code runs {found.architecture}")
     head, drafting = config.head, config.draft_model
     for each in (head, drafting):
         if each is not None and each.model is not None:
@@ -85,6 +89,7 @@ def resolve_models(config: LLMConfig, progress: Progress) -> ModelDirectories:
         target,
         None if drafting is None else _resolve_draft(drafting, target, progress),
         None if head is None else _resolve_head(head, target, progress),
+        config.model_impl,
     )
 
 

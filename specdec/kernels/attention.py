@@ -169,13 +169,23 @@ class PagedAttention(ABC):
         rotation: Rotation | None,
         kv_cache: Tensor,  # [num_slots, 2, num_kv_heads, head_dim], changed in place
         plan: AttentionPlan,
+        sinks: Tensor | None = None,  # [num_heads]
     ) -> Tensor:
         """Normalize and rotate queries and keys, then `run`; may change `heads`."""
 
     @abstractmethod
-    def run(self, query: Tensor, kv: Tensor, kv_cache: Tensor, plan: AttentionPlan) -> Tensor:
+    def run(
+        self,
+        query: Tensor,
+        kv: Tensor,
+        kv_cache: Tensor,
+        plan: AttentionPlan,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """Write this pass's `kv` to its slots, then attend; return [T, num_heads, head_dim].
 
+        sinks: [num_heads], the score of a key that every query sees and that has no value (Xiao et
+        al. 2023, section 3.3); None without.
         query: [T, num_heads, head_dim]. kv: [T, 2, num_kv_heads, head_dim], keys rotated.
         kv_cache: [num_slots, 2, num_kv_heads, head_dim], changed in place.
         """
@@ -233,6 +243,7 @@ class TorchAttention(PagedAttention):
         rotation: Rotation | None,
         kv_cache: Tensor,
         plan: AttentionPlan,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """See PagedAttention."""
         num_queries = heads.shape[1] - 2 * self.num_kv_heads
@@ -244,7 +255,7 @@ class TorchAttention(PagedAttention):
         if rotation is not None:
             rotation.apply_(heads[:, : num_queries + self.num_kv_heads])
         kv = kv.view(len(heads), 2, self.num_kv_heads, self.head_dim)
-        return self.run(query, kv, kv_cache, plan)
+        return self.run(query, kv, kv_cache, plan, sinks)
 
     def plan_on_device(
         self,
@@ -272,17 +283,24 @@ class TorchAttention(PagedAttention):
         )
         return TorchPlan(batch.slot_mapping, (group,))
 
-    def run(self, query: Tensor, kv: Tensor, kv_cache: Tensor, plan: AttentionPlan) -> Tensor:
+    def run(
+        self,
+        query: Tensor,
+        kv: Tensor,
+        kv_cache: Tensor,
+        plan: AttentionPlan,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """See PagedAttention."""
         assert isinstance(plan, TorchPlan)
         kv_cache.index_copy_(0, plan.slot_mapping, kv)
         if plan.is_one_block:
             only = plan.groups[0]
             grouped = query.reshape(*only.rows.shape, *query.shape[1:])
-            return self._attend(grouped, kv_cache, only).flatten(0, 1)
+            return self._attend(grouped, kv_cache, only, sinks).flatten(0, 1)
         output = torch.empty_like(query)
         for group in plan.groups:
-            output[group.rows] = self._attend(query[group.rows], kv_cache, group)
+            output[group.rows] = self._attend(query[group.rows], kv_cache, group, sinks)
         return output
 
     def _plan_group(
@@ -345,7 +363,9 @@ class TorchAttention(PagedAttention):
         mask.masked_fill_(is_masked, float("-inf"))
         return mask.repeat_interleave(self.heads_per_kv, dim=1)[:, None]
 
-    def _attend(self, query: Tensor, kv_cache: Tensor, group: AttentionGroup) -> Tensor:
+    def _attend(
+        self, query: Tensor, kv_cache: Tensor, group: AttentionGroup, sinks: Tensor | None
+    ) -> Tensor:
         """Attend within one group; query and result: [G, Q, num_heads, head_dim]."""
         num_seqs, num_queries = query.shape[:2]
         pages = self._gather(kv_cache, group.slots).view(num_seqs, -1, *kv_cache.shape[1:])
@@ -356,24 +376,44 @@ class TorchAttention(PagedAttention):
         whole = F.pad(query, (0, 0, before, after)) if before or after else query
         grouped = whole.view(num_seqs, num_queries, self.num_kv_heads, self.heads_per_kv, -1)
         folded = grouped.transpose(1, 2).reshape(num_seqs, self.num_kv_heads, -1, self.head_dim)
-        attended = self._softmax_attention(folded, keys, values, group.mask)
+        scores_of_sinks = None if sinks is None else self._fold_sinks(sinks, num_queries)
+        attended = self._softmax_attention(folded, keys, values, group.mask, scores_of_sinks)
         unfolded = attended.view(num_seqs, self.num_kv_heads, num_queries, self.heads_per_kv, -1)
         heads = unfolded.transpose(1, 2).reshape(whole.shape)
         return heads[:, :, before : whole.shape[2] - after]
 
+    def _fold_sinks(self, sinks: Tensor, num_queries: int) -> Tensor:
+        """Return the sinks [num_heads] of folded queries, [num_kv_heads, Q * heads_per_kv, 1]."""
+        by_group = F.pad(sinks, self._missing_heads).view(self.num_kv_heads, 1, self.heads_per_kv)
+        return by_group.expand(-1, num_queries, -1).reshape(self.num_kv_heads, -1, 1)
+
     def _softmax_attention(
-        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None,
+        sinks: Tensor | None,
     ) -> Tensor:
-        """Return softmax(scores + mask) V. query: [G, H, Q, D]; keys, values: [G, H, S, D]."""
-        if self.softcap is None:
+        """Return softmax(scores + mask) V. query: [G, H, Q, D]; keys, values: [G, H, S, D].
+
+        sinks: [H, Q, 1], scores of a key without a value.
+        """
+        if self.softcap is None and sinks is None:
             return F.scaled_dot_product_attention(
                 query, keys, values, attn_mask=mask, scale=self.scale
             )
-        scores = (query @ keys.transpose(-1, -2)).mul_(self.scale / self.softcap)
-        scores = scores.tanh_().mul_(self.softcap)
+        scores = (query @ keys.transpose(-1, -2)).mul_(self.scale)
+        if self.softcap is not None:
+            scores = scores.div_(self.softcap).tanh_().mul_(self.softcap)
         if mask is not None:
             scores += mask
-        return scores.softmax(-1, dtype=torch.float32).to(values.dtype) @ values
+        if sinks is not None:
+            column = sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)
+            weights = torch.cat((scores, column), -1).softmax(-1, dtype=torch.float32)[..., :-1]
+        else:
+            weights = scores.softmax(-1, dtype=torch.float32)
+        return weights.to(values.dtype) @ values
 
     def _gather(self, kv_cache: Tensor, slots: Tensor) -> Tensor:
         """Copy slots [N] to a reused buffer; allocating one would cost twice the copy itself."""

@@ -58,13 +58,15 @@ def paged_attention(
     *,
     scale: float | None = None,
     softcap: float | None = None,
+    has_sinks: bool = False,
 ) -> PagedAttention:
     """Return the attention of a backend; the native kernels' decoder does not use it.
 
-    Arguments as in PagedAttention.
+    has_sinks: whether `run` gets sinks, which Triton's kernels do not have. Other arguments as in
+    PagedAttention.
     """
     kind: type[PagedAttention] = TorchAttention
-    if backend is KernelBackend.TRITON:
+    if backend is KernelBackend.TRITON and not has_sinks:
         from specdec.kernels.triton.attention import TritonAttention  # imports Triton
 
         kind = TritonAttention

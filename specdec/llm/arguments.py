@@ -42,6 +42,7 @@ class LLMArguments(TypedDict, total=False):
     revision: str | None
     device: str
     kernels: str
+    model_impl: str
     generation_config: str
     max_num_seqs: int
     max_num_batched_tokens: int

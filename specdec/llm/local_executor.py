@@ -141,7 +141,9 @@ class LocalExecutor:
         raise TargetFailedError("the target runs in this process and cannot be restarted")
 
     def close(self) -> None:
-        """See Executor; memory is freed with the last reference."""
+        """See Executor; memory is freed with the last reference, graphs of a GPU now."""
+        if self._target is not None:
+            self._target.close()
         self._target = self._draft_worker = self._draft = None
 
     def _load_target(self) -> LocalTarget:
@@ -186,5 +188,6 @@ class LocalExecutor:
             config.kernels,
             vocabulary,
             head,
+            config.model_impl if isinstance(limits, EngineConfig) else "auto",
         )
         return load_warm(spec, TensorParallelGroup())

@@ -12,14 +12,19 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from specdec.config.engine import DTYPE_BYTES, DTypeName
+from specdec.config.engine import DTYPE_BYTES, DTypeName, ModelImpl
 from specdec.config.quantization import QuantizationMethod
 from specdec.models.architecture import has
 from specdec.models.config_values import count, fraction, unsupported
 from specdec.models.layer_patterns import LayerRopes, Windows
 from specdec.models.registry import ARCHITECTURES, SAME_DECODERS, TEXT_MODELS, architecture_of
-from specdec.models.rope import LongRope, Rope, read_rope
+from specdec.models.rope import DefaultRope, LongRope, Rope, read_rope
 from specdec.models.traits import LLAMA, DecoderTraits, Experts, QkNorm
+from specdec.models.transformers_config import (
+    TransformersModel,
+    read_transformers_shape,
+    transformers_fault,
+)
 from specdec.models.unsupported import explain_unsupported
 from specdec.types.errors import InvalidValueError, ModelNotFoundError, UnsupportedModelError
 from specdec.types.sampling_params import SamplingDefaults, SamplingParams
@@ -68,6 +73,8 @@ class ModelConfig:
     rms_norm_eps: of all norms. rope: of most layers, which a head's layers share; layer_ropes: of
         each layer, None where it has none; empty if all have `rope`. rotary_fraction: the part of
         each head that is rotated.
+    transformers: the model of transformers whose code runs it; None where this project's decoder
+        does. The fields of layers then have no meaning, except for the sizes of heads.
     text_part_of: the architecture of a model that also reads images, of which this is the text
         model; None for others.
     traits: how the layers differ from Llama's. experts: in place of the MLP of some layers.
@@ -105,12 +112,13 @@ class ModelConfig:
     traits: DecoderTraits = LLAMA
     experts: Experts | None = None
     text_part_of: str | None = None
+    transformers: TransformersModel | None = None
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
             limit = f"a divisor of num_attention_heads ({self.num_heads})"
             raise unsupported("num_key_value_heads", self.num_kv_heads, limit)
-        if self.head_dim % 2:
+        if self.head_dim % 2 and self.transformers is None:
             raise unsupported("head_dim", self.head_dim, "even, to be rotated by halves")
         self._check_ropes()
         assert len(self.sliding_windows) == self.num_layers
@@ -133,8 +141,10 @@ class ModelConfig:
                         raise unsupported(key, f"a list of {found}", limit)
 
     @classmethod
-    def from_directory(cls, directory: Path) -> ModelConfig:
+    def from_directory(cls, directory: Path, model_impl: ModelImpl = "auto") -> ModelConfig:
         """Read the configuration files of a model directory.
+
+        model_impl: whose code is to run it; "auto" prefers this project's decoder.
 
         Raises ModelNotFoundError without config.json, UnsupportedModelError for its content.
         """
@@ -143,6 +153,8 @@ class ModelConfig:
             raise ModelNotFoundError(f"{directory} has no config.json")
         generation = _read_json(directory / "generation_config.json") or {}
         try:
+            if _needs_transformers(raw, model_impl):
+                return cls._of_transformers(directory, raw, generation)
             return cls.from_dict(raw, generation)
         except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
@@ -196,6 +208,35 @@ class ModelConfig:
             mask_token_id=raw.get("pard_token", raw.get("ptd_token_id")),
         )
 
+    @classmethod
+    def _of_transformers(
+        cls, directory: Path, raw: Mapping[str, Any], generation: Mapping[str, Any]
+    ) -> ModelConfig:
+        found = read_transformers_shape(directory)
+        return cls(
+            architecture=found.model.class_name,
+            vocab_size=found.vocab_size,
+            hidden_size=found.hidden_size,
+            intermediate_size=found.intermediate_size,
+            num_layers=found.num_layers,
+            num_heads=found.num_heads,
+            num_kv_heads=found.num_kv_heads,
+            head_dim=found.head_dim,
+            rms_norm_eps=1e-5,
+            rope=DefaultRope(10_000.0),
+            max_position_embeddings=found.max_position_embeddings,
+            tie_word_embeddings=found.tie_word_embeddings,
+            eos_token_ids=_eos_token_ids(raw, generation),
+            sampling_defaults=read_sampling_defaults(generation),
+            has_qkv_bias=False,
+            has_output_bias=False,
+            has_mlp_bias=False,
+            has_qk_norm=False,
+            sliding_windows=(None,) * found.num_layers,
+            checkpoint_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
+            transformers=found.model,
+        )
+
     @property
     def rotary_dim(self) -> int:
         """Dimensions of each head, from the first on, that are rotated."""
@@ -209,6 +250,8 @@ class ModelConfig:
     @property
     def num_parameters(self) -> int:
         """Weights of the decoder, a tied head counted once."""
+        if self.transformers is not None:
+            return self.transformers.num_parameters
         query, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         qkv_biases = self.has_qkv_bias * (query + 2 * kv)
         inner = self.intermediate_size * (1 + self.traits.has_gate)
@@ -219,8 +262,13 @@ class ModelConfig:
         norms = self.traits.num_layer_norms * norm_size + self.has_qk_norm * qk_norms
         embeddings = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
         vectors = self.num_layers * (biases + norms) + norm_size
+        vectors += self.num_layers * self.num_heads * self.traits.has_sinks
         if self.experts is not None:  # their router stays in the model's dtype
-            vectors += len(self.experts.layers) * self.experts.count * self.hidden_size
+            count, units = self.experts.count, self.experts.intermediate_size
+            of_layer = count * self.hidden_size
+            if self.experts.has_bias:
+                of_layer += count * ((1 + self.traits.has_gate) * units + self.hidden_size + 1)
+            vectors += len(self.experts.layers) * of_layer
         return self._num_matrix_elements + embeddings + vectors
 
     def weight_bytes(self, dtype: DTypeName, quantization: QuantizationMethod | None = None) -> int:
@@ -229,7 +277,7 @@ class ModelConfig:
         An upper bound: native matrices of a float32 model may stay in the dtype of the checkpoint.
         """
         element_bytes = DTYPE_BYTES[dtype]
-        if quantization is None:
+        if quantization is None or self.transformers is not None:
             return self.num_parameters * element_bytes
         vocabulary = self.vocab_size * self.hidden_size
         # A tied embedding shares its table with the head only if the head is not quantized.
@@ -265,7 +313,7 @@ class ModelConfig:
     @property
     def has_llama_layers(self) -> bool:
         """Return whether all layers are Llama's, as those of drafters that are trained here."""
-        is_dense = self.experts is None
+        is_dense = self.experts is None and self.transformers is None
         return is_dense and self.traits == LLAMA and set(self.ropes) == {self.rope}
 
     @property
@@ -318,6 +366,24 @@ def _architecture(raw: Mapping[str, Any]) -> str:
 
         weight_format(quantization)
     return architecture
+
+
+def _needs_transformers(raw: Mapping[str, Any], model_impl: ModelImpl) -> bool:
+    """Return whether transformers' code runs a model.
+
+    Raises UnsupportedModelError, with the reason, for a model that it would have to run and cannot.
+    """
+    names = raw.get("architectures") or [architecture_of(str(raw.get("model_type")))]
+    found = names[0] if isinstance(names, list) else names
+    if not isinstance(found, str | None) or model_impl == "specdec":
+        return False
+    if model_impl == "auto" and found in {*ARCHITECTURES, *SAME_DECODERS, *TEXT_MODELS}:
+        return False
+    if fault := transformers_fault(raw):
+        if model_impl == "auto":
+            raise UnsupportedModelError(explain_unsupported(found, raw, fault))
+        raise UnsupportedModelError(f"model_impl transformers cannot run the model: {fault}")
+    return True
 
 
 def _text_config(raw: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:

@@ -151,6 +151,19 @@ def olmoe_experts(raw: Mapping[str, Any], num_layers: int) -> Experts:
     )
 
 
+def gpt_oss_traits(raw: Mapping[str, Any]) -> DecoderTraits:
+    """Return the traits of GPT-OSS."""
+    for name, only in (("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
+        if raw[name] != only:
+            raise unsupported(name, raw[name], str(only))
+    return DecoderTraits(has_sinks=True, names=TensorNames(router="router"))
+
+
+def gpt_oss_experts(raw: Mapping[str, Any], num_layers: int) -> Experts:
+    """Return the experts of GPT-OSS: a softmax over the chosen ones is one over all, normalized."""
+    return replace(mixtral_experts(raw, num_layers), has_bias=True)
+
+
 def _experts_per_token(raw: Mapping[str, Any], count_key: str) -> int:
     found, limit = count(raw, "num_experts_per_tok"), count(raw, count_key)
     if found > limit:

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from specdec.kernels import AttentionPlan, PagedAttention, Rotation
 from specdec.kernels.attention import QueryKeyNorms
-from specdec.kernels.backend import KernelBackend, paged_attention
+from specdec.kernels.backend import paged_attention
 from specdec.kernels.device_batch import DeviceBatch
 from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove, on_device
+from specdec.kernels.moves import move_kv
 from specdec.kernels.rows import row_kernels
 from specdec.kernels.sample import RowArgmax, row_argmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
@@ -68,6 +69,10 @@ class Attention(nn.Module):
         if config.has_qk_norm:
             self.query_norm, self.key_norm = read_qk_norms(config, reader, prefix, group)
         self._fused_norms = self._norms_by_head() if config.has_qk_norm else None
+        self.sinks: Tensor | None = None
+        if config.traits.has_sinks:
+            own = range(heads.query.start, heads.query.stop)
+            self.sinks = reader.read(f"{prefix}.sinks", (config.num_heads,), rows=own)
         self.o_proj = RowParallelLinear(
             reader,
             f"{prefix}.o_proj",
@@ -92,7 +97,9 @@ class Attention(nn.Module):
             query, key, _ = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
             query.copy_(self.query_norm(query))
             key.copy_(self.key_norm(key))
-        attended = attention.rotate_and_run(heads, self._fused_norms, rotation, kv_cache, plan)
+        attended = attention.rotate_and_run(
+            heads, self._fused_norms, rotation, kv_cache, plan, self.sinks
+        )
         output: Tensor = self.o_proj(attended.flatten(1), residual)
         return output
 
@@ -132,9 +139,12 @@ class MLP(nn.Module):
         hidden, intermediate = config.hidden_size, expert_size or config.intermediate_size
         self.has_gate, self._activation = config.traits.has_gate, config.traits.activation
         units = group.share_of(intermediate)
+        has_bias = config.has_mlp_bias
+        if expert_size is not None:
+            has_bias = config.experts is not None and config.experts.has_bias
         num_inputs = 1 + self.has_gate  # gate, if there is one, then up projection
         sizes, rows = [intermediate] * num_inputs, [units] * num_inputs
-        names, has_bias = config.traits.names, config.has_mlp_bias
+        names = config.traits.names
         parts = weight_parts(prefix, names.gate_up, sizes, rows, has_bias=has_bias)
         self.gate_up_proj = ColumnParallelLinear(reader, hidden, parts)
         self._kernels = row_kernels(reader.backend)
@@ -144,7 +154,7 @@ class MLP(nn.Module):
             (hidden, intermediate),
             units,
             group if expert_size is None else TensorParallelGroup(),
-            has_bias=has_bias,
+            has_bias=has_bias and group.rank == 0,
         )
 
     def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
@@ -158,8 +168,16 @@ class MLP(nn.Module):
         if self.has_gate and is_silu:
             return self._kernels.silu_mul(units)
         gate, *up = units.chunk(1 + self.has_gate, dim=-1)
+        if self._activation is Activation.CLAMPED_SWIGLU:
+            return clamped_swiglu(gate, up[0])
         activated = F.silu(gate) if is_silu else F.gelu(gate, approximate="tanh")
         return activated.mul_(up[0]) if up else activated
+
+
+def clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """Return the hidden units of GPT-OSS, [T, units]; see Activation."""
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    return (up + 1) * gate * torch.sigmoid(1.702 * gate)
 
 
 def _mixture(
@@ -172,7 +190,8 @@ def _mixture(
     def expert(name: str) -> MLP:
         return MLP(config, reader, name, group, expert_size=size)
 
-    return SparseMLP(experts, config.hidden_size, reader, prefix, group, expert)
+    router = config.traits.names.router
+    return SparseMLP(experts, config.hidden_size, reader, prefix, router, group, expert)
 
 
 class DecoderLayer(nn.Module):
@@ -314,6 +333,7 @@ class CausalDecoder(nn.Module):
             reader.device,
             scale=traits.attention_scale,
             softcap=traits.attention_softcap,
+            has_sinks=traits.has_sinks,
         )
 
     def enable_adapters(self) -> TorchAdapters:
@@ -404,13 +424,7 @@ class CausalDecoder(nn.Module):
 
     def move_kv(self, kv_cache: Tensor, moves: Sequence[SlotMove]) -> None:
         """See Decoder."""
-        if self.backend is KernelBackend.TRITON:
-            from specdec.kernels.triton.moves import move_kv  # imports Triton
-
-            move_kv(kv_cache, moves)
-            return
-        sources, targets = torch.tensor(moves, device=self.device).unbind(1)
-        kv_cache.index_copy_(1, targets, kv_cache[:, sources])
+        move_kv(kv_cache, moves, self.backend)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return this rank's logits [R, len(vocab_slice)]; hidden: [R, hidden_size]."""

@@ -99,12 +99,41 @@ def load_model(
     """
     if quantization is not None and device.type != "cpu":
         raise UnsupportedModelError(f"quantization {quantization} runs on a CPU, not on {device}")
+    if config.transformers is not None:
+        return _load_transformers(
+            directory, config, dtype, max_model_len, block_size, device, kernels, output_tokens
+        )
     backend = KernelBackend.select(kernels, device)
     if kernels == "auto" and device.type == "cpu":
         backend = _common_backend(backend, group)
     reader = open_checkpoint(directory, dtype, quantization, device, backend)
     model = CausalDecoder(config, reader, group, max_model_len, block_size, output_tokens)
     return NativeDecoder(model) if backend is KernelBackend.CPU else model
+
+
+def _load_transformers(
+    directory: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    max_model_len: int,
+    block_size: int,
+    device: torch.device,
+    kernels: Kernels,
+    output_tokens: Sequence[int] | None,
+) -> Decoder:
+    from specdec.models.transformers_decoder import load_transformers  # imports transformers
+
+    attention: Kernels = "torch" if device.type == "cpu" else kernels
+    return load_transformers(
+        directory,
+        config,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        block_size=block_size,
+        device=device,
+        backend=KernelBackend.select(attention, device),
+        output_tokens=output_tokens,
+    )
 
 
 def _common_backend(backend: KernelBackend, group: TensorParallelGroup) -> KernelBackend:

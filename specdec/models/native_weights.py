@@ -115,6 +115,7 @@ class NativeWeights:
             mlp_output_norm=self.norm(mlp_output_norm),
             query_norm=self.address(attention.query_norm.weight) if has_qk_norm else None,
             key_norm=self.address(attention.key_norm.weight) if has_qk_norm else None,
+            sinks=None if attention.sinks is None else self.address(attention.sinks),
             cos=cos,
             sin=sin,
             window=window or 0,

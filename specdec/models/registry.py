@@ -19,6 +19,8 @@ from specdec.models.family_traits import (
     gemma_traits,
     glm4_traits,
     glm_traits,
+    gpt_oss_experts,
+    gpt_oss_traits,
     granite_traits,
     mixtral_experts,
     mixtral_traits,
@@ -363,6 +365,29 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             qk_norm=True,
             traits=olmoe_traits,
             experts=olmoe_experts,
+        ),
+        "GptOssForCausalLM": Architecture(
+            "gpt_oss",
+            ("GPT-OSS 20B and 120B",),
+            "a mixture of experts with biases on each layer, in 4 bits (MXFP4) in the published "
+            "files; clamped SwiGLU; attention sinks; windows on alternating layers",
+            {
+                "head_dim": 64,
+                "num_key_value_heads": 8,
+                "num_local_experts": 128,
+                "num_experts_per_tok": 4,
+                "sliding_window": 128,
+                "rope_theta": 150_000.0,
+                "attention_bias": True,
+                "swiglu_alpha": 1.702,
+                "swiglu_limit": 7.0,
+            },
+            legacy_activations={"silu": Activation.CLAMPED_SWIGLU},
+            qkv_bias="attention_bias",
+            output_bias="attention_bias",
+            windows=periodic_windows(2),
+            traits=gpt_oss_traits,
+            experts=gpt_oss_experts,
         ),
     }
 )

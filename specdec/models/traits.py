@@ -18,10 +18,15 @@ class NormKind(StrEnum):
 
 
 class Activation(StrEnum):
-    """The activation function of an MLP; GELU in its tanh approximation."""
+    """The activation function of an MLP; GELU in its tanh approximation.
+
+    CLAMPED_SWIGLU: (u + 1) g sigmoid(1.702 g), of a gate g up to 7 and an up projection u from -7
+    to 7 (GPT-OSS).
+    """
 
     SILU = "silu"
     GELU_TANH = "gelu_pytorch_tanh"
+    CLAMPED_SWIGLU = "clamped_swiglu"
 
 
 class QkNorm(StrEnum):
@@ -41,13 +46,14 @@ class TensorNames:
     """Names of a layer's tensors in a checkpoint.
 
     qkv, gate_up: a single name holds the rows of all its projections, in this order. mlp: prefix of
-    the MLP. gate_up and down are also those of each expert.
+    the MLP. router: of a mixture. gate_up and down are also those of each expert.
     """
 
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     down: str = "down_proj"
     mlp: str = "mlp"
+    router: str = "gate"
     mlp_norm: str = "post_attention_layernorm"
     attention_output_norm: str = "post_attention_layernorm"
     mlp_output_norm: str = "post_feedforward_layernorm"
@@ -59,7 +65,7 @@ class Experts:
 
     num_per_token: experts that a token is routed to, by the largest probabilities. normalizes:
     whether their probabilities are divided by their sum. intermediate_size: hidden units of each.
-    layers: those that have experts.
+    layers: those that have experts. has_bias: of the router and the experts.
     """
 
     count: int
@@ -67,6 +73,7 @@ class Experts:
     normalizes: bool
     intermediate_size: int
     layers: frozenset[int]
+    has_bias: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,7 @@ class DecoderTraits:
     is_rope_interleaved: whether rotary pairs are neighbours in the checkpoint; loading reorders
         them to halves.
     attention_scale: factor of scores; None: 1 / sqrt(head_dim).
+    has_sinks: whether each head has a score that every softmax includes, without a value.
     attention_softcap: bound c of scores s, which become c * tanh(s / c); None: no bound.
     embedding_scale, residual_scale: factors of embeddings, and of the results of attention and MLP.
     rounds_embedding_scale: whether that factor is rounded to the data type of the model.
@@ -114,6 +122,7 @@ class DecoderTraits:
     is_rope_interleaved: bool = False
     qk_norm: QkNorm = QkNorm.HEAD
     attention_scale: float | None = None
+    has_sinks: bool = False
     attention_softcap: float | None = None
     embedding_scale: float = 1.0
     rounds_embedding_scale: bool = False

@@ -14,10 +14,13 @@ _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num
 _ENCODERS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
 
 
-def explain_unsupported(architecture: str | None, raw: Mapping[str, Any]) -> str:
+def explain_unsupported(
+    architecture: str | None, raw: Mapping[str, Any], fault: str | None = None
+) -> str:
     """Return the message for a model whose architecture is not in the registry.
 
     architecture: None where config.json names neither an architecture nor a known model_type.
+    fault: why transformers' code cannot run it either, if that is known.
     """
     supported = ", ".join((*SUPPORTED_ARCHITECTURES, *SAME_DECODERS, *TEXT_MODELS))
     if architecture is None:
@@ -26,7 +29,7 @@ def explain_unsupported(architecture: str | None, raw: Mapping[str, Any]) -> str
         named = f"config.json names no architecture that is supported ({found})"
     else:
         named = f"architecture {architecture[:100]} is not supported"
-    reason = _reason(architecture or str(raw.get("model_type")), raw)
+    reason = _reason(architecture or str(raw.get("model_type")), raw) or fault
     return f"{named}{f': {reason}' if reason else ''}; supported: {supported}"
 
 

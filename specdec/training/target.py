@@ -1,7 +1,8 @@
 """The target as a teacher: its hidden states over whole samples, and its logits.
 
 Both are computed by the decoder that serves, with its kernels and in its precision, so a drafter
-learns from the features and the distributions that it will be served with.
+learns from the features and the distributions that it will be served with. The exception is the
+attention of a GPU: samples are computed at once, by torch's kernels, without pages of a KV cache.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ from specdec.models.cpu_decoder import NativeDecoder
 from specdec.models.dtypes import DTYPES
 from specdec.models.layers.linear import transform_logits
 from specdec.models.layers.matrix import Matrix, make_matrix
+from specdec.models.llama import CausalDecoder
 from specdec.models.loading import Decoder, load_model
 from specdec.models.traits import LogitTransform
 from specdec.models.weights.checkpoint import CPU, open_checkpoint
 from specdec.training.batches import Batch
+from specdec.training.whole_samples import use_whole_samples
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
 
 _BLOCK_SIZE = 16
@@ -150,6 +153,9 @@ class Target:
         self.lm_head = self.embedding if is_tied else self.weight(_LM_HEAD, shape)
         self._kv_cache = torch.empty(0)
         self._num_slots = 0
+        decoder, is_on_gpu = self.decoder, device.type != "cpu"
+        is_whole = is_on_gpu and isinstance(decoder, CausalDecoder) and use_whole_samples(decoder)
+        self._has_cache = not is_whole
 
     @property
     def layer_fields(self) -> dict[str, Any]:
@@ -234,9 +240,10 @@ class Target:
             table = array("i", range(num_blocks, num_blocks + count))
             chunks.append(Chunk(token_ids[span.tokens], 0, table))
             num_blocks += count
-        if num_blocks * _BLOCK_SIZE > self._num_slots:
-            self._num_slots = num_blocks * _BLOCK_SIZE
-            self._kv_cache = self.decoder.new_kv_cache(self._num_slots)
+        num_slots = num_blocks * _BLOCK_SIZE if self._has_cache else 1
+        if num_slots > self._num_slots:
+            self._num_slots = num_slots
+            self._kv_cache = self.decoder.new_kv_cache(num_slots)
         model_input = ModelInput(chunks, _BLOCK_SIZE)
         found = self.decoder.forward_with_taps(model_input, self._kv_cache, taps)
         # Copies: autograd does not save tensors that were made in inference mode.

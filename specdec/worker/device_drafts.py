@@ -1,14 +1,16 @@
 """Drafts of a head on the device, behind the tokens that a step has verified there.
 
 A head with KV runs the pairs of the new tokens, whose features are those of the step's own pass,
-and then one pass for each draft token. The pair of the token in front of them is run again: its
-slot, which the target had not written, may be in a block that the sequence has given back. Tokens, positions and the number of tokens stay on the
-device: the next step takes them there, and the host receives them with the result of this one.
+and then one pass for each draft token. The pair of the token in front of the new ones is run again:
+its slot may be in a block that the sequence has given back, since the target had not written it.
+Tokens, positions and the number of tokens stay on the device: the next step takes them there, and
+the host receives them with the result of this one.
 The drafts are those of `head_runner`, which serves all other steps on the same features and KV.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -72,21 +74,21 @@ class DeviceDrafts:
         self.parts, self._state, self._limits, self._drafts = parts, state, limits, drafts
         page, num_rows = parts.features, limits.max_num_seqs
         num_tokens, device = num_rows * limits.max_query_len, page.device
-        ids = {"dtype": torch.int64, "device": device}
+        ids = partial(torch.zeros, dtype=torch.int64, device=device)
         self._tapped = page.new_zeros(num_tokens, len(parts.head.taps), hidden_size)
-        self._slots = torch.zeros(num_tokens, **ids)
+        self._slots = ids(num_tokens)
         self._features = page.new_zeros(num_tokens, page.shape[1])
-        self._first = torch.zeros(num_rows, **ids)  # the last known token in front of the step
+        self._first = ids(num_rows)  # the last known token in front of the step
         self._rows = DraftRows(
-            torch.zeros(num_rows, PARAM_WORDS, **ids),
-            torch.full((num_rows,), state.padding_place, **ids),
-            torch.zeros(num_rows, **ids),
-            torch.zeros(num_rows, **ids),
+            ids(num_rows, PARAM_WORDS),
+            ids(num_rows) + state.padding_place,
+            ids(num_rows),
+            ids(num_rows),
         )
-        self._ends = torch.ones(num_rows, **ids)  # lengths of the sequences in front of the drafts
+        self._ends = ids(num_rows) + 1  # lengths in front of the drafts
         self._outputs = page.new_zeros(num_rows, page.shape[1])  # of the last pass
-        self._tokens = torch.zeros(num_rows, **ids)  # drafted last
-        self._index = torch.zeros(1, **ids)  # number of tokens that each row has, or had ended at
+        self._tokens = ids(num_rows)  # drafted last
+        self._index = ids(1)  # number of tokens that each row has, or had ended at
         self._offsets = torch.arange(1 + limits.max_query_len, device=device)
 
     @property
@@ -107,7 +109,7 @@ class DeviceDrafts:
         hidden: [T, hidden_size], final and normed, of this pass.
         """
         num_tokens, head = len(hidden), self.parts.head
-        features = head.features(hidden, self._tapped[:num_tokens] if head.taps else None)
+        features = head.features(self._tapped[:num_tokens] if head.taps else hidden)
         self._features[:num_tokens] = features
         page, slots = self.parts.features, self._slots[:num_tokens]
         page.index_copy_(0, slots, self._features[:num_tokens])
@@ -211,4 +213,5 @@ class DeviceDrafts:
     def _slots_at(self, positions: Tensor, tables: Tensor) -> Tensor:
         """Return the slots [num_rows, Q] at positions; tables: [num_rows, num_blocks]."""
         size = self._limits.block_size
-        return tables.gather(1, positions // size) * size + positions % size
+        slots: Tensor = tables.gather(1, positions // size) * size + positions % size
+        return slots

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specdec.config.graph_sizes import most_padding_tokens
 from specdec.kernels.device_batch import DeviceBatch
 from specdec.kernels.forward_batch import HiddenStates
 from specdec.sampling.device_sampler import (
@@ -197,6 +198,7 @@ class DeviceSteps:
             device=device,
         )
         self._num_begun = 0
+        self._most_padding = most_padding_tokens(model.hidden_size)
         self._drafts: DeviceDrafts | None = None
         self._stages: dict[Stage, Launch] = {
             Stage.FORWARD: self._launch_forward,
@@ -210,6 +212,10 @@ class DeviceSteps:
     def capture(self) -> GraphReport:
         """Capture the graphs, with rows of padding; call it before the first step."""
         return self._graphs.capture(self._stages, self._fill_with_padding)
+
+    def close(self) -> None:
+        """Destroy the graphs; no step may be in flight."""
+        self._graphs.close()
 
     def replace_drafter(self, drafter: DrafterParts) -> None:
         """Draft with another head of the same sizes; the graphs of its passes are captured again.
@@ -233,8 +239,15 @@ class DeviceSteps:
             and max(map(_num_drafts, rows)) <= self._limits.max_draft_tokens
             and max(row.num_next_drafts for row in rows) <= max(0, self._draft_width - 1)
             and all(map(_knows_kept, rows, states))
+            and self._num_padding(rows) <= self._most_padding
             and all(self._state.has_place(row.seq_id) for row in rows)
         )
+
+    def _num_padding(self, rows: Sequence[StepRow]) -> int:
+        """Return the tokens of a step's shape that are in no row, as where few rows have drafts."""
+        counts = [1 + _num_drafts(row) for row in rows]
+        shape = self._graphs.padded(StepShape(len(rows), max(counts), 0))
+        return shape.num_rows * shape.query_len - sum(counts)
 
     def begin(self, rows: Sequence[StepRow], states: Sequence[SequenceState]) -> PendingTokens:
         """Begin a step that the device can run; does not wait for the device.
@@ -308,9 +321,10 @@ class DeviceSteps:
         if num_rows:
             records = b"".join(state.sample_params for state in states)
             table[:num_rows, :PARAM_WORDS] = np.frombuffer(records, np.int64).reshape(num_rows, -1)
+            num_kept = _num_kept(rows, states)
             table[:num_rows, PARAM_WORDS:] = [
-                self._words(row, state, shape.query_len)
-                for row, state in zip(rows, states, strict=True)
+                self._words(row, state, shape.query_len, kept)
+                for row, state, kept in zip(rows, states, num_kept, strict=True)
             ]
         table[num_rows:] = 0
         table[num_rows:, _Word.SLOT] = self._state.padding_place
@@ -328,15 +342,14 @@ class DeviceSteps:
             word for change in (*kept, *[padding] * (most - len(kept))) for word in change
         ]
 
-    def _words(self, row: StepRow, state: SequenceState, query_len: int) -> tuple[int, ...]:
+    def _words(
+        self, row: StepRow, state: SequenceState, query_len: int, num_kept: int
+    ) -> tuple[int, ...]:
         """Return the words of a row behind its sampling parameters."""
         place = self._state.place(row.seq_id)
         tokens = (0,) if row.is_pending else row.token_ids
         padding = (0,) * (query_len - len(tokens))
         start, num_prompt = row.num_computed_tokens, state.admission.num_prompt_tokens
-        num_kept = -1
-        if state.admission.rules.acting_verifier == "synthetic":
-            num_kept = _num_kept(row, state)
         head = (place, start, _num_drafts(row), int(row.is_pending), num_prompt, num_kept)
         return (*head, row.max_end, row.num_next_drafts, *tokens, *padding)
 
@@ -482,10 +495,23 @@ def _num_words(num_rows: int, query_len: int) -> int:
     return num_rows * (_Word.TOKENS + query_len + _DELTAS_PER_ROW * _DELTA_WORDS)
 
 
-def _num_kept(row: StepRow, state: SequenceState) -> int:
-    """Return the number of drafts of a row that are accepted by chance."""
-    rules, first = state.admission.rules, row.known_end - state.admission.num_prompt_tokens
-    return num_kept_by_chance(rules, range(first, first + row.num_draft_tokens))
+def _num_kept(rows: Sequence[StepRow], states: Sequence[SequenceState]) -> list[int]:
+    """Return the number of drafts of each row that are accepted by chance; -1 where none are."""
+    num_kept = [-1] * len(rows)
+    chosen = [
+        (index, state.admission.rules, row.known_end - state.admission.num_prompt_tokens)
+        for index, (row, state) in enumerate(zip(rows, states, strict=True))
+        if state.admission.rules.acting_verifier == "synthetic"
+    ]
+    counts = num_kept_by_chance(
+        [
+            (rules, range(first, first + rows[index].num_draft_tokens))
+            for index, rules, first in chosen
+        ]
+    )
+    for (index, _, _), count in zip(chosen, counts, strict=True):
+        num_kept[index] = count
+    return num_kept
 
 
 def _knows_kept(row: StepRow, state: SequenceState) -> bool:

@@ -1,7 +1,7 @@
 """State of the KV of a draft head on one rank: which pairs are computed, and their features.
 
 The KV of a head is one more layer in the target's block tables (`specdec.models.heads.base`). It is
-computed lazily: while speculation is off only features are stored. So each sequence has a number of
+computed lazily: while speculation is off only its inputs are kept. So each sequence has a number of
 computed pairs, and each block the number of its leading slots with valid KV. The latter outlives
 the sequence, for those that share the block through the prefix cache. All ranks receive the same
 messages, so they agree.
@@ -13,12 +13,12 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from specdec.kernels.forward_batch import Chunk, Indices, SlotMove, on_device
+from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.types.messages import StepInput, StepRow
 from specdec.worker.batch_state import BatchState
+from specdec.worker.head_features import HeadFeatures
 
 
 @dataclass
@@ -26,11 +26,24 @@ class _Progress:
     """A sequence on the head.
 
     token_ids: all that are known. num_computed: slots 1 to num_computed - 1 have their pair's KV;
-    None until the first row gives the number of cached tokens.
+    None until the first row gives the number of cached tokens. blocks_end: slot behind the blocks
+    that it has written; in those, slots that no pair was computed for are known to have no KV.
     """
 
     token_ids: list[int]
     num_computed: int | None = None
+    blocks_end: int = 0
+
+    def is_continued_by(self, row: StepRow) -> bool:
+        """Return whether a row runs the last known token alone, in a block that was written."""
+        start, token_ids = row.num_computed_tokens, row.token_ids
+        return (
+            len(token_ids) == 1
+            and row.samples
+            and start < self.blocks_end
+            and len(self.token_ids) == start + 1
+            and self.token_ids[start] == token_ids[0]
+        )
 
     def follow(self, row: StepRow) -> None:
         """Set the tokens from a row's start on; pairs of tokens that change are not computed."""
@@ -44,7 +57,8 @@ class _Progress:
             self.cut(end)
 
     def cut(self, num_tokens: int) -> None:
-        """Forget the pairs from slot `num_tokens` on."""
+        """Forget the pairs from slot `num_tokens` on, and the blocks."""
+        self.blocks_end = 0
         if self.num_computed is not None:
             self.num_computed = min(self.num_computed, num_tokens)
 
@@ -53,9 +67,9 @@ class HeadKv:
     """Features of all slots, and the progress of the head's KV in sequences and blocks."""
 
     def __init__(
-        self, batch_state: BatchState, num_blocks: int, block_size: int, features: Tensor
+        self, batch_state: BatchState, num_blocks: int, block_size: int, features: HeadFeatures
     ) -> None:
-        """features: [num_blocks * block_size, feature_size], zeros."""
+        """features: of `num_blocks` blocks."""
         self._batch_state = batch_state
         self._block_size = block_size
         self.features = features
@@ -71,18 +85,14 @@ class HeadKv:
         for delta in step.block_table_deltas:
             self._sequences[delta.seq_id].cut(delta.start * self._block_size)
 
-    def store(self, rows: Sequence[StepRow], slot_mapping: Indices, features: Tensor) -> None:
-        """Store the features of a pass, and note what it overwrites.
-
-        slot_mapping: [T], slots of the pass's tokens. features: [T, feature_size].
-        """
-        slots = on_device(slot_mapping, self.features.device)
-        self.features.index_copy_(0, slots, features.to(self.features.dtype))
+    def store(self, rows: Sequence[StepRow], batch: ModelInput, states: Tensor) -> None:
+        """Add a pass over `rows` to the features, and note what it overwrites."""
+        self.features.add(batch, states)
         for row in rows:
-            self._note_write(row)
+            self._note(row)
 
     def has_pairs_before(self, row: StepRow) -> bool:
-        """Return whether a row continues its sequence, with all pairs but that of its first token."""
+        """Return whether all pairs but that of a row's first token are computed, and are its."""
         progress, end = self._sequences[row.seq_id], row.known_end
         return (
             progress.num_computed is not None
@@ -96,17 +106,11 @@ class HeadKv:
 
         It has stored their features, and the KV of their pairs where the row wants a draft.
         """
-        self._note_write(row)
+        self._note(row)
         self.append_output(row.seq_id, token_ids)
         if row.num_next_drafts and token_ids:
             num_missing = self.num_missing(row.seq_id, self.num_tokens(row.seq_id))
             self.note_computed(row.seq_id, self.pairs(row.seq_id, num_missing))
-
-    def move(self, moves: Sequence[SlotMove]) -> None:
-        """Move features along with the KV of the target."""
-        if moves:
-            sources, targets = torch.tensor(moves, device=self.features.device).unbind(1)
-            self.features.index_copy_(0, targets, self.features[sources])
 
     def append_output(self, seq_id: int, token_ids: Sequence[int]) -> None:
         """Append verified tokens, whose features are stored except for the last one's."""
@@ -128,8 +132,7 @@ class HeadKv:
 
     def features_of(self, chunks: Sequence[Chunk]) -> Tensor:
         """Return the features [T, feature_size] that belong to pairs: of the tokens before them."""
-        slots = [slot for chunk in chunks for slot in self._slots_before(chunk)]
-        return self.features[torch.tensor(slots, device=self.features.device)]
+        return self.features.read([slot for each in chunks for slot in self._slots_before(each)])
 
     def note_computed(self, seq_id: int, pairs: Chunk) -> None:
         """Record that the KV of `pairs` is written."""
@@ -152,9 +155,14 @@ class HeadKv:
             index, offset = divmod(position, self._block_size)
             yield chunk.block_table[index] * self._block_size + offset
 
-    def _note_write(self, row: StepRow) -> None:
-        """Record that the target writes a row's slots: pairs that were there before are gone."""
+    def _note(self, row: StepRow) -> None:
+        """Note what the target's pass over a row overwrites."""
         progress = self._sequences[row.seq_id]
+        if not progress.is_continued_by(row):  # as most rows do, which then change nothing
+            self._note_write(row, progress)
+
+    def _note_write(self, row: StepRow, progress: _Progress) -> None:
+        """Record that the target writes a row's slots: pairs that were there before are gone."""
         table = self._batch_state.block_table(row.seq_id)
         if progress.num_computed is None:
             progress.num_computed = self._num_shared(table, row.num_computed_tokens)
@@ -163,6 +171,7 @@ class HeadKv:
         for index in range(first // self._block_size, -(-row.end // self._block_size)):
             offset = max(0, first - index * self._block_size)
             self._num_filled[table[index]] = min(self._num_filled[table[index]], offset)
+        progress.blocks_end = -(-row.end // self._block_size) * self._block_size
 
     def _num_shared(self, table: array[int], num_cached: int) -> int:
         """Return the leading tokens of a cached prefix whose pairs another sequence computed."""

@@ -24,11 +24,13 @@ from specdec.models.heads.base import (
     TreeDraftHead,
     WholeDraftHead,
 )
+from specdec.models.heads.config import stores_features
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.draft_tree import num_growth_slots
 from specdec.types.messages import StepInput, StepRow, VerifiedRow
 from specdec.worker.batch_state import BatchState
 from specdec.worker.device_drafts import DrafterParts
+from specdec.worker.head_features import HeadFeatures
 from specdec.worker.head_kv import HeadKv
 from specdec.worker.head_sampler import HeadDraft, HeadSampler
 from specdec.worker.head_trees import HeadTrees
@@ -74,14 +76,19 @@ class HeadRunner:
         self._tree_choices = tree_choices
         self._has_confidences = has_confidences
         self.on_replace: Callable[[], None] | None = None
-        self.replace_head(head)
         self._kv: HeadKv | None = None
         self._kv_cache: Tensor | None = None
         if head.num_kv_layers:
-            shape = ((num_blocks + has_padding_block) * block_size, head.feature_size)
-            features = torch.zeros(shape, dtype=feature_dtype, device=head.device)
+            num_slots = (num_blocks + has_padding_block) * block_size
+            features = HeadFeatures(
+                head,
+                num_slots,
+                feature_dtype,
+                stores_features=has_padding_block or stores_features(head.device.type),
+            )
             self._kv = HeadKv(batch_state, num_blocks, block_size, features)
-            self._kv_cache = head.new_kv_cache(len(features))
+            self._kv_cache = head.new_kv_cache(num_slots)
+        self.replace_head(head)
 
     def replace_head(self, head: DraftHead) -> None:
         """Draft with `head` from the next draft on; it has the sizes of the one before.
@@ -90,6 +97,8 @@ class HeadRunner:
         of that of this one: it can cost acceptance, and changes no verified token.
         """
         self.head = head
+        if self._kv is not None:
+            self._kv.features.use(head)
         self._sampler = HeadSampler(head, self._batch_state, self._shard)
         self._trees = HeadTrees(head, self._sampler, self._tree_choices)
         self._runs_nodes = head.reads_drafts and isinstance(head, TreeDraftHead)
@@ -106,7 +115,7 @@ class HeadRunner:
         if self._kv is None or not isinstance(head, DeviceHead) or not is_chain:
             return None
         assert self._kv_cache is not None
-        return DrafterParts(head, self._sampler, self._kv.features, self._kv_cache)
+        return DrafterParts(head, self._sampler, self._kv.features.page, self._kv_cache)
 
     def fits_device(self, rows: Sequence[StepRow], in_front: Sequence[StepRow] = ()) -> bool:
         """Return whether the pairs that drafts behind rows lack are those of their new tokens.
@@ -120,6 +129,11 @@ class HeadRunner:
             for row in rows
             if row.num_next_drafts
         )
+
+    def prepare_device_step(self) -> None:
+        """Store what a step on the device reads; a collective call."""
+        assert self._kv is not None
+        self._kv.features.write()
 
     def note_device_step(self, rows: Sequence[StepRow], verified: Verified) -> None:
         """Record a step that ran on the device, with drafts behind the rows that want some."""
@@ -137,27 +151,31 @@ class HeadRunner:
         if self._kv is not None:
             self._kv.update(step)
 
-    @torch.inference_mode()
     def draft(
         self,
         rows: Sequence[StepRow],
         batch: ModelInput,
-        hidden: Tensor,
-        tapped: Tensor | None,
+        states: Tensor,
         verified: Verified,
         moves: Sequence[SlotMove],
     ) -> Verified:
         """Draft behind the verified rows of a step; return them with their drafts.
 
-        rows: of the step, whose tokens are `batch`. hidden, tapped: of this pass, as in
+        rows: of the step, whose tokens are `batch`. states: of this pass, as in
         `DraftHead.features`. moves: of the KV of the target behind it. A collective call.
         """
         if self._kv is not None:
-            features = self.head.features(hidden, tapped)
-            self._kv.store(rows, batch.slot_mapping, features)
-            self._kv.move(moves)
+            self._kv.store(rows, batch, states)
+            if moves:
+                self._kv.features.move(moves)
             for row in verified:
                 self._kv.append_output(row.seq_id, row.token_ids)
+        if not any(row.num_next_drafts for row in rows):
+            return verified
+        return self._draft(rows, states, verified)
+
+    @torch.inference_mode()
+    def _draft(self, rows: Sequence[StepRow], states: Tensor, verified: Verified) -> Verified:
         tokens = {row.seq_id: row.token_ids for row in verified}
         active = [row for row in rows if row.num_next_drafts and tokens.get(row.seq_id, (0,))]
         if not active:
@@ -165,7 +183,7 @@ class HeadRunner:
         if self._kv is not None:
             drafts = self._draft_with_kv(self._kv, active)
         else:
-            drafts = self._draft_without_kv(rows, active, tokens, hidden, tapped)
+            drafts = self._draft_without_kv(rows, active, tokens, states)
         drafted = {each.seq_id: each for each in drafts}
         return tuple(_with_draft(row, drafted.get(row.seq_id)) for row in verified)
 
@@ -174,8 +192,7 @@ class HeadRunner:
         rows: Sequence[StepRow],
         active: Sequence[StepRow],
         tokens: dict[int, tuple[int, ...]],
-        hidden: Tensor,
-        tapped: Tensor | None,
+        states: Tensor,
     ) -> Sequence[HeadDraft]:
         """Draft from the hidden state of each active row's last verified token."""
         ends = accumulate(len(row.token_ids) for row in rows)
@@ -192,9 +209,8 @@ class HeadRunner:
             offset = path[-1] + 1 if path else 0  # of the last accepted draft behind the base
             last.append(starts[row.seq_id] + row.num_known_tokens - 1 + offset)
         if drafts:
-            index = torch.tensor(last, device=hidden.device)
-            of_rows = None if tapped is None else tapped[index]
-            features = self.head.features(hidden[index], of_rows)
+            index = torch.tensor(last, device=states.device)
+            features = self.head.features(states[index])
             state = self._begin(chunks, features, drafts)
             self._continue(state, len(chunks), range(len(chunks)), drafts)
         return drafts

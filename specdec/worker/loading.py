@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from specdec.config.engine import DraftLimits, DTypeName, EngineConfig, Kernels
+from specdec.config.engine import DraftLimits, DTypeName, EngineConfig, Kernels, ModelImpl
 from specdec.config.quantization import QuantizationMethod
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
@@ -57,6 +57,7 @@ class RankModel:
 
     limits: DraftLimits for a draft model. quantization, kernels: as in `load_model`. vocabulary: of
     a draft model, its map to the target's; None if both are the same. head: of a target.
+    model_impl: as in `ModelConfig.from_directory`.
     """
 
     directory: Path
@@ -67,6 +68,7 @@ class RankModel:
     kernels: Kernels = "auto"
     vocabulary: VocabularyMap | None = None
     head: HeadFiles | None = None
+    model_impl: ModelImpl = "auto"
 
 
 def load_runner(
@@ -78,12 +80,15 @@ def load_runner(
     device: torch.device = CPU,
     kernels: Kernels = "auto",
     head: HeadFiles | None = None,
+    model_impl: ModelImpl = "auto",
 ) -> TargetModelRunner:
     """Load this rank's shard of the target, and of its draft head, and allocate the KV pool.
 
-    quantization, kernels: as in `load_model`.
+    quantization, kernels: as in `load_model`. model_impl: as in `ModelConfig.from_directory`.
     """
-    spec = RankModel(directory, dtype, config, quantization, device, kernels, head=head)
+    spec = RankModel(
+        directory, dtype, config, quantization, device, kernels, head=head, model_impl=model_impl
+    )
     return _load_target(spec, config, group)
 
 
@@ -120,7 +125,7 @@ def load_warm(spec: RankModel, group: TensorParallelGroup) -> TargetModelRunner 
 def _load_target(
     spec: RankModel, config: EngineConfig, group: TensorParallelGroup
 ) -> TargetModelRunner:
-    model, head = ModelConfig.from_directory(spec.directory), spec.head
+    model, head = ModelConfig.from_directory(spec.directory, spec.model_impl), spec.head
     kind = partial(TargetModelRunner, has_padding_block=_runs_on_device(spec))
     target = _load(kind, spec, model, group)
     if config.adapters is not None:
@@ -170,7 +175,7 @@ def _load_version(
 def _load_draft(
     spec: RankModel, limits: DraftLimits, group: TensorParallelGroup
 ) -> DraftModelRunner:
-    config = ModelConfig.from_directory(spec.directory)
+    config = ModelConfig.from_directory(spec.directory, spec.model_impl)
     mask_token_id = config.mask_token_id if limits.parallel_drafting else None
     assert (mask_token_id is not None) == limits.parallel_drafting, "no mask token"
     tokenizer, eos_token_ids = Tokenizer(spec.directory), config.eos_token_ids

@@ -50,6 +50,11 @@ class LocalTarget:
                 break
             self._steps.popleft()
 
+    def close(self) -> None:
+        """Drop the steps that were begun, and what the device keeps for steps; none may follow."""
+        self._steps.clear()
+        self._runner.close()
+
     def begin_head_load(self, head: HeadFile) -> None:
         """Load the head behind the steps that were begun."""
         self._load_fault = None

@@ -6,9 +6,11 @@ next captured one. All graphs are captured before the rank is ready: none is mad
 
 from __future__ import annotations
 
+import gc
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -16,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from specdec.config.graph_sizes import query_lens, row_counts
+from specdec.config.graph_sizes import MAX_GRAPH_TOKENS, query_lens, row_counts
 
 Launch = Callable[["StepShape"], None]
 """Launches a stage of a step of this shape on the static buffers; returns before it has run."""
@@ -136,9 +138,10 @@ class GraphReport:
         return (
             f"captured {self.num_graphs} graphs in {self.seconds:.1f} s and "
             f"{self.num_bytes / _MIB:.0f} MiB, for steps of up to {self.max_rows} sequences with "
-            f"up to {self.max_query_len} tokens each; without a graph: larger steps, prompts, "
-            "trees, draft heads that do not draft token by token, and steps with one row that has "
-            "an adapter, a grammar, penalties, log-probabilities or a verifier other than coupled"
+            f"up to {self.max_query_len} tokens each and {MAX_GRAPH_TOKENS} in all; without a "
+            "graph: larger steps, prompts, trees, draft heads that do not draft token by token, "
+            "and steps with one row that has an adapter, a grammar, penalties, "
+            "log-probabilities or a verifier other than coupled"
         )
 
 
@@ -160,7 +163,6 @@ class StepGraphs:
         self._backend = backend
         self._row_counts = row_counts(max_num_seqs)
         self._query_lens = {rows: query_lens(max_draft_tokens, rows) for rows in self._row_counts}
-        self._max_query_len = 1 + max_draft_tokens
         self._num_blocks = num_blocks
         self._replays: dict[tuple[Stage, StepShape], Replay] = {}
 
@@ -171,27 +173,34 @@ class StepGraphs:
         """
         started_at_s = time.perf_counter()
         if self._backend is not None:
-            for shape in self._shapes():
-                prepare(shape)
-                for stage, launch in stages.items():
-                    if shape.query_len == 1 or not stage.has_one_token:
+            with _collector_off():
+                for shape in self._shapes():
+                    prepare(shape)
+                    for stage, launch in stages.items():
+                        if shape.query_len > 1 and stage.has_one_token:
+                            continue
                         self._replays[stage, shape] = self._backend.capture(partial(launch, shape))
         return GraphReport(
             self._row_counts[-1],
-            self._max_query_len,
+            max(lens[-1] for lens in self._query_lens.values()),
             len(self._replays),
             time.perf_counter() - started_at_s,
             0 if self._backend is None else self._backend.num_bytes,
         )
 
+    def close(self) -> None:
+        """Destroy the graphs, which could not be destroyed while another one is captured."""
+        self._replays.clear()
+
     def padded(self, shape: StepShape) -> StepShape:
         """Return the smallest captured shape that holds a step; its own where there is none."""
-        is_larger = shape.num_rows > self._row_counts[-1] or shape.query_len > self._max_query_len
-        if not self._replays or is_larger:
+        if not self._replays or shape.num_rows > self._row_counts[-1]:
             return shape
         num_rows = _at_least(self._row_counts, shape.num_rows)
-        query_len = _at_least(self._query_lens[num_rows], shape.query_len)
-        return StepShape(num_rows, query_len, self._num_blocks)
+        lens = self._query_lens[num_rows]
+        if shape.query_len > lens[-1]:
+            return shape
+        return StepShape(num_rows, _at_least(lens, shape.query_len), self._num_blocks)
 
     def run(self, stage: Stage, shape: StepShape, launch: Launch) -> None:
         """Launch a stage, by its graph if there is one. shape: as returned by `padded`."""
@@ -207,6 +216,23 @@ class StepGraphs:
             for rows in reversed(self._row_counts)
             for length in reversed(self._query_lens[rows])
         ]
+
+
+@contextmanager
+def _collector_off() -> Iterator[None]:
+    """Collect garbage now, and none within.
+
+    The collector destroys graphs that are part of a cycle of references, as those of an engine
+    before this one may be. CUDA permits no such call while a stream of the thread is captured.
+    """
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _at_least(sizes: Sequence[int], size: int) -> int:

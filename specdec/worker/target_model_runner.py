@@ -33,10 +33,10 @@ from specdec.types.sampling_params import VerifierName
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.adapters import RankAdapters
 from specdec.worker.batch_state import SequenceState, TokenSpan
+from specdec.worker.device_state import DeviceStepLimits
 from specdec.worker.device_steps import (
     MAX_IN_FLIGHT,
     DeviceDecoder,
-    DeviceStepLimits,
     DeviceSteps,
     PendingTokens,
 )
@@ -147,6 +147,12 @@ class TargetModelRunner(ModelRunner):
         assert drafter is not None, "a version of the head has the kind of the one before"
         self.device_steps.replace_drafter(drafter)
 
+    def close(self) -> None:
+        """Drop the steps in flight, and destroy the graphs; no step may follow."""
+        self._begun.clear()
+        if self.device_steps is not None:
+            self.device_steps.close()
+
     def execute(self, step: StepInput) -> VerifyOutput:
         """Run one step; return the same output on every rank. None may be in flight."""
         assert not self._begun, "steps are collected in order"
@@ -192,6 +198,8 @@ class TargetModelRunner(ModelRunner):
         """Begin a step that the device can run; return False where the memory does not suffice."""
         assert self.device_steps is not None
         try:
+            if self.head is not None:
+                self.head.prepare_device_step()
             tokens = self.device_steps.begin(rows, states)
         except torch.OutOfMemoryError:
             if self.group.size > 1:
@@ -245,7 +253,7 @@ class TargetModelRunner(ModelRunner):
         try:
             state.update_histories(rows)
             batch = state.model_input(rows)
-            hidden, tapped = self._forward(batch)
+            hidden, states = self._forward(batch)
             prompt_logprobs = (
                 tuple(self._prompt_logprobs(rows, hidden)) if state.has_prompt_logprobs else ()
             )
@@ -256,7 +264,7 @@ class TargetModelRunner(ModelRunner):
             return None
         moves = self._compact(rows, verified)
         if self.head is not None:
-            verified = self.head.draft(rows, batch, hidden, tapped, verified, moves)
+            verified = self.head.draft(rows, batch, states, verified, moves)
             state.hold_drafts(verified)
         return VerifyOutput(step_id, verified, prompt_logprobs)
 
@@ -270,10 +278,11 @@ class TargetModelRunner(ModelRunner):
         prompt_logprobs = first.prompt_logprobs + second.prompt_logprobs
         return VerifyOutput(step_id, first.rows + second.rows, prompt_logprobs)
 
-    def _forward(self, batch: ModelInput) -> tuple[Tensor, Tensor | None]:
-        """Return hidden states [T, hidden_size], and those [T, taps, hidden_size] for the head."""
+    def _forward(self, batch: ModelInput) -> tuple[Tensor, Tensor]:
+        """Return hidden states [T, hidden_size], and those that the head reads (`DraftHead`)."""
         if self.head is None or not self.head.taps:
-            return self.model(batch, self.kv_cache), None
+            hidden = self.model(batch, self.kv_cache)
+            return hidden, hidden
         return self.model.forward_with_taps(batch, self.kv_cache, self.head.taps)
 
     def warm_up(self, num_tokens: int) -> None:

@@ -110,6 +110,11 @@ def test_throughput_is_compared(small):
     found = compare_speculation(small)
     assert set(found["ratios"]) == {1, 2}
     assert all(ratio > 0 for ratio in found["ratios"].values())
+    assert set(found["policy_ratios"]) == {1, 2}
+    fixed, plain = found["rates"]["fixed"][2], found["rates"]["none"][2]
+    assert plain["drafts_per_row"] == 0 < fixed["drafts_per_row"] < 6
+    assert 0 < fixed["begin_ms"] < fixed["step_ms"]
+    assert 0 < fixed["engine_ms"] < fixed["step_ms"]
     assert compare_transformers(small)["ratio"] > 0
 
 
@@ -164,9 +169,15 @@ def test_a_run_continues_where_the_last_one_stopped(tmp_path, small):
     assert PartReport(path, {"device": "another"}).parts == {}
 
 
+def test_a_part_is_not_begun_without_the_time_that_it_needs(small):
+    report = PartReport(None, {"device": "cpu"})
+    run_parts([Part("long", skipped("begun"), least_s=90.0)], small, report, 60, lambda: 0.0)
+    assert report.skipped == {"long": "needs 90 s of a run, which has 60 left"}
+
+
 def test_a_failed_part_does_not_end_the_run(small, tmp_path):
     def broken(context):
-        raise ValueError("it broke")
+        raise ValueError("it broke\nin two lines")
 
     report = PartReport(None, {"device": "cpu", "torch": "2"})
     parts = [
@@ -176,7 +187,7 @@ def test_a_failed_part_does_not_end_the_run(small, tmp_path):
         Part("works", lambda _: {"aims": {"speed": {"value": 2.0, "at_least": 3.0}}}),
     ]
     run_parts(parts, small, report, 60)
-    assert report.parts["broken"]["error"] == "ValueError: it broke"
+    assert report.parts["broken"]["error"] == "ValueError: it broke\nin two lines"
     assert report.skipped == {"gpu": "needs a GPU", "skips": "no package"}
     assert not report.passed
     text = page(report)

@@ -271,7 +271,7 @@ def _steps(model: Decoder, head: DraftHead, places: _Places) -> Iterator[tuple[T
     )
     hidden, tapped = model.forward_with_taps(batch, kv_cache, head.taps)
     lengths = [len(text) for text in texts]
-    features = head.features(hidden, tapped if head.taps else None).split(lengths)
+    features = head.features(tapped if head.taps else hidden).split(lengths)
     for place in range(1, max(lengths) - num_steps):
         own = places.with_pair(place)
         chunks = [Chunk([texts[index][place]], place, tables[index]) for index in own]

@@ -45,11 +45,13 @@ int64_t AttentionPlan::floats_per_share() const {
 class AttentionPlan::Execution {
  public:
   Execution(const AttentionPlan& plan, const float* q, int64_t q_stride, const KvLayer& kv,
-            float* output, int64_t output_stride, float* scratch, int64_t thread)
+            const float* sinks, float* output, int64_t output_stride, float* scratch,
+            int64_t thread)
       : plan_(plan),
         q_(q),
         q_stride_(q_stride),
         kv_(kv),
+        sinks_(sinks),
         output_(output),
         output_stride_(output_stride),
         share_memory_(scratch + plan.num_threads_ * plan.floats_per_thread()),
@@ -72,7 +74,7 @@ class AttentionPlan::Execution {
         kernel.merge(split, running, share_scratch(later).partial(split - splits.begin));
       }
     }
-    kernel.write(running, output_, output_stride_);
+    kernel.write(running, sinks_, output_, output_stride_);
   }
 
  private:
@@ -80,6 +82,7 @@ class AttentionPlan::Execution {
   const float* q_;  // [num_tokens, num_heads, head_dim]
   int64_t q_stride_;
   const KvLayer& kv_;
+  const float* sinks_;  // [num_heads], or null
   float* output_;  // [num_tokens, num_heads, head_dim]
   int64_t output_stride_;
   float* share_memory_;  // [num_shares, floats_per_share]
@@ -110,7 +113,7 @@ class AttentionPlan::Execution {
       }
     }
     if (splits.begin == 0 && splits.end == plan_.tiles_[tile].num_splits) {
-      kernel.write(memory.running(), output_, output_stride_);
+      kernel.write(memory.running(), sinks_, output_, output_stride_);
     }
   }
 
@@ -126,9 +129,11 @@ class AttentionPlan::Execution {
   }
 };
 
-void AttentionPlan::attend(const float* q, int64_t q_stride, const KvLayer& kv, float* output,
-                           int64_t output_stride, float* scratch, ThreadTeam team) const {
-  const Execution execution(*this, q, q_stride, kv, output, output_stride, scratch, team.index);
+void AttentionPlan::attend(const float* q, int64_t q_stride, const KvLayer& kv,
+                           const float* sinks, float* output, int64_t output_stride,
+                           float* scratch, ThreadTeam team) const {
+  const Execution execution(*this, q, q_stride, kv, sinks, output, output_stride, scratch,
+                            team.index);
   team.parallel_for(num_shares_, [&](int64_t share) { execution.compute_share(share); });
   if (has_spanning_tile()) {
     team.parallel_for(num_shares_, [&](int64_t share) { execution.merge_share(share); });

@@ -97,9 +97,10 @@ class AttentionPlan {
   }
 
   // Compute attention. Every thread of the team calls it. q: [num_tokens, num_heads, head_dim],
-  // complete; the KV of this pass must be in the cache. output: [num_tokens, num_heads, head_dim].
-  void attend(const float* q, int64_t q_stride, const KvLayer& kv, float* output,
-              int64_t output_stride, float* scratch, ThreadTeam team) const;
+  // complete; the KV of this pass must be in the cache. sinks: [num_heads], or null. output:
+  // [num_tokens, num_heads, head_dim].
+  void attend(const float* q, int64_t q_stride, const KvLayer& kv, const float* sinks,
+              float* output, int64_t output_stride, float* scratch, ThreadTeam team) const;
 
  private:
   class Execution;

@@ -46,7 +46,7 @@ class BlockPass {
     if (!drafting_) return;
     copy_blocks(team);
     drafting_->embed(team);
-    drafting_->run_layers(nullptr, nullptr, team);
+    drafting_->run_layers(nullptr, team);
     const int64_t size = head_.decoder.hidden_size;
     team.parallel_for(num_outputs_ * num_blocks(), [&](int64_t row) {
       const int64_t slot = head_.first_output + row / num_blocks();

@@ -18,11 +18,11 @@ SPECDEC_EXPORT specdec::PassResult specdec_decoder_forward(const specdec::Decode
                                                            void* memory, int64_t memory_bytes,
                                                            const specdec::Taps* taps,
                                                            float* hidden, int32_t num_threads) {
-  specdec::ForwardPass pass(*model, *batch, *cache, memory, num_threads);
+  specdec::ForwardPass pass(*model, *batch, *cache, memory, num_threads, {}, taps);
   if (pass.memory_bytes() > memory_bytes) return specdec::PassResult::kNeedsMemory;
   specdec::run_parallel(num_threads, [&](specdec::ThreadTeam team) {
     pass.embed(team);
-    pass.run_layers(nullptr, taps, team);
+    pass.run_layers(nullptr, team);
     pass.write_hidden(hidden, team);
   });
   return pass.has_failed() ? specdec::PassResult::kPeerLost : specdec::PassResult::kDone;

@@ -16,7 +16,7 @@ namespace specdec {
 
 enum class NormKind : int32_t { kRms = 0, kLayer = 1 };
 
-enum class Activation : int32_t { kSilu = 0, kGeluTanh = 1 };
+enum class Activation : int32_t { kSilu = 0, kGeluTanh = 1, kClampedSwiglu = 2 };
 
 // What the norm of queries and keys covers (`QkNorm` in specdec/models/traits.py).
 enum class QkNorm : int32_t { kHead = 0, kEachHead = 1, kAllHeads = 2 };
@@ -42,6 +42,7 @@ struct Layer {
   Norm attention_output_norm, mlp_output_norm;
   const float* query_norm;  // [head_dim], of each head where heads have their own weights; or null
   const float* key_norm;
+  const float* sinks;  // [num_heads], scores of a key without a value; or null
   const float* cos;  // [max_positions, rotary_dim / 2]; null where positions do not enter attention
   const float* sin;
   int64_t window;  // tokens up to a query that are visible to it, itself included; 0 for no limit

@@ -75,6 +75,7 @@ class LayerStruct(ctypes.Structure):
         ("mlp_output_norm", NormStruct),
         ("query_norm", _Address),
         ("key_norm", _Address),
+        ("sinks", _Address),
         ("cos", _Address),
         ("sin", _Address),
         ("window", c_int64),

@@ -118,6 +118,16 @@ void gelu_and_mul(float* gate, const float* up, int64_t size) {
   transform_and_mul(gate, up, size, gelu_of);
 }
 
+void clamped_swiglu(float* gate, const float* up, int64_t size) {
+  const Floats highest = broadcast(7.0f), lowest = -highest;
+  for_each_vector(size, [&](int64_t begin, int64_t count) {
+    Floats g = load_partial(gate + begin, count), u = load_partial(up + begin, count);
+    g = g > highest ? highest : g;  // NaN stays
+    u = u > highest ? highest : (u < lowest ? lowest : u);
+    store_partial(gate + begin, (u + 1.0f) * g * sigmoid(1.702f * g), count);
+  });
+}
+
 void silu(float* x, int64_t size) { transform(x, size, silu_of); }
 
 void gelu(float* x, int64_t size) { transform(x, size, gelu_of); }

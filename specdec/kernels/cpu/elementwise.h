@@ -35,6 +35,10 @@ void silu_and_mul(float* gate, const float* up, int64_t size);
 // gate = gelu(gate) * up, the hidden units of GEGLU, with GELU's tanh approximation.
 void gelu_and_mul(float* gate, const float* up, int64_t size);
 
+// gate = (up + 1) gate sigmoid(1.702 gate), with gate up to 7 and up from -7 to 7: the hidden units
+// of GPT-OSS.
+void clamped_swiglu(float* gate, const float* up, int64_t size);
+
 // x = silu(x), and x = gelu(x) with the tanh approximation, over `size` numbers.
 void silu(float* x, int64_t size);
 void gelu(float* x, int64_t size);

@@ -53,13 +53,15 @@ struct LoraTarget {
 // One forward pass. All threads of a team call its steps in the same order.
 class ForwardPass {
  public:
-  // memory: null to count the bytes only. extra: blocks beside those of the cache.
+  // memory: null to count the bytes only. extra: blocks beside those of the cache. taps: null for
+  // none.
   ForwardPass(const Decoder& model, const Batch& batch, KvCache cache, void* memory,
-              int num_threads, ExtraKv extra = {})
+              int num_threads, ExtraKv extra = {}, const Taps* taps = nullptr)
       : model_(model),
         batch_(batch),
         cache_(cache),
         extra_(extra),
+        taps_(taps),
         rope_and_cache_(model, batch),
         plans_(make_plans(model, batch, num_threads)) {
     Arena arena(memory);
@@ -107,17 +109,14 @@ class ForwardPass {
     all_reduce(batch_.num_tokens * model_.hidden_size, residual_, team);
   }
 
-  // Run the layers and write the residual streams of `taps`, which may be null. first_input: what
-  // the first layer projects to queries, keys and values, [num_tokens, in_features]; null for the
-  // normalized residual stream.
-  void run_layers(const float* first_input, const Taps* taps, ThreadTeam team) {
+  // Run the layers. first_input: what the first layer projects to queries, keys and values,
+  // [num_tokens, in_features]; null for the normalized residual stream.
+  void run_layers(const float* first_input, ThreadTeam team) {
     for (int64_t index = 0; index < model_.num_layers && !has_failed_; ++index) {
       const Layer& layer = model_.layers[index];
-      copy_residual(index, taps, team);
       attention(layer, index, index == 0 ? first_input : nullptr, team);
       if (!has_failed_) mlp(layer, index, team);
     }
-    copy_residual(model_.num_layers, taps, team);
   }
 
   // Return a layer's KV in the cache and in the extra blocks.
@@ -127,8 +126,10 @@ class ForwardPass {
 
   // Run a stage that writes the hidden states after the final norm, [num_tokens, hidden_size].
   void write_hidden(float* hidden, ThreadTeam team) {
-    team.parallel_for_ranges(batch_.num_tokens,
-                             [&](Range own) { norm(model_.final_norm, own, hidden); });
+    team.parallel_for_ranges(batch_.num_tokens, [&](Range own) {
+      copy_to_taps(model_.num_layers, own);
+      norm(model_.final_norm, own, hidden);
+    });
   }
 
  private:
@@ -136,6 +137,7 @@ class ForwardPass {
   const Batch& batch_;
   KvCache cache_;
   ExtraKv extra_;
+  const Taps* taps_;
   RopeAndCache rope_and_cache_;
   std::vector<AttentionPlan> plans_;
   std::atomic<bool> has_failed_{false};
@@ -197,18 +199,17 @@ class ForwardPass {
     });
   }
 
-  // Copy the residual stream that enters a layer to the taps of this layer.
-  void copy_residual(int64_t layer, const Taps* taps, ThreadTeam team) {
-    if (!taps) return;
+  // Copy the residual stream of `tokens` that enters a layer to the taps of this layer. Where a
+  // stage reads these rows anyway, it calls this: a separate stage costs a barrier.
+  void copy_to_taps(int64_t layer, Range tokens) const {
+    if (!taps_) return;
     const int64_t size = model_.hidden_size;
-    for (int64_t tap = 0; tap < taps->count; ++tap) {
-      if (taps->layers[tap] != layer) continue;
-      team.parallel_for_ranges(batch_.num_tokens, [&](Range own) {
-        for (int64_t token = own.begin; token < own.end; ++token) {
-          const float* from = residual_ + token * size;
-          std::copy(from, from + size, taps->output + (token * taps->count + tap) * size);
-        }
-      });
+    for (int64_t tap = 0; tap < taps_->count; ++tap) {
+      if (taps_->layers[tap] != layer) continue;
+      for (int64_t token = tokens.begin; token < tokens.end; ++token) {
+        const float* from = residual_ + token * size;
+        std::copy(from, from + size, taps_->output + (token * taps_->count + tap) * size);
+      }
     }
   }
 
@@ -234,26 +235,41 @@ class ForwardPass {
   // norm; the MLP of a parallel layer reads what attention has read.
   Activations layer_input(const Norm& weights, const Matrix& matrix, Range tokens,
                           ThreadTeam team) {
+    if (weights.weight) return normed_input(weights, matrix, tokens, std::nullopt, team);
     const int64_t size = model_.hidden_size;
-    if (!weights.weight) {
-      const float* x = model_.traits.is_parallel ? normed_ : residual_;
-      const Activations rows = {x + tokens.begin * size, size, tokens.end - tokens.begin,
-                                matrix_scratch_};
-      quantize_rows(matrix, rows, team);
-      return rows;
-    }
+    const float* x = model_.traits.is_parallel ? normed_ : residual_;
+    const Activations rows = {x + tokens.begin * size, size, tokens.end - tokens.begin,
+                              matrix_scratch_};
+    quantize_rows(matrix, rows, team);
+    return rows;
+  }
+
+  // Return the normalized and quantized residual stream; copy it to the taps of a layer, if given.
+  Activations normed_input(const Norm& weights, const Matrix& matrix, Range tokens,
+                           std::optional<int64_t> tapped_layer, ThreadTeam team) {
+    const int64_t size = model_.hidden_size;
     const Activations rows = {normed_ + tokens.begin * size, size, tokens.end - tokens.begin,
                               matrix_scratch_};
     team.parallel_for_ranges(rows.count, [&](Range own) {
-      norm(weights, {tokens.begin + own.begin, tokens.begin + own.end}, normed_);
+      const Range own_tokens = {tokens.begin + own.begin, tokens.begin + own.end};
+      if (tapped_layer) copy_to_taps(*tapped_layer, own_tokens);
+      norm(weights, own_tokens, normed_);
       quantize_rows(matrix, rows, own);
     });
     return rows;
   }
 
   // Return the quantized input of attention: `rows` if given, else that of the layer.
-  Activations attention_input(const Layer& layer, const float* rows, ThreadTeam team) {
-    if (!rows) return layer_input(layer.input_norm, layer.qkv, {0, batch_.num_tokens}, team);
+  Activations attention_input(const Layer& layer, int64_t index, const float* rows,
+                              ThreadTeam team) {
+    const Range tokens = {0, batch_.num_tokens};
+    if (!rows && layer.input_norm.weight) {
+      return normed_input(layer.input_norm, layer.qkv, tokens, index, team);
+    }
+    if (taps_) {
+      team.parallel_for_ranges(tokens.end, [&](Range own) { copy_to_taps(index, own); });
+    }
+    if (!rows) return layer_input(layer.input_norm, layer.qkv, tokens, team);
     const Activations input = {rows, layer.qkv.in_features, batch_.num_tokens, matrix_scratch_};
     quantize_rows(layer.qkv, input, team);
     return input;
@@ -276,14 +292,14 @@ class ForwardPass {
 
   void attention(const Layer& layer, int64_t index, const float* input_rows, ThreadTeam team) {
     const KvLayer kv = kv_layer(index);
-    const Activations input = attention_input(layer, input_rows, team);
+    const Activations input = attention_input(layer, index, input_rows, team);
     gemm(layer.qkv, input, qkv_, qkv_stride(), Store::kOverwrite, team);
     adapt({index, &LoraLayer::qkv}, {0, batch_.num_tokens}, input, qkv_, qkv_stride(), team);
     if (has_one_qk_norm()) sum_head_squares(team);
     if (has_failed_) return;
     rope_and_cache_.run(layer, kv, {0, num_all_heads()}, qkv_, qkv_stride(), squares_, team);
-    plan_for(layer).attend(qkv_, qkv_stride(), kv, attention_output_, attention_output_stride(),
-                           attention_scratch_, team);
+    plan_for(layer).attend(qkv_, qkv_stride(), kv, layer.sinks, attention_output_,
+                           attention_output_stride(), attention_scratch_, team);
     const Activations attention_rows = {attention_output_, attention_output_stride(),
                                         batch_.num_tokens, matrix_scratch_};
     quantize_rows(layer.output, attention_rows, team);

@@ -27,10 +27,13 @@ inline int64_t units_stride(const Traits& traits, int64_t size) {
 
 // Apply the activation function to `count` units in place. up: the units of the up projection.
 inline void activate(const Traits& traits, float* units, const float* up, int64_t count) {
-  if (traits.activation == Activation::kSilu) {
-    traits.has_gate ? silu_and_mul(units, up, count) : silu(units, count);
-  } else {
-    traits.has_gate ? gelu_and_mul(units, up, count) : gelu(units, count);
+  switch (traits.activation) {
+    case Activation::kSilu:
+      return traits.has_gate ? silu_and_mul(units, up, count) : silu(units, count);
+    case Activation::kGeluTanh:
+      return traits.has_gate ? gelu_and_mul(units, up, count) : gelu(units, count);
+    case Activation::kClampedSwiglu:
+      return clamped_swiglu(units, up, count);
   }
 }
 

@@ -34,7 +34,7 @@ class PairPass {
     if (head_.fusion.packed) {
       pass_.project(head_.fusion, inputs_ + head_.first_input, 2 * hidden_size(), team);
     }
-    pass_.run_layers(head_.fusion.packed ? nullptr : inputs_, nullptr, team);
+    pass_.run_layers(head_.fusion.packed ? nullptr : inputs_, team);
   }
 
   // Write the state behind a pair: what the output head reads, and the feature of the next pair.

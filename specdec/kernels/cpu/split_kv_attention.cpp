@@ -431,14 +431,18 @@ __attribute__((noinline)) void SplitKvAttention::merge(int64_t split, SplitResul
   }
 }
 
-void SplitKvAttention::write(SplitResult running, float* output, int64_t output_stride) const {
+// A sink adds its weight to the sum by which weights are divided, and no value.
+void SplitKvAttention::write(SplitResult running, const float* sinks, float* output,
+                             int64_t output_stride) const {
   const int64_t heads = tile_.num_heads(), dim = shape_.head_dim;
   for (int64_t query = 0; query < num_queries(); ++query) {
     const int64_t token = tile_.first_token + query / heads;
     const int64_t head = tile_.heads.begin + query % heads;
     float* to = output + token * output_stride + head * dim;
     const float* sums = running.sums + query * shape_.padded_dim();
-    for (int64_t d = 0; d < dim; ++d) to[d] = sums[d] / running.weight_sums[query];
+    float weight_sum = running.weight_sums[query];
+    if (sinks) weight_sum += vec_exp(broadcast(sinks[head] - running.max_scores[query]))[0];
+    for (int64_t d = 0; d < dim; ++d) to[d] = sums[d] / weight_sum;
   }
 }
 

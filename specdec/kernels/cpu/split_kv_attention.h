@@ -90,7 +90,8 @@ class SplitKvAttention {
 
   // Merge the result of a split into `running`, which holds all earlier splits.
   void merge(int64_t split, SplitResult running, SplitResult result) const;
-  void write(SplitResult running, float* output, int64_t output_stride) const;
+  void write(SplitResult running, const float* sinks, float* output,
+             int64_t output_stride) const;
 
  private:
   int64_t num_queries() const { return tile_.num_tokens * tile_.num_heads(); }

@@ -108,17 +108,25 @@ class TritonAttention(PagedAttention):
         rotation: Rotation | None,
         kv_cache: Tensor,
         plan: AttentionPlan,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """See PagedAttention."""
         assert isinstance(plan, TritonPlan)
+        assert sinks is None, "models with sinks use torch's attention"
         query = self._store(heads, norms, rotation, kv_cache, plan)
         return self.attend(query, kv_cache, plan)
 
-    def run(self, query: Tensor, kv: Tensor, kv_cache: Tensor, plan: AttentionPlan) -> Tensor:
+    def run(
+        self,
+        query: Tensor,
+        kv: Tensor,
+        kv_cache: Tensor,
+        plan: AttentionPlan,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """See PagedAttention."""
-        return self.rotate_and_run(
-            torch.cat([query, kv.flatten(1, 2)], 1), None, None, kv_cache, plan
-        )
+        heads = torch.cat([query, kv.flatten(1, 2)], 1)
+        return self.rotate_and_run(heads, None, None, kv_cache, plan, sinks)
 
     def attend(self, query: Tensor, kv_cache: Tensor, plan: TritonPlan) -> Tensor:
         """Attend to a cache that has the KV of the batch; query and result [T, num_heads, D]."""

@@ -6,7 +6,8 @@ target's does, and a cached block is wholly usable. Pair 0 does not exist: atten
 begins at slot 1.
 
 Features are a function of the target's hidden states, the final normed ones or those that enter
-some layers (*taps*). The worker stores them for each slot, so that any pair can be computed later.
+some layers (*taps*). The worker stores the former or the latter for each slot, so that any pair can
+be computed later.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ class DraftHead(Protocol):
         """Allocate a zeroed pool of `num_slots` pairs (whole blocks); None without KV layers."""
         ...
 
-    def features(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
+    def features(self, states: Tensor) -> Tensor:
         """Return the features [T, feature_size] of a forward pass of the target.
 
-        hidden: [T, hidden_size], final and normed. tapped: [T, len(taps), hidden_size]; None
-        without taps.
+        states: [T, len(taps), hidden_size]; without taps the final normed hidden states,
+        [T, hidden_size].
         """
         ...
 

@@ -29,6 +29,15 @@ from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from specdec.types.validation import require_range
 
 
+def stores_features(device: str) -> bool:
+    """Return whether the ranks on a device store the features of a head with KV.
+
+    Others store the hidden states that features are made of, up to five times as many values: a
+    rank on a CPU has the memory, and would notice the projection (docs/adr/0036).
+    """
+    return device == "cuda"
+
+
 @dataclass(frozen=True)
 class HeadConfig:
     """A draft head's checkpoint, verified against the configuration of its target.
@@ -90,6 +99,12 @@ class HeadConfig:
     def feature_size(self) -> int:
         """See DraftHead."""
         return self.shape.feature_size
+
+    def slot_size(self, device: str) -> int:
+        """Return the number of values that are stored for each slot beside the KV."""
+        if stores_features(device):
+            return self.feature_size
+        return max(1, len(self.taps)) * self.target.hidden_size
 
     @property
     def max_draft_tokens(self) -> int | None:

@@ -27,14 +27,19 @@ class SparseMLP(nn.Module):
         hidden_size: int,
         reader: CheckpointReader,
         prefix: str,
+        router: str,
         group: TensorParallelGroup,
         read_expert: Callable[[str], nn.Module],
     ) -> None:
-        """read_expert: reads the expert with a name, whose results are those of this rank."""
+        """prefix: of the tensors. router: name of its tensors.
+
+        read_expert: reads the expert with a name, whose results are those of this rank.
+        """
         super().__init__()
         self.config, self.group = config, group
         exact = replace(reader, quantization=None)
-        rows = WeightPart(f"{prefix}.gate", config.count, range(config.count))
+        name, count = f"{prefix}.{router}", config.count
+        rows = WeightPart(name, count, range(count), has_bias=config.has_bias)
         self.router = ColumnParallelLinear(exact, hidden_size, [rows])
         reader.num_elements_read = exact.num_elements_read
         names = (f"{prefix}.experts.{index}" for index in range(config.count))

@@ -13,6 +13,7 @@ from torch import Tensor
 from specdec.config.quantization import QuantizationMethod, require_quantization
 from specdec.kernels.backend import KernelBackend
 from specdec.models.weights.dequantize import WeightFormat, weight_format
+from specdec.models.weights.gpt_oss import GptOssExperts
 from specdec.models.weights.stored_tensors import StoredTensors, TensorSource
 from specdec.types.errors import UnsupportedModelError
 
@@ -112,6 +113,8 @@ def _weight_format(directory: Path) -> WeightFormat | None:
     path = directory / "config.json"
     config = json.loads(path.read_text()) if path.is_file() else {}
     layout = weight_format(config.get("quantization_config"))
+    if layout is None and config.get("model_type") == "gpt_oss":
+        return GptOssExperts()
     if layout is not None:
         logger.warning(
             "the quantized weights in %s are dequantized during loading: memory and speed are "

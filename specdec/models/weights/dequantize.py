@@ -14,10 +14,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from specdec.models.weights.gpt_oss import GptOssExperts
 from specdec.models.weights.stored_tensors import TensorSource
 from specdec.types.errors import UnsupportedModelError
 
-SUPPORTED = "awq (4 bits, gemm), gptq (2, 4 or 8 bits), fp8, compressed-tensors (float-quantized)"
+SUPPORTED = (
+    "awq (4 bits, gemm), gptq (2, 4 or 8 bits), fp8, compressed-tensors (float-quantized), mxfp4 "
+    "(experts of GPT-OSS)"
+)
 
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Position of each of the eight packed columns in an integer, in 4-bit units from the lowest."""
@@ -203,6 +207,8 @@ def weight_format(config: Mapping[str, Any] | None) -> WeightFormat | None:
     if method == "fp8":
         block = config.get("weight_block_size")
         return Float8((block[0], block[1]) if block else None)
+    if method == "mxfp4":
+        return GptOssExperts()
     if method == "compressed-tensors" and config.get("format") == "float-quantized":
         return Float8(None)
     described = " ".join(str(part) for part in (method, bits and f"{bits} bits") if part)

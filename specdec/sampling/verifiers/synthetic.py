@@ -7,7 +7,7 @@ model. The output is not the target's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import accumulate, takewhile
 
 import numpy as np
 import numpy.typing as npt
@@ -43,17 +43,31 @@ def verify_synthetic(
     return drafts.verified(num_accepted, sampled[drafts.starts + num_accepted])
 
 
-def num_kept_by_chance(rules: SamplingRules, positions: Sequence[int]) -> int:
-    """Return the number of draft tokens of one sequence that `verify_synthetic` keeps.
+def num_kept_by_chance(drafts: Sequence[tuple[SamplingRules, range]]) -> list[int]:
+    """Return the number of draft tokens of each sequence that `verify_synthetic` keeps.
 
-    positions: of each draft token, its index among the output tokens.
+    drafts: rules of each sequence, and of each of its draft tokens the index among the output
+    tokens.
     """
-    count = len(positions)
-    ones = torch.ones(count, dtype=torch.int64)
-    keys = NoiseKeys(ones * rules.seed, ones * rules.choice, torch.tensor(positions).long())
-    chances = uniforms(keys.of_stream(Stream.ACCEPTANCE, torch.zeros_like(keys.positions)))
-    rates = (*rules.verifier.synthetic_rates, *[0.0] * count)
-    pairs = zip(chances.tolist(), rates, strict=False)
+    counts = [len(positions) for _, positions in drafts]
+    if not sum(counts):
+        return [0] * len(drafts)
+    seeds, choices = (
+        torch.tensor(values).repeat_interleave(torch.tensor(counts))
+        for values in zip(*((rules.seed, rules.choice) for rules, _ in drafts), strict=True)
+    )
+    positions = torch.tensor([position for _, own in drafts for position in own])
+    keys = NoiseKeys(seeds, choices, positions)
+    chances = uniforms(keys.of_stream(Stream.ACCEPTANCE, torch.zeros_like(positions))).tolist()
+    return [
+        _num_leading(chances[end - count : end], rules.verifier.synthetic_rates)
+        for (rules, _), count, end in zip(drafts, counts, accumulate(counts), strict=True)
+    ]
+
+
+def _num_leading(chances: Sequence[float], rates: Sequence[float]) -> int:
+    """Return the number of draft tokens in front of the first that its rate does not keep."""
+    pairs = zip(chances, rates, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] < pair[1], pairs))
 
 

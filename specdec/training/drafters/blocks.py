@@ -22,7 +22,7 @@ from specdec.kernels import Rotation
 from specdec.models.layers.rotary import RotaryEmbedding
 from specdec.training.batches import Batch, Span
 from specdec.training.drafters.layers import RMSNorm, linear, rotated
-from specdec.training.drafters.padding import KeyValue, PaddedBases, is_padded
+from specdec.training.padding import KeyValue, PaddedBases, is_padded
 from specdec.training.target import Target
 
 _GROUP_BASES = 16

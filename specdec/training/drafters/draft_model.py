@@ -24,7 +24,7 @@ from specdec.training.batches import Batch
 from specdec.training.config import TrainingConfig
 from specdec.training.drafters.base import Drafter, SharedParts, register
 from specdec.training.drafters.layers import RMSNorm, rotated
-from specdec.training.drafters.padding import KeyValue, PaddedTokens, is_padded
+from specdec.training.padding import KeyValue, PaddedTokens, is_padded
 from specdec.training.target import Target
 
 _DEFAULT_NUM_LAYERS = 3
@@ -70,7 +70,9 @@ class DraftModelDrafter(Drafter):
         del target
         x = F.embedding(batch.token_ids, self._embedding)
         rotation = self._rotary.rotation(batch.positions)
-        rows = PaddedTokens.of(batch) if is_padded(batch) else None
+        rows = None
+        if is_padded(batch):
+            rows = PaddedTokens.of([each.num_tokens for each in batch.spans], batch.device)
         for layer in self.layers:
             x = layer(x, rotation, batch, rows)
         places = batch.places(self.depth)

@@ -23,7 +23,7 @@ from specdec.training.batches import Batch
 from specdec.training.config import TrainingConfig
 from specdec.training.drafters.base import Drafter, register
 from specdec.training.drafters.layers import RMSNorm, draft_id_tensors, linear, rotated
-from specdec.training.drafters.padding import KeyValue, PaddedBases, is_padded
+from specdec.training.padding import KeyValue, PaddedBases, is_padded
 from specdec.training.target import Target
 
 _FIRST_PAIR = 1

@@ -4,10 +4,16 @@ from itertools import pairwise
 
 import pytest
 
-from specdec.config.graph_sizes import num_graph_sizes, query_lens, row_counts
+from specdec.config.graph_sizes import (
+    MAX_GRAPH_TOKENS,
+    most_padding_tokens,
+    num_graph_sizes,
+    query_lens,
+    row_counts,
+)
 
 
-@pytest.mark.parametrize("most", [1, 2, 3, 8, 9, 64, 65, 96, 100, 256])
+@pytest.mark.parametrize("most", [1, 2, 3, 8, 9, 64, 65, 96, 100, 256, 500])
 def test_row_counts_reach_the_most_sequences_with_little_padding(most):
     counts = row_counts(most)
     assert counts == sorted(set(counts))
@@ -15,7 +21,7 @@ def test_row_counts_reach_the_most_sequences_with_little_padding(most):
     assert counts[-1] == most
     for before, count in pairwise(counts):
         assert count <= 2 * before
-        assert before < 64 or count - before <= before / 2
+        assert before < 64 or count - before <= before / 4
 
 
 def test_very_large_steps_have_no_graph():
@@ -24,13 +30,46 @@ def test_very_large_steps_have_no_graph():
 
 @pytest.mark.parametrize("most", range(20))
 def test_query_lens_hold_a_token_and_the_most_drafts(most):
-    lens = query_lens(most, 64)
-    assert lens == sorted(set(lens))
-    assert lens[0] == 1
-    assert lens[-1] == most + 1
-    assert all(after - before <= 4 for before, after in pairwise(lens))
-    assert query_lens(most, 65) == sorted({1, most + 1})
+    for rows in (1, 16, 17, 64):
+        lens = query_lens(most, rows)
+        assert lens == sorted(set(lens))
+        assert lens[0] == 1
+        assert lens[-1] == most + 1
+        assert all(after - before <= 4 for before, after in pairwise(lens))
+
+
+@pytest.mark.parametrize("most", [1, 3, 5, 8])
+def test_padding_is_at_most_a_third_where_it_costs_time(most):
+    """Steps of many sequences take time by their tokens."""
+    counts = row_counts(256)
+    for rows in range(33, 257):
+        bucket = next(count for count in counts if count >= rows)
+        lens = query_lens(most, bucket)
+        for length in range(1, most + 2):
+            padded = next((each for each in lens if each >= length), None)
+            if padded is None:
+                assert bucket * length > MAX_GRAPH_TOKENS
+            else:
+                assert bucket * padded <= 4 / 3 * rows * length
+
+
+@pytest.mark.parametrize(("rows", "longest"), [(256, 8), (512, 4), (128, 16)])
+def test_a_step_of_very_many_tokens_has_no_graph(rows, longest):
+    assert query_lens(20, rows)[-1] == longest
 
 
 def test_the_sizes_are_pairs():
-    assert num_graph_sizes(96, 3) == 11 * 4 + 1 * 2
+    assert num_graph_sizes(96, 3) == 13 * 4
+    assert num_graph_sizes(256, 5) == 5 * 5 + 18 * 6
+
+
+def test_the_most_sizes_are_bounded():
+    """Capturing four graphs of a size of 8B takes about 50 ms on an H100."""
+    assert max(num_graph_sizes(seqs, most) for seqs in (256, 512, 1024) for most in (8, 64)) <= 320
+
+
+def test_small_models_are_padded_further():
+    """Launching operators costs a step of Llama-3.1-8B as much as 521 tokens of padding."""
+    assert most_padding_tokens(4096) == 521
+    assert most_padding_tokens(2048) > 2000
+    assert most_padding_tokens(8192) < 131

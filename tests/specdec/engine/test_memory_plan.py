@@ -407,10 +407,12 @@ class Head:
     """The sizes of a draft head's checkpoint."""
 
     num_kv_layers: int
-    feature_size: int = 100
 
     def kv_bytes_per_token(self, dtype, size):
         return 1000 * self.num_kv_layers * size
+
+    def slot_size(self, device):
+        return {"cpu": 100}[device]
 
     def weight_bytes(self, dtype, quantization):
         return GIB if quantization is None else GIB // 4

@@ -151,6 +151,15 @@ FAMILIES = {
             "mlp_only_layers": [1],
         },
     ),
+    "gpt-oss": (
+        "GptOss",
+        {
+            **ALTERNATING,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {"rope_theta": 1e4, "truncate": False, **YARN},
+        },
+    ),
     "olmoe": (
         "Olmoe",
         {
@@ -170,7 +179,16 @@ LLAMA_LIKE = [
 ]
 """Families without traits of their own."""
 
-WITH_ALL_TRAITS = ["granite", "olmo3", "phi3", "gemma2", "starcoder2", "cohere", "qwen3-moe"]
+WITH_ALL_TRAITS = [
+    "granite",
+    "olmo3",
+    "phi3",
+    "gemma2",
+    "starcoder2",
+    "cohere",
+    "qwen3-moe",
+    "gpt-oss",
+]
 """Families that together have every trait."""
 
 
@@ -208,6 +226,9 @@ def save_family(directory, name, **changes):
         for parameter, weight in model.named_parameters():
             if "norm" in parameter:
                 weight.data -= 1
+    if family == "GptOss":
+        for layer in model.model.layers:
+            layer.mlp.experts.gate_up_proj.data *= 3  # some units are clamped
     model.save_pretrained(directory)
 
 

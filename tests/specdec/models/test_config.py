@@ -61,7 +61,8 @@ def test_missing_keys_have_the_defaults_of_transformers(architecture):
         assert rope is None or rope.theta == parameters["rope_theta"]
         assert config.rotary_fraction == parameters.get("partial_rotary_factor", 1.0)
     activation = getattr(expected, "hidden_activation", None) or expected.hidden_act
-    assert config.traits.activation == activation
+    renamed = ARCHITECTURES[architecture].legacy_activations
+    assert config.traits.activation == renamed.get(activation, activation)
 
 
 @pytest.mark.parametrize(

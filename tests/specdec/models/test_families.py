@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 import torch
 
+from specdec.kernels.cpu import native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.llama import CausalDecoder
@@ -153,6 +154,25 @@ def test_embeddings_are_scaled_as_in_transformers(tmp_path, ids, name, dtype, ke
     with torch.inference_mode():
         found = model.forward_with_taps(batch, model.new_kv_cache(10 * BLOCK_SIZE), (0,)).tapped
     torch.testing.assert_close(found[:, 0].to(dtype), entering[0], atol=0, rtol=1e-6)
+
+
+@pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
+@pytest.mark.parametrize("name", ["olmo2", "cohere"])
+def test_native_taps_are_those_of_torch(tmp_path, ids, name):
+    """OLMo 2 has no norm in front of attention; a layer of Command R reads one norm twice."""
+    save_family(tmp_path, name)
+    batch = batch_of([(ids[0], 0, list(range(10)))])
+
+    def tapped(kernels):
+        model = load(tmp_path, TensorParallelGroup(), kernels=kernels)
+        cache = model.new_kv_cache(10 * BLOCK_SIZE)
+        with torch.inference_mode():
+            return model.forward_with_taps(batch, cache, (1, 0, num_layers)).tapped.float()
+
+    num_layers = ModelConfig.from_directory(tmp_path).num_layers
+    found = tapped("native")
+    torch.testing.assert_close(found, tapped("torch"), atol=1e-4, rtol=1e-4)
+    assert not torch.equal(found[:, 0], found[:, 1])
 
 
 @EACH

@@ -10,7 +10,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from specdec.config import hardware
-from specdec.kernels.forward_batch import HiddenStates
 from specdec.training import device, objective, trainer
 from specdec.training.batches import Batch
 from specdec.training.config import TrainingConfig
@@ -47,20 +46,12 @@ class OneDevice(TorchDispatchMode):
 
 @pytest.fixture
 def distant_target(target, monkeypatch):
-    """A target on the device, whose hidden states are there at once."""
+    """A target on the device."""
     monkeypatch.setitem(objective._CHUNK_LOGITS, DEVICE.type, 2**22)
     monkeypatch.setitem(trainer._LOSS_INTERVAL, DEVICE.type, 20)
     autocast = torch.autocast  # torch has none for meta tensors
     monkeypatch.setattr(torch, "autocast", lambda _, **options: autocast("cpu", **options))
-    found = Target(target.directory, 128, target.precision, device=DEVICE)
-
-    def hidden_states(batch, taps):
-        size = found.config.hidden_size
-        final = torch.zeros(batch.num_tokens, size, device=DEVICE)
-        return HiddenStates(final, torch.zeros(batch.num_tokens, len(taps), size, device=DEVICE))
-
-    monkeypatch.setattr(found, "hidden_states", hidden_states)
-    return found
+    return Target(target.directory, 128, target.precision, device=DEVICE)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

@@ -179,3 +179,14 @@ def test_a_run_that_is_killed_is_continued(config, tmp_path):
 def generate_shards_of_two(config, prompts, directory):
     generation._SAMPLES_PER_SHARD = 2
     generate_corpus(config, prompts, directory)
+
+
+def test_a_gpu_answers_more_conversations_in_fewer_bits():
+    cpu, gpu = (GenerationConfig("m", device=device).llm_arguments() for device in ("cpu", "cuda"))
+    names = ("device", "dtype", "max_num_seqs", "max_num_batched_tokens")
+    assert [cpu[name] for name in names] == ["cpu", "float32", 64, 256]
+    assert [gpu[name] for name in names] == ["cuda", "bfloat16", 256, 8192]
+    own = GenerationConfig("m", device="cuda", dtype="float16", max_num_seqs=512, kernels="torch")
+    found = own.llm_arguments()
+    assert [found[name] for name in names] == ["cuda", "float16", 512, 8192]
+    assert found["kernels"] == "torch"

@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from specdec.training import padding
 from specdec.training.batches import Batch
 from specdec.training.config import TrainingConfig
 from specdec.training.corpus import Sample
-from specdec.training.drafters import METHODS, blocks, draft_model, eagle3, padding
+from specdec.training.drafters import METHODS, blocks, draft_model, eagle3
+from specdec.training.target import Target
+from specdec.training.whole_samples import use_whole_samples
 
 CONFIG = TrainingConfig(depth=3, num_layers=None)
 DRAFTED = torch.arange(0, 320, 2)
@@ -63,3 +66,14 @@ def test_rows_of_a_class_are_padded_by_little(batch):
     for group in rows.groups:
         assert (group.is_before | group.is_own).any(-1).all()
         assert group.tokens.shape[1] % 8 == group.num_bases % 8 == 0
+
+
+def test_a_target_computes_whole_samples_without_a_cache(target, batch):
+    expected = target.hidden_states(batch, (1, 2))
+    whole = Target(target.directory, 128, target.precision)
+    assert use_whole_samples(whole.decoder)
+    whole._kv_cache = whole.decoder.new_kv_cache(0)
+    whole._num_slots = batch.num_tokens * 16  # no cache is made
+    found = whole.hidden_states(batch, (1, 2))
+    assert whole._kv_cache.numel() == 0
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

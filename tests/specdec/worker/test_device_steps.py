@@ -10,6 +10,7 @@ from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.types.sampling_params import SpeculationOptions
 from specdec.worker import LocalTarget
 from specdec.worker.device_steps import DeviceSteps
+from specdec.worker.step_graphs import StepShape
 from tests.specdec.adapters import adapter_dir
 from tests.specdec.engines import (
     engine_config,
@@ -182,6 +183,30 @@ def test_a_padded_step_leaves_the_pool_of_others_alone(tiny_model_dir):
     pool = target._runner.kv_cache[:, : config.num_blocks * config.block_size]
     assert not pool.any()  # every graph has run on padding
     assert target._runner.kv_cache.any()
+
+
+def test_a_step_with_much_padding_runs_on_the_host(tiny_model_dir, num_device_steps, monkeypatch):
+    """One row with drafts among many without makes each of them as long."""
+    most = 3
+    monkeypatch.setattr("specdec.worker.device_steps.most_padding_tokens", lambda size: most)
+    config = engine_config(4)
+    given = requests()
+    expected = tokens(local_engine(tiny_model_dir, config, kernels="torch"), given)
+    engine = make_engine(tiny_model_dir, config, device_target(tiny_model_dir, config))
+    assert tokens(engine, given) == expected
+    assert 0 < len(num_device_steps) < engine.stats().counts.num_steps
+    for rows in num_device_steps:
+        counts = [1 + row.num_draft_tokens for row in rows]
+        assert max(counts) * len(rows) - sum(counts) <= most
+
+
+def test_a_closed_target_has_no_graphs(tiny_model_dir):
+    target = device_target(tiny_model_dir, engine_config(0), graphs=FakeGraphs())
+    shape = StepShape(3, 1, 1)
+    graphs = target._runner.device_steps._graphs
+    assert graphs.padded(shape) != shape
+    target.close()
+    assert graphs.padded(shape) == shape
 
 
 def test_invalid_logits_end_a_request(tiny_model_dir):

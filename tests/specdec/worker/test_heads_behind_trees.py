@@ -15,7 +15,6 @@ from specdec.types.messages import (
 )
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.batch_state import BatchState
-from specdec.worker.head_kv import HeadKv
 from specdec.worker.head_runner import HeadRunner
 
 PARENTS = (-1, -1, 1, 2)
@@ -43,17 +42,13 @@ def test_the_hidden_state_is_that_of_the_last_accepted_node(state, monkeypatch, 
     monkeypatch.setattr(runner, "_extend", lambda *arguments: None)
     hidden = torch.arange(6.0).unsqueeze(1)
     verified = (VerifiedRow(8, (3,)), VerifiedRow(7, tokens))
-    runner.draft([OTHER, ROW], Mock(), hidden, None, verified, ())
-    [used], _ = head.features.call_args[0][:1], None
+    runner.draft([OTHER, ROW], Mock(), hidden, verified, ())
+    [used] = head.features.call_args[0]
     assert used.flatten().tolist() == [0, 1 + place]
 
 
-def test_features_move_with_the_kv(state):
-    features = torch.arange(32.0).unsqueeze(1)
-    kv = HeadKv(state, 8, 4, features)
+def test_moves_put_the_accepted_path_behind_its_base(state):
     moves = state.compaction([OTHER, ROW], {7: (2, 3, 4, 6), 8: (3,)})
     # The nodes 1, 2, 3 are at indices 6, 7, 8 of the sequence, and move to 5, 6, 7.
     assert moves == [SlotMove(14, 13), SlotMove(15, 14), SlotMove(24, 15)]
-    kv.move(moves)
-    assert features[13:16].flatten().tolist() == [14, 15, 24]
     assert state.compaction([ROW], {7: (1, 6)}) == []

@@ -1,5 +1,8 @@
 """Choice of a captured step, and the report of what was captured."""
 
+import gc
+import weakref
+
 import pytest
 
 from specdec.worker.step_graphs import Stage, StepGraphs, StepShape
@@ -41,11 +44,21 @@ def test_a_step_is_padded_to_the_next_captured_one(graphs, size, padded):
     assert graphs.padded(StepShape(*size, 2)) == StepShape(*padded, 7)
 
 
-def test_many_sequences_have_few_lengths(backend, stages):
-    graphs = StepGraphs(backend, max_num_seqs=96, max_draft_tokens=4, num_blocks=7)
-    graphs.capture(stages, lambda shape: None)
-    assert graphs.padded(StepShape(70, 2, 3)) == StepShape(96, 5, 7)
-    assert graphs.padded(StepShape(70, 1, 3)) == StepShape(96, 1, 7)
+@pytest.mark.parametrize(
+    ("size", "padded"),
+    [((70, 1), (80, 1)), ((70, 2), (80, 2)), ((129, 6), (144, 6)), ((250, 8), (256, 8))],
+)
+def test_a_step_of_many_sequences_has_little_padding(size, padded):
+    graphs = StepGraphs(FakeGraphs(), max_num_seqs=256, max_draft_tokens=8, num_blocks=7)
+    graphs.capture({Stage.FORWARD: lambda shape: None}, lambda shape: None)
+    assert graphs.padded(StepShape(*size, 3)) == StepShape(*padded, 7)
+
+
+def test_a_step_of_very_many_tokens_runs_as_it_is():
+    graphs = StepGraphs(FakeGraphs(), max_num_seqs=256, max_draft_tokens=8, num_blocks=7)
+    graphs.capture({Stage.FORWARD: lambda shape: None}, lambda shape: None)
+    shape = StepShape(250, 9, 3)
+    assert graphs.padded(shape) == shape
 
 
 @pytest.mark.parametrize("size", [(11, 1), (1, 6)])
@@ -103,3 +116,70 @@ def test_the_report_names_what_has_no_graph(graphs):
     assert "up to 10 sequences with up to 5 tokens each" in text
     assert "without a graph: larger steps, prompts, trees" in text
     assert "steps with one row that has an adapter" in text
+    assert "and 2048 in all" in text
+
+
+class _Cycle:
+    """An object that only the collector frees, as a closed engine with its graphs."""
+
+    def __init__(self, freed):
+        self._self, self._freed = self, freed
+
+    def __del__(self):
+        self._freed.append(self)
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_no_garbage_is_collected_within_captures(is_enabled):
+    """The graphs of an engine before are destroyed in front of the first capture, or later."""
+    before, within, states = [], [], []
+
+    class Backend(FakeGraphs):
+        def capture(self, function):
+            assert before
+            for _ in range(2000):  # more than the collector waits for
+                _Cycle(within)
+            assert not within
+            states.append(gc.isenabled())
+            return super().capture(function)
+
+    _Cycle(before)
+    graphs = StepGraphs(Backend(), max_num_seqs=2, max_draft_tokens=0, num_blocks=1)
+    was_enabled = gc.isenabled()
+    (gc.enable if is_enabled else gc.disable)()
+    try:
+        graphs.capture({Stage.FORWARD: lambda shape: None}, lambda shape: None)
+        assert gc.isenabled() == is_enabled
+    finally:
+        (gc.enable if was_enabled else gc.disable)()
+    assert states == [False, False]
+
+
+def test_a_failed_capture_turns_the_collector_on_again():
+    class Backend(FakeGraphs):
+        def capture(self, function):
+            raise RuntimeError("no memory")
+
+    graphs = StepGraphs(Backend(), max_num_seqs=2, max_draft_tokens=0, num_blocks=1)
+    with pytest.raises(RuntimeError, match="no memory"):
+        graphs.capture({Stage.FORWARD: lambda shape: None}, lambda shape: None)
+    assert gc.isenabled()
+
+
+def test_closed_graphs_are_destroyed_at_once(stages):
+    class Replay:
+        def __call__(self):
+            pass
+
+    alive = weakref.WeakSet()
+
+    class Backend(FakeGraphs):
+        def capture(self, function):
+            alive.add(replay := Replay())
+            return replay
+
+    graphs = StepGraphs(Backend(), max_num_seqs=2, max_draft_tokens=0, num_blocks=1)
+    graphs.capture(stages, lambda shape: None)
+    assert len(alive) == 8
+    graphs.close()
+    assert not alive

@@ -109,10 +109,9 @@ class DFlashHead(nn.Module):
         return self.attention.new_kv_cache(num_slots)
 
     @torch.inference_mode()
-    def features(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
+    def features(self, states: Tensor) -> Tensor:
         """See DraftHead."""
-        assert tapped is not None
-        inputs = tapped[:, list(self.shape.layers_read.order)].flatten(1)
+        inputs = states[:, list(self.shape.layers_read.order)].flatten(1)
         features: Tensor = self.feature_norm(self.fc(inputs.to(self.attention.dtype)))
         return features
 

@@ -40,14 +40,14 @@ class FeatureProjection(nn.Module):
             output = (shape.decoder.hidden_size, width)
             self.fc = SharedInputLinear(reader, "fc", output, target.group, has_bias=shape.has_bias)
 
-    def forward(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
+    def forward(self, states: Tensor) -> Tensor:
         """Return features [T, feature_size].
 
-        hidden: [T, target_size]. tapped: [T, len(taps), target_size].
+        states: [T, target_size], or of several layers [T, len(taps), target_size].
         """
-        if self.order is None or tapped is None:
-            return self.project(hidden)
-        return self.project(torch.cat([tapped[:, index] for index in self.order], dim=1))
+        if self.order is None:
+            return self.project(states)
+        return self.project(torch.cat([states[:, index] for index in self.order], dim=1))
 
     def project(self, inputs: Tensor) -> Tensor:
         """Return features [T, feature_size] of the inputs [T, num_inputs * target_size]."""
@@ -126,12 +126,10 @@ class Eagle3Head(RecurrentHead):
         self.recycles_norm = shape.recycles_norm
 
     @torch.inference_mode()
-    def features(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
+    def features(self, states: Tensor) -> Tensor:
         """See DraftHead."""
         dtype = self.attention.dtype
-        features: Tensor = self.projection(
-            hidden.to(dtype), None if tapped is None else tapped.to(dtype)
-        )
+        features: Tensor = self.projection(states.to(dtype))
         return features
 
     def run(

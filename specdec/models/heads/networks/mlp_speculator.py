@@ -55,9 +55,9 @@ class MlpSpeculator(nn.Module):
     def new_kv_cache(self, num_slots: int) -> None:
         """See DraftHead."""
 
-    def features(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
+    def features(self, states: Tensor) -> Tensor:
         """See DraftHead."""
-        return hidden.to(self.dtype)
+        return states.to(self.dtype)
 
     @torch.inference_mode()
     def begin(

@@ -83,9 +83,9 @@ class NativeHead:
         assert num_slots % block_size == 0
         return self._kernel.new_kv_cache(num_slots // block_size, block_size, attention.dtype)
 
-    def features(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
+    def features(self, states: Tensor) -> Tensor:
         """See DraftHead."""
-        return self.torch_head.features(hidden, tapped)
+        return self.torch_head.features(states)
 
     def begin(
         self, pairs: ModelInput, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int

@@ -77,9 +77,9 @@ class NativeDFlashHead:
         assert num_slots % block_size == 0
         return self._kernel.new_kv_cache(num_slots // block_size, block_size, dtype)
 
-    def features(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
+    def features(self, states: Tensor) -> Tensor:
         """See DraftHead."""
-        return self.torch_head.features(hidden, tapped)
+        return self.torch_head.features(states)
 
     @torch.inference_mode()
     def begin(

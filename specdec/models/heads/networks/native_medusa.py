@@ -57,9 +57,9 @@ class NativeMedusaHeads:
     def new_kv_cache(self, num_slots: int) -> None:
         """See DraftHead."""
 
-    def features(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
+    def features(self, states: Tensor) -> Tensor:
         """See DraftHead."""
-        return self.torch_heads.features(hidden, tapped)
+        return self.torch_heads.features(states)
 
     def begin(
         self, pairs: ModelInput, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int

@@ -80,9 +80,9 @@ class RecurrentHead(nn.Module, ABC):
         """See DraftHead."""
         return self.attention.new_kv_cache(num_slots)
 
-    def features(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
+    def features(self, states: Tensor) -> Tensor:
         """Return the final hidden states: heads that read other layers override this."""
-        return hidden.to(self.attention.dtype)
+        return states.to(self.attention.dtype)
 
     @abstractmethod
     def run(

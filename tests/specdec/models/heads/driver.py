@@ -145,7 +145,7 @@ class Drafting:
         if self.cache is not None:
             self.cache.fill_(float("nan"))  # what is not written must not be read
         self.features = [
-            head.features(part.hidden, part.inputs[:, list(head.taps)] if head.taps else None)
+            head.features(part.inputs[:, list(head.taps)] if head.taps else part.hidden)
             for part in parts
         ]
 

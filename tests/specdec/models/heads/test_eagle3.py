@@ -192,6 +192,8 @@ def test_switches_of_speculators(tmp_path, target_dir, target, name, changes, ex
     check(tmp_path, target_dir, Reference(made, target_dir, **switches), parts, borders=(5,))
     config = HeadConfig.from_directory(tmp_path, target)
     assert config.num_draft_tokens == 4
+    assert config.slot_size("cpu") == 3 * target.hidden_size
+    assert config.slot_size("cuda") == config.feature_size
     assert config.target_name == named_target(tmp_path) == "org/target"
     assert config.describe()[0].startswith(
         "taken for EAGLE-3 (speculators 0.9): layers enter 2, 4, 5 (output-of 1, 3, 4)"
@@ -229,7 +231,9 @@ def test_another_number_of_layers(tmp_path, target_dir, count):
 def test_final_hidden_state_as_the_feature(tmp_path, target_dir, target):
     made, parts = eagle3_weights(inputs=0), sequences()
     save(tmp_path, CONFIG | {"eagle_config": {"use_aux_hidden_state": False}}, midlayer(made))
-    assert HeadConfig.from_directory(tmp_path, target).taps == ()
+    config = HeadConfig.from_directory(tmp_path, target)
+    assert config.taps == ()
+    assert config.slot_size("cpu") == config.slot_size("cuda") == target.hidden_size
     check(tmp_path, target_dir, Reference(made, target_dir, ()), parts, size=2, borders=(7,))
 
 

@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -134,8 +134,8 @@ class PaddedBases:
         queries = _taken(query, group.bases).flatten(1, 2)
         with sdpa_kernel(_MASKED_KERNELS):
             attended = F.scaled_dot_product_attention(
-                queries.transpose(1, 2),
-                _repeated(key, num_heads),
+                queries.transpose(1, 2).to(value.dtype),  # norms return float32
+                _repeated(key.to(value.dtype), num_heads),
                 _repeated(value, num_heads),
                 attn_mask=mask[:, None],
             )
@@ -154,11 +154,12 @@ class PaddedTokens:
     order: Tensor
 
     @classmethod
-    def of(cls, batch: Batch) -> PaddedTokens:
-        """Lay out a row for each sample."""
-        order, groups, num_results = np.empty(batch.num_tokens, np.int64), [], 0
-        spans = [each.tokens for each in batch.spans]
-        rows = [_Row(each.start, each.stop - each.start, 0, 0) for each in spans]
+    def of(cls, lengths: Sequence[int], device: torch.device) -> PaddedTokens:
+        """Lay out a row for each sample, on a device. lengths: the tokens of each."""
+        total = sum(lengths)
+        order, groups, num_results = np.empty(total, np.int64), [], 0
+        ends = accumulate(lengths)
+        rows = [_Row(end - each, each, 0, 0) for end, each in zip(ends, lengths, strict=True)]
         for part in _grouped(rows):
             num_tokens = _aligned(max(each.num_tokens for each in part))
             for each in part:
@@ -166,21 +167,24 @@ class PaddedTokens:
                 order[own] = num_results + np.arange(each.num_tokens)
                 num_results += num_tokens
             starts = np.array([each.first_token for each in part])
-            places = _consecutive(starts, num_tokens).clip(max=batch.num_tokens - 1)
-            groups.append(to_device(torch.from_numpy(places), batch.device))
-        return cls(groups, to_device(torch.from_numpy(order), batch.device))
+            places = (starts[:, None] + np.arange(num_tokens)).clip(max=total - 1)
+            groups.append(to_device(torch.from_numpy(places), device))
+        return cls(groups, to_device(torch.from_numpy(order), device))
 
-    def attend(self, query: Tensor, context: KeyValue) -> Tensor:
+    def attend(self, query: Tensor, context: KeyValue, scale: float | None = None) -> Tensor:
         """Return causal attention within each sample, [T, num_heads, head_dim] as `query`.
 
-        context: of the T tokens. The tokens that continue a short row are behind its own.
+        context: of the T tokens. The tokens that continue a short row are behind its own. scale:
+        of scores; None for 1 / sqrt(head_dim).
         """
         attended = []
         with sdpa_kernel(_CAUSAL_KERNELS):
             for tokens in self.groups:
                 key, value = (_repeated(_taken(x, tokens), query.shape[1]) for x in context)
                 queries = _taken(query, tokens).transpose(1, 2)
-                found = F.scaled_dot_product_attention(queries, key, value, is_causal=True)
+                found = F.scaled_dot_product_attention(
+                    queries, key, value, is_causal=True, scale=scale
+                )
                 attended.append(found.transpose(1, 2).flatten(0, 1))
         return torch.cat(attended).index_select(0, self.order)
 
@@ -225,10 +229,6 @@ def _group(batch: Batch, rows: Sequence[_Row], num_tokens: int, num_bases: int) 
         is_own=places[:, None] == own,
         is_first=(steps[:num_tokens] == 0).expand(len(rows), 1, -1),
     )
-
-
-def _consecutive(starts: np.ndarray, count: int) -> np.ndarray:
-    return starts[:, None] + np.arange(count)
 
 
 def _aligned(size: int) -> int:

@@ -1,0 +1,154 @@
+"""Shapes of the models that transformers' modelling code runs, read from their configuration.
+
+Imports transformers, and with it torch, where such a model is read, and not before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from specdec.models.weights.weight_files import find_weight_files, read_shapes
+from specdec.types.errors import UnsupportedModelError
+
+_KV_HEADS_OF_MULTI_QUERY = 1
+_MAX_REASON_CHARS = 300
+
+
+@dataclass(frozen=True)
+class TransformersModel:
+    """A model that transformers' modelling code runs, on one rank.
+
+    class_name: of its `PreTrainedModel`. num_parameters: weights in its files.
+    """
+
+    class_name: str
+    num_parameters: int
+
+
+@dataclass(frozen=True)
+class TransformersShape:
+    """What the engine has to know of such a model, from its configuration.
+
+    head_dim: of keys; those of values may be shorter, and are padded.
+    """
+
+    model: TransformersModel
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+
+
+def transformers_fault(raw: Mapping[str, Any]) -> str | None:
+    """Return why transformers' modelling code cannot run a model here; None where it can.
+
+    raw: its config.json. Attention that cannot be replaced is found when the model is loaded.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    model_type = raw.get("model_type")
+    if model_type not in CONFIG_MAPPING_NAMES:
+        return f"transformers has no model_type {str(model_type)[:100]!r}"
+    if raw.get("is_encoder_decoder") or model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return f"transformers has no causal language model for {model_type}"
+    if raw.get("quantization_config") is not None:
+        return "transformers' code reads no quantized weights here"
+    model = _model_class(str(model_type))
+    names = raw.get("architectures") or [model.__name__]
+    if names[0] != model.__name__:
+        return f"the causal language model of {model_type} in transformers is {model.__name__}"
+    return _fault_of_class(model)
+
+
+def read_transformers_shape(directory: Path) -> TransformersShape:
+    """Read the shape of the model in a directory.
+
+    Raises UnsupportedModelError for a configuration that transformers refuses or that lacks a size,
+    and for weights that are not there.
+    """
+    config = _read_config(directory)
+    num_heads = _size(config, "num_attention_heads")
+    hidden_size = _size(config, "hidden_size")
+    shapes = read_shapes(find_weight_files(directory))
+    return TransformersShape(
+        model=TransformersModel(
+            _model_class(config.model_type).__name__, sum(map(prod, shapes.values()))
+        ),
+        vocab_size=_size(config, "vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=getattr(config, "intermediate_size", None) or 4 * hidden_size,
+        num_layers=_size(config, "num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=_num_kv_heads(config, num_heads),
+        head_dim=_head_dim(config, hidden_size // num_heads),
+        max_position_embeddings=_size(config, "max_position_embeddings"),
+        tie_word_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
+    )
+
+
+def _read_config(directory: Path) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        whole = AutoConfig.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
+        )
+        config = whole.get_text_config(decoder=True)
+    except Exception as error:  # transformers raises any exception for invalid files
+        reason = " ".join(str(error).split())[:_MAX_REASON_CHARS]
+        raise UnsupportedModelError(f"transformers cannot read {directory}: {reason}") from error
+    rope = getattr(config, "rope_parameters", None) or {}
+    if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
+        raise UnsupportedModelError(
+            f"{directory}: transformers selects LongRoPE's factors by the length of each text, so "
+            "cached keys of a text do not fit once it has grown"
+        )
+    return config
+
+
+def _model_class(model_type: str) -> Any:
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])
+
+
+def _fault_of_class(model: Any) -> str | None:
+    if model._is_stateful:
+        return (
+            f"{model.__name__} has layers with a state (state-space, linear attention or "
+            "convolutions), which cannot be rolled back to an accepted draft or shared by prefix"
+        )
+    if not model._supports_attention_backend:
+        return f"{model.__name__} of transformers takes no attention function, so no paged KV cache"
+    return None
+
+
+def _size(config: Any, name: str) -> int:
+    value = getattr(config, name, None)
+    if type(value) is not int or value < 1:
+        raise UnsupportedModelError(f"{name} of the model is {value!r}; it must be at least 1")
+    return value
+
+
+def _num_kv_heads(config: Any, num_heads: int) -> int:
+    if getattr(config, "multi_query", False):
+        return _KV_HEADS_OF_MULTI_QUERY
+    return getattr(config, "num_key_value_heads", None) or num_heads
+
+
+def _head_dim(config: Any, default: int) -> int:
+    """Return the width of a key: with latent attention, its two parts side by side."""
+    if getattr(config, "kv_lora_rank", None):
+        return _size(config, "qk_nope_head_dim") + _size(config, "qk_rope_head_dim")
+    return getattr(config, "head_dim", None) or default

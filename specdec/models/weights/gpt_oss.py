@@ -1,0 +1,120 @@
+"""The experts of GPT-OSS: tensors of all experts together, in 16 or 32 bits or in MXFP4.
+
+Layers read each expert as separate matrices, as in other mixtures; the names that they use here
+do not exist in the files. Stored without quantization, with E experts, H hidden and I expert units:
+`gate_up_proj` [E, H, 2 I] and `down_proj` [E, I, H], transposed, and biases [E, 2 I] and [E, H].
+Gate and up projection alternate. In MXFP4: `*_blocks` [E, out, in / 32, 16] of bytes with two
+values each, the first in the lower half, and `*_scales` [E, out, in / 32], exponents of two with a
+bias of 127 (OCP Microscaling Formats, version 1.0).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdec.models.weights.stored_tensors import TensorSource
+
+_NAME = re.compile(r"(.+\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
+_GROUP = 32
+_SCALE_BIAS = 127
+_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Magnitudes of 4-bit floats with two bits of exponent and one of mantissa; bit 3 is the sign."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A tensor of one expert, as a part of a stored one.
+
+    stored: name of the tensor of all experts. step: 2 where gate and up projection alternate;
+    first: 0 for the gate, 1 for the up projection.
+    """
+
+    stored: str
+    expert: int
+    first: int
+    step: int
+    is_bias: bool
+
+    def stored_rows(self, rows: range) -> slice:
+        """Return the outputs of the stored tensor that contain `rows` of this one."""
+        return slice(rows.start * self.step, rows.stop * self.step)
+
+    def own(self, outputs: Tensor, dim: int) -> Tensor:
+        """Return this part's of the stored outputs, along a dimension."""
+        count = outputs.shape[dim]
+        return outputs.index_select(dim, torch.arange(self.first, count, self.step))
+
+
+def _part_of(name: str) -> _Part | None:
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    prefix, expert, projection, kind = match.groups()
+    stored = f"{prefix}.{'down' if projection == 'down' else 'gate_up'}_proj"
+    is_bias = kind == "bias"
+    step = 1 if projection == "down" else 2
+    first = 1 if projection == "up" else 0
+    return _Part(f"{stored}_bias" if is_bias else stored, int(expert), first, step, is_bias)
+
+
+@dataclass(frozen=True)
+class GptOssExperts:
+    """A WeightFormat: weights and biases of single experts, dequantized where they are in MXFP4."""
+
+    def holds(self, tensors: TensorSource, name: str) -> bool:
+        """See WeightFormat; biases of experts are read in the same way."""
+        part = _part_of(name)
+        if part is None:
+            return False
+        return part.stored in tensors or f"{part.stored}_blocks" in tensors
+
+    def shape(self, tensors: TensorSource, name: str) -> tuple[int, ...]:
+        """See WeightFormat."""
+        part = self._part(name)
+        if part.is_bias:
+            return (tensors.shape(part.stored)[1] // part.step,)
+        if part.stored in tensors:
+            _, inputs, outputs = tensors.shape(part.stored)
+        else:
+            _, outputs, groups, _ = tensors.shape(f"{part.stored}_blocks")
+            inputs = groups * _GROUP
+        return outputs // part.step, inputs
+
+    def read(
+        self, tensors: TensorSource, name: str, rows: range, cols: range | None = None
+    ) -> Tensor:
+        """See WeightFormat; without cols the rows of a bias, [len(rows)]."""
+        part = self._part(name)
+        expert, outputs = slice(part.expert, part.expert + 1), part.stored_rows(rows)
+        if cols is None:
+            return part.own(tensors.slice(part.stored, expert, outputs)[0].float(), 0)
+        if part.stored in tensors:
+            inputs = slice(cols.start, cols.stop)
+            stored = tensors.slice(part.stored, expert, inputs, outputs)[0]
+            return part.own(stored, 1).float().t()
+        groups = slice(cols.start // _GROUP, -(-cols.stop // _GROUP))
+        blocks = tensors.slice(f"{part.stored}_blocks", expert, outputs, groups, slice(None))[0]
+        scales = tensors.slice(f"{part.stored}_scales", expert, outputs, groups)[0]
+        values = _dequantize(part.own(blocks, 0), part.own(scales, 0))
+        start = cols.start - groups.start * _GROUP
+        return values[:, start : start + len(cols)]
+
+    def _part(self, name: str) -> _Part:
+        part = _part_of(name)
+        assert part is not None, f"{name} is no tensor of an expert"
+        return part
+
+
+def _dequantize(blocks: Tensor, scales: Tensor) -> Tensor:
+    """Return the values of MXFP4 groups in float32, [N, G * 32].
+
+    blocks: [N, G, 16] uint8. scales: [N, G] uint8.
+    """
+    table = torch.tensor([*_VALUES, *(-value for value in _VALUES)])
+    halves = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(2)  # [N, G, 32]
+    exponents = scales.to(torch.int32).sub_(_SCALE_BIAS).unsqueeze(-1)
+    return torch.ldexp(table[halves.int()], exponents).flatten(1)

@@ -1,0 +1,73 @@
+"""The target's attention over whole samples on a GPU: one pass, which needs no KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.attention import AttentionPlan, TorchAttention, TorchPlan
+from specdec.kernels.forward_batch import ModelInput
+from specdec.models.llama import CausalDecoder
+from specdec.training.padding import KeyValue, PaddedTokens
+
+
+@dataclass(frozen=True)
+class WholePlan(TorchPlan):
+    """The AttentionPlan of WholeSampleAttention, which stores no KV: other fields are empty."""
+
+    rows: PaddedTokens
+
+
+class WholeSampleAttention(TorchAttention):
+    """Causal attention of samples that begin in the pass, by torch's kernels for padded rows.
+
+    It reads the keys and values of the pass, and leaves the cache alone.
+    """
+
+    def plan(
+        self,
+        batch: ModelInput,
+        dtype: torch.dtype,
+        window: int | None = None,
+        kv_start: int = 0,
+    ) -> WholePlan:
+        """See PagedAttention."""
+        assert window is None, "torch's kernels have no window"
+        assert all(chunk.start == 0 and chunk.parents is None for chunk in batch.chunks)
+        lengths = [batch.query_len(index) for index in range(batch.num_sequences)]
+        nothing = torch.empty(0, dtype=torch.int64, device=self.device)
+        return WholePlan(nothing, (), PaddedTokens.of(lengths, self.device))
+
+    def run(
+        self,
+        query: Tensor,
+        kv: Tensor,
+        kv_cache: Tensor,
+        plan: AttentionPlan,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """See PagedAttention."""
+        assert isinstance(plan, WholePlan)
+        assert sinks is None, "torch's kernels have no sinks"
+        return plan.rows.attend(query, KeyValue(kv[:, 0], kv[:, 1]), self.scale)
+
+
+def use_whole_samples(decoder: CausalDecoder) -> bool:
+    """Let a decoder attend to whole samples; return whether its attention is one of torch's.
+
+    It is not with windows, bounded scores or sinks.
+    """
+    traits = decoder.config.traits
+    is_bounded = traits.attention_softcap is not None
+    if set(decoder.windows) != {None} or is_bounded or traits.has_sinks:
+        return False
+    decoder.attention = WholeSampleAttention(
+        decoder.heads,
+        decoder.head_dim,
+        decoder.attention.block_size,
+        decoder.device,
+        scale=traits.attention_scale,
+    )
+    return True

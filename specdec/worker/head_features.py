@@ -1,0 +1,123 @@
+"""What a draft head reads of the target in each KV slot: features, or the states they are made of.
+
+A feature is a function of a token's hidden states, for some heads a projection of several layers.
+While nothing is drafted, a pass only leaves its output here: the states of several passes are
+written to their slots at once, and on a CPU projected when a head needs them (docs/adr/0036).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specdec.kernels.forward_batch import Indices, ModelInput, SlotMove, on_device
+from specdec.models.heads.base import DraftHead
+
+MAX_WAITING_TOKENS = 128
+"""Tokens of passes from which on their states are written to their slots."""
+
+
+class _Pass(NamedTuple):
+    """The hidden states that a head reads of a pass over `batch`, as in `DraftHead.features`."""
+
+    batch: ModelInput
+    states: Tensor
+
+
+class HeadFeatures:
+    """Features of the tokens in all slots of a pool, on one rank.
+
+    All calls but `add` of a few tokens are collective, and ranks call them in the same order.
+    """
+
+    def __init__(
+        self, head: DraftHead, num_slots: int, dtype: torch.dtype, *, stores_features: bool
+    ) -> None:
+        """Start with no pass. dtype: of what is stored.
+
+        stores_features: whether slots have features, and not hidden states, which are larger for a
+        head with several taps.
+        """
+        self._head = head
+        self._num_slots, self._dtype = num_slots, dtype
+        self._stores_features = stores_features
+        self._slots: Tensor | None = None  # [num_slots, *shape of a token's states or feature]
+        self._waiting: list[_Pass] = []
+        self._num_waiting = 0
+
+    def use(self, head: DraftHead) -> None:
+        """Compute features with `head` from now on."""
+        self.write()
+        self._head = head
+
+    @property
+    def page(self) -> Tensor:
+        """The features [num_slots, feature_size] of all slots, where these are stored.
+
+        They are those of the passes up to the last `write`. Its memory stays the same.
+        """
+        assert self._stores_features, "slots have hidden states"
+        if self._slots is None:
+            size = (self._num_slots, self._head.feature_size)
+            self._slots = torch.zeros(size, dtype=self._dtype, device=self._head.device)
+        return self._slots
+
+    def add(self, batch: ModelInput, states: Tensor) -> None:
+        """Add what the head reads of a pass, as in `DraftHead.features`.
+
+        Neither the states nor the block tables of the batch may change any more.
+        """
+        self._waiting.append(_Pass(batch, states))
+        self._num_waiting += states.shape[0]
+        if self._num_waiting >= MAX_WAITING_TOKENS:
+            self.write()
+
+    @torch.inference_mode()
+    def read(self, slots: Sequence[int]) -> Tensor:
+        """Return the features [len(slots), feature_size] of the tokens in slots."""
+        self.write()
+        assert self._slots is not None, "no pass has run"
+        rows = self._slots[torch.tensor(slots, device=self._slots.device)]
+        return rows if self._stores_features else self._head.features(rows)
+
+    @torch.inference_mode()
+    def move(self, moves: Sequence[SlotMove]) -> None:
+        """Move tokens along with the KV of the target."""
+        self.write()
+        assert self._slots is not None, "no pass has run"
+        sources, targets = torch.tensor(moves, device=self._slots.device).unbind(1)
+        self._slots.index_copy_(0, targets, self._slots[sources])
+
+    @torch.inference_mode()
+    def write(self) -> None:
+        """Write the tokens of all waiting passes to their slots."""
+        if not self._waiting:
+            return
+        states = torch.cat([each.states for each in self._waiting])
+        chunks = [chunk for each in self._waiting for chunk in each.batch.chunks]
+        slots = ModelInput(chunks, self._waiting[0].batch.block_size).slot_mapping
+        if (last := _last_writes(slots)) is not None:
+            slots, states = slots[last], states[torch.from_numpy(last).to(states.device)]
+        rows = self._head.features(states) if self._stores_features else states
+        rows = rows.to(self._dtype)
+        if self._slots is None:
+            self._slots = rows.new_zeros(self._num_slots, *rows.shape[1:])
+        self._slots.index_copy_(0, on_device(slots, rows.device), rows)
+        self._waiting.clear()
+        self._num_waiting = 0
+
+
+def _last_writes(slots: Indices) -> NDArray[np.intp] | None:
+    """Return the index of the last write to each slot; None if none is written again.
+
+    The slot of a rejected draft is, by the token in its place.
+    """
+    unique, from_the_end = np.unique(slots[::-1], return_index=True)
+    if len(unique) == len(slots):
+        return None
+    return np.subtract(len(slots) - 1, from_the_end)

@@ -1,0 +1,78 @@
+"""What a model that transformers' code runs does not have is refused by the name of its setting."""
+
+import pytest
+
+from specdec.config.llm import LLMConfig
+from specdec.config.speculative_keys import read_speculation
+from specdec.engine.memory_plan import memory_plan
+from specdec.engine.model_report import Fit, Precision, report_model
+from specdec.engine.model_resolution import resolve_models
+from specdec.llm.arguments import read_arguments
+from specdec.types.errors import InvalidValueError, UnsupportedModelError
+from tests.specdec.models.foreign import save_foreign
+from tests.specdec.tiny import train_tokenizer
+
+
+@pytest.fixture(scope="module")
+def gpt2_dir(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("gpt2")
+    save_foreign(directory, "gpt2")
+    train_tokenizer(383).save_pretrained(directory)
+    return directory
+
+
+def plan(directory, **settings):
+    drafting = read_speculation(settings.pop("speculative_config", "none"))
+    config = LLMConfig(model=str(directory), speculative_config=drafting, **settings)
+    return memory_plan(config, resolve_models(config, print).configs(), 2**33, in_process=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit"),
+    [
+        ({"tensor_parallel_size": 2}, "must be 1: the model runs by transformers' code"),
+        ({"quantization": "int8"}, "must be none: the model runs by transformers' code"),
+        ({"enable_lora": True}, "must be false: the model runs by transformers' code"),
+        ({"kernels": "native"}, "must be auto or torch: the model runs by transformers' code"),
+    ],
+)
+def test_settings_of_the_own_decoder_are_refused(gpt2_dir, settings, limit):
+    with pytest.raises(InvalidValueError, match=next(iter(settings))) as refused:
+        plan(gpt2_dir, **settings)
+    assert limit in str(refused.value)
+
+
+def test_a_draft_model_is_limited_in_the_same_way(gpt2_dir, tiny_model_dir):
+    drafting = {"method": "draft_model", "model": str(gpt2_dir)}
+    settings = {"speculative_config": {**drafting, "quantization": "int8"}, "max_model_len": 64}
+    with pytest.raises(InvalidValueError, match=r"speculative_config\.quantization"):
+        plan(tiny_model_dir, **settings)
+    assert plan(tiny_model_dir, **settings | {"speculative_config": drafting}).draft is not None
+
+
+def test_the_setting_selects_the_implementation(gpt2_dir, tiny_model_dir):
+    plan(gpt2_dir)
+    with pytest.raises(UnsupportedModelError, match="GPT2LMHeadModel is not supported"):
+        plan(gpt2_dir, model_impl="specdec")
+    plan(tiny_model_dir, tensor_parallel_size=3)
+    with pytest.raises(InvalidValueError, match="tensor_parallel_size"):
+        plan(tiny_model_dir, tensor_parallel_size=3, model_impl="transformers")
+
+
+def test_names_of_other_engines_mean_the_own_decoder():
+    for name, expected in [("vllm", "specdec"), ("transformers", "transformers")]:
+        arguments = read_arguments("smollm2-135m-instruct", {"model_impl": name})
+        assert arguments.config.model_impl == expected
+
+
+def test_the_report_states_what_runs_the_model(gpt2_dir):
+    precision = Precision("float32", None, is_native=False)
+    report = report_model(gpt2_dir, precision, 1)
+    assert report.differences == "layers of transformers' modelling code"
+    assert report.ranks[0].kv_bytes_per_token == 2 * 3 * 96 * 4
+    fits = {each.method: each.fit for each in report.methods}
+    assert fits["ngram"] is Fit.READY
+    assert fits["draft_model"] is Fit.NEEDS_FILES
+    assert fits["eagle3"] is Fit.NO
+    with pytest.raises(InvalidValueError, match="tensor_parallel_size"):
+        report_model(gpt2_dir, precision, 2)
