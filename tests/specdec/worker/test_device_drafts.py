@@ -6,13 +6,16 @@ import pytest
 import torch
 
 from specdec.config.speculative import SpeculativeConfig
+from specdec.sampling.device_sampler import SamplingKind
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.worker import LocalTarget
 from specdec.worker.device_steps import DeviceSteps
+from specdec.worker.step_graphs import StepShape
 from tests.specdec.attention_heads import fitted_head_dir
 from tests.specdec.engines import engine_config, local_engine, make_engine, request, tokens_by
 from tests.specdec.worker.device import FakeGraphs, device_runner
+from tests.specdec.worker.operators import assert_host_reads_nothing
 
 NUM_DRAFTS = 3
 SAMPLING = [
@@ -136,3 +139,14 @@ def test_the_drafts_are_those_of_the_host(
     assert num_with_drafts(on_device) < len(on_device)
     counts = engine.stats().counts.speculation
     assert counts.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("kind", SamplingKind)
+@pytest.mark.parametrize("method", ["eagle3", "mtp"])
+def test_the_host_reads_nothing_between_the_tokens_of_a_draft(
+    tiny_model_dir, head_dir, method, kind
+):
+    config = config_of(method, head_dir(method))
+    runner = device_runner(tiny_model_dir, config, head=head_dir(method))
+    steps, shape = runner.device_steps, StepShape(2, 4, 5)
+    assert_host_reads_nothing(lambda: steps._launch(shape, kind, NUM_DRAFTS))
