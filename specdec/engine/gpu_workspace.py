@@ -18,6 +18,10 @@ _SAMPLING_BYTES = 400 * _MIB
 """Of the rows that are sampled at once, whatever the batch is (`specdec.sampling`)."""
 _GRAPHS_BYTES = 6 * _MIB
 """Of the four graphs of one size: that of the forward pass has a node for each kernel."""
+_HEAD_GRAPHS_BYTES = 3 * _MIB
+"""Of the further ones of a size with a draft head, which has a layer or a few."""
+_MOST_TAPS = 6
+"""Layers of the target whose states a head reads, and their feature."""
 
 
 def gpu_workspace_bytes(config: LLMConfig, model: ModelConfig, *, drafts: bool) -> int:
@@ -32,6 +36,7 @@ def gpu_workspace_bytes(config: LLMConfig, model: ModelConfig, *, drafts: bool) 
         + _activation_bytes(config, model)
         + _logit_bytes(config, model, drafts=drafts)
         + (0 if drafts else _graph_bytes(config))
+        + (0 if drafts or config.head is None else _tap_bytes(config, model))
     )
 
 
@@ -71,11 +76,18 @@ def _graph_bytes(config: LLMConfig) -> int:
     """Return the bytes of the graphs of a target, if it captures some."""
     if not _captures_graphs(config):
         return 0
-    return _GRAPHS_BYTES * num_graph_sizes(config.max_num_seqs, _num_draft_tokens(config))
+    size_bytes = _GRAPHS_BYTES + (0 if config.head is None else _HEAD_GRAPHS_BYTES)
+    return size_bytes * num_graph_sizes(config.max_num_seqs, _num_draft_tokens(config))
+
+
+def _tap_bytes(config: LLMConfig, model: ModelConfig) -> int:
+    """Return the bytes of what a head reads of the largest step on the device."""
+    num_tokens = config.max_num_seqs * (1 + _num_draft_tokens(config))
+    return num_tokens * _MOST_TAPS * model.hidden_size * DTYPE_BYTES[config.resolved_dtype]
 
 
 def _captures_graphs(config: LLMConfig) -> bool:
-    return not config.enforce_eager and config.head is None
+    return not config.enforce_eager
 
 
 def _num_draft_tokens(config: LLMConfig) -> int:

@@ -133,7 +133,7 @@ class DeviceDrafts:
         starts = (ends - counts - 1)[:, None]
         positions = starts + torch.minimum(offsets, last)
         first = self._first[: shape.num_rows, None]
-        tokens = torch.cat([first, verified.token_ids], 1).where(offsets <= last, 0)
+        tokens = torch.cat([first, verified.token_ids], 1).masked_fill(offsets > last, 0)
         is_written = (offsets <= last) & wants[:, None] & (positions > 0)  # pair 0 does not exist
         batch = self._batch(tokens, positions.clamp_min(1), is_written, shape)
         features = self._features_of_pairs(starts, batch.block_tables, shape)
@@ -167,7 +167,7 @@ class DeviceDrafts:
             rules = rules_of(rows.params, before[:, None], rows.num_prompt)
         sample = self.parts.sampler.select_on_device(logits, rules, kind)
         goes_on = self._goes_on(shape.num_rows) & ~sample.is_invalid
-        tokens = sample.token_ids.where(goes_on, 0)
+        tokens = sample.token_ids.masked_fill(~goes_on, 0)
         column = (self._index + 1).clamp_max(drafts.shape[1] - 1)  # in a capture it may be behind
         drafts.index_copy_(1, column, tokens[:, None])
         drafts[:, 0] += goes_on
@@ -204,7 +204,7 @@ class DeviceDrafts:
         return DeviceBatch(
             input_ids=token_ids.flatten(),
             positions=positions.flatten(),
-            slot_mapping=slots.where(is_written, self._limits.num_blocks * size).flatten(),
+            slot_mapping=slots.masked_fill(~is_written, self._limits.num_blocks * size).flatten(),
             block_tables=tables,
             context_lens=positions[:, -1] + 1,
             query_len=token_ids.shape[1],
