@@ -57,8 +57,9 @@ def _decoders() -> Iterator[str]:
         [
             (
                 "decoders",
-                "the C++ kernels on CPUs; torch on GPUs, with `--kernels torch`, and without a "
-                "C++ compiler",
+                "the C++ kernels on CPUs; torch on GPUs, with `--kernels torch`, and where "
+                "they are neither in the wheel nor can be compiled. DeepSeek: torch's attention, "
+                "with C++ matrix products on CPUs",
             ),
             ("data types", _names(DTYPE_BYTES)),
             ("quantization on a CPU", _names(QUANTIZATION_METHODS)),
@@ -86,7 +87,7 @@ def _transformers() -> Iterator[str]:
     yield (
         "Such a model needs a causal language model in transformers whose attention can be "
         "replaced, such as GPT-2, GPT-NeoX, GPT BigCode, OPT, Phi 1 and 2, Nemotron, Persimmon, "
-        "Helium, Apertus, Ministral, VaultGemma, Qwen 2 MoE, DeepSeek-V2 and V3. Loading it "
+        "Helium, Apertus, Ministral, VaultGemma, Qwen 2 MoE. Loading it "
         "checks each layer, and refuses what the KV cache does not have.\n"
     )
     yield _table(

@@ -51,6 +51,7 @@ ToolCallParserName = Literal[
     "kimi_k2",
     "gpt_oss",
 ]
+RoutingPolicy = Literal["prefix", "power_of_two", "random"]
 ReasoningParserName = Literal["none", "deepseek_r1", "qwen3", "granite", "gpt_oss"]
 
 
@@ -115,6 +116,13 @@ class ServeConfig(LLMConfig):
     )
     downscale_delay_s: float = setting(
         120.0, NOT_NEGATIVE, "Seconds of sustained low load before a replica is removed"
+    )
+    routing_policy: RoutingPolicy = setting(
+        "prefix",
+        one_of(*get_args(RoutingPolicy)),
+        "How Ray Serve's proxies choose a replica: prefix prefers one that has computed the "
+        "beginning of the prompt, within a bound on its load; power_of_two takes the one of two "
+        "with fewer open requests",
     )
     drain_timeout_s: float = setting(
         10.0,

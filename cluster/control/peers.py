@@ -57,13 +57,16 @@ class PeerApplication:
     router: Any
     control_plane: Any
 
-    async def stream(self, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
+    async def stream(
+        self, method: str, *arguments: Any, session_id: str = ""
+    ) -> AsyncGenerator[Any, None]:
         """Yield the results of a method of one of its Routers; closing the generator cancels it.
 
+        session_id: of the call to Serve, by which it chooses the Router.
         Raises NotReadyError while it has no Router, and when the Router that answers is lost.
         """
         await self._wait_for_replicas()
-        caller = getattr(self.router.options(stream=True), method)
+        caller = getattr(self.router.options(stream=True, session_id=session_id), method)
         answer = caller.remote(*arguments)
         try:
             async for each in answer:

@@ -175,6 +175,12 @@ class Router:
         """Longest sequence, in tokens."""
         return self.core.plan.engine.max_model_len
 
+    @property
+    def kv_cache_tokens(self) -> int:
+        """Number of tokens whose KV fits into the cache."""
+        engine = self.core.plan.engine
+        return engine.num_blocks * engine.block_size
+
     async def apply_speculation(self, state: SpeculationState) -> None:
         """Put the settings of a state in force; the next step goes by them when this returns."""
         with suppress(TargetFailedError, NotReadyError):  # ended; the next Router asks again

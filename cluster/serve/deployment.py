@@ -50,6 +50,7 @@ from cluster.replica.orders import (
 from cluster.replica.router import Router
 from cluster.serve.autoscaling import OPEN_REQUESTS, autoscaling_config
 from cluster.serve.node_memory import node_shares, replica_memory
+from cluster.serve.request_router import KV_CACHE_TOKENS, request_router_config
 from cluster.workers.group_spec import log_progress
 from cluster.workers.ray_internals import head_node_resource
 from cluster.workers.resources import (
@@ -211,6 +212,10 @@ class RouterReplica(InferenceServicer, AdminServicer):
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return the load for cluster.serve.autoscaling; Serve calls this every few seconds."""
         return {OPEN_REQUESTS: self.router.load_in_requests()}
+
+    async def record_routing_stats(self) -> dict[str, int]:
+        """Return what request routers learn of this replica; Serve calls this every 10 s."""
+        return {KV_CACHE_TOKENS: self.router.kv_cache_tokens}
 
     async def _profile(self, order: ProfileOrder) -> ProfileReport:
         """Profile this replica, or forward the order to the replica that it names."""
@@ -379,6 +384,7 @@ def make_application(config: ServeConfig, found: FoundByDriver | None = None) ->
         placement_group_strategy="PACK",
         num_replicas=config.num_replicas if config.max_replicas is None else None,
         autoscaling_config=autoscaling_config(config),
+        request_router_config=request_router_config(config.routing_policy),
         max_ongoing_requests=_MAX_ONGOING_REQUESTS,
         health_check_period_s=_HEALTH_CHECK_PERIOD_S,
         logging_config={"log_level": config.log_level.upper()},

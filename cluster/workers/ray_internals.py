@@ -83,6 +83,13 @@ def serve_listeners() -> ServeListeners | None:
     return ServeListeners(http.host, grpc.port, http.port, list(grpc.grpc_servicer_functions))
 
 
+def session_header() -> str:
+    """Return the HTTP header whose value Serve's proxies pass on as the session id of a request."""
+    from ray.serve._private.constants import SERVE_SESSION_ID
+
+    return str(SERVE_SESSION_ID)
+
+
 def delete_application(name: str) -> None:
     """Start to delete a Serve application, without waiting until it is gone."""
     from ray import serve

@@ -97,9 +97,9 @@ class LLMConfig:
     kernels: Literal["auto", "native", "triton", "torch"] = setting(
         "auto",
         one_of("auto", "native", "triton", "torch"),
-        "Kernels: native compiles specdec's C++ kernels for CPUs on first use, triton its kernels "
-        "for GPUs, torch uses PyTorch's, auto uses native or triton if a compiler or Triton is "
-        "installed",
+        "Kernels: native are specdec's for CPUs in C++, from the wheel or compiled on first use, "
+        "triton its kernels for GPUs, torch PyTorch's; auto uses native or triton where they are "
+        "available",
     )
     model_impl: Literal["auto", "specdec", "transformers"] = setting(
         "auto",

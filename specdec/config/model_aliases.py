@@ -80,6 +80,9 @@ ALIASES: Mapping[str, PackagedModel] = MappingProxyType(
             download_bytes=92_871_040,
             splits_digits=True,
             drafters=(
+                ShippedDrafter(
+                    "smollm2-135m-instruct-draft", "draft_model", 6, quantization="int8"
+                ),
                 ShippedDrafter("smollm2-135m-instruct-suffix", "suffix", 6, has_weights=False),
                 ShippedDrafter("smollm2-135m-instruct-ngram", "ngram", 4, has_weights=False),
             ),

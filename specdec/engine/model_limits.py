@@ -23,6 +23,9 @@ def check_model_limits(config: LLMConfig, models: Models) -> None:
             raise InvalidValueError("speculative_config.method", config.head.name, limit)
         if config.kernels == "native":
             raise InvalidValueError("kernels", config.kernels, f"auto or torch: {_REASON}")
+    if models.target.latent is not None and config.enable_lora:
+        limit = "false: the model has latent attention, whose projections take no adapters"
+        raise InvalidValueError("enable_lora", True, limit)
     drafting = config.draft_model
     if drafting is not None and models.draft is not None and models.draft.transformers is not None:
         field = "speculative_config.draft_tensor_parallel_size"

@@ -114,14 +114,19 @@ def _ranks(config: ModelConfig, precision: Precision, size: int) -> Iterator[Ran
     vocab = partition(config.vocab_size, size)
     kv_element_bytes = DTYPE_BYTES[precision.dtype]
     for rank, heads in enumerate(config.head_shards(size)):
-        queries, kv = len(heads.query) * config.head_dim, len(heads.kv) * config.head_dim
-        attention = config.num_layers * 2 * (queries + kv)
+        kv = len(heads.kv) * config.head_dim
+        attention = config.num_layers * config.num_attention_weights(
+            len(heads.query), len(heads.kv)
+        )
         mlps = config.mlp_matrices * _hidden_units(config, rank, size)
         head = config.hidden_size * len(vocab[rank])
-        matrices = config.hidden_size * (attention + mlps) + head
+        matrices = attention + config.hidden_size * mlps + head
         has_table = not config.tie_word_embeddings or precision.quantization is not None
         weights = matrices * _matrix_bytes(config, precision)
         weights += head * has_table * _table_bytes(config, precision)
+        if config.latent is not None:
+            expansion = config.latent.num_expansion_weights(len(heads.query))
+            weights += config.num_layers * expansion * DTYPE_BYTES[precision.dtype]
         kv_bytes = 2 * config.num_layers * kv * kv_element_bytes
         yield RankMemory(weights, kv_bytes)
 
@@ -135,6 +140,7 @@ def _hidden_units(config: ModelConfig, rank: int, size: int) -> int:
     if experts is not None:
         of_expert = len(partition(experts.intermediate_size, size)[rank])
         units += num_sparse * experts.count * of_expert
+        units += num_sparse * len(partition(experts.shared_size, size)[rank])
     return units
 
 

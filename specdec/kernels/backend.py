@@ -58,15 +58,15 @@ def paged_attention(
     *,
     scale: float | None = None,
     softcap: float | None = None,
-    has_sinks: bool = False,
+    uses_torch: bool = False,
 ) -> PagedAttention:
     """Return the attention of a backend; the native kernels' decoder does not use it.
 
-    has_sinks: whether `run` gets sinks, which Triton's kernels do not have. Other arguments as in
-    PagedAttention.
+    uses_torch: whether it is torch's on every backend, as for sinks and latent KV, which Triton's
+    kernels do not have. Other arguments as in PagedAttention.
     """
     kind: type[PagedAttention] = TorchAttention
-    if backend is KernelBackend.TRITON and not has_sinks:
+    if backend is KernelBackend.TRITON and not uses_torch:
         from specdec.kernels.triton.attention import TritonAttention  # imports Triton
 
         kind = TritonAttention

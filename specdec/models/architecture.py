@@ -8,7 +8,7 @@ from typing import Any
 
 from specdec.models.config_values import unsupported
 from specdec.models.layer_patterns import RopeRule, WindowRule, no_windows, one_rope
-from specdec.models.traits import LLAMA, Activation, DecoderTraits, Experts
+from specdec.models.traits import LLAMA, Activation, DecoderTraits, Experts, Latent
 
 Feature = str | bool
 """Presence of a feature: always, never, or by a key of config.json."""
@@ -21,6 +21,10 @@ def _llama_traits(raw: Mapping[str, Any]) -> DecoderTraits:
 
 def _no_experts(raw: Mapping[str, Any], num_layers: int) -> None:
     del raw, num_layers
+
+
+def _no_latent(raw: Mapping[str, Any]) -> None:
+    del raw
 
 
 def _whole_heads(raw: Mapping[str, Any]) -> float:
@@ -41,7 +45,8 @@ class Architecture:
         output, and of the MLP. qk_norm: whether queries and keys are normalized.
     windows, ropes: by layer. rotary_fraction: the part of each head that is rotated.
     traits: how the layers differ; called with config.json and these defaults. experts: the mixture
-        of experts, if there is one; called with the number of layers too.
+        of experts, if there is one; called with the number of layers too. latent: sizes of latent
+        attention, if it is that.
     notes: what the family has beside Llama, for the documentation.
     """
 
@@ -61,6 +66,7 @@ class Architecture:
     rotary_fraction: Callable[[Mapping[str, Any]], float] = _whole_heads
     traits: Callable[[Mapping[str, Any]], DecoderTraits] = _llama_traits
     experts: Callable[[Mapping[str, Any], int], Experts | None] = _no_experts
+    latent: Callable[[Mapping[str, Any]], Latent | None] = _no_latent
 
     def activation(self, raw: Mapping[str, Any]) -> Activation:
         """Return the activation function. Raises UnsupportedModelError for another one."""

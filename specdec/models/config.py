@@ -19,7 +19,7 @@ from specdec.models.config_values import count, fraction, unsupported
 from specdec.models.layer_patterns import LayerRopes, Windows
 from specdec.models.registry import ARCHITECTURES, SAME_DECODERS, TEXT_MODELS, architecture_of
 from specdec.models.rope import DefaultRope, LongRope, Rope, read_rope
-from specdec.models.traits import LLAMA, DecoderTraits, Experts, QkNorm
+from specdec.models.traits import LLAMA, DecoderTraits, Experts, Latent, QkNorm
 from specdec.models.transformers_config import (
     TransformersModel,
     read_transformers_shape,
@@ -78,6 +78,8 @@ class ModelConfig:
     text_part_of: the architecture of a model that also reads images, of which this is the text
         model; None for others.
     traits: how the layers differ from Llama's. experts: in place of the MLP of some layers.
+    latent: sizes of latent attention; all heads then share a key of head_dim, which is num_kv_heads
+        1; None for other attention.
     checkpoint_dtype: as in the file; it may be a dtype that models cannot run in.
     has_qkv_bias, has_output_bias: of attention's input and output projections.
     has_qk_norm: whether each query and key head is normalized before its rotation.
@@ -111,6 +113,7 @@ class ModelConfig:
     rotary_fraction: float = 1.0
     traits: DecoderTraits = LLAMA
     experts: Experts | None = None
+    latent: Latent | None = None
     text_part_of: str | None = None
     transformers: TransformersModel | None = None
 
@@ -173,6 +176,7 @@ class ModelConfig:
         raw = {**family.config_defaults, **raw}
         _require_keys(raw, (*_REQUIRED_KEYS, family.norm_eps_key))
         hidden_size, num_heads = count(raw, "hidden_size"), count(raw, "num_attention_heads")
+        latent = family.latent(raw)
         num_layers = count(raw, "num_hidden_layers")
         if num_layers > _MAX_LAYERS:
             raise unsupported("num_hidden_layers", num_layers, f"at most {_MAX_LAYERS}")
@@ -186,8 +190,9 @@ class ModelConfig:
             intermediate_size=count(raw, "intermediate_size"),
             num_layers=num_layers,
             num_heads=num_heads,
-            num_kv_heads=count(raw, "num_key_value_heads", num_heads),
-            head_dim=count(raw, "head_dim", hidden_size // num_heads),
+            num_kv_heads=1 if latent else count(raw, "num_key_value_heads", num_heads),
+            head_dim=latent.key_dim if latent else _head_dim(raw, hidden_size, num_heads),
+            latent=latent,
             rms_norm_eps=fraction(raw, family.norm_eps_key),
             rope=_main_rope(ropes, windows) or read_rope(raw),
             layer_ropes=ropes,
@@ -240,6 +245,8 @@ class ModelConfig:
     @property
     def rotary_dim(self) -> int:
         """Dimensions of each head, from the first on, that are rotated."""
+        if self.latent is not None:
+            return self.latent.rope_dim
         return int(self.head_dim * self.rotary_fraction)
 
     @property
@@ -263,11 +270,17 @@ class ModelConfig:
         embeddings = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
         vectors = self.num_layers * (biases + norms) + norm_size
         vectors += self.num_layers * self.num_heads * self.traits.has_sinks
+        if self.latent is not None:
+            latents = self.latent.rank + (self.latent.query_rank or 0)
+            expansion = self.latent.num_expansion_weights(self.num_heads)
+            vectors += self.num_layers * (latents + expansion)
         if self.experts is not None:  # their router stays in the model's dtype
             count, units = self.experts.count, self.experts.intermediate_size
             of_layer = count * self.hidden_size
             if self.experts.has_bias:
                 of_layer += count * ((1 + self.traits.has_gate) * units + self.hidden_size + 1)
+            if self.experts.routing is not None:
+                of_layer += count * self.experts.routing.has_bias
             vectors += len(self.experts.layers) * of_layer
         return self._num_matrix_elements + embeddings + vectors
 
@@ -308,21 +321,27 @@ class ModelConfig:
         experts = self.experts
         if experts is None or layer not in experts.layers:
             return self.intermediate_size
-        return experts.count * experts.intermediate_size
+        return experts.count * experts.intermediate_size + experts.shared_size
 
     @property
     def has_llama_layers(self) -> bool:
         """Return whether all layers are Llama's, as those of drafters that are trained here."""
-        is_dense = self.experts is None and self.transformers is None
+        is_dense = self.experts is None and self.latent is None and self.transformers is None
         return is_dense and self.traits == LLAMA and set(self.ropes) == {self.rope}
 
     @property
     def _num_matrix_elements(self) -> int:
         """Weights of linear layers and the output head, which quantization applies to."""
-        attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
+        attention = self.num_attention_weights(self.num_heads, self.num_kv_heads)
         hidden_units = sum(map(self.num_hidden_units, range(self.num_layers)))
         mlps = self.mlp_matrices * self.hidden_size * hidden_units
         return self.num_layers * attention + mlps + self.vocab_size * self.hidden_size
+
+    def num_attention_weights(self, num_heads: int, num_kv_heads: int) -> int:
+        """Return the weights of the linear layers of a layer's attention, with these heads."""
+        if self.latent is not None:
+            return self.latent.num_projection_weights(self.hidden_size, num_heads)
+        return 2 * (num_heads + num_kv_heads) * self.head_dim * self.hidden_size
 
     def with_window(self, window: int) -> ModelConfig:
         """Return the model with at most `window` visible tokens in each layer."""
@@ -402,6 +421,10 @@ def _require_keys(raw: Mapping[str, Any], names: Sequence[str]) -> None:
     missing = [name for name in names if name not in raw]
     if missing:
         raise UnsupportedModelError(f"config.json has no {', '.join(missing)}")
+
+
+def _head_dim(raw: Mapping[str, Any], hidden_size: int, num_heads: int) -> int:
+    return count(raw, "head_dim", hidden_size // num_heads)
 
 
 def _main_rope(ropes: LayerRopes, windows: Windows) -> Rope | None:

@@ -11,9 +11,11 @@ from specdec.models.config_values import count, positive, positive_or_none, unsu
 from specdec.models.traits import (
     DecoderTraits,
     Experts,
+    Latent,
     LogitTransform,
     NormKind,
     QkNorm,
+    Routing,
     TensorNames,
 )
 
@@ -162,6 +164,83 @@ def gpt_oss_traits(raw: Mapping[str, Any]) -> DecoderTraits:
 def gpt_oss_experts(raw: Mapping[str, Any], num_layers: int) -> Experts:
     """Return the experts of GPT-OSS: a softmax over the chosen ones is one over all, normalized."""
     return replace(mixtral_experts(raw, num_layers), has_bias=True)
+
+
+def deepseek_traits(raw: Mapping[str, Any]) -> DecoderTraits:
+    """Return the traits of DeepSeek-V2 and V3: the scale of scores grows with YaRN's factor."""
+    for name in ("attention_bias", "mlp_bias"):
+        if raw.get(name):
+            raise unsupported(name, raw[name], "false")
+    scale = deepseek_latent(raw).query_dim ** -0.5
+    rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    weight = rope.get("mscale_all_dim") if isinstance(rope, dict) else None
+    if weight and rope.get("rope_type", rope.get("type")) != "default":
+        factor = positive(rope, "factor")
+        scale *= (0.1 * positive(rope, "mscale_all_dim") * math.log(max(factor, 1.0)) + 1.0) ** 2
+    return DecoderTraits(attention_scale=scale)
+
+
+def deepseek_latent(raw: Mapping[str, Any]) -> Latent:
+    """Return the sizes of the latent attention of DeepSeek-V2 and V3."""
+    return Latent(
+        rank=count(raw, "kv_lora_rank"),
+        query_rank=None if raw.get("q_lora_rank") is None else count(raw, "q_lora_rank"),
+        plain_dim=count(raw, "qk_nope_head_dim"),
+        rope_dim=count(raw, "qk_rope_head_dim"),
+        value_dim=count(raw, "v_head_dim"),
+        is_rope_interleaved=bool(raw.get("rope_interleave", True)),
+    )
+
+
+def deepseek_v2_experts(raw: Mapping[str, Any], num_layers: int) -> Experts | None:
+    """Return the experts of DeepSeek-V2."""
+    method = raw["topk_method"]
+    if method not in ("greedy", "group_limited_greedy"):
+        raise unsupported("topk_method", method, "greedy or group_limited_greedy")
+    if raw.get("norm_topk_prob"):
+        raise unsupported("norm_topk_prob", True, "false, as transformers ignores it")
+    has_groups = method == "group_limited_greedy"
+    return _deepseek_experts(raw, num_layers, has_groups=has_groups, is_sigmoid=False)
+
+
+def deepseek_v3_experts(raw: Mapping[str, Any], num_layers: int) -> Experts | None:
+    """Return the experts of DeepSeek-V3."""
+    return _deepseek_experts(raw, num_layers, has_groups=True, is_sigmoid=True)
+
+
+def _deepseek_experts(
+    raw: Mapping[str, Any], num_layers: int, *, has_groups: bool, is_sigmoid: bool
+) -> Experts | None:
+    if raw.get("moe_layer_freq", 1) != 1:
+        raise unsupported("moe_layer_freq", raw["moe_layer_freq"], "1")
+    num_experts, size = count(raw, "n_routed_experts"), count(raw, "moe_intermediate_size")
+    num_groups = count(raw, "n_group") if has_groups else 1
+    if num_experts % num_groups or (is_sigmoid and 1 < num_groups > num_experts // 2):
+        limit = f"a divisor of n_routed_experts ({num_experts}), at most half of it"
+        raise unsupported("n_group", num_groups, limit)
+    num_chosen = count(raw, "topk_group") if has_groups else 1
+    if num_chosen > num_groups:
+        raise unsupported("topk_group", num_chosen, f"at most n_group ({num_groups})")
+    num_allowed = num_chosen * (num_experts // num_groups)
+    if count(raw, "num_experts_per_tok") > num_allowed:
+        limit = f"at most {num_allowed}, the experts of topk_group groups"
+        raise unsupported("num_experts_per_tok", raw["num_experts_per_tok"], limit)
+    routing = Routing(
+        is_sigmoid=is_sigmoid,
+        num_groups=num_groups,
+        num_chosen_groups=num_chosen,
+        has_bias=is_sigmoid,
+        scale=positive(raw, "routed_scaling_factor"),
+    )
+    return Experts(
+        num_experts,
+        _experts_per_token(raw, "n_routed_experts"),
+        normalizes=is_sigmoid and bool(raw["norm_topk_prob"]),
+        intermediate_size=size,
+        layers=frozenset(range(raw["first_k_dense_replace"], num_layers)),
+        routing=routing,
+        shared_size=size * count(raw, "n_shared_experts"),
+    )
 
 
 def _experts_per_token(raw: Mapping[str, Any], count_key: str) -> int:

@@ -25,6 +25,7 @@ from specdec.kernels.rows import row_kernels
 from specdec.kernels.sample import RowArgmax, row_argmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
+from specdec.models.layers.latent_attention import LatentAttention
 from specdec.models.layers.linear import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -185,9 +186,8 @@ def _mixture(
 ) -> SparseMLP:
     experts = config.experts
     assert experts is not None
-    size = experts.intermediate_size
 
-    def expert(name: str) -> MLP:
+    def expert(name: str, size: int) -> MLP:
         return MLP(config, reader, name, group, expert_size=size)
 
     router = config.traits.names.router
@@ -219,7 +219,8 @@ class DecoderLayer(nn.Module):
         has_mlp_norm = traits.has_input_norms and not traits.is_parallel
         self.traits = traits
         self.input_norm = norm("input_layernorm", exists=traits.has_input_norms)
-        self.attention = Attention(config, reader, f"{prefix}.self_attn", heads, group)
+        kind = Attention if config.latent is None else LatentAttention
+        self.attention = kind(config, reader, f"{prefix}.self_attn", heads, group)
         self.attention_output_norm = norm(
             names.attention_output_norm, exists=traits.has_output_norms
         )
@@ -256,8 +257,20 @@ class DecoderLayer(nn.Module):
         output = self._join(x, self.mlp_output_norm(self.mlp(self.mlp_norm(x), None)))
         return output
 
+    @property
+    def grouped_attention(self) -> Attention:
+        """The attention of a layer without latents, as native kernels and draft heads need it."""
+        assert isinstance(self.attention, Attention), "the layer has latent attention"
+        return self.attention
+
     def _join(self, residual: Tensor, x: Tensor) -> Tensor:
         return torch.add(residual, x, alpha=self.traits.residual_scale)
+
+
+def _sharing_one_key(heads: HeadShard) -> HeadShard:
+    """Return the query heads of a rank as those of the only KV head."""
+    count = len(heads.query)
+    return HeadShard(range(count), range(1), count)
 
 
 class CausalDecoder(nn.Module):
@@ -327,13 +340,13 @@ class CausalDecoder(nn.Module):
         self.backend = reader.backend
         self.attention = paged_attention(
             reader.backend,
-            self.heads,
+            self.heads if config.latent is None else _sharing_one_key(self.heads),
             config.head_dim,
             block_size,
             reader.device,
             scale=traits.attention_scale,
             softcap=traits.attention_softcap,
-            has_sinks=traits.has_sinks,
+            uses_torch=traits.has_sinks or config.latent is not None,
         )
 
     def enable_adapters(self) -> TorchAdapters:

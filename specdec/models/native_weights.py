@@ -132,6 +132,8 @@ class NativeWeights:
 
     def _add_experts(self, mixture: SparseMLP, layer: LayerStruct) -> None:
         """Set the router and the experts of a layer's struct."""
+        assert mixture.config.routing is None, "the kernels choose by probabilities"
+        assert mixture.shared is None, "the kernels have no shared experts"
         experts = [ExpertStruct(*self._mlp(each)) for each in cast(Sequence[MLP], mixture.experts)]
         layer.router = self.matrix(mixture.router)
         array = (ExpertStruct * len(experts))(*experts)

@@ -12,6 +12,10 @@ from types import MappingProxyType
 from specdec.models.architecture import Architecture
 from specdec.models.family_traits import (
     cohere_traits,
+    deepseek_latent,
+    deepseek_traits,
+    deepseek_v2_experts,
+    deepseek_v3_experts,
     ernie_traits,
     exaone4_traits,
     gemma2_traits,
@@ -66,6 +70,18 @@ _GEMMA2_DEFAULTS = {
     "hidden_activation": _GELU,
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
+}
+_DEEPSEEK_DEFAULTS = {
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "rms_norm_eps": 1e-6,
+    "first_k_dense_replace": 0,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 1407,
 }
 _COHERE_DEFAULTS = {"logit_scale": 0.0625, "tie_word_embeddings": True}
 
@@ -354,6 +370,35 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             qk_norm=True,
             windows=window_if_used,
             experts=qwen3_moe_experts,
+        ),
+        "DeepseekV2ForCausalLM": Architecture(
+            "deepseek_v2",
+            ("DeepSeek-V2, V2-Lite, V2.5, Coder-V2",),
+            "latent attention; a mixture with shared experts behind the first layers",
+            {**_DEEPSEEK_DEFAULTS, "topk_method": "greedy", "routed_scaling_factor": 1.0},
+            traits=deepseek_traits,
+            latent=deepseek_latent,
+            experts=deepseek_v2_experts,
+        ),
+        "DeepseekV3ForCausalLM": Architecture(
+            "deepseek_v3",
+            ("DeepSeek-V3, V3.1, R1", "Kimi K2", "Moonlight"),
+            "as DeepSeek-V2; experts chosen by groups, with sigmoids and a bias",
+            {
+                **_DEEPSEEK_DEFAULTS,
+                "n_group": 8,
+                "topk_group": 4,
+                "num_experts_per_tok": 8,
+                "norm_topk_prob": True,
+                "routed_scaling_factor": 2.5,
+                "n_routed_experts": 256,
+                "n_shared_experts": 1,
+                "moe_intermediate_size": 2048,
+                "first_k_dense_replace": 3,
+            },
+            traits=deepseek_traits,
+            latent=deepseek_latent,
+            experts=deepseek_v3_experts,
         ),
         "OlmoeForCausalLM": Architecture(
             "olmoe",

@@ -60,12 +60,70 @@ class TensorNames:
 
 
 @dataclass(frozen=True)
+class Routing:
+    """How DeepSeek chooses the experts of a token (arXiv 2412.19437, section 2.1.2).
+
+    is_sigmoid: whether scores are sigmoids of the router's logits; else their softmax. num_groups:
+    of experts; only those of num_chosen_groups are chosen, by the sum of their two best scores
+    where is_sigmoid, else by the best one. has_bias: whether a bias joins the scores in choices.
+    scale: factor of the weights.
+    """
+
+    is_sigmoid: bool
+    num_groups: int
+    num_chosen_groups: int
+    has_bias: bool
+    scale: float
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Sizes of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+
+    rank: of the latent of keys and values. query_rank: of that of queries; None without one.
+    plain_dim, rope_dim: of the parts of a query, of which the second is rotated. value_dim: of a
+    head.
+    """
+
+    rank: int
+    query_rank: int | None
+    plain_dim: int
+    rope_dim: int
+    value_dim: int
+    is_rope_interleaved: bool
+
+    @property
+    def query_dim(self) -> int:
+        """Width of a query as the checkpoint has it."""
+        return self.plain_dim + self.rope_dim
+
+    @property
+    def key_dim(self) -> int:
+        """Width of the key that all heads share."""
+        return self.rope_dim + self.rank
+
+    def num_projection_weights(self, hidden_size: int, num_heads: int) -> int:
+        """Return the weights of a layer's linear layers with `num_heads` heads."""
+        queries = num_heads * self.query_dim
+        query = hidden_size * queries
+        if self.query_rank is not None:
+            query = self.query_rank * (hidden_size + queries)
+        return query + hidden_size * (self.key_dim + num_heads * self.value_dim)
+
+    def num_expansion_weights(self, num_heads: int) -> int:
+        """Return the weights from a latent to keys and values, which are never quantized."""
+        return num_heads * (self.plain_dim + self.value_dim) * self.rank
+
+
+@dataclass(frozen=True)
 class Experts:
     """A mixture of experts in place of the MLP (Shazeer et al. 2017).
 
     num_per_token: experts that a token is routed to, by the largest probabilities. normalizes:
     whether their probabilities are divided by their sum. intermediate_size: hidden units of each.
     layers: those that have experts. has_bias: of the router and the experts.
+    routing: None for the experts with the largest probabilities. shared_size: hidden units of the
+    experts that each token has; 0 without any.
     """
 
     count: int
@@ -74,6 +132,8 @@ class Experts:
     intermediate_size: int
     layers: frozenset[int]
     has_bias: bool = False
+    routing: Routing | None = None
+    shared_size: int = 0
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ class TransformersDecoder:
                     self.device,
                     scale=layer.scale,
                     softcap=layer.softcap,
-                    has_sinks=has_sinks,
+                    uses_torch=has_sinks,
                 )
         return [made[layer.scale, layer.softcap] for layer in self.layers]
 

@@ -51,7 +51,7 @@ def _reason(name: str, raw: Mapping[str, Any]) -> str | None:
     if name.endswith(_ENCODERS):
         return "it is an encoder or a classifier, which generates no text"
     if raw.get("kv_lora_rank"):
-        return "it has multi-head latent attention (MLA), for which there are no kernels"
+        return "its multi-head latent attention (MLA) is not implemented"
     if any(raw.get(key) for key in _EXPERT_KEYS):
         return "its mixture of experts is not implemented"
     if "vision_config" in raw or name.endswith("ForConditionalGeneration"):

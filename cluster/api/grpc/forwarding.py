@@ -16,6 +16,7 @@ from typing import Any
 from grpc import StatusCode
 
 from cluster.api.byte_budget import ByteBudget
+from cluster.api.grpc.routing import SESSION_METADATA
 from cluster.api.grpc.status import empty_response, raise_on_serve, reporting_to
 from cluster.control.peers import Applications, PeerApplication
 from cluster.replica.limits import check_model
@@ -148,8 +149,10 @@ class Forwarding:
         """Yield the messages of another application; its status goes to `grpc_context`."""
         metadata = tuple(grpc_context.invocation_metadata() or ())
         call = ForwardedCall(method, request, metadata, grpc_context.peer())
+        session_id = dict(metadata).get(SESSION_METADATA, "")
         with self.budget.hold(request.ByteSize()):
-            async with aclosing(peer.stream("answer_call", call)) as messages:
+            stream = peer.stream("answer_call", call, session_id=session_id)
+            async with aclosing(stream) as messages:
                 async for message in messages:
                     if not isinstance(message, _Context):
                         yield message

@@ -19,6 +19,7 @@ from grpc import StatusCode
 
 from cluster.api.byte_budget import ByteBudget, HeldBytes
 from cluster.api.errors import INTERNAL_MESSAGE
+from cluster.api.grpc.routing import with_hint
 from cluster.api.grpc.status import Handler, refuse_malformed, reporting_to
 from cluster.api.http.serve_proxy import proxy_budget
 from cluster.control.peers import LOST_MESSAGE, ROUTER
@@ -52,26 +53,29 @@ def _restating(factory: HandlerFactory, routes: ListRoutes) -> HandlerFactory:
 
 
 def _holding(handler: Handler, budget: ByteBudget) -> Handler:
-    """Return a handler that refuses requests beyond the budget for all of them."""
+    """Return a handler that refuses requests beyond the budget for all of them.
 
-    def hold(request: Any, grpc_context: Any) -> HeldBytes | None:
+    It also adds the routing hint of a request to the context that the proxy gets.
+    """
+
+    def hold(request: Any, grpc_context: _Context) -> HeldBytes | None:
         with reporting_to(grpc_context):
             return budget.hold(request.ByteSize())
         return None
 
-    async def call(request: Any, grpc_context: Any) -> Any:
+    async def call(request: Any, grpc_context: _Context) -> Any:
         held = hold(request, grpc_context)
         if held is None:
             return b""
         with held:
-            return await handler(request, grpc_context)
+            return await handler(request, grpc_context.routed_by(request))
 
-    async def stream(request: Any, grpc_context: Any) -> AsyncGenerator[Any, None]:
+    async def stream(request: Any, grpc_context: _Context) -> AsyncGenerator[Any, None]:
         held = hold(request, grpc_context)
         if held is None:
             return
         with held:
-            async with aclosing(handler(request, grpc_context)) as messages:
+            async with aclosing(handler(request, grpc_context.routed_by(request))) as messages:
                 async for message in messages:
                     yield message
 
@@ -87,6 +91,11 @@ class _Context:
         if not any(key == _APPLICATION for key, _ in metadata):
             metadata += tuple((_APPLICATION, name) for name in _default_application(routes))
         self._metadata = metadata
+
+    def routed_by(self, request: Any) -> _Context:
+        """Add the routing hint of the request."""
+        self._metadata = with_hint(self._metadata, request)
+        return self
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return self._metadata

@@ -15,6 +15,7 @@ from fastapi.responses import StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.control.peers import Applications, PeerApplication
+from cluster.workers.ray_internals import session_header
 
 _MAX_BUFFERED_MESSAGES = 16
 """Messages of a response that wait for a slow client before the application is paused."""
@@ -150,7 +151,8 @@ class ForwardedResponse(StreamingResponse):
 
 async def forward(peer: PeerApplication, request: ForwardedRequest) -> ForwardedResponse:
     """Return the response of a Router of another application. Raises NotReadyError without one."""
-    messages = peer.stream("answer_request", request)
+    session_id = dict(request.headers).get(session_header().encode(), b"").decode("latin-1")
+    messages = peer.stream("answer_request", request, session_id=session_id)
     try:
         head = await anext(messages)
     except BaseException:

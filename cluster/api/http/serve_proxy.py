@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cluster.api.byte_budget import ByteBudget
 from cluster.api.http.bodies import BoundedBody
 from cluster.api.http.limits import HttpLimits
+from cluster.api.http.routing import AddRoutingHint
 from cluster.api.openai.errors import ApiError, failure_of
 from cluster.api.sse import event
 from cluster.config.serve_config import ServeConfig
@@ -38,7 +39,11 @@ def middlewares() -> list[Middleware]:
     uvicorn.config.HTTP_PROTOCOLS["auto"] = _CONNECTION
     max_body_mib = int(os.environ.get(MAX_BODY_VARIABLE) or ServeConfig.http_max_body_mib)
     limits = HttpLimits(max_body_bytes=max_body_mib * 2**20, budget=proxy_budget())
-    return [Middleware(EndStreams), Middleware(ReadBodies, limits=limits)]
+    return [
+        Middleware(EndStreams),
+        Middleware(ReadBodies, limits=limits),
+        Middleware(AddRoutingHint),
+    ]
 
 
 @cache

@@ -192,7 +192,9 @@ class ChatRequest(SamplingFields):
     store: bool | None = option("accepted; nothing is stored")
     service_tier: Literal["auto", "default"] | None = option("accepted; there is one tier")
     safety_identifier: str | None = option("accepted and ignored")
-    prompt_cache_key: str | None = option("accepted; prefix caching needs no key")
+    prompt_cache_key: str | None = option(
+        "session, which prefers its replica; prefix caching needs none"
+    )
 
     @property
     def is_structured(self) -> bool:

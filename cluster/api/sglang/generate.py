@@ -19,6 +19,7 @@ from cluster.api.openai.builders import (
 from cluster.api.openai.sampling_fields import token_biases
 from cluster.api.openai.schema import ResponseModel
 from cluster.api.openai.streams import DONE, PromptOutput
+from cluster.api.sglang.encoded_answer import EncodedAnswer
 from cluster.api.sglang.schema import (
     DEFAULT_MAX_NEW_TOKENS,
     GenerateRequest,
@@ -41,8 +42,9 @@ Entry = tuple[float | None, int, str | None]
 """A token in SGLang's log-probabilities: its log-probability, its id, and its text on request."""
 
 
-MANY_IDS = 1_000
-"""Without log-probabilities, more output ids than this are worth the switch to a thread."""
+MANY_IDS = 50_000
+"""Without log-probabilities, more output ids than this are worth the switch to a thread: an event
+copies those before it."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,7 @@ class Answer:
     _output: list[list[Entry]] = field(default_factory=list)
     _has_input: bool = False  # whether `_input` is complete
     _is_input_sent: bool = False
+    _encoded: EncodedAnswer = field(default_factory=EncodedAnswer)
 
     def add(self, output: EngineOutput) -> None:
         """Append an output."""
@@ -215,24 +218,29 @@ class Answer:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer in SGLang's format."""
-        return self._to_dict(has_input=True)
-
-    def to_event(self) -> dict[str, Any]:
-        """Return the answer so far; log-probabilities of the prompt are in the first one alone."""
-        is_known = self._has_input or not self.options.lists_prompt
-        has_input = is_known and not self._is_input_sent
-        self._is_input_sent |= has_input
-        return self._to_dict(has_input=has_input)
-
-    def _to_dict(self, *, has_input: bool) -> dict[str, Any]:
-        assert self.last is not None, "an answer without an output"
-        meta = self._meta(self.last)
+        meta = self._meta()
         if self.options.num_best is not None:
-            meta |= self._input_logprobs() if has_input else {}
-            meta |= self._output_logprobs()
+            meta |= self._input_logprobs() | self._output_logprobs(0)
         return {"text": self.text, "output_ids": self.output_ids, "meta_info": meta}
 
-    def _meta(self, last: EngineOutput) -> dict[str, Any]:
+    def to_event(self, index: int | None) -> str:
+        """Return the answer so far as JSON; what was encoded before is not encoded again.
+
+        Log-probabilities of the prompt are in the first event alone. index: of the answer in its
+        batch; None outside of a batch.
+        """
+        meta, start = self._meta(), self._encoded.num_ids
+        is_known = self._has_input or not self.options.lists_prompt
+        if self.options.num_best is not None and is_known and not self._is_input_sent:
+            meta |= self._input_logprobs()
+        self._is_input_sent |= is_known
+        lists = {} if self.options.num_best is None else self._output_logprobs(start)
+        text, token_ids = self.text[self._encoded.num_chars :], self.output_ids[start:]
+        return self._encoded.extended(text, token_ids, lists, meta, index)
+
+    def _meta(self) -> dict[str, Any]:
+        last = self.last
+        assert last is not None, "an answer without an output"
         speculation = last.speculation
         return {
             "id": self.call.request_id,
@@ -261,10 +269,12 @@ class Answer:
             logprobs["input_top_logprobs"] = [*before, *(each[1:] for each in self._input)]
         return logprobs
 
-    def _output_logprobs(self) -> dict[str, Any]:
-        logprobs: dict[str, Any] = {"output_token_logprobs": [each[0] for each in self._output]}
+    def _output_logprobs(self, start: int) -> dict[str, list[Any]]:
+        """Return those of the output from a position on."""
+        new = self._output[start:]
+        logprobs: dict[str, list[Any]] = {"output_token_logprobs": [each[0] for each in new]}
         if self.options.num_best:
-            logprobs["output_top_logprobs"] = [each[1:] for each in self._output]
+            logprobs["output_top_logprobs"] = [each[1:] for each in new]
         return logprobs
 
     def _finish_reason(self, last: EngineOutput) -> dict[str, Any] | None:
@@ -311,7 +321,7 @@ class GenerateBuilder(ResponseBuilder):
         ]
 
     def is_large(self, output: EngineOutput) -> bool:
-        """Return whether an event is worth the switch to a thread: it repeats what came before."""
+        """Return whether an event is worth the switch to a thread."""
         return self._has_logprobs or output.num_output_tokens > MANY_IDS
 
     @property
@@ -330,11 +340,11 @@ class GenerateBuilder(ResponseBuilder):
 
     def events(self, each: PromptOutput) -> list[bytes]:
         """Encode the whole text so far, as SGLang does; of a batch with the index of its prompt."""
-        answer = self._add(each).to_event()
+        answer, index = self._add(each), None
         if self._is_list:
-            index = sum(len(choices) for choices in self._answers[: each.prompt])
-            answer["index"] = index + each.output.choice
-        return [event(json.dumps(answer, ensure_ascii=False))]
+            before = sum(len(choices) for choices in self._answers[: each.prompt])
+            index = before + each.output.choice
+        return [event(answer.to_event(index))]
 
     def closing(self) -> list[bytes]:
         """Encode the end."""

@@ -1,4 +1,4 @@
-"""Compiles the C++ kernels to a shared library, caches it on the machine, and loads it."""
+"""Loads the C++ kernels: those of the wheel, or else compiled on this machine and cached."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import logging
 import os
 import platform
 import shutil
-import subprocess
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,34 +19,20 @@ import torch  # noqa: F401 (loads the OpenMP library that the kernels share)
 from filelock import FileLock
 
 from specdec.config.hardware import default_cache_dir
+from specdec.kernels.cpu.compiler import CompileError, compile_library, find_compiler, run
+from specdec.kernels.cpu.variants import compiler_flags, fitting_libraries
 from specdec.types.errors import SpecdecError
 
 logger = logging.getLogger(__name__)
 
 _SOURCES = Path(__file__).parent
 
-FLAGS = (
-    "-std=c++17",
-    "-O3",
-    "-march=native",
-    "-ffp-contract=fast",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-fvisibility=hidden",
-    "-fPIC",
-    "-fopenmp",
-    "-Wall",
-    "-Wextra",
-)
-"""Compiler flags.
+PRECOMPILED = _SOURCES / "precompiled"
+"""Where a wheel has kernels for groups of processors; a checkout has none."""
 
-The loader resolves OpenMP to the library that torch has loaded, so both share one thread pool. No
-flag permits the compiler to reorder sums: they are computed in the order of the source.
-"""
+FLAGS = compiler_flags("-march=native")
 
-_TIMEOUT_S = 300.0
 _WRITABLE_BY_OTHERS = 0o022
-_MAX_MESSAGE_CHARS = 2000
 
 
 class BuildError(SpecdecError):
@@ -56,15 +40,16 @@ class BuildError(SpecdecError):
 
 
 def native_library() -> ctypes.CDLL | None:
-    """Return the kernels, compiled on first use; None, with a warning, where that fails.
+    """Return the kernels, compiled on first use if the wheel has none that fit.
 
-    Calls release the GIL. The kernels use torch's threads: `torch.set_num_threads` applies.
+    None, with a warning, where that fails. Calls release the GIL. The kernels use torch's threads:
+    `torch.set_num_threads` applies.
     """
     return _load().library
 
 
 def native_library_fault() -> str:
-    """Return why the kernels are not available, or an empty string; compiles on first use."""
+    """Return why the kernels are not available, or an empty string; compiles as needed."""
     return _load().fault
 
 
@@ -80,10 +65,28 @@ class _LoadResult:
 def _load() -> _LoadResult:
     sources = [*_SOURCES.glob("*.cpp"), *_SOURCES.glob("*.h")]
     try:
-        return _LoadResult(ctypes.CDLL(str(build(sources, default_cache_dir() / "kernels"))))
+        path = find_library(sources, PRECOMPILED, default_cache_dir() / "kernels")
+        return _LoadResult(ctypes.CDLL(str(path)))
     except (BuildError, OSError) as error:
         logger.warning("CPU kernels are not available; using torch kernels: %s", error)
         return _LoadResult(fault=str(error))
+
+
+def find_library(sources: Sequence[Path], precompiled: Path, cache_directory: Path) -> Path:
+    """Return a precompiled library of the same sources that this machine can load, or build one.
+
+    Raises BuildError.
+    """
+    features = _processor().split()
+    for path in fitting_libraries(precompiled, sources, platform.machine(), features):
+        try:
+            ctypes.CDLL(str(path))
+        except OSError as error:  # such as an older C library than that of the build
+            logger.warning("precompiled kernels cannot be loaded: %s", error)
+        else:
+            logger.info("CPU kernels: %s", path.name)
+            return path
+    return build(sources, cache_directory)
 
 
 def declare(library: ctypes.CDLL, **signatures: tuple[Any, ...]) -> None:
@@ -93,14 +96,6 @@ def declare(library: ctypes.CDLL, **signatures: tuple[Any, ...]) -> None:
         function.restype, function.argtypes = result, arguments
 
 
-def find_compiler() -> str:
-    """Return the path of $CXX, else of the system's C++ compiler; raise BuildError without one."""
-    for name in filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++")):
-        if path := shutil.which(name):
-            return path
-    raise BuildError("no C++ compiler found: install g++ or clang++, or name one in CXX")
-
-
 def build(sources: Sequence[Path], directory: Path) -> Path:
     """Return the library of `sources` (.cpp, and .h that they include) in `directory`.
 
@@ -108,13 +103,16 @@ def build(sources: Sequence[Path], directory: Path) -> Path:
     Concurrent processes wait for the first one. Raises BuildError; also if another user could have
     written the library, because its code would run as the current user.
     """
-    compiler = find_compiler()
-    library = directory / f"kernels-{_fingerprint(compiler, sources)}.so"
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if not library.exists():
-        with FileLock(library.with_suffix(".lock")):
-            if not library.exists():
-                _compile(compiler, sources, library)
+    try:
+        compiler = find_compiler()
+        library = directory / f"kernels-{_fingerprint(compiler, sources)}.so"
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not library.exists():
+            with FileLock(library.with_suffix(".lock")):
+                if not library.exists():
+                    _compile(compiler, sources, library)
+    except CompileError as error:
+        raise BuildError(str(error)) from error
     for path in (directory, library):
         _require_own(path)
     return library
@@ -134,42 +132,17 @@ def _compile(compiler: str, sources: Sequence[Path], library: Path) -> None:
         shutil.rmtree(stale)
     with TemporaryDirectory(".tmp", f"{library.stem}.", library.parent) as directory:
         unfinished = Path(directory, library.name)
-        to_object = partial(_compile_unit, compiler, Path(directory))
-        units = [path for path in sources if path.suffix == ".cpp"]
-        with ThreadPoolExecutor(os.cpu_count()) as compilers:
-            objects = list(compilers.map(to_object, units))
-        _run([compiler, "-shared", "-fopenmp", "-o", str(unfinished), *objects])
+        compile_library(compiler, sources, unfinished, FLAGS)
         unfinished.chmod(0o755)
         with unfinished.open("rb") as file:
             os.fsync(file.fileno())  # a crash must not leave an empty file under the final name
         unfinished.replace(library)
 
 
-def _compile_unit(compiler: str, directory: Path, unit: Path) -> str:
-    """Return the path of the object file in `directory`."""
-    path = str(directory / f"{unit.stem}.o")
-    _run([compiler, *FLAGS, "-c", "-o", path, str(unit)])
-    return path
-
-
-def _run(command: list[str]) -> str:
-    """Return the compiler's output; raise BuildError with its error message."""
-    try:
-        completed = subprocess.run(
-            command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S
-        )
-    except subprocess.CalledProcessError as error:
-        message = error.stderr[:_MAX_MESSAGE_CHARS]
-        raise BuildError(f"{command[0]} failed: {message}") from error
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise BuildError(f"{command[0]} failed: {error}") from error
-    return completed.stdout
-
-
 def _fingerprint(compiler: str, sources: Sequence[Path]) -> str:
     """Hash everything that a library depends on, including the processor (-march=native)."""
     digest = hashlib.sha256()
-    for part in (compiler, _run([compiler, "--version"]), *FLAGS, platform.machine(), _processor()):
+    for part in (compiler, run([compiler, "--version"]), *FLAGS, platform.machine(), _processor()):
         digest.update(part.encode() + b"\0")
     for path in sorted(sources):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")

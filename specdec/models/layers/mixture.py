@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.layers.linear import ColumnParallelLinear, WeightPart
-from specdec.models.traits import Experts
+from specdec.models.traits import Experts, Routing
 from specdec.models.weights.checkpoint import CheckpointReader
 
 
@@ -29,11 +29,12 @@ class SparseMLP(nn.Module):
         prefix: str,
         router: str,
         group: TensorParallelGroup,
-        read_expert: Callable[[str], nn.Module],
+        read_expert: Callable[[str, int], nn.Module],
     ) -> None:
         """prefix: of the tensors. router: name of its tensors.
 
-        read_expert: reads the expert with a name, whose results are those of this rank.
+        read_expert: reads the expert with a name and a number of hidden units, whose results are
+        those of this rank.
         """
         super().__init__()
         self.config, self.group = config, group
@@ -42,13 +43,21 @@ class SparseMLP(nn.Module):
         rows = WeightPart(name, count, range(count), has_bias=config.has_bias)
         self.router = ColumnParallelLinear(exact, hidden_size, [rows])
         reader.num_elements_read = exact.num_elements_read
+        routing, self.choice_bias = config.routing, None
+        if routing is not None and routing.has_bias:
+            bias = reader.read(f"{name}.e_score_correction_bias", (count,), dtype=torch.float32)
+            self.choice_bias = bias
+        self.shared: nn.Module | None = None
+        if config.shared_size:
+            self.shared = read_expert(f"{prefix}.shared_experts", config.shared_size)
         names = (f"{prefix}.experts.{index}" for index in range(config.count))
-        self.experts = nn.ModuleList(map(read_expert, names))
+        size = config.intermediate_size
+        self.experts = nn.ModuleList(read_expert(each, size) for each in names)
 
     def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """Return [T, hidden_size], plus the residual if given; both inputs: [T, hidden_size]."""
         weights, chosen = self._route(x)
-        mixed = torch.zeros_like(x)
+        mixed = torch.zeros_like(x) if self.shared is None else self.shared(x, None)
         for index in chosen.unique().tolist():  # ascending
             rows, places = (chosen == index).nonzero(as_tuple=True)
             added: Tensor = self.experts[index](x[rows], None)
@@ -58,8 +67,26 @@ class SparseMLP(nn.Module):
 
     def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights in the dtype of x and experts, [T, num_per_token] each."""
-        probabilities = self.router(x).softmax(-1, dtype=torch.float32)
-        weights, chosen = probabilities.topk(self.config.num_per_token, dim=-1)
+        routing = self.config.routing
+        logits = self.router(x).float()
+        scores = logits.sigmoid() if routing and routing.is_sigmoid else logits.softmax(-1)
+        choice = scores if self.choice_bias is None else scores + self.choice_bias
+        if routing is not None and routing.num_groups > 1:
+            choice = in_best_groups(choice, routing)
+        chosen = choice.topk(self.config.num_per_token, dim=-1).indices
+        weights = scores.gather(1, chosen)
         if self.config.normalizes:
             weights = weights / weights.sum(-1, keepdim=True)
+        if routing is not None:
+            weights = weights * routing.scale
         return weights.to(x.dtype), chosen
+
+
+def in_best_groups(scores: Tensor, routing: Routing) -> Tensor:
+    """Return scores [T, num_experts] with -inf for experts of groups that are not chosen."""
+    groups = scores.unflatten(-1, (routing.num_groups, -1))  # [T, groups, experts of one]
+    best = groups.topk(2, -1).values.sum(-1) if routing.is_sigmoid else groups.amax(-1)
+    kept = best.topk(routing.num_chosen_groups, dim=-1).indices
+    is_chosen = torch.zeros_like(best, dtype=torch.bool).scatter_(1, kept, True)
+    masked: Tensor = groups.masked_fill(~is_chosen.unsqueeze(-1), float("-inf"))
+    return masked.flatten(1)

@@ -61,8 +61,8 @@ def _linears_by_name(layer: DecoderLayer) -> Iterator[tuple[str, Linear]]:
 
     Experts have none: an adapter cannot update them.
     """
-    yield "qkv", layer.attention.qkv_proj
-    yield "output", layer.attention.o_proj
+    yield "qkv", layer.grouped_attention.qkv_proj
+    yield "output", layer.grouped_attention.o_proj
     if isinstance(layer.mlp, MLP):
         yield "gate_up", layer.mlp.gate_up_proj
         yield "down", layer.mlp.down_proj

@@ -33,7 +33,7 @@ class Handle:
 
         return SimpleNamespace(remote=remote)
 
-    def options(self, stream):
+    def options(self, stream, session_id):
         assert stream
         return self
 

@@ -32,6 +32,13 @@ def test_the_head_node_has_a_special_resource():
     assert ray_internals.head_node_resource() == "node:__internal_head__"
 
 
+def test_the_header_of_a_session():
+    assert ray_internals.session_header() == "x-session-id"
+    source = inspect.getsource(proxy.HTTPProxy.setup_request_context_and_handle)
+    assert "_matches_session_id_header" in source
+    assert 'key == "session_id"' in inspect.getsource(proxy.gRPCProxyRequest.setup_variables)
+
+
 def test_the_node_that_this_process_has_started(monkeypatch):
     monkeypatch.setattr(worker, "_global_node", None)
     assert ray_internals.local_node() is None

@@ -9,6 +9,7 @@ from specdec.engine.model_report import Fit, Precision, report_model
 from specdec.engine.model_resolution import resolve_models
 from specdec.llm.arguments import read_arguments
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
+from tests.specdec.models.families import save_family
 from tests.specdec.models.foreign import save_foreign
 from tests.specdec.tiny import train_tokenizer
 
@@ -48,6 +49,15 @@ def test_a_draft_model_is_limited_in_the_same_way(gpt2_dir, tiny_model_dir):
     with pytest.raises(InvalidValueError, match=r"speculative_config\.quantization"):
         plan(tiny_model_dir, **settings)
     assert plan(tiny_model_dir, **settings | {"speculative_config": drafting}).draft is not None
+
+
+def test_latent_attention_takes_no_adapters(tmp_path):
+    save_family(tmp_path, "deepseek-v3")
+    train_tokenizer(383).save_pretrained(tmp_path)
+    with pytest.raises(
+        InvalidValueError, match=r"enable_lora is True; it must be false: .* latent"
+    ):
+        plan(tmp_path, enable_lora=True)
 
 
 def test_the_setting_selects_the_implementation(gpt2_dir, tiny_model_dir):

@@ -33,6 +33,19 @@ ALTERNATING = {
 BIASES = {"attention_bias": True, "mlp_bias": True}
 GLM = {"rope_parameters": {"rope_theta": 1000.0, "partial_rotary_factor": 0.5}}
 
+LATENT = {
+    "head_dim": 6,
+    "num_key_value_heads": 9,
+    "kv_lora_rank": 34,
+    "qk_rope_head_dim": 6,
+    "qk_nope_head_dim": 18,
+    "v_head_dim": 13,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 25,
+    "first_k_dense_replace": 1,
+}
+
 FAMILIES = {
     "llama": ("Llama", {}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True}),
@@ -160,6 +173,30 @@ FAMILIES = {
             "rope_parameters": {"rope_theta": 1e4, "truncate": False, **YARN},
         },
     ),
+    "deepseek-v2": (
+        "DeepseekV2",
+        {**LATENT, "q_lora_rank": None, "n_shared_experts": 2, "routed_scaling_factor": 1.5},
+    ),
+    "deepseek-v2-groups": (
+        "DeepseekV2",
+        {
+            **LATENT,
+            "q_lora_rank": 21,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+        },
+    ),
+    "deepseek-v3": (
+        "DeepseekV3",
+        {
+            **LATENT,
+            "q_lora_rank": 21,
+            "n_group": 4,
+            "topk_group": 2,
+            "rope_parameters": {"rope_theta": 1e4, "mscale": 0.7, "mscale_all_dim": 0.4, **YARN},
+        },
+    ),
     "olmoe": (
         "Olmoe",
         {
@@ -188,6 +225,7 @@ WITH_ALL_TRAITS = [
     "cohere",
     "qwen3-moe",
     "gpt-oss",
+    "deepseek-v3",
 ]
 """Families that together have every trait."""
 
@@ -226,6 +264,9 @@ def save_family(directory, name, **changes):
         for parameter, weight in model.named_parameters():
             if "norm" in parameter:
                 weight.data -= 1
+    if family == "DeepseekV3":
+        for layer in model.model.layers[1:]:
+            torch.nn.init.uniform_(layer.mlp.gate.e_score_correction_bias)
     if family == "GptOss":
         for layer in model.model.layers:
             layer.mlp.experts.gate_up_proj.data *= 3  # some units are clamped

@@ -17,11 +17,6 @@ LATENT = {
     "qk_rope_head_dim": 8,
     "qk_nope_head_dim": 16,
     "v_head_dim": 12,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 24,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 1,
 }
 
 FOREIGN = {
@@ -47,23 +42,14 @@ FOREIGN = {
             "shared_expert_intermediate_size": 32,
         },
     ),
-    "deepseek-v3": (
-        "DeepseekV3ForCausalLM",
-        "DeepseekV3Config",
-        {**LATENT, "n_group": 4, "topk_group": 2},
-    ),
+    "youtu": ("YoutuForCausalLM", "YoutuConfig", LATENT),
     "helium": ("HeliumForCausalLM", "HeliumConfig", {"head_dim": 16}),
     "apertus": ("ApertusForCausalLM", "ApertusConfig", {}),
     "persimmon": ("PersimmonForCausalLM", "PersimmonConfig", {}),
-    "deepseek-v2": (
-        "DeepseekV2ForCausalLM",
-        "DeepseekV2Config",
-        {**LATENT, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
-    ),
 }
 """Names of the tests: model and configuration classes, and changes of the configuration."""
 
-IN_MAKE_TEST = ["gpt2", "opt", "nemotron", "vault-gemma", "qwen2-moe", "deepseek-v3"]
+IN_MAKE_TEST = ["gpt2", "opt", "nemotron", "vault-gemma", "qwen2-moe", "youtu"]
 
 SIZES = {
     "hidden_size": 96,

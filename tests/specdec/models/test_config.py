@@ -22,7 +22,10 @@ SIZES = {
 
 def sizes(architecture):
     family = ARCHITECTURES.get(architecture)
-    return {**SIZES, "rms_norm_eps" if family is None else family.norm_eps_key: 1e-6}
+    norm = {"rms_norm_eps" if family is None else family.norm_eps_key: 1e-6}
+    # transformers has no default for it.
+    experts = {"num_experts_per_tok": 6} if architecture == "DeepseekV2ForCausalLM" else {}
+    return {**SIZES, **norm, **experts}
 
 
 def read(architecture, **changes):
@@ -51,8 +54,14 @@ def windows(expected):
 def test_missing_keys_have_the_defaults_of_transformers(architecture):
     config, expected = read(architecture), reference(architecture)
     head_dim = getattr(expected, "head_dim", None) or 256 // 32
-    assert config.num_kv_heads == expected.num_key_value_heads
-    assert config.head_dim == head_dim
+    if config.latent is None:
+        assert config.num_kv_heads == expected.num_key_value_heads
+        assert config.head_dim == head_dim
+    else:
+        assert config.num_kv_heads == 1
+        assert config.head_dim == expected.qk_rope_head_dim + expected.kv_lora_rank
+        assert config.latent.query_dim == expected.qk_head_dim
+        assert config.latent.value_dim == expected.v_head_dim
     assert config.tie_word_embeddings == expected.tie_word_embeddings
     assert config.sliding_windows == windows(expected)
     for rope, kind in zip(config.ropes, layer_types(expected), strict=True):
@@ -119,7 +128,8 @@ def test_gelu_means_its_approximation_in_the_first_gemma():
 
 @pytest.mark.parametrize("architecture", SUPPORTED_ARCHITECTURES)
 def test_null_num_key_value_heads_means_num_attention_heads(architecture):
-    assert read(architecture, num_key_value_heads=None).num_kv_heads == 32
+    config = read(architecture, num_key_value_heads=None)
+    assert config.num_kv_heads == (32 if config.latent is None else 1)
 
 
 @pytest.mark.parametrize(
@@ -201,6 +211,17 @@ def test_keys_of_another_architecture_are_ignored():
             {"use_sliding_window": True, "layer_types": ["full_attention"]},
             "it must be 30 times full_attention or sliding_attention",
         ),
+        ("DeepseekV3ForCausalLM", {"n_group": 256}, "divisor of n_routed_experts .256., at most"),
+        ("DeepseekV3ForCausalLM", {"topk_group": 9}, "topk_group .* at most n_group .8."),
+        (
+            "DeepseekV3ForCausalLM",
+            {"n_group": 128, "topk_group": 3},
+            "num_experts_per_tok .* is 8; it must be at most 6",
+        ),
+        ("DeepseekV3ForCausalLM", {"attention_bias": True}, "attention_bias .* must be false"),
+        ("DeepseekV2ForCausalLM", {"topk_method": "noaux_tc"}, "greedy or group_limited_greedy"),
+        ("DeepseekV2ForCausalLM", {"norm_topk_prob": True}, "norm_topk_prob .* must be false"),
+        ("DeepseekV3ForCausalLM", {"moe_layer_freq": 2}, "moe_layer_freq .* must be 1"),
     ],
 )
 def test_unsupported_values_are_rejected_with_the_supported_ones(architecture, changes, message):
@@ -230,8 +251,8 @@ def test_unsupported_values_are_rejected_with_the_supported_ones(architecture, c
             "linear attention",
         ),
         (
-            {"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 512},
-            "DeepseekV3ForCausalLM",
+            {"architectures": ["MiniCPM3ForCausalLM"], "kv_lora_rank": 256},
+            "MiniCPM3ForCausalLM",
             "latent attention",
         ),
         (

@@ -69,6 +69,18 @@ def test_logits_equal_transformers(tmp_path, name):
     torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
+def test_latent_attention_is_the_same_expanded_and_absorbed(tmp_path):
+    save_family(tmp_path, "deepseek-v3")
+    expanded, absorbed = load(tmp_path, "transformers"), load(tmp_path)
+    caches = [each.new_kv_cache(4) for each in (expanded, absorbed)]
+    assert caches[0].shape[-2:] == (9, 24)
+    assert caches[1].shape[-2:] == (1, 40)
+    ids = sequences()
+    torch.testing.assert_close(
+        mixed_logits(expanded, ids), mixed_logits(absorbed, ids), atol=TOLERANCE, rtol=TOLERANCE
+    )
+
+
 @pytest.mark.parametrize("family", ["gemma2", "gpt-oss"])
 def test_a_native_architecture_runs_by_either_implementation(tmp_path, family):
     save_family(tmp_path, family)

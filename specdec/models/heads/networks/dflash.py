@@ -164,7 +164,7 @@ class DFlashHead(nn.Module):
         slots = on_device(pairs.slot_mapping, self.device)
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
-            _, kv = _query_and_kv(layer.attention, features, rotation)
+            _, kv = _query_and_kv(layer.grouped_attention, features, rotation)
             kv_cache[index].index_copy_(0, slots, kv)
 
     def _run_blocks(self, chunks: Sequence[Chunk], kv_cache: Tensor) -> Tensor:
@@ -195,7 +195,7 @@ class DFlashHead(nn.Module):
         contexts: Sequence[_Context],
         kv_cache: Tensor,  # [num_slots, 2, num_kv_heads, head_dim]
     ) -> Tensor:
-        query, kv = _query_and_kv(layer.attention, layer.input_norm(x), rotation)
+        query, kv = _query_and_kv(layer.grouped_attention, layer.input_norm(x), rotation)
         kind, size = self.visibilities[index], self.shape.block_size
         attended = [
             self._attend(own_query, torch.cat([kv_cache[each.slots], own_kv]), each.masks[kind])

@@ -25,7 +25,7 @@ from specdec.models.heads.networks.layers import FIRST_SLOT, UnnormalizedLayer
 from specdec.models.heads.networks.recurrent import Place, tree_chunks
 from specdec.models.heads.networks.vocabulary import has_ascending_tokens, own_target_tokens
 from specdec.models.layers.rotary import RotaryEmbedding
-from specdec.models.llama import MLP, DecoderLayer
+from specdec.models.llama import MLP, Attention, DecoderLayer
 from specdec.models.native_weights import NativeWeights, all_reduce_of, native_matrix
 
 TorchHead = Eagle3Head | FusedHead
@@ -176,9 +176,12 @@ class NativeHead:
 
     def _layer(self, layer: nn.Module, rotary: RotaryEmbedding, window: int | None) -> LayerStruct:
         assert isinstance(layer, DecoderLayer | FirstLayer | UnnormalizedLayer)
-        input_norm = layer.input_norm if isinstance(layer, DecoderLayer) else None
+        attention, input_norm = layer.attention, None
+        if isinstance(layer, DecoderLayer):
+            attention, input_norm = layer.grouped_attention, layer.input_norm
+        assert isinstance(attention, Attention)
         return self._weights.layer(
-            layer.attention,
+            attention,
             layer.mlp_norm,
             cast(MLP, layer.mlp),
             input_norm=input_norm,

@@ -142,7 +142,7 @@ class NativeDFlashHead:
     def _layers(self, head: DFlashHead) -> list[LayerStruct]:
         return [
             self._weights.layer(
-                layer.attention,
+                layer.grouped_attention,
                 layer.mlp_norm,
                 cast(MLP, layer.mlp),
                 input_norm=layer.input_norm,

@@ -64,7 +64,7 @@ class Servicer:
             raise UnknownModelError(model, self.name)
         return self
 
-    async def stream(self, method, call):
+    async def stream(self, method, call, session_id):
         """Return the messages of the other, as PeerApplication does."""
         assert method == "answer_call"
         assert isinstance(call, ForwardedCall)

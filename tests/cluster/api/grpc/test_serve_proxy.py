@@ -9,6 +9,7 @@ from ray.serve._private.grpc_util import gRPCGenericServer
 from ray.serve._private.proxy_request_response import gRPCStreamingType
 
 from cluster.api.errors import INTERNAL_MESSAGE
+from cluster.api.grpc.routing import hint_of
 from cluster.api.grpc.serve_proxy import NOT_STARTED_MESSAGE, restate_answers
 from cluster.api.http.serve_proxy import proxy_budget
 from cluster.config.serve_config import ServeConfig
@@ -51,7 +52,7 @@ class FailingProxy:
                 for name, route in dict(them).items()
             }
         )
-        self.applications = []
+        self.applications, self.sessions = [], []
 
     def service_handler_factory(self, service_method, streaming_type):
         async def call(request, context):
@@ -67,6 +68,7 @@ class FailingProxy:
     def _fail(self, context):
         metadata = context.invocation_metadata()
         self.applications.append([value for key, value in metadata if key == "application"])
+        self.sessions += [value for key, value in metadata if key == "session_id"]
         context.set_code(self._code)
         context.set_details(self._details)
 
@@ -127,6 +129,19 @@ async def test_a_call_without_an_application_goes_to_one(start, routes, given, e
         with pytest.raises(grpc.RpcError):
             [_ async for _ in stub.GenerateStream(pb.GenerateRequest(), metadata=given)]
     assert proxy.applications == [expected, expected]
+
+
+async def test_the_proxy_gets_the_routing_hint_as_session_id(start):
+    proxy = FailingProxy(grpc.StatusCode.INVALID_ARGUMENT, "reached")
+    request = pb.GenerateRequest(text="Once upon a time " * 50)
+    async with grpc.aio.insecure_channel(await start(proxy)) as channel:
+        stub = InferenceServiceStub(channel)
+        for call in (stub.Generate(request), stub.GenerateStream(request)):
+            with pytest.raises(grpc.RpcError):
+                await call if isinstance(call, grpc.aio.UnaryUnaryCall) else [x async for x in call]
+        with pytest.raises(grpc.RpcError):
+            await stub.Tokenize(pb.TokenizeRequest(text="text"), metadata=(("session_id", "own"),))
+    assert proxy.sessions == [hint_of(request, "").encode()] * 2 + ["own"]
 
 
 async def test_large_requests_beyond_the_budget_are_refused(start):

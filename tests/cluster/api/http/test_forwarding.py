@@ -49,10 +49,11 @@ def other_app():
 
 class Peer:
     def __init__(self, app):
-        self.app = app
+        self.app, self.session_ids = app, []
 
-    async def stream(self, method, request):
+    async def stream(self, method, request, session_id):
         assert method == "answer_request"
+        self.session_ids.append(session_id)
         async for each in forwarding.answer(self.app, request):
             yield each
 
@@ -110,3 +111,10 @@ async def test_an_exception_of_the_other_gives_a_500_and_is_raised(other):
     assert (await anext(answer)).status == 500
     with pytest.raises(KeyError):
         [_ async for _ in answer]
+
+
+@pytest.mark.parametrize("headers", [(), ((b"x-session-id", b"hint"),)])
+async def test_the_routing_hint_reaches_the_other_application(other, headers):
+    peer = Peer(other)
+    await forward(peer, ForwardedRequest("POST", "/broken", b"", headers, b"{}"))
+    assert peer.session_ids == [b"".join(value for _, value in headers).decode()]

@@ -68,7 +68,7 @@ def beside(other):
     async def find(model):
         return SimpleNamespace(stream=stream)
 
-    def stream(method, request):
+    def stream(method, request, session_id):
         assert method == "answer_request"
         return forwarding.answer(other, request)
 

@@ -212,13 +212,13 @@ async def test_the_logprobs_of_a_stream_are_limited_like_those_of_an_answer(http
 @pytest.mark.parametrize("stream", [False, True])
 async def test_large_answers_are_encoded_off_the_event_loop(http, monkeypatch, stream):
     threads = []
-    convert = generate.Answer._to_dict
+    describe = generate.Answer._meta
 
-    def to_dict(self, **options):
+    def meta(self):
         threads.append(threading.current_thread() is threading.main_thread())
-        return convert(self, **options)
+        return describe(self)
 
-    monkeypatch.setattr(generate.Answer, "_to_dict", to_dict)
+    monkeypatch.setattr(generate.Answer, "_meta", meta)
     body = {"text": PROMPT, "sampling_params": GREEDY, "stream": stream}
     for changes, is_on_loop in (({}, {True}), ({"return_logprob": True}, {False})):
         threads.clear()

@@ -1,0 +1,176 @@
+"""What the choice of a replica considers of a request, computed where the request arrives.
+
+Serve's proxies compute a hint from the body of an HTTP request or the message of a gRPC call, and
+pass it as Serve's session id, which reaches the request router of every handle
+(`cluster.serve.request_router`). A proxy has no tokenizer: prefixes are compared by bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import Error as Base64Error
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import pairwise
+from typing import Any, Self
+
+from pydantic_core import from_json
+
+BYTES_PER_TOKEN = 4
+"""Bytes of text that are counted as one token; token ids have this size, too."""
+
+MAX_OUTPUT_TOKENS = 256
+"""Output that is expected of a request, unless its limit is lower."""
+
+MAX_READ_BYTES = 2**20
+"""Larger bodies are not parsed on the event loop of a proxy; they have no hint."""
+
+_KEY_BYTES = 8
+_MIN_CHUNK_BYTES = 128
+_CHUNKS_OF_PREFIX = 32
+_MARK = "specdec-"
+_HEAD = struct.Struct("<IIB")  # prompt tokens, output tokens, bytes of the session
+
+_SCOPE_FIELDS = ("model", "lora_path", "cache_salt")
+_PROMPT_FIELDS = (
+    "tools",
+    "system",
+    "instructions",
+    "messages",
+    "input",
+    "prompt",
+    "text",
+    "input_ids",
+)
+"""The fields of the HTTP APIs that become the prompt, in the order in which templates have them."""
+
+_LIMIT_FIELDS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens")
+
+
+def boundaries(num_bytes: int) -> Iterator[int]:
+    """Yield the ends of the prefixes with a key, up to `num_bytes`.
+
+    Prefixes grow by 128 bytes, and beyond 4 KiB by a 32nd, so that a long prompt has few hundred.
+    """
+    end = 0
+    while (end := end + max(_MIN_CHUNK_BYTES, end // _CHUNKS_OF_PREFIX)) <= num_bytes:
+        yield end
+
+
+@dataclass(frozen=True)
+class RoutingHint:
+    """The prefixes of a prompt, and an estimate of the work.
+
+    prefix_keys: hashes of growing prefixes, the shortest first, which end at `boundaries`. Prompts
+        of different models, adapters and values of `cache_salt` share none.
+    session: hash of the client's session id or `prompt_cache_key`; empty without one.
+    """
+
+    prefix_keys: tuple[bytes, ...]
+    prompt_tokens: int
+    output_tokens: int
+    session: bytes = b""
+
+    @classmethod
+    def of(
+        cls, scope: tuple[str, ...], prompt: bytes, max_tokens: int | None, session: str = ""
+    ) -> Self:
+        """Return the hint of a prompt in canonical bytes. scope: what KV is never shared across."""
+        digest = blake2b("\0".join(scope).encode(errors="surrogatepass"), digest_size=_KEY_BYTES)
+        keys, view = [], memoryview(prompt)
+        for begin, end in pairwise((0, *boundaries(len(prompt)))):
+            digest.update(view[begin:end])
+            keys.append(digest.copy().digest())
+        limit = MAX_OUTPUT_TOKENS if max_tokens is None else max(1, max_tokens)
+        hashed = blake2b(session.encode(errors="surrogatepass"), digest_size=_KEY_BYTES).digest()
+        return cls(
+            tuple(keys),
+            max(1, min(len(prompt) // BYTES_PER_TOKEN, 2**32 - 1)),
+            min(limit, MAX_OUTPUT_TOKENS),
+            hashed if session else b"",
+        )
+
+    @classmethod
+    def of_body(cls, body: bytes, session: str = "") -> Self | None:
+        """Return the hint of a JSON body of any of the HTTP APIs; None if it is no such body."""
+        if len(body) > MAX_READ_BYTES:
+            return None
+        try:
+            fields = from_json(body)
+        except ValueError:
+            return None
+        if not isinstance(fields, dict):
+            return None
+        parts = [piece for name in _PROMPT_FIELDS for piece in _pieces(fields.get(name))]
+        if not parts:
+            return None
+        scope = tuple(str(fields.get(name) or "") for name in _SCOPE_FIELDS)
+        session = session or str(fields.get("prompt_cache_key") or "")
+        return cls.of(scope, b"".join(parts), _max_tokens(fields), session)
+
+    def encode(self) -> str:
+        """Return the hint as printable ASCII."""
+        head = _HEAD.pack(self.prompt_tokens, self.output_tokens, len(self.session))
+        return _MARK + urlsafe_b64encode(head + self.session + b"".join(self.prefix_keys)).decode()
+
+    @classmethod
+    def decode(cls, text: str) -> Self | None:
+        """Return an encoded hint; None for a text that is none."""
+        if not text.startswith(_MARK):
+            return None
+        try:
+            data = urlsafe_b64decode(text.removeprefix(_MARK))
+            prompt_tokens, output_tokens, num_session = _HEAD.unpack_from(data)
+        except (Base64Error, ValueError, struct.error):
+            return None
+        begin = _HEAD.size + num_session
+        keys = [data[at : at + _KEY_BYTES] for at in range(begin, len(data), _KEY_BYTES)]
+        return cls(tuple(keys), prompt_tokens, output_tokens, data[_HEAD.size : begin])
+
+    @property
+    def tokens_by_key(self) -> tuple[int, ...]:
+        """Number of tokens that each key adds to the prefix before it."""
+        ends = (0, *_ends(len(self.prefix_keys)))
+        return tuple((end - begin) // BYTES_PER_TOKEN for begin, end in pairwise(ends))
+
+
+def _ends(count: int) -> tuple[int, ...]:
+    """Return the first boundaries."""
+    found = boundaries(2**63)
+    return tuple(next(found) for _ in range(count))
+
+
+def _pieces(value: Any) -> Iterator[bytes]:
+    """Yield the texts and numbers of a JSON value, so that appending to a list appends bytes."""
+    if isinstance(value, str):
+        yield value.encode(errors="surrogatepass") + b"\0"
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from _pieces(name)
+            yield from _pieces(each)
+    elif isinstance(value, list):
+        if (token_ids := token_bytes(value)) is not None:
+            yield token_ids
+            return
+        for each in value:
+            yield from _pieces(each)
+    elif value is not None:
+        yield str(value).encode() + b"\0"
+
+
+def token_bytes(values: Any) -> bytes | None:
+    """Return token ids as bytes; None for other values."""
+    try:
+        return array("i", values).tobytes() or None
+    except (TypeError, OverflowError):
+        return None
+
+
+def _max_tokens(fields: Mapping[str, Any]) -> int | None:
+    params = fields.get("sampling_params")
+    places = [fields, params if isinstance(params, dict) else {}]
+    limits = [place.get(name) for place in places for name in _LIMIT_FIELDS]
+    return next((each for each in limits if isinstance(each, int)), None)

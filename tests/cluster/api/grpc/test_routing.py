@@ -1,0 +1,54 @@
+"""Routing hints of gRPC calls."""
+
+import pytest
+
+from cluster.api.grpc.routing import hint_of, with_hint
+from cluster.api.routing_hint import MAX_READ_BYTES, RoutingHint
+from protos.specdec.v1 import inference_pb2 as pb
+
+TEXT = "Once upon a time " * 50
+
+
+def chat(*texts):
+    messages = [pb.ChatMessage(role="user", content=each) for each in texts]
+    return pb.GenerateRequest(chat=pb.ChatMessages(messages=messages))
+
+
+def test_a_call_that_generates_has_its_hint_as_session():
+    metadata = (("a", "b"), ("session_id", "client"))
+    request = pb.GenerateRequest(text=TEXT, sampling=pb.SamplingParams(max_tokens=9))
+    *others, (name, value) = with_hint(metadata, request)
+    assert (others, name) == ([("a", "b")], "session_id")
+    hint = RoutingHint.decode(value)
+    assert (hint.output_tokens, hint.prompt_tokens) == (9, len(TEXT) // 4)
+    assert hint.session == RoutingHint.of((), b"", None, "client").session
+
+
+def test_other_calls_keep_their_metadata():
+    metadata = (("session_id", "client"),)
+    assert with_hint(metadata, pb.TokenizeRequest(text=TEXT)) == metadata
+    large = pb.GenerateRequest(text="x" * MAX_READ_BYTES)
+    assert with_hint(metadata, large) == metadata
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (pb.GenerateRequest(text=TEXT), pb.GenerateRequest(text=TEXT + TEXT)),
+        (
+            pb.GenerateRequest(token_ids=pb.TokenIds(ids=range(200))),
+            pb.GenerateRequest(token_ids=pb.TokenIds(ids=range(400))),
+        ),
+        (chat(TEXT), chat(TEXT, TEXT)),
+    ],
+)
+def test_a_longer_prompt_has_the_keys_of_its_beginning(before, after):
+    shorter, longer = hint_of(before, ""), hint_of(after, "")
+    assert len(shorter.prefix_keys) >= 6
+    assert longer.prefix_keys[: len(shorter.prefix_keys)] == shorter.prefix_keys
+
+
+def test_a_cache_salt_shares_no_key():
+    salted = pb.GenerateRequest(text=TEXT, cache_salt="tenant")
+    one, other = hint_of(pb.GenerateRequest(text=TEXT), ""), hint_of(salted, "")
+    assert not set(one.prefix_keys) & set(other.prefix_keys)

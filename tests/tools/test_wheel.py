@@ -1,0 +1,82 @@
+"""The wheel with precompiled kernels, built with a compiler that only records its calls."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from specdec.kernels.cpu.variants import VARIANTS, source_digest
+
+ROOT = Path(__file__).parents[2]
+KERNELS = ROOT / "specdec" / "kernels" / "cpu"
+COMPILER = """#!/bin/sh
+echo "$@" >> {log}
+while [ "$1" != -o ]; do shift; done
+echo library > "$2"
+"""
+
+pytestmark = pytest.mark.skipif(platform.machine() not in VARIANTS, reason="has no variants yet")
+
+
+def build(tmp_path, **variables):
+    """Build a wheel of a package with the kernels alone; return it and the compiler's calls."""
+    project, log = tmp_path / "project", tmp_path / "calls"
+    package = project / "specdec" / "kernels" / "cpu"
+    package.mkdir(parents=True)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, project)
+    for path in KERNELS.iterdir():
+        if path.suffix in (".py", ".cpp", ".h"):
+            shutil.copy(path, package)
+    shutil.copytree(ROOT / "protos", project / "protos", ignore=shutil.ignore_patterns("*_pb2*"))
+    for folder in (project / "specdec", package.parent):
+        (folder / "__init__.py").touch()
+    compiler = tmp_path / "c++"
+    compiler.write_text(COMPILER.format(log=log))
+    compiler.chmod(0o755)
+    command = [sys.executable, "setup.py", "--quiet", "bdist_wheel", "--dist-dir", str(tmp_path)]
+    environment = {**os.environ, "CXX": str(compiler), "PYTHONPATH": "", **variables}
+    subprocess.run(command, cwd=project, env=environment, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    return wheel, log.read_text().splitlines() if log.exists() else []
+
+
+def test_a_wheel_contains_each_variant_and_names_its_platform(tmp_path):
+    wheel, calls = build(tmp_path, SPECDEC_PRECOMPILE_KERNELS="1")
+    variants = VARIANTS[platform.machine()]
+    digest = source_digest([*KERNELS.glob("*.cpp"), *KERNELS.glob("*.h")])
+    expected = {f"specdec/kernels/cpu/precompiled/{v.library_name(digest)}" for v in variants}
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {name for name in names if "precompiled" in name} == expected
+    assert "specdec/kernels/cpu/decoder.cpp" in names, "other processors compile it"
+    assert wheel.stem.endswith(f"-py3-none-linux_{platform.machine()}")
+    units = len(list(KERNELS.glob("*.cpp")))
+    assert len(calls) == len(variants) * (units + 1)
+    for each in variants:
+        assert sum(" ".join(each.march) + " -ffp" in call for call in calls) == units
+    assert all("native" not in call for call in calls)
+
+
+def test_an_ordinary_wheel_has_no_kernels_and_fits_every_platform(tmp_path):
+    wheel, calls = build(tmp_path)
+    assert calls == []
+    assert wheel.stem.endswith("-py3-none-any")
+    assert not [name for name in zipfile.ZipFile(wheel).namelist() if "precompiled" in name]
+
+
+def test_the_release_builds_wheels_with_kernels_and_tests_them_without_a_compiler():
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
+    jobs = workflow["jobs"]
+    build_steps = str(jobs["wheel"])
+    assert "SPECDEC_PRECOMPILE_KERNELS" in build_steps
+    assert "--exclude libgomp.so.1" in build_steps, "torch's OpenMP is the one to use"
+    assert set(jobs["publish"]["needs"]) == {"sdist", "wheel", "bare"}
+    assert jobs["bare"]["needs"] == ["wheel"]
+    assert "slim" in jobs["bare"]["container"]
+    assert "id-token" in jobs["publish"]["permissions"]
