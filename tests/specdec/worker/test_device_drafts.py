@@ -1,5 +1,6 @@
 """Drafts of a head in steps on the device: those of the host, and nothing read between."""
 
+from copy import deepcopy
 from functools import cache
 
 import pytest
@@ -14,6 +15,7 @@ from specdec.worker.device_steps import DeviceSteps
 from specdec.worker.step_graphs import StepShape
 from tests.specdec.attention_heads import fitted_head_dir
 from tests.specdec.engines import engine_config, local_engine, make_engine, request, tokens_by
+from tests.specdec.fakes import run_ranks
 from tests.specdec.worker.device import FakeGraphs, device_runner
 from tests.specdec.worker.operators import assert_host_reads_nothing
 
@@ -116,12 +118,13 @@ def num_with_drafts(steps):
 
 
 @pytest.mark.parametrize(
-    ("method", "is_async"), [("eagle3", True), ("eagle3", False), ("eagle", False), ("mtp", False)]
+    ("method", "is_async", "has_graphs"),
+    [("eagle3", True, False), ("eagle3", False, True), ("eagle", True, True), ("mtp", False, True)],
 )
 def test_the_drafts_are_those_of_the_host(
-    tiny_model_dir, head_dir, expected, on_device, method, is_async
+    tiny_model_dir, head_dir, expected, on_device, method, is_async, has_graphs
 ):
-    """Every step yields the same tokens and drafts on the host, operator by operator and as graphs.
+    """Every step yields the same tokens and drafts as on the host.
 
     Prompts are chunked, and speculation is off for some steps, behind which the head is behind.
     """
@@ -131,14 +134,53 @@ def test_the_drafts_are_those_of_the_host(
     tokens, host, _ = run_target(*run, runs_on_device=False, changes=changes, off=off)
     assert tokens == expected
     assert not on_device
-    for graphs in (None, FakeGraphs()):
-        found, target, engine = run_target(*run, graphs=graphs, changes=changes, off=off)
-        assert found == expected
-        assert target.outputs == host.outputs
-    assert num_with_drafts(on_device) > 5
+    graphs = FakeGraphs() if has_graphs else None
+    found, target, engine = run_target(*run, graphs=graphs, changes=changes, off=off)
+    assert found == expected
+    assert target.outputs == host.outputs
+    assert num_with_drafts(on_device) >= 5
     assert num_with_drafts(on_device) < len(on_device)
     counts = engine.stats().counts.speculation
     assert counts.num_accepted_tokens > 0
+
+
+def test_ranks_agree(tiny_model_dir, head_dir, expected):
+    directory = head_dir("eagle3")
+
+    def on_rank(group):
+        tokens, target, _ = run_target(tiny_model_dir, directory, "eagle3", group)
+        return tokens, target.outputs
+
+    found = run_ranks(2, on_rank)
+    assert found[0] == found[1]
+    assert found[0][0] == expected
+
+
+def test_another_head_drafts_with_graphs_of_its_own(tiny_model_dir, head_dir, expected):
+    """A step in flight goes on with the head that was there before."""
+    directory, asked = head_dir("eagle3"), requests(2)
+    config = config_of("eagle3", directory)
+    graphs = FakeGraphs()
+    runner = device_runner(tiny_model_dir, config, graphs, head=directory)
+    num_captured = graphs.num_captured
+    other = deepcopy(runner.head.head)
+    other.lm_head.matrix.weight.neg_()
+    target = RecordedTarget(runner)
+    engine = make_engine(tiny_model_dir, config, target)
+    for each in asked:
+        engine.add(each)
+    tokens = {each.request_id: [] for each in asked}
+    while engine.has_work:
+        if len(target.outputs) == 3:
+            runner.head.replace_head(other)
+        for output in engine.step():
+            tokens[output.request_id].extend(output.token_ids)
+    assert tokens == {each.request_id: expected[each.request_id] for each in asked}
+    assert num_captured < graphs.num_captured < 2 * num_captured
+    drafts = [[row.next_draft_token_ids for row in each.rows] for each in target.outputs]
+    accepted = [sum(len(row.token_ids) - 1 for row in each.rows) for each in target.outputs]
+    assert sum(accepted[:4]) > 0
+    assert sum(accepted[5:]) == 0, drafts
 
 
 @pytest.mark.parametrize("kind", SamplingKind)
