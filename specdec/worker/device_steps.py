@@ -34,7 +34,7 @@ from specdec.sampling.verifiers.synthetic import num_kept_by_chance
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.messages import BASE_MODEL, BlockTableDelta, StepRow
 from specdec.worker.batch_state import SequenceState
-from specdec.worker.device_drafts import DeviceDrafts, DrafterParts, DraftRows
+from specdec.worker.device_head import DrafterParts, DraftRows, HeadDrafts
 from specdec.worker.device_rules import PARAM_WORDS, kind_of, rules_of
 from specdec.worker.device_state import DeviceState, DeviceStepLimits
 from specdec.worker.step_graphs import GraphReport, Launch, Stage, StepGraphs, StepShape
@@ -199,14 +199,14 @@ class DeviceSteps:
         )
         self._num_begun = 0
         self._most_padding = most_padding_tokens(model.hidden_size)
-        self._drafts: DeviceDrafts | None = None
+        self._drafts: HeadDrafts | None = None
         self._stages: dict[Stage, Launch] = {
             Stage.FORWARD: self._launch_forward,
             **{stage: partial(self._launch_sampling, kind) for kind, stage in _STAGES.items()},
         }
         if drafter is not None:
             drafts = self._output[:draft_size].view(limits.max_num_seqs, -1)
-            self._drafts = DeviceDrafts(drafter, self._state, limits, model.hidden_size, drafts)
+            self._drafts = HeadDrafts(drafter, self._state, limits, model.hidden_size, drafts)
             self._stages |= self._head_stages(self._drafts)
 
     def capture(self) -> GraphReport:
@@ -397,7 +397,7 @@ class DeviceSteps:
         end = start + shape.num_rows * (1 + shape.query_len)
         return self._output[start:end].view(shape.num_rows, -1)
 
-    def _head_stages(self, drafts: DeviceDrafts) -> dict[Stage, Launch]:
+    def _head_stages(self, drafts: HeadDrafts) -> dict[Stage, Launch]:
         """Return the stages that a head runs."""
         return {
             Stage.FEATURES: self._launch_features,

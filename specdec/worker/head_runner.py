@@ -29,7 +29,7 @@ from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.draft_tree import num_growth_slots
 from specdec.types.messages import StepInput, StepRow, VerifiedRow
 from specdec.worker.batch_state import BatchState
-from specdec.worker.device_drafts import DrafterParts
+from specdec.worker.device_head import DrafterParts
 from specdec.worker.head_features import HeadFeatures
 from specdec.worker.head_kv import HeadKv
 from specdec.worker.head_sampler import HeadDraft, HeadSampler

@@ -156,7 +156,7 @@ def test_ranks_agree(tiny_model_dir, head_dir, expected):
     assert found[0][0] == expected
 
 
-def test_another_head_drafts_with_graphs_of_its_own(tiny_model_dir, head_dir, expected):
+def test_another_head_has_its_own_graphs(tiny_model_dir, head_dir, expected):
     """A step in flight goes on with the head that was there before."""
     directory, asked = head_dir("eagle3"), requests(2)
     config = config_of("eagle3", directory)

@@ -51,7 +51,7 @@ class DraftRows(NamedTuple):
     num_wanted: Tensor
 
 
-class DeviceDrafts:
+class HeadDrafts:
     """Launches the passes of a head on static buffers, stage by stage.
 
     `add_features` follows each pass of the target. Where some row wants a draft, `run_pairs`
