@@ -16,7 +16,7 @@ from benchmarks.gpu.profiled import profile
 from benchmarks.gpu.random_models import LLAMA_1B, LLAMA_8B, SMALL, random_decoder, write_config
 from benchmarks.gpu_steps import median_s
 from benchmarks.random_heads import write_eagle3
-from specdec.config.engine import EngineConfig
+from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
@@ -39,7 +39,7 @@ from specdec.worker.step_graphs import CudaGraphs
 
 _BLOCK_SIZE, _NUM_BLOCKS, _CONTEXT, _NUM_DRAFTS, _ROUNDS = 16, 64, 256, 5, 10
 _BATCHES = (1, 8)
-_MAX_HEAD_MS = 0.35
+_MAX_HEAD_MS, _MAX_DRAFT_RATIO = 0.35, 1.3
 
 
 def measure_draft_model(context: Context) -> Result:
@@ -54,13 +54,41 @@ def measure_draft_model(context: Context) -> Result:
         block_size=_BLOCK_SIZE,
         vocab_size=model.vocab_size,
         grammars=DraftGrammars(compiler),
+        has_padding_block=True,
     )
-    result: Result = {"ms_per_token": {}, "profiles": {}}
+    may_capture = context.is_gpu and decoder.fits_graphs
+    limits = DraftLimits(
+        num_blocks=_NUM_BLOCKS * max(_BATCHES),
+        block_size=_BLOCK_SIZE,
+        max_model_len=_NUM_BLOCKS * _BLOCK_SIZE,
+        max_catch_up_tokens=_CONTEXT,
+        max_num_seqs=max(_BATCHES),
+    )
+    backend = CudaGraphs(context.device) if may_capture else None
+    report = runner.use_device_steps(limits, backend)
+    result: Result = {"graphs": report.describe(), "ms_per_token": {}, "profiles": {}}
     for batch in _BATCHES:
         found = result["ms_per_token"], result["profiles"]
         found[0][batch], found[1][f"batch {batch}"] = _draft_ms(runner, batch, context)
+        result["aims"] = _draft_aims(result["ms_per_token"], result["profiles"])
         context.save(result)
     return result
+
+
+def _draft_aims(
+    ms_per_token: dict[int, float], profiles: dict[str, Result]
+) -> dict[str, dict[str, float]]:
+    """Return the time of a draft token over that of the device alone, if it is known."""
+    found = {}
+    for batch, value in ms_per_token.items():
+        device_ms = profiles[f"batch {batch}"].get("device_ms")
+        if device_ms:
+            ratio = value * _NUM_DRAFTS / device_ms
+            found[f"draft model at batch {batch}, times its device time"] = {
+                "value": ratio,
+                "at_most": _MAX_DRAFT_RATIO,
+            }
+    return found
 
 
 def measure_head(context: Context) -> Result:

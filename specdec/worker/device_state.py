@@ -83,6 +83,8 @@ class DeviceState:
     def table_changes(self, seq_id: int, table: Sequence[int]) -> list[tuple[int, int, int]]:
         """Return the entries of a table that the device lacks: place, index and block of each."""
         place, start = self._places[seq_id], self._num_valid[seq_id]
+        if start == len(table):
+            return []
         self._num_valid[seq_id] = len(table)
         return [(place, index, table[index]) for index in range(start, len(table))]
 

@@ -105,13 +105,6 @@ class DeviceDecoder(Protocol):
         ...
 
 
-class NewTokens(NamedTuple):
-    """The new tokens of a row, none for invalid logits, and what a head has drafted behind them."""
-
-    token_ids: tuple[int, ...]
-    drafts: tuple[int, ...]
-
-
 @dataclass(frozen=True)
 class PendingTokens:
     """The new tokens of a step that the device runs."""
@@ -121,13 +114,15 @@ class PendingTokens:
     _drafts: Tensor | None  # [num_rows, 1 + max_draft_tokens], of a head; None if it made none
     _done: torch.cuda.Event | None  # None where the device is the host
 
-    def collect(self) -> list[NewTokens]:
-        """Wait for the step; return the tokens of each row."""
+    def collect(self) -> list[tuple[int, ...]]:
+        """Wait for the step; return the new tokens of each row, none for invalid logits."""
         if self._done is not None:
             self._done.synchronize()
-        verified = _listed(self._result)
-        drafts = [()] * len(verified) if self._drafts is None else _listed(self._drafts)
-        return list(map(NewTokens, verified, drafts))
+        return _listed(self._result)
+
+    def drafts(self) -> list[tuple[int, ...]]:
+        """Return what a head has drafted behind each row; call it behind `collect`."""
+        return [()] * len(self._result) if self._drafts is None else _listed(self._drafts)
 
 
 class _Packed(NamedTuple):
@@ -171,11 +166,13 @@ class DeviceSteps:
         shard: VocabShard,
         limits: DeviceStepLimits,
         graphs: StepGraphs,
+        num_in_flight: int = MAX_IN_FLIGHT,
         drafter: DrafterParts | None = None,
     ) -> None:
         """kv_cache: with a block behind the `limits.num_blocks` of the pool.
 
-        drafter: drafts behind the steps.
+        num_in_flight: most steps that are begun and not collected. drafter: drafts behind the
+        steps.
         """
         device = kv_cache.device
         assert kv_cache.shape[1] == (limits.num_blocks + 1) * limits.block_size, "no padding block"
@@ -190,7 +187,7 @@ class DeviceSteps:
         self._input = torch.zeros(input_size, dtype=torch.int64, device=device)
         self._output = torch.zeros(output_size, dtype=torch.int64, device=device)
         self._offsets = torch.arange(limits.max_query_len, device=device)
-        self._buffers = [_HostBuffer(input_size, output_size, device) for _ in range(MAX_IN_FLIGHT)]
+        self._buffers = [_HostBuffer(input_size, output_size, device) for _ in range(num_in_flight)]
         self._hidden = torch.zeros(
             limits.max_num_seqs * limits.max_query_len,
             model.hidden_size,
@@ -249,26 +246,38 @@ class DeviceSteps:
         shape = self._graphs.padded(StepShape(len(rows), max(counts), 0))
         return shape.num_rows * shape.query_len - sum(counts)
 
-    def begin(self, rows: Sequence[StepRow], states: Sequence[SequenceState]) -> PendingTokens:
+    def begin(
+        self,
+        rows: Sequence[StepRow],
+        states: Sequence[SequenceState],
+        num_kept: Sequence[int] | None = None,
+    ) -> PendingTokens:
         """Begin a step that the device can run; does not wait for the device.
 
-        A pending row continues the step before. At most two steps may be in flight. Raises
-        torch.OutOfMemoryError, and then the step may be run again.
+        A pending row continues the step before. num_kept: drafts of each row to accept whatever
+        they are; None where the rules of the sequences decide. Raises torch.OutOfMemoryError, and
+        then the step may be run again.
         """
         try:
-            return self._begin(rows, states)
+            return self._begin(rows, states, num_kept)
         except torch.OutOfMemoryError:
             self._state.forget_tables(row.seq_id for row in rows)
             raise
 
-    def _begin(self, rows: Sequence[StepRow], states: Sequence[SequenceState]) -> PendingTokens:
+    def _begin(
+        self,
+        rows: Sequence[StepRow],
+        states: Sequence[SequenceState],
+        num_kept: Sequence[int] | None,
+    ) -> PendingTokens:
         query_len = 1 + max(map(_num_drafts, rows))
         kind = max(kind_of(state.admission.rules) for state in states)
         num_blocks = max(len(state.block_table) for state in states)
         shape = self._graphs.padded(StepShape(len(rows), query_len, num_blocks))
-        host = self._buffers[self._num_begun % MAX_IN_FLIGHT]
+        num_kept = _num_kept(rows, states) if num_kept is None else num_kept
+        host = self._buffers[self._num_begun % len(self._buffers)]
         self._num_begun += 1
-        self._pack(host.words, rows, states, shape)
+        self._pack(host.words, rows, states, shape, num_kept)
         num_words = _num_words(shape.num_rows, shape.query_len)
         self._input[:num_words].copy_(host.input[:num_words], non_blocking=True)
         num_next = max(row.num_next_drafts for row in rows)
@@ -305,7 +314,7 @@ class DeviceSteps:
     def _fill_with_padding(self, shape: StepShape) -> None:
         """Put a step of padding alone into the input buffer."""
         words = np.zeros(len(self._input), np.int64)
-        self._pack(words, [], [], shape)
+        self._pack(words, [], [], shape, [])
         self._input.copy_(torch.from_numpy(words))
 
     def _pack(
@@ -314,6 +323,7 @@ class DeviceSteps:
         rows: Sequence[StepRow],
         states: Sequence[SequenceState],
         shape: StepShape,
+        num_kept: Sequence[int],
     ) -> None:
         """Write a step to the words of a host buffer, behind its rows those of padding."""
         num_rows, width = len(rows), _Word.TOKENS + shape.query_len
@@ -321,7 +331,6 @@ class DeviceSteps:
         if num_rows:
             records = b"".join(state.sample_params for state in states)
             table[:num_rows, :PARAM_WORDS] = np.frombuffer(records, np.int64).reshape(num_rows, -1)
-            num_kept = _num_kept(rows, states)
             table[:num_rows, PARAM_WORDS:] = [
                 self._words(row, state, shape.query_len, kept)
                 for row, state, kept in zip(rows, states, num_kept, strict=True)
@@ -336,11 +345,10 @@ class DeviceSteps:
         most = _DELTAS_PER_ROW * shape.num_rows
         if len(changes) > most:  # behind a prompt, whose pass has the table from the host
             self._state.write_tables(torch.tensor(changes[most:]).to(self._input.device))
-        padding = (self._state.padding_place, 0, self._limits.num_blocks)
-        start, kept = table.size, changes[:most]
-        words[start : start + most * _DELTA_WORDS] = [
-            word for change in (*kept, *[padding] * (most - len(kept))) for word in change
-        ]
+        deltas = words[table.size :][: most * _DELTA_WORDS].reshape(most, _DELTA_WORDS)
+        deltas[:] = (self._state.padding_place, 0, self._limits.num_blocks)
+        if changes:
+            deltas[: len(changes)] = changes[:most]
 
     def _words(
         self, row: StepRow, state: SequenceState, query_len: int, num_kept: int

@@ -132,7 +132,9 @@ class TargetModelRunner(ModelRunner):
             num_blocks=sizes.blocks_of_longest,
         )
         model = cast(DeviceDecoder, self.model)
-        self.device_steps = DeviceSteps(model, self.kv_cache, self._shard, sizes, graphs, drafter)
+        self.device_steps = DeviceSteps(
+            model, self.kv_cache, self._shard, sizes, graphs, drafter=drafter
+        )
         if self.head is not None:
             self.head.on_replace = self._replace_drafter
         report = self.device_steps.capture()
@@ -214,7 +216,8 @@ class TargetModelRunner(ModelRunner):
         step = self._begun.popleft()
         rows = self._batch_state.resolve_pending(step.rows)
         verified = []
-        for row, (token_ids, drafts) in zip(rows, step.tokens.collect(), strict=True):
+        found = step.tokens.collect()
+        for row, token_ids, drafts in zip(rows, found, step.tokens.drafts(), strict=True):
             self._batch_state.append_output(row, token_ids)
             output = VerifiedRow(row.seq_id, token_ids, has_bad_logits=not token_ids)
             verified.append(output._replace(next_draft_token_ids=drafts))

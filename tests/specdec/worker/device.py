@@ -1,4 +1,4 @@
-"""Targets whose steps run on the device, without a GPU: the CPU is the device."""
+"""Models whose steps run on the device, without a GPU: the CPU is the device."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from pathlib import Path
 
 import torch
 
-from specdec.config.engine import EngineConfig, Kernels
+from specdec.config.engine import DraftLimits, EngineConfig, Kernels
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.heads.base import DraftHead
 from specdec.models.heads.config import HeadConfig
 from specdec.models.heads.loading import load_head
 from specdec.models.loading import Decoder, load_model
-from specdec.worker import LocalTarget, TargetModelRunner
+from specdec.text.grammar import GrammarCompiler
+from specdec.text.tokenizer import Tokenizer
+from specdec.worker import DraftModelRunner, LocalTarget, TargetModelRunner
+from specdec.worker.draft_grammars import DraftGrammars
 from specdec.worker.step_graphs import GraphBackend
 
 
@@ -80,6 +83,39 @@ def device_runner(
 
 def _load_head(target: ModelConfig, decoder: Decoder, directory: Path) -> DraftHead:
     return load_head(HeadConfig.from_directory(directory, target), decoder)
+
+
+def device_draft_runner(
+    directory: Path,
+    limits: DraftLimits,
+    graphs: GraphBackend | None = None,
+    group: TensorParallelGroup | None = None,
+) -> DraftModelRunner:
+    """Load a draft model whose drafts are made as on a device."""
+    model, group = ModelConfig.from_directory(directory), group or TensorParallelGroup()
+    decoder = load_model(
+        directory,
+        model,
+        group,
+        dtype=torch.float32,
+        max_model_len=limits.max_model_len,
+        block_size=limits.block_size,
+        kernels="torch",
+    )
+    compiler = GrammarCompiler(
+        Tokenizer(directory), model.vocab_size, model.eos_token_ids, timeout_s=None
+    )
+    runner = DraftModelRunner(
+        decoder,
+        group,
+        num_blocks=limits.num_blocks,
+        block_size=limits.block_size,
+        vocab_size=model.vocab_size,
+        grammars=DraftGrammars(compiler),
+        has_padding_block=True,
+    )
+    runner.use_device_steps(limits, graphs)
+    return runner
 
 
 def device_target(directory: Path, config: EngineConfig, **options: object) -> LocalTarget:

@@ -105,9 +105,9 @@ def on_device(monkeypatch):
     """Return a list with an entry for each step that ran on the device: its rows."""
     begun, begin = [], DeviceSteps.begin
 
-    def counted(self, rows, states):
+    def counted(self, rows, states, num_kept=None):
         begun.append(rows)
-        return begin(self, rows, states)
+        return begin(self, rows, states, num_kept)
 
     monkeypatch.setattr(DeviceSteps, "begin", counted)
     return begun
