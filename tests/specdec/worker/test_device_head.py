@@ -144,6 +144,22 @@ def test_the_drafts_are_those_of_the_host(
     assert counts.num_accepted_tokens > 0
 
 
+def test_a_step_takes_its_drafts_before_the_host_has_them(tiny_model_dir, head_dir):
+    directory, found = head_dir("eagle3"), []
+    for runs_on_device in (False, True):
+        config = config_of("eagle3", directory, async_scheduling=True, max_num_batched_tokens=256)
+        runner = device_runner(
+            tiny_model_dir, config, FakeGraphs(), head=directory, runs_on_device=runs_on_device
+        )
+        target = RecordedTarget(runner)
+        policy = SpeculationPolicy(SpeculationControl("on", 32, NUM_DRAFTS), clock=lambda: 0.0)
+        engine = make_engine(tiny_model_dir, config, target, policy=policy)
+        found.append((tokens_by(engine, requests(max_tokens=40)), target.outputs))
+        assert engine.stats().counts.num_steps_ahead > 20
+        assert target.most_in_flight == (2 if runs_on_device else 0)
+    assert found[0] == found[1]
+
+
 def test_ranks_agree(tiny_model_dir, head_dir, expected):
     directory = head_dir("eagle3")
 
