@@ -110,6 +110,7 @@ class DraftLimits:
         disables this.
     parallel_drafting, draft_window: as in DraftModelConfig.
     token_map: its `speculative_token_map`.
+    max_num_seqs, enforce_eager: as in EngineConfig; a GPU drafts for more sequences with the host.
     """
 
     num_blocks: int
@@ -121,6 +122,8 @@ class DraftLimits:
     parallel_drafting: bool = False
     draft_window: int | None = None
     token_map: str | None = None
+    max_num_seqs: int = 1
+    enforce_eager: bool = False
 
 
 def has_fbgemm() -> bool:

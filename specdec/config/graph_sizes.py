@@ -15,6 +15,12 @@ MAX_GRAPH_ROWS = 512
 MAX_GRAPH_TOKENS = 2048
 """Tokens, padded ones included, above which a step runs without a graph, and without padding."""
 
+MAX_NEW_DRAFT_TOKENS = 2
+"""Most tokens of a sequence that a draft model's step on a GPU runs; with more the host drafts.
+
+The first step of a draft has two where the target has accepted the whole draft before.
+"""
+
 _FINE_ROWS = (1, 2, 4)
 _ROW_STEP, _MANY_ROWS = 8, 64
 _WIDE_ROW_STEP, _VERY_MANY_ROWS = 16, 256
@@ -65,5 +71,5 @@ def most_padding_tokens(hidden_size: int) -> int:
 
 
 def num_graph_sizes(max_num_seqs: int, max_draft_tokens: int) -> int:
-    """Return the number of pairs of both; at most 320, whatever the arguments are."""
+    """Return the number of pairs of both; at most 280, whatever the arguments are."""
     return sum(len(query_lens(max_draft_tokens, rows)) for rows in row_counts(max_num_seqs))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from specdec.config.attention_splits import ENOUGH_PROGRAMS, most_rows, num_segments_of
 from specdec.config.engine import DTYPE_BYTES
-from specdec.config.graph_sizes import num_graph_sizes
+from specdec.config.graph_sizes import MAX_NEW_DRAFT_TOKENS, num_graph_sizes
 from specdec.config.llm import LLMConfig
 from specdec.models.config import ModelConfig
 
@@ -18,20 +18,28 @@ _SAMPLING_BYTES = 400 * _MIB
 """Of the rows that are sampled at once, whatever the batch is (`specdec.sampling`)."""
 _GRAPHS_BYTES = 6 * _MIB
 """Of the four graphs of one size: that of the forward pass has a node for each kernel."""
+_HEAD_GRAPHS_BYTES = 3 * _MIB
+"""Of the further ones of a size with a draft head, which has a layer or a few."""
+_MOST_TAPS = 6
+"""Layers of the target whose states a head reads, and their feature."""
 
 
 def gpu_workspace_bytes(config: LLMConfig, model: ModelConfig, *, drafts: bool) -> int:
     """Return the bytes of one rank beside weights and KV.
 
-    drafts: whether it is a rank of a draft model, which samples a row a sequence and has no graphs.
-    Graphs have their own memory, which the parts of contexts take again.
+    drafts: whether it is a rank of a draft model. Graphs have their own memory, which the parts of
+    contexts take again.
     """
+    tokens_of_sequence = MAX_NEW_DRAFT_TOKENS if drafts else 1 + _num_draft_tokens(config)
+    captures = _captures_graphs(config, drafts=drafts)
+    num_sizes = num_graph_sizes(config.max_num_seqs, tokens_of_sequence - 1) if captures else 0
     return (
         _LIBRARY_BYTES
-        + attention_bytes(config, model) * (2 if not drafts and _captures_graphs(config) else 1)
+        + attention_bytes(config, model) * (2 if captures else 1)
         + _activation_bytes(config, model)
-        + _logit_bytes(config, model, drafts=drafts)
-        + (0 if drafts else _graph_bytes(config))
+        + _logit_bytes(config, model, tokens_of_sequence)
+        + _graph_bytes(config, drafts=drafts) * num_sizes
+        + (0 if drafts or config.head is None else _tap_bytes(config, model))
     )
 
 
@@ -60,22 +68,29 @@ def attention_bytes(config: LLMConfig, model: ModelConfig) -> int:
     return len(set(model.sliding_windows)) * of_plan
 
 
-def _logit_bytes(config: LLMConfig, model: ModelConfig, *, drafts: bool) -> int:
-    rows_of_sequence = 1 if drafts else 1 + _num_draft_tokens(config)
+def _logit_bytes(config: LLMConfig, model: ModelConfig, tokens_of_sequence: int) -> int:
     float32_bytes = 4
-    logits = config.max_num_seqs * rows_of_sequence * model.vocab_size * float32_bytes
+    logits = config.max_num_seqs * tokens_of_sequence * model.vocab_size * float32_bytes
     return logits + _SAMPLING_BYTES
 
 
-def _graph_bytes(config: LLMConfig) -> int:
-    """Return the bytes of the graphs of a target, if it captures some."""
-    if not _captures_graphs(config):
-        return 0
-    return _GRAPHS_BYTES * num_graph_sizes(config.max_num_seqs, _num_draft_tokens(config))
+def _graph_bytes(config: LLMConfig, *, drafts: bool) -> int:
+    """Return the bytes of the graphs of a size."""
+    has_head = config.head is not None and not drafts
+    return _GRAPHS_BYTES + (_HEAD_GRAPHS_BYTES if has_head else 0)
 
 
-def _captures_graphs(config: LLMConfig) -> bool:
-    return not config.enforce_eager and config.head is None
+def _tap_bytes(config: LLMConfig, model: ModelConfig) -> int:
+    """Return the bytes of what a head reads of the largest step on the device."""
+    num_tokens = config.max_num_seqs * (1 + _num_draft_tokens(config))
+    return num_tokens * _MOST_TAPS * model.hidden_size * DTYPE_BYTES[config.resolved_dtype]
+
+
+def _captures_graphs(config: LLMConfig, *, drafts: bool) -> bool:
+    """Return whether ranks of the target, or of the draft model, may capture graphs."""
+    draft = config.draft_model
+    has_none = drafts and (draft is None or draft.parallel_drafting)
+    return not (config.enforce_eager or has_none)
 
 
 def _num_draft_tokens(config: LLMConfig) -> int:

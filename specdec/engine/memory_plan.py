@@ -146,6 +146,8 @@ def _draft_limits(config: LLMConfig, pool: _Pool, num_blocks: int) -> DraftLimit
         parallel_drafting=drafting.parallel_drafting,
         draft_window=drafting.draft_window,
         token_map=drafting.speculative_token_map,
+        max_num_seqs=config.max_num_seqs,
+        enforce_eager=config.enforce_eager,
     )
 
 

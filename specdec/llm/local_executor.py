@@ -144,6 +144,8 @@ class LocalExecutor:
         """See Executor; memory is freed with the last reference, graphs of a GPU now."""
         if self._target is not None:
             self._target.close()
+        if self._draft_worker is not None:
+            self._draft_worker.close()
         self._target = self._draft_worker = self._draft = None
 
     def _load_target(self) -> LocalTarget:

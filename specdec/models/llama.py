@@ -35,6 +35,7 @@ from specdec.models.layers.linear import (
     embedding_scale,
     weight_parts,
 )
+from specdec.models.layers.matrix import FullMatrix
 from specdec.models.layers.mixture import SparseMLP
 from specdec.models.layers.norm import RMSNorm, read_norm
 from specdec.models.layers.qk_norm import read_qk_norms
@@ -163,6 +164,11 @@ class MLP(nn.Module):
         output: Tensor = self.down_proj(self._activate(self.gate_up_proj(x)), residual)
         return output
 
+    def overwrite_residual(self) -> None:
+        """Let `forward` return its result in the residual, if the matrix can do that."""
+        if isinstance(self.down_proj.matrix, FullMatrix):
+            self.down_proj.matrix.overwrites_base = True
+
     def _activate(self, units: Tensor) -> Tensor:
         """Return [T, local units]; units: [T, outputs of gate_up_proj]."""
         is_silu = self._activation is Activation.SILU
@@ -233,6 +239,8 @@ class DecoderLayer(nn.Module):
         self._fused_norm: RMSNorm | None = None
         if isinstance(self.mlp_norm, RMSNorm) and not traits.changes_outputs:
             self._fused_norm = self.mlp_norm if self.mlp_norm.is_fused else None
+        if self._fused_norm is not None and isinstance(self.mlp, MLP):
+            self.mlp.overwrite_residual()  # which the fused norm has made, and nothing else reads
 
     def forward(
         self,
@@ -399,13 +407,20 @@ class CausalDecoder(nn.Module):
         Its tokens run without adapters. Writes its KV to `kv_cache`; returns hidden states
         [B * Q, hidden_size].
         """
+        return self.tapped_on_device(batch, kv_cache, ()).final
+
+    @torch.inference_mode()
+    def tapped_on_device(
+        self, batch: DeviceBatch, kv_cache: Tensor, taps: Sequence[int]
+    ) -> HiddenStates:
+        """Run as `forward_on_device`. taps: as in `forward_with_taps`."""
         if self._adapters is not None:
             self._adapters.begin_base_pass()
         plans = {
             window: self.attention.plan_on_device(batch, self.dtype, window)
             for window in set(self.windows)
         }
-        return self._run_layers(batch.input_ids, batch.positions, kv_cache, plans, ()).final
+        return self._run_layers(batch.input_ids, batch.positions, kv_cache, plans, taps)
 
     def _run_layers(
         self,

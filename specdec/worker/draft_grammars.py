@@ -63,6 +63,10 @@ class DraftGrammars:
             except GrammarError:
                 del self._followers[seq_id]
 
+    def follows(self, seq_id: int) -> bool:
+        """Return whether the drafts of a sequence follow a grammar."""
+        return seq_id in self._followers
+
     def is_finished(self, seq_id: int) -> bool:
         """Return whether only an end token is allowed."""
         follower = self._followers.get(seq_id)

@@ -6,9 +6,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import cast
 
+import torch
 from torch import Tensor
 
+from specdec.config.engine import DraftLimits
+from specdec.config.graph_sizes import MAX_NEW_DRAFT_TOKENS
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.loading import Decoder
 from specdec.text.vocab_map import VocabularyMap
@@ -26,9 +30,13 @@ from specdec.types.messages import (
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.ahead_drafter import AheadDrafter
 from specdec.worker.batch_state import TokenSpan
+from specdec.worker.device_drafts import MAX_IN_FLIGHT, DeviceDrafts
+from specdec.worker.device_state import DeviceStepLimits
+from specdec.worker.device_steps import DeviceDecoder, DeviceSteps
 from specdec.worker.draft_grammars import DraftGrammars
 from specdec.worker.draft_sampler import DraftSampler, PartialDraft
 from specdec.worker.model_runner import ModelRunner
+from specdec.worker.step_graphs import GraphBackend, GraphReport, StepGraphs
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,11 @@ class DraftModelRunner(ModelRunner):
     With a mask token one forward pass makes a whole draft (PARD, An et al. 2025, arXiv 2504.18583,
     section 3): masks stand for the draft tokens before the last, so place i is sampled from the
     model's distribution given the text and i masks. It does not depend on earlier draft tokens.
+
+    device_drafts: makes the drafts that need nothing from the host; None where the host makes all.
     """
+
+    device_drafts: DeviceDrafts | None = None
 
     def __init__(
         self,
@@ -73,6 +85,7 @@ class DraftModelRunner(ModelRunner):
         confidence_threshold: float = 0.0,
         mask_token_id: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        has_padding_block: bool = False,
     ) -> None:
         """Allocate the KV pool.
 
@@ -80,9 +93,15 @@ class DraftModelRunner(ModelRunner):
         confidence_threshold: minimum probability, at temperature 1, of the most likely token; below
             it a draft ends, unless the sequence's rules have another one.
         mask_token_id: of a model that drafts in parallel; None to draft token by token.
+        has_padding_block: as in ModelRunner.
         """
         super().__init__(
-            model, group, num_blocks=num_blocks, block_size=block_size, vocab_size=vocab_size
+            model,
+            group,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            vocab_size=vocab_size,
+            has_padding_block=has_padding_block,
         )
         self.grammars = grammars
         self._mask_token_id = mask_token_id
@@ -105,10 +124,57 @@ class DraftModelRunner(ModelRunner):
             clock,
         )
 
+    def use_device_steps(self, limits: DraftLimits, backend: GraphBackend | None) -> GraphReport:
+        """Let the device make drafts from now on, with graphs where it can capture them.
+
+        Call it before the first step, on a pool with a padding block, for a model that drafts token
+        by token. backend: None to launch the operators of each step one by one.
+        """
+        assert self._mask_token_id is None, "the host masks"
+        sizes = DeviceStepLimits(
+            max_num_seqs=limits.max_num_seqs,
+            max_draft_tokens=MAX_NEW_DRAFT_TOKENS - 1,
+            max_model_len=limits.max_model_len,
+            block_size=self.block_size,
+            num_blocks=self.num_blocks,
+        )
+        graphs = StepGraphs(
+            backend,
+            max_num_seqs=sizes.max_num_seqs,
+            max_draft_tokens=sizes.max_draft_tokens,
+            num_blocks=sizes.blocks_of_longest,
+        )
+        model = cast(DeviceDecoder, self.model)
+        steps = DeviceSteps(model, self.kv_cache, self._shard, sizes, graphs, MAX_IN_FLIGHT)
+        self.device_drafts = DeviceDrafts(steps, self._batch_state)
+        report = steps.capture()
+        if self.kv_cache.is_cuda:
+            torch.cuda.empty_cache()  # of the runs in front of the captures
+        return report
+
+    def close(self) -> None:
+        """Destroy the graphs; no step may follow."""
+        if self.device_drafts is not None:
+            self.device_drafts.close()
+
     def draft(self, step: DraftStep) -> DraftOutput:
         """Apply the step's updates and return its drafts, the same on every rank."""
         self._batch_state.update(step)
         self.grammars.update(step)
+        if self.device_drafts is not None:
+            self.device_drafts.update(step.released, step.block_table_deltas)
+            if all(map(self._fits_device, step.drafts)):
+                drafted = self.device_drafts.draft(step.drafts)
+                if drafted is not None:
+                    rows = (DraftedRow(seq_id, tuple(ids)) for seq_id, ids in drafted.items())
+                    return DraftOutput(step.step_id, tuple(rows))
+        return self._draft_on_host(step)
+
+    def _fits_device(self, row: DraftRow) -> bool:
+        return self._sampler.is_plain(row.seq_id) and not self.grammars.follows(row.seq_id)
+
+    def _draft_on_host(self, step: DraftStep) -> DraftOutput:
+        """Draft by operators that the host launches, and whose tokens it reads."""
         drafts = {row.seq_id: PartialDraft() for row in step.drafts}
         rows = [
             self._row(row.seq_id, row.num_computed_tokens, row.token_ids) for row in step.drafts

@@ -120,6 +120,18 @@ class DraftSampler:
                 drafts[member].append(token_ids[index], candidates)
         return confident
 
+    def is_plain(self, seq_id: int) -> bool:
+        """Return whether drafts are what the target would sample from the draft model's own logits.
+
+        Each token, with the target's noise: no other vocabulary, threshold, temperature or
+        probability.
+        """
+        rules = self._batch_state.rules(seq_id)
+        is_scaled = rules.scale_draft_temperature and rules.temperature > 0
+        has_vocabulary = self._vocab_remap is not None or self._shared_token_mask is not None
+        needs_more = rules.needs_draft_probs or rules.needs_confidences
+        return not (is_scaled or has_vocabulary or needs_more or self._threshold(rules))
+
     def likeliest(
         self,
         logits: Tensor,  # [num_rows, num_tokens], shaped
@@ -164,7 +176,7 @@ class DraftSampler:
 
         logits: [num_rows, num_tokens].
         """
-        thresholds = [self._threshold(span) for span in spans]
+        thresholds = [self._threshold(self._rules(span)) for span in spans]
         if not any(thresholds):
             return list(range(len(logits)))
         limits = torch.tensor(thresholds, dtype=torch.float64, device=logits.device)
@@ -172,8 +184,8 @@ class DraftSampler:
         indices: list[int] = is_confident.nonzero().flatten().tolist()
         return indices
 
-    def _threshold(self, span: TokenSpan) -> float:
-        own = self._rules(span).draft_confidence_threshold
+    def _threshold(self, rules: SamplingRules) -> float:
+        own = rules.draft_confidence_threshold
         return self._confidence_threshold if own is None else own
 
     def _sampler(self, seq_id: int) -> _Sampler:

@@ -134,25 +134,43 @@ def _load_target(
         found = HeadConfig.from_directory(head.directory, model, head.window, head.token_map)
         load = partial(_load_version, found, head, target.model)
         target.use_head(load_head(found, target.model, head.quantization), config, load)
-    elif _runs_on_device(spec):
-        _use_device_steps(target, spec.device, config)
+    if _runs_on_device(spec):
+        if target.head is not None and target.head.drafter_parts is None:
+            logger.info("decodes run by operators of the host: so does the head behind them")
+        else:
+            _use_device_steps(target, spec.device, config, "decodes")
     return target
 
 
 def _runs_on_device(spec: RankModel) -> bool:
-    """Return whether decodes run between two copies; without a device there is nothing to save."""
-    return spec.device.type == "cuda" and isinstance(spec.limits, EngineConfig)
+    """Return whether decodes run between two copies; without a device there is nothing to save.
+
+    Drafts for another vocabulary, and those of one pass, need the host.
+    """
+    limits, is_shared = spec.limits, spec.vocabulary is None
+    drafts_alone = isinstance(limits, DraftLimits) and not limits.parallel_drafting and is_shared
+    return spec.device.type == "cuda" and (isinstance(limits, EngineConfig) or drafts_alone)
 
 
 def _use_device_steps(
-    target: TargetModelRunner, device: torch.device, config: EngineConfig
+    runner: TargetModelRunner | DraftModelRunner,
+    device: torch.device,
+    limits: EngineConfig | DraftLimits,
+    what: str,
 ) -> None:
-    if not isinstance(target.model, DeviceDecoder):
-        logger.info("decodes run by operators of the host: the architecture has no fixed shapes")
+    """Let the device run decodes or drafts, as `what` names them in the log."""
+    if not isinstance(runner.model, DeviceDecoder):
+        logger.info("%s run by operators of the host: the architecture has no fixed shapes", what)
         return
-    fits_graphs = target.model.fits_graphs and not config.enforce_eager
-    report = target.use_device_steps(config, CudaGraphs(device) if fits_graphs else None)
-    logger.info("decodes run on the device: %s", report.describe())
+    fits_graphs = runner.model.fits_graphs and not limits.enforce_eager
+    backend = CudaGraphs(device) if fits_graphs else None
+    if isinstance(runner, DraftModelRunner):
+        assert isinstance(limits, DraftLimits)
+        report = runner.use_device_steps(limits, backend)
+    else:
+        assert isinstance(limits, EngineConfig)
+        report = runner.use_device_steps(limits, backend)
+    logger.info("%s run on the device: %s", what, report.describe())
 
 
 def _load_version(
@@ -185,11 +203,15 @@ def _load_draft(
         vocabulary=spec.vocabulary,
         confidence_threshold=limits.confidence_threshold,
         mask_token_id=mask_token_id,
+        has_padding_block=_runs_on_device(spec),
     )
     if limits.draft_window is not None:
         config = config.with_window(limits.draft_window)
     tokens = token_map_of(spec.directory, limits.token_map, config.vocab_size)
-    return _load(kind, spec, config, group, tokens)
+    draft = _load(kind, spec, config, group, tokens)
+    if _runs_on_device(spec):
+        _use_device_steps(draft, spec.device, limits, "drafts")
+    return draft
 
 
 def _load(

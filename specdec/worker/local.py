@@ -116,6 +116,10 @@ class LocalDraftWorker:
         self._output: DraftOutput | None = None
         self._ahead: list[AheadOutput] = []
 
+    def close(self) -> None:
+        """Drop what the device keeps for steps; none may follow."""
+        self._runner.close()
+
     def begin(self, step: DraftStep) -> None:
         """Run the whole step."""
         output = self._runner.draft(step)

@@ -67,7 +67,12 @@ class FullMatrix:
 
     weight: [in_features, out_features]. On a GPU it is a view of rows [out_features, in_features],
     the layout that the libraries of GPUs read along both operands.
+
+    overwrites_base: whether multiply_add may return its result in a base of all rows, which saves
+    a copy of them.
     """
+
+    overwrites_base = False
 
     def __init__(
         self, blocks: Iterable[Tensor], shape: tuple[int, int], dtype: torch.dtype
@@ -91,6 +96,8 @@ class FullMatrix:
 
     def multiply_add(self, base: Tensor, x: Tensor) -> Tensor:
         """See Matrix."""
+        if self.overwrites_base and base.shape == (len(x), self.weight.shape[1]):
+            return base.addmm_(x, self.weight)
         return torch.addmm(base, x, self.weight)
 
     def multiply_to_float32(self, x: Tensor) -> Tensor:

@@ -180,3 +180,20 @@ def test_ranks_sum_to_the_full_product(tiny_model_dir, size, quantization, limit
     full = RowParallelLinear(reader, name, shape, range(200), TensorParallelGroup())
     for result in run_ranks(size, run):
         assert relative_error(result - residual, full(x, residual) - residual) < limit
+
+
+def test_a_product_may_overwrite_its_base():
+    """So does a layer with the residual that its norm has made; a bias must stay."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(6, 4, generator=generator)
+    x, base = torch.randn(3, 4, generator=generator), torch.randn(3, 6, generator=generator)
+    matrix, expected = FullMatrix([weight], (6, 4), torch.float32), base + x @ weight.T
+    kept = base.clone()
+    torch.testing.assert_close(matrix.multiply_add(base, x), expected)
+    assert torch.equal(base, kept)
+    matrix.overwrites_base = True
+    bias = base[0].clone()
+    torch.testing.assert_close(matrix.multiply_add(bias, x), bias + x @ weight.T)
+    assert torch.equal(bias, kept[0])
+    assert matrix.multiply_add(base, x).data_ptr() == base.data_ptr()
+    torch.testing.assert_close(base, expected)

@@ -1,0 +1,94 @@
+"""LoRA adapters of the real service, on two ranks: selected by name, loaded and unloaded live."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from specdec import LLM, SamplingParams
+from tests.e2e.conftest import ALWAYS_DRAFT, running_service
+from tests.specdec.adapters import adapter_dir, merged_dir
+from tests.specdec.llm.models import arguments
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
+
+NUM_TOKENS = 24
+PROMPTS = [[5 + index, 6, 7, 8 + index] * 3 for index in range(4)]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def adapters(tiny_model_dir, tmp_path_factory):
+    """Directories of two adapters by their names."""
+    root = tmp_path_factory.mktemp("adapters")
+    names = ("first", "second")
+    return {
+        name: adapter_dir(root / name, tiny_model_dir, seed=seed) for seed, name in enumerate(names)
+    }
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_model_dir, adapters, tmp_path_factory):
+    """Texts of the model with each adapter merged into its weights, and without one."""
+    root = tmp_path_factory.mktemp("merged")
+    models = {"tiny": tiny_model_dir}
+    models |= {
+        name: merged_dir(root / name, tiny_model_dir, path) for name, path in adapters.items()
+    }
+    texts = {}
+    for name, directory in models.items():
+        with LLM(**arguments(directory, speculative_config=None)) as llm:
+            outputs = llm.generate([{"prompt_token_ids": each} for each in PROMPTS], GREEDY)
+        texts[name] = [each.outputs[0].text for each in outputs]
+    return texts
+
+
+@pytest.fixture(scope="module")
+def service(tiny_model_dir, adapters, tmp_path_factory):
+    log = tmp_path_factory.mktemp("lora") / "log"
+    flags = ["--tensor-parallel-size", "2", "--max-model-len", "256", "--enable-lora"]
+    flags += ["--served-model-name", "tiny", "--max-loras", "2", *ALWAYS_DRAFT]
+    flags += ["--lora-modules", f"first={adapters['first']}"]
+    with running_service(tiny_model_dir, log, *flags) as service:
+        yield service
+
+
+def completions(service, model):
+    """Return the texts of all prompts, which the service runs together."""
+
+    def complete(prompt):
+        body = {"model": model, "prompt": prompt, "temperature": 0.0, "ignore_eos": True}
+        body["max_tokens"] = NUM_TOKENS
+        answer = httpx.post(f"{service.http_url}/v1/completions", json=body, timeout=60)
+        answer.raise_for_status()
+        return answer.json()["choices"][0]["text"]
+
+    with ThreadPoolExecutor(len(PROMPTS)) as threads:
+        return list(threads.map(complete, PROMPTS))
+
+
+def names(service):
+    return [each["id"] for each in httpx.get(f"{service.http_url}/v1/models").json()["data"]]
+
+
+def order(service, path, **body):
+    return httpx.post(f"{service.http_url}/v1/{path}_lora_adapter", json=body, timeout=60)
+
+
+def test_adapters_have_the_texts_of_merged_models_while_they_come_and_go(
+    service, adapters, expected
+):
+    assert len(set(map(tuple, expected.values()))) == 3
+    assert names(service) == ["tiny", "first"]
+    with ThreadPoolExecutor(1) as traffic:
+        running = traffic.submit(
+            lambda: [completions(service, name) for name in ("tiny", "first") * 4]
+        )
+        loaded = order(service, "load", lora_name="second", lora_path=str(adapters["second"]))
+        assert loaded.status_code == 200, loaded.text
+        assert completions(service, "second") == expected["second"]
+        assert order(service, "unload", lora_name="second").status_code == 200
+        assert running.result() == [expected["tiny"], expected["first"]] * 4
+    assert names(service) == ["tiny", "first"]
+    with pytest.raises(httpx.HTTPStatusError, match="404"):
+        completions(service, "second")
