@@ -8,11 +8,6 @@ was stopped had found; a run that was interrupted, or had no time left, is conti
 command. Without a GPU the parts run that need none, and the report states why the others were
 skipped. Nothing uses the network. A summary is printed last; the exit status is 1 if a check
 failed.
-
-The part `checks` runs in all data types, on a random Llama created here and on the given model:
-logits of the decoder against transformers (eager attention), paged attention against dense
-attention, and tokens with n-gram speculation against tokens without. A share of the tokens may
-differ, because two tokens whose scores are equal within rounding may swap.
 """
 
 from __future__ import annotations
@@ -22,16 +17,13 @@ import hashlib
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
-from torch import Tensor
 
+from benchmarks.gpu.checks import check_models, measure_models
 from benchmarks.gpu.device_kernels import (
     check_attention_kernels,
     check_row_kernels,
@@ -52,71 +44,20 @@ from benchmarks.gpu.host_parts import (
     run_kernel_tests,
 )
 from benchmarks.gpu.page import page, summary
-from benchmarks.gpu.parts import (
-    Case,
-    Context,
-    Part,
-    PartReport,
-    PartSkippedError,
-    Result,
-    run_cases,
-    run_parts,
-)
+from benchmarks.gpu.parts import Context, Part, PartReport, Run, run_parts
 from benchmarks.gpu.processes import ForkedPart, forked
 from benchmarks.gpu.steps import measure_grid, measure_main_steps
 from benchmarks.gpu.throughput import compare_speculation, compare_transformers
-from benchmarks.gpu_steps import StepTimes, measure_steps
 from benchmarks.report_file import DOCS, write_text
-from benchmarks.tiny_model import write_tiny_llama
-from specdec.config.engine import DTypeName, EngineConfig, Kernels
-from specdec.config.speculative import SpeculativeConfig
-from specdec.engine.engine import Engine
-from specdec.kernels import TorchAttention
-from specdec.kernels.forward_batch import Chunk, ModelInput
-from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.kernels.triton.availability import has_triton
-from specdec.models.config import ModelConfig
-from specdec.models.dtypes import DTYPES
-from specdec.models.llama import CausalDecoder
-from specdec.models.loading import load_model
-from specdec.sequences.sequence import EngineRequest
-from specdec.text.tokenizer import Tokenizer
-from specdec.types.sampling_params import SamplingParams
-from specdec.types.sharding import HeadShard
-from specdec.worker import LocalTarget, TargetModelRunner
-
-_BLOCK_SIZE = 16
-_MAX_MODEL_LEN = 256
-_NUM_PROMPTS, _PROMPT_TOKENS, _MAX_TOKENS = 8, 24, 64
-
-# Maximum relative error (norm of the difference over norm of the reference), and maximum share of
-# prompts whose tokens differ. bfloat16 has 8 bits, so ties are common there.
-_MAX_ERROR: dict[DTypeName, float] = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 1e-2}
-_MAX_DIFFERING: dict[DTypeName, float] = {"float32": 0.125, "bfloat16": 0.5, "float16": 0.375}
 
 
-@dataclass(frozen=True)
-class Check:
-    """Comparison whose `value` must not exceed `limit`."""
-
-    name: str
-    model: str
-    dtype: DTypeName
-    value: float
-    limit: float
-
-    @property
-    def passed(self) -> bool:
-        """Return whether the value is within its limit; NaN is not."""
-        return self.value <= self.limit
-
-
-def _gpu_check(name: str, run: Any, limit_s: float = 75.0) -> Part:
+def _gpu_check(name: str, run: Run, limit_s: float = 75.0) -> Part:
     """Return a part that checks values on a GPU, beside others of its kind."""
     return Part(name, run, needs_gpu=True, limit_s=limit_s, is_timed=False)
 
 
-def _measurement(name: str, run: Any, limit_s: float) -> Part:
+def _measurement(name: str, run: Run, limit_s: float) -> Part:
     """Return a part that measures times on a GPU."""
     return Part(name, run, needs_gpu=True, limit_s=limit_s)
 
@@ -127,7 +68,7 @@ PARTS = (
     _gpu_check("sampling kernels", check_sampling_kernels),
     _gpu_check("verification kernels", check_verification_kernels),
     _gpu_check("graphs", compare_graphs),
-    Part("checks", lambda context: check(context), is_timed=False),
+    Part("checks", check_models, is_timed=False),
     Part("equality of n-gram", compare_ngram, is_timed=False),
     Part("equality of drafters", compare_drafters, is_timed=False),
     Part("equality of features", compare_features, is_timed=False),
@@ -137,8 +78,7 @@ PARTS = (
     _measurement("speculation", compare_speculation, 90.0),
     _measurement("grid", measure_grid, 240.0),
     _measurement("transformers", compare_transformers, 150.0),
-    Part("steps", lambda context: measure_models(context)),
-    _measurement("deterministic", lambda _: skip("there is no deterministic mode yet"), 10.0),
+    Part("steps", measure_models),
     Part("memory plans", plan_memory, is_timed=False),
     Part("counts", count_operators, is_timed=False, limit_s=300.0, least_s=90.0),
     Part("compilation", compile_kernels, is_timed=False, limit_s=600.0, least_s=300.0),
@@ -179,11 +119,6 @@ def main(arguments: list[str] | None = None) -> int:
     return 0 if report.passed else 1
 
 
-def skip(reason: str) -> NoReturn:
-    """Skip a part."""
-    raise PartSkippedError(reason)
-
-
 def _gpu_name() -> str | None:
     """Return the name of the GPU, None without one; initializes CUDA."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
@@ -207,209 +142,6 @@ def _source_digest() -> str:
         for path in sorted((root / folder).rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def check(context: Context) -> Result:
-    """Compare logits, attention and tokens of all models with references, on all kernels."""
-    cases: list[Case] = [
-        (f"attention, {dtype}", partial(_case, check_attention, dtype, context.device))
-        for dtype in DTYPES
-    ]
-    kernels: list[Kernels] = ["torch"]
-    if has_triton(context.device):
-        kernels.insert(0, "triton")
-    for directory in _models(context):
-        cases += [
-            (
-                f"{directory.name}, {dtype}, {kind}",
-                partial(_case, check_model, directory, dtype, context.device, kind),
-            )
-            for kind in kernels
-            for dtype in DTYPES
-        ]
-    return run_cases(cases, context)
-
-
-def _case(run: Any, *arguments: Any) -> Result:
-    """Return the checks that a function makes as the result of a case."""
-    found = run(*arguments)
-    checks = found if isinstance(found, list) else [found]
-    return {
-        "passed": all(each.passed for each in checks),
-        "checks": [asdict(each) for each in checks],
-    }
-
-
-def measure_models(context: Context) -> Result:
-    """Measure a decode step and an 8-row verification of all models."""
-    return {
-        "steps": [
-            measure(directory, dtype, context.device)
-            for directory in _models(context)
-            for dtype in DTYPES
-        ]
-    }
-
-
-def _models(context: Context) -> list[Path]:
-    tiny = context.directory / "tiny-llama"
-    if not tiny.exists():
-        write_tiny_llama(tiny)
-    return [tiny] if context.model is None else [tiny, context.model]
-
-
-def check_model(
-    directory: Path, dtype: DTypeName, device: torch.device, kernels: Kernels = "torch"
-) -> list[Check]:
-    """Compare logits with transformers, and tokens with speculation to tokens without."""
-    model = _load(directory, dtype, device, kernels)
-    error = relative_error(
-        _logits(model, _prompt(model, 0)), _reference(directory, dtype, device, _prompt(model, 0))
-    )
-    differing = _share_differing(directory, model)
-    name = directory.name
-    return [
-        Check("logits", name, dtype, error, _MAX_ERROR[dtype]),
-        Check("speculation", name, dtype, differing, _MAX_DIFFERING[dtype]),
-    ]
-
-
-@torch.inference_mode()
-def check_attention(dtype: DTypeName, device: torch.device) -> Check:
-    """Compare a prefill of 40 tokens into scattered blocks with dense attention."""
-    num_tokens, heads, kv_heads, head_dim = 40, 8, 2, 64
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to(device=device, dtype=DTYPES[dtype])
-
-    query, kv = normal(num_tokens, heads, head_dim), normal(num_tokens, 2, kv_heads, head_dim)
-    cache = normal(8 * _BLOCK_SIZE, 2, kv_heads, head_dim)
-    batch = _prefill([0] * num_tokens, blocks=(5, 0, 3))
-    (shard,) = HeadShard.all_ranks(heads, kv_heads, 1)
-    attention = TorchAttention(shard, head_dim, _BLOCK_SIZE, device)
-    attended = attention.run(query, kv, cache, attention.plan(batch, DTYPES[dtype]))
-    keys, values = kv.float().repeat_interleave(heads // kv_heads, dim=2).unbind(1)
-    scores = torch.einsum("qhd,khd->hqk", query.float(), keys) / head_dim**0.5
-    future = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=device).triu(1)
-    weights = scores.masked_fill(future, -torch.inf).softmax(-1)
-    dense = torch.einsum("hqk,khd->qhd", weights, values)
-    error = relative_error(attended, dense)
-    return Check("attention", "random", dtype, error, _MAX_ERROR[dtype])
-
-
-def measure(directory: Path, dtype: DTypeName, device: torch.device) -> dict[str, Any]:
-    """Measure a decode step, an 8-row verification and the memory floor."""
-    times: StepTimes = measure_steps(_runner(_load(directory, dtype, device)))
-    return {"model": directory.name, "dtype": dtype, **asdict(times)}
-
-
-def relative_error(found: Tensor, expected: Tensor) -> float:
-    """Return the norm of the difference over the norm of the expected tensor."""
-    return float((found.float() - expected.float()).norm() / expected.float().norm())
-
-
-def _load(
-    directory: Path, dtype: DTypeName, device: torch.device, kernels: Kernels = "torch"
-) -> CausalDecoder:
-    config = ModelConfig.from_directory(directory)
-    model = load_model(
-        directory,
-        config,
-        TensorParallelGroup(),
-        dtype=DTYPES[dtype],
-        max_model_len=_MAX_MODEL_LEN,
-        block_size=_BLOCK_SIZE,
-        device=device,
-        kernels=kernels,
-    )
-    assert isinstance(model, CausalDecoder)
-    return model
-
-
-def _runner(model: CausalDecoder) -> TargetModelRunner:
-    return TargetModelRunner(
-        model,
-        TensorParallelGroup(),
-        num_blocks=_NUM_PROMPTS * _MAX_MODEL_LEN // _BLOCK_SIZE,
-        block_size=_BLOCK_SIZE,
-        vocab_size=len(model.vocab_slice),
-    )
-
-
-@torch.inference_mode()
-def _logits(model: CausalDecoder, prompt: list[int]) -> Tensor:
-    """Return the logits [num_tokens, vocab_size] of one prefill."""
-    cache = model.new_kv_cache(_MAX_MODEL_LEN)
-    batch = _prefill(prompt, range(-(-len(prompt) // _BLOCK_SIZE)))
-    return model.compute_logits(model.forward(batch, cache))
-
-
-@torch.inference_mode()
-def _reference(
-    directory: Path, dtype: DTypeName, device: torch.device, prompt: list[int]
-) -> Tensor:
-    from transformers import AutoModelForCausalLM
-
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=DTYPES[dtype], attn_implementation="eager"
-    )
-    logits: Tensor = model.to(device)(torch.tensor([prompt], device=device)).logits[0]
-    return logits
-
-
-def _prefill(prompt: list[int], blocks: Sequence[int]) -> ModelInput:
-    return ModelInput([Chunk(prompt, 0, blocks)], _BLOCK_SIZE)
-
-
-def _share_differing(directory: Path, model: CausalDecoder) -> float:
-    """Return the share of prompts, half greedy and half sampled, whose tokens differ.
-
-    Raises AssertionError if nothing was drafted.
-    """
-    plain, plain_drafts = _generate(directory, model, None)
-    drafted, num_drafts = _generate(
-        directory, model, SpeculativeConfig.of(num_speculative_tokens=7)
-    )
-    assert plain_drafts == 0, "drafts without speculation"
-    assert num_drafts > 0, "speculation drafted nothing, so there is nothing to compare"
-    return sum(plain[name] != drafted[name] for name in plain) / len(plain)
-
-
-def _generate(
-    directory: Path, model: CausalDecoder, speculation: SpeculativeConfig | None
-) -> tuple[dict[str, list[int]], int]:
-    """Return the tokens by request, and the number of verified drafts."""
-    runner = _runner(model)
-    config = EngineConfig(
-        max_model_len=_MAX_MODEL_LEN,
-        num_blocks=runner.kv_cache.shape[1] // _BLOCK_SIZE,
-        block_size=_BLOCK_SIZE,
-        speculation=speculation,
-    )
-    tokenizer = Tokenizer(directory)
-    engine = Engine(config, ModelConfig.from_directory(directory), LocalTarget(runner), tokenizer)
-    for index in range(_NUM_PROMPTS):
-        engine.add(_request(model, index))
-    tokens: dict[str, list[int]] = {str(index): [] for index in range(_NUM_PROMPTS)}
-    while engine.has_work:
-        for output in engine.step():
-            tokens[output.request_id].extend(output.token_ids)
-    return tokens, engine.stats().counts.speculation.num_drafts
-
-
-def _request(model: CausalDecoder, index: int) -> EngineRequest:
-    params = SamplingParams(
-        temperature=0.8 * (index % 2), top_p=0.95, max_tokens=_MAX_TOKENS, ignore_eos=True
-    )
-    return EngineRequest(tuple(_prompt(model, index)), params, request_id=str(index), seed=index)
-
-
-def _prompt(model: CausalDecoder, index: int) -> list[int]:
-    """Return the same random tokens twice, so that n-gram lookup finds matches."""
-    generator = torch.Generator().manual_seed(index)
-    half = torch.randint(0, len(model.vocab_slice), (_PROMPT_TOKENS // 2,), generator=generator)
-    return half.tolist() * 2
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from typing import Any
 from benchmarks.gpu.parts import PartReport, Result
 from benchmarks.report_file import markdown_table
 
+_AIM_COLUMNS = ("aim", "part", "found", "limit", "result")
+
 
 def page(report: PartReport) -> str:
     """Return the report as Markdown."""
@@ -20,7 +22,7 @@ def page(report: PartReport) -> str:
         markdown_table(("part", "result", "seconds"), _part_rows(plain)),
     ]
     if aims := list(_aim_rows(plain["parts"])):
-        lines += ["", "## Aims", "", markdown_table(("aim", "found", "limit", "result"), aims)]
+        lines += ["", "## Aims", "", markdown_table(_AIM_COLUMNS, aims)]
     if cells := plain["parts"].get("grid", {}).get("cells"):
         rows = [_cell_row(each) for each in cells]
         columns = ("context", "batch", "drafts", "sampling", "ms", "floor, ms", "ratio")
@@ -41,13 +43,15 @@ def _cell(text: str) -> str:
     return text.splitlines()[0].replace("|", "\\|")
 
 
-def _aim_rows(parts: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
-    for part in parts.values():
+def _aim_rows(parts: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Yield aims in `_AIM_COLUMNS`; several parts may measure the same one."""
+    for part_name, part in parts.items():
         for name, aim in part.get("aims", {}).items():
             value, limit = aim["value"], aim.get("at_most", aim.get("at_least"))
             is_met = value <= limit if "at_most" in aim else value >= limit
             sign = "at most" if "at_most" in aim else "at least"
-            yield name, f"{value:.3g}", f"{sign} {limit:.3g}", "met" if is_met else "missed"
+            result = "met" if is_met else "missed"
+            yield name, part_name, f"{value:.3g}", f"{sign} {limit:.3g}", result
 
 
 def _cell_row(cell: dict[str, Any]) -> tuple[str, ...]:
@@ -70,7 +74,9 @@ def summary(report: PartReport) -> list[str]:
         lines.append(f"{result} {name} ({part['seconds']} s) {part.get('error', '')}".rstrip())
         lines += [f"    {line}" for line in _details(part)]
     lines += [f"skipped {name}: {reason}" for name, reason in plain["skipped"].items()]
-    lines += [f"aim {name}: {' '.join(rest)}" for name, *rest in _aim_rows(plain["parts"])]
+    lines += [
+        f"aim {name} ({part}): {' '.join(rest)}" for name, part, *rest in _aim_rows(plain["parts"])
+    ]
     return lines
 
 

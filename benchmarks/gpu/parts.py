@@ -55,6 +55,9 @@ class Context:
         return self.device.type == "cuda"
 
 
+Run = Callable[[Context], Result]
+
+
 @dataclass(frozen=True)
 class Part:
     """One part of the check.
@@ -65,7 +68,7 @@ class Part:
     """
 
     name: str
-    run: Callable[[Context], Result]
+    run: Run
     needs_gpu: bool = False
     limit_s: float = 120.0
     is_timed: bool = True

@@ -60,8 +60,9 @@ class ForkedPart:
         if self._process.is_alive() and not is_over:
             return None
         fault = f"stopped after {self._limit_s:.0f} s" if is_over else None
+        assert self._process.pid is not None, "the process was started"
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid or 0, signal.SIGKILL)  # with the processes that it started
+            os.killpg(self._process.pid, signal.SIGKILL)  # with the processes that it started
         self._process.kill()
         self._process.join()
         if fault is None and self._process.exitcode:

@@ -258,7 +258,7 @@ def _all_cells(sizes: Sizes) -> Iterator[Shape]:
 
 
 def aims(cells: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return the aims of issue and design that the cells decide: value and limit."""
+    """Return the aims that the cells decide: value and limit."""
     found = {
         (each["batch"], each["context"], each["num_drafts"], each["rules"]): each for each in cells
     }

@@ -36,6 +36,8 @@ from specdec.training.config import (
 from specdec.types.errors import InvalidValueError
 
 if TYPE_CHECKING:
+    import torch
+
     from specdec.training.trainer import Evaluation, Progress
 
 _LOG_INTERVAL_S = 30.0
@@ -184,37 +186,33 @@ def train(
     import torch
 
     from specdec.models.resolve import resolve
-    from specdec.training.device import training_device, use_fast_products
+    from specdec.training.device import training_device, use_device
     from specdec.training.run import TrainingFiles, draft_vocabulary_size, open_run
     from specdec.training.target import TargetPrecision
 
     if threads is not None:
         torch.set_num_threads(threads)
-    trains_on = training_device(device)
-    use_fast_products(trains_on)
-    config = _config(settings)
+    trains_on, config = training_device(device), _config(settings)
     precision = TargetPrecision.on(trains_on, dtype, quantization, kernels)
     directory = resolve(model, progress=print_stderr)
     draft_vocabulary_size(config.method, draft_vocab_size, directory)  # before an hour of answers
     if corpora:
         _require_defaults(settings)
     else:
-        if trains_on.index:
-            limit = "cuda without --corpus; CUDA_VISIBLE_DEVICES selects the GPU that answers"
-            raise InvalidValueError("device", device, limit)
-        served = precision.as_settings() | {"device": trains_on.type, "seed": config.seed}
-        corpora = (_corpus(model, output, served, settings),)
+        served = precision.as_settings() | {"seed": config.seed}
+        corpora = (_corpus(model, output, trains_on, {**settings, **served}),)
+    use_device(trains_on)
     files = TrainingFiles(model, corpora, output, num_samples, start)
     trainer = open_run(files, config, precision, draft_vocab_size, print_stderr, trains_on)
     if trainer.step:
         print_stderr(f"continuing after step {trainer.step} of {trainer.num_steps}")
     trainer.run(Reporter(time.monotonic, print_stderr))
-    head = trainer.head_directory
     if as_json:
         best = trainer.best
-        show_json({"head": str(head), "step": trainer.step, "best_accepted_length": best})
+        head = str(trainer.head_directory)
+        show_json({"head": head, "step": trainer.step, "best_accepted_length": best})
         return
-    click.echo(head)
+    click.echo(trainer.head_directory)
 
 
 def _config(settings: dict[str, Any]) -> TrainingConfig:
@@ -228,17 +226,22 @@ def _config(settings: dict[str, Any]) -> TrainingConfig:
     return config
 
 
-def _corpus(model: str, output: Path, served: Mapping[str, Any], flags: Mapping[str, Any]) -> Path:
+def _corpus(model: str, output: Path, device: torch.device, flags: Mapping[str, Any]) -> Path:
     """Make the corpus of a run that has no checkpoint yet; return its directory.
 
-    served, flags: fields of GenerationConfig, those of the target that answers and all others. A
-    run is tied to its samples, so the corpus does not change after the first checkpoint.
+    device: that answers. flags: the other fields of GenerationConfig. A run is tied to its samples,
+    so the corpus does not change after the first checkpoint. Raises InvalidValueError for a GPU
+    with a number.
     """
     from specdec.training.checkpoint import Checkpoint
 
     directory = output / "corpus"
-    if not Checkpoint.exists(output):
-        make_corpus(model, directory, **{**flags, **served})
+    if Checkpoint.exists(output):
+        return directory
+    if device.index:
+        limit = "cuda without --corpus; CUDA_VISIBLE_DEVICES selects the GPU that answers"
+        raise InvalidValueError("device", str(device), limit)
+    make_corpus(model, directory, **{**flags, "device": device.type})
     return directory
 
 

@@ -18,6 +18,10 @@ _SAMPLING_BYTES = 400 * _MIB
 """Of the rows that are sampled at once, whatever the batch is (`specdec.sampling`)."""
 _GRAPHS_BYTES = 6 * _MIB
 """Of the four graphs of one size: that of the forward pass has a node for each kernel."""
+_HEAD_GRAPHS_BYTES = 3 * _MIB
+"""Of the further ones of a size with a draft head, which has a layer or a few."""
+_MOST_TAPS = 6
+"""Layers of the target whose states a head reads, and their feature."""
 
 
 def gpu_workspace_bytes(config: LLMConfig, model: ModelConfig, *, drafts: bool) -> int:
@@ -34,7 +38,8 @@ def gpu_workspace_bytes(config: LLMConfig, model: ModelConfig, *, drafts: bool) 
         + attention_bytes(config, model) * (2 if captures else 1)
         + _activation_bytes(config, model)
         + _logit_bytes(config, model, tokens_of_sequence)
-        + _GRAPHS_BYTES * num_sizes
+        + _graph_bytes(config, drafts=drafts) * num_sizes
+        + (0 if drafts or config.head is None else _tap_bytes(config, model))
     )
 
 
@@ -69,10 +74,22 @@ def _logit_bytes(config: LLMConfig, model: ModelConfig, tokens_of_sequence: int)
     return logits + _SAMPLING_BYTES
 
 
+def _graph_bytes(config: LLMConfig, *, drafts: bool) -> int:
+    """Return the bytes of the graphs of a size."""
+    has_head = config.head is not None and not drafts
+    return _GRAPHS_BYTES + (_HEAD_GRAPHS_BYTES if has_head else 0)
+
+
+def _tap_bytes(config: LLMConfig, model: ModelConfig) -> int:
+    """Return the bytes of what a head reads of the largest step on the device."""
+    num_tokens = config.max_num_seqs * (1 + _num_draft_tokens(config))
+    return num_tokens * _MOST_TAPS * model.hidden_size * DTYPE_BYTES[config.resolved_dtype]
+
+
 def _captures_graphs(config: LLMConfig, *, drafts: bool) -> bool:
     """Return whether ranks of the target, or of the draft model, may capture graphs."""
     draft = config.draft_model
-    has_none = draft is None or draft.parallel_drafting if drafts else config.head is not None
+    has_none = drafts and (draft is None or draft.parallel_drafting)
     return not (config.enforce_eager or has_none)
 
 

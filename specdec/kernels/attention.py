@@ -154,10 +154,11 @@ class PagedAttention(ABC):
         batch: DeviceBatch,
         dtype: torch.dtype,
         window: int | None = None,
+        kv_start: int = 0,
     ) -> AttentionPlan:
         """Plan a batch of fixed shape, without a value that the host has to read.
 
-        window: as in `plan`.
+        window, kv_start: as in `plan`.
         """
 
     @abstractmethod
@@ -261,14 +262,17 @@ class TorchAttention(PagedAttention):
         batch: DeviceBatch,
         dtype: torch.dtype,
         window: int | None = None,
+        kv_start: int = 0,
     ) -> TorchPlan:
         """Plan a batch as one group; contexts are padded to those of whole tables."""
         num_sequences, num_blocks = batch.block_tables.shape
         slots = torch.arange(num_blocks * self.block_size, device=self.device)
-        own = torch.minimum(slots, batch.context_lens.unsqueeze(1) - 1)  # [B, S]
+        last = batch.context_lens.unsqueeze(1) - 1
+        own = torch.minimum(slots.clamp_min(kv_start), last)  # [B, S]
         pages = batch.block_tables.gather(1, own.div(self.block_size, rounding_mode="floor"))
         positions = batch.positions.view(num_sequences, batch.query_len)
-        is_masked = _is_masked(positions, torch.zeros_like(batch.context_lens), len(slots), window)
+        first_slots = torch.full_like(batch.context_lens, kv_start)
+        is_masked = _is_masked(positions, first_slots, len(slots), window)
         mask = torch.zeros(is_masked.shape, dtype=dtype, device=self.device)
         mask.masked_fill_(is_masked, float("-inf"))
         rows = torch.arange(len(batch.input_ids), device=self.device)

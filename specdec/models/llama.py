@@ -407,13 +407,20 @@ class CausalDecoder(nn.Module):
         Its tokens run without adapters. Writes its KV to `kv_cache`; returns hidden states
         [B * Q, hidden_size].
         """
+        return self.tapped_on_device(batch, kv_cache, ()).final
+
+    @torch.inference_mode()
+    def tapped_on_device(
+        self, batch: DeviceBatch, kv_cache: Tensor, taps: Sequence[int]
+    ) -> HiddenStates:
+        """Run as `forward_on_device`. taps: as in `forward_with_taps`."""
         if self._adapters is not None:
             self._adapters.begin_base_pass()
         plans = {
             window: self.attention.plan_on_device(batch, self.dtype, window)
             for window in set(self.windows)
         }
-        return self._run_layers(batch.input_ids, batch.positions, kv_cache, plans, ()).final
+        return self._run_layers(batch.input_ids, batch.positions, kv_cache, plans, taps)
 
     def _run_layers(
         self,

@@ -27,7 +27,14 @@ def training_device(name: str) -> torch.device:
     return device
 
 
-def use_fast_products(device: torch.device) -> None:
-    """Let a GPU multiply float32 matrices as TF32, with 10 bits of mantissa, in this process."""
-    if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")
+def use_device(device: torch.device) -> None:
+    """Launch the kernels of this process on a GPU, and let it multiply float32 matrices as TF32.
+
+    Triton launches kernels on the current GPU, wherever their tensors are. TF32 has 10 bits of
+    mantissa.
+    """
+    if device.type != "cuda":
+        return
+    if device.index is not None:
+        torch.cuda.set_device(device)
+    torch.set_float32_matmul_precision("high")

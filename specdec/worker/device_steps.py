@@ -9,7 +9,7 @@ before the one in front of it has ended.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
@@ -22,24 +22,23 @@ from torch import Tensor
 
 from specdec.config.graph_sizes import most_padding_tokens
 from specdec.kernels.device_batch import DeviceBatch
-from specdec.kernels.sample import SAMPLE_PARAMS
+from specdec.kernels.forward_batch import HiddenStates
 from specdec.sampling.device_sampler import (
     DeviceChains,
-    DeviceRules,
     SamplingKind,
+    VerifiedChains,
     sample_on_device,
     verify_chains,
 )
-from specdec.sampling.device_truncation import DeviceLimits
-from specdec.sampling.gumbel import NoiseKeys
 from specdec.sampling.verifiers.synthetic import num_kept_by_chance
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.messages import BASE_MODEL, BlockTableDelta, StepRow
-from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.batch_state import SequenceState
+from specdec.worker.device_head import DrafterParts, DraftRows, HeadDrafts
+from specdec.worker.device_rules import PARAM_WORDS, kind_of, rules_of
+from specdec.worker.device_state import DeviceState, DeviceStepLimits
 from specdec.worker.step_graphs import GraphReport, Launch, Stage, StepGraphs, StepShape
 
-_PARAM_WORDS = SAMPLE_PARAMS.itemsize // 8
 _DELTA_WORDS = 3  # sequence, entry, block
 _DELTAS_PER_ROW = 2
 MAX_IN_FLIGHT = 2
@@ -49,22 +48,31 @@ _STAGES = {
     SamplingKind.SAMPLED: Stage.SAMPLED,
     SamplingKind.TRUNCATED: Stage.TRUNCATED,
 }
+_DRAFT_STAGES = {
+    SamplingKind.GREEDY: Stage.DRAFT_GREEDY,
+    SamplingKind.SAMPLED: Stage.DRAFT_SAMPLED,
+    SamplingKind.TRUNCATED: Stage.DRAFT_TRUNCATED,
+}
 
 
 class _Word(IntEnum):
     """Columns of a row of the packed input, int64, behind the record of its sampling parameters.
 
     START: position of the first token, unless IS_PENDING: then that and the token are on the
-    device. NUM_KEPT: as in DeviceChains. The tokens follow the last column.
+    device, and so are the drafts of a head, of which there are at most NUM_DRAFTS, and MAX_END is
+    that of the StepRow. NUM_KEPT: as in DeviceChains. NUM_NEXT: draft tokens that the head makes
+    behind the row. The tokens follow the last column.
     """
 
-    SLOT = _PARAM_WORDS
-    START = _PARAM_WORDS + 1
-    NUM_DRAFTS = _PARAM_WORDS + 2
-    IS_PENDING = _PARAM_WORDS + 3
-    NUM_PROMPT = _PARAM_WORDS + 4
-    NUM_KEPT = _PARAM_WORDS + 5
-    TOKENS = _PARAM_WORDS + 6
+    SLOT = PARAM_WORDS
+    START = PARAM_WORDS + 1
+    NUM_DRAFTS = PARAM_WORDS + 2
+    IS_PENDING = PARAM_WORDS + 3
+    NUM_PROMPT = PARAM_WORDS + 4
+    NUM_KEPT = PARAM_WORDS + 5
+    MAX_END = PARAM_WORDS + 6
+    NUM_NEXT = PARAM_WORDS + 7
+    TOKENS = PARAM_WORDS + 8
 
 
 @runtime_checkable
@@ -83,6 +91,12 @@ class DeviceDecoder(Protocol):
         """Return hidden states [B * Q, hidden_size]; a collective call."""
         ...
 
+    def tapped_on_device(
+        self, batch: DeviceBatch, kv_cache: Tensor, taps: Sequence[int]
+    ) -> HiddenStates:
+        """Return these, and those that enter layers; taps: as in DraftHead."""
+        ...
+
     @property
     def hidden_size(self) -> int: ...
 
@@ -92,101 +106,23 @@ class DeviceDecoder(Protocol):
 
 
 @dataclass(frozen=True)
-class DeviceStepLimits:
-    """Sizes of the buffers of a rank's steps on the device.
-
-    num_blocks: of the pool; the block behind them is for padding.
-    """
-
-    max_num_seqs: int
-    max_draft_tokens: int
-    max_model_len: int
-    block_size: int
-    num_blocks: int
-
-    @property
-    def max_query_len(self) -> int:
-        """Most tokens of a sequence in a step: the last known one, then drafts."""
-        return 1 + self.max_draft_tokens
-
-    @property
-    def blocks_of_longest(self) -> int:
-        """Blocks of a sequence of max_model_len tokens."""
-        return -(-self.max_model_len // self.block_size)
-
-
-class DeviceState:
-    """State of the sequences of a rank that is on the device, by a place for each.
-
-    The place behind the last is for rows of padding.
-    """
-
-    def __init__(self, limits: DeviceStepLimits, device: torch.device) -> None:
-        num_places = limits.max_num_seqs + 1
-        size = (num_places, limits.blocks_of_longest)
-        self.tables = torch.full(size, limits.num_blocks, dtype=torch.int64, device=device)
-        self.num_tokens = torch.ones(num_places, dtype=torch.int64, device=device)
-        self.last_tokens = torch.zeros(num_places, dtype=torch.int64, device=device)
-        self.padding_place = limits.max_num_seqs
-        self._free = list(reversed(range(limits.max_num_seqs)))
-        self._places: dict[int, int] = {}
-        self._num_valid: dict[int, int] = {}  # entries of a table that are on the device
-
-    def update(self, released: Sequence[int], deltas: Sequence[BlockTableDelta]) -> None:
-        """Drop released sequences, and the ends of tables that have changed."""
-        for seq_id in released:
-            if seq_id in self._places:
-                self._free.append(self._places.pop(seq_id))
-                del self._num_valid[seq_id]
-        for delta in deltas:
-            if delta.seq_id in self._num_valid:
-                num_valid = self._num_valid[delta.seq_id]
-                self._num_valid[delta.seq_id] = min(num_valid, delta.start)
-
-    def has_place(self, seq_id: int) -> bool:
-        """Return whether there is a place for a sequence; takes a free one if it has none."""
-        if seq_id in self._places:
-            return True
-        if not self._free:
-            return False
-        self._places[seq_id] = self._free.pop()
-        self._num_valid[seq_id] = 0
-        return True
-
-    def place(self, seq_id: int) -> int:
-        """Return the place of a sequence, which has one."""
-        return self._places[seq_id]
-
-    def table_changes(self, seq_id: int, table: Sequence[int]) -> list[tuple[int, int, int]]:
-        """Return the entries of a table that the device lacks: place, index and block of each."""
-        place, start = self._places[seq_id], self._num_valid[seq_id]
-        if start == len(table):
-            return []
-        self._num_valid[seq_id] = len(table)
-        return [(place, index, table[index]) for index in range(start, len(table))]
-
-    def forget_tables(self, seq_ids: Iterable[int]) -> None:
-        """Write the tables of sequences again with their next step."""
-        for seq_id in seq_ids:
-            self._num_valid[seq_id] = 0
-
-    def write_tables(self, changes: Tensor) -> None:
-        """Write entries of tables; changes: [N, 3] int64, as from `table_changes`."""
-        self.tables.index_put_((changes[:, 0], changes[:, 1]), changes[:, 2])
-
-
-@dataclass(frozen=True)
 class PendingTokens:
     """The new tokens of a step that the device runs."""
 
-    _result: Tensor  # [num_rows, 1 + Q] int64 on the host: number of new tokens, sampled tokens
+    # Both int64 on the host: in a row the number of tokens, then tokens.
+    _result: Tensor  # [num_rows, 1 + Q]
+    _drafts: Tensor | None  # [num_rows, 1 + max_draft_tokens], of a head; None if it made none
     _done: torch.cuda.Event | None  # None where the device is the host
 
     def collect(self) -> list[tuple[int, ...]]:
         """Wait for the step; return the new tokens of each row, none for invalid logits."""
         if self._done is not None:
             self._done.synchronize()
-        return [tuple(tokens[:count]) for count, *tokens in self._result.tolist()]
+        return _listed(self._result)
+
+    def drafts(self) -> list[tuple[int, ...]]:
+        """Return what a head has drafted behind each row; call it behind `collect`."""
+        return [()] * len(self._result) if self._drafts is None else _listed(self._drafts)
 
 
 class _Packed(NamedTuple):
@@ -197,7 +133,7 @@ class _Packed(NamedTuple):
     SAMPLE_PARAMS. changes: of block tables.
     """
 
-    params: Tensor  # [num_rows, _PARAM_WORDS] int64
+    params: Tensor  # [num_rows, PARAM_WORDS] int64
     places: Tensor  # [num_rows] int64, like the next five
     starts: Tensor
     first: Tensor
@@ -231,10 +167,12 @@ class DeviceSteps:
         limits: DeviceStepLimits,
         graphs: StepGraphs,
         num_in_flight: int = MAX_IN_FLIGHT,
+        drafter: DrafterParts | None = None,
     ) -> None:
         """kv_cache: with a block behind the `limits.num_blocks` of the pool.
 
-        num_in_flight: most steps that are begun and not collected.
+        num_in_flight: most steps that are begun and not collected. drafter: drafts behind the
+        steps.
         """
         device = kv_cache.device
         assert kv_cache.shape[1] == (limits.num_blocks + 1) * limits.block_size, "no padding block"
@@ -242,7 +180,10 @@ class DeviceSteps:
         self._limits, self._graphs = limits, graphs
         self._state = DeviceState(limits, device)
         input_size = _num_words(limits.max_num_seqs, limits.max_query_len)
-        output_size = limits.max_num_seqs * (1 + limits.max_query_len)
+        # The drafts of all rows, if a head makes some, then the results of all rows.
+        self._draft_width = 0 if drafter is None else 1 + limits.max_draft_tokens
+        draft_size = limits.max_num_seqs * self._draft_width
+        output_size = draft_size + limits.max_num_seqs * (1 + limits.max_query_len)
         self._input = torch.zeros(input_size, dtype=torch.int64, device=device)
         self._output = torch.zeros(output_size, dtype=torch.int64, device=device)
         self._offsets = torch.arange(limits.max_query_len, device=device)
@@ -255,10 +196,15 @@ class DeviceSteps:
         )
         self._num_begun = 0
         self._most_padding = most_padding_tokens(model.hidden_size)
-        self._stages: Mapping[Stage, Launch] = {
+        self._drafts: HeadDrafts | None = None
+        self._stages: dict[Stage, Launch] = {
             Stage.FORWARD: self._launch_forward,
             **{stage: partial(self._launch_sampling, kind) for kind, stage in _STAGES.items()},
         }
+        if drafter is not None:
+            drafts = self._output[:draft_size].view(limits.max_num_seqs, -1)
+            self._drafts = HeadDrafts(drafter, self._state, limits, model.hidden_size, drafts)
+            self._stages |= self._head_stages(self._drafts)
 
     def capture(self) -> GraphReport:
         """Capture the graphs, with rows of padding; call it before the first step."""
@@ -267,6 +213,15 @@ class DeviceSteps:
     def close(self) -> None:
         """Destroy the graphs; no step may be in flight."""
         self._graphs.close()
+
+    def replace_drafter(self, drafter: DrafterParts) -> None:
+        """Draft with another head of the same sizes; the graphs of its passes are captured again.
+
+        Steps may be in flight.
+        """
+        assert self._drafts is not None
+        self._drafts.parts = drafter
+        self._graphs.capture(self._head_stages(self._drafts), self._fill_with_padding)
 
     def update(self, released: Sequence[int], deltas: Sequence[BlockTableDelta]) -> None:
         """Apply the releases and block table deltas of a step; admissions need none."""
@@ -278,14 +233,16 @@ class DeviceSteps:
             len(rows) <= self._limits.max_num_seqs
             and all(map(_is_chain, rows))
             and all(state.runs_on_device for state in states)
-            and max(row.num_draft_tokens for row in rows) <= self._limits.max_draft_tokens
+            and max(map(_num_drafts, rows)) <= self._limits.max_draft_tokens
+            and max(row.num_next_drafts for row in rows) <= max(0, self._draft_width - 1)
+            and all(map(_knows_kept, rows, states))
             and self._num_padding(rows) <= self._most_padding
             and all(self._state.has_place(row.seq_id) for row in rows)
         )
 
     def _num_padding(self, rows: Sequence[StepRow]) -> int:
         """Return the tokens of a step's shape that are in no row, as where few rows have drafts."""
-        counts = [1 + row.num_draft_tokens for row in rows]
+        counts = [1 + _num_drafts(row) for row in rows]
         shape = self._graphs.padded(StepShape(len(rows), max(counts), 0))
         return shape.num_rows * shape.query_len - sum(counts)
 
@@ -313,43 +270,68 @@ class DeviceSteps:
         states: Sequence[SequenceState],
         num_kept: Sequence[int] | None,
     ) -> PendingTokens:
-        query_len = 1 + max(row.num_draft_tokens for row in rows)
-        kind = max(_kind(state.admission.rules) for state in states)
+        query_len = 1 + max(map(_num_drafts, rows))
+        kind = max(kind_of(state.admission.rules) for state in states)
         num_blocks = max(len(state.block_table) for state in states)
         shape = self._graphs.padded(StepShape(len(rows), query_len, num_blocks))
         num_kept = _num_kept(rows, states) if num_kept is None else num_kept
-        host = self._pack(rows, states, shape, num_kept)
+        host = self._buffers[self._num_begun % len(self._buffers)]
+        self._num_begun += 1
+        self._pack(host.words, rows, states, shape, num_kept)
         num_words = _num_words(shape.num_rows, shape.query_len)
         self._input[:num_words].copy_(host.input[:num_words], non_blocking=True)
-        for stage in (Stage.FORWARD, _STAGES[kind]):
-            self._graphs.run(stage, shape, self._stages[stage])
-        size = (shape.num_rows, 1 + shape.query_len)
-        num_results = size[0] * size[1]
-        host.output[:num_results].copy_(self._output[:num_results], non_blocking=True)
+        num_next = max(row.num_next_drafts for row in rows)
+        self._launch(shape, kind, num_next)
+        draft_size = shape.num_rows * self._draft_width
+        output_size = draft_size + shape.num_rows * (1 + shape.query_len)
+        host.output[:output_size].copy_(self._output[:output_size], non_blocking=True)
+        drafts, results = host.output[:output_size].split((draft_size, output_size - draft_size))
         return PendingTokens(
-            host.output[:num_results].view(size)[: len(rows)], _recorded(self._input.device)
+            results.view(shape.num_rows, -1)[: len(rows)],
+            drafts.view(shape.num_rows, -1)[: len(rows)] if num_next else None,
+            _recorded(self._input.device),
         )
+
+    def _launch(self, shape: StepShape, kind: SamplingKind, num_next: int) -> None:
+        """Launch a step, and behind it `num_next` draft tokens."""
+
+        def run(stage: Stage, shape: StepShape) -> None:
+            self._graphs.run(stage, shape, self._stages[stage])
+
+        run(Stage.FORWARD, shape)
+        if self._drafts is not None:
+            run(Stage.FEATURES, shape)
+        run(_STAGES[kind], shape)
+        if num_next == 0:
+            return
+        run(Stage.PAIRS, shape)
+        one = shape._replace(query_len=1)
+        run(_DRAFT_STAGES[kind], one)
+        for _ in range(num_next - 1):
+            run(Stage.ADVANCE, one)
+            run(_DRAFT_STAGES[kind], one)
 
     def _fill_with_padding(self, shape: StepShape) -> None:
         """Put a step of padding alone into the input buffer."""
-        self._input.copy_(self._pack([], [], shape, []).input)
+        words = np.zeros(len(self._input), np.int64)
+        self._pack(words, [], [], shape, [])
+        self._input.copy_(torch.from_numpy(words))
 
     def _pack(
         self,
+        words: NDArray[np.int64],
         rows: Sequence[StepRow],
         states: Sequence[SequenceState],
         shape: StepShape,
         num_kept: Sequence[int],
-    ) -> _HostBuffer:
-        """Write a step to the next host buffer, behind its rows those of padding."""
-        host = self._buffers[self._num_begun % len(self._buffers)]
-        self._num_begun += 1
+    ) -> None:
+        """Write a step to the words of a host buffer, behind its rows those of padding."""
         num_rows, width = len(rows), _Word.TOKENS + shape.query_len
-        table = host.words[: shape.num_rows * width].reshape(shape.num_rows, width)
+        table = words[: shape.num_rows * width].reshape(shape.num_rows, width)
         if num_rows:
             records = b"".join(state.sample_params for state in states)
-            table[:num_rows, :_PARAM_WORDS] = np.frombuffer(records, np.int64).reshape(num_rows, -1)
-            table[:num_rows, _PARAM_WORDS:] = [
+            table[:num_rows, :PARAM_WORDS] = np.frombuffer(records, np.int64).reshape(num_rows, -1)
+            table[:num_rows, PARAM_WORDS:] = [
                 self._words(row, state, shape.query_len, kept)
                 for row, state, kept in zip(rows, states, num_kept, strict=True)
             ]
@@ -363,11 +345,10 @@ class DeviceSteps:
         most = _DELTAS_PER_ROW * shape.num_rows
         if len(changes) > most:  # behind a prompt, whose pass has the table from the host
             self._state.write_tables(torch.tensor(changes[most:]).to(self._input.device))
-        deltas = host.words[table.size :][: most * _DELTA_WORDS].reshape(most, _DELTA_WORDS)
+        deltas = words[table.size :][: most * _DELTA_WORDS].reshape(most, _DELTA_WORDS)
         deltas[:] = (self._state.padding_place, 0, self._limits.num_blocks)
         if changes:
             deltas[: len(changes)] = changes[:most]
-        return host
 
     def _words(
         self, row: StepRow, state: SequenceState, query_len: int, num_kept: int
@@ -377,8 +358,8 @@ class DeviceSteps:
         tokens = (0,) if row.is_pending else row.token_ids
         padding = (0,) * (query_len - len(tokens))
         start, num_prompt = row.num_computed_tokens, state.admission.num_prompt_tokens
-        head = (place, start, row.num_draft_tokens, int(row.is_pending), num_prompt, num_kept)
-        return (*head, *tokens, *padding)
+        head = (place, start, _num_drafts(row), int(row.is_pending), num_prompt, num_kept)
+        return (*head, row.max_end, row.num_next_drafts, *tokens, *padding)
 
     @torch.inference_mode()
     def _launch_forward(self, shape: StepShape) -> None:
@@ -386,7 +367,13 @@ class DeviceSteps:
         packed = self._unpack(shape)
         self._state.write_tables(packed.changes)
         batch = self._batch(packed, shape)
-        self._hidden[: len(batch.input_ids)] = self._model.forward_on_device(batch, self._kv_cache)
+        if self._drafts is None:
+            hidden = self._model.forward_on_device(batch, self._kv_cache)
+        else:
+            states = self._model.tapped_on_device(batch, self._kv_cache, self._drafts.taps)
+            self._drafts.keep(states, batch)
+            hidden = states.final
+        self._hidden[: len(hidden)] = hidden
 
     @torch.inference_mode()
     def _launch_sampling(self, kind: SamplingKind, shape: StepShape) -> None:
@@ -397,9 +384,10 @@ class DeviceSteps:
         packed, state = self._unpack(shape), self._state
         num_tokens = shape.num_rows * shape.query_len
         logits = self._model.compute_logits(self._hidden[:num_tokens])
-        rules = (
-            None if kind is SamplingKind.GREEDY else _rules(packed, self._positions(packed, shape))
-        )
+        rules = None
+        if kind is not SamplingKind.GREEDY:
+            positions = self._positions(packed, shape)
+            rules = rules_of(packed.params, positions, packed.num_prompt)
         sample = sample_on_device(logits, rules, kind, self._shard)
         drafts = DeviceChains(packed.drafts, packed.num_drafts, packed.num_kept)
         tokens, counts = verify_chains(sample, drafts)
@@ -407,24 +395,73 @@ class DeviceSteps:
         state.num_tokens.index_copy_(0, packed.places, packed.starts + 1 + counts)
         last_tokens = torch.where(counts > 0, last, packed.first)
         state.last_tokens.index_copy_(0, packed.places, last_tokens)
-        results = self._output[: shape.num_rows * (1 + shape.query_len)]
-        torch.cat([counts[:, None], tokens], 1, out=results.view(shape.num_rows, -1))
+        if self._drafts is not None:
+            state.held_drafts[:, 0].index_fill_(0, packed.places, 0)
+        torch.cat([counts[:, None], tokens], 1, out=self._results(shape))
+
+    def _results(self, shape: StepShape) -> Tensor:
+        """Return the part of the output buffer with the results of a step, [num_rows, 1 + Q]."""
+        start = shape.num_rows * self._draft_width
+        end = start + shape.num_rows * (1 + shape.query_len)
+        return self._output[start:end].view(shape.num_rows, -1)
+
+    def _head_stages(self, drafts: HeadDrafts) -> dict[Stage, Launch]:
+        """Return the stages that a head runs."""
+        return {
+            Stage.FEATURES: self._launch_features,
+            Stage.PAIRS: self._launch_pairs,
+            Stage.ADVANCE: torch.inference_mode()(drafts.advance),
+            **{
+                stage: torch.inference_mode()(partial(drafts.select, kind))
+                for kind, stage in _DRAFT_STAGES.items()
+            },
+        }
+
+    @torch.inference_mode()
+    def _launch_features(self, shape: StepShape) -> None:
+        assert self._drafts is not None
+        self._drafts.add_features(self._hidden[: shape.num_rows * shape.query_len])
+
+    @torch.inference_mode()
+    def _launch_pairs(self, shape: StepShape) -> None:
+        """Launch the head's pass over the tokens that were verified."""
+        assert self._drafts is not None
+        table = self._rows(shape)
+        results = self._results(shape)
+        rows = DraftRows(
+            table[:, :PARAM_WORDS],
+            table[:, _Word.SLOT],
+            table[:, _Word.NUM_PROMPT],
+            table[:, _Word.NUM_NEXT],
+        )
+        self._drafts.run_pairs(rows, VerifiedChains(results[:, 1:], results[:, 0]), shape)
+
+    def _rows(self, shape: StepShape) -> Tensor:
+        """Return the rows in the input buffer, [num_rows, _Word.TOKENS + Q]."""
+        width = _Word.TOKENS + shape.query_len
+        return self._input[: shape.num_rows * width].view(shape.num_rows, width)
 
     def _unpack(self, shape: StepShape) -> _Packed:
         """Read the input buffer; for pending rows their token and position from the state."""
-        width = _Word.TOKENS + shape.query_len
-        num_words = shape.num_rows * width
-        changes = self._input[num_words : _num_words(shape.num_rows, shape.query_len)]
-        table = self._input[:num_words].view(shape.num_rows, width)
+        table = self._rows(shape)
+        changes = self._input[table.numel() : _num_words(shape.num_rows, shape.query_len)]
         places, is_pending = table[:, _Word.SLOT], table[:, _Word.IS_PENDING] > 0
         lengths, last_tokens = self._state.num_tokens[places], self._state.last_tokens[places]
+        starts = torch.where(is_pending, lengths - 1, table[:, _Word.START])
+        drafts, num_drafts = table[:, _Word.TOKENS + 1 :], table[:, _Word.NUM_DRAFTS]
+        if self._drafts is not None:
+            held = self._state.held_drafts[places]
+            most = torch.minimum(held[:, 0], table[:, _Word.MAX_END] - starts - 1)
+            num_held = torch.minimum(num_drafts, most).clamp_min(0)
+            num_drafts = torch.where(is_pending, num_held, num_drafts)
+            drafts = torch.where(is_pending[:, None], held[:, 1 : shape.query_len], drafts)
         return _Packed(
-            params=table[:, :_PARAM_WORDS],
+            params=table[:, :PARAM_WORDS],
             places=places,
-            starts=torch.where(is_pending, lengths - 1, table[:, _Word.START]),
+            starts=starts,
             first=torch.where(is_pending, last_tokens, table[:, _Word.TOKENS]),
-            drafts=table[:, _Word.TOKENS + 1 :],
-            num_drafts=table[:, _Word.NUM_DRAFTS],
+            drafts=drafts,
+            num_drafts=num_drafts,
             num_prompt=table[:, _Word.NUM_PROMPT],
             num_kept=table[:, _Word.NUM_KEPT],
             changes=changes.view(-1, _DELTA_WORDS),
@@ -451,47 +488,14 @@ class DeviceSteps:
         )
 
 
-def _rules(packed: _Packed, positions: Tensor) -> DeviceRules:
-    """Return the sampling parameters of all rows of logits.
-
-    positions: [num_rows, Q] int64, of the tokens that run; each samples the token behind it.
-    """
-    words = packed.params.contiguous()
-    halves = words.view(torch.float32)
-
-    def spread(values: Tensor) -> Tensor:
-        return values[:, None].expand_as(positions).flatten()
-
-    return DeviceRules(
-        temperatures=spread(halves[:, _half("temperature")]),
-        limits=DeviceLimits(
-            top_k=spread(words[:, _word("top_k")]),
-            top_p=spread(words.view(torch.float64)[:, _word("top_p")]),
-            min_scores=spread(halves[:, _half("min_score")]),
-        ),
-        keys=NoiseKeys(
-            seeds=spread(words[:, _word("seed")]),
-            choices=spread(words.view(torch.int32)[:, _half("choice")].long() & _UINT32),
-            positions=(positions + 1 - packed.num_prompt[:, None]).flatten(),
-        ),
-    )
+def _listed(rows: Tensor) -> list[tuple[int, ...]]:
+    """Return the tokens of rows, each with their number in front."""
+    return [tuple(tokens[:count]) for count, *tokens in rows.tolist()]
 
 
-_UINT32 = 2**32 - 1
-
-
-def _word(name: str) -> int:
-    """Return the index of a field of SAMPLE_PARAMS in 8-byte words."""
-    fields = SAMPLE_PARAMS.fields
-    assert fields is not None, "SAMPLE_PARAMS has fields"
-    return int(fields[name][1]) // 8
-
-
-def _half(name: str) -> int:
-    """Return the index of a field of SAMPLE_PARAMS in 4-byte words."""
-    fields = SAMPLE_PARAMS.fields
-    assert fields is not None, "SAMPLE_PARAMS has fields"
-    return int(fields[name][1]) // 4
+def _num_drafts(row: StepRow) -> int:
+    """Return the draft tokens of a row, at most of one whose drafts the device holds."""
+    return row.num_held_drafts if row.is_pending else row.num_draft_tokens
 
 
 def _num_words(num_rows: int, query_len: int) -> int:
@@ -518,6 +522,12 @@ def _num_kept(rows: Sequence[StepRow], states: Sequence[SequenceState]) -> list[
     return num_kept
 
 
+def _knows_kept(row: StepRow, state: SequenceState) -> bool:
+    """Return whether the host knows which drafts of a row are accepted by chance, if some are."""
+    is_by_chance = state.admission.rules.acting_verifier == "synthetic"
+    return not (is_by_chance and row.is_pending and row.num_held_drafts)
+
+
 def _is_chain(row: StepRow) -> bool:
     """Return whether a row is one known token and a chain of drafts.
 
@@ -530,14 +540,8 @@ def _is_chain(row: StepRow) -> bool:
         and row.parents is None
         and row.grammar_mask is None
         and not row.num_lookahead_tokens
+        and not row.next_draft_depth
     )
-
-
-def _kind(rules: SamplingRules) -> SamplingKind:
-    if rules.temperature == 0:
-        return SamplingKind.GREEDY
-    is_truncated = rules.top_k > 0 or rules.top_p < 1 or rules.min_p > 0
-    return SamplingKind.TRUNCATED if is_truncated else SamplingKind.SAMPLED
 
 
 def _recorded(device: torch.device) -> torch.cuda.Event | None:

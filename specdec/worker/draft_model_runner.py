@@ -31,7 +31,8 @@ from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.ahead_drafter import AheadDrafter
 from specdec.worker.batch_state import TokenSpan
 from specdec.worker.device_drafts import MAX_IN_FLIGHT, DeviceDrafts
-from specdec.worker.device_steps import DeviceDecoder, DeviceStepLimits, DeviceSteps
+from specdec.worker.device_state import DeviceStepLimits
+from specdec.worker.device_steps import DeviceDecoder, DeviceSteps
 from specdec.worker.draft_grammars import DraftGrammars
 from specdec.worker.draft_sampler import DraftSampler, PartialDraft
 from specdec.worker.model_runner import ModelRunner

@@ -52,8 +52,20 @@ class HeadFeatures:
 
     def use(self, head: DraftHead) -> None:
         """Compute features with `head` from now on."""
-        self._write()
+        self.write()
         self._head = head
+
+    @property
+    def page(self) -> Tensor:
+        """The features [num_slots, feature_size] of all slots, where these are stored.
+
+        They are those of the passes up to the last `write`. Its memory stays the same.
+        """
+        assert self._stores_features, "slots have hidden states"
+        if self._slots is None:
+            size = (self._num_slots, self._head.feature_size)
+            self._slots = torch.zeros(size, dtype=self._dtype, device=self._head.device)
+        return self._slots
 
     def add(self, batch: ModelInput, states: Tensor) -> None:
         """Add what the head reads of a pass, as in `DraftHead.features`.
@@ -63,12 +75,12 @@ class HeadFeatures:
         self._waiting.append(_Pass(batch, states))
         self._num_waiting += states.shape[0]
         if self._num_waiting >= MAX_WAITING_TOKENS:
-            self._write()
+            self.write()
 
     @torch.inference_mode()
     def read(self, slots: Sequence[int]) -> Tensor:
         """Return the features [len(slots), feature_size] of the tokens in slots."""
-        self._write()
+        self.write()
         assert self._slots is not None, "no pass has run"
         rows = self._slots[torch.tensor(slots, device=self._slots.device)]
         return rows if self._stores_features else self._head.features(rows)
@@ -76,13 +88,13 @@ class HeadFeatures:
     @torch.inference_mode()
     def move(self, moves: Sequence[SlotMove]) -> None:
         """Move tokens along with the KV of the target."""
-        self._write()
+        self.write()
         assert self._slots is not None, "no pass has run"
         sources, targets = torch.tensor(moves, device=self._slots.device).unbind(1)
         self._slots.index_copy_(0, targets, self._slots[sources])
 
     @torch.inference_mode()
-    def _write(self) -> None:
+    def write(self) -> None:
         """Write the tokens of all waiting passes to their slots."""
         if not self._waiting:
             return

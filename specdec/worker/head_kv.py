@@ -89,9 +89,28 @@ class HeadKv:
         """Add a pass over `rows` to the features, and note what it overwrites."""
         self.features.add(batch, states)
         for row in rows:
-            progress = self._sequences[row.seq_id]
-            if not progress.is_continued_by(row):  # as most rows do, which then change nothing
-                self._note_write(row, progress)
+            self._note(row)
+
+    def has_pairs_before(self, row: StepRow) -> bool:
+        """Return whether all pairs but that of a row's first token are computed, and are its."""
+        progress, end = self._sequences[row.seq_id], row.known_end
+        return (
+            progress.num_computed is not None
+            and len(progress.token_ids) == end
+            and tuple(progress.token_ids[row.num_computed_tokens :]) == row.known
+            and self.num_missing(row.seq_id, row.num_computed_tokens) <= 0
+        )
+
+    def note_step(self, row: StepRow, token_ids: Sequence[int]) -> None:
+        """Record that a step on the device ran a row, which yielded `token_ids`.
+
+        It has stored their features, and the KV of their pairs where the row wants a draft.
+        """
+        self._note(row)
+        self.append_output(row.seq_id, token_ids)
+        if row.num_next_drafts and token_ids:
+            num_missing = self.num_missing(row.seq_id, self.num_tokens(row.seq_id))
+            self.note_computed(row.seq_id, self.pairs(row.seq_id, num_missing))
 
     def append_output(self, seq_id: int, token_ids: Sequence[int]) -> None:
         """Append verified tokens, whose features are stored except for the last one's."""
@@ -135,6 +154,12 @@ class HeadKv:
         for position in range(chunk.start - 1, chunk.end - 1):
             index, offset = divmod(position, self._block_size)
             yield chunk.block_table[index] * self._block_size + offset
+
+    def _note(self, row: StepRow) -> None:
+        """Note what the target's pass over a row overwrites."""
+        progress = self._sequences[row.seq_id]
+        if not progress.is_continued_by(row):  # as most rows do, which then change nothing
+            self._note_write(row, progress)
 
     def _note_write(self, row: StepRow, progress: _Progress) -> None:
         """Record that the target writes a row's slots: pairs that were there before are gone."""

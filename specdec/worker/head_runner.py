@@ -7,7 +7,7 @@ back with the next step, or has it take them from here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import cast
 
@@ -17,12 +17,19 @@ from torch import Tensor
 
 from specdec.kernels.forward_batch import Chunk, ModelInput, SlotMove
 from specdec.kernels.sample import SAMPLE_PARAMS
-from specdec.models.heads.base import DraftHead, HeadState, TreeDraftHead, WholeDraftHead
+from specdec.models.heads.base import (
+    DeviceHead,
+    DraftHead,
+    HeadState,
+    TreeDraftHead,
+    WholeDraftHead,
+)
 from specdec.models.heads.config import stores_features
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.draft_tree import num_growth_slots
 from specdec.types.messages import StepInput, StepRow, VerifiedRow
 from specdec.worker.batch_state import BatchState
+from specdec.worker.device_head import DrafterParts
 from specdec.worker.head_features import HeadFeatures
 from specdec.worker.head_kv import HeadKv
 from specdec.worker.head_sampler import HeadDraft, HeadSampler
@@ -53,9 +60,11 @@ class HeadRunner:
         feature_dtype: torch.dtype,
         tree_choices: Sequence[Sequence[int]] = (),
         has_confidences: bool = False,
+        has_padding_block: bool = False,
     ) -> None:
         """Allocate the head's KV and features for a pool of `num_blocks`, if it has attention.
 
+        has_padding_block: as in ModelRunner.
         batch_state, shard: of the target's rank. tree_choices: as in HeadTrees. has_confidences:
         whether chains are returned with confidences, which a call for a whole draft does not give.
         """
@@ -66,15 +75,16 @@ class HeadRunner:
         self._max_pairs = max_pairs
         self._tree_choices = tree_choices
         self._has_confidences = has_confidences
+        self.on_replace: Callable[[], None] | None = None
         self._kv: HeadKv | None = None
         self._kv_cache: Tensor | None = None
         if head.num_kv_layers:
-            num_slots = num_blocks * block_size
+            num_slots = (num_blocks + has_padding_block) * block_size
             features = HeadFeatures(
                 head,
                 num_slots,
                 feature_dtype,
-                stores_features=stores_features(head.device.type),
+                stores_features=has_padding_block or stores_features(head.device.type),
             )
             self._kv = HeadKv(batch_state, num_blocks, block_size, features)
             self._kv_cache = head.new_kv_cache(num_slots)
@@ -95,6 +105,41 @@ class HeadRunner:
         is_whole = isinstance(head, WholeDraftHead) and head.can_draft
         is_whole = is_whole and not self._has_confidences
         self._whole_head = cast(WholeDraftHead, head) if is_whole else None
+        if self.on_replace is not None:
+            self.on_replace()
+
+    @property
+    def drafter_parts(self) -> DrafterParts | None:
+        """Return what steps on the device draft with; None for a head that the host has to run."""
+        head, is_chain = self.head, self.head.reads_drafts and not self._has_confidences
+        if self._kv is None or not isinstance(head, DeviceHead) or not is_chain:
+            return None
+        assert self._kv_cache is not None
+        return DrafterParts(head, self._sampler, self._kv.features.page, self._kv_cache)
+
+    def fits_device(self, rows: Sequence[StepRow], in_front: Sequence[StepRow] = ()) -> bool:
+        """Return whether the pairs that drafts behind rows lack are those of their new tokens.
+
+        in_front: rows of the step in flight, whose tokens pending rows continue.
+        """
+        assert self._kv is not None
+        has_drafted = {row.seq_id: row.num_next_drafts > 0 for row in in_front}
+        return all(
+            has_drafted[row.seq_id] if row.seq_id in has_drafted else self._kv.has_pairs_before(row)
+            for row in rows
+            if row.num_next_drafts
+        )
+
+    def prepare_device_step(self) -> None:
+        """Store what a step on the device reads; a collective call."""
+        assert self._kv is not None
+        self._kv.features.write()
+
+    def note_device_step(self, rows: Sequence[StepRow], verified: Verified) -> None:
+        """Record a step that ran on the device, with drafts behind the rows that want some."""
+        assert self._kv is not None
+        for row, output in zip(rows, verified, strict=True):
+            self._kv.note_step(row, output.token_ids)
 
     @property
     def taps(self) -> tuple[int, ...]:

@@ -13,6 +13,12 @@ from torch import Tensor
 
 from specdec.kernels.sample import SampleParams, row_argmax
 from specdec.models.heads.base import DraftHead
+from specdec.sampling.device_sampler import (
+    DeviceRules,
+    DeviceSample,
+    SamplingKind,
+    sample_on_device,
+)
 from specdec.sampling.sampler import SamplingBatch, sample
 from specdec.sampling.top_children import (
     best_by_logits,
@@ -106,6 +112,23 @@ class HeadSampler:
                 selected[member] = token_id
         rows = zip(selected, argmax.invalid_rows, strict=True)
         return [None if is_invalid else token_id for token_id, is_invalid in rows]
+
+    def select_on_device(
+        self, logits: Tensor, rules: DeviceRules | None, kind: SamplingKind
+    ) -> DeviceSample:
+        """Return the next token of each row, without a value that the host has to read.
+
+        logits, rules, kind: as in `sample_on_device`. A collective call.
+        """
+        if rules is None:
+            sample = sample_on_device(logits, None, kind, self._head_shard)
+            if self._target_ids is None:
+                return sample
+            own = sample.token_ids.clamp(0, len(self._target_ids) - 1)  # of an invalid row any
+            return replace(sample, token_ids=self._target_ids[own])
+        if self._remap is None:
+            return sample_on_device(logits, rules, kind, self._shard)
+        return sample_on_device(self._remap.apply(logits), rules, kind, self._remap.shard)
 
     def note_confidences(
         self, logits: Tensor, drafts: Sequence[HeadDraft], selected: Sequence[int | None]

@@ -134,8 +134,11 @@ def _load_target(
         found = HeadConfig.from_directory(head.directory, model, head.window, head.token_map)
         load = partial(_load_version, found, head, target.model)
         target.use_head(load_head(found, target.model, head.quantization), config, load)
-    elif _runs_on_device(spec):
-        _use_device_steps(target, spec.device, config, "decodes")
+    if _runs_on_device(spec):
+        if target.head is not None and target.head.drafter_parts is None:
+            logger.info("decodes run by operators of the host: so does the head behind them")
+        else:
+            _use_device_steps(target, spec.device, config, "decodes")
     return target
 
 

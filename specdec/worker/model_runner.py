@@ -28,6 +28,7 @@ class ModelRunner:
         self.model = model
         self.group = group
         self.num_blocks = num_blocks
+        self.has_padding_block = has_padding_block
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.kv_cache = model.new_kv_cache((num_blocks + has_padding_block) * block_size)

@@ -29,12 +29,32 @@ _MIB = 2**20
 
 
 class Stage(StrEnum):
-    """Part of a step that is a graph; the last three sample, with the work that rows need."""
+    """Part of a step that is a graph.
+
+    GREEDY to TRUNCATED sample, with the work that rows need. A head computes FEATURES behind the
+    pass, and PAIRS behind sampling; then DRAFT and ADVANCE in turn make a draft token of each row.
+    """
 
     FORWARD = "forward"
     GREEDY = "greedy"
     SAMPLED = "sampled"
     TRUNCATED = "truncated"
+    FEATURES = "features"
+    PAIRS = "pairs"
+    DRAFT_GREEDY = "draft greedy"
+    DRAFT_SAMPLED = "draft sampled"
+    DRAFT_TRUNCATED = "draft truncated"
+    ADVANCE = "advance"
+
+    @property
+    def has_one_token(self) -> bool:
+        """Return whether each row has one token, whatever it has in the step."""
+        return self in _OF_ONE_TOKEN
+
+
+_OF_ONE_TOKEN = frozenset(
+    (Stage.DRAFT_GREEDY, Stage.DRAFT_SAMPLED, Stage.DRAFT_TRUNCATED, Stage.ADVANCE)
+)
 
 
 class StepShape(NamedTuple):
@@ -119,8 +139,8 @@ class GraphReport:
             f"captured {self.num_graphs} graphs in {self.seconds:.1f} s and "
             f"{self.num_bytes / _MIB:.0f} MiB, for steps of up to {self.max_rows} sequences with "
             f"up to {self.max_query_len} tokens each and {MAX_GRAPH_TOKENS} in all; without a "
-            "graph: larger steps, prompts, trees, draft heads, and steps with one row that has an "
-            "adapter, a grammar, penalties, "
+            "graph: larger steps, prompts, trees, draft heads that do not draft token by token, "
+            "and steps with one row that has an adapter, a grammar, penalties, "
             "log-probabilities or a verifier other than coupled"
         )
 
@@ -157,6 +177,8 @@ class StepGraphs:
                 for shape in self._shapes():
                     prepare(shape)
                     for stage, launch in stages.items():
+                        if shape.query_len > 1 and stage.has_one_token:
+                            continue
                         self._replays[stage, shape] = self._backend.capture(partial(launch, shape))
         return GraphReport(
             self._row_counts[-1],

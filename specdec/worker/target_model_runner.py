@@ -33,10 +33,10 @@ from specdec.types.sampling_params import VerifierName
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.adapters import RankAdapters
 from specdec.worker.batch_state import SequenceState, TokenSpan
+from specdec.worker.device_state import DeviceStepLimits
 from specdec.worker.device_steps import (
     MAX_IN_FLIGHT,
     DeviceDecoder,
-    DeviceStepLimits,
     DeviceSteps,
     PendingTokens,
 )
@@ -104,16 +104,19 @@ class TargetModelRunner(ModelRunner):
             feature_dtype=self.kv_cache.dtype,
             tree_choices=_tree_choices(limits),
             has_confidences=speculation is not None and speculation.uses_confidences,
+            has_padding_block=self.has_padding_block,
         )
         self.head_versions = HeadVersions(self.head, load)
 
     def use_device_steps(self, limits: EngineConfig, backend: GraphBackend | None) -> GraphReport:
         """Let the device run decodes and drafts from now on, with graphs where it can capture them.
 
-        Call it before the first step, without a head, on a pool with a padding block. backend: None
-        to launch the operators of each step one by one.
+        Call it before the first step, behind `use_head` if there is a head, which then must have
+        DrafterParts; on a pool with a padding block. backend: None to launch the operators of each
+        step one by one.
         """
-        assert self.head is None, "a head drafts with hidden states on the host's order"
+        drafter = None if self.head is None else self.head.drafter_parts
+        assert self.head is None or drafter is not None, "a head that the host has to run"
         speculation = limits.speculation
         sizes = DeviceStepLimits(
             max_num_seqs=limits.max_num_seqs,
@@ -129,11 +132,22 @@ class TargetModelRunner(ModelRunner):
             num_blocks=sizes.blocks_of_longest,
         )
         model = cast(DeviceDecoder, self.model)
-        self.device_steps = DeviceSteps(model, self.kv_cache, self._shard, sizes, graphs)
+        self.device_steps = DeviceSteps(
+            model, self.kv_cache, self._shard, sizes, graphs, drafter=drafter
+        )
+        if self.head is not None:
+            self.head.on_replace = self._replace_drafter
         report = self.device_steps.capture()
         if self.kv_cache.is_cuda:
             torch.cuda.empty_cache()  # of the runs in front of the captures
         return report
+
+    def _replace_drafter(self) -> None:
+        assert self.head is not None
+        assert self.device_steps is not None
+        drafter = self.head.drafter_parts
+        assert drafter is not None, "a version of the head has the kind of the one before"
+        self.device_steps.replace_drafter(drafter)
 
     def close(self) -> None:
         """Drop the steps in flight, and destroy the graphs; no step may follow."""
@@ -150,7 +164,7 @@ class TargetModelRunner(ModelRunner):
         rows = self._batch_state.resolve_pending(step.rows)
         if self.device_steps is not None:
             states = self._batch_state.states(rows)
-            if self.device_steps.can_run(rows, states) and self._begin(step.step_id, rows, states):
+            if self._can_run(rows, states) and self._begin(step.step_id, rows, states):
                 return self.collect()
         return self._run(step.step_id, rows)
 
@@ -170,15 +184,24 @@ class TargetModelRunner(ModelRunner):
             return False
         rows = step.rows if is_behind else self._batch_state.resolve_pending(step.rows)
         states = self._batch_state.states(rows)
-        if not device.can_run(rows, states):
+        if not self._can_run(rows, states):
             return False
         self._update(step)
         return self._begin(step.step_id, rows, states)
+
+    def _can_run(self, rows: Sequence[StepRow], states: list[SequenceState]) -> bool:
+        """Return whether the device can run a step behind that in flight, and draft behind it."""
+        assert self.device_steps is not None
+        in_front = self._begun[-1].rows if self._begun else ()
+        fits_head = self.head is None or self.head.fits_device(rows, in_front)
+        return fits_head and self.device_steps.can_run(rows, states)
 
     def _begin(self, step_id: int, rows: Sequence[StepRow], states: list[SequenceState]) -> bool:
         """Begin a step that the device can run; return False where the memory does not suffice."""
         assert self.device_steps is not None
         try:
+            if self.head is not None:
+                self.head.prepare_device_step()
             tokens = self.device_steps.begin(rows, states)
         except torch.OutOfMemoryError:
             if self.group.size > 1:
@@ -193,9 +216,14 @@ class TargetModelRunner(ModelRunner):
         step = self._begun.popleft()
         rows = self._batch_state.resolve_pending(step.rows)
         verified = []
-        for row, token_ids in zip(rows, step.tokens.collect(), strict=True):
+        found = step.tokens.collect()
+        for row, token_ids, drafts in zip(rows, found, step.tokens.drafts(), strict=True):
             self._batch_state.append_output(row, token_ids)
-            verified.append(VerifiedRow(row.seq_id, token_ids, has_bad_logits=not token_ids))
+            output = VerifiedRow(row.seq_id, token_ids, has_bad_logits=not token_ids)
+            verified.append(output._replace(next_draft_token_ids=drafts))
+        if self.head is not None:
+            self.head.note_device_step(rows, tuple(verified))
+            self._batch_state.hold_drafts(verified)
         return VerifyOutput(step.step_id, tuple(verified))
 
     @property

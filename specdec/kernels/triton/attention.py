@@ -87,14 +87,17 @@ class TritonAttention(PagedAttention):
         batch: DeviceBatch,
         dtype: torch.dtype,
         window: int | None = None,
+        kv_start: int = 0,
     ) -> TritonPlan:
         """See PagedAttention."""
+        assert kv_start < self.block_size
         return plan_device_batch(
             batch,
             self._heads,
             self.head_dim,
             self.block_size,
             window=window,
+            kv_start=kv_start,
             invariant=self.invariant,
         )
 

@@ -181,6 +181,7 @@ def plan_device_batch(
     block_size: int,
     *,
     window: int | None,
+    kv_start: int,
     invariant: bool,
 ) -> TritonPlan:
     """Divide a batch of fixed shape into tiles; contexts may be as long as the block tables."""
@@ -203,7 +204,7 @@ def plan_device_batch(
             Tiles.allocate(sequences, starts.repeat(num_seqs), shape, len(heads.kv), head_dim),
         ),
         window=window,
-        kv_start=0,
+        kv_start=kv_start,
     )
 
 

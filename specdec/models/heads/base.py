@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from specdec.kernels.device_batch import DeviceBatch
 from specdec.kernels.forward_batch import ModelInput
 from specdec.kernels.sample import SampleParams
 from specdec.types.draft_tree import Parents
@@ -115,6 +116,29 @@ class TreeDraftHead(DraftHead, Protocol):
         Node i of a tree has the i-th KV slot behind the pairs of its sequence, where the block
         tables have room. A node sees the pairs and its own path.
         """
+        ...
+
+
+@runtime_checkable
+class DeviceHead(DraftHead, Protocol):
+    """A head with KV whose passes run in fixed shapes, without a value that the host has to read.
+
+    If it reads drafts, a draft is a chain of passes: that over a token yields the next one.
+    """
+
+    def run_on_device(self, batch: DeviceBatch, features: Tensor, kv_cache: Tensor) -> Tensor:
+        """Run pairs, write their KV, and return the output of each, [B * Q, hidden_size].
+
+        features: [B * Q, feature_size], of the token before each. A collective call.
+        """
+        ...
+
+    def next_features(self, output: Tensor) -> Tensor:
+        """Return the features of the pairs behind pairs with this output, [B, feature_size]."""
+        ...
+
+    def output_logits(self, output: Tensor) -> Tensor:
+        """Return this rank's logits [B, len(vocab_slice)] of the token behind each pair."""
         ...
 
 

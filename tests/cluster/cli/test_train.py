@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from cluster.cli import main
 from cluster.cli.output import print_stderr
-from cluster.cli.train import Reporter, progress_line
+from cluster.cli.train import Reporter, _corpus, progress_line
 from specdec.models.config import ModelConfig
 from specdec.models.heads.config import method_of
 from specdec.models.resolve import resolve
@@ -92,6 +92,14 @@ def test_without_a_prompts_file_the_model_writes_prompts(
     result = invoke(tiny_model_dir, tmp_path / "run", "--quantization", "int8", *given)
     assert result.exit_code == 1
     assert seen == [(expected, 8 if "--prompts" in flags else 0, "int8")]
+
+
+def test_a_gpu_with_a_number_continues_a_run_and_begins_none_without_answers(tmp_path):
+    gpu = torch.device("cuda", 1)
+    with pytest.raises(InvalidValueError, match="device is 'cuda:1'; it must be cuda without"):
+        _corpus("m", tmp_path, gpu, {})
+    (tmp_path / "checkpoint.safetensors").touch()
+    assert _corpus("m", tmp_path, gpu, {}) == tmp_path / "corpus"
 
 
 def test_the_help_names_all_methods():

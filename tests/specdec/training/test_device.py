@@ -14,7 +14,7 @@ from specdec.training import device, objective, trainer
 from specdec.training.batches import Batch
 from specdec.training.config import TrainingConfig
 from specdec.training.corpus import Sample
-from specdec.training.device import training_device
+from specdec.training.device import training_device, use_device
 from specdec.training.drafters import METHODS
 from specdec.training.target import Target, TargetPrecision
 from specdec.training.trainer import Data, RecentLoss, Trainer
@@ -54,8 +54,9 @@ def distant_target(target, monkeypatch):
     return Target(target.directory, 128, target.precision, device=DEVICE)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "optimizer"), [*((each, "adamw") for each in METHODS), ("eagle3", "muon")]
+)
 def test_a_step_runs_on_its_device_and_does_not_wait(method, optimizer, distant_target, tmp_path):
     config = TrainingConfig(method=method, depth=3, max_anchors=16, optimizer=optimizer)
     token_ids = list(range(distant_target.config.vocab_size))
@@ -102,6 +103,16 @@ def test_the_device_must_exist(num_gpus, monkeypatch):
     ]
     with pytest.raises(InvalidValueError, match="below cuda:2"):
         training_device("cuda:2")
+
+
+def test_kernels_are_launched_on_the_gpu_that_trains(monkeypatch):
+    """Triton launches them on the current GPU, wherever their tensors are."""
+    calls = []
+    monkeypatch.setattr(torch.cuda, "set_device", calls.append)
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", calls.append)
+    for name in ("cpu", "cuda", "cuda:1"):
+        use_device(torch.device(name))
+    assert calls == ["high", torch.device("cuda", 1), "high"]
 
 
 def test_a_precision_is_one_of_its_device():

@@ -1,6 +1,7 @@
 """The learning rate, and the optimizers' state and groups."""
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
@@ -64,20 +65,26 @@ def test_a_long_gradient_is_clipped():
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_restored_state_continues_equally(optimizer):
-    config = dataclasses.replace(CONFIG, optimizer=optimizer)
-    model = Model()
-    optimizers = Optimizers(config, model)
+@pytest.mark.parametrize("is_fused", [(False, False), (True, False), (False, True)])
+def test_a_restored_state_continues_equally(optimizer, is_fused, monkeypatch):
+    """Also where AdamW is fused, as on a GPU, in one of both runs."""
+    adamw, config = torch.optim.AdamW, dataclasses.replace(CONFIG, optimizer=optimizer)
+
+    def new(model, is_fused):
+        kind = partial(adamw, fused=is_fused)
+        monkeypatch.setattr(torch.optim, "AdamW", lambda *args, fused, **rest: kind(*args, **rest))
+        return Optimizers(config, model)
+
+    model, copy = Model(), Model()
+    optimizers, restored = map(new, (model, copy), is_fused)
     for step in range(2):
         model.learn(optimizers, step)
-    copy = Model()
     copy.load_state_dict(model.state_dict())
-    restored = Optimizers(config, copy)
     restored.load({name: each.clone() for name, each in optimizers.tensors().items()})
     model.learn(optimizers, 2)
     copy.learn(restored, 2)
     for left, right in zip(model.parameters(), copy.parameters(), strict=True):
-        assert torch.equal(left, right)
+        torch.testing.assert_close(left, right, rtol=1e-6 if any(is_fused) else 0, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,7 +11,10 @@ import torch
 from specdec.config.engine import DraftLimits, EngineConfig, Kernels
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
-from specdec.models.loading import load_model
+from specdec.models.heads.base import DraftHead
+from specdec.models.heads.config import HeadConfig
+from specdec.models.heads.loading import load_head
+from specdec.models.loading import Decoder, load_model
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 from specdec.worker import DraftModelRunner, LocalTarget, TargetModelRunner
@@ -44,8 +48,13 @@ def device_runner(
     group: TensorParallelGroup | None = None,
     dtype: torch.dtype = torch.float32,
     kernels: Kernels = "torch",
+    head: Path | None = None,
+    runs_on_device: bool = True,
 ) -> TargetModelRunner:
-    """Load a target whose decodes and drafts run as on a device."""
+    """Load a target whose decodes and drafts run as on a device, with the head of a directory.
+
+    runs_on_device: False for the operators of the host.
+    """
     model, group = ModelConfig.from_directory(directory), group or TensorParallelGroup()
     decoder = load_model(
         directory,
@@ -64,8 +73,16 @@ def device_runner(
         vocab_size=model.vocab_size,
         has_padding_block=True,
     )
-    runner.use_device_steps(config, graphs)
+    if head is not None:
+        load = partial(_load_head, model, decoder)
+        runner.use_head(load(head), config, load)
+    if runs_on_device:
+        runner.use_device_steps(config, graphs)
     return runner
+
+
+def _load_head(target: ModelConfig, decoder: Decoder, directory: Path) -> DraftHead:
+    return load_head(HeadConfig.from_directory(directory, target), decoder)
 
 
 def device_draft_runner(

@@ -74,12 +74,14 @@ def test_every_captured_shape_is_replayed(graphs, backend, launched):
     shapes = {
         graphs.padded(StepShape(rows, tokens, 1)) for rows in range(1, 11) for tokens in range(1, 6)
     }
-    assert len(shapes) * len(Stage) == backend.num_captured == graphs.report.num_graphs
+    of_one = sum(each.has_one_token for each in Stage)
+    num_rows = len({shape.num_rows for shape in shapes})
+    num_graphs = len(shapes) * (len(Stage) - of_one) + num_rows * of_one
+    assert num_graphs == backend.num_captured == graphs.report.num_graphs
     for shape in shapes:
-        for stage in Stage:
+        for stage in (each for each in Stage if shape.query_len == 1 or not each.has_one_token):
             graphs.run(stage, shape, lambda _: pytest.fail("launched operator by operator"))
-    assert backend.num_replays == graphs.report.num_graphs
-    assert set(launched) == {(stage, shape) for stage in Stage for shape in shapes}
+    assert backend.num_replays == graphs.report.num_graphs == len(set(launched))
 
 
 def test_the_largest_shape_is_captured_first(backend, stages):
@@ -178,6 +180,6 @@ def test_closed_graphs_are_destroyed_at_once(stages):
 
     graphs = StepGraphs(Backend(), max_num_seqs=2, max_draft_tokens=0, num_blocks=1)
     graphs.capture(stages, lambda shape: None)
-    assert len(alive) == 8
+    assert len(alive) == 2 * len(Stage)
     graphs.close()
     assert not alive

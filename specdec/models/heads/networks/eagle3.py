@@ -47,7 +47,7 @@ class FeatureProjection(nn.Module):
         """
         if self.order is None:
             return self.project(states)
-        return self.project(states[:, self.order].flatten(1))
+        return self.project(torch.cat([states[:, index] for index in self.order], dim=1))
 
     def project(self, inputs: Tensor) -> Tensor:
         """Return features [T, feature_size] of the inputs [T, num_inputs * target_size]."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from specdec.kernels import AttentionPlan, PagedAttention, Rotation
 from specdec.kernels.backend import paged_attention
+from specdec.kernels.device_batch import DeviceBatch
 from specdec.kernels.forward_batch import ModelInput, on_device
 from specdec.models.config import ModelConfig
 from specdec.models.heads.networks.target import TargetRank
@@ -60,6 +61,14 @@ class HeadAttention:
         }
         rotation = self.rotary.rotation(on_device(batch.positions, self.device))
         return LayerPass(rotation, self.paged, plans)
+
+    def begin_device_pass(self, batch: DeviceBatch) -> LayerPass:
+        """Plan a pass of fixed shape as `begin_pass`, without a value that the host reads."""
+        plans = {
+            window: self.paged.plan_on_device(batch, self.dtype, window, FIRST_SLOT)
+            for window in set(self.windows)
+        }
+        return LayerPass(self.rotary.rotation(batch.positions), self.paged, plans)
 
     def run_layers(
         self, layers: Iterable[nn.Module], x: Tensor, run: LayerPass, kv_cache: Tensor, first: int

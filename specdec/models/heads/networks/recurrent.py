@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from specdec.kernels.device_batch import DeviceBatch
 from specdec.kernels.forward_batch import Chunk, ModelInput, on_device
 from specdec.models.heads.base import FrontierNodes
 from specdec.models.heads.networks.layers import HeadAttention, LayerPass
@@ -107,8 +108,11 @@ class RecurrentHead(nn.Module, ABC):
     @torch.inference_mode()
     def logits(self, state: RecurrentState, index: int) -> Tensor:
         """See DraftHead."""
-        output = state.output if self.norm is None else self.norm(state.output)
-        logits: Tensor = self.lm_head(output)
+        return self.output_logits(state.output)
+
+    def output_logits(self, output: Tensor) -> Tensor:
+        """See DeviceHead."""
+        logits: Tensor = self.lm_head(output if self.norm is None else self.norm(output))
         return logits
 
     @torch.inference_mode()
@@ -120,7 +124,7 @@ class RecurrentHead(nn.Module, ABC):
             Chunk([token], place.slot, place.block_table)
             for token, place in zip(token_ids, state.places, strict=True)
         ]
-        features = self._next_features(state)
+        features = self.next_features(state.output)
         output = self._run_pairs(ModelInput(chunks, state.block_size), features, state.kv_cache)
         places = tuple(place._replace(slot=place.slot + 1) for place in state.places)
         return replace(state, output=output, places=places)
@@ -131,7 +135,7 @@ class RecurrentHead(nn.Module, ABC):
     ) -> RecurrentState:
         """See TreeDraftHead."""
         rows = [row for tree in trees for row in tree.rows]
-        features = self._next_features(state)[rows]
+        features = self.next_features(state.output)[rows]
         places = tuple(state.places[row] for row in rows)
         pairs = ModelInput(tree_chunks(trees, state.places), state.block_size)
         output = self._run_pairs(pairs, features, state.kv_cache)
@@ -142,11 +146,17 @@ class RecurrentHead(nn.Module, ABC):
         places = tuple(state.places[row] for row in rows)
         return replace(state, output=state.output[list(rows)], places=places)
 
-    def _next_features(self, state: RecurrentState) -> Tensor:
-        """Return the features of the pairs behind a state, [B, hidden_size]."""
+    def next_features(self, output: Tensor) -> Tensor:
+        """See DeviceHead."""
         is_normed = self.recycles_norm and self.norm is not None
-        features: Tensor = self.norm(state.output) if is_normed and self.norm else state.output
+        features: Tensor = self.norm(output) if is_normed and self.norm else output
         return features
+
+    def run_on_device(self, batch: DeviceBatch, features: Tensor, kv_cache: Tensor) -> Tensor:
+        """See DeviceHead."""
+        embedded = self.embed_tokens(batch.input_ids)
+        layer_pass = self.attention.begin_device_pass(batch)
+        return self.run(embedded, features.to(self.attention.dtype), layer_pass, kv_cache)
 
     def _run_pairs(self, pairs: ModelInput, features: Tensor, kv_cache: Tensor) -> Tensor:
         embedded = self.embed_tokens(on_device(pairs.input_ids, self.device))

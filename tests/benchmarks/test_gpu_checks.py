@@ -1,10 +1,10 @@
-"""The GPU check, run on the CPU, where all its checks must pass as well."""
+"""Checks of whole models on the CPU, where all must pass as well."""
 
 import pytest
 import torch
 
-from benchmarks import gpu_check
-from benchmarks.gpu_check import Check, check_attention, check_model, measure
+from benchmarks.gpu import checks
+from benchmarks.gpu.checks import Check, check_attention, check_model, measure
 from benchmarks.tiny_model import write_tiny_llama
 
 CPU = torch.device("cpu")
@@ -17,9 +17,9 @@ def tiny(tmp_path_factory):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_model_passes(tiny, dtype):
-    checks = check_model(tiny, dtype, CPU)
-    assert [check.name for check in checks] == ["logits", "speculation"]
-    assert all(check.passed for check in checks), checks
+    found = check_model(tiny, dtype, CPU)
+    assert [check.name for check in found] == ["logits", "speculation"]
+    assert all(check.passed for check in found), found
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -28,8 +28,8 @@ def test_attention_passes(dtype):
 
 
 def test_wrong_logits_do_not_pass(tiny, monkeypatch):
-    right = gpu_check._logits
-    monkeypatch.setattr(gpu_check, "_logits", lambda *arguments: right(*arguments) * 1.01)
+    right = checks._logits
+    monkeypatch.setattr(checks, "_logits", lambda *arguments: right(*arguments) * 1.01)
     assert not check_model(tiny, "float32", CPU)[0].passed
 
 

@@ -1,0 +1,98 @@
+"""State of a rank's sequences that is on the device between their steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdec.types.messages import BlockTableDelta
+
+
+@dataclass(frozen=True)
+class DeviceStepLimits:
+    """Sizes of the buffers of a rank's steps on the device.
+
+    num_blocks: of the pool; the block behind them is for padding.
+    """
+
+    max_num_seqs: int
+    max_draft_tokens: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+
+    @property
+    def max_query_len(self) -> int:
+        """Most tokens of a sequence in a step: the last known one, then drafts."""
+        return 1 + self.max_draft_tokens
+
+    @property
+    def blocks_of_longest(self) -> int:
+        """Blocks of a sequence of max_model_len tokens."""
+        return -(-self.max_model_len // self.block_size)
+
+
+class DeviceState:
+    """State of the sequences of a rank that is on the device, by a place for each.
+
+    The place behind the last is for rows of padding.
+    """
+
+    def __init__(self, limits: DeviceStepLimits, device: torch.device) -> None:
+        num_places = limits.max_num_seqs + 1
+        size = (num_places, limits.blocks_of_longest)
+        self.tables = torch.full(size, limits.num_blocks, dtype=torch.int64, device=device)
+        self.num_tokens = torch.ones(num_places, dtype=torch.int64, device=device)
+        self.last_tokens = torch.zeros(num_places, dtype=torch.int64, device=device)
+        # What a head has drafted behind them: the number of tokens, then the tokens.
+        held = (num_places, 1 + limits.max_draft_tokens)
+        self.held_drafts = torch.zeros(held, dtype=torch.int64, device=device)
+        self.padding_place = limits.max_num_seqs
+        self._free = list(reversed(range(limits.max_num_seqs)))
+        self._places: dict[int, int] = {}
+        self._num_valid: dict[int, int] = {}  # entries of a table that are on the device
+
+    def update(self, released: Sequence[int], deltas: Sequence[BlockTableDelta]) -> None:
+        """Drop released sequences, and the ends of tables that have changed."""
+        for seq_id in released:
+            if seq_id in self._places:
+                self._free.append(self._places.pop(seq_id))
+                del self._num_valid[seq_id]
+        for delta in deltas:
+            if delta.seq_id in self._num_valid:
+                num_valid = self._num_valid[delta.seq_id]
+                self._num_valid[delta.seq_id] = min(num_valid, delta.start)
+
+    def has_place(self, seq_id: int) -> bool:
+        """Return whether there is a place for a sequence; takes a free one if it has none."""
+        if seq_id in self._places:
+            return True
+        if not self._free:
+            return False
+        self._places[seq_id] = self._free.pop()
+        self._num_valid[seq_id] = 0
+        return True
+
+    def place(self, seq_id: int) -> int:
+        """Return the place of a sequence, which has one."""
+        return self._places[seq_id]
+
+    def table_changes(self, seq_id: int, table: Sequence[int]) -> list[tuple[int, int, int]]:
+        """Return the entries of a table that the device lacks: place, index and block of each."""
+        place, start = self._places[seq_id], self._num_valid[seq_id]
+        if start == len(table):
+            return []
+        self._num_valid[seq_id] = len(table)
+        return [(place, index, table[index]) for index in range(start, len(table))]
+
+    def forget_tables(self, seq_ids: Iterable[int]) -> None:
+        """Write the tables of sequences again with their next step."""
+        for seq_id in seq_ids:
+            self._num_valid[seq_id] = 0
+
+    def write_tables(self, changes: Tensor) -> None:
+        """Write entries of tables; changes: [N, 3] int64, as from `table_changes`."""
+        self.tables.index_put_((changes[:, 0], changes[:, 1]), changes[:, 2])

@@ -1,0 +1,210 @@
+"""Drafts of a head in steps on the device: those of the host, and nothing read between."""
+
+from copy import deepcopy
+from functools import cache
+
+import pytest
+import torch
+
+from specdec.config.speculative import SpeculativeConfig
+from specdec.sampling.device_sampler import SamplingKind
+from specdec.speculation.policy.policy import SpeculationPolicy
+from specdec.types.control import SpeculationControl
+from specdec.worker import LocalTarget
+from specdec.worker.device_steps import DeviceSteps
+from specdec.worker.step_graphs import StepShape
+from tests.specdec.attention_heads import fitted_head_dir
+from tests.specdec.engines import engine_config, local_engine, make_engine, request, tokens_by
+from tests.specdec.fakes import run_ranks
+from tests.specdec.worker.device import FakeGraphs, device_runner
+from tests.specdec.worker.operators import assert_host_reads_nothing
+
+NUM_DRAFTS = 3
+SAMPLING = [
+    {"temperature": 0.0},
+    {"temperature": 0.8},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 0.0},
+    {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "min_p": 0.02},
+]
+
+
+def requests(count=5, **params):
+    generator = torch.Generator().manual_seed(5)
+    pieces = torch.randint(3, 383, (count, 6), generator=generator).tolist()
+    return [
+        request(f"r{i}", piece * (1 + i), seed=i, **{**SAMPLING[i % len(SAMPLING)], **params})
+        for i, piece in enumerate(pieces)
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_model_dir):
+    """Return the tokens without speculation."""
+    return tokens_by(local_engine(tiny_model_dir, engine_config(0), kernels="torch"), requests())
+
+
+@pytest.fixture(scope="module")
+def head_dir(tiny_model_dir, tmp_path_factory, expected):
+    """Return a function that gives the directory of a head, some of whose drafts are right."""
+    asked = requests()
+    texts = [[*each.prompt, *expected[each.request_id]] for each in asked]
+
+    @cache
+    def write(method):
+        directory = tmp_path_factory.mktemp(method)
+        lengths = [len(each.prompt) for each in asked]
+        return fitted_head_dir(method, tiny_model_dir, directory, texts, lengths, depth=NUM_DRAFTS)
+
+    return write
+
+
+class RecordedTarget(LocalTarget):
+    """Keeps all outputs, and how many steps the device ran and drafted behind, at most at once."""
+
+    def __init__(self, runner):
+        super().__init__(runner)
+        self.outputs, self.most_in_flight = [], 0
+
+    def begin(self, step):
+        super().begin(step)
+        self.most_in_flight = max(self.most_in_flight, self._runner.num_in_flight)
+
+    def collect(self):
+        self.outputs.append(super().collect())
+        return self.outputs[-1]
+
+
+def config_of(method, directory, **changes):
+    speculation = SpeculativeConfig.of(method, NUM_DRAFTS, model=str(directory))
+    return engine_config(speculation=speculation, **changes)
+
+
+def run_target(model_dir, head_dir, method, group=None, asked=None, off=(), **options):
+    """Run requests; return the tokens, the target and the engine. off: steps without drafts."""
+    config = config_of(method, head_dir, **options.pop("changes", {}))
+    runner = device_runner(model_dir, config, head=head_dir, group=group, **options)
+    target = RecordedTarget(runner)
+    policy = SpeculationPolicy(SpeculationControl("on", 32, NUM_DRAFTS), clock=lambda: 0.0)
+    engine = make_engine(model_dir, config, target, policy=policy)
+    tokens = {}
+    for each in requests() if asked is None else asked:
+        engine.add(each)
+        tokens[each.request_id] = []
+    while engine.has_work:
+        mode = "off" if len(target.outputs) in off else "on"
+        engine.set_speculation(SpeculationControl(mode, 32, NUM_DRAFTS))
+        for output in engine.step():
+            tokens[output.request_id].extend(output.token_ids)
+        engine.check_integrity()
+    return tokens, target, engine
+
+
+@pytest.fixture
+def on_device(monkeypatch):
+    """Return a list with an entry for each step that ran on the device: its rows."""
+    begun, begin = [], DeviceSteps.begin
+
+    def counted(self, rows, states, num_kept=None):
+        begun.append(rows)
+        return begin(self, rows, states, num_kept)
+
+    monkeypatch.setattr(DeviceSteps, "begin", counted)
+    return begun
+
+
+def num_with_drafts(steps):
+    return sum(any(row.num_next_drafts for row in rows) for rows in steps)
+
+
+@pytest.mark.parametrize(
+    ("method", "is_async", "has_graphs"),
+    [("eagle3", True, False), ("eagle3", False, True), ("eagle", True, True), ("mtp", False, True)],
+)
+def test_the_drafts_are_those_of_the_host(
+    tiny_model_dir, head_dir, expected, on_device, method, is_async, has_graphs
+):
+    """Every step yields the same tokens and drafts as on the host.
+
+    Prompts are chunked, and speculation is off for some steps, behind which the head is behind.
+    """
+    directory, off = head_dir(method), range(3, 5)
+    changes = {"async_scheduling": is_async}
+    run = [tiny_model_dir, directory, method]
+    tokens, host, _ = run_target(*run, runs_on_device=False, changes=changes, off=off)
+    assert tokens == expected
+    assert not on_device
+    graphs = FakeGraphs() if has_graphs else None
+    found, target, engine = run_target(*run, graphs=graphs, changes=changes, off=off)
+    assert found == expected
+    assert target.outputs == host.outputs
+    assert num_with_drafts(on_device) >= 5
+    assert num_with_drafts(on_device) < len(on_device)
+    counts = engine.stats().counts.speculation
+    assert counts.num_accepted_tokens > 0
+
+
+def test_a_step_takes_its_drafts_before_the_host_has_them(tiny_model_dir, head_dir):
+    directory, found = head_dir("eagle3"), []
+    for runs_on_device in (False, True):
+        config = config_of("eagle3", directory, async_scheduling=True, max_num_batched_tokens=256)
+        runner = device_runner(
+            tiny_model_dir, config, FakeGraphs(), head=directory, runs_on_device=runs_on_device
+        )
+        target = RecordedTarget(runner)
+        policy = SpeculationPolicy(SpeculationControl("on", 32, NUM_DRAFTS), clock=lambda: 0.0)
+        engine = make_engine(tiny_model_dir, config, target, policy=policy)
+        found.append((tokens_by(engine, requests(max_tokens=40)), target.outputs))
+        assert engine.stats().counts.num_steps_ahead > 20
+        assert target.most_in_flight == (2 if runs_on_device else 0)
+    assert found[0] == found[1]
+
+
+def test_ranks_agree(tiny_model_dir, head_dir, expected):
+    directory = head_dir("eagle3")
+
+    def on_rank(group):
+        tokens, target, _ = run_target(tiny_model_dir, directory, "eagle3", group)
+        return tokens, target.outputs
+
+    found = run_ranks(2, on_rank)
+    assert found[0] == found[1]
+    assert found[0][0] == expected
+
+
+def test_another_head_has_its_own_graphs(tiny_model_dir, head_dir, expected):
+    """A step in flight goes on with the head that was there before."""
+    directory, asked = head_dir("eagle3"), requests(2)
+    config = config_of("eagle3", directory)
+    graphs = FakeGraphs()
+    runner = device_runner(tiny_model_dir, config, graphs, head=directory)
+    num_captured = graphs.num_captured
+    other = deepcopy(runner.head.head)
+    other.lm_head.matrix.weight.neg_()
+    target = RecordedTarget(runner)
+    engine = make_engine(tiny_model_dir, config, target)
+    for each in asked:
+        engine.add(each)
+    tokens = {each.request_id: [] for each in asked}
+    while engine.has_work:
+        if len(target.outputs) == 3:
+            runner.head.replace_head(other)
+        for output in engine.step():
+            tokens[output.request_id].extend(output.token_ids)
+    assert tokens == {each.request_id: expected[each.request_id] for each in asked}
+    assert num_captured < graphs.num_captured < 2 * num_captured
+    drafts = [[row.next_draft_token_ids for row in each.rows] for each in target.outputs]
+    accepted = [sum(len(row.token_ids) - 1 for row in each.rows) for each in target.outputs]
+    assert sum(accepted[:4]) > 0
+    assert sum(accepted[5:]) == 0, drafts
+
+
+@pytest.mark.parametrize("kind", SamplingKind)
+@pytest.mark.parametrize("method", ["eagle3", "mtp"])
+def test_the_host_reads_nothing_between_the_tokens_of_a_draft(
+    tiny_model_dir, head_dir, method, kind
+):
+    config = config_of(method, head_dir(method))
+    runner = device_runner(tiny_model_dir, config, head=head_dir(method))
+    steps, shape = runner.device_steps, StepShape(2, 4, 5)
+    assert_host_reads_nothing(lambda: steps._launch(shape, kind, NUM_DRAFTS))
