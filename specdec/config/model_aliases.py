@@ -80,6 +80,7 @@ ALIASES: Mapping[str, PackagedModel] = MappingProxyType(
             download_bytes=92_871_040,
             splits_digits=True,
             drafters=(
+                ShippedDrafter("smollm2-135m-instruct-eagle3", "eagle3", 5, quantization="int8"),
                 ShippedDrafter(
                     "smollm2-135m-instruct-draft", "draft_model", 6, quantization="int8"
                 ),
