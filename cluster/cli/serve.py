@@ -58,7 +58,8 @@ SECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
         "Replicas": (
             *("num_replicas", "min_replicas", "max_replicas", "target_requests_per_replica"),
-            *("upscale_delay_s", "downscale_delay_s", "start_timeout_s", "drain_timeout_s"),
+            *("upscale_delay_s", "downscale_delay_s", "routing_policy"),
+            *("start_timeout_s", "drain_timeout_s"),
             *("spare_draft_worker", "transport", "ray_address", "target_labels", "draft_labels"),
         ),
         "Network": (
