@@ -55,6 +55,14 @@ def test_a_drafter_has_to_be_faster_by_a_margin(seconds, expected):
     assert "second" in found.describe()
 
 
+def test_a_draft_model_has_to_be_faster_by_more_than_the_cost_of_its_process():
+    costs = dict.fromkeys(("first", "second"), table(0.01, 0.01, 0.01))
+    first = (SuiteAcceptance("a", 0.0, 1.0, (0.8, 0.5)),)  # 2.3 tokens a step, and 2.7
+    acceptance = {"first": first, "second": (NGRAM[0],)}
+    assert DrafterChoice.of(acceptance, costs).name == "second"
+    assert DrafterChoice.of(acceptance, costs, ["second"]).name == "first"
+
+
 def test_only_suites_that_all_cards_have_are_compared():
     costs = dict.fromkeys(("first", "second"), table(0.01, 0.01, 0.01))
     other = SuiteAcceptance("edit", 0.0, 1.0, (1.0, 1.0))
