@@ -9,7 +9,7 @@ PROTOS := $(shell find protos -name '*.proto')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup protos serve test test-slow test-interleavings test-openapi chaos fuzz soak check audit docs breaking format lossless bench bench-acceptance bench-precision bench-sampling bench-drafting bench-structured-output bench-collectives bench-tensor-parallel bench-forward bench-kernels bench-heads bench-lora bench-transformers bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control bench-off bench-service-control test-browser test-prometheus test-chart monitoring cli-reference models-page migration-page chart third-party gpu-check test-triton gpu-kernels clean
+.PHONY: help setup protos serve test test-slow test-interleavings test-openapi chaos fuzz soak check audit docs breaking format lossless bench bench-acceptance bench-precision bench-sampling bench-drafting bench-structured-output bench-collectives bench-tensor-parallel bench-forward bench-kernels bench-heads bench-lora bench-transformers bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control bench-off bench-default-drafter bench-service-control test-browser test-prometheus test-chart monitoring cli-reference models-page migration-page chart third-party gpu-check test-triton gpu-kernels clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -162,6 +162,9 @@ bench-control: .make/setup ## compare goodput's choice of draft tokens with the 
 
 bench-off: .make/setup ## measure the cost of speculation that is switched off at run time
 	$(BIN)/python -m benchmarks.off_cost $(ARGS)
+
+bench-default-drafter: .make/setup ## measure the service as it comes against speculation off
+	$(BIN)/python -m benchmarks.default_drafter $(ARGS)
 
 bench-service-control: .make/setup ## compare automatic control with fixed numbers, on the real service
 	$(BIN)/python -m benchmarks.service_control $(ARGS)
