@@ -21,7 +21,8 @@ from specdec.types.messages import (
 )
 from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
 from specdec.worker.batch_state import BatchState
-from specdec.worker.device_steps import DeviceSteps, PendingTokens
+from specdec.worker.device_buffers import PendingTokens
+from specdec.worker.device_steps import DeviceSteps
 
 logger = logging.getLogger(__name__)
 

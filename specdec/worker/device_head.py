@@ -21,7 +21,7 @@ from specdec.kernels.forward_batch import HiddenStates
 from specdec.models.heads.base import DeviceHead
 from specdec.sampling.device_sampler import SamplingKind, VerifiedChains
 from specdec.worker.device_rules import PARAM_WORDS, rules_of
-from specdec.worker.device_state import DeviceState, DeviceStepLimits
+from specdec.worker.device_state import DeviceState, DeviceStepLimits, slots_at
 from specdec.worker.head_sampler import HeadSampler
 from specdec.worker.step_graphs import StepShape
 
@@ -147,7 +147,7 @@ class HeadDrafts:
 
         starts: [num_rows, 1], the first token's position; the feature before it is stored.
         """
-        slots = self._slots_at((starts - 1).clamp_min(0), tables)
+        slots = slots_at((starts - 1).clamp_min(0), tables, self._limits.block_size)
         before = self.parts.features[slots.flatten()].view(shape.num_rows, 1, -1)
         own = self._features[: shape.num_rows * shape.query_len].view(
             shape.num_rows, -1, before.shape[2]
@@ -200,7 +200,7 @@ class HeadDrafts:
         size = self._limits.block_size
         positions = positions.clamp_max(shape.num_blocks * size - 1)  # of rows that have ended
         tables = self._state.tables[self._rows.places[: shape.num_rows], : shape.num_blocks]
-        slots = self._slots_at(positions, tables)
+        slots = slots_at(positions, tables, size)
         return DeviceBatch(
             input_ids=token_ids.flatten(),
             positions=positions.flatten(),
@@ -209,9 +209,3 @@ class HeadDrafts:
             context_lens=positions[:, -1] + 1,
             query_len=token_ids.shape[1],
         )
-
-    def _slots_at(self, positions: Tensor, tables: Tensor) -> Tensor:
-        """Return the slots [num_rows, Q] at positions; tables: [num_rows, num_blocks]."""
-        size = self._limits.block_size
-        slots: Tensor = tables.gather(1, positions // size) * size + positions % size
-        return slots

@@ -96,3 +96,9 @@ class DeviceState:
     def write_tables(self, changes: Tensor) -> None:
         """Write entries of tables; changes: [N, 3] int64, as from `table_changes`."""
         self.tables.index_put_((changes[:, 0], changes[:, 1]), changes[:, 2])
+
+
+def slots_at(positions: Tensor, tables: Tensor, block_size: int) -> Tensor:
+    """Return the slots [num_rows, Q] at positions; tables: [num_rows, num_blocks]."""
+    slots: Tensor = tables.gather(1, positions // block_size) * block_size + positions % block_size
+    return slots

@@ -10,7 +10,6 @@ before the one in front of it has ended.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -34,9 +33,10 @@ from specdec.sampling.verifiers.synthetic import num_kept_by_chance
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.messages import BASE_MODEL, BlockTableDelta, StepRow
 from specdec.worker.batch_state import SequenceState
+from specdec.worker.device_buffers import HostBuffer, PendingTokens, recorded_event
 from specdec.worker.device_head import DrafterParts, DraftRows, HeadDrafts
 from specdec.worker.device_rules import PARAM_WORDS, kind_of, rules_of
-from specdec.worker.device_state import DeviceState, DeviceStepLimits
+from specdec.worker.device_state import DeviceState, DeviceStepLimits, slots_at
 from specdec.worker.step_graphs import GraphReport, Launch, Stage, StepGraphs, StepShape
 
 _DELTA_WORDS = 3  # sequence, entry, block
@@ -105,26 +105,6 @@ class DeviceDecoder(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class PendingTokens:
-    """The new tokens of a step that the device runs."""
-
-    # Both int64 on the host: in a row the number of tokens, then tokens.
-    _result: Tensor  # [num_rows, 1 + Q]
-    _drafts: Tensor | None  # [num_rows, 1 + max_draft_tokens], of a head; None if it made none
-    _done: torch.cuda.Event | None  # None where the device is the host
-
-    def collect(self) -> list[tuple[int, ...]]:
-        """Wait for the step; return the new tokens of each row, none for invalid logits."""
-        if self._done is not None:
-            self._done.synchronize()
-        return _listed(self._result)
-
-    def drafts(self) -> list[tuple[int, ...]]:
-        """Return what a head has drafted behind each row; call it behind `collect`."""
-        return [()] * len(self._result) if self._drafts is None else _listed(self._drafts)
-
-
 class _Packed(NamedTuple):
     """The input of a step on the device, by row.
 
@@ -142,18 +122,6 @@ class _Packed(NamedTuple):
     num_kept: Tensor
     drafts: Tensor  # [num_rows, Q - 1] int64
     changes: Tensor  # [num_changes, 3] int64
-
-
-class _HostBuffer:
-    """Input and output of one step on the host, in memory that a device copies from and to."""
-
-    def __init__(self, input_size: int, output_size: int, device: torch.device) -> None:
-        is_pinned = device.type == "cuda"
-        self.input = torch.zeros(input_size, dtype=torch.int64, device="cpu", pin_memory=is_pinned)
-        self.output = torch.zeros(
-            output_size, dtype=torch.int64, device="cpu", pin_memory=is_pinned
-        )
-        self.words: NDArray[np.int64] = self.input.numpy()
 
 
 class DeviceSteps:
@@ -187,7 +155,7 @@ class DeviceSteps:
         self._input = torch.zeros(input_size, dtype=torch.int64, device=device)
         self._output = torch.zeros(output_size, dtype=torch.int64, device=device)
         self._offsets = torch.arange(limits.max_query_len, device=device)
-        self._buffers = [_HostBuffer(input_size, output_size, device) for _ in range(num_in_flight)]
+        self._buffers = [HostBuffer(input_size, output_size, device) for _ in range(num_in_flight)]
         self._hidden = torch.zeros(
             limits.max_num_seqs * limits.max_query_len,
             model.hidden_size,
@@ -289,7 +257,7 @@ class DeviceSteps:
         return PendingTokens(
             results.view(shape.num_rows, -1)[: len(rows)],
             drafts.view(shape.num_rows, -1)[: len(rows)] if num_next else None,
-            _recorded(self._input.device),
+            recorded_event(self._input.device),
         )
 
     def _launch(self, shape: StepShape, kind: SamplingKind, num_next: int) -> None:
@@ -476,7 +444,7 @@ class DeviceSteps:
         size, offsets = self._limits.block_size, self._offsets[: shape.query_len]
         positions = self._positions(packed, shape)
         tables = self._state.tables[packed.places, : shape.num_blocks]
-        slots = tables.gather(1, positions // size) * size + positions % size
+        slots = slots_at(positions, tables, size)
         slots.masked_fill_(offsets > packed.num_drafts[:, None], self._limits.num_blocks * size)
         return DeviceBatch(
             input_ids=torch.cat([packed.first[:, None], packed.drafts], 1).flatten(),
@@ -486,11 +454,6 @@ class DeviceSteps:
             context_lens=packed.starts + 1 + packed.num_drafts,
             query_len=shape.query_len,
         )
-
-
-def _listed(rows: Tensor) -> list[tuple[int, ...]]:
-    """Return the tokens of rows, each with their number in front."""
-    return [tuple(tokens[:count]) for count, *tokens in rows.tolist()]
 
 
 def _num_drafts(row: StepRow) -> int:
@@ -542,12 +505,3 @@ def _is_chain(row: StepRow) -> bool:
         and not row.num_lookahead_tokens
         and not row.next_draft_depth
     )
-
-
-def _recorded(device: torch.device) -> torch.cuda.Event | None:
-    """Return an event behind what the device was given so far; None on the host."""
-    if device.type != "cuda":
-        return None
-    event = torch.cuda.Event()
-    event.record()
-    return event

@@ -6,9 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import cast
 
-import torch
 from torch import Tensor
 
 from specdec.config.engine import DraftLimits
@@ -31,12 +29,10 @@ from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.ahead_drafter import AheadDrafter
 from specdec.worker.batch_state import TokenSpan
 from specdec.worker.device_drafts import MAX_IN_FLIGHT, DeviceDrafts
-from specdec.worker.device_state import DeviceStepLimits
-from specdec.worker.device_steps import DeviceDecoder, DeviceSteps
 from specdec.worker.draft_grammars import DraftGrammars
 from specdec.worker.draft_sampler import DraftSampler, PartialDraft
 from specdec.worker.model_runner import ModelRunner
-from specdec.worker.step_graphs import GraphBackend, GraphReport, StepGraphs
+from specdec.worker.step_graphs import GraphBackend, GraphReport
 
 
 @dataclass(frozen=True)
@@ -131,25 +127,13 @@ class DraftModelRunner(ModelRunner):
         by token. backend: None to launch the operators of each step one by one.
         """
         assert self._mask_token_id is None, "the host masks"
-        sizes = DeviceStepLimits(
-            max_num_seqs=limits.max_num_seqs,
-            max_draft_tokens=MAX_NEW_DRAFT_TOKENS - 1,
-            max_model_len=limits.max_model_len,
-            block_size=self.block_size,
-            num_blocks=self.num_blocks,
-        )
-        graphs = StepGraphs(
+        steps, report = self._captured_steps(
+            limits,
             backend,
-            max_num_seqs=sizes.max_num_seqs,
-            max_draft_tokens=sizes.max_draft_tokens,
-            num_blocks=sizes.blocks_of_longest,
+            max_draft_tokens=MAX_NEW_DRAFT_TOKENS - 1,
+            num_in_flight=MAX_IN_FLIGHT,
         )
-        model = cast(DeviceDecoder, self.model)
-        steps = DeviceSteps(model, self.kv_cache, self._shard, sizes, graphs, MAX_IN_FLIGHT)
         self.device_drafts = DeviceDrafts(steps, self._batch_state)
-        report = steps.capture()
-        if self.kv_cache.is_cuda:
-            torch.cuda.empty_cache()  # of the runs in front of the captures
         return report
 
     def close(self) -> None:

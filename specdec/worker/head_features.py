@@ -1,4 +1,4 @@
-"""What a draft head reads of the target in each KV slot: features, or the states they are made of.
+"""The target's output that a draft head reads, by KV slot: features, or the states behind them.
 
 A feature is a function of a token's hidden states, for some heads a projection of several layers.
 While nothing is drafted, a pass only leaves its output here: the states of several passes are

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from typing import cast
+
+import torch
+
+from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.loading import Decoder
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.worker.batch_state import BatchState
+from specdec.worker.device_head import DrafterParts
+from specdec.worker.device_state import DeviceStepLimits
+from specdec.worker.device_steps import MAX_IN_FLIGHT, DeviceDecoder, DeviceSteps
+from specdec.worker.step_graphs import GraphBackend, GraphReport, StepGraphs
 
 
 class ModelRunner:
@@ -37,3 +46,35 @@ class ModelRunner:
     @property
     def _shard(self) -> VocabShard:
         return VocabShard(self.group, self.model.vocab_slice.start, self.vocab_size)
+
+    def _captured_steps(
+        self,
+        limits: EngineConfig | DraftLimits,
+        backend: GraphBackend | None,
+        *,
+        max_draft_tokens: int,
+        num_in_flight: int = MAX_IN_FLIGHT,
+        drafter: DrafterParts | None = None,
+    ) -> tuple[DeviceSteps, GraphReport]:
+        """Return steps on the device over this pool, with the graphs that the backend captures."""
+        sizes = DeviceStepLimits(
+            max_num_seqs=limits.max_num_seqs,
+            max_draft_tokens=max_draft_tokens,
+            max_model_len=limits.max_model_len,
+            block_size=self.block_size,
+            num_blocks=self.num_blocks,
+        )
+        graphs = StepGraphs(
+            backend,
+            max_num_seqs=sizes.max_num_seqs,
+            max_draft_tokens=sizes.max_draft_tokens,
+            num_blocks=sizes.blocks_of_longest,
+        )
+        model = cast(DeviceDecoder, self.model)
+        steps = DeviceSteps(
+            model, self.kv_cache, self._shard, sizes, graphs, num_in_flight, drafter
+        )
+        report = steps.capture()
+        if self.kv_cache.is_cuda:
+            torch.cuda.empty_cache()  # of the runs in front of the captures
+        return steps, report

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,17 +33,12 @@ from specdec.types.sampling_params import VerifierName
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.adapters import RankAdapters
 from specdec.worker.batch_state import SequenceState, TokenSpan
-from specdec.worker.device_state import DeviceStepLimits
-from specdec.worker.device_steps import (
-    MAX_IN_FLIGHT,
-    DeviceDecoder,
-    DeviceSteps,
-    PendingTokens,
-)
+from specdec.worker.device_buffers import PendingTokens
+from specdec.worker.device_steps import MAX_IN_FLIGHT, DeviceSteps
 from specdec.worker.head_runner import HeadRunner
 from specdec.worker.head_versions import HeadVersions, LoadHead
 from specdec.worker.model_runner import ModelRunner
-from specdec.worker.step_graphs import GraphBackend, GraphReport, StepGraphs
+from specdec.worker.step_graphs import GraphBackend, GraphReport
 from specdec.worker.step_rows import (
     invalid_chunks,
     positions_of_guesses,
@@ -118,28 +113,14 @@ class TargetModelRunner(ModelRunner):
         drafter = None if self.head is None else self.head.drafter_parts
         assert self.head is None or drafter is not None, "a head that the host has to run"
         speculation = limits.speculation
-        sizes = DeviceStepLimits(
-            max_num_seqs=limits.max_num_seqs,
-            max_draft_tokens=speculation.max_chain_tokens if speculation else 0,
-            max_model_len=limits.max_model_len,
-            block_size=self.block_size,
-            num_blocks=self.num_blocks,
-        )
-        graphs = StepGraphs(
-            backend,
-            max_num_seqs=sizes.max_num_seqs,
-            max_draft_tokens=sizes.max_draft_tokens,
-            num_blocks=sizes.blocks_of_longest,
-        )
-        model = cast(DeviceDecoder, self.model)
-        self.device_steps = DeviceSteps(
-            model, self.kv_cache, self._shard, sizes, graphs, drafter=drafter
-        )
         if self.head is not None:
             self.head.on_replace = self._replace_drafter
-        report = self.device_steps.capture()
-        if self.kv_cache.is_cuda:
-            torch.cuda.empty_cache()  # of the runs in front of the captures
+        self.device_steps, report = self._captured_steps(
+            limits,
+            backend,
+            max_draft_tokens=speculation.max_chain_tokens if speculation else 0,
+            drafter=drafter,
+        )
         return report
 
     def _replace_drafter(self) -> None:
