@@ -2,9 +2,10 @@
 
 --drafter measures another one of the model's drafters in its place.
 
-The service has every default but the precision. One stream runs the prompts of each suite, with
-automatic control and switched off in turn; several streams run a mix of the suites. Both take turns
-on the same service and the same prompts, so only the settings differ.
+The service has every default but the precision, and no prefix cache, since the prompts repeat. One
+stream runs the prompts of each suite, with automatic control and switched off in turn; several
+streams run a mix of the suites. Both take turns on the same service and the same prompts, so only
+the settings differ.
 
     python -m benchmarks.default_drafter [--quantization int8] [--rounds 8] [--output FILE]
 """
@@ -20,7 +21,7 @@ from typing import Any
 
 from benchmarks.machine import Machine, describe_machine
 from benchmarks.prompts import add_prompts_option, by_suite, load_prompts
-from benchmarks.report_file import add_output, command_line, write_report
+from benchmarks.report_file import DOCS, add_output, command_line, write_report
 from benchmarks.rounds import Case, Measured, add_round_options, measure_rounds, warm_up
 from benchmarks.service import started_service
 from benchmarks.steered import STEERED, SteeredContender
@@ -179,14 +180,19 @@ def configured(options: argparse.Namespace) -> ServeConfig:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line."""
-    parser = argparse.ArgumentParser(description="Measure the default drafter of the service.")
+    """Return the options; a quantization has a separate report."""
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.default_drafter", description="Measure the default drafter of the service."
+    )
     parser.add_argument("--quantization", choices=("none", *QUANTIZATION_METHODS), default="none")
     parser.add_argument("--drafter", choices=_DRAFTERS)
     add_prompts_option(parser)
     add_round_options(parser, 8)
     add_output(parser, "default-drafter")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.quantization != "none" and options.output == parser.get_default("output"):
+        options.output = DOCS / f"default-drafter-{options.quantization}.json"
+    return options
 
 
 if __name__ == "__main__":
