@@ -20,7 +20,7 @@ import torch
 from benchmarks.report_file import write_text
 
 Result = dict[str, Any]
-"""What a part found, as JSON. `passed` is False where a check failed; `skipped` is the reason of a
+"""Findings of a part, as JSON. `passed` is False where a check failed; `skipped` is the reason of a
 part that could not run."""
 
 _POLL_S = 0.05

@@ -36,7 +36,7 @@ from specdec.worker import LocalTarget, TargetModelRunner
 from specdec.worker.step_graphs import CudaGraphs
 
 Drafting = Literal["none", "fixed", "policy"]
-"""Whether drafts are made, and who chooses their number."""
+"""Choice of the number of draft tokens: none, a fixed one, or the policy's."""
 
 _DRAFTINGS: tuple[Drafting, ...] = ("none", "fixed", "policy")
 _BLOCK_SIZE, _MAX_MODEL_LEN = 16, 512

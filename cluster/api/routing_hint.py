@@ -1,4 +1,4 @@
-"""What the choice of a replica considers of a request, computed where the request arrives.
+"""The facts about a request that decide its replica, computed where it arrives.
 
 Serve's proxies compute a hint from the body of an HTTP request or the message of a gRPC call, and
 pass it as Serve's session id, which reaches the request router of every handle

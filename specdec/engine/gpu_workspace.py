@@ -17,9 +17,9 @@ _LIBRARY_BYTES = _GIB
 _SAMPLING_BYTES = 400 * _MIB
 """Of the rows that are sampled at once, whatever the batch is (`specdec.sampling`)."""
 _GRAPHS_BYTES = 6 * _MIB
-"""Of the four graphs of one size: that of the forward pass has a node for each kernel."""
+"""Device memory of the four graphs of one size: the forward pass has a node for each kernel."""
 _HEAD_GRAPHS_BYTES = 3 * _MIB
-"""Of the further ones of a size with a draft head, which has a layer or a few."""
+"""Device memory of the further graphs of one size with a draft head, which has few layers."""
 _MOST_TAPS = 6
 """Layers of the target whose states a head reads, and their feature."""
 

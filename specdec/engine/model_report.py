@@ -60,7 +60,7 @@ class RankMemory:
 
 @dataclass(frozen=True)
 class ModelReport:
-    """How a model would run.
+    """Decoder, precision and limits with which a model would run.
 
     differences: what its family has beside Llama.
     """

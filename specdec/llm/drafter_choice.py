@@ -38,7 +38,7 @@ from specdec.types.errors import SpecdecError, UnsupportedModelError
 _MARGIN = 1.03
 """A drafter replaces one that is listed before it if it is this much faster: times are noisy."""
 _PROCESS_MARGIN = 1.25
-"""The same for a draft model, which a service runs in another process: the trial has neither the
+"""Margin of a draft model, which a service runs in another process: the trial has neither the
 messages between them nor the cores that they share. On 2 cores a speed-up of 1.81 became 1.26, and
 one of 1.52 by a head 1.36 (benchmarks/default_drafter.py)."""
 _TIMEOUT_S = 60.0

@@ -55,7 +55,7 @@ MODEL_FILES = FilePatterns(
 ADAPTER_FILES = FilePatterns(
     ("adapter_config.json", "adapter_model.safetensors"), ("adapter_model.bin",)
 )
-"""Of a LoRA adapter; its repository may hold checkpoints and a merged model too."""
+"""Files of a LoRA adapter; its repository may hold checkpoints and a merged model too."""
 
 
 def fetch(

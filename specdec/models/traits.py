@@ -61,7 +61,7 @@ class TensorNames:
 
 @dataclass(frozen=True)
 class Routing:
-    """How DeepSeek chooses the experts of a token (arXiv 2412.19437, section 2.1.2).
+    """DeepSeek's choice of the experts of a token (arXiv 2412.19437, section 2.1.2).
 
     is_sigmoid: whether scores are sigmoids of the router's logits; else their softmax. num_groups:
     of experts; only those of num_chosen_groups are chosen, by the sum of their two best scores

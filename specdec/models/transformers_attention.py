@@ -41,7 +41,7 @@ _LONGEST_MASK = 2**20
 
 
 class AttentionCall(Protocol):
-    """What the layers of a model call as their attention."""
+    """Function that the layers of a model call as their attention."""
 
     def attend(
         self,
@@ -78,7 +78,7 @@ class AttentionCalls:
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """How one layer attends.
+    """Shapes and options of the attention of one layer.
 
     scale, softcap: as in PagedAttention. window: visible tokens, the query's included; None: all.
     has_sinks: whether each call has scores of sinks, as in `PagedAttention.run`.
@@ -96,7 +96,7 @@ class LayerAttention:
 
 @dataclass
 class AttentionRecord:
-    """How the layers of a model attend, by their index."""
+    """Attention of the layers of a model, by their index, as a pass has called it."""
 
     layers: dict[int, LayerAttention] = field(default_factory=dict)
 

@@ -31,7 +31,7 @@ class TransformersModel:
 
 @dataclass(frozen=True)
 class TransformersShape:
-    """What the engine has to know of such a model, from its configuration.
+    """Facts about such a model that the engine needs, from its configuration.
 
     head_dim: of keys; those of values may be shorter, and are padded.
     """

@@ -86,12 +86,12 @@ class Batch:
 
     @property
     def host(self) -> Batch:
-        """The same batch on the host, whose values are read without waiting for a device."""
+        """This batch on the host, whose values are read without waiting for a device."""
         return self.original or self
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are."""
+        """Device of the tensors."""
         return self.token_ids.device
 
     def to(self, device: torch.device) -> Batch:

@@ -1,4 +1,4 @@
-"""What concerns both replicas of a service: prefix-aware routing, and orders to all of them."""
+"""Two replicas of a service: prefix-aware routing, and orders to both of them."""
 
 import json
 import time

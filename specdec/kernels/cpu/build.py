@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _SOURCES = Path(__file__).parent
 
 PRECOMPILED = _SOURCES / "precompiled"
-"""Where a wheel has kernels for groups of processors; a checkout has none."""
+"""Folder of a wheel's kernels for groups of processors; a checkout has none."""
 
 FLAGS = compiler_flags("-march=native")
 

@@ -1,4 +1,4 @@
-"""What a model that transformers' code runs does not have is refused by the name of its setting."""
+"""Settings that models run by transformers' code lack are refused by their names."""
 
 import pytest
 

@@ -80,7 +80,7 @@ def tokens_and_text(outputs):
 
 
 async def test_reasoning_that_has_ended_is_not_cut(tiny_model_dir, tokenizer):
-    """Wherever the budget is: within a character, or in the start of a stop string."""
+    """The budget may end within a character, or in the start of a stop string."""
     written = encode(tokenizer, REASONED + ANSWER)
     first = len(encode(tokenizer, REASONED))
     for num_tokens in range(first + 1, len(written) + 1):
@@ -89,7 +89,7 @@ async def test_reasoning_that_has_ended_is_not_cut(tiny_model_dir, tokenizer):
 
 
 async def test_open_reasoning_is_ended_with_all_of_its_text(tiny_model_dir, tokenizer):
-    """What was held back at the cut is sent once, before or behind the mark that is appended."""
+    """The text withheld at the cut is sent once, before or behind the mark that is appended."""
     written = encode(tokenizer, REASONED + ANSWER)
     end = len(encode(tokenizer, REASONED[: -len(MARK)])) - 1
     for num_tokens in range(1, end):
