@@ -320,42 +320,16 @@ class CausalDecoder(nn.Module):
         )
         table = self.lm_head.table if config.tie_word_embeddings else None
         if table is None:
-            dtype = reader.exact_dtype(embed_name)
-            table = reader.read(embed_name, vocab_shape, rows=self.vocab_slice, dtype=dtype).clone()
+            table = _read_table(reader, embed_name, vocab_shape, self.vocab_slice)
         self.embed_tokens = VocabEmbedding(table, self.vocab_slice, group, reader.dtype)
         self._embedding_scale = embedding_scale(traits, reader.dtype)
-        self.layers = nn.ModuleList(
-            DecoderLayer(
-                config,
-                reader,
-                f"model.layers.{index}",
-                self.heads,
-                group,
-                has_experts=config.experts is not None and index in config.experts.layers,
-            )
-            for index in range(config.num_layers)
-        )
+        self.layers = _read_layers(config, reader, self.heads, group)
         size, eps = config.hidden_size, config.rms_norm_eps
         self.norm = read_norm(reader, "model.norm", size, eps, traits)
-        self.rotaries = {
-            rope: RotaryEmbedding(
-                config.rotary_dim, max_model_len, rope, reader.dtype, reader.device
-            )
-            for rope in dict.fromkeys((config.rope, *config.ropes))
-            if rope is not None
-        }
+        self.rotaries = _rotaries(config, max_model_len, reader)
         self.rotary = self.rotaries[config.rope]
         self.backend = reader.backend
-        self.attention = paged_attention(
-            reader.backend,
-            self.heads if config.latent is None else _sharing_one_key(self.heads),
-            config.head_dim,
-            block_size,
-            reader.device,
-            scale=traits.attention_scale,
-            softcap=traits.attention_softcap,
-            uses_torch=traits.has_sinks or config.latent is not None,
-        )
+        self.attention = _paged_attention(config, reader, self.heads, block_size)
 
     def enable_adapters(self) -> TorchAdapters:
         """See Decoder."""
@@ -466,3 +440,52 @@ def _copy_to_taps(x: Tensor, layer: int, taps: Sequence[int], tapped: Tensor) ->
     for index, tap in enumerate(taps):
         if tap == layer:
             tapped[:, index] = x
+
+
+def _read_table(reader: CheckpointReader, name: str, shape: tuple[int, int], rows: range) -> Tensor:
+    """Return this rank's rows of an embedding that is not tied, in memory of their own."""
+    return reader.read(name, shape, rows=rows, dtype=reader.exact_dtype(name)).clone()
+
+
+def _read_layers(
+    config: ModelConfig, reader: CheckpointReader, heads: HeadShard, group: TensorParallelGroup
+) -> nn.ModuleList:
+    with_experts = () if config.experts is None else config.experts.layers
+    return nn.ModuleList(
+        DecoderLayer(
+            config,
+            reader,
+            f"model.layers.{index}",
+            heads,
+            group,
+            has_experts=index in with_experts,
+        )
+        for index in range(config.num_layers)
+    )
+
+
+def _paged_attention(
+    config: ModelConfig, reader: CheckpointReader, heads: HeadShard, block_size: int
+) -> PagedAttention:
+    traits = config.traits
+    return paged_attention(
+        reader.backend,
+        heads if config.latent is None else _sharing_one_key(heads),
+        config.head_dim,
+        block_size,
+        reader.device,
+        scale=traits.attention_scale,
+        softcap=traits.attention_softcap,
+        uses_torch=traits.has_sinks or config.latent is not None,
+    )
+
+
+def _rotaries(
+    config: ModelConfig, max_model_len: int, reader: CheckpointReader
+) -> dict[Rope | None, RotaryEmbedding]:
+    """Return the rotations of each rope that a layer has."""
+    return {
+        rope: RotaryEmbedding(config.rotary_dim, max_model_len, rope, reader.dtype, reader.device)
+        for rope in dict.fromkeys((config.rope, *config.ropes))
+        if rope is not None
+    }
