@@ -23,6 +23,7 @@ from specdec.kernels.cpu.decoder import (
 )
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
+from specdec.models.layers.decoder_layer import MLP, Attention
 from specdec.models.layers.linear import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -34,7 +35,6 @@ from specdec.models.layers.mixture import SparseMLP
 from specdec.models.layers.norm import LayerNorm, RMSNorm
 from specdec.models.layers.qk_norm import counted_kv_heads
 from specdec.models.layers.rotary import RotaryEmbedding
-from specdec.models.llama import MLP, Attention
 from specdec.models.traits import Activation, DecoderTraits, Experts, NormKind, QkNorm
 
 

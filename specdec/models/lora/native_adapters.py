@@ -15,8 +15,8 @@ from specdec.kernels.cpu.lora import (
     LoraLayerStruct,
     LoraUpdateStruct,
 )
+from specdec.models.layers.decoder_layer import MLP, DecoderLayer
 from specdec.models.layers.matrix import NativeMatrix, make_matrix
-from specdec.models.llama import MLP, DecoderLayer
 from specdec.models.lora.updates import Linear, LowRankUpdate
 
 

@@ -11,6 +11,7 @@ from specdec.sampling.device_sampler import SamplingKind
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.worker import LocalTarget
+from specdec.worker.device_launch import StepPlan
 from specdec.worker.device_steps import DeviceSteps
 from specdec.worker.step_graphs import StepShape
 from tests.specdec.attention_heads import fitted_head_dir
@@ -207,4 +208,4 @@ def test_the_host_reads_nothing_between_the_tokens_of_a_draft(
     config = config_of(method, head_dir(method))
     runner = device_runner(tiny_model_dir, config, head=head_dir(method))
     steps, shape = runner.device_steps, StepShape(2, 4, 5)
-    assert_host_reads_nothing(lambda: steps._launch(shape, kind, NUM_DRAFTS))
+    assert_host_reads_nothing(lambda: steps._launcher.launch(StepPlan(shape, kind, NUM_DRAFTS)))
