@@ -16,7 +16,8 @@ from specdec.kernels.cpu.lora import (
     LoraUpdateStruct,
 )
 from specdec.models.layers.matrix import NativeMatrix, make_matrix
-from specdec.models.llama import MLP, DecoderLayer
+from specdec.models.layers.mlp import MLP
+from specdec.models.llama import DecoderLayer
 from specdec.models.lora.updates import Linear, LowRankUpdate
 
 
