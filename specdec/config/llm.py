@@ -30,7 +30,7 @@ from specdec.config.speculative_keys import AUTO, SPECULATION, default_speculati
 from specdec.types.errors import InvalidValueError
 
 if TYPE_CHECKING:
-    from specdec.config.engine import AdapterLimits, DTypeName
+    from specdec.config.engine import AdapterLimits, DTypeName, ModelOptions
     from specdec.config.methods import DraftModelConfig, HeadMethodConfig
     from specdec.config.quantization import QuantizationMethod
     from specdec.config.speculative import SpeculativeConfig
@@ -107,6 +107,12 @@ class LLMConfig:
         "Implementation of the model: specdec is this project's decoder, transformers is "
         "transformers' modelling code over specdec's KV cache, auto uses it for architectures that "
         "specdec's decoder does not have",
+    )
+    enable_expert_parallel: bool = setting(
+        False,
+        BOOLEAN,
+        "Divide a mixture of experts over the ranks by expert, whole experts on each, instead of "
+        "by the hidden units of every expert",
     )
     generation_config: Literal["auto", "none"] = setting(
         "auto",
@@ -278,6 +284,13 @@ class LLMConfig:
         """The part of speculative_config about a draft head; None without one."""
         speculation = self.speculative_config
         return None if speculation is None else speculation.head
+
+    @property
+    def model_options(self) -> ModelOptions:
+        """How the ranks read and divide the target."""
+        from specdec.config.engine import ModelOptions
+
+        return ModelOptions(self.model_impl, self.enable_expert_parallel)
 
     @property
     def prefill_limit(self) -> int | None:

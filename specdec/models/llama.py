@@ -14,7 +14,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from specdec.kernels import AttentionPlan, Rotation
+from specdec.kernels import AttentionPlan, PagedAttention, Rotation
 from specdec.kernels.backend import paged_attention
 from specdec.kernels.device_batch import AnyDeviceBatch
 from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove, on_device

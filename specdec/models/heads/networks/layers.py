@@ -14,7 +14,8 @@ from specdec.kernels.device_batch import AnyDeviceBatch
 from specdec.kernels.forward_batch import ModelInput, on_device
 from specdec.models.config import ModelConfig
 from specdec.models.heads.networks.target import TargetRank
-from specdec.models.layers.decoder_layer import MLP, Attention, DecoderLayer
+from specdec.models.layers.decoder_layer import Attention, DecoderLayer
+from specdec.models.layers.mlp import MLP
 from specdec.models.layers.norm import RMSNorm
 from specdec.models.layers.rotary import RotaryEmbedding
 from specdec.models.weights.checkpoint import CheckpointReader
