@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specdec.config.llm import LLMConfig
+from specdec.config.quantization import CHECKPOINT_QUANTIZATIONS
 from specdec.engine.model_resolution import Models
 from specdec.models.config import ModelConfig
 from specdec.types.errors import InvalidValueError
@@ -18,12 +19,14 @@ def check_model_limits(config: LLMConfig, models: Models) -> None:
     if models.target.transformers is not None:
         _require("tensor_parallel_size", config.tensor_parallel_size, 1)
         _require("quantization", config.quantization, "none")
+        _require("hf_overrides", config.hf_overrides, None)
         _require("enable_lora", config.enable_lora, False)
         if config.head is not None:
             limit = f"a method without a draft head: {_REASON}"
             raise InvalidValueError("speculative_config.method", config.head.name, limit)
         if config.kernels == "native":
             raise InvalidValueError("kernels", config.kernels, f"auto or torch: {_REASON}")
+    _require_stored_quantization(config, models.target)
     if config.enable_expert_parallel:
         require_experts(models.target, config.tensor_parallel_size)
     if models.target.latent is not None and config.enable_lora:
@@ -34,6 +37,16 @@ def check_model_limits(config: LLMConfig, models: Models) -> None:
         field = "speculative_config.draft_tensor_parallel_size"
         _require(field, drafting.draft_tensor_parallel_size, 1)
         _require("speculative_config.quantization", drafting.quantization, None)
+
+
+def _require_stored_quantization(config: LLMConfig, model: ModelConfig) -> None:
+    """Raise InvalidValueError for the name of a format that the model's files do not have."""
+    named, found = config.quantization, model.stored_quantization
+    if named not in CHECKPOINT_QUANTIZATIONS or named == found:
+        return
+    state = "has no quantized weights" if found is None else f"has weights quantized by {found}"
+    limit = f"none, int8 or w8a8: the model {state}; a format of files is detected"
+    raise InvalidValueError("quantization", named, limit)
 
 
 def require_experts(model: ModelConfig, tensor_parallel_size: int) -> None:

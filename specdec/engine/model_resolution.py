@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specdec.config.engine import DEFAULT_MODEL_OPTIONS, DTYPE_BYTES, ModelOptions
+from specdec.config.hf_overrides import unknown_keys
 from specdec.config.llm import Config, LLMConfig
 from specdec.config.methods import DraftModelConfig, HeadMethodConfig
 from specdec.config.model_aliases import ALIASES, TARGETS_OF_DRAFTERS
 from specdec.models.config import ModelConfig
+from specdec.models.config_files import read_json
 from specdec.models.heads.config import HeadConfig, head_method_of
 from specdec.models.hub import Progress
 from specdec.models.resolve import resolve
@@ -77,6 +79,8 @@ def resolve_models(config: LLMConfig, progress: Progress) -> ModelDirectories:
     """
     target = resolve(config.model, progress=progress)
     found = ModelConfig.from_directory(target, config.model_options)
+    if added := unknown_keys(read_json(target / "config.json") or {}, config.hf_overrides):
+        progress(f"{config.model}: config.json has no {', '.join(added)}, which hf_overrides adds")
     if whole := found.text_part_of:
         progress(f"{config.model}: the text model of {whole} is served; it reads no images")
     if found.transformers is not None:

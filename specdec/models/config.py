@@ -17,6 +17,7 @@ from specdec.config.engine import (
     DTypeName,
     ModelOptions,
 )
+from specdec.config.hf_overrides import with_overrides
 from specdec.config.quantization import QuantizationMethod
 from specdec.models.architecture import has
 from specdec.models.config_files import (
@@ -66,6 +67,8 @@ class ModelConfig:
     traits: how the layers differ from Llama's. experts: in place of the MLP of some layers.
     latent: sizes of latent attention; all heads then share a key of head_dim, which is num_kv_heads
         1; None for other attention.
+    stored_quantization: method by which the weights in the files are quantized, of config.json;
+        None where they are not.
     checkpoint_dtype: as in the file; it may be a dtype that models cannot run in.
     has_qkv_bias, has_output_bias: of attention's input and output projections.
     has_qk_norm: whether each query and key head is normalized before its rotation.
@@ -102,6 +105,7 @@ class ModelConfig:
     latent: Latent | None = None
     text_part_of: str | None = None
     transformers: TransformersModel | None = None
+    stored_quantization: str | None = None
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -140,6 +144,7 @@ class ModelConfig:
         raw = read_json(directory / "config.json")
         if raw is None:
             raise ModelNotFoundError(f"{directory} has no config.json")
+        raw = with_overrides(raw, options.overrides)
         generation = read_json(directory / "generation_config.json") or {}
         try:
             if needs_transformers(raw, options.impl):
@@ -198,6 +203,7 @@ class ModelConfig:
             # transformers 5 renamed torch_dtype to dtype.
             checkpoint_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
             mask_token_id=raw.get("pard_token", raw.get("ptd_token_id")),
+            stored_quantization=(raw.get("quantization_config") or {}).get("quant_method"),
         )
 
     @classmethod
