@@ -95,7 +95,8 @@ def _graph_bytes(config: LLMConfig, *, drafts: bool) -> int:
 
 def _tap_bytes(config: LLMConfig, model: ModelConfig) -> int:
     """Return the bytes of what a head reads of the largest step on the device."""
-    num_tokens = config.max_num_seqs * (1 + _num_draft_tokens(config))
+    of_decodes = config.max_num_seqs * (1 + _num_draft_tokens(config))
+    num_tokens = max(of_decodes, config.max_num_batched_tokens)
     return num_tokens * _MOST_TAPS * model.hidden_size * DTYPE_BYTES[config.resolved_dtype]
 
 

@@ -33,8 +33,9 @@ class Word(IntEnum):
     START: position of the last known token, unless IS_PENDING: then that and the token are on the
     device, and so are the drafts of a head, of which there are at most NUM_DRAFTS, and MAX_END is
     that of the StepRow. NUM_KEPT: as in DeviceChains. NUM_NEXT: draft tokens that the head makes
-    behind the row. END: of its tokens among those of all rows. SAMPLES: 0 for a chunk of a prompt
-    that more of it follows. TOKENS: the last known token, then drafts, in all further columns.
+    behind the row, 0 if it does not sample. END: of its tokens among those of all rows. SAMPLES: 0
+    for a chunk of a prompt that more of it follows. HAS_HEAD: whether the head runs its tokens.
+    TOKENS: the last known token, then drafts, in all further columns.
     """
 
     SLOT = PARAM_WORDS
@@ -47,7 +48,8 @@ class Word(IntEnum):
     NUM_NEXT = PARAM_WORDS + 7
     END = PARAM_WORDS + 8
     SAMPLES = PARAM_WORDS + 9
-    TOKENS = PARAM_WORDS + 10
+    HAS_HEAD = PARAM_WORDS + 10
+    TOKENS = PARAM_WORDS + 11
 
 
 class Packed(NamedTuple):
@@ -148,7 +150,8 @@ class StepPacker:
         padding = (0,) * (query_len - len(tokens))
         start, num_prompt = row.num_computed_tokens + num_before, state.admission.num_prompt_tokens
         head = (place, start, num_drafts(row), int(row.is_pending), num_prompt, num_kept)
-        behind = (row.max_end, row.num_next_drafts, end, int(row.samples))
+        num_next = row.num_next_drafts
+        behind = (row.max_end, num_next * row.samples, end, int(row.samples), int(num_next > 0))
         return (*head, *behind, *tokens, *padding)
 
     def unpack(self, words: Tensor, shape: StepShape) -> Packed:

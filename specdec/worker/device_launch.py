@@ -53,7 +53,7 @@ class StepPlan(NamedTuple):
 
     shape: of sampling, and of the pass where its rows have equally many tokens. num_next: draft
     tokens to make behind it. ragged: of the pass where they have not; None otherwise. has_chunks:
-    whether a row does not sample.
+    whether a row does not sample. has_head_prompts: whether the head runs tokens of a prompt.
     """
 
     shape: StepShape
@@ -61,6 +61,7 @@ class StepPlan(NamedTuple):
     num_next: int = 0
     ragged: RaggedShape | None = None
     has_chunks: bool = False
+    has_head_prompts: bool = False
 
     @property
     def num_words(self) -> int:
@@ -104,14 +105,14 @@ class StepLauncher:
             Stage.FORWARD: self.launch_forward,
             **{stage: partial(self.launch_sampling, kind) for kind, stage in _STAGES.items()},
         }
-        self._ragged: RaggedPass | None = None
-        if limits.max_step_tokens and drafter is None:
-            self._ragged = RaggedPass(model, kv_cache, state, limits)
         self._drafts: HeadDrafts | None = None
         if drafter is not None:
             drafts = self.output[:draft_size].view(num_rows, -1)
             self._drafts = HeadDrafts(drafter, state, limits, model.hidden_size, drafts)
             self._stages |= self._head_stages(self._drafts)
+        self._ragged: RaggedPass | None = None
+        if limits.max_step_tokens:
+            self._ragged = RaggedPass(model, kv_cache, state, limits, self._drafts)
 
     @property
     def runs_ragged(self) -> bool:
@@ -136,12 +137,12 @@ class StepLauncher:
         def run(stage: Stage, shape: StepShape) -> None:
             self._graphs.run(stage, shape, self._stages[stage])
 
-        if plan.ragged is None:
-            run(Stage.FORWARD, shape)
-        else:
+        if plan.ragged is not None:
             self._launch_ragged(plan, plan.ragged)
-        if self._drafts is not None:
-            run(Stage.FEATURES, shape)
+        else:
+            run(Stage.FORWARD, shape)
+            if self._drafts is not None:
+                run(Stage.FEATURES, shape)
         run(_STAGES[plan.kind], shape)
         if plan.ragged is not None and plan.has_chunks:
             self._mark_invalid_chunks(shape, plan.ragged)
@@ -164,7 +165,8 @@ class StepLauncher:
             hidden = self._model.forward_on_device(batch, self._kv_cache)
         else:
             states = self._model.tapped_on_device(batch, self._kv_cache, self._drafts.taps)
-            self._drafts.keep(states, batch)
+            self._drafts.keep(states, batch.slot_mapping)
+            self._drafts.keep_first(packed.first)
             hidden = states.final
         self._hidden[: len(hidden)] = hidden
 
@@ -177,6 +179,8 @@ class StepLauncher:
         flat_ids = self.input[plan.num_words - shape.num_tokens : plan.num_words]
         self._ragged.spread(packed, flat_ids, shape)
         self._graphs.run_ragged(shape, self._ragged.run)
+        if self._drafts is not None:
+            self._ragged.run_head(packed, shape, has_prompts=plan.has_head_prompts)
         num_tokens = plan.shape.num_rows * plan.shape.query_len
         offsets = self._offsets[: plan.shape.query_len]
         self._ragged.gather(packed, offsets, self._hidden[:num_tokens])

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from specdec.kernels.device_batch import RaggedBatch
 from specdec.worker.device_decoder import DeviceDecoder
+from specdec.worker.device_head import HeadDrafts
 from specdec.worker.device_input import Packed, Word
 from specdec.worker.device_state import DeviceState, DeviceStepLimits
 from specdec.worker.step_graphs import RaggedShape
@@ -23,7 +24,8 @@ from specdec.worker.step_graphs import RaggedShape
 class RaggedPass:
     """Static buffers of a pass over the tokens of all rows, and the operators around it.
 
-    `spread`, then `run`, which may be a graph, then `gather` and `mark_invalid_chunks`.
+    `spread`, then `run`, which may be a graph, then `run_head` with a head, `gather` and
+    `mark_invalid_chunks`.
     """
 
     def __init__(
@@ -32,11 +34,16 @@ class RaggedPass:
         kv_cache: Tensor,
         state: DeviceState,
         limits: DeviceStepLimits,
+        drafts: HeadDrafts | None = None,
     ) -> None:
-        """Allocate for `limits.max_step_tokens`; in front of the first `spread` all is padding."""
+        """Allocate for `limits.max_step_tokens`; in front of the first `spread` all is padding.
+
+        drafts: of a head behind the steps, which reads the pass.
+        """
         device, num_tokens = kv_cache.device, limits.max_step_tokens
         ids = partial(torch.zeros, dtype=torch.int64, device=device)
         self._model, self._kv_cache, self._state, self._limits = model, kv_cache, state, limits
+        self._drafts = drafts
         self._padding_slot = limits.num_blocks * limits.block_size
         self._input_ids, self._positions, self._rows = (ids(num_tokens) for _ in range(3))
         self._slots = ids(num_tokens) + self._padding_slot
@@ -76,18 +83,32 @@ class RaggedPass:
     @torch.inference_mode()
     def run(self, shape: RaggedShape) -> None:
         """Launch the model on the buffers; its output is in the hidden buffer."""
-        tokens, rows = slice(shape.num_tokens), slice(shape.num_rows)
-        batch = RaggedBatch(
-            input_ids=self._input_ids[tokens],
-            positions=self._positions[tokens],
-            slot_mapping=self._slots[tokens],
-            rows=self._rows[tokens],
-            cu_seqlens=self._bounds[: shape.num_rows + 1],
-            block_tables=self._tables[rows, : shape.num_blocks],
-            context_lens=self._context_lens[rows],
-            decode_len=self._limits.max_query_len,
-        )
-        self._hidden[tokens] = self._model.forward_on_device(batch, self._kv_cache)
+        batch = self._batch(shape)
+        if self._drafts is None:
+            hidden = self._model.forward_on_device(batch, self._kv_cache)
+        else:
+            states = self._model.tapped_on_device(batch, self._kv_cache, self._drafts.taps)
+            self._drafts.keep(states, batch.slot_mapping)
+            hidden = states.final
+        self._hidden[: shape.num_tokens] = hidden
+
+    @torch.inference_mode()
+    def run_head(self, packed: Packed, shape: RaggedShape, *, has_prompts: bool) -> None:
+        """Compute what a head reads of the pass, and with `has_prompts` run its pairs of prompts.
+
+        Those of decodes, and of the last known token of a row that samples, run behind the
+        verification.
+        """
+        assert self._drafts is not None
+        self._drafts.keep_first(packed.first)
+        self._drafts.add_features(self._hidden[: shape.num_tokens])
+        if not has_prompts:
+            return
+        table, rows = packed.table, self._rows[: shape.num_tokens]
+        index = self._index[: shape.num_tokens]
+        ends = self._last_known(packed) + 1 - table[:, Word.SAMPLES]
+        is_written = (index < ends[rows]) & (table[:, Word.HAS_HEAD] > 0)[rows]
+        self._drafts.run_prompts(self._batch(shape), is_written)
 
     @torch.inference_mode()
     def gather(self, packed: Packed, offsets: Tensor, hidden: Tensor) -> None:
@@ -97,7 +118,10 @@ class RaggedPass:
         """
         num_drafts = packed.table[:, Word.NUM_DRAFTS][:, None]
         index = self._last_known(packed)[:, None] + torch.minimum(offsets, num_drafts)
-        torch.index_select(self._hidden, 0, index.clamp_min(0).flatten(), out=hidden)
+        index = index.clamp_min(0).flatten()
+        torch.index_select(self._hidden, 0, index, out=hidden)
+        if self._drafts is not None:
+            self._drafts.gather(index)
 
     @torch.inference_mode()
     def mark_invalid_chunks(self, table: Tensor, counts: Tensor, shape: RaggedShape) -> None:
@@ -113,6 +137,19 @@ class RaggedPass:
         )
         samples = table[:, Word.SAMPLES] > 0
         counts.copy_(torch.where(samples, counts, (num_faults == 0).long()))
+
+    def _batch(self, shape: RaggedShape) -> RaggedBatch:
+        tokens, rows = slice(shape.num_tokens), slice(shape.num_rows)
+        return RaggedBatch(
+            input_ids=self._input_ids[tokens],
+            positions=self._positions[tokens],
+            slot_mapping=self._slots[tokens],
+            rows=self._rows[tokens],
+            cu_seqlens=self._bounds[: shape.num_rows + 1],
+            block_tables=self._tables[rows, : shape.num_blocks],
+            context_lens=self._context_lens[rows],
+            decode_len=self._limits.max_query_len,
+        )
 
     @staticmethod
     def _last_known(packed: Packed) -> Tensor:

@@ -61,6 +61,7 @@ class DeviceSteps:
         sizes = (len(self._launcher.input), len(self._launcher.output))
         self._buffers = [HostBuffer(*sizes, device) for _ in range(num_in_flight)]
         self._num_begun = 0
+        self._most_next_drafts = 0 if drafter is None else limits.max_draft_tokens
         self._most_padding = most_padding_tokens(model.hidden_size)
 
     def capture(self) -> GraphReport:
@@ -88,7 +89,7 @@ class DeviceSteps:
             len(rows) <= self._limits.max_num_seqs
             and all(map(device_rows.fits_device, rows, states))
             and max(map(device_rows.num_drafts, rows)) <= self._limits.max_draft_tokens
-            and max(row.num_next_drafts for row in rows) <= max(0, self._launcher.draft_width - 1)
+            and max(row.num_next_drafts * row.samples for row in rows) <= self._most_next_drafts
             and (not self._is_ragged(rows) or self._fits_ragged(rows, states))
             and all(self._state.has_place(row.seq_id) for row in rows)
         )
@@ -155,13 +156,21 @@ class DeviceSteps:
         query_len = 1 + max(map(device_rows.num_drafts, rows))
         kind = max(kind_of(state.admission.rules) for state in states)
         shape = self._graphs.padded(StepShape(len(rows), query_len, _num_blocks(states)))
-        num_next = max(row.num_next_drafts for row in rows)
+        num_next = max(row.num_next_drafts * row.samples for row in rows)
         if not self._is_ragged(rows):
             return StepPlan(shape, kind, num_next)
         num_tokens = sum(map(device_rows.num_tokens, rows))
         ragged = RaggedShape(num_tokens, shape.num_rows, shape.num_blocks)
-        has_chunks = not all(row.samples for row in rows)
-        return StepPlan(shape, kind, num_next, self._graphs.padded_ragged(ragged), has_chunks)
+        return StepPlan(
+            shape,
+            kind,
+            num_next,
+            self._graphs.padded_ragged(ragged),
+            has_chunks=not all(row.samples for row in rows),
+            has_head_prompts=any(
+                row.num_next_drafts and device_rows.is_prompt(row) for row in rows
+            ),
+        )
 
     def _fill_with_padding(self, shape: StepShape) -> None:
         """Put a step of padding alone into the input buffer."""
