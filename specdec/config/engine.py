@@ -31,6 +31,22 @@ ModelImpl = Literal["auto", "specdec", "transformers"]
 of transformers over this project's KV cache; `auto` prefers the first."""
 
 
+@dataclass(frozen=True)
+class ModelOptions:
+    """How the ranks of a model read and divide it.
+
+    impl: whose code runs it. divides_by_expert: whether each rank has whole experts of a mixture
+    rather than a share of each. overrides: of its config.json, as JSON text; None without any.
+    """
+
+    impl: ModelImpl = "auto"
+    divides_by_expert: bool = False
+    overrides: str | None = None
+
+
+DEFAULT_MODEL_OPTIONS = ModelOptions()
+
+
 _CPU_INFO = Path("/proc/cpuinfo")
 
 MAX_STREAM_INTERVAL = 2**20
