@@ -170,6 +170,12 @@ class TargetModelRunner(ModelRunner):
         """Steps that the device runs, and that were not collected."""
         return 0 if self._queue is None else len(self._queue)
 
+    @property
+    def is_step_done(self) -> bool:
+        """Return whether the oldest step in flight has ended, so that `collect` does not wait."""
+        assert self._queue is not None, "no step was begun"
+        return self._queue.is_done
+
     def _update(self, step: StepInput) -> None:
         """Apply what a step changes about sequences, unless it was applied for the same step."""
         if step is self._updated:
