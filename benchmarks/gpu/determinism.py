@@ -73,9 +73,9 @@ def _cells(
 
 @torch.inference_mode()
 def _differing_bits(decoder: CausalDecoder) -> dict[str, int]:
-    """Return how many logits of a text differ from those of the text alone, by what is different.
+    """Return how many logits of a text differ from those of the text alone, in one step.
 
-    Beside others, in two steps, and token by token.
+    By case: beside others, in two steps, and token by token.
     """
     text = [(31 * index) % 500 + 2 for index in range(70)]
     other = Chunk(text[::-1] * 2, 0, range(20, 40))
