@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+WORKERS ?= logical
 
 BIN := $(VENV)/bin
 PROTOS := $(shell find protos -name '*.proto')
@@ -22,8 +23,8 @@ protos: .make/tools ## generate the gRPC stubs, nothing else
 serve: .make/setup ## serve smollm2-135m-instruct until Ctrl-C; ARGS are flags of specdec serve
 	@exec $(BIN)/specdec serve $(ARGS)
 
-test: .make/setup ## run the tests that are not slow; ARGS go to pytest
-	$(BIN)/python -m pytest $(ARGS)
+test: .make/setup ## run the tests that are not slow, in WORKERS processes; ARGS go to pytest
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadscope --no-loadscope-reorder $(ARGS)
 
 test-slow: .make/setup ## run the slow tests: recovery, load, replicas of the real service
 	$(BIN)/python -m pytest -m slow $(ARGS)

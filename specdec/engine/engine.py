@@ -31,10 +31,7 @@ from specdec.engine.speculator import NO_DRAFTING, Drafting, Speculator
 from specdec.engine.suspects import Suspects
 from specdec.models.config import ModelConfig
 from specdec.sequences.block_manager import BlockManager
-from specdec.sequences.sequence import (
-    EngineRequest,
-    SequenceStatus,
-)
+from specdec.sequences.sequence import EngineRequest, SequenceStatus
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import Proposer, make_proposer
 from specdec.text.tokenizer import Tokenizer
@@ -82,11 +79,7 @@ class Engine:
         self._recorder = recorder or Metrics()
         self._clock = clock
         self._inputs = InputProcessor(config, model, tokenizer)
-        self._blocks = BlockManager(
-            config.num_blocks,
-            config.block_size,
-            enable_prefix_caching=config.enable_prefix_caching,
-        )
+        self._blocks = _new_blocks(config)
         self._steps = StepsInFlight(
             target,
             self._blocks,
@@ -103,25 +96,29 @@ class Engine:
         self._requests = OpenRequests(self._scheduler, self._steps, self._speculator)
         self.drafters = drafters
         self.adapters = adapters
-        head = config.speculation.head if config.speculation else None
-        self._committer = Committer(
-            model,
-            config.max_model_len,
-            self._blocks,
-            self._steps,
-            self._speculator,
-            self._requests,
-            self._counts,
-            drafters,
-            None if head is None else head.name,
-            adapters,
-        )
+        self._committer = self._make_committer(model)
         self._suspects = Suspects()
         self._undelivered: list[EngineOutput] = []  # errors of requests that no step has ended
         self._next_seq_id = 0
         self._decision: Decision | None = None  # in force for steps that are begun ahead
         self._drafting_ahead = NO_DRAFTING
         self._batch_size = 0  # sequences for which the last step produced tokens
+
+    def _make_committer(self, model: ModelConfig) -> Committer:
+        speculation = self.config.speculation
+        head = None if speculation is None else speculation.head
+        return Committer(
+            model,
+            self.config.max_model_len,
+            self._blocks,
+            self._steps,
+            self._speculator,
+            self._requests,
+            self._counts,
+            self.drafters,
+            None if head is None else head.name,
+            self.adapters,
+        )
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises InvalidValueError and then keeps nothing.
@@ -493,6 +490,14 @@ class Engine:
         if self._batch_size:
             self._recorder.record_batch(self._batch_size)
         return outputs
+
+
+def _new_blocks(config: EngineConfig) -> BlockManager:
+    return BlockManager(
+        config.num_blocks,
+        config.block_size,
+        enable_prefix_caching=config.enable_prefix_caching,
+    )
 
 
 def _seats(config: EngineConfig, adapters: Adapters | None) -> AdapterSeats | None:

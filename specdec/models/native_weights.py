@@ -23,6 +23,7 @@ from specdec.kernels.cpu.decoder import (
 )
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
+from specdec.models.layers.decoder_layer import Attention
 from specdec.models.layers.linear import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -35,7 +36,6 @@ from specdec.models.layers.mlp import MLP
 from specdec.models.layers.norm import LayerNorm, RMSNorm
 from specdec.models.layers.qk_norm import counted_kv_heads
 from specdec.models.layers.rotary import RotaryEmbedding
-from specdec.models.llama import Attention
 from specdec.models.traits import Activation, DecoderTraits, Experts, NormKind, QkNorm
 
 
