@@ -114,6 +114,12 @@ class EngineConfig:
         blocks_of_longest = -(-self.max_model_len // self.block_size)
         require_range("num_blocks", self.num_blocks, blocks_of_longest, 2**31)
 
+    @property
+    def head_needs_tokens(self) -> bool:
+        """Return whether a head on the target's ranks computes KV from the tokens of sequences."""
+        head = self.speculation.head if self.speculation else None
+        return head is not None and head.writes_kv
+
 
 @dataclass(frozen=True)
 class DraftLimits:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from specdec.config.engine import EngineConfig
-from specdec.engine.adapter_seats import AdapterSeats
+from specdec.engine.adapter_seats import seats_of
 from specdec.engine.adapters import Adapters
 from specdec.engine.async_scheduling import (
     Rows,
@@ -85,11 +85,11 @@ class Engine:
             self._blocks,
             self._recorder,
             clock,
-            needs_tokens=_head_needs_tokens(config),
+            needs_tokens=config.head_needs_tokens,
             has_adapters=adapters is not None,
         )
         self._counts = Counts()  # the fields about drafts are in the committer
-        self._scheduler = Scheduler(config, self._blocks, self._counts, _seats(config, adapters))
+        self._scheduler = Scheduler(config, self._blocks, self._counts, seats_of(config, adapters))
         self._speculator = Speculator(
             config.speculation, proposer or make_proposer(config.speculation), policy
         )
@@ -302,7 +302,7 @@ class Engine:
         outputs += self._collect()
         decision = self._decide()
         if is_ahead:
-            is_as_decided = before is not None and decision.shape == before.shape
+            is_as_decided = before is not None and decision.drafts_like(before)
             self._keep_batch(is_as_decided=is_as_decided)
             return
         rows = self._schedule(decision)
@@ -357,7 +357,9 @@ class Engine:
 
     def _decide(self) -> Decision:
         scheduler, control = self._scheduler, self.control
-        decision = self._speculator.decide(scheduler.num_decoding, scheduler.num_eligible(control))
+        decision = self._speculator.decide(
+            scheduler.num_decoding, scheduler.num_eligible(control), scheduler.prompts
+        )
         may_run_ahead = self.config.async_scheduling and self._suspects.current is None
         self._decision = decision if may_run_ahead else None
         return decision
@@ -396,11 +398,17 @@ class Engine:
     def _ahead(self, rows: Rows, decision: Decision) -> None:
         """Have the draft model go on behind the rows that the target runs now."""
         if decision.num_draft_tokens and decision.ahead is not DraftAhead.OFF:
-            self._speculator.ahead(rows, self._scheduler.next_chain_length, decision.ahead)
+            drafting = [(seq, row) for seq, row in rows if self._scheduler.may_draft(seq)]
+            self._speculator.ahead(drafting, self._scheduler.next_chain_length, decision.ahead)
 
     def _eligible(self, rows: list[ScheduledRow]) -> list[ScheduledRow]:
-        control = self.control
-        return [row for row in rows if row.seq.is_eligible(control)]
+        """Return the rows to take drafts for; those of predicted output draft in any case."""
+        control, may_draft = self.control, self._scheduler.may_draft
+        return [
+            row
+            for row in rows
+            if row.seq.is_eligible(control) and (row.num_draft_tokens or may_draft(row.seq))
+        ]
 
     def _begin_ahead(self) -> bool:
         """Begin the step behind the one in flight if its rows are known; return whether it was."""
@@ -498,17 +506,3 @@ def _new_blocks(config: EngineConfig) -> BlockManager:
         config.block_size,
         enable_prefix_caching=config.enable_prefix_caching,
     )
-
-
-def _seats(config: EngineConfig, adapters: Adapters | None) -> AdapterSeats | None:
-    """Return the limit of adapters in a batch; None without adapters."""
-    limits = config.adapters
-    if limits is None or adapters is None:
-        return None
-    return AdapterSeats(limits.max_loras, config.max_num_seqs, adapters.is_ready)
-
-
-def _head_needs_tokens(config: EngineConfig) -> bool:
-    """Return whether a head on the target's ranks computes KV from the tokens of sequences."""
-    head = config.speculation.head if config.speculation else None
-    return head is not None and head.writes_kv
