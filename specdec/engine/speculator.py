@@ -21,7 +21,15 @@ from specdec.speculation.proposers import (
     SynchronousProposer,
 )
 from specdec.types.control import NO_SPECULATION, SpeculationControl
-from specdec.types.draft_decision import NO_DRAFTS, Decision, DecisionReason, DraftAhead, tree
+from specdec.types.draft_decision import (
+    NO_DRAFTS,
+    NO_PROMPTS,
+    Decision,
+    DecisionReason,
+    DraftAhead,
+    PromptLoad,
+    tree,
+)
 from specdec.types.draft_tree import chain_of
 from specdec.types.messages import StepRow
 from specdec.types.stats import STRUCTURED_OUTPUT
@@ -105,7 +113,9 @@ class Speculator:
         """Return whether a request without speculation options gets drafts."""
         return self.policy.is_on if self.policy else self._proposer is not None
 
-    def decide(self, num_decoding: int, num_eligible: int) -> Decision:
+    def decide(
+        self, num_decoding: int, num_eligible: int, prompts: PromptLoad = NO_PROMPTS
+    ) -> Decision:
         """Return how much a sequence may draft in the next step; see `SpeculationPolicy.decide`."""
         self._drafting = NO_DRAFTING
         if self._proposer is None or self._config is None:
@@ -117,7 +127,7 @@ class Speculator:
                 tree(config.num_draft_tree_tokens, depth=depth).with_ahead(config.draft_ahead),
                 DecisionReason.OPERATOR,
             )
-        return self.policy.decide(num_decoding, num_eligible)
+        return self.policy.decide(num_decoding, num_eligible, prompts)
 
     @property
     def holds_drafts(self) -> bool:
