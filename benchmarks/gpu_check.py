@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.checks import check_models, measure_models
+from benchmarks.gpu.determinism import measure_deterministic
 from benchmarks.gpu.device_kernels import (
     check_attention_kernels,
     check_row_kernels,
@@ -78,6 +79,7 @@ PARTS = (
     _measurement("draft head", measure_head, 50.0),
     _measurement("draft model", measure_draft_model, 40.0),
     _measurement("speculation", compare_speculation, 90.0),
+    _measurement("deterministic", measure_deterministic, 75.0),
     _measurement("grid", measure_grid, 240.0),
     _measurement("transformers", compare_transformers, 150.0),
     Part("steps", measure_models),

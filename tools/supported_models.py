@@ -87,7 +87,8 @@ def _transformers() -> Iterator[str]:
         "An architecture without an entry above runs by transformers' modelling code, with "
         "specdec's paged KV cache and scheduler in place of its attention "
         "([adr/0037](adr/0037-transformers-backend.md)). `--model-impl transformers` does the same "
-        "with an architecture of the table, `--model-impl specdec` refuses others.\n"
+        "with an architecture of the table, except StableLM and models with LongRoPE; "
+        "`--model-impl specdec` refuses others.\n"
     )
     yield (
         "Such a model needs a causal language model in transformers whose attention can be "

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec.config.engine import Kernels
 from specdec.kernels.backend import KernelBackend
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
@@ -110,9 +111,14 @@ def random_decoder(
     dtype: torch.dtype,
     max_model_len: int,
     block_size: int,
+    *,
+    deterministic: bool = False,
 ) -> CausalDecoder:
-    """Make a decoder with random weights on the device."""
-    backend = KernelBackend.select("auto" if device.type == "cuda" else "torch", device)
+    """Make a decoder with random weights on the device. deterministic: needs Triton."""
+    kernels: Kernels = "triton" if deterministic else "torch"
+    if device.type == "cuda":
+        kernels = "auto"
+    backend = KernelBackend.select(kernels, device, deterministic=deterministic)
     source = RandomTensors(model, device, dtype)
     reader = CheckpointReader(source, dtype, None, None, device, backend)
     return CausalDecoder(model, reader, TensorParallelGroup(), max_model_len, block_size)

@@ -50,6 +50,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
                 "stream_interval",
                 "async_scheduling",
                 "enforce_eager",
+                "deterministic",
             ),
             "step_timeout_s",
         ),

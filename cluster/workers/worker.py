@@ -12,17 +12,14 @@ from pathlib import Path
 
 import torch
 
-from cluster.workers import adapter_messages, serialization
+from cluster.workers import serialization
 from cluster.workers.cpu_scheduling import threads_per_worker
 from cluster.workers.frames import Frames
-from cluster.workers.group_spec import AdapterSource, GroupSpec, HeadSource, ModelSource
-from cluster.workers.head_messages import LoadReport, is_for_heads
-from cluster.workers.head_messages import order_in as order_for_heads
+from cluster.workers.group_spec import GroupSpec, HeadSource
 from cluster.workers.profile_messages import WorkerProfileOrder, is_for_profiles, order_in
+from cluster.workers.target_steps import TargetSteps
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.adapters import AdapterFile
-from specdec.types.drafters import HeadFile
 from specdec.types.profile import WorkerProfile
 from specdec.worker import (
     DraftModelRunner,
@@ -31,7 +28,6 @@ from specdec.worker import (
     RankModel,
     Rendezvous,
     StepProfiler,
-    TargetModelRunner,
     load_warm,
     native_library_fault,
 )
@@ -78,44 +74,8 @@ def load_worker(spec: GroupSpec, rank: int, directory: Path) -> ModelWorker:
     runner = load_warm(model, _join_group(spec, rank, directory))
     if isinstance(runner, DraftModelRunner):
         return ModelWorker(runner, partial(_draft, runner), rank)
-    return ModelWorker(runner, partial(_verify, runner, rank), rank)
-
-
-def _verify(
-    runner: TargetModelRunner, rank: int, frames: Frames, has_message: HasMessage
-) -> Iterator[Frames]:
-    """Execute a step, or an order for the versions of the draft head or for adapters."""
-    del has_message
-    if is_for_heads(frames):
-        yield from _change_head(runner, rank, order_for_heads(frames))
-    elif adapter_messages.is_for_adapters(frames):
-        yield from _change_adapters(runner, rank, adapter_messages.order_in(frames))
-    else:
-        yield serialization.encode_output(runner.execute(serialization.decode_step(frames)))
-
-
-def _change_head(runner: TargetModelRunner, rank: int, order: HeadFile | int) -> Iterator[Frames]:
-    """Load a version of the draft head and report it, or draft with a loaded one."""
-    assert runner.head_versions is not None, "the target has no draft head"
-    if isinstance(order, int):
-        runner.head_versions.switch(order)
-        return
-    source = ModelSource(order.name, Path(order.directory), may_be_pickled=True)
-    fault = runner.head_versions.load(order, source.here)
-    yield LoadReport(rank, order.version, fault).encode()
-
-
-def _change_adapters(
-    runner: TargetModelRunner, rank: int, order: AdapterFile | int
-) -> Iterator[Frames]:
-    """Load an adapter and report it, or free one."""
-    assert runner.adapters is not None, "the target was loaded without adapters"
-    if isinstance(order, int):
-        runner.adapters.unload(order)
-        return
-    source = AdapterSource(order.source, Path(order.directory))
-    fault = runner.adapters.load(order, source.here)
-    yield adapter_messages.load_report(rank, order.adapter_id, fault)
+    steps = TargetSteps(runner, rank)
+    return ModelWorker(runner, steps, rank, steps.finish)
 
 
 def _draft(runner: DraftModelRunner, frames: Frames, has_message: HasMessage) -> Iterator[Frames]:
@@ -156,21 +116,34 @@ class _Profile:
 class ModelWorker:
     """A rank that is loaded and warm. It records its steps while a profile is active."""
 
-    def __init__(self, runner: ModelRunner, execute: StepFunction, rank: int) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        execute: StepFunction,
+        rank: int,
+        finish: Callable[[], Iterator[Frames]] = lambda: iter(()),
+    ) -> None:
+        """finish: yields the answers of the steps in flight."""
         self.runner = runner
+        self._finish = finish
         self._execute = execute
         self._rank = rank
         self._profile: _Profile | None = None
 
     def run(self, frames: Frames, has_message: HasMessage = lambda: False) -> Iterator[Frames]:
-        """Execute a step, or begin or end a profile. Yields answers, then the report if it ends."""
+        """Execute a step, or begin or end a profile. Yields answers, then the report if it ends.
+
+        Where another message has arrived, the answer of a step may come behind that one.
+        """
         if is_for_profiles(frames):
+            yield from self._finish()
             yield from self._change_profile(order_in(frames))
         elif (profile := self._profile) is None:
             yield from self._execute(frames, has_message)
         else:
             with profile.profiler.step():
                 yield from self._execute(frames, has_message)
+                yield from self._finish()
             if profile.profiler.num_steps >= profile.order.num_steps:
                 yield self._end(profile)
 

@@ -84,6 +84,8 @@ class EngineConfig:
         one is collected, behind a step without drafts. The target must accept two steps in flight.
     adapters: limits of LoRA adapters; None where none can be loaded.
     enforce_eager: whether a GPU launches the operators of each step one by one, without graphs.
+    deterministic: whether the bits of a token's logits must not depend on the batch, nor on how its
+        text was divided into steps.
     """
 
     max_model_len: int
@@ -97,6 +99,7 @@ class EngineConfig:
     stream_interval: int = 1
     async_scheduling: bool = False
     enforce_eager: bool = False
+    deterministic: bool = False
     speculation: SpeculativeConfig | None = None
     adapters: AdapterLimits | None = None
 

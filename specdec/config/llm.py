@@ -204,6 +204,13 @@ class LLMConfig:
         "On a GPU, launch the operators of each step one by one, without CUDA graphs: the start is "
         "faster and the graphs take no memory, but steps are slower; a CPU has none",
     )
+    deterministic: bool = setting(
+        False,
+        BOOLEAN,
+        "Return the same tokens for a prompt, parameters and seed whatever else is in the batch; "
+        "on a GPU matrix products are slower, and one rank, Triton's kernels, RMSNorm and no "
+        "adapters are required; a CPU with native kernels always does",
+    )
     kv_cache_memory_gib: float | None = setting(
         None,
         optional(POSITIVE),
@@ -350,12 +357,26 @@ class LLMConfig:
         if self.shares_gpu and (self.device == "cpu" or self.tensor_parallel_size > 1):
             limit = "left out, except on a GPU with one rank of the target"
             raise InvalidValueError("speculative_config.share_gpu", True, limit)
+        self._check_deterministic()
         if self.kernels in ("torch", "triton"):
             limit = f"left out or int8 where kernels is {self.kernels}: w8a8 needs native kernels"
             self._refuse_quantization(limit, "w8a8")
         if self.max_num_batched_tokens < self.max_num_seqs:
             limit = f"at least max_num_seqs ({self.max_num_seqs}), so that all can decode in a step"
             raise InvalidValueError("max_num_batched_tokens", self.max_num_batched_tokens, limit)
+
+    def _check_deterministic(self) -> None:
+        if not self.deterministic:
+            return
+        limit = None
+        if self.kernels == "torch":
+            limit = "False where kernels is torch, whose sums depend on the batch"
+        elif self.device != "cpu" and self.tensor_parallel_size > 1:
+            limit = "False where a GPU holds one of several ranks: NCCL may add in any order"
+        elif self.device != "cpu" and self.enable_lora:
+            limit = "False with adapters on a GPU, whose products depend on the batch"
+        if limit is not None:
+            raise InvalidValueError("deterministic", True, limit)
 
     def _check_adapters(self) -> None:
         limits = self.adapter_limits

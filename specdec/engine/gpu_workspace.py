@@ -24,6 +24,8 @@ _GRAPHS_BYTES = 6 * _MIB
 """Device memory of the four graphs of one size: the forward pass has a node for each kernel."""
 _HEAD_GRAPHS_BYTES = 3 * _MIB
 """Device memory of the further graphs of one size with a draft head, which has few layers."""
+_PRODUCT_BYTES = 128 * _MIB
+"""Parts of a product of few rows in deterministic mode (`kernels.triton.products`)."""
 _MOST_TAPS = 6
 """Layers of the target whose states a head reads, and their feature."""
 
@@ -43,6 +45,7 @@ def gpu_workspace_bytes(config: LLMConfig, model: ModelConfig, *, drafts: bool) 
         + _activation_bytes(config, model)
         + _logit_bytes(config, model, tokens_of_sequence)
         + _graph_bytes(config, drafts=drafts) * num_sizes
+        + (_PRODUCT_BYTES * (2 if captures else 1) if config.deterministic and not drafts else 0)
         + (_prompt_bytes(config, model) if captures and not drafts else 0)
         + (0 if drafts or config.head is None else _tap_bytes(config, model))
     )

@@ -94,10 +94,9 @@ def memory_plan(
     elif draft is not None and draft_bytes is not None:
         num_blocks = _divide_hosts(config, models, target, draft, available_bytes, draft_bytes)
     else:
-        free_bytes = available_bytes - _target_bytes_without_kv(
-            config, models, in_process=in_process
-        )
-        free_bytes -= _draft_bytes_without_kv(config, models, in_process=in_process)
+        parts = (_target_bytes_without_kv, _draft_bytes_without_kv)
+        free_bytes = available_bytes
+        free_bytes -= sum(part(config, models, in_process=in_process) for part in parts)
         num_blocks = _divide_host(config, target, draft, free_bytes)
         _check_host(config, target, draft, num_blocks, free_bytes, available_bytes)
     return MemoryPlan(
@@ -124,6 +123,7 @@ def _engine_config(
         # and a draft model does not run while the target does.
         async_scheduling=config.async_scheduling and (config.device == "cuda" or not in_process),
         enforce_eager=config.enforce_eager,
+        deterministic=config.deterministic,
         speculation=speculation.without_drafts_ahead if in_process and speculation else speculation,
         adapters=config.adapter_limits,
     )

@@ -23,13 +23,36 @@ class KernelBackend(StrEnum):
     TORCH = "torch"
     CPU = "cpu"
     TRITON = "triton"
+    INVARIANT = "invariant"
+    """Triton, with products and attention whose rows have the same bits in any batch."""
+
+    @property
+    def is_triton(self) -> bool:
+        """Return whether the kernels are Triton's."""
+        return self in (KernelBackend.TRITON, KernelBackend.INVARIANT)
 
     @classmethod
-    def select(cls, kernels: Kernels, device: torch.device) -> KernelBackend:
+    def select(
+        cls, kernels: Kernels, device: torch.device, *, deterministic: bool = False
+    ) -> KernelBackend:
         """Return the backend for a device; compiles the C++ kernels on first use.
 
-        Raises InvalidValueError if `kernels` is "native" or "triton" and they are not available.
+        deterministic: whether the bits of a row must not depend on its batch, as they never do in
+        the C++ kernels.
+
+        Raises InvalidValueError if `kernels` is "native" or "triton" and they are not available,
+        and for `deterministic` with torch's kernels, on which nothing holds the order of sums.
         """
+        found = cls._select(kernels, device)
+        if not deterministic or found is cls.CPU:
+            return found
+        if found is cls.TRITON:
+            return cls.INVARIANT
+        limit = f"False with torch's kernels, which are selected on device {device.type}"
+        raise InvalidValueError("deterministic", True, limit)
+
+    @classmethod
+    def _select(cls, kernels: Kernels, device: torch.device) -> KernelBackend:
         if kernels in ("auto", "native") and device.type == "cpu" and native_library() is not None:
             return cls.CPU
         if kernels == "native":
@@ -65,9 +88,16 @@ def paged_attention(
     uses_torch: whether it is torch's on every backend, as for sinks and latent KV, which Triton's
     kernels do not have. Other arguments as in PagedAttention.
     """
-    kind: type[PagedAttention] = TorchAttention
-    if backend is KernelBackend.TRITON and not uses_torch:
+    if backend.is_triton and not uses_torch:
         from specdec.kernels.triton.attention import TritonAttention  # imports Triton
 
-        kind = TritonAttention
-    return kind(heads, head_dim, block_size, device, scale=scale, softcap=softcap)
+        return TritonAttention(
+            heads,
+            head_dim,
+            block_size,
+            device,
+            scale=scale,
+            softcap=softcap,
+            invariant=backend is KernelBackend.INVARIANT,
+        )
+    return TorchAttention(heads, head_dim, block_size, device, scale=scale, softcap=softcap)

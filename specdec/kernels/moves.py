@@ -16,7 +16,7 @@ def move_kv(kv_cache: Tensor, moves: Sequence[SlotMove], backend: KernelBackend)
 
     kv_cache: [num_layers, num_slots, 2, num_kv_heads, head_dim], changed in place.
     """
-    if backend is KernelBackend.TRITON:
+    if backend.is_triton:
         from specdec.kernels.triton import moves as triton_moves  # imports Triton
 
         triton_moves.move_kv(kv_cache, moves)

@@ -51,7 +51,7 @@ class TorchRowKernels:
 
 def row_kernels(backend: KernelBackend) -> RowKernels:
     """Return the row kernels of a backend; the native kernels have their own in C++."""
-    if backend is KernelBackend.TRITON:
+    if backend.is_triton:
         from specdec.kernels.triton.rows import TritonRowKernels  # imports Triton
 
         return TritonRowKernels()

@@ -63,6 +63,7 @@ class LLMArguments(TypedDict, total=False):
     tokenizer: str | None
     trust_remote_code: bool
     enforce_eager: bool
+    deterministic: bool
 
 
 @dataclass(frozen=True)

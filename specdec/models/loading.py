@@ -18,6 +18,7 @@ from specdec.kernels.sample import RowArgmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.cpu_decoder import NativeDecoder
+from specdec.models.determinism import require_deterministic
 from specdec.models.llama import CausalDecoder
 from specdec.models.lora.updates import AdapterStore
 from specdec.models.weights.checkpoint import CPU, open_checkpoint
@@ -87,24 +88,29 @@ def load_model(
     device: torch.device = CPU,
     kernels: Kernels = "auto",
     output_tokens: Sequence[int] | None = None,
+    deterministic: bool = False,
 ) -> Decoder:
     """Load one rank of the model in a Hugging Face directory.
 
     quantization: format of the matrices of linear layers; None for `dtype`, like the rest.
     kernels: with "auto" all ranks select the same backend, by a collective call.
     output_tokens: those that have logits, ascending; the others have -inf. None for all.
+    deterministic: as in EngineConfig.
 
     Raises InvalidValueError if "native" kernels are not available, and UnsupportedModelError if the
-    device does not support the quantization, or a rank has none of the output tokens.
+    device does not support the quantization or deterministic results of the model, or a rank has
+    none of the output tokens.
     """
     if quantization is not None and device.type != "cpu":
         raise UnsupportedModelError(f"quantization {quantization} runs on a CPU, not on {device}")
+    if deterministic:
+        require_deterministic(config, group.size, device)
     if config.transformers is not None:
         return _load_transformers(
             directory, config, dtype, max_model_len, block_size, device, kernels, output_tokens
         )
-    backend = KernelBackend.select(kernels, device)
-    if kernels == "auto" and device.type == "cpu":
+    backend = KernelBackend.select(kernels, device, deterministic=deterministic)
+    if kernels == "auto" and device.type == "cpu" and not deterministic:
         backend = _common_backend(backend, group)
     reader = open_checkpoint(directory, dtype, quantization, device, backend)
     model = CausalDecoder(config, reader, group, max_model_len, block_size, output_tokens)

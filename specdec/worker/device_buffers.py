@@ -31,6 +31,11 @@ class PendingTokens:
     _drafts: Tensor | None  # [num_rows, 1 + max_draft_tokens], of a head; None if it made none
     _done: torch.cuda.Event | None  # None where the device is the host
 
+    @property
+    def is_done(self) -> bool:
+        """Return whether the step has ended."""
+        return self._done is None or self._done.query()
+
     def collect(self) -> list[tuple[int, ...]]:
         """Wait for the step; return the new tokens of each row, none for invalid logits."""
         if self._done is not None:

@@ -51,6 +51,11 @@ class DeviceQueue:
         """Return whether as many steps are in flight as there may be."""
         return len(self._begun) == MAX_IN_FLIGHT
 
+    @property
+    def is_done(self) -> bool:
+        """Return whether the oldest step has ended."""
+        return self._begun[0].tokens.is_done
+
     def waits_for(self, released: Iterable[int]) -> bool:
         """Return whether the release of sequences has to wait for the steps in flight.
 

@@ -239,6 +239,7 @@ def _load(
         device=spec.device,
         kernels=spec.kernels,
         output_tokens=output_tokens,
+        deterministic=isinstance(limits, EngineConfig) and limits.deterministic,
     )
     return kind(
         model,

@@ -170,6 +170,12 @@ class TargetModelRunner(ModelRunner):
         """Steps that the device runs, and that were not collected."""
         return 0 if self._queue is None else len(self._queue)
 
+    @property
+    def is_step_done(self) -> bool:
+        """Return whether the oldest step in flight has ended, so that `collect` does not wait."""
+        assert self._queue is not None, "no step was begun"
+        return self._queue.is_done
+
     def _update(self, step: StepInput) -> None:
         """Apply what a step changes about sequences, unless it was applied for the same step."""
         if step is self._updated:
@@ -239,9 +245,10 @@ class TargetModelRunner(ModelRunner):
         """
         num_behind = 1 if self.head is None else 4  # the token that is decoded, and drafts
         num_blocks = min(self.num_blocks, -(-(num_tokens + num_behind) // self.block_size))
-        admission = SequenceAdmission(-1, num_tokens, SamplingRules(top_p=0.9))
+        token_ids = (0,) * num_tokens
+        admission = SequenceAdmission(-1, num_tokens, SamplingRules(top_p=0.9), token_ids)
         table = BlockTableDelta(-1, 0, tuple(range(num_blocks)))
-        prefill = StepRow(-1, 0, (0,) * num_tokens, 0, True, num_next_drafts=2)
+        prefill = StepRow(-1, 0, token_ids, 0, True, num_next_drafts=2)
         decode = StepRow(-1, num_tokens, (0,), 0, True, num_next_drafts=2)
         runs = [self.execute] if self._queue is None else [self.execute, self.execute_on_host]
         for run in runs:

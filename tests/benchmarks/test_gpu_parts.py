@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from benchmarks import gpu_check
-from benchmarks.gpu import drafting, equality, host_parts, profiled, prompts, steps
+from benchmarks.gpu import determinism, drafting, equality, host_parts, profiled, prompts, steps
 from benchmarks.gpu.drafting import measure_draft_model, measure_head
 from benchmarks.gpu.page import page, summary
 from benchmarks.gpu.parts import Context, Part, PartReport, PartSkippedError, run_cases, run_parts
 from benchmarks.gpu.processes import ForkedPart
 from benchmarks.gpu.profiled import profile
+from benchmarks.gpu.random_models import random_decoder
 from benchmarks.gpu.steps import aims, measure_grid, measure_main_steps
 from benchmarks.gpu.throughput import compare_speculation, compare_transformers
 from benchmarks.gpu_check import PARTS
@@ -40,7 +41,7 @@ def test_the_parts_are_complete():
         *("checks", "equality of n-gram", "equality of drafters", "equality of features"),
         *("steps", "memory plans", "counts", "compilation", "kernels"),
     ]
-    assert len(PARTS) == 21
+    assert len(PARTS) == 22
     compared = [
         name for select in (equality.NGRAM, equality.DRAFTERS, equality.FEATURES) for name in select
     ]
@@ -85,6 +86,24 @@ def test_prompts_beside_decodes_are_measured(small):
     report = PartReport(None, {"device": "cpu", "torch": "2"})
     report.add("prompts", found | {"seconds": 1.0})
     assert "## Steps of 8B with a prompt" in page(report)
+
+
+def test_deterministic_mode_is_measured_where_triton_runs(small, monkeypatch):
+    monkeypatch.setattr(determinism, "triton_fault", lambda device: None)
+    monkeypatch.setattr(determinism, "random_decoder", plain_decoder)
+    found = determinism.measure_deterministic(small)
+    assert set(found["differing_bits"]) == {"beside others", "in two steps", "token by token"}
+    assert found["passed"] == (not any(found["differing_bits"].values()))
+    assert len(found["ratios"]) == len(found["cells"]) == 4
+    assert found["aims"]["deterministic, times a step"]["value"] == max(found["ratios"])
+    monkeypatch.setattr(determinism, "triton_fault", lambda device: "no Triton")
+    with pytest.raises(PartSkippedError, match="no Triton"):
+        determinism.measure_deterministic(small)
+
+
+def plain_decoder(*arguments, deterministic):
+    """Return a decoder on torch's kernels, in place of Triton's in the interpreter."""
+    return random_decoder(*arguments)
 
 
 def test_aims_are_derived_from_their_cells():

@@ -82,6 +82,31 @@ def float8_blocks(weight: Tensor, *, rows: int = 48, cols: int = 32) -> Packed:
     return {"weight": stored, "weight_scale": scales}, stored.float() * spread
 
 
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Magnitudes of the 4-bit floats with two bits of exponent and one of mantissa."""
+
+
+def float4(weight: Tensor, *, is_nvfp4: bool) -> Packed:
+    groups = weight.unflatten(1, (-1, 16 if is_nvfp4 else 32))
+    wanted = groups.abs().amax(-1) / E2M1[-1]
+    tensors = {}
+    if is_nvfp4:
+        divisor = torch.finfo(torch.float8_e4m3fn).max / wanted.max()
+        tensors["weight_scale"] = (wanted * divisor).to(torch.float8_e4m3fn)
+        tensors["weight_global_scale"] = divisor.reshape(1)
+        scales = tensors["weight_scale"].float() / divisor
+    else:
+        exponents = wanted.log2().ceil()
+        tensors["weight_scale"] = (exponents + 127).to(torch.uint8)
+        scales = 2.0**exponents
+    scaled = groups / scales[..., None]
+    places = (scaled.abs()[..., None] - torch.tensor(E2M1)).abs().argmin(-1)
+    codes = (places + 8 * (scaled < 0)).flatten(1)
+    tensors["weight_packed"] = (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8)
+    rounded = torch.tensor(E2M1)[places] * torch.where(scaled < 0, -1.0, 1.0)
+    return tensors, (rounded * scales[..., None]).flatten(1)
+
+
 def four_bits(weight: Tensor, *, kind: str = "nf4", nested: bool = False) -> Packed:
     """Quantize blocks of 64 values, and with double quantization blocks of 16 factors."""
     block_size, outer_size = 64, 16

@@ -22,11 +22,11 @@ def compile_variant(variant: Variant, architecture: int) -> Resources:
     signature = {
         name: "constexpr" if name in variant.constants else variant.types[name] for name in names
     }
-    # As at run time: addresses that torch allocates are multiples of 16.
+    # As at run time: addresses that torch allocates are multiples of 16, and some integers.
     aligned = {
         (index,): [["tt.divisibility", 16]]
         for index, name in enumerate(names)
-        if signature[name].startswith("*")
+        if signature[name].startswith("*") or name in variant.multiples
     }
     source = ASTSource(variant.kernel, signature, dict(variant.constants), aligned)
     target = GPUTarget("cuda", architecture, 32)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from specdec.kernels.triton.attention import block_of_keys, warps_of_tile
-from specdec.kernels.triton.device import attention, rows, sample, store_kv, verify
+from specdec.kernels.triton.device import attention, products, rows, sample, store_kv, verify
+from specdec.kernels.triton.products import BLOCK_M, BLOCK_N, block_of_inner
 from specdec.kernels.triton.rows import warps_of_row
 
 ARCHITECTURES = (80, 90)
@@ -21,6 +22,7 @@ class Variant:
 
     types: Triton's names of argument types, e.g. "*bf16" for an address. constants: compile-time
     arguments. options: number of warps and stages. architectures: that it is compiled for.
+    multiples: integer arguments that are multiples of 16 for all models of this shape.
     """
 
     name: str
@@ -29,12 +31,14 @@ class Variant:
     constants: Mapping[str, object]
     options: Mapping[str, object] = field(default_factory=dict)
     architectures: tuple[int, ...] = ARCHITECTURES
+    multiples: tuple[str, ...] = ()
 
 
 def variants() -> Iterator[Variant]:
     """Yield every kernel, for the shapes of common models."""
     yield from _attention_variants()
     yield from _row_variants()
+    yield from _product_variants()
     yield from _sampling_variants()
     yield from _verification_variants()
 
@@ -181,6 +185,38 @@ def _row_variants() -> Iterator[Variant]:
             yield Variant(name, rows.quantize_row, types, constants, options, supported)
     types = {**dict.fromkeys(("gate_up", "output"), "*bf16"), "stride": "i32", "size": "i32"}
     yield Variant("silu_mul_bf16", rows.silu_mul, types, {"BLOCK": 1024}, {"num_warps": 4})
+
+
+def _product_variants() -> Iterator[Variant]:
+    """Yield products of Llama-3.1-8B: down projection by parts and as a whole, and the head."""
+    integers = ("num_rows", "size", "inner", "part_size", "x_stride", "outer_stride", "base_stride")
+    for dtype, output, num_parts, is_part, has_base in (
+        ("bf16", "fp32", 4, True, False),
+        ("bf16", "bf16", 4, False, True),
+        ("bf16", "fp32", 1, False, False),
+        ("fp32", "fp32", 4, True, False),
+    ):
+        types = {
+            **dict.fromkeys(("x", "weight", "base"), f"*{dtype}"),
+            "output": f"*{output}",
+            **dict.fromkeys(integers, "i32"),
+        }
+        constants = {
+            "inner_stride": 1,
+            **{"NUM_PARTS": num_parts, "IS_PART": is_part, "HAS_BASE": has_base},
+            **{"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N},
+            "BLOCK_K": block_of_inner(_ELEMENT_BYTES[dtype]),
+        }
+        name = f"product_{dtype}_to_{output}{'_part' if is_part else ''}"
+        options = {"num_warps": 4, "num_stages": 4}
+        yield Variant(name, products.product, types, constants, options, multiples=integers[1:])
+    types = {
+        "parts": "*fp32",
+        **dict.fromkeys(("base", "output"), "*bf16"),
+        **dict.fromkeys(("num_rows", "size", "base_stride"), "i32"),
+    }
+    constants = {"NUM_PARTS": 4, "HAS_BASE": True, "BLOCK": 1024}
+    yield Variant("add_parts_bf16", products.add_parts, types, constants, {"num_warps": 4})
 
 
 def _sampling_variants() -> Iterator[Variant]:

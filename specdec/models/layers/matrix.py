@@ -111,6 +111,30 @@ class FullMatrix:
         return torch.cat([x.float() @ part.float() for part in self.weight.split(step, dim=1)], 1)
 
 
+class InvariantMatrix(FullMatrix):
+    """The same weights, by products whose rows have the same bits in any batch."""
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """See Matrix."""
+        return self._product(x, None)
+
+    def multiply_add(self, base: Tensor, x: Tensor) -> Tensor:
+        """See Matrix."""
+        overwrites = self.overwrites_base and base.shape == (len(x), self.weight.shape[1])
+        return self._product(x, base, base if overwrites else None)
+
+    def multiply_to_float32(self, x: Tensor) -> Tensor:
+        """See Matrix."""
+        size = (len(x), self.weight.shape[1])
+        return self._product(x, None, x.new_empty(size, dtype=torch.float32))
+
+    def _product(self, x: Tensor, base: Tensor | None, output: Tensor | None = None) -> Tensor:
+        from specdec.kernels.triton.products import multiply  # imports Triton
+
+        rows = x if x.stride(1) == 1 else x.contiguous()
+        return multiply(rows, self.weight.t(), base, output)
+
+
 class Int8Matrix:
     """Int8 weights for torch, by activations that are quantized to a hi and a lo int8 part.
 
@@ -277,7 +301,8 @@ def make_matrix(
         return NativeMatrix(blocks, shape, dtype, quantization, library)
     match quantization:
         case None:
-            return FullMatrix(blocks, shape, dtype)
+            kind = InvariantMatrix if backend is KernelBackend.INVARIANT else FullMatrix
+            return kind(blocks, shape, dtype)
         case "int8":
             return Int8Matrix(blocks, shape)
         case "w8a8":

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.kernels.backend import KernelBackend
 from specdec.kernels.rows import row_kernels
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.traits import DecoderTraits, NormKind
@@ -41,7 +40,7 @@ class RMSNorm(nn.Module):
             self.weight += 1
         self.eps = eps
         self._kernels = row_kernels(reader.backend)
-        self.is_fused = reader.backend is KernelBackend.TRITON
+        self.is_fused = reader.backend.is_triton
         self._scaled_weight = self.weight * math.sqrt(size)
         self._scaled_eps = torch.tensor(math.sqrt(size * eps), device=self.weight.device)
 

@@ -20,12 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec.models.weights.fp4 import PackedFp4
 from specdec.models.weights.stored_tensors import TensorSource
 from specdec.models.weights.weight_slices import as_slice, groups_of, sibling, units_of
 from specdec.types.errors import UnsupportedModelError
 
 _PACKED = "pack-quantized"
 _PLAIN = ("float-quantized", "int-quantized", "naive-quantized")
+_FP4 = {"nvfp4-pack-quantized": True, "mxfp4-pack-quantized": False}
+"""Whether a format of 4-bit floats is NVFP4."""
 
 
 @dataclass(frozen=True)
@@ -134,14 +137,14 @@ class CompressedTensors:
         return positions // self.group_size if self.group_size else torch.zeros_like(positions)
 
 
-def compressed_tensors(config: Mapping[str, Any]) -> CompressedTensors | None:
+def compressed_tensors(config: Mapping[str, Any]) -> CompressedTensors | PackedFp4 | None:
     """Return the layout of a `quantization_config`; None for one that is not supported.
 
     Raises UnsupportedModelError for groups of layers with different layouts.
     """
     sparsity = (config.get("sparsity_config") or {}).get("format", "dense")
-    is_changed = sparsity != "dense" or config.get("transform_config")
-    if is_changed or config.get("format") not in (_PACKED, *_PLAIN):
+    is_changed, layout = sparsity != "dense" or config.get("transform_config"), config.get("format")
+    if is_changed or layout not in (_PACKED, *_PLAIN, *_FP4):
         return None
     found = {_layout(each.get("weights")) for each in (config.get("config_groups") or {}).values()}
     if len(found) > 1:
@@ -149,8 +152,10 @@ def compressed_tensors(config: Mapping[str, Any]) -> CompressedTensors | None:
             "weights quantized by compressed-tensors with a layout for each group of layers are "
             "not supported; config_groups must have equal weights"
         )
+    if layout in _FP4:
+        return PackedFp4(_FP4[layout])
     bits, group_size, block = found.pop() if found else (8, None, None)
-    if config["format"] == _PACKED and not 2 <= bits <= 8:
+    if layout == _PACKED and not 2 <= bits <= 8:
         return None
     return CompressedTensors(bits, group_size, block)
 

@@ -29,7 +29,7 @@ from specdec.types.errors import UnsupportedModelError
 
 SUPPORTED = (
     "awq (4 bits, gemm), gptq (2, 4 or 8 bits), fp8, compressed-tensors (packed or 8-bit integers, "
-    "float8), bitsandbytes (nf4, fp4, int8), mxfp4 (experts of GPT-OSS)"
+    "float8, nvfp4, mxfp4), bitsandbytes (nf4, fp4, int8), mxfp4 (experts of GPT-OSS)"
 )
 
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)

@@ -3,9 +3,8 @@
 Layers read each expert as separate matrices, as in other mixtures; the names that they use here
 do not exist in the files. Stored without quantization, with E experts, H hidden and I expert units:
 `gate_up_proj` [E, H, 2 I] and `down_proj` [E, I, H], transposed, and biases [E, 2 I] and [E, H].
-Gate and up projection alternate. In MXFP4: `*_blocks` [E, out, in / 32, 16] of bytes with two
-values each, the first in the lower half, and `*_scales` [E, out, in / 32], exponents of two with a
-bias of 127 (OCP Microscaling Formats, version 1.0).
+Gate and up projection alternate. In MXFP4 (`fp4.py`): `*_blocks` [E, out, in / 32, 16] of bytes
+with two values each, and `*_scales` [E, out, in / 32].
 """
 
 from __future__ import annotations
@@ -16,13 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specdec.models.weights.fp4 import e2m1_values, e8m0_scales
 from specdec.models.weights.stored_tensors import TensorSource
 
 _NAME = re.compile(r"(.+\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
 _GROUP = 32
-_SCALE_BIAS = 127
-_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Magnitudes of 4-bit floats with two bits of exponent and one of mantissa; bit 3 is the sign."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +111,5 @@ def _dequantize(blocks: Tensor, scales: Tensor) -> Tensor:
 
     blocks: [N, G, 16] uint8. scales: [N, G] uint8.
     """
-    table = torch.tensor([*_VALUES, *(-value for value in _VALUES)])
-    halves = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(2)  # [N, G, 32]
-    exponents = scales.to(torch.int32).sub_(_SCALE_BIAS).unsqueeze(-1)
-    return torch.ldexp(table[halves.int()], exponents).flatten(1)
+    values = e2m1_values(blocks.flatten(1)).view(*scales.shape, _GROUP)
+    return (values * e8m0_scales(scales).unsqueeze(-1)).flatten(1)

@@ -2,7 +2,6 @@
 
 import shutil
 import time
-from functools import partial
 
 import pytest
 
@@ -18,8 +17,9 @@ from cluster.workers.adapter_messages import (
 from cluster.workers.head_messages import LoadInbox
 from cluster.workers.profile_messages import END, is_report
 from cluster.workers.target_group import TargetGroup
+from cluster.workers.target_steps import TargetSteps
 from cluster.workers.unix_socket import PeerGoneError
-from cluster.workers.worker import ModelWorker, _verify
+from cluster.workers.worker import ModelWorker
 from specdec.config.engine import AdapterLimits, EngineConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.types.adapters import AdapterFile
@@ -62,7 +62,7 @@ def test_orders_differ_from_steps_heads_and_profiles():
 def rank(tiny_model_dir):
     config = engine_config(adapters=AdapterLimits(2, 16, 2))
     runner = load_runner(tiny_model_dir, "float32", config, TensorParallelGroup())
-    return ModelWorker(runner, partial(_verify, runner, 1), 1)
+    return ModelWorker(runner, TargetSteps(runner, 1), 1)
 
 
 def fault_of(report, adapter_id):

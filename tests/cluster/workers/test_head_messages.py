@@ -2,7 +2,6 @@
 
 import shutil
 import time
-from functools import partial
 
 import pytest
 
@@ -19,8 +18,9 @@ from cluster.workers.head_messages import (
 from cluster.workers.profile_messages import END, is_report
 from cluster.workers.step_deadline import MIN_SAMPLES, StepDeadline
 from cluster.workers.target_group import TargetGroup
+from cluster.workers.target_steps import TargetSteps
 from cluster.workers.unix_socket import PeerGoneError
-from cluster.workers.worker import ModelWorker, _verify
+from cluster.workers.worker import ModelWorker
 from specdec.config.engine import EngineConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
@@ -77,7 +77,7 @@ def rank(tiny_model_dir, head_dir):
     config = engine_config(speculation=speculation)
     head = HeadFiles(head_dir)
     runner = load_runner(tiny_model_dir, "float32", config, TensorParallelGroup(), head=head)
-    return ModelWorker(runner, partial(_verify, runner, 1), 1)
+    return ModelWorker(runner, TargetSteps(runner, 1), 1)
 
 
 def test_a_rank_reports_a_load_and_switches_when_ordered(rank, head_dir, tmp_path):

@@ -1,15 +1,17 @@
 """The real engine on tiny models of each family: no drafting method changes a token."""
 
-import json
 from functools import cache
+from itertools import product
 
 import pytest
 import torch
 
+from specdec.config.engine import ModelOptions
 from specdec.config.quantization import QUANTIZATION_METHODS
 from specdec.config.speculative import SpeculativeConfig
 from specdec.kernels.cpu import native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.models.config import ModelConfig
 from specdec.speculation.proposers import make_proposer
 from specdec.worker import HeadFiles, LocalTarget, load_runner
 from tests.specdec.engines import (
@@ -24,6 +26,7 @@ from tests.specdec.engines import (
 from tests.specdec.fakes import run_ranks
 from tests.specdec.heads import HEADS
 from tests.specdec.models.families import (
+    BY_TRANSFORMERS,
     FAMILIES,
     LLAMA_LIKE,
     WITH_ALL_TRAITS,
@@ -31,6 +34,7 @@ from tests.specdec.models.families import (
     reference_model,
     save_family,
 )
+from tests.specdec.models.foreign import FOREIGN, save_foreign
 from tests.specdec.tiny import disturbed_llama_dir, train_tokenizer
 
 NAMES = [name for name in FAMILIES if name not in LLAMA_LIKE]
@@ -45,8 +49,9 @@ SAMPLED = {"temperature": 0.8}
 @pytest.fixture(scope="module")
 def directory(request, tmp_path_factory):
     """A model with its tokenizer; the parameter is the name of its family."""
-    directory = tmp_path_factory.mktemp(request.param)
-    save_family(directory, request.param)
+    name = request.param
+    directory = tmp_path_factory.mktemp(name)
+    (save_family if name in FAMILIES else save_foreign)(directory, name)
     train_tokenizer(383).save_pretrained(directory)
     return directory
 
@@ -105,7 +110,7 @@ def test_lookups_and_a_draft_model_change_no_token(directory, draft_dir):
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("directory", NAMES, indirect=True)
+@pytest.mark.parametrize("directory", FAMILIES, indirect=True)
 def test_ranks_change_no_token(directory, draft_dir, method, params, size):
     expected = reference(directory, **params)
     model = draft_dir if method == "draft_model" else None
@@ -147,15 +152,24 @@ def test_drafts_change_no_token_in_bfloat16(directory):
     assert generated(3, num_blocks=60) == generated(0)
 
 
+def decoders():
+    """Yield families with each decoder that runs them: native, torch, and transformers' code."""
+    yield from product(FAMILIES, ("auto", "torch"))
+    yield from product((*BY_TRANSFORMERS, *FOREIGN), ("transformers",))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kernels", ["auto", "torch"])
-@pytest.mark.parametrize("directory", FAMILIES, indirect=True)
-def test_long_greedy_texts_equal_transformers(directory, kernels):
+@pytest.mark.parametrize(("directory", "decoder"), list(decoders()), indirect=["directory"])
+def test_long_greedy_texts_equal_transformers(directory, decoder):
     """With drafts, chunked prefill, preemption and a second run on the prefix cache."""
-    path = directory / "config.json"
-    assert json.loads(path.read_text())["max_position_embeddings"] > NUM_TOKENS + 40
+    is_foreign = decoder == "transformers"
+    options = ModelOptions("transformers" if is_foreign else "specdec")
+    model = ModelConfig.from_directory(directory, options)
+    assert (model.transformers is not None) == is_foreign
+    assert model.max_position_embeddings > NUM_TOKENS + 40
     config = engine_config(3, max_model_len=250, num_blocks=130, max_num_batched_tokens=32)
-    engine = local_engine(directory, config, kernels=kernels)
+    kernels = "torch" if is_foreign else decoder
+    engine = local_engine(directory, config, kernels=kernels, options=options)
     prompts = {"a": [5, 6, 7, 8] * 10, "b": [21, 22, 23] * 3, "c": [301, 77] * 16}
     for _ in range(2):
         given = [request(name, each, max_tokens=NUM_TOKENS) for name, each in prompts.items()]

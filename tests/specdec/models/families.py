@@ -209,6 +209,16 @@ FAMILIES = {
 }
 """Names of the tests: the family in transformers, and changes of its configuration."""
 
+NOT_BY_TRANSFORMERS = {
+    "phi3": "LongRoPE",
+    "phi3-short": "LongRoPE",
+    "stablelm": "takes no attention function",
+    "stablelm-parallel": "takes no attention function",
+}
+"""Families that transformers' code cannot run here, with the reason in the message."""
+
+BY_TRANSFORMERS = [name for name in FAMILIES if name not in NOT_BY_TRANSFORMERS]
+
 LLAMA_LIKE = [
     name
     for name, (family, _) in FAMILIES.items()

@@ -19,7 +19,7 @@ from specdec.models.transformers_decoder import TransformersDecoder
 from specdec.speculation.proposers import make_proposer
 from specdec.types.errors import UnsupportedModelError
 from tests.specdec.engines import draft_model, engine_config, local_engine, request, tokens_by
-from tests.specdec.models.families import WINDOW, save_family
+from tests.specdec.models.families import BY_TRANSFORMERS, NOT_BY_TRANSFORMERS, WINDOW, save_family
 from tests.specdec.models.foreign import (
     FOREIGN,
     IN_MAKE_TEST,
@@ -68,6 +68,24 @@ def test_logits_equal_transformers(tmp_path, name):
     expected = in_pass_order(reference_logits(tmp_path, ids))
     found = mixed_logits(model, ids)
     torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BY_TRANSFORMERS)
+def test_families_of_the_registry_have_the_same_logits(tmp_path, name):
+    save_family(tmp_path, name)
+    model, ids = load(tmp_path, "transformers"), sequences()
+    assert isinstance(model, TransformersDecoder)
+    expected = in_pass_order(reference_logits(tmp_path, ids))
+    found = mixed_logits(model, ids)
+    torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize(("name", "reason"), list(NOT_BY_TRANSFORMERS.items()))
+def test_other_families_of_the_registry_are_refused(tmp_path, name, reason):
+    save_family(tmp_path, name)
+    with pytest.raises(UnsupportedModelError, match=reason):
+        load(tmp_path, "transformers")
 
 
 def test_latent_attention_is_the_same_expanded_and_absorbed(tmp_path):
@@ -243,6 +261,17 @@ def test_code_of_a_repository_is_refused(tmp_path):
     for model_impl in ("auto", "specdec"):
         with pytest.raises(UnsupportedModelError, match="code of its repository"):
             ModelConfig.from_directory(tmp_path, ModelOptions(model_impl))
+
+
+@pytest.mark.parametrize("name", IN_MAKE_TEST)
+def test_a_config_without_architectures_is_recognized_by_its_model_type(tmp_path, name):
+    save_foreign(tmp_path, name)
+    config = ModelConfig.from_directory(tmp_path)
+    path = tmp_path / "config.json"
+    raw = json.loads(path.read_text())
+    del raw["architectures"]
+    path.write_text(json.dumps(raw))
+    assert ModelConfig.from_directory(tmp_path) == config
 
 
 def test_the_implementation_is_that_of_the_setting(tmp_path):

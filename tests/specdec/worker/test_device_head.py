@@ -225,6 +225,25 @@ def test_another_head_has_its_own_graphs(tiny_model_dir, head_dir, expected):
     assert sum(accepted[5:]) == 0, drafts
 
 
+def test_the_warm_up_runs_a_prompt_on_the_device_and_on_the_host(
+    tiny_model_dir, head_dir, on_device
+):
+    directory = head_dir("eagle3")
+    config = config_of("eagle3", directory)
+    runner = device_runner(tiny_model_dir, config, head=directory)
+    passes, forward = [], runner.model.forward_with_taps
+
+    def recorded(batch, kv_cache, taps):
+        passes.append(batch.num_tokens)
+        return forward(batch, kv_cache, taps)
+
+    runner.model.forward_with_taps = recorded
+    runner.warm_up(40)
+    assert next(len(row.token_ids) for rows in on_device for row in rows) == 40
+    assert 40 in passes
+    assert runner.num_in_flight == 0
+
+
 @pytest.mark.parametrize("kind", SamplingKind)
 @pytest.mark.parametrize("method", ["eagle3", "mtp"])
 def test_the_host_reads_nothing_between_the_tokens_of_a_draft(

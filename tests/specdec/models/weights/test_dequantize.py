@@ -14,7 +14,13 @@ from specdec.types.errors import UnsupportedModelError
 from tests.specdec.fakes import run_ranks
 from tests.specdec.models.passes import mixed_logits
 from tests.specdec.packing import awq, float8, gptq, write_packed
-from tests.specdec.packing_compressed import compressed, float8_blocks, four_bits, int8_rows
+from tests.specdec.packing_compressed import (
+    compressed,
+    float4,
+    float8_blocks,
+    four_bits,
+    int8_rows,
+)
 from tests.specdec.tiny import tiny_llama_dir
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 8, "version": "gemm"}
@@ -25,7 +31,7 @@ CHANNELS = {"quant_method": "compressed-tensors", "format": "float-quantized"}
 
 def integers(kind="pack-quantized", bits=4, **weights):
     """Return the config of compressed-tensors with integers."""
-    group = {"weights": {"num_bits": bits, "type": "int", **weights}, "targets": ["Linear"]}
+    group = {"weights": {"type": "int", "num_bits": bits, **weights}, "targets": ["Linear"]}
     return CHANNELS | {"format": kind, "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
 
 
@@ -71,6 +77,14 @@ FORMATS = {
         integers("int-quantized", 8, strategy="channel"),
         partial(compressed, bits=8, group_size=-1, is_packed=False, sym=False, packs_zeros=False),
     ),
+    "compressed-nvfp4": (
+        integers("nvfp4-pack-quantized", 4, type="float", strategy="tensor_group"),
+        partial(float4, is_nvfp4=True),
+    ),
+    "compressed-mxfp4": (
+        integers("mxfp4-pack-quantized", 4, type="float", strategy="group"),
+        partial(float4, is_nvfp4=False),
+    ),
     "nf4": (FOUR_BITS, four_bits),
     "nf4-nested": (FOUR_BITS, partial(four_bits, nested=True)),
     "fp4": (FOUR_BITS, partial(four_bits, kind="fp4")),
@@ -101,6 +115,10 @@ def model_dirs(request, source, tmp_path):
     packed, plain = tmp_path / "packed", tmp_path / "plain"
     if request.param == "awq-wide-groups":
         source = tiny_llama_dir(tmp_path / "source", intermediate=216, layers=1)
+    if request.param == "compressed-mxfp4":  # groups of 32 inputs
+        source = tiny_llama_dir(
+            tmp_path / "source", hidden=160, heads=10, intermediate=224, kv_heads=5, layers=1
+        )
     write_packed(source, packed, plain, config, pack)
     return packed, plain
 
@@ -111,7 +129,8 @@ def test_any_slice_equals_that_of_the_dequantized_weight(model_dirs):
     reader = open_checkpoint(packed, torch.float32)
     expected = open_checkpoint(plain, torch.float32)
     assert reader.exact_dtype(name) == torch.float32
-    shape = (ModelConfig.from_directory(plain).intermediate_size, 144)
+    config = ModelConfig.from_directory(plain)
+    shape = (config.intermediate_size, config.hidden_size)
     for rows in (None, range(0, 1), range(3, 60), range(199, shape[0])):
         for cols in (None, range(0, 7), range(5, 97), range(143, 144)):
             found = reader.read(name, shape, rows, cols)
@@ -142,7 +161,7 @@ def test_a_warning_states_the_cost_of_dequantization(source, tmp_path, caplog):
     ("config", "what"),
     [
         ({"quant_method": "bitsandbytes"}, "bitsandbytes"),
-        (CHANNELS | {"format": "nvfp4-pack-quantized"}, "compressed-tensors nvfp4-pack-quantized"),
+        (CHANNELS | {"format": "marlin-24"}, "compressed-tensors marlin-24"),
         (integers(**GROUPS) | {"transform_config": {"R1": {}}}, "compressed-tensors"),
         (
             integers(**GROUPS) | {"sparsity_config": {"format": "sparse-24-bitmask"}},

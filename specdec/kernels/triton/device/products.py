@@ -1,0 +1,90 @@
+"""Matrix products whose sums do not depend on the number of rows.
+
+A tile has the same shape for any number of rows, and the inner dimension is divided into parts at
+fixed places, which are added in order: by one program, or by a second kernel.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=("num_rows",))
+def product(
+    x,  # [num_rows, inner], rows `x_stride` apart
+    weight,  # [size, inner], element (n, k) at n * outer_stride + k * inner_stride
+    base,  # [num_rows, size] or, with a stride of 0, [size]; unused unless HAS_BASE
+    output,  # [num_rows, size], or float32 [NUM_PARTS, num_rows, size] where IS_PART
+    num_rows,
+    size,
+    inner,
+    part_size,  # of the inner dimension, a multiple of BLOCK_K
+    x_stride,
+    outer_stride,
+    inner_stride,
+    base_stride,
+    NUM_PARTS: tl.constexpr,
+    IS_PART: tl.constexpr,
+    HAS_BASE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Multiply a tile; grid (row tiles, column tiles, NUM_PARTS where IS_PART, else 1)."""
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_row, is_column = rows < num_rows, columns < size
+    own_part = tl.program_id(2)
+    of_rows = x + rows.to(tl.int64)[:, None] * x_stride
+    of_columns = weight + columns.to(tl.int64)[None, :] * outer_stride
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for index in range(1 if IS_PART else NUM_PARTS):
+        start = (own_part + index) * part_size
+        part = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for block in range(start, tl.minimum(start + part_size, inner), BLOCK_K):
+            places = block + tl.arange(0, BLOCK_K)
+            is_place = places < inner
+            left = tl.load(
+                of_rows + places[None, :], mask=is_row[:, None] & is_place[None, :], other=0.0
+            )
+            right = tl.load(
+                of_columns + places[:, None] * inner_stride,
+                mask=is_place[:, None] & is_column[None, :],
+                other=0.0,
+            )
+            part = tl.dot(left, right, part, input_precision="ieee")
+        total += part
+    is_output = is_row[:, None] & is_column[None, :]
+    at = rows.to(tl.int64)[:, None] * size + columns[None, :]
+    if IS_PART:
+        tl.store(output + own_part.to(tl.int64) * num_rows * size + at, total, mask=is_output)
+    else:
+        if HAS_BASE:
+            at_base = base + rows.to(tl.int64)[:, None] * base_stride + columns[None, :]
+            total += tl.load(at_base, mask=is_output, other=0.0).to(tl.float32)
+        tl.store(output + at, total, mask=is_output)
+
+
+@triton.jit(do_not_specialize=("num_rows",))
+def add_parts(
+    parts,  # float32 [NUM_PARTS, num_rows, size]
+    base,  # as in product
+    output,  # [num_rows, size]
+    num_rows,
+    size,
+    base_stride,
+    NUM_PARTS: tl.constexpr,
+    HAS_BASE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Add the parts in order; grid (num_rows, ceil(size / BLOCK))."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_column = columns < size
+    total = tl.zeros([BLOCK], tl.float32)
+    for index in range(NUM_PARTS):
+        at = (index * num_rows + row) * size + columns
+        total += tl.load(parts + at, mask=is_column, other=0.0)
+    if HAS_BASE:
+        at_base = base + row * base_stride + columns
+        total += tl.load(at_base, mask=is_column, other=0.0).to(tl.float32)
+    tl.store(output + row * size + columns, total, mask=is_column)

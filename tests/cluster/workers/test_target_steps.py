@@ -1,0 +1,113 @@
+"""Steps of a rank whose device runs one while the next is begun."""
+
+import pytest
+
+from cluster.workers import serialization
+from cluster.workers.profile_messages import WorkerProfileOrder
+from cluster.workers.target_steps import TargetSteps
+from cluster.workers.worker import ModelWorker
+from specdec.types.messages import (
+    PENDING_TOKEN,
+    BlockTableDelta,
+    SequenceAdmission,
+    StepInput,
+    StepRow,
+)
+from specdec.types.sampling_spec import SamplingRules
+from specdec.worker.device_buffers import PendingTokens
+from tests.specdec.engines import engine_config
+from tests.specdec.fakes import run_ranks
+from tests.specdec.worker.device import device_runner
+
+PROMPT = (5, 6, 7)
+
+
+def message(step_id, *, released=False):
+    """Return the message of a prompt, or of the decode behind the step before."""
+    if step_id == 0:
+        admission = SequenceAdmission(0, len(PROMPT), SamplingRules(temperature=0.8, seed=3))
+        table = BlockTableDelta(0, 0, (0, 1, 2))
+        step = StepInput(0, (), (admission,), (table,), (StepRow(0, 0, PROMPT, 0, True),))
+    else:
+        row = StepRow(0, len(PROMPT) + step_id - 1, (PENDING_TOKEN,), 0, True, max_end=9)
+        step = StepInput(step_id, (0,) if released else (), (), (), () if released else (row,))
+    return serialization.encode_step(step)
+
+
+@pytest.fixture
+def runner(tiny_model_dir):
+    return device_runner(tiny_model_dir, engine_config(0))
+
+
+@pytest.fixture
+def expected(tiny_model_dir):
+    """Return the tokens of four steps, each of which ends before the next."""
+    steps = TargetSteps(device_runner(tiny_model_dir, engine_config(0)), 0)
+    return [tokens_of(answer) for index in range(4) for answer in steps(message(index), no)]
+
+
+def no():
+    return False
+
+
+def yes():
+    return True
+
+
+def tokens_of(answer):
+    output = serialization.decode_output(answer)
+    return output.step_id, [row.token_ids for row in output.rows]
+
+
+def test_a_step_begins_behind_another_whose_message_came_first(runner, expected):
+    steps = TargetSteps(runner, 0)
+    assert list(steps(message(0), yes)) == []
+    assert runner.num_in_flight == 1
+    answers = list(steps(message(1), yes))  # the oldest is answered, the next message is read
+    assert runner.num_in_flight == 1
+    answers += steps(message(2), yes)
+    answers += steps(message(3), no)
+    assert runner.num_in_flight == 0
+    assert [tokens_of(each) for each in answers] == expected
+
+
+def test_it_waits_for_the_device_or_a_message(runner, monkeypatch):
+    slept = []
+    monkeypatch.setattr(PendingTokens, "is_done", property(lambda _: len(slept) == 3))
+    assert len(list(TargetSteps(runner, 0, slept.append)(message(0), no))) == 1
+    assert len(slept) == 3
+    monkeypatch.setattr(PendingTokens, "is_done", False)
+    arrived = iter([False, False, True])
+    assert list(TargetSteps(runner, 0, slept.append)(message(1), lambda: next(arrived))) == []
+    assert len(slept) == 5
+
+
+def test_a_step_that_the_device_cannot_begin_follows_the_one_in_flight(runner, expected):
+    """A step without rows runs on the host, which releases sequences."""
+    steps = TargetSteps(runner, 0)
+    assert list(steps(message(0), yes)) == []
+    answers = [tokens_of(each) for each in steps(message(1, released=True), yes)]
+    assert answers == [expected[0], (1, [])]
+
+
+def test_a_profile_waits_for_the_step_in_flight(runner, expected, tmp_path):
+    steps = TargetSteps(runner, 0)
+    worker = ModelWorker(runner, steps, 0, steps.finish)
+    assert list(worker.run(message(0), yes)) == []
+    order = WorkerProfileOrder("target", 1, str(tmp_path), 2**24)
+    [answer] = worker.run(order.encode(), no)
+    assert tokens_of(answer) == expected[0]
+    answer, _report = worker.run(message(1), yes)
+    assert tokens_of(answer) == expected[1]
+    assert runner.num_in_flight == 0
+
+
+def test_several_ranks_run_one_step_at_a_time(tiny_model_dir, expected):
+    """What each knows when a step begins decides the shapes of collective operations."""
+
+    def on_rank(group):
+        runner = device_runner(tiny_model_dir, engine_config(0), group=group)
+        steps = TargetSteps(runner, group.rank)
+        return [tokens_of(answer) for index in range(2) for answer in steps(message(index), yes)]
+
+    assert run_ranks(2, on_rank) == [expected[:2]] * 2

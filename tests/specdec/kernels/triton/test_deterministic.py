@@ -1,0 +1,50 @@
+"""A deterministic model: the bits of a token do not depend on its batch, nor on its steps."""
+
+import pytest
+import torch
+
+from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.models.config import ModelConfig
+from specdec.models.loading import load_model
+from tests.specdec.tiny import tiny_llama_dir
+
+BLOCK_SIZE, NUM_BLOCKS = 16, 12
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return tiny_llama_dir(tmp_path_factory.mktemp("model"), layers=2)
+
+
+def logits_of(directory, passes, *, deterministic=True):
+    """Run passes on an empty pool; return the logits of the last one's tokens."""
+    model = load_model(
+        directory,
+        ModelConfig.from_directory(directory),
+        TensorParallelGroup(),
+        dtype=torch.float32,
+        max_model_len=128,
+        block_size=BLOCK_SIZE,
+        kernels="triton",
+        deterministic=deterministic,
+    )
+    kv_cache = model.new_kv_cache(NUM_BLOCKS * BLOCK_SIZE)
+    for chunks in passes:
+        hidden = model(ModelInput(chunks, BLOCK_SIZE), kv_cache)
+    return model.compute_logits(hidden)
+
+
+def test_bits_depend_neither_on_the_batch_nor_on_the_steps(directory):
+    text = [(7 * index) % 300 + 3 for index in range(24)]
+    other = Chunk([9, 8, 7, 6, 5, 4, 3] * 3, 0, [4, 5])
+    whole = logits_of(directory, [[Chunk(text, 0, [1, 2])]])
+    beside = logits_of(directory, [[other, Chunk(text, 0, [1, 2])]])
+    assert torch.equal(beside[len(other.token_ids) :], whole)
+    in_steps = logits_of(
+        directory,
+        [[Chunk(text[:18], 0, [1, 2])], [other, Chunk(text[18:], 18, [1, 2])]],
+    )
+    assert torch.equal(in_steps[len(other.token_ids) :], whole[18:])
+    plain = logits_of(directory, [[Chunk(text, 0, [1, 2])]], deterministic=False)
+    assert torch.allclose(plain, whole, atol=1e-4)

@@ -1,0 +1,71 @@
+"""Matrix products whose rows have the same bits in any batch."""
+
+import pytest
+import torch
+
+from specdec.kernels.triton import products
+from specdec.kernels.triton.products import multiply, num_parts_of
+
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 5e-2}
+SIZE, INNER = 70, 130
+
+
+@pytest.fixture
+def four_parts(monkeypatch):
+    """Divide small inner dimensions; the last part of INNER is empty."""
+    monkeypatch.setattr(products, "_LEAST_PART", 32)
+    assert num_parts_of(SIZE, INNER) == 4
+
+
+def matrices(num_rows, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((num_rows, INNER), (SIZE, INNER), (num_rows, SIZE), (SIZE,))
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("num_rows", [1, 65])
+def test_a_product_is_that_of_torch(four_parts, num_rows, dtype):
+    x, weight, base, bias = matrices(num_rows, dtype)
+    expected = x.double() @ weight.double().t()
+    for own in (None, base, bias):
+        found = multiply(x, weight, own)
+        assert found.dtype == dtype
+        whole = expected if own is None else expected + own
+        assert (found - whole).abs().max() < TOLERANCE[dtype]
+    in_place = base.clone()
+    assert multiply(x, weight, in_place, in_place) is in_place
+    assert torch.equal(in_place, multiply(x, weight, base))
+
+
+def test_a_transposed_matrix_has_the_same_product(four_parts):
+    x, weight, _, _ = matrices(3)
+    assert torch.equal(multiply(x, weight), multiply(x, weight.t().contiguous().t()))
+
+
+def test_a_result_in_float32_is_not_rounded(four_parts):
+    x, weight, _, _ = matrices(3, torch.float16)
+    found = multiply(x, weight, output=torch.empty(3, SIZE))
+    assert (found - x.double() @ weight.double().t()).abs().max() < 1e-4
+
+
+def test_bits_of_a_row_do_not_depend_on_the_others(four_parts, monkeypatch):
+    """Nor on whether one program computes all parts of the inner dimension."""
+    x, weight, base, _ = matrices(70)
+    by_parts = multiply(x, weight, base)
+    for row in (0, 15, 69):
+        own = slice(row, row + 1)
+        assert torch.equal(multiply(x[own], weight, base[own])[0], by_parts[row])
+    num_parts = num_parts_of(SIZE, INNER)
+    monkeypatch.setattr(products, "num_parts_of", lambda size, inner: num_parts)
+    monkeypatch.setattr(products, "_ENOUGH_PROGRAMS", 1)
+    assert torch.equal(multiply(x, weight, base), by_parts)
+    monkeypatch.setattr(products, "num_parts_of", lambda size, inner: 1)
+    assert not torch.equal(multiply(x, weight, base), by_parts)
+
+
+def test_parts_follow_from_the_matrix_alone():
+    assert num_parts_of(128_256, 4096) == 1
+    assert num_parts_of(4096, 14_336) == 4
+    assert num_parts_of(4096, 4096) == 4
+    assert num_parts_of(1024, 100) == 1

@@ -1,0 +1,76 @@
+"""What a deterministic mode accepts."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from specdec.config.llm import LLMConfig
+from specdec.kernels.backend import KernelBackend
+from specdec.models.config import ModelConfig
+from specdec.models.determinism import require_deterministic
+from specdec.models.traits import NormKind
+from specdec.types.errors import InvalidValueError, UnsupportedModelError
+from tests.specdec.models.families import save_family
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def test_torch_kernels_are_refused():
+    with pytest.raises(InvalidValueError, match="deterministic is True; it must be False with"):
+        KernelBackend.select("torch", CPU, deterministic=True)
+
+
+def test_native_kernels_are_deterministic_as_they_are(monkeypatch):
+    monkeypatch.setattr("specdec.kernels.backend.native_library", lambda: object())
+    assert KernelBackend.select("auto", CPU, deterministic=True) is KernelBackend.CPU
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_triton_has_a_backend_for_it(monkeypatch, deterministic):
+    monkeypatch.setattr("specdec.kernels.backend.triton_fault", lambda device: None)
+    found = KernelBackend.select("auto", GPU, deterministic=deterministic)
+    assert found is (KernelBackend.INVARIANT if deterministic else KernelBackend.TRITON)
+    assert found.is_triton
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kernels": "torch"},
+        {"device": "cuda", "tensor_parallel_size": 2},
+        {"device": "cuda", "enable_lora": True},
+    ],
+    ids=str,
+)
+def test_settings_that_exclude_it_are_refused(changes):
+    with pytest.raises(InvalidValueError, match="deterministic"):
+        LLMConfig(model="tiny", deterministic=True, **changes)
+    LLMConfig(model="tiny", **changes)
+
+
+@pytest.mark.parametrize(
+    ("family", "fault"),
+    [
+        ("qwen3-moe", "a mixture of experts"),
+        ("gpt-oss", "sinks"),
+        ("olmo2", "norms over all heads"),
+    ],
+)
+def test_models_without_invariant_kernels_are_refused_on_a_gpu(tmp_path, family, fault):
+    save_family(tmp_path, family)
+    config = ModelConfig.from_directory(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=fault):
+        require_deterministic(config, 1, GPU)
+    require_deterministic(config, 1, CPU)
+
+
+def test_ranks_and_other_norms_are_refused_on_a_gpu(tiny_model_dir):
+    config = ModelConfig.from_directory(tiny_model_dir)
+    require_deterministic(config, 1, GPU)
+    require_deterministic(config, 2, CPU)
+    with pytest.raises(UnsupportedModelError, match="several ranks"):
+        require_deterministic(config, 2, GPU)
+    layer = replace(config, traits=replace(config.traits, norm=NormKind.LAYER))
+    with pytest.raises(UnsupportedModelError, match="LayerNorm"):
+        require_deterministic(layer, 1, GPU)
