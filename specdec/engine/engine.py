@@ -399,7 +399,7 @@ class Engine:
     def _ahead(self, rows: Rows, decision: Decision) -> None:
         """Have the draft model go on behind the rows that the target runs now."""
         if decision.num_draft_tokens and decision.ahead is not DraftAhead.OFF:
-            self._speculator.ahead(rows, self._scheduler.next_chain_length, decision.ahead)
+            self._speculator.ahead(rows, self._scheduler.next_chain_length, decision)
 
     def _eligible(self, rows: list[ScheduledRow]) -> list[ScheduledRow]:
         control = self.control

@@ -21,7 +21,7 @@ from specdec.speculation.proposers import (
     SynchronousProposer,
 )
 from specdec.types.control import NO_SPECULATION, SpeculationControl
-from specdec.types.draft_decision import NO_DRAFTS, Decision, DecisionReason, DraftAhead, tree
+from specdec.types.draft_decision import NO_DRAFTS, Decision, DecisionReason, tree
 from specdec.types.draft_tree import chain_of
 from specdec.types.messages import StepRow
 from specdec.types.stats import STRUCTURED_OUTPUT
@@ -196,15 +196,16 @@ class Speculator:
         self,
         rows: collections.abc.Sequence[tuple[Sequence, StepRow]],
         num_next_tokens: Callable[[Sequence], int],
-        ahead: DraftAhead,
+        decision: Decision,
     ) -> None:
         """Have the proposer draft behind rows that were sent, for the step after them.
 
-        num_next_tokens: most draft tokens of a sequence in that step.
+        num_next_tokens: most draft tokens of a sequence in that step, which is expected to have the
+            same rows and the same decision.
         """
         if self._proposer is None:
             return
-        control = self.control
+        control, may_wait = self.control, decision.may_wait(len(rows))
         self._proposer.ahead(
             [
                 SentRow(
@@ -213,7 +214,8 @@ class Speculator:
                     chain_of(row.drafts, row.parents),
                     num_next_tokens(seq),
                     seq.drafting_method(control),
-                    ahead,
+                    decision.ahead,
+                    may_wait,
                 )
                 for seq, row in rows
                 if row.samples and seq.is_eligible(control)

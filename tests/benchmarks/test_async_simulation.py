@@ -14,6 +14,7 @@ from benchmarks.simulated_models import (
 from specdec.config.engine import DraftLimits
 from specdec.config.speculative import SpeculativeConfig
 from specdec.speculation.proposers import DraftModelProposer
+from specdec.speculation.proposers.outcome_planner import RowPlan
 from specdec.types.messages import AheadRow, DraftRow, DraftStep
 from tests.specdec.engines import engine_config, make_engine, request
 
@@ -89,7 +90,9 @@ def test_the_hit_rate_is_that_of_the_enumerated_outcomes(tiny_model_dir, accepta
     """The draft model's ranks are known: so is how often each outcome occurs."""
     simulated = Simulated(tiny_model_dir, "outcomes", 8, ratio=0.05, acceptance=acceptance)
     plan = (2, 2, 1, 1, 3)
-    simulated.proposer._ahead.planner.outcomes.fan_out = lambda drafts, _: plan[4 - drafts :]
+    simulated.proposer._ahead.planner.plan = lambda rows, _, may_wait: [
+        RowPlan(plan[4 - row.num_drafts :], row.num_next_tokens) for row in rows
+    ]
     simulated.run(500)
     ranks = simulated.texts.rank_probabilities
     rejected = ranks[1:] / ranks[1:].sum()

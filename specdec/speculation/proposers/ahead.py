@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from specdec.speculation.proposers.base import DraftRequest, Proposal, SentRow
 from specdec.speculation.proposers.cross_vocab.vocab_adapter import VocabAdapter
-from specdec.speculation.proposers.outcome_planner import OutcomePlanner, RowPlan
+from specdec.speculation.proposers.outcome_planner import OutcomePlanner, RowPlan, RowSize
 from specdec.speculation.proposers.outcome_table import (
     AheadRound,
     AheadTokens,
@@ -48,8 +48,8 @@ class AheadDrafts:
         """Return what to draft behind each of the rows."""
         if not rows:
             return []
-        sizes = [(len(row.draft_token_ids), row.num_next_tokens) for row in rows]
-        return self.planner.plan(sizes, rows[0].ahead)
+        sizes = [RowSize(len(row.draft_token_ids), row.num_next_tokens) for row in rows]
+        return self.planner.plan(sizes, rows[0].ahead, may_wait=rows[0].may_wait)
 
     def begin_step(self, step_id: int, rows: Iterable[tuple[SentRow, AheadRow]]) -> None:
         """Record that the worker drafts behind rows, and answers by the id of the step."""
@@ -66,9 +66,8 @@ class AheadDrafts:
         """Keep the answers of the worker as tables, each in place of the one before."""
         for output in outputs:
             sent = self._expected.pop(output.step_id)
-            for each in output.passes:
-                self.planner.speed.observe(each)
-                self.counts.busy_s += each.seconds
+            self.planner.observe_passes(output.passes)
+            self.counts.busy_s += sum(each.seconds for each in output.passes)
             for draft in output.rows:
                 if draft.seq_id in sent:
                     self._tables[draft.seq_id] = self._table(sent[draft.seq_id], draft)

@@ -114,7 +114,8 @@ class SentRow(NamedTuple):
     draft_token_ids: the chain of drafts that the row verifies; of a tree its first path.
     num_next_tokens: most tokens to draft behind the token that the target adds to them; 0 if none
         could become output.
-    method: as in DraftRequest. ahead: what to draft.
+    method: as in DraftRequest. ahead: what to draft. may_wait: whether the next step of these rows
+        would wait for drafts.
     """
 
     seq: Sequence
@@ -123,6 +124,7 @@ class SentRow(NamedTuple):
     num_next_tokens: int
     method: str | None
     ahead: DraftAhead
+    may_wait: bool = False
 
 
 class Proposer(Protocol):
