@@ -8,7 +8,8 @@ Two comparisons follow. The runs are simulated (`benchmarks.simulated_models`) w
 texts and the measured seconds of passes: speeds should agree. And the hits of the runs are compared
 with what the distributions of both models along the texts let expect.
 
-The last line printed is JSON.
+Speculation that is switched off is compared with an engine without a draft model. The last line
+printed is JSON.
 
     python -m benchmarks.async_drafting [--draft-model NAME] [--draft-precision int8]
         [--temperature 0] [--target-cores 0] [--draft-cores 1] [--rounds 5] [--output FILE]
@@ -22,6 +23,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from tqdm import tqdm
 
@@ -29,6 +31,8 @@ from benchmarks.bystanders import wait_until_quiet
 from benchmarks.drafting_runs import (
     LIMITS,
     MODES,
+    NO_DRAFTER,
+    SWITCHED_OFF,
     SYNCHRONOUS,
     Pinned,
     Run,
@@ -94,6 +98,25 @@ class Times:
 
 
 @dataclass(frozen=True)
+class OffCost:
+    """Speculation that is switched off, with its draft model beside it.
+
+    share: median speed over that of an engine without a draft model. draft_cpu_s: CPU seconds of
+        the draft model's process in `seconds` of such runs.
+    """
+
+    share: float
+    draft_cpu_s: float
+    seconds: float
+
+    @classmethod
+    def of(cls, off: Run, without: Run) -> OffCost:
+        """Compare runs on the same prompts, one after the other."""
+        shares = [a / b for a, b in zip(off.tokens_per_s, without.tokens_per_s, strict=True)]
+        return cls(round(median(shares), 4), round(off.draft_cpu_s, 3), round(off.seconds, 2))
+
+
+@dataclass(frozen=True)
 class Report:
     """Complete results."""
 
@@ -105,22 +128,29 @@ class Report:
     rows: tuple[Row, ...]
     hits: tuple[HitRates, ...]
     times: tuple[Times, ...]
+    off: OffCost
     bars: tuple[Bar, ...]
 
 
-def _measure(pinned: Pinned, directory: Path, options: argparse.Namespace) -> list[Run]:
-    """Run each mode with each number of draft tokens once a round, on another prompt each."""
-    prompts = of_similar_length(load_prompts(options.prompts, Tokenizer(directory)), options.rounds)
-    runs = [Run(mode, count) for mode in MODES for count in options.num_draft_tokens]
-    for run in runs:
-        pinned.measure(Run(run.mode, run.num_draft_tokens), prompts[0], 16)
-    pinned.forget_times()  # of the warm-up
-    for index, prompt in enumerate(tqdm(prompts, "rounds", leave=False)):
+def _measure(pinned: Pinned, runs: Sequence[Run], options: argparse.Namespace) -> None:
+    """Run each of `runs` once a round, in another order each, on another prompt each."""
+    for index, prompt in enumerate(tqdm(_prompts(pinned, options), "rounds", leave=False)):
         for place in range(len(runs)):
             if options.quiet_limit_s:
                 wait_until_quiet(options.quiet_limit_s)
             pinned.measure(runs[(place + index) % len(runs)], prompt, options.max_tokens)
-    return runs
+
+
+def _warm_up(pinned: Pinned, runs: Sequence[Run], options: argparse.Namespace) -> None:
+    prompt = _prompts(pinned, options)[0]
+    for run in runs:
+        pinned.measure(Run(run.mode, run.num_draft_tokens), prompt, 16)
+    pinned.forget_times()
+
+
+def _prompts(pinned: Pinned, options: argparse.Namespace) -> list[tuple[int, ...]]:
+    prompts = load_prompts(options.prompts, Tokenizer(pinned.directory))
+    return of_similar_length(prompts, options.rounds)
 
 
 def _simulate(pinned: Pinned, runs: Sequence[Run], texts: Sequence[RecordedText]) -> list[Run]:
@@ -161,7 +191,7 @@ def _times(mode: str, times: ModelTimes, runs: Sequence[Run]) -> Times:
     )
 
 
-def _bars(rows: Sequence[Row], hits: Sequence[HitRates]) -> tuple[Bar, ...]:
+def _bars(rows: Sequence[Row], hits: Sequence[HitRates], off: OffCost) -> tuple[Bar, ...]:
     best = {mode: max(row.tokens_per_s for row in rows if row.mode == mode) for mode in MODES}
     ahead = max(best["continuing"], best["outcomes"]) / best[SYNCHRONOUS]
     speeds = [abs(row.simulated / row.tokens_per_s - 1) for row in rows]
@@ -174,6 +204,7 @@ def _bars(rows: Sequence[Row], hits: Sequence[HitRates]) -> tuple[Bar, ...]:
         at_least("best asynchronous over best synchronous drafting", ahead, 1.2),
         at_most("distance of simulated and measured speed, the largest", max(speeds), 0.1),
     ]
+    bars.append(at_least("switched off over no drafter", off.share, 0.99))
     if rates:
         bars.append(at_most("distance of expected and measured hit rate", max(rates), 0.03))
     return tuple(bars)
@@ -193,11 +224,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     directory = resolve(MODEL, progress=print_progress)
     draft_dir = resolve(options.draft_model or MODEL, progress=print_progress)
     spec = draft_spec(draft_dir, LIMITS, PRECISIONS[options.draft_precision].quantization)
-    worker = WorkerGroup(DRAFT, spec, None, PinnedRanks(spec, options.draft_cores))  # type: ignore[arg-type]
+    ranks = PinnedRanks(spec, options.draft_cores)
+    worker = WorkerGroup(DRAFT, spec, None, ranks)  # type: ignore[arg-type]
     target = local_target(directory, PRECISIONS[options.target_precision].quantization)
-    pinned = Pinned(directory, target, worker, options.temperature)
+    pinned = Pinned(directory, target, worker, ranks, options.temperature)
+    runs = [Run(mode, count) for mode in MODES for count in options.num_draft_tokens]
+    plain = [Run(mode, max(options.num_draft_tokens)) for mode in (SWITCHED_OFF, NO_DRAFTER)]
     try:
-        runs = _measure(pinned, directory, options)
+        _warm_up(pinned, [*runs, *plain], options)
+        _measure(pinned, runs, options)
+        for _ in range(options.plain_repeats):
+            _measure(pinned, plain, options)
     finally:
         worker.close()
     recorder = _recorder(directory, draft_dir, options)
@@ -205,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     texts = [recorder.record(*each, options.temperature) for each in outputs.items()]
     simulated = _simulate(pinned, runs, texts) if options.temperature == 0 else runs
     rows = tuple(_row(*each) for each in zip(runs, simulated, strict=True))
-    hits = _hits(runs, texts)
+    hits, off = _hits(runs, texts), OffCost.of(*plain)
     report = Report(
         command_line("benchmarks.async_drafting", arguments or sys.argv[1:]),
         describe_machine(),
@@ -215,7 +252,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows,
         hits,
         tuple(_times(mode, pinned.times[mode], runs) for mode in MODES),
-        _bars(rows, hits),
+        off,
+        _bars(rows, hits, off),
     )
     print_bars(report.bars)
     write_report(report, options.output)
@@ -246,6 +284,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--draft-cores", type=int, nargs="+", default=(1,))
     parser.add_argument("--num-draft-tokens", type=int, nargs="+", default=(1, 2, 3, 5))
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--plain-repeats", type=int, default=1, help="of runs without speculation")
     parser.add_argument("--max-tokens", type=int, default=192)
     parser.add_argument("--quiet-limit-s", type=float, default=120.0)
     add_prompts_option(parser)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from benchmarks.pinned_draft import PinnedRanks
 from benchmarks.recorded_texts import RecordedText, RecordedTexts
 from benchmarks.simulated_models import SimulatedClock, SimulatedDraftWorker, SimulatedTarget
 from benchmarks.timed_models import ModelTimes, TimedTarget, TimedWorker
@@ -20,6 +21,7 @@ from specdec.engine.engine import Engine
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.sequences.sequence import EngineRequest
+from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import DraftModelProposer
 from specdec.speculation.proposers.outcome_planner import OutcomePlanner
 from specdec.text.tokenizer import Tokenizer
@@ -30,6 +32,9 @@ from specdec.worker import LocalTarget, load_runner
 
 SYNCHRONOUS = "off"
 MODES = (SYNCHRONOUS, "continuing", "outcomes")
+NO_DRAFTER, SWITCHED_OFF = "no drafter", "switched off"
+"""Runs without speculation: without a draft model, and by an operator's order, with `outcomes`."""
+
 _MAX_MODEL_LEN, _NUM_BLOCKS, _BLOCK_SIZE = 512, 32, 16
 LIMITS = DraftLimits(
     num_blocks=_NUM_BLOCKS,
@@ -44,7 +49,8 @@ LIMITS = DraftLimits(
 class Run:
     """One value of async_drafting with one number of draft tokens, over all prompts.
 
-    rounds: the rows that were drafted behind, with their prompts. seconds: without prefill.
+    mode: also one of the runs without speculation. rounds: the rows that were drafted behind, with
+        their prompts. seconds: without prefill. draft_cpu_s: of the draft model's process.
     """
 
     mode: str
@@ -53,6 +59,7 @@ class Run:
     counts: Counts = field(default_factory=Counts)
     rounds: list[tuple[tuple[int, ...], AheadRow]] = field(default_factory=list)
     seconds: float = 0.0
+    draft_cpu_s: float = 0.0
 
     @property
     def median(self) -> float:
@@ -77,14 +84,15 @@ class _Engines:
         self.temperature = temperature
         self._clock = clock
         self._model, self._tokenizer = ModelConfig.from_directory(directory), Tokenizer(directory)
-        self._planners = {mode: OutcomePlanner(clock) for mode in MODES}
+        self._planners: dict[str, OutcomePlanner] = {}
 
     def run(
         self, run: Run, models: _Models, prompt: tuple[int, ...], max_tokens: int
     ) -> tuple[int, ...]:
         """Generate behind a prompt, record the speed without prefill, and return the tokens."""
         proposer = DraftModelProposer(models.worker, LIMITS, clock=self._clock)
-        proposer.keep_observations(self._planners[run.mode])
+        planner = self._planners.setdefault(run.mode, OutcomePlanner(self._clock))
+        proposer.keep_observations(planner)
         engine = self._engine(models.target, proposer, run)
         params = SamplingParams(
             temperature=self.temperature, ignore_eos=True, max_tokens=max_tokens
@@ -106,9 +114,15 @@ class _Engines:
         return tuple(token_ids)
 
     def _engine(self, target: Target, proposer: DraftModelProposer, run: Run) -> Engine:
-        speculation = SpeculativeConfig.of(
-            "draft_model", run.num_draft_tokens, async_drafting=run.mode, policy="threshold"
-        )
+        speculation = policy = None
+        if run.mode != NO_DRAFTER:
+            mode = "outcomes" if run.mode == SWITCHED_OFF else run.mode
+            speculation = SpeculativeConfig.of(
+                "draft_model", run.num_draft_tokens, async_drafting=mode, policy="threshold"
+            )
+        if run.mode == SWITCHED_OFF:
+            assert speculation is not None
+            policy = SpeculationPolicy(replace(speculation.control, mode="off"), self._clock)
         config = EngineConfig(
             max_model_len=_MAX_MODEL_LEN,
             num_blocks=_NUM_BLOCKS,
@@ -117,7 +131,15 @@ class _Engines:
             enable_prefix_caching=False,
             speculation=speculation,
         )
-        return Engine(config, self._model, target, self._tokenizer, proposer, clock=self._clock)
+        return Engine(
+            config,
+            self._model,
+            target,
+            self._tokenizer,
+            None if speculation is None else proposer,
+            policy,
+            clock=self._clock,
+        )
 
 
 class Pinned(_Engines):
@@ -128,27 +150,31 @@ class Pinned(_Engines):
         directory: Path,
         target: LocalTarget,
         worker: WorkerGroup[DraftStep, DraftOutput],
+        ranks: PinnedRanks,
         temperature: float = 0.0,
     ) -> None:
+        """Use a target, and a worker with its ranks."""
         super().__init__(directory, temperature, time.perf_counter)
         self.times: dict[str, ModelTimes] = {}
         self._target = target
         self._worker = worker
+        self._ranks = ranks
         self._tokens: dict[tuple[tuple[int, ...], int], tuple[int, ...]] = {}  # of any run
-        self.forget_times()
 
     def forget_times(self) -> None:
         """Drop what was measured of passes."""
-        self.times = {mode: ModelTimes() for mode in MODES}
+        self.times.clear()
 
     def measure(self, run: Run, prompt: tuple[int, ...], max_tokens: int) -> None:
         """Generate behind a prompt. Raises AssertionError for other tokens than an earlier run."""
-        times = self.times[run.mode]
+        times = self.times.setdefault(run.mode, ModelTimes())
+        before_s = self._ranks.cpu_s
         worker = TimedWorker(self._worker, times)
         target = TimedTarget(self._target, times)
         tokens = self.run(run, _Models(target, worker, times), prompt, max_tokens)
         known = self._tokens.setdefault((prompt, max_tokens), tokens)
         assert known == tokens, "speculation has changed the tokens"
+        run.draft_cpu_s += self._ranks.cpu_s - before_s
         run.rounds += [(prompt, row) for row in worker.rounds]
 
     def outputs(self, max_tokens: int) -> dict[tuple[int, ...], tuple[int, ...]]:
@@ -194,7 +220,9 @@ class _Measured:
         return self.of_synchronous([num_tokens])
 
     def of_synchronous(self, passes: Sequence[int]) -> float:
-        return self.times.synchronous.seconds(len(passes))
+        if self.times.synchronous.num_passes:
+            return self.times.synchronous.seconds(len(passes))
+        return sum(map(self.of_first, passes))  # no step has waited for a draft
 
     def of_first(self, num_tokens: int) -> float:
         return self.times.first.seconds(num_tokens)

@@ -5,8 +5,17 @@ import os
 import pytest
 
 from benchmarks import async_drafting
-from benchmarks.async_drafting import HitRates, Row
-from benchmarks.drafting_runs import LIMITS, MODES, Pinned, Run, SimulatedRuns, local_target
+from benchmarks.async_drafting import HitRates, OffCost, Row
+from benchmarks.drafting_runs import (
+    LIMITS,
+    MODES,
+    NO_DRAFTER,
+    SWITCHED_OFF,
+    Pinned,
+    Run,
+    SimulatedRuns,
+    local_target,
+)
 from benchmarks.pinned_draft import PinnedRanks, draft_spec
 from benchmarks.recorded_texts import TextRecorder
 from benchmarks.recordings import TextScorer
@@ -24,9 +33,11 @@ def test_the_best_number_of_each_mode_is_compared():
         Row("outcomes", 2, 18.0, 17.0, 0.8),
     ]
     hits = [HitRates("continuing", 300, 0.5, 0.51), HitRates("outcomes", 20, 0.9, 0.5)]
-    faster, distance, of_hits = async_drafting._bars(rows, hits)
+    off = OffCost.of(Run("", 1, [9.0, 10.0, 11.0]), Run("", 1, [10.0, 10.0, 10.0]))
+    faster, distance, of_off, of_hits = async_drafting._bars(rows, hits, off)
     assert (faster.figure, faster.is_met) == (1.5, True)
     assert distance.figure == pytest.approx(1 / 18)
+    assert (of_off.figure, of_off.is_met) == (1.0, True)
     assert of_hits.figure == pytest.approx(0.01), "twenty rounds show nothing"
 
 
@@ -76,19 +87,24 @@ def test_the_hits_of_a_draft_model_in_another_process_are_the_expected_ones(
 ):
     """The draft model is the int8 copy: at temperature 0 each hit is known from its ranks."""
     spec = draft_spec(tiny_model_dir, LIMITS, "int8")
-    worker = WorkerGroup(DRAFT, spec, None, PinnedRanks(spec, tuple(os.sched_getaffinity(0))[-1:]))
-    pinned = Pinned(tiny_model_dir, local_target(tiny_model_dir), worker, temperature)
+    ranks = PinnedRanks(spec, tuple(os.sched_getaffinity(0))[-1:])
+    worker = WorkerGroup(DRAFT, spec, None, ranks)
+    pinned = Pinned(tiny_model_dir, local_target(tiny_model_dir), worker, ranks, temperature)
     try:
         runs = [Run(mode, 2) for mode in MODES]
         for first in range(5, 9):
             for run in runs:  # `measure` compares the tokens
                 pinned.measure(run, tuple(range(first, first + 25)), 120)
+        plain = [Run(mode, 2) for mode in (SWITCHED_OFF, NO_DRAFTER)]
+        for run in plain:
+            pinned.measure(run, tuple(range(5, 30)), 120)
     finally:
         worker.close()
     target, draft = (TextScorer(tiny_model_dir, PRECISIONS[name]) for name in ("fp32", "int8"))
     recorder = TextRecorder(target, draft, tiny_model_dir)
     texts = [recorder.record(*each, temperature) for each in pinned.outputs(120).items()]
     assert runs[0].counts.ahead.hits == {}
+    assert all(run.draft_cpu_s < 0.02 < runs[2].draft_cpu_s for run in plain), "it is idle"
     for each in async_drafting._hits(runs, texts):
         assert each.num_rounds > 100
         assert each.measured == pytest.approx(each.expected, abs=0.03)
