@@ -394,6 +394,8 @@ class Engine:
         seconds = self._clock() - began_at_s
         if any(row.num_draft_tokens for row in eligible):
             self._recorder.record_draft(seconds)
+        for work in drafting.work:
+            self._recorder.record_ahead(work.began_at_s, work.seconds)
         return replace(drafting, waited_s=seconds) if drafting.has_waited else drafting
 
     def _ahead(self, rows: Rows, decision: Decision) -> None:

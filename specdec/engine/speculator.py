@@ -13,6 +13,7 @@ from specdec.sequences.prediction import METHOD as PREDICTION
 from specdec.sequences.sequence import Sequence
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import (
+    AheadWork,
     DraftRequest,
     Proposal,
     ProposalAhead,
@@ -35,6 +36,7 @@ class Drafting:
     num_requested: the draft tokens that were wanted, of a tree its depth. trees: sequences for
         which a tree was wanted. methods: of the drafts that are not empty.
     has_waited, waited_s: whether the step has waited for a draft model, and for how long.
+    work: of a draft model, for those of the drafts that were made ahead.
     """
 
     proposals: Mapping[int, Proposal] = field(default_factory=dict)
@@ -44,6 +46,7 @@ class Drafting:
     methods: Mapping[int, str] = field(default_factory=dict)
     has_waited: bool = False
     waited_s: float = 0.0
+    work: frozenset[AheadWork] = frozenset()
 
     def resolved(self, rows: collections.abc.Sequence[StepRow]) -> Drafting:
         """Return it with the number that each resolved row wanted of held drafts."""
@@ -159,7 +162,9 @@ class Speculator:
             each.draft_token_ids and not each.is_ahead and each.method in _OF_DRAFT_MODEL
             for each in proposals.values()
         )
-        return Drafting(proposals, {}, _num_requested(requests), trees, methods, has_waited)
+        work = frozenset(each.work for each in proposals.values() if each.work is not None)
+        requested = _num_requested(requests)
+        return Drafting(proposals, {}, requested, trees, methods, has_waited, work=work)
 
     def _predicted(self, rows: collections.abc.Sequence[ScheduledRow]) -> dict[int, Proposal]:
         """Return the drafts of predicted output, by sequence."""
