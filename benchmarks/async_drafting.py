@@ -83,7 +83,7 @@ class HitRates:
 class Times:
     """Mean seconds of one value of async_drafting; see ModelTimes.
 
-    waited_s, host_s: in a step. draft_busy: part of the time in which the draft model runs passes
+    messages_s, waited_s, host_s: in a step. draft_busy: part of the time in which the draft model runs passes
         for drafts ahead.
     """
 
@@ -92,6 +92,7 @@ class Times:
     synchronous: Mapping[int, float]
     first: Mapping[int, float]
     levels: Mapping[int, float]
+    messages_s: float
     waited_s: float
     host_s: float
     draft_busy: float
@@ -128,7 +129,7 @@ class Report:
     rows: tuple[Row, ...]
     hits: tuple[HitRates, ...]
     times: tuple[Times, ...]
-    off: OffCost
+    off: OffCost | None
     bars: tuple[Bar, ...]
 
 
@@ -185,13 +186,14 @@ def _times(mode: str, times: ModelTimes, runs: Sequence[Run]) -> Times:
         times.synchronous.means(),
         times.first.means(),
         times.levels.means(),
+        times.messages.means().get(1, 0.0),
         round(times.waited_s / max(1, times.num_steps), 6),
         round(times.host_step_s, 6),
         round(busy_s / max(1e-9, sum(run.seconds for run in own)), 4),
     )
 
 
-def _bars(rows: Sequence[Row], hits: Sequence[HitRates], off: OffCost) -> tuple[Bar, ...]:
+def _bars(rows: Sequence[Row], hits: Sequence[HitRates], off: OffCost | None) -> tuple[Bar, ...]:
     best = {mode: max(row.tokens_per_s for row in rows if row.mode == mode) for mode in MODES}
     ahead = max(best["continuing"], best["outcomes"]) / best[SYNCHRONOUS]
     speeds = [abs(row.simulated / row.tokens_per_s - 1) for row in rows]
@@ -204,7 +206,8 @@ def _bars(rows: Sequence[Row], hits: Sequence[HitRates], off: OffCost) -> tuple[
         at_least("best asynchronous over best synchronous drafting", ahead, 1.2),
         at_most("distance of simulated and measured speed, the largest", max(speeds), 0.1),
     ]
-    bars.append(at_least("switched off over no drafter", off.share, 0.99))
+    if off is not None:
+        bars.append(at_least("switched off over no drafter", off.share, 0.99))
     if rates:
         bars.append(at_most("distance of expected and measured hit rate", max(rates), 0.03))
     return tuple(bars)
@@ -242,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     texts = [recorder.record(*each, options.temperature) for each in outputs.items()]
     simulated = _simulate(pinned, runs, texts) if options.temperature == 0 else runs
     rows = tuple(_row(*each) for each in zip(runs, simulated, strict=True))
-    hits, off = _hits(runs, texts), OffCost.of(*plain)
+    hits, off = _hits(runs, texts), OffCost.of(*plain) if plain[0].tokens_per_s else None
     report = Report(
         command_line("benchmarks.async_drafting", arguments or sys.argv[1:]),
         describe_machine(),

@@ -225,7 +225,9 @@ class _Measured:
         return sum(map(self.of_first, passes))  # no step has waited for a draft
 
     def of_first(self, num_tokens: int) -> float:
-        return self.times.first.seconds(num_tokens)
+        messages = self.times.messages
+        messages_s = messages.seconds(1) if messages.num_passes else 0.0
+        return self.times.first.seconds(num_tokens) + messages_s
 
     def of_level(self, num_tokens: int) -> float:
         return self.times.levels.seconds(num_tokens)

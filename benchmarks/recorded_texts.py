@@ -25,7 +25,7 @@ from specdec.types.messages import AheadRow
 _FILLER = 0
 """Token behind the end of a text."""
 
-_LEAST_LOG_PROB = -12.0
+_LEAST_LOG_PROB = -9.0
 """Tokens that are less probable in both distributions are left out of `rank_rates`."""
 
 
@@ -140,7 +140,7 @@ def rank_rates(
     target: Tensor,  # [num_places, vocab_size]
     draft: Tensor,  # [num_places, vocab_size]
     *,
-    num_samples: int = 512,
+    num_samples: int = 128,
     seed: int = 0,
 ) -> NDArray[np.float64]:
     """Return the probability of each rank of argmax(log p + g) in the order of log q + g.

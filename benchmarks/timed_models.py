@@ -67,14 +67,16 @@ class ModelTimes:
 
     target: passes that verify. synchronous: a draft that a step waits for, message included, by its
         number of tokens. first, levels: passes of drafts ahead, those over drafts in flight and
-        those that extend branches. waited_s: for the draft worker. host_s: steps without the
-        passes of the target and that wait; num_steps.
+        those that extend branches. messages: what drafts ahead take besides those passes, of those
+        that were waited for. waited_s: for the draft worker. host_s: steps without the passes of
+        the target and that wait; num_steps.
     """
 
     target: MeanTimes = field(default_factory=MeanTimes)
     synchronous: MeanTimes = field(default_factory=MeanTimes)
     first: MeanTimes = field(default_factory=MeanTimes)
     levels: MeanTimes = field(default_factory=MeanTimes)
+    messages: MeanTimes = field(default_factory=MeanTimes)
     waited_s: float = 0.0
     host_s: float = 0.0
     num_steps: int = 0
@@ -127,6 +129,7 @@ class TimedWorker:
         self.rounds: list[AheadRow] = []
         self._worker = worker
         self._began: tuple[int, float] | None = None  # draft tokens and time of the last draft
+        self._sent_at_s: dict[int, float] = {}  # drafts ahead, by step
 
     def begin(self, step: DraftStep) -> None:
         """Pass on a step."""
@@ -134,6 +137,8 @@ class TimedWorker:
         if step.drafts:
             most = max(row.num_draft_tokens for row in step.drafts)
             self._began = most, time.perf_counter()
+        if step.ahead:
+            self._sent_at_s[step.step_id] = time.perf_counter()
         self._worker.begin(step)
 
     def collect(self) -> DraftOutput:
@@ -151,9 +156,14 @@ class TimedWorker:
         """Return drafts ahead, and record their passes."""
         began_at_s = time.perf_counter()
         outputs = self._worker.collect_ahead(wait=wait)
+        now_s = time.perf_counter()
         if wait:
-            self.times.waited_s += time.perf_counter() - began_at_s
+            self.times.waited_s += now_s - began_at_s
         for output in outputs:
+            sent_at_s = self._sent_at_s.pop(output.step_id)
+            if wait and output.is_whole:
+                passes_s = sum(each.seconds for each in output.passes)
+                self.times.messages.observe(1, now_s - sent_at_s - passes_s)
             for index, each in enumerate(output.passes):
                 times = self.times.levels if index else self.times.first
                 times.observe(each.num_tokens, each.seconds)

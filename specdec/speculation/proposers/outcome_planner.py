@@ -25,6 +25,9 @@ _BRANCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _USED_SHARE = 0.9
 """Part of a step of the target within which drafts ahead should be complete that no row awaits."""
 
+_KEPT_STEPS = 8
+"""Steps of one kind with the same shape: a comparison takes the host up to some milliseconds."""
+
 _KEPT = 0.95
 """Part of the weight of earlier steps that a new one leaves."""
 
@@ -74,6 +77,16 @@ class _Shape(NamedTuple):
 
     num_levels: int
     num_branches: int
+
+
+class _Kind(NamedTuple):
+    """What steps have in common that have the same shape. max_tokens: of a pass."""
+
+    num_rows: int
+    most_levels: int
+    most_branches: int
+    may_wait: bool
+    max_tokens: int | None
 
 
 _CHAIN = _Shape(1, 1)
@@ -143,6 +156,10 @@ class OutcomePlanner:
         self._clock = clock
         self._began_at_s: float | None = None
         self._target_s: float | None = None
+        self._kind: _Kind | None = None
+        self._shape: _Shape | None = None  # of steps of that kind
+        self._likeliest: dict[int, Likeliest] = {}  # by number of drafts
+        self._num_kept = 0
 
     def observe_passes(self, passes: Sequence[DraftPass]) -> None:
         """Record the passes of drafts ahead, in their order."""
@@ -176,14 +193,20 @@ class OutcomePlanner:
         if not rows:
             return []
         most = MAX_TREE_NODES if ahead is DraftAhead.OUTCOMES else 1
-        batch = _Batch(
-            Counter(rows),
-            {each.num_drafts: self.outcomes.likeliest(each.num_drafts, most) for each in rows},
-            self.outcomes.expected_tokens(max(each.num_next_tokens for each in rows)),
-            may_wait,
-        )
-        shape = self._best(batch, most)
-        plans = {size: _row_plan(size, shape, batch.likeliest) for size in batch.sizes}
+        longest = max(each.num_next_tokens for each in rows)
+        kind = _Kind(len(rows), longest, most, may_wait, self.levels.max_tokens)
+        if kind != self._kind or self._num_kept >= _KEPT_STEPS:
+            self._kind, self._shape, self._num_kept = kind, None, 0
+            self._likeliest.clear()
+        self._num_kept += 1
+        for num_drafts in {each.num_drafts for each in rows} - self._likeliest.keys():
+            self._likeliest[num_drafts] = self.outcomes.likeliest(num_drafts, most)
+        if self._shape is None:
+            expected = self.outcomes.expected_tokens(longest)
+            self._shape = self._best(
+                _Batch(Counter(rows), self._likeliest, expected, may_wait), most
+            )
+        plans = {size: _row_plan(size, self._shape, self._likeliest) for size in set(rows)}
         return [plans[size] for size in rows]
 
     def _best(self, batch: _Batch, most_branches: int) -> _Shape:
