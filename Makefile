@@ -3,13 +3,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+WORKERS ?= logical
 
 BIN := $(VENV)/bin
 PROTOS := $(shell find protos -name '*.proto')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup protos serve test test-slow test-interleavings test-openapi chaos fuzz soak check audit docs breaking format lossless bench bench-acceptance bench-precision bench-sampling bench-drafting bench-structured-output bench-collectives bench-tensor-parallel bench-forward bench-kernels bench-heads bench-lora bench-transformers bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control bench-off bench-default-drafter bench-service-control test-browser test-prometheus test-chart monitoring cli-reference models-page migration-page chart third-party gpu-check test-triton gpu-kernels clean
+.PHONY: help setup protos serve test test-slow test-interleavings test-openapi chaos fuzz soak check audit docs breaking format lossless bench bench-acceptance bench-precision bench-sampling bench-drafting bench-structured-output bench-collectives bench-tensor-parallel bench-forward bench-kernels bench-heads bench-lora bench-transformers bench-mixture bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control bench-off bench-default-drafter bench-service-control test-browser test-prometheus test-chart monitoring cli-reference models-page migration-page chart third-party gpu-check test-triton gpu-kernels clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,8 +23,8 @@ protos: .make/tools ## generate the gRPC stubs, nothing else
 serve: .make/setup ## serve smollm2-135m-instruct until Ctrl-C; ARGS are flags of specdec serve
 	@exec $(BIN)/specdec serve $(ARGS)
 
-test: .make/setup ## run the tests that are not slow; ARGS go to pytest
-	$(BIN)/python -m pytest $(ARGS)
+test: .make/setup ## run the tests that are not slow, in WORKERS processes; ARGS go to pytest
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadscope --no-loadscope-reorder $(ARGS)
 
 test-slow: .make/setup ## run the slow tests: recovery, load, replicas of the real service
 	$(BIN)/python -m pytest -m slow $(ARGS)
@@ -120,6 +121,9 @@ bench-lora: .make/setup ## measure LoRA adapters beside a step of their model
 
 bench-transformers: .make/setup ## measure models that transformers' code runs beside its own generate
 	$(BIN)/python -m benchmarks.transformers_backend $(ARGS)
+
+bench-mixture: .make/setup ## measure a mixture of experts: costs of steps beside those of text, and its speed
+	$(BIN)/python -m benchmarks.mixture $(ARGS)
 
 bench-drafting: .make/setup ## count accepted draft tokens by method
 	$(BIN)/python -m benchmarks.drafting $(ARGS)

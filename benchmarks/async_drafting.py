@@ -83,8 +83,8 @@ class HitRates:
 class Times:
     """Mean seconds of one value of async_drafting; see ModelTimes.
 
-    messages_s, waited_s, host_s: in a step. draft_busy: part of the time in which the draft model runs passes
-        for drafts ahead.
+    messages_s: of drafts ahead. waited_s, host_s: in a step. draft_busy: part of the time in which
+        the draft model runs passes for drafts ahead.
     """
 
     mode: str

@@ -46,6 +46,7 @@ from benchmarks.gpu.host_parts import (
 from benchmarks.gpu.page import page, summary
 from benchmarks.gpu.parts import Context, Part, PartReport, Run, run_parts
 from benchmarks.gpu.processes import ForkedPart, forked
+from benchmarks.gpu.prompts import measure_prompts
 from benchmarks.gpu.steps import measure_grid, measure_main_steps
 from benchmarks.gpu.throughput import compare_speculation, compare_transformers
 from benchmarks.report_file import DOCS, write_text
@@ -73,6 +74,7 @@ PARTS = (
     Part("equality of drafters", compare_drafters, is_timed=False),
     Part("equality of features", compare_features, is_timed=False),
     _measurement("main steps", measure_main_steps, 100.0),
+    _measurement("prompts", measure_prompts, 60.0),
     _measurement("draft head", measure_head, 50.0),
     _measurement("draft model", measure_draft_model, 40.0),
     _measurement("speculation", compare_speculation, 90.0),

@@ -40,9 +40,15 @@ class CostCurve:
     row_s: float
     draft_s: float
 
-    def step_s(self, num_decoding: int, num_draft_tokens: int) -> float:
-        """Return the seconds of a step, without noise."""
-        compute_s = self.row_s * num_decoding * (1 + num_draft_tokens)
+    def step_s(
+        self, num_decoding: int, num_draft_tokens: int, num_drafting: int | None = None
+    ) -> float:
+        """Return the seconds of a step, without noise.
+
+        num_drafting: sequences with the draft tokens; None for all.
+        """
+        num_drafting = num_decoding if num_drafting is None else num_drafting
+        compute_s = self.row_s * (num_decoding + num_drafting * num_draft_tokens)
         large, small = max(compute_s, self.weights_s), min(compute_s, self.weights_s)
         return large + 0.2 * small + self.draft_s * num_draft_tokens
 
@@ -85,21 +91,22 @@ class SyntheticService:
 
     def step(self, policy: SpeculationPolicy, num_decoding: int) -> int:
         """Run one step and return the number of draft tokens that the policy selected."""
-        count = policy.decide(num_decoding).num_draft_tokens
+        decision = policy.decide(num_decoding)
+        count, limit = decision.num_draft_tokens, decision.num_drafting
         self.chosen[count] += 1
-        drafted = num_decoding if count else 0
+        drafted = (num_decoding if limit is None else min(limit, num_decoding)) if count else 0
         policy.begin_step(drafted, drafted, has_prefill=False)
         rates = self._acceptance(self.clock.now_s)[:count]
         noise = 1 + self._noise * self._random.random()
         if self._random.random() < 0.01:
             noise += 5  # load from another process
-        self.clock.now_s += noise * self.curve.step_s(num_decoding, count)
-        for _ in range(num_decoding):
-            accepted = 0
-            while accepted < count and self._random.random() < rates[accepted]:
+        self.clock.now_s += noise * self.curve.step_s(num_decoding, count, drafted)
+        for index in range(num_decoding):
+            accepted, asked = 0, count if index < drafted else 0
+            while accepted < asked and self._random.random() < rates[accepted]:
                 accepted += 1
             self.num_tokens += 1 + accepted
-            policy.observe_row(count, count, accepted)
+            policy.observe_row(asked, asked, accepted)
         policy.end_step()
         self.num_steps += 1
         return count

@@ -3,6 +3,7 @@
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 # Triton's functions are made for its interpreter or its compiler when they are imported, and torch
 # may import them.
@@ -10,9 +11,12 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest
 import torch
+from xdist.scheduler import LoadScopeScheduling
 
 from specdec.models.resolve import resolve
 from tests.specdec.tiny import tiny_llama_dir
+
+SERVICE_TESTS = "tests/e2e/"
 
 # More threads do not speed up models this small, and wait for each other on busy cores.
 torch.set_num_threads(1)
@@ -23,6 +27,26 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+class FilesSideBySide(LoadScopeScheduling):
+    """Gives each worker process whole files, since the tests of a file share fixtures.
+
+    The files that run the real service go to one process, so that one service runs at a time.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return SERVICE_TESTS if path.startswith(SERVICE_TESTS) else path
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesSideBySide:
+    return FilesSideBySide(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests of the real service first: they take longest, and one process runs them all."""
+    items.sort(key=lambda item: not item.nodeid.startswith(SERVICE_TESTS))
 
 
 @pytest.fixture(scope="session")

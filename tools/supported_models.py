@@ -66,6 +66,11 @@ def _decoders() -> Iterator[str]:
             ("quantized checkpoints, which are dequantized", WEIGHT_FORMATS),
             ("rotary embeddings", _names(SUPPORTED_ROPE_TYPES)),
             ("tensor parallelism", "any number of ranks up to the number of query heads"),
+            (
+                "expert parallelism",
+                "`--enable-expert-parallel`: the ranks divide a mixture by expert, evenly to "
+                "within one, instead of dividing every expert; at most as many ranks as experts",
+            ),
             ("drafting methods", _names(METHOD_NAMES)),
         ],
     )

@@ -11,13 +11,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from benchmarks.gpu.parts import Case, Context, PartSkippedError, Result, run_cases
 from specdec.kernels.attention import PagedAttention, QueryKeyNorms, Rotation, TorchAttention
-from specdec.kernels.device_batch import DeviceBatch
+from specdec.kernels.device_batch import DeviceBatch, RaggedBatch
 from specdec.kernels.forward_batch import Chunk, Indices, ModelInput, SlotMove
 from specdec.kernels.rows import TorchRowKernels, quantize_rows
 from specdec.kernels.tensor_parallel import TensorParallelGroup
@@ -38,7 +39,11 @@ _MAX_OTHER_TOKENS = 0.02
 
 @dataclass(frozen=True)
 class Shape:
-    """A batch of attention. lengths: context and query of each sequence."""
+    """A batch of attention. lengths: context and query of each sequence.
+
+    layout: whether the host plans it, or the device: of fixed shape, as in a graph of decodes, or
+    ragged, as in one of steps with prompts.
+    """
 
     lengths: Sequence[tuple[int, int]]
     heads: int = 32
@@ -48,7 +53,7 @@ class Shape:
     window: int | None = None
     softcap: float | None = None
     tree: tuple[int, ...] | None = None
-    is_fixed: bool = False
+    layout: Literal["host", "fixed", "ragged"] = "host"
 
     @property
     def shard(self) -> HeadShard:
@@ -67,9 +72,11 @@ _SHAPES = {
     "prefill": Shape(((300, 300), (700, 200), (90, 1))),
     "window": Shape(((900, 1), (600, 5), (200, 200)), window=100),
     "soft cap": Shape(((500, 1), (64, 40)), softcap=30.0),
-    "graph of decodes": Shape(((1000, 1), (17, 1)), is_fixed=True),
-    "graph of drafts": Shape(((1000, 5), (300, 5), (17, 5)), is_fixed=True),
-    "graph of 40 sequences": Shape(((520, 3),) * 40, is_fixed=True),
+    "graph of decodes": Shape(((1000, 1), (17, 1)), layout="fixed"),
+    "graph of drafts": Shape(((1000, 5), (300, 5), (17, 5)), layout="fixed"),
+    "graph of 40 sequences": Shape(((520, 3),) * 40, layout="fixed"),
+    "graph with prompts": Shape(((300, 300), (700, 200), (90, 1), (33, 6)), layout="ragged"),
+    "graph with prompts, window": Shape(((900, 1), (40, 17)), window=100, layout="ragged"),
     "heads of 64, groups of 3": Shape(((700, 1), (300, 5)), 9, 3, 64),
     "heads of 80": Shape(((300, 4), (100, 100)), 8, 8, 80),
     "heads of 96": Shape(((300, 4), (100, 100)), 8, 8, 96),
@@ -77,7 +84,10 @@ _SHAPES = {
     "pages of 128": Shape(((1000, 1), (300, 20)), block_size=128),
     "groups of 8": Shape(((1000, 1), (300, 6)), 64, 8),
 }
-_ALL_DTYPES = ("decode", "chains of drafts", "prefill", "graph of drafts", "tree of drafts")
+_ALL_DTYPES = (
+    *("decode", "chains of drafts", "prefill", "graph of drafts", "graph with prompts"),
+    "tree of drafts",
+)
 """Shapes that are checked in every data type; the others in bfloat16."""
 
 
@@ -112,11 +122,11 @@ def _attention(shape: Shape, dtype: torch.dtype, device: torch.device) -> Result
         query.float(), kv.float(), cache.float(), plain.plan(batch, torch.float32, shape.window)
     )
     attention, stored = _attention_of(shape, device), cache.to(device)
-    plan = (
-        attention.plan_on_device(_fixed(shape, batch, device), dtype, shape.window)
-        if shape.is_fixed
-        else attention.plan(batch, dtype, shape.window)
-    )
+    if shape.layout == "host":
+        plan = attention.plan(batch, dtype, shape.window)
+    else:
+        own = (_fixed if shape.layout == "fixed" else _ragged)(shape, batch, device)
+        plan = attention.plan_on_device(own, dtype, shape.window)
     found = attention.run(query.to(device), kv.to(device), stored, plan)
     cache[torch.from_numpy(batch.slot_mapping).long()] = kv
     is_stored = torch.equal(stored.cpu(), cache)
@@ -164,6 +174,22 @@ def _fixed(shape: Shape, batch: ModelInput, device: torch.device) -> DeviceBatch
         block_tables=tensor(batch.block_tables),
         context_lens=tensor(batch.context_lens),
         query_len=shape.lengths[0][1],
+    )
+
+
+def _ragged(shape: Shape, batch: ModelInput, device: torch.device) -> RaggedBatch:
+    """Return a batch with sequences behind it that have no tokens."""
+    fixed, bounds = _fixed(shape, batch, device), torch.from_numpy(batch.cu_seqlens_q).to(device)
+    rows = torch.arange(batch.num_sequences, device=device)
+    return RaggedBatch(
+        fixed.input_ids,
+        fixed.positions,
+        fixed.slot_mapping,
+        rows=rows.repeat_interleave(bounds.diff().long()),
+        cu_seqlens=torch.cat([bounds, bounds[-1:].expand(3)]),
+        block_tables=torch.cat([fixed.block_tables, fixed.block_tables[:1].expand(3, -1)]),
+        context_lens=torch.cat([fixed.context_lens, fixed.context_lens[:1].expand(3)]),
+        decode_len=4,
     )
 
 

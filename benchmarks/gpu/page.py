@@ -9,6 +9,10 @@ from benchmarks.gpu.parts import PartReport, Result
 from benchmarks.report_file import markdown_table
 
 _AIM_COLUMNS = ("aim", "part", "found", "limit", "result")
+_PROMPT_COLUMNS = (
+    *("batch", "drafts", "prompt"),
+    *("ms without prompt", "ms on the device", "ms by the host"),
+)
 
 
 def page(report: PartReport) -> str:
@@ -23,6 +27,9 @@ def page(report: PartReport) -> str:
     ]
     if aims := list(_aim_rows(plain["parts"])):
         lines += ["", "## Aims", "", markdown_table(_AIM_COLUMNS, aims)]
+    if cells := plain["parts"].get("prompts", {}).get("prompt_cells"):
+        rows = [_prompt_row(each) for each in cells]
+        lines += ["", "## Steps of 8B with a prompt", "", markdown_table(_PROMPT_COLUMNS, rows)]
     if cells := plain["parts"].get("grid", {}).get("cells"):
         rows = [_cell_row(each) for each in cells]
         columns = ("context", "batch", "drafts", "sampling", "ms", "floor, ms", "ratio")
@@ -52,6 +59,12 @@ def _aim_rows(parts: dict[str, Any]) -> Iterator[tuple[str, ...]]:
             sign = "at most" if "at_most" in aim else "at least"
             result = "met" if is_met else "missed"
             yield name, part_name, f"{value:.3g}", f"{sign} {limit:.3g}", result
+
+
+def _prompt_row(cell: dict[str, Any]) -> tuple[str, ...]:
+    sizes = (cell["batch"], cell["num_drafts"], cell["prompt_tokens"])
+    times = (cell["decode_ms"], cell["device_ms"], cell["host_ms"])
+    return (*map(str, sizes), *(f"{each:.2f}" for each in times))
 
 
 def _cell_row(cell: dict[str, Any]) -> tuple[str, ...]:
@@ -95,6 +108,7 @@ def _details(part: Result) -> Iterator[str]:
 _LONG = {
     "rates",
     *("passed", "error", "traceback", "log", "stack", "seconds", "cases", "cells", "aims"),
+    "prompt_cells",
     *("profiles", "plans", "steps", "command", "output"),
 }
 _MAX_DETAIL_CHARS = 400

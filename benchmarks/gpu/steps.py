@@ -75,7 +75,7 @@ class Steps:
     def __init__(
         self, decoder: CausalDecoder, model: ModelConfig, sizes: Sizes, *, has_graphs: bool
     ) -> None:
-        self._device = decoder.device
+        self.device = decoder.device
         self._token_bytes = model.kv_bytes_per_token(_name(decoder.dtype), 1)
         num_blocks = min(sizes.max_num_blocks, self._fitting_blocks())
         self.num_tokens = num_blocks * BLOCK_SIZE
@@ -96,26 +96,26 @@ class Steps:
             max_num_batched_tokens=max(2048, max(sizes.batches)),
             speculation=SpeculativeConfig.of("ngram", MAX_DRAFT_TOKENS),
         )
-        may_capture = has_graphs and decoder.fits_graphs and self._device.type == "cuda"
-        graphs = CudaGraphs(self._device) if may_capture else None
+        may_capture = has_graphs and decoder.fits_graphs and self.device.type == "cuda"
+        graphs = CudaGraphs(self.device) if may_capture else None
         self.report = self.runner.use_device_steps(limits, graphs)
         self.weight_bytes = matrix_bytes(self.runner)
-        self.bandwidth = bandwidth(self._device)
+        self.bandwidth = bandwidth(self.device)
         self._num_steps = 0
 
     def _fitting_blocks(self) -> int:
-        if self._device.type != "cuda":
+        if self.device.type != "cuda":
             return 2**30
         gc.collect()
         torch.cuda.empty_cache()  # of a pool before this one
-        free_bytes, _ = torch.cuda.mem_get_info(self._device)
+        free_bytes, _ = torch.cuda.mem_get_info(self.device)
         return int(free_bytes * _KV_SHARE) // (self._token_bytes * BLOCK_SIZE)
 
     def measure(self, batch: int, context: int, num_drafts: int, rules: SamplingRules) -> Cell:
         """Measure a step of `batch` sequences behind `context` tokens each."""
-        rows = self._begin(batch, context, num_drafts, rules)
-        seconds = median_s(lambda: self._step(rows), self._device, _ROUNDS)
-        self._step((), released=tuple(range(batch)))
+        rows = self.begin(batch, context, num_drafts, rules)
+        seconds = median_s(lambda: self.step(rows), self.device, _ROUNDS)
+        self.step((), released=tuple(range(batch)))
         floor_bytes = self.weight_bytes + batch * context * self._token_bytes
         return Cell(
             batch,
@@ -128,8 +128,8 @@ class Steps:
 
     def profile(self, batch: int, context: int, num_drafts: int) -> Result:
         """Profile a greedy step of that shape; host_ms: to begin it, and to wait for it."""
-        rows = self._begin(batch, context, num_drafts, GREEDY)
-        found = profile(lambda: self._step(rows), self._device)
+        rows = self.begin(batch, context, num_drafts, GREEDY)
+        found = profile(lambda: self.step(rows), self.device)
         begun, collected = [], []
         for _ in range(_ROUNDS):
             self._num_steps += 1
@@ -139,7 +139,7 @@ class Steps:
             if is_begun:
                 self.runner.collect()
             collected.append(time.perf_counter() - began_at_s)
-        self._step((), released=tuple(range(batch)))
+        self.step((), released=tuple(range(batch)))
         begin_s, step_s = statistics.median(begun), statistics.median(collected)
         return {"begin_ms": begin_s * 1e3, "step_ms": step_s * 1e3, **found}
 
@@ -147,7 +147,7 @@ class Steps:
         """Return whether the pool holds the sequences."""
         return batch * (context + BLOCK_SIZE) <= self.num_tokens
 
-    def _begin(
+    def begin(
         self, batch: int, context: int, num_drafts: int, rules: SamplingRules
     ) -> tuple[StepRow, ...]:
         """Admit sequences, and return their rows, which can be run again and again."""
@@ -160,16 +160,17 @@ class Steps:
             BlockTableDelta(seq, 0, tuple(range(seq * blocks, (seq + 1) * blocks))) for seq in ids
         )
         admissions = tuple(SequenceAdmission(seq, context, rules) for seq in ids)
-        self._step(rows, admissions, tables)
+        self.step(rows, admissions, tables)
         return rows
 
-    def _step(
+    def step(
         self,
         rows: tuple[StepRow, ...],
         admissions: tuple[SequenceAdmission, ...] = (),
         tables: tuple[BlockTableDelta, ...] = (),
         released: tuple[int, ...] = (),
     ) -> None:
+        """Run a step, and wait for it."""
         self._num_steps += 1
         self.runner.execute(StepInput(self._num_steps, released, admissions, tables, rows))
 
@@ -177,7 +178,7 @@ class Steps:
 def measure_main_steps(context: Context) -> Result:
     """Measure the steps of Llama-3.1-8B which the aims name; then profile some of them."""
     sizes = FEW if context.is_small else MAIN
-    decoder, model = _model(context)
+    decoder, model = model_of(context)
     result = _measure_cells(decoder, model, sizes, _main_cells(sizes), context)
     profiles: Result = {}
     few = replace(sizes, batches=sizes.batches[:2], contexts=sizes.contexts[:1])
@@ -197,10 +198,11 @@ def measure_main_steps(context: Context) -> Result:
 def measure_grid(context: Context) -> Result:
     """Measure the shapes of Llama-3.1-8B over batch, context and drafts, and ways to sample."""
     sizes = FEW if context.is_small else FULL
-    return _measure_cells(*_model(context), sizes, _all_cells(sizes), context)
+    return _measure_cells(*model_of(context), sizes, _all_cells(sizes), context)
 
 
-def _model(context: Context) -> tuple[CausalDecoder, ModelConfig]:
+def model_of(context: Context) -> tuple[CausalDecoder, ModelConfig]:
+    """Return a random model of the sizes of Llama-3.1-8B, and its configuration."""
     fields = SMALL if context.is_small else LLAMA_8B
     model = write_config(context.directory / "grid", fields)
     length = model.max_position_embeddings

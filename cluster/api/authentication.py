@@ -242,7 +242,12 @@ class AdminAccess:
         self._keys = keys or ApiKeys()
 
     def __repr__(self) -> str:
-        return f"AdminAccess({access_summary(self._token is not None, not self._keys.is_open)!r})"
+        return f"AdminAccess({access_summary(self.has_token, not self._keys.is_open)!r})"
+
+    @property
+    def has_token(self) -> bool:
+        """Return whether the operators have a token of their own."""
+        return self._token is not None
 
     @property
     def is_open(self) -> bool:

@@ -96,6 +96,11 @@ def list_models(as_json: bool) -> None:
     show_default=True,
     help="Implementation of the model.",
 )
+@click.option(
+    "--enable-expert-parallel",
+    is_flag=True,
+    help="Divide a mixture of experts over the ranks by expert.",
+)
 @json_flag
 def show_model(
     name: str,
@@ -104,6 +109,7 @@ def show_model(
     tensor_parallel_size: int,
     kernels: str,
     model_impl: str,
+    enable_expert_parallel: bool,
     as_json: bool,
 ) -> None:
     """Show the architecture of model NAME, its decoder, memory and drafting methods.
@@ -111,6 +117,7 @@ def show_model(
     NAME is an alias, a directory, a GGUF file or a Hugging Face Hub id. Its configuration is read;
     its weights are not loaded.
     """
+    from specdec.config.engine import ModelOptions
     from specdec.engine.model_report import Precision, report_model
     from specdec.models.resolve import resolve
     from specdec.worker import native_library_fault
@@ -122,14 +129,25 @@ def show_model(
         is_native=not fault,
     )
     directory = resolve(name, progress=print_stderr)
-    found = report_model(directory, precision, tensor_parallel_size, cast("ModelImpl", model_impl))
-    decoder = "torch: " + " ".join(fault.split()) if fault else "native C++ kernels"
-    if found.config.transformers is not None:
-        decoder = "transformers' modelling code, attention over specdec's KV cache"
+    options = ModelOptions(cast("ModelImpl", model_impl), enable_expert_parallel)
+    found = report_model(directory, precision, tensor_parallel_size, options)
+    decoder = _decoder(found, fault)
     if as_json:
         show_json(_fields(found, decoder))
         return
     click.echo("\n".join(f"{label:18}{value}" for label, value in _lines(found, decoder)))
+
+
+def _decoder(report: ModelReport, fault: str | None) -> str:
+    """Describe what runs a model. fault: why native kernels are not available; None if they are."""
+    config = report.config
+    if config.transformers is not None:
+        return "transformers' modelling code, attention over specdec's KV cache"
+    if fault:
+        return "torch: " + " ".join(fault.split())
+    if config.latent is not None:
+        return "torch, with the matrix products of the native C++ kernels"
+    return "native C++ kernels"
 
 
 def _fields(report: ModelReport, decoder: str) -> dict[str, Any]:
@@ -169,7 +187,8 @@ def _lines(report: ModelReport, decoder: str) -> list[tuple[str, str]]:
             (
                 f"rank {rank}",
                 f"{each.weight_bytes / 2**20:.1f} MiB of weights, "
-                f"{each.kv_bytes_per_token / 2**10:.1f} KiB of KV a token",
+                f"{each.kv_bytes_per_token / 2**10:.1f} KiB of KV a token"
+                + (f", {each.num_experts} experts of each mixture" if each.num_experts else ""),
             )
             for rank, each in enumerate(report.ranks)
         ),

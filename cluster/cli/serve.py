@@ -30,7 +30,8 @@ SECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "Model": (
             *("model", "served_model_name", "dtype", "quantization", "device", "kernels"),
-            *("tensor_parallel_size", "model_impl", "generation_config"),
+            *("tensor_parallel_size", "enable_expert_parallel", "model_impl", "generation_config"),
+            "hf_overrides",
             *("tool_call_parser", "reasoning_parser", "chat_template", "seed"),
         ),
         "Speculation": (

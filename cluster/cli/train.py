@@ -208,9 +208,8 @@ def train(
         print_stderr(f"continuing after step {trainer.step} of {trainer.num_steps}")
     trainer.run(Reporter(time.monotonic, print_stderr))
     if as_json:
-        best = trainer.best
-        head = str(trainer.head_directory)
-        show_json({"head": head, "step": trainer.step, "best_accepted_length": best})
+        state = {"step": trainer.step, "best_accepted_length": trainer.best}
+        show_json({"head": str(trainer.head_directory), **state})
         return
     click.echo(trainer.head_directory)
 

@@ -17,9 +17,15 @@ from specdec.config.vllm_compat import Always
 
 SAME = (
     *("model", "served_model_name", "dtype", "quantization", "device", "generation_config"),
-    *("tensor_parallel_size", "gpu_memory_utilization", "block_size", "enable_prefix_caching"),
+    *(
+        "tensor_parallel_size",
+        "enable_expert_parallel",
+        "gpu_memory_utilization",
+        "block_size",
+        "enable_prefix_caching",
+    ),
     *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "stream_interval"),
-    *("async_scheduling", "enforce_eager"),
+    *("hf_overrides", "async_scheduling", "enforce_eager", "enable_prefix_caching"),
     *("enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras", "lora_modules"),
     *("speculative_config", "host", "otlp_traces_endpoint", "tool_call_parser"),
     *("seed", "chat_template", "reasoning_parser"),

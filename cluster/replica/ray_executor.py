@@ -21,7 +21,7 @@ from cluster.workers.resources import (
     gpus_per_rank,
     placement_bundles,
 )
-from specdec.config.engine import DraftLimits, EngineConfig
+from specdec.config.engine import DEFAULT_MODEL_OPTIONS, DraftLimits, EngineConfig
 from specdec.config.hardware import available_cpus
 from specdec.config.llm import LLMConfig
 from specdec.config.quantization import QuantizationMethod
@@ -131,7 +131,11 @@ class RayExecutor:
         return make_proposer(self._plan.engine.speculation, self._draft)
 
     def make_policy(
-        self, control: SpeculationControl, full_batch: int, measure_engine: MeasureEngine
+        self,
+        control: SpeculationControl,
+        full_batch: int,
+        measure_engine: MeasureEngine,
+        text: tuple[int, ...],
     ) -> SpeculationPolicy | None:
         """See Executor."""
         return make_policy(
@@ -143,6 +147,7 @@ class RayExecutor:
             lambda: self.can_draft,
             full_batch,
             measure_engine,
+            text,
         )
 
     def measure(self, function: Callable[[Target], Measured]) -> Measured:
@@ -282,7 +287,7 @@ class RayExecutor:
             step_timeout_s=timeout_s if is_target else min(timeout_s, _DRAFT_TIMEOUT_S),
             logs=config.logs,
             gpus_per_rank=gpus_per_rank(config),
-            model_impl=config.model_impl if is_target else "auto",
+            options=config.model_options if is_target else DEFAULT_MODEL_OPTIONS,
         )
 
 

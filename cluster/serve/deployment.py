@@ -124,28 +124,19 @@ class RouterReplica(InferenceServicer, AdminServicer):
             _make_router, serve_config, placement, self._application, self._replica_id, found
         )
         control = ControlClient(control_plane, router.apply_speculation, router.report)
-        keys = ApiKeys(
-            read_keys("api_key_file", serve_config.api_key_file),
-            min_priority=serve_config.min_priority,
-        )
+        keys = _read_api_keys(serve_config)
         budget = ByteBudget(serve_config.max_inflight_mib * 2**20)
         self.http_limits = HttpLimits.of(serve_config, has_keys=not keys.is_open, budget=budget)
         applications = self._applications(serve_config, router)
         InferenceServicer.__init__(self, router, keys, applications, budget)
-        token = read_token("admin_token_file", serve_config.admin_token_file)
-        access = AdminAccess(token, keys)
+        access = AdminAccess(read_token("admin_token_file", serve_config.admin_token_file), keys)
         if found is None:  # otherwise the command reports it
-            level = logging.WARNING if access.is_open or keys.is_open else logging.INFO
-            logger.log(level, "access: %s", access_summary(token is not None, not keys.is_open))
-            warning = samples_warning(serve_config, token is not None, not keys.is_open)
-            if warning is not None:
-                logger.warning("%s", warning)
-        streams = StatsStreams(control.fleet)
+            _log_access(serve_config, access, has_keys=not keys.is_open)
         AdminServicer.__init__(
             self,
             control,
             access,
-            streams,
+            StatsStreams(control.fleet),
             self._profile,
             self._order_drafter,
             self._order_adapter,
@@ -345,6 +336,20 @@ async def _profile_other_replica(order: ProfileOrder, application: str) -> Profi
             raise result.cause from result
     limit = "the id of a replica, as shown by `specdec status`, or left out"
     raise InvalidValueError("replica_id", order.replica_id, limit)
+
+
+def _read_api_keys(config: ServeConfig) -> ApiKeys:
+    keys = read_keys("api_key_file", config.api_key_file)
+    return ApiKeys(keys, min_priority=config.min_priority)
+
+
+def _log_access(config: ServeConfig, access: AdminAccess, *, has_keys: bool) -> None:
+    """Log what is open to which clients, and whether their tokens could be sampled."""
+    level = logging.INFO if has_keys and not access.is_open else logging.WARNING
+    logger.log(level, "access: %s", access_summary(access.has_token, has_keys))
+    warning = samples_warning(config, access.has_token, has_keys)
+    if warning is not None:
+        logger.warning("%s", warning)
 
 
 def _make_router(

@@ -8,7 +8,14 @@ from pathlib import Path
 
 from cluster.observability.logs import LogConfig
 from cluster.workers.transport import Transport
-from specdec.config.engine import DraftLimits, DTypeName, EngineConfig, Kernels, ModelImpl
+from specdec.config.engine import (
+    DEFAULT_MODEL_OPTIONS,
+    DraftLimits,
+    DTypeName,
+    EngineConfig,
+    Kernels,
+    ModelOptions,
+)
 from specdec.config.quantization import QuantizationMethod
 from specdec.models.resolve import resolve, resolve_adapter
 from specdec.text.vocab_map import VocabularyMap
@@ -73,7 +80,7 @@ class GroupSpec:
     num_replicas: groups like this one that share the cores of a node.
     bundle_index: of the placement group. transport: None uses ipc on this node and tcp to others.
     vocabulary: tokens that a draft model shares with the target, where their vocabularies differ.
-    head: the draft head beside a target, if any. model_impl: as in `ModelConfig.from_directory`.
+    head: the draft head beside a target, if any.
     """
 
     name: str
@@ -93,7 +100,7 @@ class GroupSpec:
     vocabulary: VocabularyMap | None = None
     head: HeadSource | None = None
     gpus_per_rank: float = 1.0
-    model_impl: ModelImpl = "auto"
+    options: ModelOptions = DEFAULT_MODEL_OPTIONS
 
 
 @dataclass(frozen=True)

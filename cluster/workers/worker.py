@@ -73,7 +73,7 @@ def load_worker(spec: GroupSpec, rank: int, directory: Path) -> ModelWorker:
         spec.kernels,
         spec.vocabulary,
         None if spec.head is None else _head_files(spec.head),
-        spec.model_impl,
+        spec.options,
     )
     runner = load_warm(model, _join_group(spec, rank, directory))
     if isinstance(runner, DraftModelRunner):

@@ -31,6 +31,22 @@ ModelImpl = Literal["auto", "specdec", "transformers"]
 of transformers over this project's KV cache; `auto` prefers the first."""
 
 
+@dataclass(frozen=True)
+class ModelOptions:
+    """How the ranks of a model read and divide it.
+
+    impl: whose code runs it. divides_by_expert: whether each rank has whole experts of a mixture
+    rather than a share of each. overrides: of its config.json, as JSON text; None without any.
+    """
+
+    impl: ModelImpl = "auto"
+    divides_by_expert: bool = False
+    overrides: str | None = None
+
+
+DEFAULT_MODEL_OPTIONS = ModelOptions()
+
+
 _CPU_INFO = Path("/proc/cpuinfo")
 
 MAX_STREAM_INTERVAL = 2**20
@@ -97,6 +113,12 @@ class EngineConfig:
         require_range("max_prefill_tokens", self.max_prefill_tokens, 1, 2**20)
         blocks_of_longest = -(-self.max_model_len // self.block_size)
         require_range("num_blocks", self.num_blocks, blocks_of_longest, 2**31)
+
+    @property
+    def head_needs_tokens(self) -> bool:
+        """Return whether a head on the target's ranks computes KV from the tokens of sequences."""
+        head = self.speculation.head if self.speculation else None
+        return head is not None and head.writes_kv
 
 
 @dataclass(frozen=True)

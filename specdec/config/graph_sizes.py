@@ -21,6 +21,11 @@ MAX_NEW_DRAFT_TOKENS = 2
 The first step of a draft has two where the target has accepted the whole draft before.
 """
 
+FEW_RAGGED_ROWS = 8
+"""Sequences up to which a step with prompts has separate graphs: attention divides few contexts
+among more programs."""
+
+_RAGGED_TOKENS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 _FINE_ROWS = (1, 2, 4)
 _ROW_STEP, _MANY_ROWS = 8, 64
 _WIDE_ROW_STEP, _VERY_MANY_ROWS = 16, 256
@@ -68,6 +73,30 @@ def most_padding_tokens(hidden_size: int) -> int:
     rates of an H100. Both are in proportion to the layers.
     """
     return _OPERATIONS_OF_LAUNCHES // (24 * hidden_size**2)
+
+
+def ragged_token_counts(max_num_tokens: int, hidden_size: int) -> list[int]:
+    """Return the tokens of steps with prompts that have graphs, of all sequences together.
+
+    max_num_tokens: of a step; 0 where none has prompts. Beyond `most_padding_tokens` the launches
+    hide behind the arithmetic, and a step has no padding.
+    """
+    if not max_num_tokens:
+        return []
+    most = min(max_num_tokens, MAX_GRAPH_TOKENS)
+    counts = [*(count for count in _RAGGED_TOKENS if count < most), most]
+    return [count for count in counts if count <= most_padding_tokens(hidden_size)]
+
+
+def ragged_row_counts(max_num_seqs: int) -> list[int]:
+    """Return the numbers of sequences of these graphs: few, and as many as there may be."""
+    return sorted({min(FEW_RAGGED_ROWS, max_num_seqs), max_num_seqs})
+
+
+def num_ragged_graphs(max_num_seqs: int, max_num_tokens: int, hidden_size: int) -> int:
+    """Return the number of graphs of steps with prompts; at most 28."""
+    counts = ragged_token_counts(max_num_tokens, hidden_size)
+    return len(counts) * len(ragged_row_counts(max_num_seqs))
 
 
 def num_graph_sizes(max_num_seqs: int, max_draft_tokens: int) -> int:

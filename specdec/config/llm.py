@@ -26,13 +26,19 @@ from specdec.config.fields import (
     whole_number,
 )
 from specdec.config.hardware import resolved_device
+from specdec.config.hf_overrides import HF_OVERRIDES, canonical_overrides
+from specdec.config.quantization import (
+    CHECKPOINT_QUANTIZATIONS,
+    QUANTIZATION_METHODS,
+    CheckpointQuantization,
+    QuantizationMethod,
+)
 from specdec.config.speculative_keys import AUTO, SPECULATION, default_speculation, read_speculation
 from specdec.types.errors import InvalidValueError
 
 if TYPE_CHECKING:
-    from specdec.config.engine import AdapterLimits, DTypeName
+    from specdec.config.engine import AdapterLimits, DTypeName, ModelOptions
     from specdec.config.methods import DraftModelConfig, HeadMethodConfig
-    from specdec.config.quantization import QuantizationMethod
     from specdec.config.speculative import SpeculativeConfig
     from specdec.types.adapters import AdapterOrder
 
@@ -87,12 +93,13 @@ class LLMConfig:
     gpu_memory_utilization: float = setting(
         0.9, SHARE, "Fraction of each GPU's memory to use for weights and KV cache"
     )
-    quantization: Literal["none", "int8", "w8a8"] = setting(
+    quantization: Literal["none", QuantizationMethod, CheckpointQuantization] = setting(
         "none",
-        one_of("none", "int8", "w8a8"),
+        one_of("none", *QUANTIZATION_METHODS, *CHECKPOINT_QUANTIZATIONS),
         "Quantization of the weight matrices on a CPU, which changes the model's output: int8 uses "
         "8-bit weights; w8a8 also uses 8-bit activations, is faster with long prompts and large "
-        "batches, and needs native kernels",
+        "batches, and needs native kernels. The other names require a checkpoint in that format, "
+        "which is detected and dequantized in any case",
     )
     kernels: Literal["auto", "native", "triton", "torch"] = setting(
         "auto",
@@ -107,6 +114,18 @@ class LLMConfig:
         "Implementation of the model: specdec is this project's decoder, transformers is "
         "transformers' modelling code over specdec's KV cache, auto uses it for architectures that "
         "specdec's decoder does not have",
+    )
+    hf_overrides: str | None = setting(
+        None,
+        HF_OVERRIDES,
+        "Keys in place of those in the model's config.json, as a JSON object",
+        "none",
+    )
+    enable_expert_parallel: bool = setting(
+        False,
+        BOOLEAN,
+        "Divide a mixture of experts over the ranks by expert, whole experts on each, instead of "
+        "by the hidden units of every expert",
     )
     generation_config: Literal["auto", "none"] = setting(
         "auto",
@@ -203,6 +222,8 @@ class LLMConfig:
 
     def __post_init__(self) -> None:
         is_auto = isinstance(self.speculative_config, str)
+        if HF_OVERRIDES.accepts(self.hf_overrides):
+            object.__setattr__(self, "hf_overrides", canonical_overrides(self.hf_overrides))
         for key, known in self.settings().items():
             value = getattr(self, key)
             if not (known.limit.accepts(value) or (key == "speculative_config" and is_auto)):
@@ -255,7 +276,7 @@ class LLMConfig:
     @property
     def quantization_method(self) -> QuantizationMethod | None:
         """`quantization` as the loader expects it."""
-        return None if self.quantization == "none" else self.quantization
+        return self.quantization if self.quantization in QUANTIZATION_METHODS else None
 
     @property
     def draft_model(self) -> DraftModelConfig | None:
@@ -278,6 +299,13 @@ class LLMConfig:
         """The part of speculative_config about a draft head; None without one."""
         speculation = self.speculative_config
         return None if speculation is None else speculation.head
+
+    @property
+    def model_options(self) -> ModelOptions:
+        """How the ranks read and divide the target."""
+        from specdec.config.engine import ModelOptions
+
+        return ModelOptions(self.model_impl, self.enable_expert_parallel, self.hf_overrides)
 
     @property
     def prefill_limit(self) -> int | None:

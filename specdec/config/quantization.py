@@ -13,6 +13,13 @@ and less accurate, and needs native kernels. The product of a row does not depen
 
 QUANTIZATION_METHODS: tuple[QuantizationMethod, ...] = get_args(QuantizationMethod)
 
+CheckpointQuantization = Literal[
+    "awq", "gptq", "fp8", "compressed-tensors", "bitsandbytes", "mxfp4"
+]
+"""How the weights in the files of a model may be quantized; they are dequantized by loading."""
+
+CHECKPOINT_QUANTIZATIONS: tuple[CheckpointQuantization, ...] = get_args(CheckpointQuantization)
+
 
 def require_quantization(method: str | None, field: str = "quantization") -> None:
     """Raise InvalidValueError for an unknown method."""

@@ -177,16 +177,21 @@ class SpeculativeConfig:
 
     def _check_roles(self) -> None:
         roles = self._roles
-        if "method" in self.left_out and isinstance(self.drafter, DraftModelConfig):
-            del roles["method"]  # it is checked when the files have given the method
+        if self._awaits_method:
+            del roles["method"]
         check_roles(roles)
+
+    @property
+    def _awaits_method(self) -> bool:
+        """Return whether a model's files will give the method, which is checked then."""
+        return "method" in self.left_out and isinstance(self.drafter, DraftModelConfig)
 
     def _check_trees(self) -> None:
         self._check_tree_choices()
         name, count = "speculative_config.num_draft_tree_tokens", self.num_draft_tree_tokens
         if count == 0:
             return
-        if not any(each.drafts_trees for each in self.drafters):
+        if not self._awaits_method and not any(each.drafts_trees for each in self.drafters):
             drafters = " or ".join(each for each in METHODS if METHODS[each].drafts_trees)
             limit = f"0 unless method, first or fallback is {drafters}"
             raise InvalidValueError(name, count, limit)

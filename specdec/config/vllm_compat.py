@@ -17,6 +17,7 @@ VALUES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "dtype": {"half": "float16", "float": "float32"},
         "generation_config": {"vllm": "none"},
+        "quantization": {"awq_marlin": "awq", "gptq_marlin": "gptq"},
         "model_impl": {"vllm": "specdec", "sglang": "specdec"},
         "tool_call_parser": {
             "openai": "gpt_oss",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from specdec.config.engine import EngineConfig
+from specdec.engine.adapters import Adapters
 from specdec.sequences.sequence import Sequence
 from specdec.types.messages import BASE_MODEL
 
@@ -54,3 +56,11 @@ class AdapterSeats:
     def _block(self, seq: Sequence) -> None:
         if seq is not self._blocked:
             self._blocked, self._num_overtaking = seq, 0
+
+
+def seats_of(config: EngineConfig, adapters: Adapters | None) -> AdapterSeats | None:
+    """Return the limit of adapters in a batch; None without adapters."""
+    limits = config.adapters
+    if limits is None or adapters is None:
+        return None
+    return AdapterSeats(limits.max_loras, config.max_num_seqs, adapters.is_ready)

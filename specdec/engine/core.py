@@ -62,7 +62,11 @@ class Executor(Protocol):
         """Return the configured proposer; None where nothing drafts."""
 
     def make_policy(
-        self, control: SpeculationControl, full_batch: int, measure_engine: MeasureEngine
+        self,
+        control: SpeculationControl,
+        full_batch: int,
+        measure_engine: MeasureEngine,
+        text: tuple[int, ...],
     ) -> SpeculationPolicy | None:
         """See `specdec.speculation.policy.factory`; call it before there is a sequence."""
 
@@ -139,7 +143,7 @@ class EngineCore(Generic[Config]):
         self._probe_head(executor, tokenizer)
         if self.control is not None:
             profiler = EngineProfiler(self.plan.engine, self.model, tokenizer)
-            policy = executor.make_policy(self.control, full_batch, profiler.measure)
+            policy = executor.make_policy(self.control, full_batch, profiler.measure, profiler.text)
         proposer = executor.make_proposer()
         load_corpora(proposer, partial(tokenizer.encode, add_special_tokens=False))
         self._engine = Engine(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections.abc
+from itertools import islice
 
 from specdec.config.engine import EngineConfig
 from specdec.engine.scheduled_row import ScheduledRow
@@ -36,6 +37,7 @@ class DraftPlanner:
         self._decision = NO_DRAFTS
         self._control = NO_SPECULATION
         self._has_predictions = False
+        self._drafting: frozenset[int] | None = None  # the only sequences that may draft
 
     def begin_step(
         self, decision: Decision, control: SpeculationControl, *, has_predictions: bool = False
@@ -47,6 +49,7 @@ class DraftPlanner:
         control: the settings in force. has_predictions: whether any sequence has predicted output.
         """
         self._decision, self._control = decision, control
+        self._drafting = None if decision.num_drafting is None else frozenset()
         self._has_predictions = has_predictions and decision.allows_predictions
 
     @property
@@ -65,9 +68,11 @@ class DraftPlanner:
     ) -> list[ScheduledRow]:
         """Return the rows of all decoding sequences of the step, with their shares of its guesses.
 
+        sequences: by rank; the first ones draft where the decision limits their number.
         most: a lower limit of the step's guesses. Where draft lengths adapt to acceptance, a
         sequence that has none for this decision begins with one.
         """
+        self._select(sequences)
         num_guesses_left = draft_budget(self._max_num_batched_tokens, len(sequences))
         if most is not None:
             num_guesses_left = min(num_guesses_left, most)
@@ -78,6 +83,24 @@ class DraftPlanner:
             rows.append(self._row(seq, share, num_left // (len(sequences) - index)))
             num_left -= rows[-1].num_lookahead_tokens
         return rows
+
+    def may_draft(self, seq: Sequence) -> bool:
+        """Return whether a sequence is among those that draft by the decision of the step."""
+        return self._drafting is None or seq.seq_id in self._drafting
+
+    def _select(self, sequences: collections.abc.Sequence[Sequence]) -> None:
+        """Limit the sequences that draft to the first ones that can; the same in each step.
+
+        A head or a draft model then has to catch up with their texts alone.
+        """
+        limit = self._decision.num_drafting
+        if limit is not None:
+            able = (
+                seq.seq_id
+                for seq in sequences
+                if seq.is_eligible(self._control) and self._num_useful_guesses(seq)
+            )
+            self._drafting = frozenset(islice(able, limit))
 
     @property
     def has_next_drafts(self) -> bool:
@@ -170,7 +193,7 @@ class DraftPlanner:
         own = self._own_draft_tokens(seq)
         if own is not None:
             return own
-        if not self._decision.num_draft_tokens:
+        if not (self._decision.num_draft_tokens and self.may_draft(seq)):
             return 0
         if not self._may_draft_tree(seq):
             return self._draft_length(seq)
@@ -181,7 +204,8 @@ class DraftPlanner:
         """Return the length of its predicted draft, or the number that the request may choose."""
         if self._has_predictions and (predicted := seq.predicted_draft(self._control)):
             return len(predicted)
-        may_choose = self._control.allow_request_override and self._decision.num_draft_tokens > 0
+        drafts = self._decision.num_draft_tokens > 0 and self.may_draft(seq)
+        may_choose = drafts and self._control.allow_request_override
         return seq.params.speculation.num_speculative_tokens if may_choose else None
 
     def _may_draft_tree(self, seq: Sequence) -> bool:

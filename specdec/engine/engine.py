@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from specdec.config.engine import EngineConfig
-from specdec.engine.adapter_seats import AdapterSeats
+from specdec.engine.adapter_seats import seats_of
 from specdec.engine.adapters import Adapters
 from specdec.engine.async_scheduling import (
     Rows,
@@ -31,10 +31,7 @@ from specdec.engine.speculator import NO_DRAFTING, Drafting, Speculator
 from specdec.engine.suspects import Suspects
 from specdec.models.config import ModelConfig
 from specdec.sequences.block_manager import BlockManager
-from specdec.sequences.sequence import (
-    EngineRequest,
-    SequenceStatus,
-)
+from specdec.sequences.sequence import EngineRequest, SequenceStatus
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import Proposer, make_proposer
 from specdec.text.tokenizer import Tokenizer
@@ -82,46 +79,46 @@ class Engine:
         self._recorder = recorder or Metrics()
         self._clock = clock
         self._inputs = InputProcessor(config, model, tokenizer)
-        self._blocks = BlockManager(
-            config.num_blocks,
-            config.block_size,
-            enable_prefix_caching=config.enable_prefix_caching,
-        )
+        self._blocks = _new_blocks(config)
         self._steps = StepsInFlight(
             target,
             self._blocks,
             self._recorder,
             clock,
-            needs_tokens=_head_needs_tokens(config),
+            needs_tokens=config.head_needs_tokens,
             has_adapters=adapters is not None,
         )
         self._counts = Counts()  # the fields about drafts are in the committer
-        self._scheduler = Scheduler(config, self._blocks, self._counts, _seats(config, adapters))
+        self._scheduler = Scheduler(config, self._blocks, self._counts, seats_of(config, adapters))
         self._speculator = Speculator(
             config.speculation, proposer or make_proposer(config.speculation), policy
         )
         self._requests = OpenRequests(self._scheduler, self._steps, self._speculator)
         self.drafters = drafters
         self.adapters = adapters
-        head = config.speculation.head if config.speculation else None
-        self._committer = Committer(
-            model,
-            config.max_model_len,
-            self._blocks,
-            self._steps,
-            self._speculator,
-            self._requests,
-            self._counts,
-            drafters,
-            None if head is None else head.name,
-            adapters,
-        )
+        self._committer = self._make_committer(model)
         self._suspects = Suspects()
         self._undelivered: list[EngineOutput] = []  # errors of requests that no step has ended
         self._next_seq_id = 0
         self._decision: Decision | None = None  # in force for steps that are begun ahead
         self._drafting_ahead = NO_DRAFTING
         self._batch_size = 0  # sequences for which the last step produced tokens
+
+    def _make_committer(self, model: ModelConfig) -> Committer:
+        speculation = self.config.speculation
+        head = None if speculation is None else speculation.head
+        return Committer(
+            model,
+            self.config.max_model_len,
+            self._blocks,
+            self._steps,
+            self._speculator,
+            self._requests,
+            self._counts,
+            self.drafters,
+            None if head is None else head.name,
+            self.adapters,
+        )
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises InvalidValueError and then keeps nothing.
@@ -305,7 +302,7 @@ class Engine:
         outputs += self._collect()
         decision = self._decide()
         if is_ahead:
-            is_as_decided = before is not None and decision.shape == before.shape
+            is_as_decided = before is not None and decision.drafts_like(before)
             self._keep_batch(is_as_decided=is_as_decided)
             return
         rows = self._schedule(decision)
@@ -360,7 +357,9 @@ class Engine:
 
     def _decide(self) -> Decision:
         scheduler, control = self._scheduler, self.control
-        decision = self._speculator.decide(scheduler.num_decoding, scheduler.num_eligible(control))
+        decision = self._speculator.decide(
+            scheduler.num_decoding, scheduler.num_eligible(control), scheduler.prompts
+        )
         may_run_ahead = self.config.async_scheduling and self._suspects.current is None
         self._decision = decision if may_run_ahead else None
         return decision
@@ -401,11 +400,22 @@ class Engine:
     def _ahead(self, rows: Rows, decision: Decision) -> None:
         """Have the draft model go on behind the rows that the target runs now."""
         if decision.num_draft_tokens and decision.ahead is not DraftAhead.OFF:
-            self._speculator.ahead(rows, self._scheduler.next_chain_length, decision)
+            drafting = [(seq, row) for seq, row in rows if self._scheduler.may_draft(seq)]
+            self._speculator.ahead(
+                drafting,
+                self._scheduler.next_chain_length,
+                decision.ahead,
+                may_wait=decision.may_wait(len(rows)),
+            )
 
     def _eligible(self, rows: list[ScheduledRow]) -> list[ScheduledRow]:
-        control = self.control
-        return [row for row in rows if row.seq.is_eligible(control)]
+        """Return the rows to take drafts for; those of predicted output draft in any case."""
+        control, may_draft = self.control, self._scheduler.may_draft
+        return [
+            row
+            for row in rows
+            if row.seq.is_eligible(control) and (row.num_draft_tokens or may_draft(row.seq))
+        ]
 
     def _begin_ahead(self) -> bool:
         """Begin the step behind the one in flight if its rows are known; return whether it was."""
@@ -497,15 +507,9 @@ class Engine:
         return outputs
 
 
-def _seats(config: EngineConfig, adapters: Adapters | None) -> AdapterSeats | None:
-    """Return the limit of adapters in a batch; None without adapters."""
-    limits = config.adapters
-    if limits is None or adapters is None:
-        return None
-    return AdapterSeats(limits.max_loras, config.max_num_seqs, adapters.is_ready)
-
-
-def _head_needs_tokens(config: EngineConfig) -> bool:
-    """Return whether a head on the target's ranks computes KV from the tokens of sequences."""
-    head = config.speculation.head if config.speculation else None
-    return head is not None and head.writes_kv
+def _new_blocks(config: EngineConfig) -> BlockManager:
+    return BlockManager(
+        config.num_blocks,
+        config.block_size,
+        enable_prefix_caching=config.enable_prefix_caching,
+    )

@@ -13,7 +13,8 @@ from specdec.engine.engine import Engine
 from specdec.models.config import ModelConfig
 from specdec.sequences.sequence import EngineRequest
 from specdec.speculation.policy.cost_model import CostTable
-from specdec.speculation.policy.cost_profiler import ProfiledStep, profiled_steps, table_of
+from specdec.speculation.policy.cost_profiler import ProfiledStep, StepShapes
+from specdec.speculation.policy.sample_text import SAMPLE_TEXT
 from specdec.speculation.proposers import DraftRequest, Proposal, SynchronousProposer
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.messages import StepInput, StepRow, VerifiedRow, VerifyOutput
@@ -75,11 +76,19 @@ class EngineProfiler:
     def measure(self, most: int, budget_s: float) -> CostTable:
         """Return the seconds of steps with up to `most` draft tokens, the shortest of a few."""
         started_at_s, seconds = self.clock(), dict[ProfiledStep, float]()
-        for step in profiled_steps(self.config, most, smallest=0):
+        shapes = StepShapes.of(self.config, most, smallest=0)
+        for step in shapes.steps():
             if seconds and self.clock() - started_at_s > budget_s:
                 break
             seconds[step] = self._seconds(self._engine(step), step.num_sequences)
-        return table_of(seconds, self.config, most, smallest=0)
+        return shapes.table(seconds)
+
+    @property
+    def text(self) -> tuple[int, ...]:
+        """Tokens of a text, if the target's steps may depend on their text; see CostProfiler."""
+        if self.model.experts is None and self.model.transformers is None:
+            return ()
+        return tuple(self.tokenizer.encode(SAMPLE_TEXT, add_special_tokens=False))
 
     def _seconds(self, engine: Engine, num_sequences: int) -> float:
         while engine.stats().num_decoding < num_sequences:

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 from specdec.config.attention_splits import ENOUGH_PROGRAMS, most_rows, num_segments_of
 from specdec.config.engine import DTYPE_BYTES
-from specdec.config.graph_sizes import MAX_NEW_DRAFT_TOKENS, num_graph_sizes
+from specdec.config.graph_sizes import (
+    MAX_NEW_DRAFT_TOKENS,
+    num_graph_sizes,
+    num_ragged_graphs,
+)
 from specdec.config.llm import LLMConfig
 from specdec.models.config import ModelConfig
 
@@ -39,14 +43,23 @@ def gpu_workspace_bytes(config: LLMConfig, model: ModelConfig, *, drafts: bool) 
         + _activation_bytes(config, model)
         + _logit_bytes(config, model, tokens_of_sequence)
         + _graph_bytes(config, drafts=drafts) * num_sizes
+        + (_prompt_bytes(config, model) if captures and not drafts else 0)
         + (0 if drafts or config.head is None else _tap_bytes(config, model))
     )
+
+
+def _prompt_bytes(config: LLMConfig, model: ModelConfig) -> int:
+    """Return the bytes of the graphs of steps with prompts, which have their own activations."""
+    num_graphs = num_ragged_graphs(
+        config.max_num_seqs, config.max_num_batched_tokens, model.hidden_size
+    )
+    return num_graphs * _GRAPHS_BYTES + _activation_bytes(config, model)
 
 
 def _activation_bytes(config: LLMConfig, model: ModelConfig) -> int:
     """Return the bytes of the activations of a layer, with those of the largest step."""
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    values = 4 * model.hidden_size + heads + 3 * model.intermediate_size
+    values = 5 * model.hidden_size + heads + 3 * model.intermediate_size
     return config.max_num_batched_tokens * values * DTYPE_BYTES[config.resolved_dtype]
 
 
@@ -82,7 +95,8 @@ def _graph_bytes(config: LLMConfig, *, drafts: bool) -> int:
 
 def _tap_bytes(config: LLMConfig, model: ModelConfig) -> int:
     """Return the bytes of what a head reads of the largest step on the device."""
-    num_tokens = config.max_num_seqs * (1 + _num_draft_tokens(config))
+    of_decodes = config.max_num_seqs * (1 + _num_draft_tokens(config))
+    num_tokens = max(of_decodes, config.max_num_batched_tokens)
     return num_tokens * _MOST_TAPS * model.hidden_size * DTYPE_BYTES[config.resolved_dtype]
 
 

@@ -389,9 +389,7 @@ def _gpu_blocks(config: LLMConfig, pool: _Pool, most: int, available_bytes: int)
     model = pool.model
     shards = model.head_shards(pool.num_ranks)
     kv_share = max(len(shard.kv) for shard in shards) / sum(len(shard.kv) for shard in shards)
-    weight_share = (
-        max(len(shard.query) for shard in shards) / model.num_heads
-    )  # a slight overestimate
+    weight_share = model.largest_weight_share(pool.num_ranks)
     block_bytes = int(pool.block_bytes * kv_share)
     of_all_ranks = model.weight_bytes(config.resolved_dtype) + pool.extra_bytes
     weight_bytes = int(of_all_ranks * weight_share)

@@ -1,28 +1,34 @@
-"""Settings that a model without a decoder of this project does not have."""
+"""Settings that a model does not have, because of its decoder or its layers."""
 
 from __future__ import annotations
 
 from specdec.config.llm import LLMConfig
+from specdec.config.quantization import CHECKPOINT_QUANTIZATIONS
 from specdec.engine.model_resolution import Models
+from specdec.models.config import ModelConfig
 from specdec.types.errors import InvalidValueError
 
 _REASON = "the model runs by transformers' code"
 
 
 def check_model_limits(config: LLMConfig, models: Models) -> None:
-    """Raise InvalidValueError for a setting that needs specdec's own decoder, where it is missing.
+    """Raise InvalidValueError for a setting that the models do not have.
 
     transformers' modelling code runs on one rank, without quantization, adapters or draft heads.
     """
     if models.target.transformers is not None:
         _require("tensor_parallel_size", config.tensor_parallel_size, 1)
         _require("quantization", config.quantization, "none")
+        _require("hf_overrides", config.hf_overrides, None)
         _require("enable_lora", config.enable_lora, False)
         if config.head is not None:
             limit = f"a method without a draft head: {_REASON}"
             raise InvalidValueError("speculative_config.method", config.head.name, limit)
         if config.kernels == "native":
             raise InvalidValueError("kernels", config.kernels, f"auto or torch: {_REASON}")
+    _require_stored_quantization(config, models.target)
+    if config.enable_expert_parallel:
+        require_experts(models.target, config.tensor_parallel_size)
     if models.target.latent is not None and config.enable_lora:
         limit = "false: the model has latent attention, whose projections take no adapters"
         raise InvalidValueError("enable_lora", True, limit)
@@ -31,6 +37,26 @@ def check_model_limits(config: LLMConfig, models: Models) -> None:
         field = "speculative_config.draft_tensor_parallel_size"
         _require(field, drafting.draft_tensor_parallel_size, 1)
         _require("speculative_config.quantization", drafting.quantization, None)
+
+
+def _require_stored_quantization(config: LLMConfig, model: ModelConfig) -> None:
+    """Raise InvalidValueError for the name of a format that the model's files do not have."""
+    named, found = config.quantization, model.stored_quantization
+    if named not in CHECKPOINT_QUANTIZATIONS or named == found:
+        return
+    state = "has no quantized weights" if found is None else f"has weights quantized by {found}"
+    limit = f"none, int8 or w8a8: the model {state}; a format of files is detected"
+    raise InvalidValueError("quantization", named, limit)
+
+
+def require_experts(model: ModelConfig, tensor_parallel_size: int) -> None:
+    """Raise InvalidValueError unless each rank can have whole experts of a model."""
+    if model.experts is None:
+        limit = "false: the model has no experts that specdec's decoder divides"
+        raise InvalidValueError("enable_expert_parallel", True, limit)
+    if tensor_parallel_size > model.experts.count:
+        limit = f"at most {model.experts.count}, the experts of the model, to divide it by them"
+        raise InvalidValueError("tensor_parallel_size", tensor_parallel_size, limit)
 
 
 def _require(field: str, value: object, only: object) -> None:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from specdec.config.engine import DTYPE_BYTES, DTypeName, ModelImpl
+from specdec.config.engine import DEFAULT_MODEL_OPTIONS, DTYPE_BYTES, DTypeName, ModelOptions
 from specdec.config.methods import METHODS, DraftPlace, HeadMethodConfig
 from specdec.config.quantization import QuantizationMethod
+from specdec.engine.model_limits import require_experts
 from specdec.models.config import ModelConfig
 from specdec.models.heads.config import HeadConfig, head_method_of
 from specdec.models.registry import ARCHITECTURES
@@ -52,10 +53,14 @@ class Precision:
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Memory of one rank, for weights and for the KV of a token."""
+    """Memory of one rank, for weights and for the KV of a token.
+
+    num_experts: of each mixture on the rank, whole or in part; 0 without a mixture.
+    """
 
     weight_bytes: int
     kv_bytes_per_token: int
+    num_experts: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,16 +82,16 @@ def report_model(
     directory: Path,
     precision: Precision,
     tensor_parallel_size: int,
-    model_impl: ModelImpl = "auto",
+    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
 ) -> ModelReport:
     """Return the report of the model in a directory.
 
-    model_impl: as in `ModelConfig.from_directory`.
-
     Raises UnsupportedModelError for a model that cannot be served, and InvalidValueError for more
-    ranks than it has heads.
+    ranks than it has heads or, with options.divides_by_expert, experts.
     """
-    config = ModelConfig.from_directory(directory, model_impl)
+    config = ModelConfig.from_directory(directory, options)
+    if options.divides_by_expert:
+        require_experts(config, tensor_parallel_size)
     if config.transformers is not None and tensor_parallel_size > 1:
         limit = "1: transformers' code runs the model on one rank"
         raise InvalidValueError("tensor_parallel_size", tensor_parallel_size, limit)
@@ -128,7 +133,9 @@ def _ranks(config: ModelConfig, precision: Precision, size: int) -> Iterator[Ran
             expansion = config.latent.num_expansion_weights(len(heads.query))
             weights += config.num_layers * expansion * DTYPE_BYTES[precision.dtype]
         kv_bytes = 2 * config.num_layers * kv * kv_element_bytes
-        yield RankMemory(weights, kv_bytes)
+        experts = config.experts
+        num_experts = 0 if experts is None else len(experts.shard(rank, size).experts)
+        yield RankMemory(weights, kv_bytes, num_experts)
 
 
 def _hidden_units(config: ModelConfig, rank: int, size: int) -> int:
@@ -138,8 +145,7 @@ def _hidden_units(config: ModelConfig, rank: int, size: int) -> int:
     dense = len(partition(config.intermediate_size, size)[rank])
     units = (config.num_layers - num_sparse) * dense
     if experts is not None:
-        of_expert = len(partition(experts.intermediate_size, size)[rank])
-        units += num_sparse * experts.count * of_expert
+        units += num_sparse * experts.shard(rank, size).num_units
         units += num_sparse * len(partition(experts.shared_size, size)[rank])
     return units
 

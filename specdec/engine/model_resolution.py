@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specdec.config.engine import DTYPE_BYTES, ModelImpl
+from specdec.config.engine import DEFAULT_MODEL_OPTIONS, DTYPE_BYTES, ModelOptions
+from specdec.config.hf_overrides import unknown_keys
 from specdec.config.llm import Config, LLMConfig
 from specdec.config.methods import DraftModelConfig, HeadMethodConfig
 from specdec.config.model_aliases import ALIASES, TARGETS_OF_DRAFTERS
 from specdec.models.config import ModelConfig
+from specdec.models.config_files import read_json
 from specdec.models.heads.config import HeadConfig, head_method_of
 from specdec.models.hub import Progress
 from specdec.models.resolve import resolve
@@ -33,17 +35,17 @@ class Models:
 class ModelDirectories:
     """The directories of the target, and of the draft model or head, if any.
 
-    That of the draft model may be the target's. model_impl: of the target, as in LLMConfig.
+    That of the draft model may be the target's. options: of the target.
     """
 
     target: Path
     draft: Path | None
     head: Path | None = None
-    model_impl: ModelImpl = "auto"
+    options: ModelOptions = DEFAULT_MODEL_OPTIONS
 
     def configs(self) -> Models:
         """Read each config.json, and the shapes of a head. Raises UnsupportedModelError."""
-        target = ModelConfig.from_directory(self.target, self.model_impl)
+        target = ModelConfig.from_directory(self.target, self.options)
         draft = None if self.draft is None else ModelConfig.from_directory(self.draft)
         head = None if self.head is None else HeadConfig.from_directory(self.head, target)
         return Models(target, draft, head)
@@ -76,7 +78,9 @@ def resolve_models(config: LLMConfig, progress: Progress) -> ModelDirectories:
     that cannot be determined.
     """
     target = resolve(config.model, progress=progress)
-    found = ModelConfig.from_directory(target, config.model_impl)
+    found = ModelConfig.from_directory(target, config.model_options)
+    if added := unknown_keys(read_json(target / "config.json") or {}, config.hf_overrides):
+        progress(f"{config.model}: config.json has no {', '.join(added)}, which hf_overrides adds")
     if whole := found.text_part_of:
         progress(f"{config.model}: the text model of {whole} is served; it reads no images")
     if found.transformers is not None:
@@ -89,7 +93,7 @@ def resolve_models(config: LLMConfig, progress: Progress) -> ModelDirectories:
         target,
         None if drafting is None else _resolve_draft(drafting, target, progress),
         None if head is None else _resolve_head(head, target, progress),
-        config.model_impl,
+        config.model_options,
     )
 
 

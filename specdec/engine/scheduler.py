@@ -13,7 +13,7 @@ from specdec.engine.scheduled_row import ScheduledRow
 from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.sequence import Sequence, SequenceStatus
 from specdec.types.control import SpeculationControl
-from specdec.types.draft_decision import Decision, chain
+from specdec.types.draft_decision import Decision, PromptLoad, chain
 from specdec.types.errors import InvalidValueError, OverloadedError
 from specdec.types.stats import Counts
 
@@ -115,6 +115,24 @@ class Scheduler:
         """Return how many decoding sequences may have drafts, if the step has any."""
         return sum(seq.is_decoding and seq.is_eligible(control) for seq in self._running)
 
+    @property
+    def prompts(self) -> PromptLoad:
+        """The prompts that the next steps can run beside the decoding sequences."""
+        config = self._config
+        most = max(0, config.max_num_batched_tokens - len(self._running))
+        if config.max_prefill_tokens is not None:
+            most = min(most, config.max_prefill_tokens)
+        running = [seq.num_uncomputed_tokens for seq in self._running if not seq.is_decoding]
+        room = self._blocks.num_free_blocks * self._blocks.block_size
+        num_tokens, num_sequences = sum(running), len(running)
+        for seq in self._waiting[: config.max_num_seqs - len(self._running)]:
+            room -= seq.num_uncomputed_tokens
+            if room < 0:
+                break
+            num_tokens += seq.num_uncomputed_tokens
+            num_sequences += 1
+        return PromptLoad(min(num_tokens, most), num_sequences)
+
     def schedule(self, decision: Decision, control: SpeculationControl) -> list[ScheduledRow]:
         """Return the rows of the next step, each with its blocks reserved.
 
@@ -197,6 +215,10 @@ class Scheduler:
     def next_chain_length(self, seq: Sequence) -> int:
         """Return how long a chain of drafts may be in the step behind the scheduled one."""
         return self._draft_planner.next_chain_length(seq)
+
+    def may_draft(self, seq: Sequence) -> bool:
+        """Return whether the decision of the scheduled step lets a sequence draft."""
+        return self._draft_planner.may_draft(seq)
 
     def keep_batch(self) -> None:
         """Record a step without preempted or new sequences, in place of `schedule`."""

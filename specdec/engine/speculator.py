@@ -22,7 +22,15 @@ from specdec.speculation.proposers import (
     SynchronousProposer,
 )
 from specdec.types.control import NO_SPECULATION, SpeculationControl
-from specdec.types.draft_decision import NO_DRAFTS, Decision, DecisionReason, tree
+from specdec.types.draft_decision import (
+    NO_DRAFTS,
+    NO_PROMPTS,
+    Decision,
+    DecisionReason,
+    DraftAhead,
+    PromptLoad,
+    tree,
+)
 from specdec.types.draft_tree import chain_of
 from specdec.types.messages import StepRow
 from specdec.types.stats import STRUCTURED_OUTPUT
@@ -108,7 +116,9 @@ class Speculator:
         """Return whether a request without speculation options gets drafts."""
         return self.policy.is_on if self.policy else self._proposer is not None
 
-    def decide(self, num_decoding: int, num_eligible: int) -> Decision:
+    def decide(
+        self, num_decoding: int, num_eligible: int, prompts: PromptLoad = NO_PROMPTS
+    ) -> Decision:
         """Return how much a sequence may draft in the next step; see `SpeculationPolicy.decide`."""
         self._drafting = NO_DRAFTING
         if self._proposer is None or self._config is None:
@@ -120,7 +130,7 @@ class Speculator:
                 tree(config.num_draft_tree_tokens, depth=depth).with_ahead(config.draft_ahead),
                 DecisionReason.OPERATOR,
             )
-        return self.policy.decide(num_decoding, num_eligible)
+        return self.policy.decide(num_decoding, num_eligible, prompts)
 
     @property
     def holds_drafts(self) -> bool:
@@ -201,16 +211,18 @@ class Speculator:
         self,
         rows: collections.abc.Sequence[tuple[Sequence, StepRow]],
         num_next_tokens: Callable[[Sequence], int],
-        decision: Decision,
+        ahead: DraftAhead,
+        *,
+        may_wait: bool,
     ) -> None:
         """Have the proposer draft behind rows that were sent, for the step after them.
 
-        num_next_tokens: most draft tokens of a sequence in that step, which is expected to have the
-            same rows and the same decision.
+        num_next_tokens: most draft tokens of a sequence in that step. may_wait: whether that step
+            may wait for drafts, if it has as many rows.
         """
         if self._proposer is None:
             return
-        control, may_wait = self.control, decision.may_wait(len(rows))
+        control = self.control
         self._proposer.ahead(
             [
                 SentRow(
@@ -219,7 +231,7 @@ class Speculator:
                     chain_of(row.drafts, row.parents),
                     num_next_tokens(seq),
                     seq.drafting_method(control),
-                    decision.ahead,
+                    ahead,
                     may_wait,
                 )
                 for seq, row in rows

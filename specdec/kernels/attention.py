@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.config.attention_splits import MAX_SHORT_QUERY_TOKENS
-from specdec.kernels.device_batch import DeviceBatch
+from specdec.kernels.device_batch import AnyDeviceBatch, DeviceBatch, RaggedBatch
 from specdec.kernels.forward_batch import ModelInput, on_device
 from specdec.types.draft_tree import Parents, ancestors, depths, signed_words
 from specdec.types.sharding import HeadShard
@@ -151,7 +151,7 @@ class PagedAttention(ABC):
     @abstractmethod
     def plan_on_device(
         self,
-        batch: DeviceBatch,
+        batch: AnyDeviceBatch,
         dtype: torch.dtype,
         window: int | None = None,
         kv_start: int = 0,
@@ -259,12 +259,14 @@ class TorchAttention(PagedAttention):
 
     def plan_on_device(
         self,
-        batch: DeviceBatch,
+        batch: AnyDeviceBatch,
         dtype: torch.dtype,
         window: int | None = None,
         kv_start: int = 0,
     ) -> TorchPlan:
         """Plan a batch as one group; contexts are padded to those of whole tables."""
+        if isinstance(batch, RaggedBatch):
+            batch = _one_by_one(batch)
         num_sequences, num_blocks = batch.block_tables.shape
         slots = torch.arange(num_blocks * self.block_size, device=self.device)
         last = batch.context_lens.unsqueeze(1) - 1
@@ -422,6 +424,18 @@ class TorchAttention(PagedAttention):
             self._workspace = kv_cache.new_empty(numel)
         out = self._workspace[:numel].view(-1, *kv_cache.shape[1:])
         return torch.index_select(kv_cache, 0, slots, out=out)
+
+
+def _one_by_one(batch: RaggedBatch) -> DeviceBatch:
+    """Return a ragged batch with each token as a sequence, which the KV before it precedes."""
+    return DeviceBatch(
+        batch.input_ids,
+        batch.positions,
+        batch.slot_mapping,
+        block_tables=batch.block_tables[batch.rows],
+        context_lens=batch.positions + 1,
+        query_len=1,
+    )
 
 
 def _is_masked(

@@ -1,4 +1,4 @@
-"""Input of a forward pass whose tensors have fixed shapes and are made on the device.
+"""Inputs of a forward pass whose tensors have fixed shapes and are made on the device.
 
 A device runs such a pass as a graph, or begins it before the host knows the tokens of the step
 before. `forward_batch.ModelInput` is the ragged batch that the host plans.
@@ -29,3 +29,26 @@ class DeviceBatch:
     @property
     def num_sequences(self) -> int:
         return len(self.context_lens)
+
+
+@dataclass(frozen=True)
+class RaggedBatch:
+    """T tokens of B sequences that may have different lengths: prompts, decodes and drafts.
+
+    The tokens of a sequence are consecutive, in its order. Padding behind the last sequence, and
+    drafts that a sequence turns out not to have, are stored in the padding block. A sequence may
+    have no token.
+    """
+
+    input_ids: Tensor  # [T] int64
+    positions: Tensor  # [T] int64
+    slot_mapping: Tensor  # [T] int64: where each token's KV is written
+    rows: Tensor  # [T] int64: the sequence of each token; any for padding
+    cu_seqlens: Tensor  # [B + 1] int32: sequence i has the tokens from cu_seqlens[i] on
+    block_tables: Tensor  # [B, M] int64; entries behind the context are valid blocks of the pool
+    context_lens: Tensor  # [B] int64, the tokens of this pass included
+    decode_len: int
+    """Most tokens of a sequence that decodes, which sizes the tiles of short queries."""
+
+
+AnyDeviceBatch = DeviceBatch | RaggedBatch

@@ -43,6 +43,8 @@ class LLMArguments(TypedDict, total=False):
     device: str
     kernels: str
     model_impl: str
+    hf_overrides: Mapping[str, Any] | str | None
+    enable_expert_parallel: bool
     generation_config: str
     max_num_seqs: int
     max_num_batched_tokens: int

@@ -64,7 +64,7 @@ def step_costs(config: LLMConfig) -> CostTable:
     executor.load()
     try:
         profiler = EngineProfiler(engine, models.target, Tokenizer(directories.target))
-        return executor.measure_costs(profiler.measure)
+        return executor.measure_costs(profiler.measure, profiler.text)
     finally:
         executor.close()  # the next drafter needs the memory
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from specdec.config.engine import DraftLimits, EngineConfig
+from specdec.config.engine import DEFAULT_MODEL_OPTIONS, DraftLimits, EngineConfig
 from specdec.config.llm import LLMConfig
 from specdec.config.quantization import QuantizationMethod
 from specdec.engine.memory_plan import MemoryPlan
@@ -90,7 +90,11 @@ class LocalExecutor:
         return make_proposer(self._plan.engine.speculation, self._draft)
 
     def make_policy(
-        self, control: SpeculationControl, full_batch: int, measure_engine: MeasureEngine
+        self,
+        control: SpeculationControl,
+        full_batch: int,
+        measure_engine: MeasureEngine,
+        text: tuple[int, ...],
     ) -> SpeculationPolicy | None:
         """See Executor."""
         measured = partial(
@@ -103,10 +107,11 @@ class LocalExecutor:
             lambda: True,
             full_batch,
             measure_engine,
+            text,
         )
         return _on_thread(measured)
 
-    def measure_costs(self, measure_engine: MeasureEngine) -> CostTable:
+    def measure_costs(self, measure_engine: MeasureEngine, text: tuple[int, ...]) -> CostTable:
         """Return the seconds of steps with the configured drafters; call it as `make_policy`."""
         engine = self._plan.engine
         assert engine.speculation is not None, "nothing drafts"
@@ -118,6 +123,7 @@ class LocalExecutor:
             self._measure_draft,
             self._plan.draft,
             measure_engine,
+            text,
         )
         return _on_thread(measured)[None].whole
 
@@ -190,6 +196,6 @@ class LocalExecutor:
             config.kernels,
             vocabulary,
             head,
-            config.model_impl if isinstance(limits, EngineConfig) else "auto",
+            config.model_options if isinstance(limits, EngineConfig) else DEFAULT_MODEL_OPTIONS,
         )
         return load_warm(spec, TensorParallelGroup())

@@ -6,55 +6,42 @@ default of the architecture's configuration class in transformers.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from specdec.config.engine import DTYPE_BYTES, DTypeName, ModelImpl
+from specdec.config.engine import (
+    DEFAULT_MODEL_OPTIONS,
+    DTYPE_BYTES,
+    DTypeName,
+    ModelOptions,
+)
+from specdec.config.hf_overrides import with_overrides
 from specdec.config.quantization import QuantizationMethod
 from specdec.models.architecture import has
+from specdec.models.config_files import (
+    needs_transformers,
+    read_eos_token_ids,
+    read_json,
+    read_sampling_defaults,
+    supported_architecture,
+    text_config,
+)
 from specdec.models.config_values import count, fraction, unsupported
 from specdec.models.layer_patterns import LayerRopes, Windows
-from specdec.models.registry import ARCHITECTURES, SAME_DECODERS, TEXT_MODELS, architecture_of
+from specdec.models.registry import ARCHITECTURES, TEXT_MODELS
 from specdec.models.rope import DefaultRope, LongRope, Rope, read_rope
 from specdec.models.traits import LLAMA, DecoderTraits, Experts, Latent, QkNorm
 from specdec.models.transformers_config import (
     TransformersModel,
     read_transformers_shape,
-    transformers_fault,
 )
-from specdec.models.unsupported import explain_unsupported
-from specdec.types.errors import InvalidValueError, ModelNotFoundError, UnsupportedModelError
-from specdec.types.sampling_params import SamplingDefaults, SamplingParams
+from specdec.types.errors import ModelNotFoundError, UnsupportedModelError
+from specdec.types.sampling_params import SamplingDefaults
 from specdec.types.sharding import HeadShard
 
 _MAX_LAYERS = 10_000
-
-_SPELLINGS = {"max_tokens": "max_new_tokens"}
-
-
-def read_sampling_defaults(generation: Mapping[str, Any]) -> SamplingDefaults:
-    """Return the fields of generation_config.json that are set and not null.
-
-    `do_sample` is ignored, as in vLLM: the temperature is a number. Raises UnsupportedModelError
-    for an invalid value.
-    """
-    names = {each.name: _SPELLINGS.get(each.name, each.name) for each in fields(SamplingDefaults)}
-    given = {
-        name: generation[spelling]
-        for name, spelling in names.items()
-        if generation.get(spelling) is not None
-    }
-    if given.get("top_k") == -1:  # all tokens, as 0
-        given["top_k"] = 0
-    try:
-        SamplingParams(**given)
-        return SamplingDefaults(**given)
-    except (InvalidValueError, TypeError) as error:
-        raise UnsupportedModelError(f"generation_config.json: {error}") from error
-
 
 _REQUIRED_KEYS = (
     "vocab_size",
@@ -80,6 +67,8 @@ class ModelConfig:
     traits: how the layers differ from Llama's. experts: in place of the MLP of some layers.
     latent: sizes of latent attention; all heads then share a key of head_dim, which is num_kv_heads
         1; None for other attention.
+    stored_quantization: method by which the weights in the files are quantized, of config.json;
+        None where they are not.
     checkpoint_dtype: as in the file; it may be a dtype that models cannot run in.
     has_qkv_bias, has_output_bias: of attention's input and output projections.
     has_qk_norm: whether each query and key head is normalized before its rotation.
@@ -116,6 +105,7 @@ class ModelConfig:
     latent: Latent | None = None
     text_part_of: str | None = None
     transformers: TransformersModel | None = None
+    stored_quantization: str | None = None
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -144,35 +134,37 @@ class ModelConfig:
                         raise unsupported(key, f"a list of {found}", limit)
 
     @classmethod
-    def from_directory(cls, directory: Path, model_impl: ModelImpl = "auto") -> ModelConfig:
+    def from_directory(
+        cls, directory: Path, options: ModelOptions = DEFAULT_MODEL_OPTIONS
+    ) -> ModelConfig:
         """Read the configuration files of a model directory.
-
-        model_impl: whose code is to run it; "auto" prefers this project's decoder.
 
         Raises ModelNotFoundError without config.json, UnsupportedModelError for its content.
         """
-        raw = _read_json(directory / "config.json")
+        raw = read_json(directory / "config.json")
         if raw is None:
             raise ModelNotFoundError(f"{directory} has no config.json")
-        generation = _read_json(directory / "generation_config.json") or {}
+        raw = with_overrides(raw, options.overrides)
+        generation = read_json(directory / "generation_config.json") or {}
         try:
-            if _needs_transformers(raw, model_impl):
+            if needs_transformers(raw, options.impl):
                 return cls._of_transformers(directory, raw, generation)
-            return cls.from_dict(raw, generation)
+            found = cls.from_dict(raw, generation)
         except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise UnsupportedModelError(
                 f"{directory} has an invalid config.json ({reason})"
             ) from error
+        return found.divided_by_expert() if options.divides_by_expert else found
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
         """Read the fields of a `config.json` and of a `generation_config.json`."""
-        whole = _architecture(raw)
+        whole = supported_architecture(raw)
         architecture = TEXT_MODELS.get(whole, whole)
         family = ARCHITECTURES[architecture]
         if whole in TEXT_MODELS:
-            raw = _text_config(raw, family.model_type)
+            raw = text_config(raw, family.model_type)
         raw = {**family.config_defaults, **raw}
         _require_keys(raw, (*_REQUIRED_KEYS, family.norm_eps_key))
         hidden_size, num_heads = count(raw, "hidden_size"), count(raw, "num_attention_heads")
@@ -201,7 +193,7 @@ class ModelConfig:
             traits=replace(family.traits(raw), activation=family.activation(raw)),
             max_position_embeddings=count(raw, "max_position_embeddings"),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings")),
-            eos_token_ids=_eos_token_ids(raw, generation),
+            eos_token_ids=read_eos_token_ids(raw, generation),
             sampling_defaults=read_sampling_defaults(generation),
             has_qkv_bias=has(raw, family.qkv_bias),
             has_output_bias=has(raw, family.output_bias),
@@ -211,6 +203,7 @@ class ModelConfig:
             # transformers 5 renamed torch_dtype to dtype.
             checkpoint_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
             mask_token_id=raw.get("pard_token", raw.get("ptd_token_id")),
+            stored_quantization=(raw.get("quantization_config") or {}).get("quant_method"),
         )
 
     @classmethod
@@ -231,7 +224,7 @@ class ModelConfig:
             rope=DefaultRope(10_000.0),
             max_position_embeddings=found.max_position_embeddings,
             tie_word_embeddings=found.tie_word_embeddings,
-            eos_token_ids=_eos_token_ids(raw, generation),
+            eos_token_ids=read_eos_token_ids(raw, generation),
             sampling_defaults=read_sampling_defaults(generation),
             has_qkv_bias=False,
             has_output_bias=False,
@@ -343,6 +336,21 @@ class ModelConfig:
             return self.latent.num_projection_weights(self.hidden_size, num_heads)
         return 2 * (num_heads + num_kv_heads) * self.head_dim * self.hidden_size
 
+    def divided_by_expert(self) -> ModelConfig:
+        """Return the model with whole experts on each rank; itself if it has none."""
+        if self.experts is None:
+            return self
+        return replace(self, experts=replace(self.experts, is_divided_by_expert=True))
+
+    def largest_weight_share(self, tensor_parallel_size: int) -> float:
+        """Return the share of the weights on the fullest rank, slightly overestimated."""
+        shards = self.head_shards(tensor_parallel_size)
+        share = max(len(shard.query) for shard in shards) / self.num_heads
+        if self.experts is None:
+            return share
+        own = (self.experts.shard(rank, tensor_parallel_size) for rank in range(len(shards)))
+        return max(share, max(each.num_units for each in own) / self.experts.num_units)
+
     def with_window(self, window: int) -> ModelConfig:
         """Return the model with at most `window` visible tokens in each layer."""
         windows = tuple(
@@ -363,60 +371,6 @@ class ModelConfig:
         return 2 * self.num_layers * num_kv_heads * self.head_dim * DTYPE_BYTES[dtype]
 
 
-def _architecture(raw: Mapping[str, Any]) -> str:
-    """Return the name of a supported architecture, by `architectures` or by `model_type`.
-
-    It may be one of TEXT_MODELS.
-
-    Raises UnsupportedModelError, with the reason, for others and for quantized weights that cannot
-    be read.
-    """
-    names = raw.get("architectures")
-    if not isinstance(names, list | None):
-        raise unsupported("architectures", names, "a list of names")
-    found = str(names[0]) if names else architecture_of(str(raw.get("model_type")))
-    architecture = SAME_DECODERS.get(found or "", found)
-    if architecture is None or architecture not in {*ARCHITECTURES, *TEXT_MODELS}:
-        raise UnsupportedModelError(explain_unsupported(architecture, raw))
-    if (quantization := raw.get("quantization_config")) is not None:
-        from specdec.models.weights.dequantize import (
-            weight_format,  # imports torch, which few processes need
-        )
-
-        weight_format(quantization)
-    return architecture
-
-
-def _needs_transformers(raw: Mapping[str, Any], model_impl: ModelImpl) -> bool:
-    """Return whether transformers' code runs a model.
-
-    Raises UnsupportedModelError, with the reason, for a model that it would have to run and cannot.
-    """
-    names = raw.get("architectures") or [architecture_of(str(raw.get("model_type")))]
-    found = names[0] if isinstance(names, list) else names
-    if not isinstance(found, str | None) or model_impl == "specdec":
-        return False
-    if model_impl == "auto" and found in {*ARCHITECTURES, *SAME_DECODERS, *TEXT_MODELS}:
-        return False
-    if fault := transformers_fault(raw):
-        if model_impl == "auto":
-            raise UnsupportedModelError(explain_unsupported(found, raw, fault))
-        raise UnsupportedModelError(f"model_impl transformers cannot run the model: {fault}")
-    return True
-
-
-def _text_config(raw: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
-    """Return the keys of the text model, and those of the whole that it shares."""
-    nested = raw.get("text_config")
-    if not isinstance(nested, dict):
-        raise unsupported("text_config", nested, "an object")
-    found = nested.get("model_type", model_type)
-    if found != model_type:
-        raise unsupported("text_config.model_type", found, model_type)
-    shared = ("eos_token_id", "tie_word_embeddings", "dtype", "torch_dtype")
-    return nested | {key: raw[key] for key in shared if raw.get(key) is not None}
-
-
 def _require_keys(raw: Mapping[str, Any], names: Sequence[str]) -> None:
     missing = [name for name in names if name not in raw]
     if missing:
@@ -433,24 +387,3 @@ def _main_rope(ropes: LayerRopes, windows: Windows) -> Rope | None:
     found: list[Rope] = [rope for rope, window in by_window if rope is not None and window is None]
     found += [rope for rope in ropes if rope is not None]
     return found[0] if found else None
-
-
-def _eos_token_ids(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> frozenset[int]:
-    eos = generation.get("eos_token_id")
-    eos = raw.get("eos_token_id") if eos is None else eos
-    token_ids = [eos] if isinstance(eos, int) else eos or ()
-    if not all(type(each) is int for each in token_ids):
-        raise unsupported("eos_token_id", eos, "a token id, or a list of them")
-    return frozenset(token_ids)
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    try:
-        content = json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:
-        raise UnsupportedModelError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise UnsupportedModelError(f"{path} is not a JSON object")
-    return content

@@ -17,8 +17,10 @@ from specdec.kernels.cpu import native_library
 from specdec.kernels.cpu.decoder import DecoderKernel
 from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove
 from specdec.kernels.sample import RowArgmax, logits_and_argmax
+from specdec.models.layers.decoder_layer import DecoderLayer
 from specdec.models.layers.mixture import SparseMLP
-from specdec.models.llama import MLP, CausalDecoder, DecoderLayer
+from specdec.models.layers.mlp import MLP
+from specdec.models.llama import CausalDecoder
 from specdec.models.lora.native_adapters import NativeAdapters
 from specdec.models.native_weights import NativeWeights, all_reduce_of, native_matrix
 

@@ -12,267 +12,28 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.kernels import AttentionPlan, PagedAttention, Rotation
-from specdec.kernels.attention import QueryKeyNorms
 from specdec.kernels.backend import paged_attention
-from specdec.kernels.device_batch import DeviceBatch
+from specdec.kernels.device_batch import AnyDeviceBatch
 from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove, on_device
 from specdec.kernels.moves import move_kv
-from specdec.kernels.rows import row_kernels
 from specdec.kernels.sample import RowArgmax, row_argmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
-from specdec.models.layers.latent_attention import LatentAttention
-from specdec.models.layers.linear import (
-    ColumnParallelLinear,
-    RowParallelLinear,
-    VocabEmbedding,
-    VocabHead,
-    WeightPart,
-    embedding_scale,
-    weight_parts,
-)
-from specdec.models.layers.matrix import FullMatrix
-from specdec.models.layers.mixture import SparseMLP
-from specdec.models.layers.norm import RMSNorm, read_norm
-from specdec.models.layers.qk_norm import read_qk_norms
-from specdec.models.layers.rotary import RotaryEmbedding, rotary_halves
+from specdec.models.layers.decoder_layer import DecoderLayer
+from specdec.models.layers.linear import VocabEmbedding, VocabHead, embedding_scale
+from specdec.models.layers.norm import read_norm
+from specdec.models.layers.rotary import RotaryEmbedding
 from specdec.models.lora.torch_adapters import TorchAdapters
 from specdec.models.rope import Rope
-from specdec.models.traits import Activation
 from specdec.models.weights.checkpoint import CheckpointReader
-from specdec.types.sharding import HeadShard, head_rows
+from specdec.types.sharding import HeadShard
 from specdec.types.validation import require_range
 
-
-class Attention(nn.Module):
-    """Self-attention of this rank's heads over paged KV."""
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        reader: CheckpointReader,
-        prefix: str,
-        heads: HeadShard,
-        group: TensorParallelGroup,
-        input_size: int | None = None,
-    ) -> None:
-        """input_size: width of the input, if it is not `hidden_size`."""
-        super().__init__()
-        self.num_heads, self.num_kv_heads = len(heads.query), len(heads.kv)
-        self.head_dim = config.head_dim
-        self.has_qk_norm = config.has_qk_norm
-        query_size = config.num_heads * config.head_dim
-        parts = _qkv_parts(config, prefix, heads)
-        self.qkv_proj = ColumnParallelLinear(reader, input_size or config.hidden_size, parts)
-        if config.has_qk_norm:
-            self.query_norm, self.key_norm = read_qk_norms(config, reader, prefix, group)
-        self._fused_norms = self._norms_by_head() if config.has_qk_norm else None
-        self.sinks: Tensor | None = None
-        if config.traits.has_sinks:
-            own = range(heads.query.start, heads.query.stop)
-            self.sinks = reader.read(f"{prefix}.sinks", (config.num_heads,), rows=own)
-        self.o_proj = RowParallelLinear(
-            reader,
-            f"{prefix}.o_proj",
-            (config.hidden_size, query_size),
-            head_rows(heads.query, config.head_dim),
-            group,
-            has_bias=config.has_output_bias,
-        )
-
-    def forward(
-        self,
-        x: Tensor,  # [T, input_size]
-        residual: Tensor | None,  # [T, hidden_size]
-        rotation: Rotation | None,
-        kv_cache: Tensor,  # [num_slots, 2, num_kv_heads, head_dim]
-        attention: PagedAttention,
-        plan: AttentionPlan,
-    ) -> Tensor:
-        """Return [T, hidden_size], plus the residual if given."""
-        heads = self.qkv_proj(x).view(len(x), -1, self.head_dim)
-        if self.has_qk_norm and self._fused_norms is None:
-            query, key, _ = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
-            query.copy_(self.query_norm(query))
-            key.copy_(self.key_norm(key))
-        attended = attention.rotate_and_run(
-            heads, self._fused_norms, rotation, kv_cache, plan, self.sinks
-        )
-        output: Tensor = self.o_proj(attended.flatten(1), residual)
-        return output
-
-    def _norms_by_head(self) -> QueryKeyNorms | None:
-        """Return the norms, if they are such as attention applies itself."""
-        query, key = self.query_norm, self.key_norm
-        is_by_head = isinstance(query, RMSNorm) and isinstance(key, RMSNorm)
-        return QueryKeyNorms(query, key) if is_by_head else None
-
-
-def _qkv_parts(config: ModelConfig, prefix: str, heads: HeadShard) -> list[WeightPart]:
-    traits, dim = config.traits, config.head_dim
-    order = rotary_halves(dim, config.rotary_dim) if traits.is_rope_interleaved else None
-    return weight_parts(
-        prefix,
-        traits.names.qkv,
-        [count * dim for count in (config.num_heads, config.num_kv_heads, config.num_kv_heads)],
-        [head_rows(own, dim) for own in (heads.query, heads.kv, heads.kv)],
-        has_bias=config.has_qkv_bias,
-        orders=(order, order, None),
-    )
-
-
-class MLP(nn.Module):
-    """The feed-forward layer: SwiGLU (Shazeer 2020), or another activation, gated or not."""
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        reader: CheckpointReader,
-        prefix: str,
-        group: TensorParallelGroup,
-        expert_size: int | None = None,
-    ) -> None:
-        """expert_size: hidden units of an expert, whose results its mixture sums over the ranks."""
-        super().__init__()
-        hidden, intermediate = config.hidden_size, expert_size or config.intermediate_size
-        self.has_gate, self._activation = config.traits.has_gate, config.traits.activation
-        units = group.share_of(intermediate)
-        has_bias = config.has_mlp_bias
-        if expert_size is not None:
-            has_bias = config.experts is not None and config.experts.has_bias
-        num_inputs = 1 + self.has_gate  # gate, if there is one, then up projection
-        sizes, rows = [intermediate] * num_inputs, [units] * num_inputs
-        names = config.traits.names
-        parts = weight_parts(prefix, names.gate_up, sizes, rows, has_bias=has_bias)
-        self.gate_up_proj = ColumnParallelLinear(reader, hidden, parts)
-        self._kernels = row_kernels(reader.backend)
-        self.down_proj = RowParallelLinear(
-            reader,
-            f"{prefix}.{names.down}",
-            (hidden, intermediate),
-            units,
-            group if expert_size is None else TensorParallelGroup(),
-            has_bias=has_bias and group.rank == 0,
-        )
-
-    def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        """Return [T, hidden_size], plus the residual if given; both inputs: [T, hidden_size]."""
-        output: Tensor = self.down_proj(self._activate(self.gate_up_proj(x)), residual)
-        return output
-
-    def overwrite_residual(self) -> None:
-        """Let `forward` return its result in the residual, if the matrix can do that."""
-        if isinstance(self.down_proj.matrix, FullMatrix):
-            self.down_proj.matrix.overwrites_base = True
-
-    def _activate(self, units: Tensor) -> Tensor:
-        """Return [T, local units]; units: [T, outputs of gate_up_proj]."""
-        is_silu = self._activation is Activation.SILU
-        if self.has_gate and is_silu:
-            return self._kernels.silu_mul(units)
-        gate, *up = units.chunk(1 + self.has_gate, dim=-1)
-        if self._activation is Activation.CLAMPED_SWIGLU:
-            return clamped_swiglu(gate, up[0])
-        activated = F.silu(gate) if is_silu else F.gelu(gate, approximate="tanh")
-        return activated.mul_(up[0]) if up else activated
-
-
-def clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Return the hidden units of GPT-OSS, [T, units]; see Activation."""
-    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
-    return (up + 1) * gate * torch.sigmoid(1.702 * gate)
-
-
-def _mixture(
-    config: ModelConfig, reader: CheckpointReader, prefix: str, group: TensorParallelGroup
-) -> SparseMLP:
-    experts = config.experts
-    assert experts is not None
-
-    def expert(name: str, size: int) -> MLP:
-        return MLP(config, reader, name, group, expert_size=size)
-
-    router = config.traits.names.router
-    return SparseMLP(experts, config.hidden_size, reader, prefix, router, group, expert)
-
-
-class DecoderLayer(nn.Module):
-    """Attention and MLP, each with a residual connection, and norms by the family's traits."""
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        reader: CheckpointReader,
-        prefix: str,
-        heads: HeadShard,
-        group: TensorParallelGroup,
-        *,
-        has_experts: bool = False,
-    ) -> None:
-        super().__init__()
-        traits, names = config.traits, config.traits.names
-
-        def norm(name: str, *, exists: bool) -> nn.Module:
-            size, eps = config.hidden_size, config.rms_norm_eps
-            if not exists:
-                return nn.Identity()
-            return read_norm(reader, f"{prefix}.{name}", size, eps, traits)
-
-        has_mlp_norm = traits.has_input_norms and not traits.is_parallel
-        self.traits = traits
-        self.input_norm = norm("input_layernorm", exists=traits.has_input_norms)
-        kind = Attention if config.latent is None else LatentAttention
-        self.attention = kind(config, reader, f"{prefix}.self_attn", heads, group)
-        self.attention_output_norm = norm(
-            names.attention_output_norm, exists=traits.has_output_norms
-        )
-        self.mlp_norm = norm(names.mlp_norm, exists=has_mlp_norm)
-        mlp = f"{prefix}.{names.mlp}"
-        self.mlp: nn.Module = (
-            _mixture(config, reader, mlp, group) if has_experts else MLP(config, reader, mlp, group)
-        )
-        self.mlp_output_norm = norm(names.mlp_output_norm, exists=traits.has_output_norms)
-        self._fused_norm: RMSNorm | None = None
-        if isinstance(self.mlp_norm, RMSNorm) and not traits.changes_outputs:
-            self._fused_norm = self.mlp_norm if self.mlp_norm.is_fused else None
-        if self._fused_norm is not None and isinstance(self.mlp, MLP):
-            self.mlp.overwrite_residual()  # which the fused norm has made, and nothing else reads
-
-    def forward(
-        self,
-        x: Tensor,  # [T, hidden_size]
-        rotation: Rotation | None,
-        kv_cache: Tensor,
-        attention: PagedAttention,
-        plan: AttentionPlan,
-    ) -> Tensor:
-        """Return [T, hidden_size]."""
-        context, normed = (rotation, kv_cache, attention, plan), self.input_norm(x)
-        output: Tensor
-        if self._fused_norm is not None:
-            x, normed = self._fused_norm.add(x, self.attention(normed, None, *context))
-            output = self.mlp(normed, x)
-            return output
-        if not self.traits.changes_outputs:
-            x = self.attention(normed, x, *context)
-            output = self.mlp(normed if self.traits.is_parallel else self.mlp_norm(x), x)
-            return output
-        x = self._join(x, self.attention_output_norm(self.attention(normed, None, *context)))
-        output = self._join(x, self.mlp_output_norm(self.mlp(self.mlp_norm(x), None)))
-        return output
-
-    @property
-    def grouped_attention(self) -> Attention:
-        """The attention of a layer without latents, as native kernels and draft heads need it."""
-        assert isinstance(self.attention, Attention), "the layer has latent attention"
-        return self.attention
-
-    def _join(self, residual: Tensor, x: Tensor) -> Tensor:
-        return torch.add(residual, x, alpha=self.traits.residual_scale)
+_MAX_COPIED_SLOTS = 2**16
+"""Slots of KV that torch's attention may copy for a ragged batch."""
 
 
 def _sharing_one_key(heads: HeadShard) -> HeadShard:
@@ -320,42 +81,16 @@ class CausalDecoder(nn.Module):
         )
         table = self.lm_head.table if config.tie_word_embeddings else None
         if table is None:
-            dtype = reader.exact_dtype(embed_name)
-            table = reader.read(embed_name, vocab_shape, rows=self.vocab_slice, dtype=dtype).clone()
+            table = _read_table(reader, embed_name, vocab_shape, self.vocab_slice)
         self.embed_tokens = VocabEmbedding(table, self.vocab_slice, group, reader.dtype)
         self._embedding_scale = embedding_scale(traits, reader.dtype)
-        self.layers = nn.ModuleList(
-            DecoderLayer(
-                config,
-                reader,
-                f"model.layers.{index}",
-                self.heads,
-                group,
-                has_experts=config.experts is not None and index in config.experts.layers,
-            )
-            for index in range(config.num_layers)
-        )
+        self.layers = _read_layers(config, reader, self.heads, group)
         size, eps = config.hidden_size, config.rms_norm_eps
         self.norm = read_norm(reader, "model.norm", size, eps, traits)
-        self.rotaries = {
-            rope: RotaryEmbedding(
-                config.rotary_dim, max_model_len, rope, reader.dtype, reader.device
-            )
-            for rope in dict.fromkeys((config.rope, *config.ropes))
-            if rope is not None
-        }
+        self.rotaries = _rotaries(config, max_model_len, reader)
         self.rotary = self.rotaries[config.rope]
         self.backend = reader.backend
-        self.attention = paged_attention(
-            reader.backend,
-            self.heads if config.latent is None else _sharing_one_key(self.heads),
-            config.head_dim,
-            block_size,
-            reader.device,
-            scale=traits.attention_scale,
-            softcap=traits.attention_softcap,
-            uses_torch=traits.has_sinks or config.latent is not None,
-        )
+        self.attention = _paged_attention(config, reader, self.heads, block_size)
 
     def enable_adapters(self) -> TorchAdapters:
         """See Decoder."""
@@ -400,18 +135,26 @@ class CausalDecoder(nn.Module):
         """
         return not self.attention.copies_pages and self.config.experts is None
 
+    def fits_ragged(self, num_tokens: int, num_blocks: int) -> bool:
+        """Return whether a ragged batch may run: torch's attention copies a table for each token.
+
+        num_blocks: of the longest table.
+        """
+        num_copied = num_tokens * num_blocks * self.attention.block_size
+        return not self.attention.copies_pages or num_copied <= _MAX_COPIED_SLOTS
+
     @torch.inference_mode()
-    def forward_on_device(self, batch: DeviceBatch, kv_cache: Tensor) -> Tensor:
-        """Run a batch of fixed shape, without a value that the host has to read.
+    def forward_on_device(self, batch: AnyDeviceBatch, kv_cache: Tensor) -> Tensor:
+        """Run a batch without a value that the host has to read.
 
         Its tokens run without adapters. Writes its KV to `kv_cache`; returns hidden states
-        [B * Q, hidden_size].
+        [T, hidden_size].
         """
         return self.tapped_on_device(batch, kv_cache, ()).final
 
     @torch.inference_mode()
     def tapped_on_device(
-        self, batch: DeviceBatch, kv_cache: Tensor, taps: Sequence[int]
+        self, batch: AnyDeviceBatch, kv_cache: Tensor, taps: Sequence[int]
     ) -> HiddenStates:
         """Run as `forward_on_device`. taps: as in `forward_with_taps`."""
         if self._adapters is not None:
@@ -466,3 +209,52 @@ def _copy_to_taps(x: Tensor, layer: int, taps: Sequence[int], tapped: Tensor) ->
     for index, tap in enumerate(taps):
         if tap == layer:
             tapped[:, index] = x
+
+
+def _read_table(reader: CheckpointReader, name: str, shape: tuple[int, int], rows: range) -> Tensor:
+    """Return this rank's rows of an embedding that is not tied, in memory of their own."""
+    return reader.read(name, shape, rows=rows, dtype=reader.exact_dtype(name)).clone()
+
+
+def _read_layers(
+    config: ModelConfig, reader: CheckpointReader, heads: HeadShard, group: TensorParallelGroup
+) -> nn.ModuleList:
+    with_experts = () if config.experts is None else config.experts.layers
+    return nn.ModuleList(
+        DecoderLayer(
+            config,
+            reader,
+            f"model.layers.{index}",
+            heads,
+            group,
+            has_experts=index in with_experts,
+        )
+        for index in range(config.num_layers)
+    )
+
+
+def _paged_attention(
+    config: ModelConfig, reader: CheckpointReader, heads: HeadShard, block_size: int
+) -> PagedAttention:
+    traits = config.traits
+    return paged_attention(
+        reader.backend,
+        heads if config.latent is None else _sharing_one_key(heads),
+        config.head_dim,
+        block_size,
+        reader.device,
+        scale=traits.attention_scale,
+        softcap=traits.attention_softcap,
+        uses_torch=traits.has_sinks or config.latent is not None,
+    )
+
+
+def _rotaries(
+    config: ModelConfig, max_model_len: int, reader: CheckpointReader
+) -> dict[Rope | None, RotaryEmbedding]:
+    """Return the rotations of each rope that a layer has."""
+    return {
+        rope: RotaryEmbedding(config.rotary_dim, max_model_len, rope, reader.dtype, reader.device)
+        for rope in dict.fromkeys((config.rope, *config.ropes))
+        if rope is not None
+    }

@@ -23,6 +23,7 @@ from specdec.kernels.cpu.decoder import (
 )
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
+from specdec.models.layers.decoder_layer import Attention
 from specdec.models.layers.linear import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -31,10 +32,10 @@ from specdec.models.layers.linear import (
 )
 from specdec.models.layers.matrix import Matrix, NativeMatrix
 from specdec.models.layers.mixture import SparseMLP
+from specdec.models.layers.mlp import MLP
 from specdec.models.layers.norm import LayerNorm, RMSNorm
 from specdec.models.layers.qk_norm import counted_kv_heads
 from specdec.models.layers.rotary import RotaryEmbedding
-from specdec.models.llama import MLP, Attention
 from specdec.models.traits import Activation, DecoderTraits, Experts, NormKind, QkNorm
 
 
@@ -65,7 +66,8 @@ class NativeWeights:
             hidden_size=config.hidden_size,
             num_hidden_units=max(layer.down.in_features for layer in layers),
             num_expert_units=max(
-                layer.experts[0].down.in_features if layer.experts else 0 for layer in layers
+                layer.experts[0].down.in_features if layer.num_own_experts else 0
+                for layer in layers
             ),
             num_heads=len(heads.query),
             num_kv_heads=len(heads.kv),
@@ -135,7 +137,8 @@ class NativeWeights:
         assert mixture.config.routing is None, "the kernels choose by probabilities"
         assert mixture.shared is None, "the kernels have no shared experts"
         experts = [ExpertStruct(*self._mlp(each)) for each in cast(Sequence[MLP], mixture.experts)]
-        layer.router = self.matrix(mixture.router)
+        layer.router, layer.first_expert = self.matrix(mixture.router), mixture.own.start
+        layer.num_own_experts = len(experts)
         array = (ExpertStruct * len(experts))(*experts)
         self._arrays.append(array)
         layer.experts = array

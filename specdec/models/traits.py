@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from specdec.types.sharding import partition
+
 
 class NormKind(StrEnum):
     """The normalization of hidden states: RMSNorm, or LayerNorm, which subtracts the mean."""
@@ -116,6 +118,19 @@ class Latent:
 
 
 @dataclass(frozen=True)
+class ExpertShard:
+    """The experts of a mixture on one rank, and the hidden units of each that it has."""
+
+    experts: range
+    units: range
+
+    @property
+    def num_units(self) -> int:
+        """Hidden units of all of them."""
+        return len(self.experts) * len(self.units)
+
+
+@dataclass(frozen=True)
 class Experts:
     """A mixture of experts in place of the MLP (Shazeer et al. 2017).
 
@@ -123,7 +138,9 @@ class Experts:
     whether their probabilities are divided by their sum. intermediate_size: hidden units of each.
     layers: those that have experts. has_bias: of the router and the experts.
     routing: None for the experts with the largest probabilities. shared_size: hidden units of the
-    experts that each token has; 0 without any.
+    experts that each token has; 0 without any. is_divided_by_expert: whether a rank has whole
+    experts (GShard, arXiv 2006.16668, section 3), rather than a share of the hidden units of each;
+    shared experts are divided by hidden units in any case.
     """
 
     count: int
@@ -134,6 +151,20 @@ class Experts:
     has_bias: bool = False
     routing: Routing | None = None
     shared_size: int = 0
+    is_divided_by_expert: bool = False
+
+    @property
+    def num_units(self) -> int:
+        """Hidden units of all experts, without shared ones."""
+        return self.count * self.intermediate_size
+
+    def shard(self, rank: int, tensor_parallel_size: int) -> ExpertShard:
+        """Return the part of a rank, which may be empty."""
+        if self.is_divided_by_expert:
+            own = partition(self.count, tensor_parallel_size)[rank]
+            return ExpertShard(own, range(self.intermediate_size))
+        units = partition(self.intermediate_size, tensor_parallel_size)[rank]
+        return ExpertShard(range(self.count), units)
 
 
 @dataclass(frozen=True)

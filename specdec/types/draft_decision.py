@@ -23,6 +23,7 @@ class DecisionReason(StrEnum):
     TABLE_ROW: a row of `num_speculative_tokens_per_batch_size`.
     GOODPUT: the shape with the highest expected tokens per second.
     PROBE: a trial of the shape next to that one.
+    PREFILL: drafts do not pay in a step that also computes a part of a prompt.
     OPERATOR: a mode or number that an operator or the configuration has fixed.
     RULE: the same by a rule on the rate of requests.
     REQUEST: every decoding request has opted out.
@@ -34,6 +35,7 @@ class DecisionReason(StrEnum):
     TABLE_ROW = "table_row"
     GOODPUT = "goodput"
     PROBE = "probe"
+    PREFILL = "prefill"
     OPERATOR = "operator"
     RULE = "rule"
     REQUEST = "request"
@@ -104,6 +106,20 @@ def chains(most: int) -> tuple[DraftShape, ...]:
     return tuple(chain(count) for count in range(most + 1))
 
 
+class PromptLoad(NamedTuple):
+    """Prompts that are computed beside the decoding sequences.
+
+    num_tokens: most that the next step may run. num_sequences: those whose prompts they are; they
+    will decode too.
+    """
+
+    num_tokens: int = 0
+    num_sequences: int = 0
+
+
+NO_PROMPTS = PromptLoad()
+
+
 @dataclass(frozen=True)
 class Decision:
     """Shape of the drafts of a step; one without tokens turns drafting off for all sequences.
@@ -112,12 +128,14 @@ class Decision:
         is num_draft_tokens, which then is no upper bound for them. Otherwise no draft is longer
         than num_draft_tokens, unless its request asks for more.
     waits: whether a sequence that decodes alone waits for a draft that was not made ahead.
+    num_drafting: most sequences that draft, the first in rank; None for all.
     """
 
     shape: DraftShape
     reason: DecisionReason
     first_length: int | None = None
     waits: bool = True
+    num_drafting: int | None = None
 
     @property
     def num_draft_tokens(self) -> int:
@@ -128,6 +146,10 @@ class Decision:
     def ahead(self) -> DraftAhead:
         """What a draft model drafts meanwhile for the step behind it."""
         return self.shape.ahead
+
+    def drafts_like(self, other: Decision) -> bool:
+        """Return whether both ask the same sequences for drafts of the same shape."""
+        return (self.shape, self.num_drafting) == (other.shape, other.num_drafting)
 
     def may_wait(self, num_rows: int) -> bool:
         """Return whether a step of `num_rows` may wait for drafts.
@@ -148,7 +170,12 @@ class Decision:
 
 
 _ABOUT_THE_DRAFTER = frozenset(
-    {DecisionReason.GOODPUT, DecisionReason.PROBE, DecisionReason.DRAFTER_AWAY}
+    {
+        DecisionReason.GOODPUT,
+        DecisionReason.PROBE,
+        DecisionReason.PREFILL,
+        DecisionReason.DRAFTER_AWAY,
+    }
 )
 
 NO_DRAFTS = Decision(chain(0), DecisionReason.OPERATOR)

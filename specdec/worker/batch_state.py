@@ -73,6 +73,13 @@ class SequenceState:
         """Return its row with the pending token, position and drafts."""
         return row.resolved(self.num_tokens - 1, self.last_token, self.held_draft)
 
+    def append_output(self, row: StepRow, token_ids: Sequence[int]) -> None:
+        """Append the new output tokens of a row; the sequence's next row repeats the last one."""
+        self.num_tokens = row.known_end + len(token_ids)
+        self.last_token = token_ids[-1] if token_ids else row.known[-1]
+        if self.history is not None:
+            self.history.extend(token_ids)
+
     def apply(self, delta: BlockTableDelta) -> None:
         """Replace the end of the block table."""
         self.block_table = self.block_table[: delta.start] + array("i", delta.block_ids)
@@ -161,12 +168,8 @@ class BatchState:
                 history.follow(row.num_computed_tokens, row.known, is_end=row.samples)
 
     def append_output(self, row: StepRow, token_ids: Sequence[int]) -> None:
-        """Append the new output tokens of a row; the sequence's next row repeats the last one."""
-        state = self._states[row.seq_id]
-        state.num_tokens = row.known_end + len(token_ids)
-        state.last_token = token_ids[-1] if token_ids else row.known[-1]
-        if state.history is not None:
-            state.history.extend(token_ids)
+        """Append the new output tokens of a row; see SequenceState."""
+        self._states[row.seq_id].append_output(row, token_ids)
 
     def hold_drafts(self, verified: Sequence[VerifiedRow]) -> None:
         """Keep what a head has drafted for the next step; of a tree its first path."""

@@ -5,18 +5,20 @@ and then one pass for each draft token. The pair of the token in front of the ne
 its slot may be in a block that the sequence has given back, since the target had not written it.
 Tokens, positions and the number of tokens stay on the device: the next step takes them there, and
 the host receives them with the result of this one.
+Behind a step with prompts the head also runs their tokens, in one pass like that of the target.
 The drafts are those of `head_runner`, which serves all other steps on the same features and KV.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec.kernels.device_batch import DeviceBatch
+from specdec.kernels.device_batch import DeviceBatch, RaggedBatch
 from specdec.kernels.forward_batch import HiddenStates
 from specdec.models.heads.base import DeviceHead
 from specdec.sampling.device_sampler import SamplingKind, VerifiedChains
@@ -54,7 +56,8 @@ class DraftRows(NamedTuple):
 class HeadDrafts:
     """Launches the passes of a head on static buffers, stage by stage.
 
-    `add_features` follows each pass of the target. Where some row wants a draft, `run_pairs`
+    `add_features` follows each pass of the target. Behind that of a step with prompts come
+    `run_prompts`, if the head runs one, and `gather`. Where some row wants a draft, `run_pairs`
     follows the verification; then come `select` and `advance` in turn, once for each token, and
     `advance` not behind the last one.
     """
@@ -73,7 +76,8 @@ class HeadDrafts:
         """
         self.parts, self._state, self._limits, self._drafts = parts, state, limits, drafts
         page, num_rows = parts.features, limits.max_num_seqs
-        num_tokens, device = num_rows * limits.max_query_len, page.device
+        num_tokens = max(num_rows * limits.max_query_len, limits.max_step_tokens)
+        device = page.device
         ids = partial(torch.zeros, dtype=torch.int64, device=device)
         self._tapped = page.new_zeros(num_tokens, len(parts.head.taps), hidden_size)
         self._slots = ids(num_tokens)
@@ -96,11 +100,13 @@ class HeadDrafts:
         """See DraftHead."""
         return self.parts.head.taps
 
-    def keep(self, states: HiddenStates, batch: DeviceBatch) -> None:
-        """Keep what the head reads of a pass of the target."""
-        self._slots[: len(batch.slot_mapping)] = batch.slot_mapping
+    def keep(self, states: HiddenStates, slots: Tensor) -> None:
+        """Keep what the head reads of a pass of the target. slots: [T], of its tokens."""
+        self._slots[: len(slots)] = slots
         self._tapped[: len(states.tapped)] = states.tapped
-        first = batch.input_ids.view(-1, batch.query_len)[:, 0]
+
+    def keep_first(self, first: Tensor) -> None:
+        """Keep the last known token of each row, [num_rows]."""
         self._first[: len(first)] = first
 
     def add_features(self, hidden: Tensor) -> None:
@@ -113,6 +119,32 @@ class HeadDrafts:
         self._features[:num_tokens] = features
         page, slots = self.parts.features, self._slots[:num_tokens]
         page.index_copy_(0, slots, self._features[:num_tokens])
+
+    def run_prompts(self, batch: RaggedBatch, is_written: Tensor) -> None:
+        """Run the pairs of tokens of the pass that was kept. is_written: [T], whose KV is stored.
+
+        The features are those of the tokens before them, of which the first of a row is not here.
+        """
+        num_tokens, size = len(batch.input_ids), self._limits.block_size
+        before = (batch.positions - 1).clamp_min(0)
+        slots = batch.block_tables[batch.rows, before // size] * size + before % size
+        index = torch.arange(num_tokens, device=slots.device)
+        is_first = index == batch.cu_seqlens[batch.rows]
+        own = self._features[(index - 1).clamp_min(0)]
+        features = torch.where(is_first[:, None], self.parts.features[slots], own)
+        is_pair = is_written & (batch.positions > 0)  # pair 0 does not exist
+        padding_slot = self._limits.num_blocks * size
+        pairs = replace(
+            batch,
+            positions=batch.positions.clamp_min(1),
+            slot_mapping=batch.slot_mapping.masked_fill(~is_pair, padding_slot),
+            context_lens=batch.context_lens.clamp_min(2),
+        )
+        self.parts.head.run_on_device(pairs, features, self.parts.kv_cache)
+
+    def gather(self, index: Tensor) -> None:
+        """Put the features of the tokens at `index` [N] first, as `run_pairs` reads them."""
+        self._features[: len(index)] = self._features[index]
 
     def run_pairs(self, rows: DraftRows, verified: VerifiedChains, shape: StepShape) -> None:
         """Run the pairs of the new tokens, and of that before, of the rows that want a draft.

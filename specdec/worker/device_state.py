@@ -15,7 +15,8 @@ from specdec.types.messages import BlockTableDelta
 class DeviceStepLimits:
     """Sizes of the buffers of a rank's steps on the device.
 
-    num_blocks: of the pool; the block behind them is for padding.
+    num_blocks: of the pool; the block behind them is for padding. max_step_tokens: of all sequences
+    together in a step with prompts; 0 where the host runs prompts.
     """
 
     max_num_seqs: int
@@ -23,6 +24,7 @@ class DeviceStepLimits:
     max_model_len: int
     block_size: int
     num_blocks: int
+    max_step_tokens: int = 0
 
     @property
     def max_query_len(self) -> int:
@@ -92,6 +94,12 @@ class DeviceState:
         """Write the tables of sequences again with their next step."""
         for seq_id in seq_ids:
             self._num_valid[seq_id] = 0
+
+    def send_changes(self, changes: Sequence[tuple[int, int, int]]) -> None:
+        """Write entries of tables that the host has, in front of the next step; does not wait."""
+        device = self.tables.device
+        words = torch.tensor(changes, pin_memory=device.type == "cuda")
+        self.write_tables(words.to(device, non_blocking=True))
 
     def write_tables(self, changes: Tensor) -> None:
         """Write entries of tables; changes: [N, 3] int64, as from `table_changes`."""

@@ -109,15 +109,9 @@ class DraftModelRunner(ModelRunner):
             vocabulary,
             confidence_threshold,
         )
+        state, sampler = self._batch_state, self._sampler
         self._ahead = AheadDrafter(
-            model,
-            self.kv_cache,
-            block_size,
-            self._batch_state,
-            grammars,
-            self._sampler,
-            group,
-            clock,
+            model, self.kv_cache, block_size, state, grammars, sampler, group, clock
         )
 
     def use_device_steps(self, limits: DraftLimits, backend: GraphBackend | None) -> GraphReport:

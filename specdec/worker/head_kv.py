@@ -92,24 +92,28 @@ class HeadKv:
             self._note(row)
 
     def has_pairs_before(self, row: StepRow) -> bool:
-        """Return whether all pairs but that of a row's first token are computed, and are its."""
-        progress, end = self._sequences[row.seq_id], row.known_end
+        """Return whether all pairs before a row's first token are computed, and are its."""
+        progress, start, end = self._sequences[row.seq_id], row.num_computed_tokens, row.known_end
+        num_computed = progress.num_computed
+        if num_computed is None:
+            num_computed = self._num_shared(self._batch_state.block_table(row.seq_id), start)
         return (
-            progress.num_computed is not None
-            and len(progress.token_ids) == end
-            and tuple(progress.token_ids[row.num_computed_tokens :]) == row.known
-            and self.num_missing(row.seq_id, row.num_computed_tokens) <= 0
+            (len(progress.token_ids) == end or not row.samples)
+            and tuple(progress.token_ids[start:end]) == row.known
+            and start <= max(1, num_computed)
         )
 
     def note_step(self, row: StepRow, token_ids: Sequence[int]) -> None:
         """Record that a step on the device ran a row, which yielded `token_ids`.
 
-        It has stored their features, and the KV of their pairs where the row wants a draft.
+        It has stored their features, and the KV of their pairs where the head has run them: of a
+        row that does not sample, those of its tokens.
         """
         self._note(row)
         self.append_output(row.seq_id, token_ids)
-        if row.num_next_drafts and token_ids:
-            num_missing = self.num_missing(row.seq_id, self.num_tokens(row.seq_id))
+        if row.num_next_drafts and (token_ids or not row.samples):
+            end = self.num_tokens(row.seq_id) if row.samples else row.end
+            num_missing = self.num_missing(row.seq_id, end)
             self.note_computed(row.seq_id, self.pairs(row.seq_id, num_missing))
 
     def append_output(self, seq_id: int, token_ids: Sequence[int]) -> None:

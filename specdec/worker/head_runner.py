@@ -138,8 +138,9 @@ class HeadRunner:
     def note_device_step(self, rows: Sequence[StepRow], verified: Verified) -> None:
         """Record a step that ran on the device, with drafts behind the rows that want some."""
         assert self._kv is not None
-        for row, output in zip(rows, verified, strict=True):
-            self._kv.note_step(row, output.token_ids)
+        tokens = {row.seq_id: row.token_ids for row in verified}
+        for row in rows:
+            self._kv.note_step(row, tokens.get(row.seq_id, ()))
 
     @property
     def taps(self) -> tuple[int, ...]:

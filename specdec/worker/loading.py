@@ -11,7 +11,14 @@ from typing import TypeVar
 
 import torch
 
-from specdec.config.engine import DraftLimits, DTypeName, EngineConfig, Kernels, ModelImpl
+from specdec.config.engine import (
+    DEFAULT_MODEL_OPTIONS,
+    DraftLimits,
+    DTypeName,
+    EngineConfig,
+    Kernels,
+    ModelOptions,
+)
 from specdec.config.quantization import QuantizationMethod
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
@@ -25,7 +32,7 @@ from specdec.models.weights.checkpoint import CPU
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 from specdec.text.vocab_map import VocabularyMap
-from specdec.worker.device_steps import DeviceDecoder
+from specdec.worker.device_decoder import DeviceDecoder
 from specdec.worker.draft_grammars import DraftGrammars
 from specdec.worker.draft_model_runner import DraftModelRunner
 from specdec.worker.model_runner import ModelRunner
@@ -57,7 +64,6 @@ class RankModel:
 
     limits: DraftLimits for a draft model. quantization, kernels: as in `load_model`. vocabulary: of
     a draft model, its map to the target's; None if both are the same. head: of a target.
-    model_impl: as in `ModelConfig.from_directory`.
     """
 
     directory: Path
@@ -68,7 +74,7 @@ class RankModel:
     kernels: Kernels = "auto"
     vocabulary: VocabularyMap | None = None
     head: HeadFiles | None = None
-    model_impl: ModelImpl = "auto"
+    options: ModelOptions = DEFAULT_MODEL_OPTIONS
 
 
 def load_runner(
@@ -80,14 +86,14 @@ def load_runner(
     device: torch.device = CPU,
     kernels: Kernels = "auto",
     head: HeadFiles | None = None,
-    model_impl: ModelImpl = "auto",
+    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
 ) -> TargetModelRunner:
     """Load this rank's shard of the target, and of its draft head, and allocate the KV pool.
 
-    quantization, kernels: as in `load_model`. model_impl: as in `ModelConfig.from_directory`.
+    quantization, kernels: as in `load_model`.
     """
     spec = RankModel(
-        directory, dtype, config, quantization, device, kernels, head=head, model_impl=model_impl
+        directory, dtype, config, quantization, device, kernels, head=head, options=options
     )
     return _load_target(spec, config, group)
 
@@ -125,7 +131,7 @@ def load_warm(spec: RankModel, group: TensorParallelGroup) -> TargetModelRunner 
 def _load_target(
     spec: RankModel, config: EngineConfig, group: TensorParallelGroup
 ) -> TargetModelRunner:
-    model, head = ModelConfig.from_directory(spec.directory, spec.model_impl), spec.head
+    model, head = ModelConfig.from_directory(spec.directory, spec.options), spec.head
     kind = partial(TargetModelRunner, has_padding_block=_runs_on_device(spec))
     target = _load(kind, spec, model, group)
     if config.adapters is not None:
@@ -190,7 +196,7 @@ def _load_version(
 def _load_draft(
     spec: RankModel, limits: DraftLimits, group: TensorParallelGroup
 ) -> DraftModelRunner:
-    config = ModelConfig.from_directory(spec.directory, spec.model_impl)
+    config = ModelConfig.from_directory(spec.directory, spec.options)
     mask_token_id = config.mask_token_id if limits.parallel_drafting else None
     assert (mask_token_id is not None) == limits.parallel_drafting, "no mask token"
     tokenizer, eos_token_ids = Tokenizer(spec.directory), config.eos_token_ids

@@ -7,13 +7,15 @@ from typing import cast
 import torch
 
 from specdec.config.engine import DraftLimits, EngineConfig
+from specdec.config.graph_sizes import ragged_token_counts
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.loading import Decoder
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.worker.batch_state import BatchState
+from specdec.worker.device_decoder import DeviceDecoder
 from specdec.worker.device_head import DrafterParts
 from specdec.worker.device_state import DeviceStepLimits
-from specdec.worker.device_steps import MAX_IN_FLIGHT, DeviceDecoder, DeviceSteps
+from specdec.worker.device_steps import MAX_IN_FLIGHT, DeviceSteps
 from specdec.worker.step_graphs import GraphBackend, GraphReport, StepGraphs
 
 
@@ -53,24 +55,30 @@ class ModelRunner:
         backend: GraphBackend | None,
         *,
         max_draft_tokens: int,
+        max_step_tokens: int = 0,
         num_in_flight: int = MAX_IN_FLIGHT,
         drafter: DrafterParts | None = None,
     ) -> tuple[DeviceSteps, GraphReport]:
-        """Return steps on the device over this pool, with the graphs that the backend captures."""
+        """Return steps on the device over this pool, with the graphs that the backend captures.
+
+        max_step_tokens: of a step with prompts; 0 where the host runs these.
+        """
         sizes = DeviceStepLimits(
             max_num_seqs=limits.max_num_seqs,
             max_draft_tokens=max_draft_tokens,
             max_model_len=limits.max_model_len,
             block_size=self.block_size,
             num_blocks=self.num_blocks,
+            max_step_tokens=max_step_tokens,
         )
+        model = cast(DeviceDecoder, self.model)
         graphs = StepGraphs(
             backend,
             max_num_seqs=sizes.max_num_seqs,
             max_draft_tokens=sizes.max_draft_tokens,
             num_blocks=sizes.blocks_of_longest,
+            ragged_tokens=ragged_token_counts(max_step_tokens, model.hidden_size),
         )
-        model = cast(DeviceDecoder, self.model)
         steps = DeviceSteps(
             model, self.kv_cache, self._shard, sizes, graphs, num_in_flight, drafter
         )

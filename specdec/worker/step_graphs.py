@@ -18,10 +18,18 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from specdec.config.graph_sizes import MAX_GRAPH_TOKENS, query_lens, row_counts
+from specdec.config.graph_sizes import (
+    MAX_GRAPH_TOKENS,
+    query_lens,
+    ragged_row_counts,
+    row_counts,
+)
 
 Launch = Callable[["StepShape"], None]
 """Launches a stage of a step of this shape on the static buffers; returns before it has run."""
+
+LaunchRagged = Callable[["RaggedShape"], None]
+"""Launches the pass of a step with prompts in the same way."""
 
 Replay = Callable[[], None]
 
@@ -65,6 +73,18 @@ class StepShape(NamedTuple):
 
     num_rows: int
     query_len: int
+    num_blocks: int
+
+
+class RaggedShape(NamedTuple):
+    """Shape of a pass over sequences with different numbers of tokens.
+
+    num_tokens: of all sequences. num_rows: sequences, with or without tokens. num_blocks: as in
+    StepShape.
+    """
+
+    num_tokens: int
+    num_rows: int
     num_blocks: int
 
 
@@ -122,11 +142,13 @@ class CudaGraphs:
 class GraphReport:
     """The captured graphs, for the log at start-up.
 
-    max_rows, max_query_len: of the largest step with graphs.
+    max_rows, max_query_len: of the largest step with graphs. max_ragged_tokens: of the largest step
+    with prompts that has one; 0 where these have none.
     """
 
     max_rows: int
     max_query_len: int
+    max_ragged_tokens: int
     num_graphs: int
     seconds: float
     num_bytes: int
@@ -135,12 +157,14 @@ class GraphReport:
         """Return a line for the log, with what has no graph."""
         if not self.num_graphs:
             return "no graphs: every step is launched operator by operator"
+        prompts = f", and with prompts up to {self.max_ragged_tokens}"
         return (
             f"captured {self.num_graphs} graphs in {self.seconds:.1f} s and "
             f"{self.num_bytes / _MIB:.0f} MiB, for steps of up to {self.max_rows} sequences with "
-            f"up to {self.max_query_len} tokens each and {MAX_GRAPH_TOKENS} in all; without a "
-            "graph: larger steps, prompts, trees, draft heads that do not draft token by token, "
-            "and steps with one row that has an adapter, a grammar, penalties, "
+            f"up to {self.max_query_len} tokens each and {MAX_GRAPH_TOKENS} in all"
+            f"{prompts if self.max_ragged_tokens else ''}; without a graph: larger steps, "
+            f"{'' if self.max_ragged_tokens else 'prompts, '}trees, draft heads that do not draft "
+            "token by token, and steps with one row that has an adapter, a grammar, penalties, "
             "log-probabilities or a verifier other than coupled"
         )
 
@@ -158,39 +182,62 @@ class StepGraphs:
         max_num_seqs: int,
         max_draft_tokens: int,
         num_blocks: int,
+        ragged_tokens: Sequence[int] = (),
     ) -> None:
-        """num_blocks: width of the block tables of all graphs."""
+        """num_blocks: width of the block tables of all graphs.
+
+        ragged_tokens: of the steps with prompts that have a graph, ascending.
+        """
         self._backend = backend
         self._row_counts = row_counts(max_num_seqs)
         self._query_lens = {rows: query_lens(max_draft_tokens, rows) for rows in self._row_counts}
         self._num_blocks = num_blocks
+        self._ragged_tokens, self._ragged_rows = ragged_tokens, ragged_row_counts(max_num_seqs)
         self._replays: dict[tuple[Stage, StepShape], Replay] = {}
+        self._ragged: dict[RaggedShape, Replay] = {}
 
-    def capture(self, stages: Mapping[Stage, Launch], prepare: Launch) -> GraphReport:
+    def capture(
+        self, stages: Mapping[Stage, Launch], prepare: Launch, ragged: LaunchRagged | None = None
+    ) -> GraphReport:
         """Capture the graphs of every shape, largest first, so that they share their memory.
 
-        prepare: fills the static buffers with a step of the shape, outside of its graphs.
+        prepare: fills the static buffers with a step of the shape, outside of its graphs. ragged:
+        the pass of steps with prompts, whose buffers hold padding; None to keep its graphs.
         """
         started_at_s = time.perf_counter()
         if self._backend is not None:
             with _collector_off():
+                if ragged is not None:
+                    self._capture_ragged(self._backend, ragged)
                 for shape in self._shapes():
                     prepare(shape)
-                    for stage, launch in stages.items():
-                        if shape.query_len > 1 and stage.has_one_token:
-                            continue
-                        self._replays[stage, shape] = self._backend.capture(partial(launch, shape))
+                    self._capture_stages(self._backend, stages, shape)
         return GraphReport(
             self._row_counts[-1],
             max(lens[-1] for lens in self._query_lens.values()),
-            len(self._replays),
+            max((shape.num_tokens for shape in self._ragged), default=0),
+            len(self._replays) + len(self._ragged),
             time.perf_counter() - started_at_s,
             0 if self._backend is None else self._backend.num_bytes,
         )
 
+    def _capture_stages(
+        self, backend: GraphBackend, stages: Mapping[Stage, Launch], shape: StepShape
+    ) -> None:
+        for stage, launch in stages.items():
+            if shape.query_len == 1 or not stage.has_one_token:
+                self._replays[stage, shape] = backend.capture(partial(launch, shape))
+
+    def _capture_ragged(self, backend: GraphBackend, launch: LaunchRagged) -> None:
+        for num_tokens in reversed(self._ragged_tokens):
+            for num_rows in self._ragged_rows:
+                shape = RaggedShape(num_tokens, num_rows, self._num_blocks)
+                self._ragged[shape] = backend.capture(partial(launch, shape))
+
     def close(self) -> None:
         """Destroy the graphs, which could not be destroyed while another one is captured."""
         self._replays.clear()
+        self._ragged.clear()
 
     def padded(self, shape: StepShape) -> StepShape:
         """Return the smallest captured shape that holds a step; its own where there is none."""
@@ -202,9 +249,25 @@ class StepGraphs:
             return shape
         return StepShape(num_rows, _at_least(lens, shape.query_len), self._num_blocks)
 
+    def padded_ragged(self, shape: RaggedShape) -> RaggedShape:
+        """Return the smallest captured shape that holds a pass; its own where there is none."""
+        if not self._ragged or shape.num_tokens > self._ragged_tokens[-1]:
+            return shape
+        num_tokens = _at_least(self._ragged_tokens, shape.num_tokens)
+        num_rows = _at_least(self._ragged_rows, shape.num_rows)
+        return RaggedShape(num_tokens, num_rows, self._num_blocks)
+
     def run(self, stage: Stage, shape: StepShape, launch: Launch) -> None:
         """Launch a stage, by its graph if there is one. shape: as returned by `padded`."""
         replay = self._replays.get((stage, shape))
+        if replay is None:
+            launch(shape)
+        else:
+            replay()
+
+    def run_ragged(self, shape: RaggedShape, launch: LaunchRagged) -> None:
+        """Launch a pass as `run` does. shape: as returned by `padded_ragged`."""
+        replay = self._ragged.get(shape)
         if replay is None:
             launch(shape)
         else:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -32,9 +31,9 @@ from specdec.types.messages import (
 from specdec.types.sampling_params import VerifierName
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.adapters import RankAdapters
-from specdec.worker.batch_state import SequenceState, TokenSpan
-from specdec.worker.device_buffers import PendingTokens
-from specdec.worker.device_steps import MAX_IN_FLIGHT, DeviceSteps
+from specdec.worker.batch_state import TokenSpan
+from specdec.worker.device_queue import DeviceQueue
+from specdec.worker.device_steps import DeviceSteps
 from specdec.worker.head_runner import HeadRunner
 from specdec.worker.head_versions import HeadVersions, LoadHead
 from specdec.worker.model_runner import ModelRunner
@@ -49,15 +48,6 @@ from specdec.worker.step_rows import (
 )
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _DeviceStep:
-    """A step that the device runs; its rows may be pending."""
-
-    step_id: int
-    rows: Sequence[StepRow]
-    tokens: PendingTokens
 
 
 class TargetModelRunner(ModelRunner):
@@ -76,7 +66,8 @@ class TargetModelRunner(ModelRunner):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         """See ModelRunner."""
         super().__init__(*arguments, **options)
-        self._begun: deque[_DeviceStep] = deque()
+        self._queue: DeviceQueue | None = None
+        self._updated: StepInput | None = None  # the last step whose changes were applied
 
     def enable_adapters(self, max_rank: int) -> None:
         """Let adapters of ranks up to `max_rank` be loaded; call it before the first step."""
@@ -119,8 +110,10 @@ class TargetModelRunner(ModelRunner):
             limits,
             backend,
             max_draft_tokens=speculation.max_chain_tokens if speculation else 0,
+            max_step_tokens=limits.max_num_batched_tokens,
             drafter=drafter,
         )
+        self._queue = DeviceQueue(self.device_steps, self.head, may_fail=self.group.size == 1)
         return report
 
     def _replace_drafter(self) -> None:
@@ -132,87 +125,56 @@ class TargetModelRunner(ModelRunner):
 
     def close(self) -> None:
         """Drop the steps in flight, and destroy the graphs; no step may follow."""
-        self._begun.clear()
+        if self._queue is not None:
+            self._queue.clear()
         if self.device_steps is not None:
             self.device_steps.close()
 
     def execute(self, step: StepInput) -> VerifyOutput:
         """Run one step; return the same output on every rank. None may be in flight."""
-        assert not self._begun, "steps are collected in order"
+        assert not self.num_in_flight, "steps are collected in order"
         self._update(step)
         if not step.rows:
             return VerifyOutput(step.step_id, ())
         rows = self._batch_state.resolve_pending(step.rows)
-        if self.device_steps is not None:
+        if self._queue is not None:
             states = self._batch_state.states(rows)
-            if self._can_run(rows, states) and self._begin(step.step_id, rows, states):
+            if self._queue.begin(step.step_id, rows, states):
                 return self.collect()
         return self._run(step.step_id, rows)
 
     def begin(self, step: StepInput) -> bool:
         """Begin a step on the device behind the one in flight, if any, for `collect`.
 
-        Returns False, and has changed nothing that counts, where the device cannot run it, or the
-        step has to wait for the result of that one.
+        Returns False where the device cannot run it, or the step has to wait for the result of
+        that one. Only the sequences may have been updated then, as `execute` or the next call for
+        the same step does not do again.
         """
-        device = self.device_steps
-        if device is None or step.admitted or step.released or not step.rows:
+        queue = self._queue
+        if queue is None or not step.rows or queue.is_full or queue.waits_for(step.released):
             return False
-        is_behind = bool(self._begun)
-        if len(self._begun) == MAX_IN_FLIGHT:
-            return False
+        is_behind = len(queue) > 0
         if is_behind and any(row.drafts_by_token for row in step.rows):
             return False
-        rows = step.rows if is_behind else self._batch_state.resolve_pending(step.rows)
-        states = self._batch_state.states(rows)
-        if not self._can_run(rows, states):
-            return False
         self._update(step)
-        return self._begin(step.step_id, rows, states)
-
-    def _can_run(self, rows: Sequence[StepRow], states: list[SequenceState]) -> bool:
-        """Return whether the device can run a step behind that in flight, and draft behind it."""
-        assert self.device_steps is not None
-        in_front = self._begun[-1].rows if self._begun else ()
-        fits_head = self.head is None or self.head.fits_device(rows, in_front)
-        return fits_head and self.device_steps.can_run(rows, states)
-
-    def _begin(self, step_id: int, rows: Sequence[StepRow], states: list[SequenceState]) -> bool:
-        """Begin a step that the device can run; return False where the memory does not suffice."""
-        assert self.device_steps is not None
-        try:
-            if self.head is not None:
-                self.head.prepare_device_step()
-            tokens = self.device_steps.begin(rows, states)
-        except torch.OutOfMemoryError:
-            if self.group.size > 1:
-                raise
-            logger.warning("out of memory in a step of %d sequences on the device", len(rows))
-            return False
-        self._begun.append(_DeviceStep(step_id, rows, tokens))
-        return True
+        rows = step.rows if is_behind else self._batch_state.resolve_pending(step.rows)
+        return queue.begin(step.step_id, rows, self._batch_state.states(rows))
 
     def collect(self) -> VerifyOutput:
         """Wait for the oldest step in flight; return its output."""
-        step = self._begun.popleft()
-        rows = self._batch_state.resolve_pending(step.rows)
-        verified = []
-        found = step.tokens.collect()
-        for row, token_ids, drafts in zip(rows, found, step.tokens.drafts(), strict=True):
-            self._batch_state.append_output(row, token_ids)
-            output = VerifiedRow(row.seq_id, token_ids, has_bad_logits=not token_ids)
-            verified.append(output._replace(next_draft_token_ids=drafts))
-        if self.head is not None:
-            self.head.note_device_step(rows, tuple(verified))
-            self._batch_state.hold_drafts(verified)
-        return VerifyOutput(step.step_id, tuple(verified))
+        assert self._queue is not None, "collect without begin"
+        return self._queue.collect()
 
     @property
     def num_in_flight(self) -> int:
         """Steps that the device runs, and that were not collected."""
-        return len(self._begun)
+        return 0 if self._queue is None else len(self._queue)
 
     def _update(self, step: StepInput) -> None:
+        """Apply what a step changes about sequences, unless it was applied for the same step."""
+        if step is self._updated:
+            return
+        self._updated = step
         self._batch_state.update(step)
         if self.device_steps is not None:
             self.device_steps.update(step.released, step.block_table_deltas)
@@ -272,7 +234,8 @@ class TargetModelRunner(ModelRunner):
     def warm_up(self, num_tokens: int) -> None:
         """Run one prefill of `num_tokens` and one decode, so that the first request is not slow.
 
-        A head drafts behind both. Overwrites the first blocks of the pool, which must be unused.
+        A head drafts behind both. With a device both run there and by the host's operators.
+        Overwrites the first blocks of the pool, which must be unused.
         """
         num_behind = 1 if self.head is None else 4  # the token that is decoded, and drafts
         num_blocks = min(self.num_blocks, -(-(num_tokens + num_behind) // self.block_size))
@@ -280,9 +243,17 @@ class TargetModelRunner(ModelRunner):
         table = BlockTableDelta(-1, 0, tuple(range(num_blocks)))
         prefill = StepRow(-1, 0, (0,) * num_tokens, 0, True, num_next_drafts=2)
         decode = StepRow(-1, num_tokens, (0,), 0, True, num_next_drafts=2)
-        self.execute(StepInput(-1, (), (admission,), (table,), (prefill,)))
-        self.execute(StepInput(-1, (), (), (), (decode,)))
-        self.execute(StepInput(-1, (-1,), (), (), ()))
+        runs = [self.execute] if self._queue is None else [self.execute, self.execute_on_host]
+        for run in runs:
+            run(StepInput(-1, (), (admission,), (table,), (prefill,)))
+            run(StepInput(-1, (), (), (), (decode,)))
+            self.execute(StepInput(-1, (-1,), (), (), ()))
+
+    def execute_on_host(self, step: StepInput) -> VerifyOutput:
+        """Run a step of a row or more by operators that the host launches, and none in flight."""
+        assert not self.num_in_flight, "steps are collected in order"
+        self._update(step)
+        return self._run(step.step_id, step.rows)
 
     def _verify(self, step_rows: Sequence[StepRow], hidden: Tensor) -> list[VerifiedRow]:
         """Verify the rows that sample; hidden: [T, hidden_size].

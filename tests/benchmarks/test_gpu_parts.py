@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import gpu_check
-from benchmarks.gpu import drafting, equality, host_parts, profiled, steps
+from benchmarks.gpu import drafting, equality, host_parts, profiled, prompts, steps
 from benchmarks.gpu.drafting import measure_draft_model, measure_head
 from benchmarks.gpu.page import page, summary
 from benchmarks.gpu.parts import Context, Part, PartReport, PartSkippedError, run_cases, run_parts
@@ -23,7 +23,7 @@ from benchmarks.gpu_check import PARTS
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):
-    for module in (drafting, profiled, steps):
+    for module in (drafting, profiled, prompts, steps):
         monkeypatch.setattr(module, "_ROUNDS", 1)
     return Context(torch.device("cpu"), tmp_path, is_small=True)
 
@@ -40,7 +40,7 @@ def test_the_parts_are_complete():
         *("checks", "equality of n-gram", "equality of drafters", "equality of features"),
         *("steps", "memory plans", "counts", "compilation", "kernels"),
     ]
-    assert len(PARTS) == 20
+    assert len(PARTS) == 21
     compared = [
         name for select in (equality.NGRAM, equality.DRAFTERS, equality.FEATURES) for name in select
     ]
@@ -71,6 +71,20 @@ def test_main_steps_are_measured_and_profiled(small):
     for each in found["profiles"].values():
         assert 0 < each["begin_ms"] <= each["step_ms"]
         assert each["kernels"]
+
+
+def test_prompts_beside_decodes_are_measured(small):
+    found = prompts.measure_prompts(small)
+    assert [(each["batch"], each["num_drafts"]) for each in found["prompt_cells"]] == [
+        (2, 0),
+        (2, 2),
+    ]
+    for each in found["prompt_cells"]:
+        assert min(each["decode_ms"], each["device_ms"], each["host_ms"]) > 0
+    assert list(found["aims"]) == ["prompt of 16 beside 2 decodes, times these"]
+    report = PartReport(None, {"device": "cpu", "torch": "2"})
+    report.add("prompts", found | {"seconds": 1.0})
+    assert "## Steps of 8B with a prompt" in page(report)
 
 
 def test_aims_are_derived_from_their_cells():

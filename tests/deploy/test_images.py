@@ -11,9 +11,10 @@ import sys
 import tomllib
 import types
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Thread
 
 import pytest
@@ -103,6 +104,16 @@ def missing_in(sbom, *extras):
     ]
 
 
+@cache
+def sbom_of(command: tuple[str, ...]) -> str:
+    """Return what the command of an image writes, of the environment of the tests."""
+    with TemporaryDirectory() as directory:
+        sbom = Path(directory, "sbom.json")
+        options = [str(sbom) if each.endswith(".json") else each for each in command[1:-1]]
+        subprocess.run([sys.executable, "-m", "cyclonedx_py", *options, sys.executable], check=True)
+        return sbom.read_text()
+
+
 def test_the_sbom_is_written_last_and_into_the_copied_environment(dockerfile):
     build, last = stages(dockerfile)
     index, command = sbom_step(build)
@@ -116,15 +127,14 @@ def test_the_sbom_is_written_last_and_into_the_copied_environment(dockerfile):
 def test_the_sbom_lists_every_dependency(dockerfile, tmp_path):
     """Run the command of the image on the environment of the tests."""
     _, command = sbom_step(stages(dockerfile)[0])
-    sbom = tmp_path / "sbom.json"
-    command = [str(sbom) if each.endswith(".json") else each for each in command[1:-1]]
-    subprocess.run([sys.executable, "-m", "cyclonedx_py", *command, sys.executable], check=True)
-    content = json.loads(sbom.read_text())
+    content = json.loads(sbom_of(tuple(command)))
     assert (content["bomFormat"], content["metadata"]["component"]["name"]) == (
         "CycloneDX",
         "specdec",
     )
     assert all(each["purl"].startswith("pkg:pypi/") for each in content["components"])
+    sbom = tmp_path / "sbom.json"
+    sbom.write_text(json.dumps(content))
     assert missing_in(sbom, "tracing", "dev") == []
     rest = [each for each in content["components"] if each["name"] not in ("torch", "ruff")]
     sbom.write_text(json.dumps({"components": rest}))

@@ -10,7 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from specdec.config.engine import DraftLimits, EngineConfig, Kernels, ModelImpl
+from specdec.config.engine import (
+    DEFAULT_MODEL_OPTIONS,
+    DraftLimits,
+    EngineConfig,
+    Kernels,
+    ModelOptions,
+)
 from specdec.config.quantization import QuantizationMethod
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.adapters import Adapters
@@ -79,7 +85,7 @@ def local_engine(
     kernels: Kernels = "auto",
     drafters: DrafterVersions | None = None,
     adapters: Mapping[str, Path] = MappingProxyType({}),
-    model_impl: ModelImpl = "auto",
+    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
 ) -> Engine:
     """Make the real engine with the model, and a draft head, in this process.
 
@@ -95,7 +101,7 @@ def local_engine(
         quantization,
         kernels=kernels,
         head=head,
-        model_impl=model_impl,
+        options=options,
     )
     target = LocalTarget(runner)
     engine = make_engine(directory, config, target, proposer, policy, drafters=drafters)

@@ -50,6 +50,7 @@ def _attention_variants() -> Iterator[Variant]:
         for tile in (16, 32, 64):
             yield _attention(head_dim, tile, "segments")
         yield _attention(head_dim, 64, "whole")
+        yield _attention(head_dim, 64, "whole", is_ragged=True)
         yield _merge(head_dim)
         yield _store(head_dim)
     yield _attention(128, 64, "parts", has_trees=True)
@@ -71,11 +72,16 @@ def _attention(
     kv_dtype: str | None = None,
     has_trees: bool = False,
     has_cap: bool = False,
+    is_ragged: bool = False,
     architectures: tuple[int, ...] = ARCHITECTURES,
 ) -> Variant:
-    """Return attention with a context as a whole, by segments, or with a part for each segment."""
+    """Return attention with a context as a whole, by segments, or with a part for each segment.
+
+    is_ragged: whether the batch is a RaggedBatch, for contexts as a whole.
+    """
     kv_dtype, has_parts = kv_dtype or dtype, context == "parts"
-    index = "*i64" if context == "segments" else "*i32"  # of DeviceBatch, or of a host's plan
+    is_on_device = is_ragged or context == "segments"  # made there, or a host's plan
+    index = "*i64" if is_on_device else "*i32"
     integers = ("table_stride", "num_segments", "part_rows", "window", "kv_start")
     floats = ("scale", "soft_cap", "key_scale", "value_scale")
     types = {
@@ -102,6 +108,7 @@ def _attention(
     }
     marks = [dtype, *([kv_dtype] if kv_dtype != dtype else []), f"d{head_dim}", f"m{tile}"]
     marks += [context, *(["trees"] if has_trees else []), *(["cap"] if has_cap else [])]
+    marks += ["ragged"] if is_ragged else []
     options = {"num_warps": warps_of_tile(tile, block_d), "num_stages": 2}
     name = "_".join(["paged_attention", *marks])
     return Variant(name, attention.paged_attention, types, constants, options, architectures)

@@ -37,7 +37,8 @@ struct Layer {
   Matrix gate_up;  // gate, then up projection; the latter only where the MLP has no gate
   Matrix down;
   Matrix router;          // [num_experts, hidden_size]
-  const Expert* experts;  // [num_experts], in place of gate_up and down; null for an MLP
+  const Expert* experts;  // [num_own_experts], in place of gate_up and down; null for an MLP
+  int64_t first_expert, num_own_experts;  // of the mixture, on this rank
   Norm input_norm, mlp_norm;
   Norm attention_output_norm, mlp_output_norm;
   const float* query_norm;  // [head_dim], of each head where heads have their own weights; or null

@@ -69,6 +69,7 @@ class LayerStruct(ctypes.Structure):
         ("down", MatrixStruct),
         ("router", MatrixStruct),
         ("experts", ctypes.POINTER(ExpertStruct)),
+        *((name, c_int64) for name in ("first_expert", "num_own_experts")),
         ("input_norm", NormStruct),
         ("mlp_norm", NormStruct),
         ("attention_output_norm", NormStruct),

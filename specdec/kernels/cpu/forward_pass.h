@@ -179,7 +179,7 @@ class ForwardPass {
         continue;
       }
       add(layer.router);
-      for (int64_t expert = 0; expert < model_.traits.num_experts; ++expert) {
+      for (int64_t expert = 0; expert < layer.num_own_experts; ++expert) {
         add(layer.experts[expert].gate_up);
         add(layer.experts[expert].down);
       }

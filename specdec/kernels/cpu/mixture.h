@@ -43,9 +43,10 @@ class Mixture {
     team.barrier();
     gemm(layer.router, input, logits_, traits.num_experts, Store::kOverwrite, team);
     route(input.count, team);
-    for (int64_t expert = 0; expert < traits.num_experts; ++expert) {
+    for (int64_t own = 0; own < layer.num_own_experts; ++own) {
+      const int64_t expert = layer.first_expert + own;
       const Range places = {routes_.starts[expert], routes_.starts[expert + 1]};
-      if (places.begin < places.end) add(layer.experts[expert], input, places, team);
+      if (places.begin < places.end) add(layer.experts[own], input, places, team);
     }
     return mixed_;
   }

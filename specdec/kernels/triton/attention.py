@@ -15,22 +15,36 @@ segments.
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 import torch
 import triton
 from torch import Tensor
 
 from specdec.kernels.attention import AttentionPlan, PagedAttention, QueryKeyNorms, Rotation
-from specdec.kernels.device_batch import DeviceBatch
+from specdec.kernels.device_batch import AnyDeviceBatch, RaggedBatch
 from specdec.kernels.forward_batch import ModelInput
-from specdec.kernels.triton.attention_plan import Tiles, TritonPlan, plan_batch, plan_device_batch
+from specdec.kernels.triton.attention_plan import (
+    Tiles,
+    TritonPlan,
+    plan_batch,
+    plan_device_batch,
+)
 from specdec.kernels.triton.device import attention as kernels
 from specdec.kernels.triton.device.store_kv import rotate_and_store
+from specdec.kernels.triton.ragged_plan import plan_ragged_batch
 from specdec.types.sharding import HeadShard
 
 _NO_WINDOW = 2**30
 _MAX_SPLITS = 64
 _MERGED_ROWS = 4
 _HEADS_PER_PROGRAM = 4
+
+
+class _Options(TypedDict):
+    window: int | None
+    kv_start: int
+    invariant: bool
 
 
 class TritonAttention(PagedAttention):
@@ -84,22 +98,18 @@ class TritonAttention(PagedAttention):
 
     def plan_on_device(
         self,
-        batch: DeviceBatch,
+        batch: AnyDeviceBatch,
         dtype: torch.dtype,
         window: int | None = None,
         kv_start: int = 0,
     ) -> TritonPlan:
         """See PagedAttention."""
         assert kv_start < self.block_size
-        return plan_device_batch(
-            batch,
-            self._heads,
-            self.head_dim,
-            self.block_size,
-            window=window,
-            kv_start=kv_start,
-            invariant=self.invariant,
-        )
+        sizes = (self._heads, self.head_dim, self.block_size)
+        options = _Options(window=window, kv_start=kv_start, invariant=self.invariant)
+        if isinstance(batch, RaggedBatch):
+            return plan_ragged_batch(batch, *sizes, **options)
+        return plan_device_batch(batch, *sizes, **options)
 
     def rotate_and_run(
         self,

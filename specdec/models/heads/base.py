@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from specdec.kernels.device_batch import DeviceBatch
+from specdec.kernels.device_batch import AnyDeviceBatch
 from specdec.kernels.forward_batch import ModelInput
 from specdec.kernels.sample import SampleParams
 from specdec.types.draft_tree import Parents
@@ -126,7 +126,7 @@ class DeviceHead(DraftHead, Protocol):
     If it reads drafts, a draft is a chain of passes: that over a token yields the next one.
     """
 
-    def run_on_device(self, batch: DeviceBatch, features: Tensor, kv_cache: Tensor) -> Tensor:
+    def run_on_device(self, batch: AnyDeviceBatch, features: Tensor, kv_cache: Tensor) -> Tensor:
         """Run pairs, write their KV, and return the output of each, [B * Q, hidden_size].
 
         features: [B * Q, feature_size], of the token before each. A collective call.

@@ -15,10 +15,10 @@ from specdec.models.weights.checkpoint import CheckpointReader
 
 
 class SparseMLP(nn.Module):
-    """A mixture of experts (Shazeer et al. 2017), each of which the ranks share.
+    """A mixture of experts (Shazeer et al. 2017), divided over the ranks as `Experts` describes.
 
-    The results of a token's experts are added in the order of the experts. The router is not
-    quantized: a small error of its logits would select another expert.
+    The results of a token's experts are added in the order of the experts on each rank, then over
+    the ranks. The router is not quantized: a small error of its logits would select another expert.
     """
 
     def __init__(
@@ -29,12 +29,12 @@ class SparseMLP(nn.Module):
         prefix: str,
         router: str,
         group: TensorParallelGroup,
-        read_expert: Callable[[str, int], nn.Module],
+        read_expert: Callable[[str, int, TensorParallelGroup], nn.Module],
     ) -> None:
         """prefix: of the tensors. router: name of its tensors.
 
-        read_expert: reads the expert with a name and a number of hidden units, whose results are
-        those of this rank.
+        read_expert: reads the share of a rank of a group of the expert with a name and a number of
+        hidden units; its results are those of this rank.
         """
         super().__init__()
         self.config, self.group = config, group
@@ -49,18 +49,22 @@ class SparseMLP(nn.Module):
             self.choice_bias = bias
         self.shared: nn.Module | None = None
         if config.shared_size:
-            self.shared = read_expert(f"{prefix}.shared_experts", config.shared_size)
-        names = (f"{prefix}.experts.{index}" for index in range(config.count))
+            self.shared = read_expert(f"{prefix}.shared_experts", config.shared_size, group)
+        self.own = config.shard(group.rank, group.size).experts
+        sharing = TensorParallelGroup() if config.is_divided_by_expert else group
+        names = (f"{prefix}.experts.{index}" for index in self.own)
         size = config.intermediate_size
-        self.experts = nn.ModuleList(read_expert(each, size) for each in names)
+        self.experts = nn.ModuleList(read_expert(each, size, sharing) for each in names)
 
     def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """Return [T, hidden_size], plus the residual if given; both inputs: [T, hidden_size]."""
         weights, chosen = self._route(x)
         mixed = torch.zeros_like(x) if self.shared is None else self.shared(x, None)
         for index in chosen.unique().tolist():  # ascending
+            if index not in self.own:
+                continue
             rows, places = (chosen == index).nonzero(as_tuple=True)
-            added: Tensor = self.experts[index](x[rows], None)
+            added: Tensor = self.experts[index - self.own.start](x[rows], None)
             mixed.index_add_(0, rows, added * weights[rows, places, None])
         mixed = self.group.all_reduce(mixed)
         return mixed if residual is None else residual + mixed

@@ -15,8 +15,9 @@ from specdec.kernels.cpu.lora import (
     LoraLayerStruct,
     LoraUpdateStruct,
 )
+from specdec.models.layers.decoder_layer import DecoderLayer
 from specdec.models.layers.matrix import NativeMatrix, make_matrix
-from specdec.models.llama import MLP, DecoderLayer
+from specdec.models.layers.mlp import MLP
 from specdec.models.lora.updates import Linear, LowRankUpdate
 
 

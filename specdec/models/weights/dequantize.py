@@ -1,4 +1,4 @@
-"""Dequantization of AWQ, GPTQ and FP8 checkpoints, by slices.
+"""Dequantization of quantized checkpoints, by slices.
 
 A weight `x.weight` [out_features, in_features] is stored as several tensors. Each class here is one
 layout: it computes any rows and columns of the weight in float32, and reads only the parts of the
@@ -14,13 +14,22 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from specdec.models.weights.bitsandbytes import BitsAndBytes
+from specdec.models.weights.compressed_tensors import compressed_tensors
 from specdec.models.weights.gpt_oss import GptOssExperts
 from specdec.models.weights.stored_tensors import TensorSource
+from specdec.models.weights.weight_slices import (
+    as_slice,
+    groups_of,
+    resolved_group_size,
+    sibling,
+    units_of,
+)
 from specdec.types.errors import UnsupportedModelError
 
 SUPPORTED = (
-    "awq (4 bits, gemm), gptq (2, 4 or 8 bits), fp8, compressed-tensors (float-quantized), mxfp4 "
-    "(experts of GPT-OSS)"
+    "awq (4 bits, gemm), gptq (2, 4 or 8 bits), fp8, compressed-tensors (packed or 8-bit integers, "
+    "float8), bitsandbytes (nf4, fp4, int8), mxfp4 (experts of GPT-OSS)"
 )
 
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -55,25 +64,27 @@ class Awq:
 
     def holds(self, tensors: TensorSource, name: str) -> bool:
         """See WeightFormat."""
-        return _sibling(name, "qweight") in tensors
+        return sibling(name, "qweight") in tensors
 
     def shape(self, tensors: TensorSource, name: str) -> tuple[int, ...]:
         """See WeightFormat."""
-        in_features, packed = tensors.shape(_sibling(name, "qweight"))
+        in_features, packed = tensors.shape(sibling(name, "qweight"))
         return packed * 8, in_features
 
     def read(self, tensors: TensorSource, name: str, rows: range, cols: range) -> Tensor:
         """See WeightFormat."""
         _, in_features = self.shape(tensors, name)
-        groups = _groups(cols, self.group_size, in_features)
-        values = self._unpack(tensors, _sibling(name, "qweight"), cols, rows)
-        zeros = self._unpack(tensors, _sibling(name, "qzeros"), groups.held, rows)
-        scales = tensors.slice(_sibling(name, "scales"), _slice(groups.held), _slice(rows)).float()
+        groups = groups_of(cols, self.group_size, in_features)
+        values = self._unpack(tensors, sibling(name, "qweight"), cols, rows)
+        zeros = self._unpack(tensors, sibling(name, "qzeros"), groups.held, rows)
+        scales = tensors.slice(
+            sibling(name, "scales"), as_slice(groups.held), as_slice(rows)
+        ).float()
         return ((values - zeros[groups.index]) * scales[groups.index]).t()
 
     def _unpack(self, tensors: TensorSource, name: str, lines: range, outputs: range) -> Tensor:
-        held = _packed(outputs, 8)
-        packed = tensors.slice(name, _slice(lines), _slice(held))
+        held = units_of(outputs, 8)
+        packed = tensors.slice(name, as_slice(lines), as_slice(held))
         shifts = 4 * torch.tensor(_AWQ_ORDER, dtype=torch.int32)
         unpacked = (packed[:, :, None] >> shifts & 15).flatten(1)
         start = outputs.start - 8 * held.start
@@ -95,21 +106,21 @@ class Gptq:
 
     def holds(self, tensors: TensorSource, name: str) -> bool:
         """See WeightFormat."""
-        return _sibling(name, "qweight") in tensors
+        return sibling(name, "qweight") in tensors
 
     def shape(self, tensors: TensorSource, name: str) -> tuple[int, ...]:
         """See WeightFormat."""
-        packed, out_features = tensors.shape(_sibling(name, "qweight"))
+        packed, out_features = tensors.shape(sibling(name, "qweight"))
         return out_features, packed * self._per_integer
 
     def read(self, tensors: TensorSource, name: str, rows: range, cols: range) -> Tensor:
         """See WeightFormat."""
-        held = _packed(cols, self._per_integer)
-        packed = tensors.slice(_sibling(name, "qweight"), _slice(held), _slice(rows))
+        held = units_of(cols, self._per_integer)
+        packed = tensors.slice(sibling(name, "qweight"), as_slice(held), as_slice(rows))
         values = self._unpack(packed[:, None, :], 1).flatten(0, 1)  # [inputs held, rows]
         start = cols.start - held.start * self._per_integer
         index = self._group_index(tensors, name, cols)
-        scales = tensors.slice(_sibling(name, "scales"), slice(None), _slice(rows)).float()
+        scales = tensors.slice(sibling(name, "scales"), slice(None), as_slice(rows)).float()
         shifted = values[start : start + len(cols)] - self._zeros(tensors, name, rows)[index]
         return (shifted * scales[index]).t()
 
@@ -118,8 +129,8 @@ class Gptq:
         return 32 // self.bits
 
     def _zeros(self, tensors: TensorSource, name: str, rows: range) -> Tensor:
-        held = _packed(rows, self._per_integer)
-        packed = tensors.slice(_sibling(name, "qzeros"), slice(None), _slice(held))
+        held = units_of(rows, self._per_integer)
+        packed = tensors.slice(sibling(name, "qzeros"), slice(None), as_slice(held))
         unpacked = self._unpack(packed[:, :, None], 2).flatten(1)
         start = rows.start - held.start * self._per_integer
         return unpacked[:, start : start + len(rows)] + self.zero_offset
@@ -133,11 +144,13 @@ class Gptq:
         return unpacked
 
     def _group_index(self, tensors: TensorSource, name: str, cols: range) -> Tensor:
-        stored = _sibling(name, "g_idx")
+        stored = sibling(name, "g_idx")
         if stored in tensors:
-            return tensors.slice(stored, _slice(cols)).long()
+            return tensors.slice(stored, as_slice(cols)).long()
         _, in_features = self.shape(tensors, name)
-        return torch.arange(cols.start, cols.stop) // _group_size(self.group_size, in_features)
+        return torch.arange(cols.start, cols.stop) // resolved_group_size(
+            self.group_size, in_features
+        )
 
 
 @dataclass(frozen=True)
@@ -152,7 +165,7 @@ class Float8:
 
     def holds(self, tensors: TensorSource, name: str) -> bool:
         """See WeightFormat."""
-        return _sibling(name, "weight_scale") in tensors or self._inverse(name) in tensors
+        return sibling(name, "weight_scale") in tensors or self._inverse(name) in tensors
 
     def shape(self, tensors: TensorSource, name: str) -> tuple[int, ...]:
         """See WeightFormat."""
@@ -160,20 +173,20 @@ class Float8:
 
     def read(self, tensors: TensorSource, name: str, rows: range, cols: range) -> Tensor:
         """See WeightFormat."""
-        values = tensors.slice(name, _slice(rows), _slice(cols)).float()
+        values = tensors.slice(name, as_slice(rows), as_slice(cols)).float()
         return values * self._scales(tensors, name, rows, cols)
 
     def _scales(self, tensors: TensorSource, name: str, rows: range, cols: range) -> Tensor:
         """Return scales that broadcast to [len(rows), len(cols)]."""
         if self._inverse(name) in tensors:
             return self._block_scales(tensors, name, rows, cols)
-        stored = _sibling(name, "weight_scale")
+        stored = sibling(name, "weight_scale")
         shape = tensors.shape(stored)
         if shape in ((), (1,), (1, 1)):
             return tensors.slice(stored, *[slice(None)] * len(shape)).float().reshape(1, 1)
         if shape != (tensors.shape(name)[0], 1):
             raise UnsupportedModelError(f"{stored} has shape {list(shape)}, which is not supported")
-        return tensors.slice(stored, _slice(rows), slice(None)).float()
+        return tensors.slice(stored, as_slice(rows), slice(None)).float()
 
     def _block_scales(self, tensors: TensorSource, name: str, rows: range, cols: range) -> Tensor:
         if self.block is None:
@@ -181,13 +194,13 @@ class Float8:
                 f"{self._inverse(name)} needs a weight_block_size in config.json"
             )
         out_features, in_features = tensors.shape(name)
-        down = _groups(rows, self.block[0], out_features)
-        across = _groups(cols, self.block[1], in_features)
-        scales = tensors.slice(self._inverse(name), _slice(down.held), _slice(across.held))
+        down = groups_of(rows, self.block[0], out_features)
+        across = groups_of(cols, self.block[1], in_features)
+        scales = tensors.slice(self._inverse(name), as_slice(down.held), as_slice(across.held))
         return scales.float()[down.index][:, across.index]
 
     def _inverse(self, name: str) -> str:
-        return _sibling(name, "weight_scale_inv")
+        return sibling(name, "weight_scale_inv")
 
 
 def weight_format(config: Mapping[str, Any] | None) -> WeightFormat | None:
@@ -209,42 +222,13 @@ def weight_format(config: Mapping[str, Any] | None) -> WeightFormat | None:
         return Float8((block[0], block[1]) if block else None)
     if method == "mxfp4":
         return GptOssExperts()
-    if method == "compressed-tensors" and config.get("format") == "float-quantized":
-        return Float8(None)
-    described = " ".join(str(part) for part in (method, bits and f"{bits} bits") if part)
+    if method == "bitsandbytes" and (config.get("load_in_4bit") or config.get("load_in_8bit")):
+        return BitsAndBytes()
+    if method == "compressed-tensors" and (found := compressed_tensors(config)) is not None:
+        return found
+    parts = (method, bits and f"{bits} bits", config.get("format"))
+    described = " ".join(str(part) for part in parts if part)
     raise UnsupportedModelError(
         f"weights quantized by {described or 'an unnamed method'} are not supported; "
         f"supported: {SUPPORTED}"
     )
-
-
-@dataclass(frozen=True)
-class _Groups:
-    """The groups that contain a range of positions, and the index of each position's group."""
-
-    held: range
-    index: Tensor  # [positions] int64
-
-
-def _groups(positions: range, group_size: int, total: int) -> _Groups:
-    size = _group_size(group_size, total)
-    held = _packed(positions, size)
-    return _Groups(held, torch.arange(positions.start, positions.stop) // size - held.start)
-
-
-def _group_size(group_size: int, total: int) -> int:
-    """Resolve -1, which means one group."""
-    return total if group_size == -1 else group_size
-
-
-def _packed(positions: range, per_unit: int) -> range:
-    """Return the packed units, of `per_unit` positions each, that contain these positions."""
-    return range(positions.start // per_unit, -(-positions.stop // per_unit))
-
-
-def _sibling(name: str, suffix: str) -> str:
-    return name.removesuffix("weight") + suffix
-
-
-def _slice(part: range) -> slice:
-    return slice(part.start, part.stop)

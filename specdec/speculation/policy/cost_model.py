@@ -10,10 +10,11 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from statistics import median
 
-from specdec.types.draft_decision import DraftAhead, DraftShape
+from specdec.types.draft_decision import DraftAhead, DraftShape, chain
 from specdec.types.errors import InvalidValueError
 from specdec.types.stats import Additive
 
@@ -70,6 +71,29 @@ class CostTable:
         beyond = max(1.0, num_decoding / last_size)
         beyond *= max(1.0, (1 + count) / (1 + last_count))
         return beyond * _interpolate(self.batch_sizes, rows, num_decoding)
+
+    def pass_s(self, num_rows: int) -> float:
+        """Return the seconds of a pass over a number of tokens, of whatever sequences.
+
+        It is that of the cheapest measured step of as many tokens or more, linear between those,
+        and proportional beyond the largest.
+        """
+        sizes, seconds = self._passes
+        return max(1.0, num_rows / sizes[-1]) * _interpolate(sizes, seconds, num_rows)
+
+    @cached_property
+    def _passes(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """The numbers of tokens of the measured steps, ascending, and the seconds of each."""
+        cheapest: dict[int, float] = {}
+        for size, row in zip(self.batch_sizes, self.seconds, strict=True):
+            for count, value in zip(self.draft_tokens, row, strict=True):
+                num_rows = size * (1 + count)
+                cheapest[num_rows] = min(value, cheapest.get(num_rows, math.inf))
+        sizes, floor, seconds = sorted(cheapest), math.inf, []
+        for num_rows in reversed(sizes):
+            floor = min(floor, cheapest[num_rows])
+            seconds.append(floor)
+        return tuple(sizes), tuple(reversed(seconds))
 
 
 def _monotone(seconds: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
@@ -177,6 +201,19 @@ class CostModel:
         """Return the expected seconds of a step."""
         factor = self._log_factor(_range_of(num_decoding), shape, now_s)
         return self._profiled_s(num_decoding, shape) * math.exp(factor)
+
+    def prompt_s(
+        self, num_decoding: int, num_draft_tokens: int, num_prompt_tokens: int, now_s: float
+    ) -> float:
+        """Return by how much the tokens of prompts lengthen a step whose drafts are given.
+
+        num_draft_tokens: of each sequence. Where weights are read for few sequences these tokens
+        are nearly free, and then rows of drafts are not: both together are bound by arithmetic.
+        """
+        num_rows = num_decoding * (1 + num_draft_tokens)
+        table = self._table
+        added_s = table.pass_s(num_rows + num_prompt_tokens) - table.pass_s(num_rows)
+        return added_s * math.exp(self._log_factor(_range_of(num_decoding), chain(0), now_s))
 
     def draft_s(self, num_decoding: int, shape: DraftShape) -> float:
         """Return the profiled seconds of making drafts that a step waits for."""

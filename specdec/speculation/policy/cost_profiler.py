@@ -24,10 +24,16 @@ from specdec.types.trial_sequences import TrialSequences
 _CONTEXT_TOKENS = 64
 _TOKEN = 1
 _NUM_TOKEN_IDS = 100
-"""Different tokens in a measured step, with ids that every vocabulary has. Equal tokens would be
-routed to the same experts of a mixture, of which a step of text reads many more."""
+"""Different tokens in a measured step without a text, with ids that every vocabulary has."""
+
+_MAX_CONTEXTS = 16
+"""Sequences that continue a text, beyond which several have the KV of the same context."""
+
+_CONTEXT_STRIDE = 37
+"""Tokens from the place of a sequence in the text to that of the next one."""
 
 _BATCH_SIZES = (1, 4, 16, 64, 256, 1024)
+_BATCH_SIZES_OF_MIXTURES = tuple(2**exponent for exponent in range(11))
 _MAX_ROUNDS = 4
 
 
@@ -49,6 +55,10 @@ class CostProfiler:
 
     The KV of its sequences is uninitialized, and in a small pool several share a block: the work is
     the same.
+    text: token ids for the target if it is a mixture of experts, else empty. Which experts a token
+        reads depends on the token and those before it, so the sequences continue pieces of the
+        text, with its KV. More batch sizes are measured then, since with the rows of a step the
+        experts that it reads grow ever slower.
     with_head: whether a head on the target's ranks drafts in the steps with drafts: trees, where
     they are configured, of more tokens than the longest chain.
     """
@@ -57,6 +67,7 @@ class CostProfiler:
     most: int
     clock: Callable[[], float]
     with_head: bool = False
+    text: tuple[int, ...] = ()
 
     def verification(self, target: Target, budget_s: float) -> CostTable:
         """Measure the target's steps for about `budget_s` seconds. Raise TargetFailedError."""
@@ -72,7 +83,7 @@ class CostProfiler:
                 StepRow(
                     seq_id,
                     start,
-                    _token_ids(seq_id, 1 + step.num_draft_tokens),
+                    self._tokens(seq_id, start, 1 + step.num_draft_tokens),
                     step.num_draft_tokens,
                     samples=True,
                     num_next_drafts=next_draft.num_draft_tokens,
@@ -84,11 +95,31 @@ class CostProfiler:
 
         run(sequences.admit())
         try:
+            for rows in self._contexts(sequences.seq_ids):
+                run(StepInput(0, (), (), (), rows))
             for rows in self._catch_up(sequences.seq_ids) if self.with_head else ():
                 run(StepInput(0, (), (), (), rows))
             return self._measure(verify, budget_s, smallest=0)
         finally:
             run(sequences.release())
+
+    def _contexts(self, seq_ids: Sequence[int]) -> Iterator[tuple[StepRow, ...]]:
+        """Yield rows by which the target computes the KV of the text; none without one."""
+        count = self._context_tokens
+        size = max(1, self.config.max_num_batched_tokens // count)
+        firsts = range(0, min(len(seq_ids), _MAX_CONTEXTS), size) if self.text else ()
+        for first in firsts:
+            yield tuple(
+                StepRow(seq_id, 0, self._tokens(seq_id, 0, count), 0, samples=False)
+                for seq_id in seq_ids[first : min(first + size, _MAX_CONTEXTS)]
+            )
+
+    def _tokens(self, seq_id: int, start: int, count: int) -> tuple[int, ...]:
+        """Return tokens of a sequence from position `start` on."""
+        if not self.text:
+            return _token_ids(seq_id, count)
+        first = _CONTEXT_STRIDE * seq_id + start
+        return tuple(self.text[place % len(self.text)] for place in range(first, first + count))
 
     def _catch_up(self, seq_ids: Sequence[int]) -> Iterator[tuple[StepRow, ...]]:
         """Yield rows by which a head with KV computes its KV of the context."""
@@ -96,7 +127,14 @@ class CostProfiler:
         size = max(1, most_tokens // (start + 1))
         for first in range(0, len(seq_ids), size):
             rows = tuple(
-                StepRow(seq_id, start, _token_ids(seq_id, 1), 0, samples=True, num_next_drafts=1)
+                StepRow(
+                    seq_id,
+                    start,
+                    self._tokens(seq_id, start, 1),
+                    0,
+                    samples=True,
+                    num_next_drafts=1,
+                )
                 for seq_id in seq_ids[first : first + size]
             )
             yield from repeat(rows, -(-(start + 1) // most_tokens))
@@ -146,9 +184,12 @@ class CostProfiler:
     def _sequences(self, num_blocks: int) -> TrialSequences:
         """Return one sequence for each seat of the batch, in a pool of `num_blocks`."""
         num_tokens = self._context_tokens
+        num_slots = num_tokens + 1 + self._num_guess_slots
+        if self.text:
+            num_blocks = min(num_blocks, _MAX_CONTEXTS * -(-num_slots // self.config.block_size))
         return TrialSequences(
             [(_TOKEN,) * num_tokens] * self.config.max_num_seqs,
-            num_tokens + 1 + self._num_guess_slots,
+            num_slots,
             self.config.block_size,
             num_blocks,
         )
@@ -157,8 +198,8 @@ class CostProfiler:
         self, run: Callable[[ProfiledStep], None], budget_s: float, *, smallest: int
     ) -> CostTable:
         """Return the table for `smallest` or more draft tokens."""
-        steps = profiled_steps(self.config, self.most, smallest)
-        return table_of(self._seconds(run, steps, budget_s), self.config, self.most, smallest)
+        shapes = StepShapes.of(self.config, self.most, smallest, has_text=bool(self.text))
+        return shapes.table(self._seconds(run, shapes.steps(), budget_s))
 
     def _seconds(
         self, run: Callable[[ProfiledStep], None], steps: Sequence[ProfiledStep], budget_s: float
@@ -179,36 +220,49 @@ class CostProfiler:
         return seconds
 
 
-def profiled_steps(config: EngineConfig, most: int, smallest: int) -> list[ProfiledStep]:
-    """Return the steps to measure, with `smallest` to `most` draft tokens, cheapest first."""
-    each_size = product(_sizes(config), _counts(config, most, smallest))
-    steps = [ProfiledStep(size, count) for size, count in each_size]
-    steps = [each for each in steps if each.num_rows <= config.max_num_batched_tokens]
-    return sorted(steps, key=lambda step: (step.num_rows, step.num_draft_tokens))
+@dataclass(frozen=True)
+class StepShapes:
+    """The shapes of steps to measure: batch sizes, and draft tokens of each sequence.
 
-
-def table_of(
-    measured: Mapping[ProfiledStep, float], config: EngineConfig, most: int, smallest: int
-) -> CostTable:
-    """Return the table of measured seconds.
-
-    Steps without a measurement cost the largest measured one's time a row.
+    max_rows: of a step; larger ones are not measured.
     """
-    largest = max(measured, key=lambda step: step.num_rows)
-    row_s = measured[largest] / largest.num_rows
 
-    def cost(step: ProfiledStep) -> float:
-        # A clock may be too coarse to see a step at all.
-        return max(measured.get(step, row_s * step.num_rows), 1e-9)
+    sizes: tuple[int, ...]
+    counts: tuple[int, ...]
+    max_rows: int
 
-    sizes, counts = _sizes(config), _counts(config, most, smallest)
-    seconds = tuple(tuple(cost(ProfiledStep(size, count)) for count in counts) for size in sizes)
-    return CostTable(sizes, counts, seconds)
+    @classmethod
+    def of(
+        cls, config: EngineConfig, most: int, smallest: int, *, has_text: bool = False
+    ) -> StepShapes:
+        """Return those with `smallest` to `most` draft tokens. has_text: see CostProfiler.text."""
+        largest = config.max_num_seqs
+        choices = _BATCH_SIZES_OF_MIXTURES if has_text else _BATCH_SIZES
+        sizes = (*(size for size in choices if size < largest), largest)
+        return cls(sizes, _counts(config, most, smallest), config.max_num_batched_tokens)
 
+    def steps(self) -> list[ProfiledStep]:
+        """Return the steps, cheapest first."""
+        steps = [ProfiledStep(*each) for each in product(self.sizes, self.counts)]
+        steps = [each for each in steps if each.num_rows <= self.max_rows]
+        return sorted(steps, key=lambda step: (step.num_rows, step.num_draft_tokens))
 
-def _sizes(config: EngineConfig) -> tuple[int, ...]:
-    largest = config.max_num_seqs
-    return (*(size for size in _BATCH_SIZES if size < largest), largest)
+    def table(self, measured: Mapping[ProfiledStep, float]) -> CostTable:
+        """Return the table of measured seconds.
+
+        Steps without a measurement cost the largest measured one's time a row.
+        """
+        largest = max(measured, key=lambda step: step.num_rows)
+        row_s = measured[largest] / largest.num_rows
+
+        def cost(step: ProfiledStep) -> float:
+            # A clock may be too coarse to see a step at all.
+            return max(measured.get(step, row_s * step.num_rows), 1e-9)
+
+        seconds = tuple(
+            tuple(cost(ProfiledStep(size, count)) for count in self.counts) for size in self.sizes
+        )
+        return CostTable(self.sizes, self.counts, seconds)
 
 
 def _counts(config: EngineConfig, most: int, smallest: int) -> tuple[int, ...]:

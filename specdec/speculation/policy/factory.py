@@ -41,13 +41,14 @@ def make_policy(
     is_drafter_available: Callable[[], bool],
     full_batch: int,
     measure_engine: MeasureEngine,
+    text: tuple[int, ...] = (),
 ) -> SpeculationPolicy | None:
     """Return the policy; None where nothing drafts. Goodput first profiles for four seconds.
 
     `target` and the draft worker must not have sequences yet. control: the present settings.
     measure_draft: passes the draft worker to the profiler; None without a draft model.
     full_batch: intended number of decoding requests. measure_engine: measures the engine's own part
-        of a step.
+        of a step. text: see CostProfiler.
     """
     speculation = config.speculation
     if speculation is None:
@@ -56,7 +57,7 @@ def make_policy(
     choosers: Mapping[str | None, GoodputChooser] = {}
     if speculation.chosen_policy == "goodput":
         models = target, measure_draft, draft_limits
-        costs = measure_costs(speculation, config, *models, measure_engine)
+        costs = measure_costs(speculation, config, *models, measure_engine, text)
         choosers = {
             name: GoodputChooser(CostModel(each.whole, each.ahead, each.drafting))
             for name, each in costs.items()
@@ -96,6 +97,7 @@ def measure_costs(
     measure_draft: MeasureDraft | None,
     draft_limits: DraftLimits | None,
     measure_engine: MeasureEngine,
+    text: tuple[int, ...] = (),
 ) -> dict[str | None, MethodCosts]:
     """Return the seconds of steps with each method, and with all together (None).
 
@@ -107,7 +109,7 @@ def measure_costs(
         speculation.num_draft_tree_tokens,
         rule.max_tokens if rule else 0,
     )
-    profiler = CostProfiler(config, most, time.perf_counter)
+    profiler = CostProfiler(config, most, time.perf_counter, text=text)
     engine = measure_engine(most, _ENGINE_BUDGET_S)
     has_trees = speculation.num_draft_tree_tokens > 0
     longest_chain = speculation.num_speculative_tokens if has_trees else most

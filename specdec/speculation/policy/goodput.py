@@ -8,26 +8,32 @@ measured: the tokens by acceptance at each position, the seconds by batch size a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from specdec.speculation.policy.acceptance import AcceptanceEstimator
 from specdec.speculation.policy.cost_model import CostModel, StepSeconds
+from specdec.speculation.policy.probe import Probe
 from specdec.types.draft_decision import (
+    NO_PROMPTS,
     Decision,
     DecisionReason,
     DraftAhead,
     DraftShape,
+    PromptLoad,
     chain,
 )
 from specdec.types.errors import InvalidValueError
 
-_FIRST_PROBE_AFTER_S = 5.0
-_LAST_PROBE_AFTER_S = 60.0
-_PROBE_S = 1.0
-_PROBE_DRAFTS = 32
-_PROBE_STEPS = 6
+_PROBED_SHARE, _MOST_PROBED = 8, 4
+"""While drafts do not pay, every eighth sequence drafts in a probe, at least one and at most four:
+they are evidence of acceptance, and the others do not have to catch up."""
 
 _ESTIMATE_HOLDS_S = 0.5
+_BESIDE_PROMPTS_HOLDS_S = 0.05
+
+_CERTAIN_GAIN = 1.3
+"""Expected gain of drafts above which no error of a profile is likely to hide a loss."""
 
 
 @dataclass(frozen=True)
@@ -50,68 +56,26 @@ class GoodputEstimate:
         return is_of_the_kind and now_s - self.at_s < _ESTIMATE_HOLDS_S
 
 
-@dataclass
-class _Probe:
-    """Periodic trial of a shape next to the chosen one.
+class _BesidePrompts(NamedTuple):
+    """Whether a shape pays in a step that also computes a part of a prompt, as of `at_s`."""
 
-    Probes detect that drafts would pay again, or that a longer one costs less than estimated. A
-    probe ends after enough steps and drafts, at the latest after a second, since a draft model may
-    first have to catch up. Each probe without a change doubles the wait for the next, from five
-    seconds to a minute, which bounds their cost.
-    """
+    at_s: float
+    num_decoding: int
+    shape: DraftShape
+    pays: bool
 
-    due_at_s: float
-    wait_s: float = _FIRST_PROBE_AFTER_S
-    shape: DraftShape | None = None  # None while no probe runs
-    ends_at_s: float = 0.0
-    num_drafts_left: int = 0
-    num_steps_left: int = 0
-    num_begun: int = 0
-
-    def begin(self, now_s: float, shapes: Sequence[DraftShape], chosen: int) -> None:
-        """Begin a probe above shapes[chosen], then below it, of a tree, and of other drafts ahead.
-
-        Of these it is the one with the same number of draft tokens.
-        """
-        own = shapes[chosen]
-        beside = [
-            each
-            for each in (chosen + 1, chosen - 1)
-            if 0 <= each < len(shapes) and shapes[each].ahead is own.ahead
-        ]
-        others = [
-            index
-            for index, shape in enumerate(shapes)
-            if index not in (chosen, *beside) and (shape.is_tree or _differ_in_ahead(shape, own))
-        ]
-        probed = [*beside, *others]
-        self.shape = shapes[probed[self.num_begun % len(probed)]]
-        self.num_begun += 1
-        self.ends_at_s = now_s + _PROBE_S
-        self.num_drafts_left, self.num_steps_left = _PROBE_DRAFTS, _PROBE_STEPS
-
-    def cancel(self, now_s: float) -> None:
-        self.shape = None
-        self.due_at_s = now_s + self.wait_s
-
-    def end(self, now_s: float) -> None:
-        self.cancel(now_s)
-        self.wait_s = min(2 * self.wait_s, _LAST_PROBE_AFTER_S)
-
-    def is_over(self, now_s: float) -> bool:
-        is_known = self.num_steps_left <= 0 and (
-            self.num_drafts_left <= 0 or self.shape == chain(0)
-        )
-        return is_known or now_s >= self.ends_at_s
-
-
-def _differ_in_ahead(shape: DraftShape, chosen: DraftShape) -> bool:
-    """Return whether a shape differs from the chosen one in what is drafted ahead alone."""
-    return shape.ahead is not chosen.ahead and shape.depth == max(1, chosen.depth)
+    def is_valid_for(self, now_s: float, num_decoding: int, shape: DraftShape) -> bool:
+        """Return whether it is recent and for such steps."""
+        is_of_the_kind = (self.num_decoding, self.shape) == (num_decoding, shape)
+        return is_of_the_kind and now_s - self.at_s < _BESIDE_PROMPTS_HOLDS_S
 
 
 class GoodputChooser:
     """argmax over draft shapes of expected tokens / step seconds, no draft included, with inertia.
+
+    No draft is the safe choice. Another shape has to be better than it by a margin; once it is
+    worse than none, it is left without delay. In a step that also computes a part
+    of a prompt, rows of drafts may cost more than they do without: then the step has none.
 
     Deterministic: the same calls with the same times choose the same shapes.
     """
@@ -121,20 +85,31 @@ class GoodputChooser:
         costs: CostModel,
         *,
         margin: float = 0.03,
+        entry_margin: float = 0.05,
         dwell_s: float = 1.0,
         review_s: float = 0.05,
     ) -> None:
         """Set the inertia of the choice. Raises InvalidValueError for a negative number.
 
-        margin: share by which another shape has to be better than the present one.
-        dwell_s: least time between changes. review_s: time between comparisons, each of which takes
-            some ten microseconds; a decision in between only reads the clock.
+        margin: share by which another shape has to be better than the present one. entry_margin:
+            the same where the present one is no draft: a drafter that has been off first has to
+            catch up.
+        dwell_s: least time between changes, twice that after a change to no draft, which takes none
+            while drafts cost more than they yield. review_s: time between comparisons,
+            each of which takes some ten microseconds; a decision in between only reads the clock.
         """
-        for name, value in (("margin", margin), ("dwell_s", dwell_s), ("review_s", review_s)):
+        settings = {
+            "margin": margin,
+            "entry_margin": entry_margin,
+            "dwell_s": dwell_s,
+            "review_s": review_s,
+        }
+        for name, value in settings.items():
             if not value >= 0:
                 raise InvalidValueError(name, value, "0 or a number above it")
         self._costs = costs
         self._margin = margin
+        self._entry_margin = entry_margin
         self._dwell_s = dwell_s
         self._review_s = review_s
         self._acceptance = AcceptanceEstimator()
@@ -142,25 +117,83 @@ class GoodputChooser:
         self._chosen: DraftShape | None = None
         self._changed_at_s = 0.0
         self._reviewed_at_s = 0.0
-        self._probe = _Probe(0.0)
+        self._beside_prompts: _BesidePrompts | None = None
+        self._probe = Probe(0.0)
+        self._num_accepted = 0  # of the present step
+        self._has_prompts = False  # whether it has
 
-    def choose(self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]) -> Decision:
+    def choose(
+        self,
+        now_s: float,
+        num_decoding: int,
+        shapes: Sequence[DraftShape],
+        prompts: PromptLoad = NO_PROMPTS,
+    ) -> Decision:
         """Return the shape for the next step, chosen by goodput or a probe.
 
         num_decoding: 1 or more. shapes: chains by ascending length, no draft first, then trees,
-            then chains for each kind of drafts ahead.
+            then chains for each kind of drafts ahead. prompts: that the step also computes.
         """
+        self._num_accepted, self._has_prompts = 0, prompts.num_tokens > 0
         if self._chosen not in shapes:
-            self._change(now_s, self._best(now_s, num_decoding, shapes))
+            goodputs = self.goodputs(now_s, num_decoding, shapes)
+            self._change(now_s, self._best(shapes, goodputs))
         elif self._probe.shape is not None:
             self._review_probe(now_s, num_decoding, shapes)
         elif now_s - self._reviewed_at_s >= self._review_s:
             self._review(now_s, num_decoding, shapes)
+        chosen = self._chosen_for(now_s, num_decoding, prompts)
         probed = self._probe.shape
-        if probed is not None and probed in shapes:
-            return self._decision(now_s, num_decoding, probed, DecisionReason.PROBE)
-        assert self._chosen is not None
-        return self._decision(now_s, num_decoding, self._chosen, DecisionReason.GOODPUT)
+        if probed is None or probed not in shapes:
+            return chosen
+        decision = self._decision(now_s, num_decoding, probed, DecisionReason.PROBE)
+        is_limited = not chosen.num_draft_tokens and probed.num_draft_tokens > 0
+        return replace(decision, num_drafting=_num_probed(num_decoding)) if is_limited else decision
+
+    def _chosen_for(self, now_s: float, num_decoding: int, prompts: PromptLoad) -> Decision:
+        """Return the decision by goodput alone."""
+        shape = self._chosen
+        assert shape is not None
+        if prompts.num_tokens and not self._pays_beside(prompts, now_s, num_decoding, shape):
+            return Decision(chain(0), DecisionReason.PREFILL)
+        return self._decision(now_s, num_decoding, shape, DecisionReason.GOODPUT)
+
+    def _pays_beside(
+        self, prompts: PromptLoad, now_s: float, num_decoding: int, shape: DraftShape
+    ) -> bool:
+        """Return whether the drafts of a shape pay in a step that also computes prompts.
+
+        They pay where they cost less than their accepted tokens would in later steps without
+        drafts, in which the sequences of the prompts decode too.
+        """
+        known = self._beside_prompts
+        if not shape.num_draft_tokens:
+            return True
+        if known is not None and known.is_valid_for(now_s, num_decoding, shape):
+            return known.pays
+        plain_s, drafted_s = (
+            self._costs.step_s(num_decoding, each, now_s)
+            + self._costs.prompt_s(num_decoding, each.num_draft_tokens, prompts.num_tokens, now_s)
+            for each in (chain(0), shape)
+        )
+        [tokens] = self._acceptance.expected_tokens([shape], now_s)
+        num_later = num_decoding + prompts.num_sequences
+        token_s = self._costs.step_s(num_later, chain(0), now_s) / num_later
+        pays = num_decoding * (tokens - 1) * token_s > drafted_s - plain_s
+        self._beside_prompts = _BesidePrompts(now_s, num_decoding, shape, pays)
+        return pays
+
+    def shape_behind(self, prompts: PromptLoad, now_s: float) -> DraftShape | None:
+        """Return the shape to draft behind prompts, in a step in which no sequence decodes.
+
+        It is the present one, or no draft where that is better once their sequences decode; None
+        before the first choice.
+        """
+        present = self._chosen
+        if present is None or not present.num_draft_tokens or not prompts.num_sequences:
+            return present
+        plain, drafted = self.goodputs(now_s, prompts.num_sequences, [chain(0), present])
+        return present if drafted >= plain else chain(0)
 
     def pause(self, now_s: float) -> None:
         """Cancel a probe and postpone the review, in a step that something else decides."""
@@ -174,13 +207,32 @@ class GoodputChooser:
         """Record one sequence's step, in which it was to draft `num_asked` tokens in a row."""
         self._acceptance.record(num_asked, num_accepted, now_s, is_tree=is_tree)
         self._probe.num_drafts_left -= 1
+        self._num_accepted += num_accepted
 
     def observe_step(
-        self, num_decoding: int, shape: DraftShape, seconds: float, now_s: float
+        self,
+        num_decoding: int,
+        shape: DraftShape,
+        seconds: float,
+        now_s: float,
+        *,
+        is_typical: bool = True,
     ) -> None:
-        """Record the seconds of a step without prefill."""
-        self._costs.observe(num_decoding, shape, seconds, now_s)
-        self._probe.num_steps_left -= 1
+        """Record the seconds of a step, whose drafts have been observed.
+
+        is_typical: False for a step that is no evidence of what the shape costs, as with prompts.
+        """
+        if is_typical:
+            self._costs.observe(num_decoding, shape, seconds, now_s)
+        if self._probe.shape is not None:
+            lost_s = 0.0 if self._has_prompts else self._lost_s(num_decoding, seconds, now_s)
+            self._probe.observe(lost_s, is_typical=is_typical)
+
+    def _lost_s(self, num_decoding: int, seconds: float, now_s: float) -> float:
+        """Return how much longer a step took than its tokens take with the chosen shape."""
+        assert self._chosen is not None
+        [goodput] = self.goodputs(now_s, num_decoding, [self._chosen])
+        return seconds - (num_decoding + self._num_accepted) / goodput
 
     def observe_ahead(
         self,
@@ -262,35 +314,86 @@ class GoodputChooser:
         )
         return self._estimate
 
-    def _best(self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]) -> DraftShape:
-        """Return the best shape; the present one unless another is better by the margin."""
-        goodputs = self.goodputs(now_s, num_decoding, shapes)
+    def _best(self, shapes: Sequence[DraftShape], goodputs: Sequence[float]) -> DraftShape:
+        """Return the best shape; the present one, or no draft, unless it is better by a margin."""
         best = max(range(len(shapes)), key=lambda index: (goodputs[index], -index))
-        present = self._chosen
-        if present is None or present not in shapes:
-            return shapes[best]
-        least = goodputs[shapes.index(present)] * (1 + self._margin)
-        return shapes[best] if goodputs[best] > least else present
+        base = self._base(shapes, goodputs)
+        has_drafts = self._chosen in shapes and self._chosen != shapes[0]
+        margin = self._margin if has_drafts else self._entry_margin
+        return shapes[best] if goodputs[best] > goodputs[base] * (1 + margin) else shapes[base]
+
+    def _base(self, shapes: Sequence[DraftShape], goodputs: Sequence[float]) -> int:
+        """Return the index of the present shape, or of no draft where that is better."""
+        present = shapes.index(self._chosen) if self._chosen in shapes else 0
+        return present if goodputs[present] >= goodputs[0] else 0
 
     def _review(self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]) -> None:
         self._reviewed_at_s = now_s
-        if now_s - self._changed_at_s < self._dwell_s:
+        goodputs = self.goodputs(now_s, num_decoding, shapes)
+        best, present = self._best(shapes, goodputs), self._chosen
+        if best == present:
+            self._begin_probe(now_s, num_decoding, shapes, goodputs)
             return
-        best = self._best(now_s, num_decoding, shapes)
-        if best != self._chosen:
+        is_losing = present != shapes[self._base(shapes, goodputs)]
+        dwell_s = self._dwell_s * (2 if present == shapes[0] else 1)
+        if is_losing or now_s - self._changed_at_s >= dwell_s:
             self._change(now_s, best)
-        elif now_s >= self._probe.due_at_s and len(shapes) > 1:
-            self._probe.begin(now_s, shapes, shapes.index(best))
+
+    def _begin_probe(
+        self,
+        now_s: float,
+        num_decoding: int,
+        shapes: Sequence[DraftShape],
+        goodputs: Sequence[float],
+    ) -> None:
+        """Begin a probe beside the present shape if one is due, and there is another shape."""
+        if len(shapes) == 1 or not self._probe.is_due(now_s, has_prompts=self._has_prompts):
+            return
+        assert self._chosen is not None
+        chosen = shapes.index(self._chosen)
+        step_s = self._costs.step_s(num_decoding, self._chosen, now_s)
+        may_pay = [
+            self._may_pay(now_s, num_decoding, shape, goodputs[0], goodputs[chosen])
+            for shape in shapes
+        ]
+        self._probe.begin(now_s, shapes, chosen, goodputs, may_pay, step_s)
+
+    def _may_pay(
+        self, now_s: float, num_decoding: int, shape: DraftShape, plain: float, present: float
+    ) -> bool:
+        """Return whether a shape may be better than the present one in spite of the estimates.
+
+        No draft may be unless it is expected to be far worse, and drafts in place of none if they
+        would be with all tokens accepted. plain, present: goodput of no draft and of the present
+        shape.
+        """
+        if not shape.num_draft_tokens:
+            return present < _CERTAIN_GAIN * plain
+        if self._chosen != chain(0):
+            return True
+        most_tokens = num_decoding * (1 + shape.depth)
+        most = most_tokens / self._costs.step_s(num_decoding, shape, now_s)
+        return most > plain * (1 + self._entry_margin)
 
     def _review_probe(self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]) -> None:
-        if not self._probe.is_over(now_s):
+        is_partial = self._chosen == shapes[0] and num_decoding > _num_probed(num_decoding)
+        if not self._probe.is_over(now_s, is_partial=is_partial):
             return
-        self._probe.end(now_s)
-        best = self._best(now_s, num_decoding, shapes)
+        goodputs = self.goodputs(now_s, num_decoding, shapes)
+        best, probed = self._best(shapes, goodputs), self._probe.shape
+        if probed in shapes:
+            self._probe.end(now_s, goodputs[shapes.index(probed)])
+        else:
+            self._probe.cancel(now_s)
         if best != self._chosen:
             self._change(now_s, best)
 
     def _change(self, now_s: float, chosen: DraftShape) -> None:
-        """Change the shape, and probe on both sides of it soon."""
+        """Change the shape, and probe beside it soon, but within the share that probes may lose."""
         self._chosen, self._changed_at_s, self._reviewed_at_s = chosen, now_s, now_s
-        self._probe = _Probe(now_s + _FIRST_PROBE_AFTER_S)
+        self._probe = self._probe.restarted(now_s)
+
+
+def _num_probed(num_decoding: int) -> int:
+    """Return how many of the decoding sequences draft in a probe while drafts do not pay."""
+    return min(_MOST_PROBED, max(1, num_decoding // _PROBED_SHARE))

@@ -22,11 +22,13 @@ from specdec.types.control import (
     require_count,
 )
 from specdec.types.draft_decision import (
+    NO_PROMPTS,
     Decision,
     DecisionLog,
     DecisionReason,
     DraftAhead,
     DraftShape,
+    PromptLoad,
     chain,
     chains,
     tree,
@@ -38,12 +40,15 @@ DEFAULT_HYSTERESIS = 2
 DEFAULT_DWELL_S = 1.0
 
 _SETTLING_S = 1.0
-"""Time for a draft model to catch up after drafts are turned on; until then a missing draft does
-not count as rejected."""
+_SETTLING_STEPS = 8
+"""Time for a head or a draft model to catch up after drafts are turned on, whichever is longer;
+until then a missing draft does not count as rejected, nor a step with one as a slow step."""
 
 _CAPACITY_PERIOD_S = 1.0
 
 MAX_BATCHED_TOKENS = 2**20
+
+_OF_CHOOSER = (DecisionReason.GOODPUT, DecisionReason.PROBE, DecisionReason.PREFILL)
 
 _NO_CHOOSERS: Mapping[str | None, GoodputChooser] = MappingProxyType({})
 
@@ -110,7 +115,9 @@ class SpeculationPolicy:
         self._num_decoding = 0
         self._decided_at_s = -math.inf
         self._drafts_since_s: float | None = None  # None while there are none
-        self._is_timed = False  # whether the present step decodes only
+        self._num_steps_drafting = 0  # since then
+        self._is_begun = False  # whether the present step has been reported
+        self._is_timed = False  # whether it decodes only, with the drafts that were decided
         self._waited_s: float | None = None  # of the present step, for a draft not made ahead
         self._observer = self._chooser  # records the step's drafts and time
         self._was_on = self.is_on
@@ -172,18 +179,25 @@ class SpeculationPolicy:
         self._decision = self._initial_decision()
         self._note_flip()
 
-    def decide(self, num_decoding: int, num_eligible: int | None = None) -> Decision:
+    def decide(
+        self,
+        num_decoding: int,
+        num_eligible: int | None = None,
+        prompts: PromptLoad = NO_PROMPTS,
+    ) -> Decision:
         """Decide what a sequence may draft in the next step; call this once a step.
 
         num_decoding: requests that decode in it. Those in prefill do not count, and a step without
         decoding does not affect the load. num_eligible: those that did not opt out; None for all.
+        prompts: that the step may compute beside them.
         """
-        self._is_timed, self._observer = False, self._chooser
+        self._is_begun = self._is_timed = False
+        self._observer = self._chooser
         if num_decoding == 0:
-            return self._decision
+            return self._before_decoding(prompts)
         now_s = self._decided_at_s = self._clock()
         self._num_decoding = num_decoding
-        decision = self._preferred(num_decoding, now_s)
+        decision = self._preferred(num_decoding, prompts, now_s)
         self._note_flip()
         if now_s - self._capacity_at_s >= _CAPACITY_PERIOD_S:
             self._estimate_capacity(now_s)
@@ -191,12 +205,27 @@ class SpeculationPolicy:
             decision = Decision(chain(0), DecisionReason.REQUEST)
         elif decision.num_draft_tokens and not self._is_drafter_available():
             decision = Decision(chain(0), DecisionReason.DRAFTER_AWAY)
+        self._note_drafting(decision, now_s)
+        self._decision = decision
+        return decision
+
+    def _before_decoding(self, prompts: PromptLoad) -> Decision:
+        """Return the decision of a step with prompts alone, behind which a head may draft."""
+        last, chooser = self._decision, self._chooser
+        if chooser is None or last.reason not in _OF_CHOOSER:
+            return last
+        shape = chooser.shape_behind(prompts, self._clock())
+        if shape is None:
+            return last
+        return Decision(shape, last.reason, self._control.num_speculative_tokens)
+
+    def _note_drafting(self, decision: Decision, now_s: float) -> None:
+        """Note since when drafts are wanted, by time and by steps."""
+        self._num_steps_drafting += 1
         if not decision.num_draft_tokens:
             self._drafts_since_s = None
         elif self._drafts_since_s is None:
-            self._drafts_since_s = now_s
-        self._decision = decision
-        return decision
+            self._drafts_since_s, self._num_steps_drafting = now_s, 1
 
     def begin_step(
         self,
@@ -218,7 +247,10 @@ class SpeculationPolicy:
         is_behind = self._catches_up and is_missing
         reason = DecisionReason.CATCHING_UP if is_behind else decision.reason
         self._log.record(decision.num_draft_tokens, reason, self._num_decoding)
-        self._is_timed = not has_prefill
+        is_partial = decision.num_drafting is not None and num_asked < self._num_decoding
+        lacks_drafts = self._is_settling and num_drafted < num_asked
+        self._is_begun = True
+        self._is_timed = not (has_prefill or is_partial or lacks_drafts)
 
     def observe_row(
         self, num_asked: int, num_drafted: int, num_accepted: int, *, is_tree: bool = False
@@ -237,18 +269,20 @@ class SpeculationPolicy:
 
     def end_step(self) -> None:
         """Record that the step has been verified and committed."""
-        is_timed, self._is_timed = self._is_timed, False
-        if not is_timed or self._observer is None:
+        is_begun, self._is_begun = self._is_begun, False
+        if not is_begun or self._observer is None:
             return
         now_s = self._clock()
         seconds, shape = now_s - self._decided_at_s, self._decision.shape
         if shape.ahead is not DraftAhead.OFF:  # waiting is estimated by the hit rate
             seconds -= self._waited_s or 0.0
-        self._observer.observe_step(self._num_decoding, shape, seconds, now_s)
+        self._observer.observe_step(
+            self._num_decoding, shape, seconds, now_s, is_typical=self._is_timed
+        )
 
     def forget_step(self) -> None:
         """Discard a lost step, its time and its drafts."""
-        self._is_timed = False
+        self._is_begun = False
 
     @property
     def _chooser(self) -> GoodputChooser | None:
@@ -275,13 +309,14 @@ class SpeculationPolicy:
 
     @property
     def _is_settling(self) -> bool:
-        """Return whether a draft model may not have caught up with any sequence yet."""
+        """Return whether a draft model may not have caught up with all sequences yet."""
         since_s = self._drafts_since_s
-        return (
-            self._catches_up and since_s is not None and self._decided_at_s - since_s < _SETTLING_S
-        )
+        if not self._catches_up or since_s is None:
+            return False
+        is_early = self._num_steps_drafting <= _SETTLING_STEPS
+        return is_early or self._decided_at_s - since_s < _SETTLING_S
 
-    def _preferred(self, num_decoding: int, now_s: float) -> Decision:
+    def _preferred(self, num_decoding: int, prompts: PromptLoad, now_s: float) -> Decision:
         """Return the decision by settings and load, regardless of what can draft."""
         control = self._control
         if control.mode == "auto":
@@ -293,14 +328,14 @@ class SpeculationPolicy:
             return self._without_goodput(count, self._fixed_reason)
         if not self._load.is_within:
             return self._without_goodput(0, DecisionReason.THRESHOLD)
-        return self._by_policy(num_decoding, now_s)
+        return self._by_policy(num_decoding, prompts, now_s)
 
     def _without_goodput(self, num_draft_tokens: int, reason: DecisionReason) -> Decision:
         if self._chooser is not None:
             self._chooser.pause(self._decided_at_s)
         return Decision(self._fixed_shape(num_draft_tokens), reason)
 
-    def _by_policy(self, num_decoding: int, now_s: float) -> Decision:
+    def _by_policy(self, num_decoding: int, prompts: PromptLoad, now_s: float) -> Decision:
         most, chooser = self._control.num_speculative_tokens, self._chooser
         if self._schedule is not None:
             count = min(most, self._schedule.num_draft_tokens(num_decoding))
@@ -309,7 +344,7 @@ class SpeculationPolicy:
             return Decision(shape, DecisionReason.TABLE_ROW, most)
         if chooser is None:
             return Decision(self._fixed_shape(most), DecisionReason.THRESHOLD)
-        choice = chooser.choose(now_s, num_decoding, self._shapes(num_decoding))
+        choice = chooser.choose(now_s, num_decoding, self._shapes(num_decoding), prompts)
         if choice.reason is DecisionReason.GOODPUT:
             self._pays = choice.shape.num_draft_tokens > 0
         return replace(choice, first_length=most)

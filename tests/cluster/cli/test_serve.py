@@ -247,7 +247,7 @@ def test_flags_of_vllm_with_one_supported_value(served, name):
     [
         (["--swap-space", "4"], "No such option '--swap-space'"),
         (["--max-model-length", "4"], "(Did you mean one of: '--max-model-len'"),
-        (["--quantization", "awq"], "'awq' is not one of 'none', 'int8', 'w8a8'"),
+        (["--quantization", "quip"], "'quip' is not one of 'none', 'int8', 'w8a8'"),
     ],
 )
 def test_unknown_flags_and_values_are_refused(served, flags, reason):

@@ -9,7 +9,7 @@ from cluster.config.config_file import read_models
 from cluster.config.serve_config import ServeConfig
 from specdec.config.engine import DTYPE_BYTES, EngineConfig
 from specdec.config.model_aliases import ALIASES
-from specdec.config.quantization import QUANTIZATION_METHODS
+from specdec.config.quantization import CHECKPOINT_QUANTIZATIONS, QUANTIZATION_METHODS
 from specdec.config.speculative import SpeculativeConfig
 from specdec.config.speculative_keys import read_value
 from specdec.types.errors import InvalidValueError
@@ -97,7 +97,9 @@ def test_defaults_and_limits_are_those_of_the_engine():
         if field.default not in (dataclasses.MISSING, None) and field.name != "async_scheduling":
             assert getattr(config, field.name) == field.default, field.name
     assert ServeConfig.settings()["dtype"].limit.options == ("auto", *DTYPE_BYTES)
-    assert ServeConfig.settings()["quantization"].limit.options == ("none", *QUANTIZATION_METHODS)
+    assert ServeConfig.settings()["quantization"].limit.options == (
+        *("none", *QUANTIZATION_METHODS, *CHECKPOINT_QUANTIZATIONS),
+    )
     assert ServeConfig().quantization_method is None
     for method in QUANTIZATION_METHODS:
         assert ServeConfig(quantization=method).quantization_method == method

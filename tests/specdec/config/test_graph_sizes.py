@@ -8,7 +8,10 @@ from specdec.config.graph_sizes import (
     MAX_GRAPH_TOKENS,
     most_padding_tokens,
     num_graph_sizes,
+    num_ragged_graphs,
     query_lens,
+    ragged_row_counts,
+    ragged_token_counts,
     row_counts,
 )
 
@@ -73,3 +76,22 @@ def test_small_models_are_padded_further():
     assert most_padding_tokens(4096) == 521
     assert most_padding_tokens(2048) > 2000
     assert most_padding_tokens(8192) < 131
+
+
+@pytest.mark.parametrize("most", [1, 20, 64, 300, 2048, 100_000])
+def test_steps_with_prompts_have_little_padding_up_to_the_largest_graph(most):
+    counts = ragged_token_counts(most, 576)
+    assert counts == sorted(set(counts))
+    assert counts[-1] == min(most, MAX_GRAPH_TOKENS)
+    assert all(after <= max(16, 2 * before) for before, after in pairwise(counts))
+    assert all(after <= 1.5 * before for before, after in pairwise(counts) if before >= 32)
+
+
+def test_long_prompts_of_large_models_have_no_graph():
+    """Their arithmetic hides the launches."""
+    assert ragged_token_counts(2048, 4096)[-1] == 512
+    assert ragged_token_counts(0, 4096) == []
+    assert ragged_row_counts(4) == [4]
+    assert ragged_row_counts(64) == [8, 64]
+    assert num_ragged_graphs(256, 2048, 576) == 28
+    assert num_ragged_graphs(256, 2048, 4096) == 20

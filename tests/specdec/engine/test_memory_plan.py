@@ -282,7 +282,7 @@ def test_a_gpu_that_is_too_small_raises_an_error_with_the_fix(model):
 def test_models_that_share_a_gpu_have_one_plan(model, in_process):
     """In one process they always do."""
     config = on_gpus(share_gpu=None if in_process else True)
-    available = 4 * GIB
+    available = 5 * GIB
     plan = memory_plan(config, Models(model, model), available, in_process=in_process)
     held = kv_bytes(model, plan.engine) + kv_bytes(model, plan.draft)
     without_kv = sum(

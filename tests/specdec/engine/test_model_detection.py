@@ -50,6 +50,13 @@ class TestMethod:
         assert detected(tiny_model_dir, found.speculative_config.to_mapping()) == found
         assert resolve_models(found, ignore).head == head_dirs[method]
 
+    def test_a_tree_needs_a_method_that_drafts_trees(self, tiny_model_dir, head_dirs):
+        keys = {"num_speculative_tokens": 2, "num_draft_tree_tokens": 6}
+        found = detected(tiny_model_dir, {**keys, "model": str(head_dirs["medusa"])})
+        assert found.speculative_config.num_draft_tree_tokens == 6
+        with pytest.raises(InvalidValueError, match="it must be 0 unless method, first or"):
+            detected(tiny_model_dir, {**keys, "model": str(tiny_model_dir)})
+
     def test_a_plain_model_stays_a_draft_model(self, tiny_model_dir):
         found = detected(tiny_model_dir, {"model": str(tiny_model_dir), "quantization": "int8"})
         assert found.draft_model.quantization == "int8"

@@ -11,7 +11,8 @@ from specdec.llm.arguments import read_arguments
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from tests.specdec.models.families import save_family
 from tests.specdec.models.foreign import save_foreign
-from tests.specdec.tiny import train_tokenizer
+from tests.specdec.packing import awq, write_packed
+from tests.specdec.tiny import tiny_llama_dir, train_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +68,31 @@ def test_the_setting_selects_the_implementation(gpt2_dir, tiny_model_dir):
     plan(tiny_model_dir, tensor_parallel_size=3)
     with pytest.raises(InvalidValueError, match="tensor_parallel_size"):
         plan(tiny_model_dir, tensor_parallel_size=3, model_impl="transformers")
+
+
+@pytest.fixture(scope="module")
+def awq_dir(tmp_path_factory):
+    root = tmp_path_factory.mktemp("awq")
+    source = tiny_llama_dir(root / "source", intermediate=208, layers=1)
+    config = {"quant_method": "awq", "bits": 4, "group_size": 8, "version": "gemm"}
+    write_packed(source, root / "packed", root / "plain", config, awq)
+    return root / "packed"
+
+
+@pytest.mark.parametrize("name", ["awq", "awq_marlin", None])
+def test_the_name_of_a_format_is_that_of_the_files(awq_dir, name):
+    arguments = {"quantization": name, "max_model_len": 64, "speculative_config": None}
+    config = read_arguments(str(awq_dir), arguments).config
+    assert config.quantization_method is None
+    memory_plan(config, resolve_models(config, print).configs(), 2**33, in_process=True)
+
+
+def test_the_name_of_another_format_is_refused(awq_dir, tiny_model_dir):
+    with pytest.raises(InvalidValueError, match="the model has weights quantized by awq; a format"):
+        plan(awq_dir, quantization="gptq", max_model_len=64)
+    with pytest.raises(InvalidValueError, match="quantization is 'fp8'; it must be none, int8 or"):
+        plan(tiny_model_dir, quantization="fp8", max_model_len=64)
+    plan(awq_dir, quantization="int8", max_model_len=64)  # of the dequantized weights
 
 
 def test_names_of_other_engines_mean_the_own_decoder():

@@ -17,7 +17,7 @@ from specdec.sequences.sequence import (
     SequenceStatus,
 )
 from specdec.types.control import SpeculationControl
-from specdec.types.draft_decision import Decision, DecisionReason, chain
+from specdec.types.draft_decision import Decision, DecisionReason, PromptLoad, chain
 from specdec.types.draft_survival import AcceptanceHistory
 from specdec.types.sampling_params import SamplingParams, SpeculationOptions
 from specdec.types.sampling_spec import SamplingRules
@@ -197,3 +197,60 @@ def test_predictions_are_counted_while_their_sequences_run(seed):
         assert scheduler.has_predictions == any(seq.prediction is not None for seq in running)
     assert num_preempted > 0
     assert not scheduler.has_predictions
+
+
+def begin(scheduler, decision):
+    """Run the prompts of a step, each with a token behind it."""
+    for row in scheduler.schedule(decision, CONTROL):
+        row.seq.num_computed_tokens += row.num_tokens
+        if row.seq.num_uncomputed_tokens == 0:
+            row.seq.token_ids.append(7)
+
+
+def test_a_decision_for_few_sequences_is_for_the_first_ones_that_can_draft():
+    """The others neither have drafts verified, nor does a head draft behind them."""
+    speculation = SpeculativeConfig.of("medusa", 2, model="./head")
+    config = engine_config(speculation=speculation, num_blocks=100, max_num_batched_tokens=96)
+    scheduler = Scheduler(config, BlockManager(100, BLOCK_SIZE))
+    sequences = [sequence(seq_id, 5, max_tokens=None if seq_id else 1) for seq_id in range(5)]
+    sequences[2].may_draft = False
+    scheduler.add(sequences)
+    begin(scheduler, Decision(chain(0), DecisionReason.GOODPUT))
+    decision = Decision(chain(2), DecisionReason.PROBE, num_drafting=2)
+    late = sequence(5, 5)
+    scheduler.add([late])
+    rows = scheduler.schedule(decision, CONTROL)
+    assert [row.num_draft_tokens for row in rows] == [0, 2, 0, 2, 0, 0]
+    assert [row.num_next_drafts for row in rows] == [0, 2, 0, 2, 0, 0]
+    assert [scheduler.may_draft(row.seq) for row in rows] == [
+        False,
+        True,
+        False,
+        True,
+        False,
+        False,
+    ]
+    scheduler.finish(sequences[1])
+    rows = scheduler.schedule(decision, CONTROL)
+    assert [row.seq.seq_id for row in rows if row.num_draft_tokens] == [3, 4]
+    everyone = Decision(chain(2), DecisionReason.GOODPUT)
+    assert sum(row.num_draft_tokens > 0 for row in scheduler.schedule(everyone, CONTROL)) == 2
+
+
+def test_prompts_are_counted_up_to_what_a_step_can_run():
+    scheduler, _ = scheduler_with(30, [sequence(0, 10), sequence(1, 6)], max_num_batched_tokens=40)
+    assert scheduler.prompts == PromptLoad(16, 2)
+    begin(scheduler, Decision(chain(0), DecisionReason.GOODPUT))
+    assert scheduler.prompts == PromptLoad(0, 0)
+    scheduler.add([sequence(2, 50)])
+    assert scheduler.prompts == PromptLoad(38, 1), "two sequences decode in a step of 40 tokens"
+    begin(scheduler, Decision(chain(0), DecisionReason.GOODPUT))
+    assert scheduler.prompts == PromptLoad(12, 1), "the rest of a chunked prompt"
+    scheduler.add([sequence(3, 80)])
+    assert scheduler.prompts == PromptLoad(12, 1), "there are no blocks for another one"
+
+
+def test_prompts_without_a_seat_are_not_counted():
+    scheduler, _ = scheduler_with(100, [sequence(seq_id, 3) for seq_id in range(9)])
+    begin(scheduler, Decision(chain(0), DecisionReason.GOODPUT))
+    assert (scheduler.num_waiting, scheduler.prompts) == (1, PromptLoad(0, 0))

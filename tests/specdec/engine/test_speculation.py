@@ -254,3 +254,70 @@ def test_two_hundred_toggles_under_load_change_no_token(tiny_model_dir, target, 
     assert {DecisionReason.OPERATOR, DecisionReason.THRESHOLD, DecisionReason.GOODPUT} <= reasons
     for change, after in pairwise(engine.stats().decision_changes):
         assert change.at_s <= after.at_s
+
+
+FOUR_FREE_ROWS = CostTable((1, 4), (0, 3), ((1.0, 1.1), (1.5, 16.0)))
+"""A few rows are nearly free, and each one takes a second beyond four."""
+
+
+def goodput_engine(directory, target, proposer, clock, chooser=None):
+    chooser = chooser or GoodputChooser(CostModel(FOUR_FREE_ROWS))
+    policy = SpeculationPolicy(SpeculationControl("auto", 8, 3), clock, choosers={None: chooser})
+    config = engine_config(3, max_num_batched_tokens=16)
+    return make_engine(directory, config, target, proposer, policy)
+
+
+def test_nothing_is_drafted_beside_a_prompt_where_rows_cost_time(tiny_model_dir, target, proposer):
+    clock = Clock()
+    engine = goodput_engine(tiny_model_dir, target, proposer, clock)
+    transcripts = {"talking": Transcript(), "late": Transcript()}
+
+    def go(count):
+        begun = len(target.steps)
+        for _ in range(count):
+            clock.now_s += 1.0
+            for output in engine.step():
+                transcripts[output.request_id].add(output)
+        return drafted(target.steps[begun:])
+
+    engine.add(request("talking", PROMPT, max_tokens=90))
+    assert go(5)[1:] == [3] * 4
+    engine.add(request("late", [11, 12] * 30, max_tokens=1))
+    assert go(4) == [0] * 4, "fifteen tokens of the prompt in each step"
+    assert engine.stats().decision.reason is DecisionReason.PREFILL
+    assert all(go(3)[1:])
+    assert not engine.stats().num_speculation_flips
+    while engine.has_work:
+        go(1)
+    assert transcripts["talking"].token_ids == target.continuation(PROMPT, 90)
+
+
+class ProbingChooser(GoodputChooser):
+    """Lets two sequences draft in every step."""
+
+    def __init__(self):
+        super().__init__(CostModel(FOUR_FREE_ROWS))
+        self.steps = []
+
+    def choose(self, now_s, num_decoding, shapes, prompts):
+        return Decision(chain(3), DecisionReason.PROBE, num_drafting=2)
+
+    def observe_step(self, num_decoding, shape, seconds, now_s, *, is_typical):
+        self.steps.append((num_decoding, is_typical))
+
+
+def test_a_probe_of_few_sequences_asks_for_their_drafts_alone(tiny_model_dir, target, proposer):
+    """Its steps are no evidence of what drafts of all sequences cost."""
+    asked, take = [], proposer.take
+    proposer.take = lambda requests: asked.append(len(requests)) or take(requests)
+    chooser = ProbingChooser()
+    engine = goodput_engine(tiny_model_dir, target, proposer, Clock(), chooser)
+    prompts = {f"r{i}": [10 + (i + j) % 5 for j in range(3)] for i in range(4)}
+    added = [request(name, prompt, max_tokens=20) for name, prompt in prompts.items()]
+    generated = run(engine, added)
+    for name, prompt in prompts.items():
+        assert generated[name].token_ids == target.continuation(prompt, 20)
+    assert max(asked[1:]) == 2, "behind the step of the prompts"
+    drafting = [sum(row.num_draft_tokens > 0 for row in step.rows) for step in target.steps]
+    assert max(drafting) == 2
+    assert all(is_typical == (num_decoding <= 2) for num_decoding, is_typical in chooser.steps)

@@ -2,6 +2,7 @@
 
 import torch
 
+from specdec.config.engine import DEFAULT_MODEL_OPTIONS
 from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.models.config import ModelConfig
 from specdec.models.cpu_decoder import NativeDecoder
@@ -21,8 +22,15 @@ def weights_of(model):
     return model.torch_decoder if isinstance(model, NativeDecoder) else model
 
 
-def load(directory, group, dtype=torch.float32, quantization=None, kernels="auto"):
-    config = ModelConfig.from_directory(directory)
+def load(
+    directory,
+    group,
+    dtype=torch.float32,
+    quantization=None,
+    kernels="auto",
+    options=DEFAULT_MODEL_OPTIONS,
+):
+    config = ModelConfig.from_directory(directory, options)
     return load_model(
         directory,
         config,
@@ -35,9 +43,9 @@ def load(directory, group, dtype=torch.float32, quantization=None, kernels="auto
     )
 
 
-def mixed_logits(directory, ids, group, dtype=torch.float32, quantization=None, kernels="auto"):
+def mixed_logits(directory, ids, group, dtype=torch.float32, quantization=None, **how):
     """Return logits of two sequences, from chunked prefill, decode and several rows at once."""
-    model = load(directory, group, dtype, quantization, kernels)
+    model = load(directory, group, dtype, quantization, **how)
     cache = model.new_kv_cache(40 * BLOCK_SIZE)
     first, second = list(range(3, 20)), list(range(39, 24, -1))
     a, b = ids

@@ -27,7 +27,7 @@ FAMILIES += [  # together they have every trait
     pytest.param(name, marks=pytest.mark.slow)
     for name in (
         *("granite", "smollm3", "olmo3", "phi3", "gemma2", "starcoder2", "cohere"),
-        *("mixtral", "qwen3-moe", "olmoe"),
+        *("mixtral", "qwen3-moe", "olmoe", "gpt-oss"),
     )
 ]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -1,12 +1,16 @@
 """Mixtures of experts: how many experts the rows of a step read."""
 
 import random
+import time
 
 import pytest
 import torch
 import transformers
 
-from specdec.speculation.policy.cost_profiler import _token_ids
+from specdec.speculation.policy.cost_profiler import CostProfiler
+from specdec.speculation.policy.sample_text import SAMPLE_TEXT
+from specdec.types.messages import VerifyOutput
+from tests.specdec.engines import engine_config
 from tests.specdec.tiny import TEXT, random_model, train_tokenizer
 
 NUM_EXPERTS, PER_TOKEN = 16, 4
@@ -50,7 +54,35 @@ def test_profiled_steps_read_as_many_experts_as_text(num_experts_read, num_seque
         return token_ids[start : start + 64 + num_rows]
 
     of_text = [num_experts_read([text() for _ in range(num_sequences)], num_rows) for _ in range(8)]
-    rows = [list(_token_ids(index, num_rows)) for index in range(num_sequences)]
-    profiled = num_experts_read(rows, num_rows)
-    assert profiled == pytest.approx(sum(of_text) / len(of_text), rel=0.25)
+    profiled = num_experts_read(profiled_texts(num_sequences, num_rows), num_rows)
+    assert profiled == pytest.approx(sum(of_text) / len(of_text), rel=0.15)
     assert num_experts_read([[1] * num_rows] * num_sequences, num_rows) == PER_TOKEN
+
+
+def profiled_texts(num_sequences, num_rows):
+    """Return the whole texts of the sequences of a profiled step."""
+    texts, steps = {}, []
+
+    class Recorder:
+        def begin(self, step):
+            for row in step.rows:
+                texts[row.seq_id] = (
+                    texts.get(row.seq_id, ())[: row.num_computed_tokens] + row.token_ids
+                )
+            if step.rows:
+                steps.append([list(texts[row.seq_id]) for row in step.rows])
+
+        def collect(self):
+            return VerifyOutput(0, ())
+
+    config = engine_config(
+        max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64 + 16, num_blocks=200
+    )
+    tokens = tuple(train_tokenizer(383)(SAMPLE_TEXT)["input_ids"])
+    profiler = CostProfiler(config, 7, time.perf_counter, text=tokens)
+    profiler.verification(Recorder(), budget_s=100)
+    return next(
+        step
+        for step in steps
+        if len(step) == num_sequences and {len(each) for each in step} == {64 + num_rows}
+    )

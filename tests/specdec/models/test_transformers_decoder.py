@@ -8,6 +8,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from specdec.config.engine import ModelOptions
 from specdec.config.speculative import SpeculativeConfig
 from specdec.kernels.forward_batch import SlotMove
 from specdec.kernels.tensor_parallel import TensorParallelGroup
@@ -44,7 +45,7 @@ def sequences():
 
 
 def load(directory, model_impl="auto", **changes):
-    config = ModelConfig.from_directory(directory, model_impl)
+    config = ModelConfig.from_directory(directory, ModelOptions(model_impl))
     values = {"dtype": torch.float32, "max_model_len": 128, "block_size": BLOCK_SIZE, **changes}
     return load_model(directory, config, TensorParallelGroup(), **values)
 
@@ -223,7 +224,7 @@ def test_long_rope_of_one_type_of_layers_is_refused(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"rope_parameters": by_type}))
     with pytest.raises(UnsupportedModelError, match="LongRoPE"):
-        ModelConfig.from_directory(tmp_path, "transformers")
+        ModelConfig.from_directory(tmp_path, ModelOptions("transformers"))
 
 
 def test_a_missing_tensor_is_named(tmp_path):
@@ -241,13 +242,13 @@ def test_code_of_a_repository_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(raw))
     for model_impl in ("auto", "specdec"):
         with pytest.raises(UnsupportedModelError, match="code of its repository"):
-            ModelConfig.from_directory(tmp_path, model_impl)
+            ModelConfig.from_directory(tmp_path, ModelOptions(model_impl))
 
 
 def test_the_implementation_is_that_of_the_setting(tmp_path):
     save_foreign(tmp_path, "gpt2")
     with pytest.raises(UnsupportedModelError, match="GPT2LMHeadModel is not supported"):
-        ModelConfig.from_directory(tmp_path, "specdec")
+        ModelConfig.from_directory(tmp_path, ModelOptions("specdec"))
     found = ModelConfig.from_directory(tmp_path)
     assert found.transformers is not None
     assert found.num_parameters == found.transformers.num_parameters

@@ -1,6 +1,7 @@
 """Drafts of a head in steps on the device: those of the host, and nothing read between."""
 
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -11,8 +12,9 @@ from specdec.sampling.device_sampler import SamplingKind
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.worker import LocalTarget
+from specdec.worker.device_launch import StepPlan
 from specdec.worker.device_steps import DeviceSteps
-from specdec.worker.step_graphs import StepShape
+from specdec.worker.step_graphs import RaggedShape, StepShape
 from tests.specdec.attention_heads import fitted_head_dir
 from tests.specdec.engines import engine_config, local_engine, make_engine, request, tokens_by
 from tests.specdec.fakes import run_ranks
@@ -144,6 +146,30 @@ def test_the_drafts_are_those_of_the_host(
     assert counts.num_accepted_tokens > 0
 
 
+@pytest.mark.parametrize("method", ["eagle3", "mtp"])
+def test_prompts_run_on_the_device_with_the_head(
+    tiny_model_dir, head_dir, expected, on_device, method
+):
+    """Every step is one pass, also where prompts are chunked or begin with cached blocks."""
+    directory, asked = head_dir(method), requests()
+    again = replace(asked[3], request_id="again")
+    changes = {"max_num_batched_tokens": 20, "async_scheduling": True, "max_num_seqs": 3}
+    run = [tiny_model_dir, directory, method]
+    options = {"asked": [*asked, again], "changes": changes}
+    tokens, host, _ = run_target(*run, runs_on_device=False, **options)
+    assert tokens == expected | {"again": expected["r3"]}
+    found, target, engine = run_target(*run, graphs=FakeGraphs(), **options)
+    assert found == tokens
+    assert [each.rows for each in target.outputs] == [each.rows for each in host.outputs]
+    counts = engine.stats().counts
+    assert len(on_device) == counts.num_steps
+    assert counts.num_cached_tokens > 0
+    rows = [row for step in on_device for row in step]
+    assert any(row.num_next_drafts and not row.samples for row in rows)
+    mixed = [step for step in on_device if len({row.num_known_tokens > 1 for row in step}) == 2]
+    assert any(row.num_draft_tokens for step in mixed for row in step)
+
+
 def test_a_step_takes_its_drafts_before_the_host_has_them(tiny_model_dir, head_dir):
     directory, found = head_dir("eagle3"), []
     for runs_on_device in (False, True):
@@ -206,5 +232,7 @@ def test_the_host_reads_nothing_between_the_tokens_of_a_draft(
 ):
     config = config_of(method, head_dir(method))
     runner = device_runner(tiny_model_dir, config, head=head_dir(method))
-    steps, shape = runner.device_steps, StepShape(2, 4, 5)
-    assert_host_reads_nothing(lambda: steps._launch(shape, kind, NUM_DRAFTS))
+    launch, shape = runner.device_steps._launcher.launch, StepShape(2, 4, 5)
+    assert_host_reads_nothing(lambda: launch(StepPlan(shape, kind, NUM_DRAFTS)))
+    prompts = StepPlan(shape, kind, NUM_DRAFTS, RaggedShape(24, 3, 5), True, True)
+    assert_host_reads_nothing(lambda: launch(prompts))

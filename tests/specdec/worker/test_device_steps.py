@@ -5,8 +5,9 @@ import torch
 
 from specdec.config.engine import AdapterLimits
 from specdec.config.speculative import SpeculativeConfig
-from specdec.kernels.device_batch import DeviceBatch
+from specdec.kernels.device_batch import DeviceBatch, RaggedBatch
 from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.models.llama import CausalDecoder
 from specdec.types.sampling_params import SpeculationOptions
 from specdec.worker import LocalTarget
 from specdec.worker.device_steps import DeviceSteps
@@ -185,19 +186,33 @@ def test_a_padded_step_leaves_the_pool_of_others_alone(tiny_model_dir):
     assert target._runner.kv_cache.any()
 
 
-def test_a_step_with_much_padding_runs_on_the_host(tiny_model_dir, num_device_steps, monkeypatch):
-    """One row with drafts among many without makes each of them as long."""
-    most = 3
+def test_a_step_with_much_padding_runs_without_it(tiny_model_dir, num_device_steps, monkeypatch):
+    """One row with drafts among many without would make each of them as long."""
+    most, forward = 3, CausalDecoder.forward_on_device
+    batches = []
+
+    def recorded(self, batch, kv_cache):
+        batches.append(batch)
+        return forward(self, batch, kv_cache)
+
+    monkeypatch.setattr(CausalDecoder, "forward_on_device", recorded)
     monkeypatch.setattr("specdec.worker.device_steps.most_padding_tokens", lambda size: most)
     config = engine_config(4)
     given = requests()
     expected = tokens(local_engine(tiny_model_dir, config, kernels="torch"), given)
     engine = make_engine(tiny_model_dir, config, device_target(tiny_model_dir, config))
     assert tokens(engine, given) == expected
-    assert 0 < len(num_device_steps) < engine.stats().counts.num_steps
-    for rows in num_device_steps:
+    assert len(num_device_steps) == len(batches) == engine.stats().counts.num_steps
+    is_ragged = []
+    for rows, batch in zip(num_device_steps, batches, strict=True):
         counts = [1 + row.num_draft_tokens for row in rows]
-        assert max(counts) * len(rows) - sum(counts) <= most
+        padding = max(counts) * len(rows) - sum(counts)
+        is_prompt = any(row.num_known_tokens > 1 for row in rows)
+        is_ragged.append(isinstance(batch, RaggedBatch))
+        assert is_ragged[-1] == (is_prompt or padding > most)
+        assert not is_ragged[-1] or len(batch.input_ids) == sum(len(row.token_ids) for row in rows)
+    assert any(is_ragged)
+    assert not all(is_ragged)
 
 
 def test_a_closed_target_has_no_graphs(tiny_model_dir):

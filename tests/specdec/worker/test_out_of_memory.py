@@ -70,7 +70,7 @@ def test_a_device_step_without_memory_runs_on_the_host(tiny_model_dir, limit):
     config = engine_config(3, async_scheduling=True)
     runner = device_runner(tiny_model_dir, config)
     runner.model = model = SmallMemory(runner.model, limit)
-    runner.device_steps._model = model
+    runner.device_steps._launcher._model = model
     engine = make_engine(tiny_model_dir, config, LocalTarget(runner))
     assert tokens(engine) == tokens(local_engine(tiny_model_dir, config, kernels="torch"))
     assert model.num_failures > 0

@@ -85,8 +85,8 @@ def test_one_copy_goes_each_way(model_dir, rules, num_drafts):
 def test_the_host_reads_nothing_between_the_copies(model_dir, kind, query_len):
     steps = device_runner(model_dir(1), CONFIG).device_steps
     shape = StepShape(2, query_len, 5)
-    assert_host_reads_nothing(lambda: steps._launch_forward(shape))
-    assert_host_reads_nothing(lambda: steps._launch_sampling(kind, shape))
+    assert_host_reads_nothing(lambda: steps._launcher.launch_forward(shape))
+    assert_host_reads_nothing(lambda: steps._launcher.launch_sampling(kind, shape))
 
 
 @pytest.mark.parametrize(

@@ -168,6 +168,7 @@ def read_dflash(source: HeadSource, target: ModelConfig) -> Reading:
             f"{source.directory}: lm_head.weight has {draft_vocab_size} rows, and the target "
             f"{target.vocab_size} tokens; tensor d2t, which maps them, is missing"
         )
+    is_given = _given_layers(fields, keys, target) is not None
     return Reading(
         "dspark" if is_dspark else "dflash",
         _format(fields, shape),
@@ -175,12 +176,7 @@ def read_dflash(source: HeadSource, target: ModelConfig) -> Reading:
         names,
         speculators.target_name(fields),
         speculators.num_draft_tokens(fields),
-        (
-            *theta_note(layers, target),
-            *default_note(
-                shape.layers_read, is_given=_given_layers(fields, keys, target) is not None
-            ),
-        ),
+        (*theta_note(layers, target), *default_note(shape.layers_read, is_given=is_given)),
         lambda name: bool(_UNUSED.fullmatch(name)),
     )
 

@@ -27,8 +27,8 @@ from specdec.models.heads.networks.vocabulary import (
     read_lm_head,
     read_target_ids,
 )
+from specdec.models.layers.decoder_layer import Attention, DecoderLayer
 from specdec.models.layers.norm import RMSNorm
-from specdec.models.llama import Attention, DecoderLayer
 from specdec.models.weights.checkpoint import CheckpointReader
 
 

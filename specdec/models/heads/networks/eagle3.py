@@ -15,8 +15,9 @@ from specdec.models.heads.networks.vocabulary import (
     read_lm_head,
     read_target_ids,
 )
+from specdec.models.layers.decoder_layer import Attention
+from specdec.models.layers.mlp import MLP
 from specdec.models.layers.norm import RMSNorm
-from specdec.models.llama import MLP, Attention
 from specdec.models.weights.checkpoint import CheckpointReader
 
 

@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 from specdec.kernels import AttentionPlan, PagedAttention, Rotation
 from specdec.kernels.backend import paged_attention
-from specdec.kernels.device_batch import DeviceBatch
+from specdec.kernels.device_batch import AnyDeviceBatch
 from specdec.kernels.forward_batch import ModelInput, on_device
 from specdec.models.config import ModelConfig
 from specdec.models.heads.networks.target import TargetRank
+from specdec.models.layers.decoder_layer import Attention, DecoderLayer
+from specdec.models.layers.mlp import MLP
 from specdec.models.layers.norm import RMSNorm
 from specdec.models.layers.rotary import RotaryEmbedding
-from specdec.models.llama import MLP, Attention, DecoderLayer
 from specdec.models.weights.checkpoint import CheckpointReader
 
 FIRST_SLOT = 1
@@ -62,7 +63,7 @@ class HeadAttention:
         rotation = self.rotary.rotation(on_device(batch.positions, self.device))
         return LayerPass(rotation, self.paged, plans)
 
-    def begin_device_pass(self, batch: DeviceBatch) -> LayerPass:
+    def begin_device_pass(self, batch: AnyDeviceBatch) -> LayerPass:
         """Plan a pass of fixed shape as `begin_pass`, without a value that the host reads."""
         plans = {
             window: self.paged.plan_on_device(batch, self.dtype, window, FIRST_SLOT)

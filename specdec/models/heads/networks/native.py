@@ -24,8 +24,9 @@ from specdec.models.heads.networks.fused import FusedHead
 from specdec.models.heads.networks.layers import FIRST_SLOT, UnnormalizedLayer
 from specdec.models.heads.networks.recurrent import Place, tree_chunks
 from specdec.models.heads.networks.vocabulary import has_ascending_tokens, own_target_tokens
+from specdec.models.layers.decoder_layer import Attention, DecoderLayer
+from specdec.models.layers.mlp import MLP
 from specdec.models.layers.rotary import RotaryEmbedding
-from specdec.models.llama import MLP, Attention, DecoderLayer
 from specdec.models.native_weights import NativeWeights, all_reduce_of, native_matrix
 
 TorchHead = Eagle3Head | FusedHead

@@ -26,7 +26,8 @@ from specdec.models.heads.networks.dflash import BlockState, DFlashHead
 from specdec.models.heads.networks.layers import FIRST_SLOT
 from specdec.models.heads.networks.markov import MarkovHead
 from specdec.models.heads.networks.vocabulary import has_ascending_tokens, own_target_tokens
-from specdec.models.llama import MLP, DecoderLayer
+from specdec.models.layers.decoder_layer import DecoderLayer
+from specdec.models.layers.mlp import MLP
 from specdec.models.native_weights import (
     NativeWeights,
     all_reduce_of,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from specdec.kernels.device_batch import DeviceBatch
+from specdec.kernels.device_batch import AnyDeviceBatch
 from specdec.kernels.forward_batch import Chunk, ModelInput, on_device
 from specdec.models.heads.base import FrontierNodes
 from specdec.models.heads.networks.layers import HeadAttention, LayerPass
@@ -152,7 +152,7 @@ class RecurrentHead(nn.Module, ABC):
         features: Tensor = self.norm(output) if is_normed and self.norm else output
         return features
 
-    def run_on_device(self, batch: DeviceBatch, features: Tensor, kv_cache: Tensor) -> Tensor:
+    def run_on_device(self, batch: AnyDeviceBatch, features: Tensor, kv_cache: Tensor) -> Tensor:
         """See DeviceHead."""
         embedded = self.embed_tokens(batch.input_ids)
         layer_pass = self.attention.begin_device_pass(batch)

@@ -37,7 +37,8 @@ class Pages:
         generator = torch.Generator().manual_seed(seed)
         size = case.block_size
         counts = [-(-context // size) for context, _ in case.lengths]
-        tables = torch.randperm(sum(counts) + 1, generator=generator)[1:].split(counts)
+        free, *blocks = torch.randperm(sum(counts) + 1, generator=generator).split([1, *counts])
+        self.free_slot, tables = int(free) * size, blocks
         self.slots = [
             table[torch.arange(context) // size] * size + torch.arange(context) % size
             for table, (context, _) in zip(tables, case.lengths, strict=True)

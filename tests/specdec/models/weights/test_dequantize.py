@@ -14,12 +14,24 @@ from specdec.types.errors import UnsupportedModelError
 from tests.specdec.fakes import run_ranks
 from tests.specdec.models.passes import mixed_logits
 from tests.specdec.packing import awq, float8, gptq, write_packed
+from tests.specdec.packing_compressed import compressed, float8_blocks, four_bits, int8_rows
 from tests.specdec.tiny import tiny_llama_dir
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 8, "version": "gemm"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 8, "checkpoint_format": "gptq"}
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [48, 48]}
 CHANNELS = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+
+
+def integers(kind="pack-quantized", bits=4, **weights):
+    """Return the config of compressed-tensors with integers."""
+    group = {"weights": {"num_bits": bits, "type": "int", **weights}, "targets": ["Linear"]}
+    return CHANNELS | {"format": kind, "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
+
+
+GROUPS = {"group_size": 8, "strategy": "group"}
+FOUR_BITS = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+EIGHT_BITS = {"quant_method": "bitsandbytes", "load_in_8bit": True}
 
 FORMATS = {
     "awq": (AWQ, awq),
@@ -36,7 +48,44 @@ FORMATS = {
     "fp8-scalar": ({"quant_method": "fp8"}, partial(float8, per="scalar")),
     "fp8-blocks": (BLOCKS, partial(float8, per="block")),
     "fp8-channels": (CHANNELS, partial(float8, per="channel")),
+    "compressed-fp8-blocks": (
+        integers("float-quantized", 8, block_structure=[48, 32], strategy="block"),
+        float8_blocks,
+    ),
+    "compressed-groups": (integers(**GROUPS), compressed),
+    "compressed-asym": (integers(**GROUPS), partial(compressed, sym=False)),
+    "compressed-asym-older": (
+        integers(**GROUPS),
+        partial(compressed, sym=False, packs_zeros=False),
+    ),
+    "compressed-act-order": (
+        integers(**GROUPS, actorder="group"),
+        partial(compressed, permuted=True, sym=False),
+    ),
+    "compressed-3-bits": (integers(bits=3, **GROUPS), partial(compressed, bits=3, sym=False)),
+    "compressed-8-bits": (
+        integers(bits=8, strategy="channel"),
+        partial(compressed, bits=8, group_size=-1),
+    ),
+    "compressed-int8": (
+        integers("int-quantized", 8, strategy="channel"),
+        partial(compressed, bits=8, group_size=-1, is_packed=False, sym=False, packs_zeros=False),
+    ),
+    "nf4": (FOUR_BITS, four_bits),
+    "nf4-nested": (FOUR_BITS, partial(four_bits, nested=True)),
+    "fp4": (FOUR_BITS, partial(four_bits, kind="fp4")),
+    "bitsandbytes-int8": (EIGHT_BITS, int8_rows),
 }
+
+VARIANTS = {
+    *("awq-wide-groups", "gptq-sym", "gptq-no-index", "gptq-8-bits", "gptq-2-bits", "fp8-scalar"),
+    *("compressed-asym-older", "compressed-act-order", "compressed-3-bits", "nf4", "fp4"),
+}
+"""Formats of which make test compares slices alone; another one of their layout has logits."""
+
+LOGITS = [
+    pytest.param(name, marks=pytest.mark.slow) if name in VARIANTS else name for name in FORMATS
+]
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +118,7 @@ def test_any_slice_equals_that_of_the_dequantized_weight(model_dirs):
             assert torch.equal(found, expected.read(name, shape, rows, cols))
 
 
+@pytest.mark.parametrize("model_dirs", LOGITS, indirect=True)
 def test_logits_equal_those_of_the_dequantized_weights(model_dirs):
     generator = torch.Generator().manual_seed(1)
     ids = [torch.randint(0, 383, (40,), generator=generator).tolist() for _ in range(2)]
@@ -92,15 +142,41 @@ def test_a_warning_states_the_cost_of_dequantization(source, tmp_path, caplog):
     ("config", "what"),
     [
         ({"quant_method": "bitsandbytes"}, "bitsandbytes"),
+        (CHANNELS | {"format": "nvfp4-pack-quantized"}, "compressed-tensors nvfp4-pack-quantized"),
+        (integers(**GROUPS) | {"transform_config": {"R1": {}}}, "compressed-tensors"),
+        (
+            integers(**GROUPS) | {"sparsity_config": {"format": "sparse-24-bitmask"}},
+            "compressed-tensors",
+        ),
         ({"quant_method": "gptq", "bits": 3}, "gptq 3 bits"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "awq 4 bits"),
-        ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "compressed-tensors"),
+        (integers(bits=16), "compressed-tensors"),
         ({}, "an unnamed method"),
     ],
 )
 def test_the_error_for_an_unknown_format_lists_the_supported_ones(config, what):
     with pytest.raises(UnsupportedModelError, match=f"quantized by {what} .*; supported: awq"):
         weight_format(config)
+
+
+def test_layouts_that_differ_by_layer_are_refused():
+    config = integers(**GROUPS)
+    other = {"weights": {"num_bits": 8, "type": "int"}, "targets": ["re:.*down_proj"]}
+    config["config_groups"]["group_1"] = other
+    with pytest.raises(UnsupportedModelError, match="config_groups must have equal weights"):
+        weight_format(config)
+
+
+def test_four_bits_in_another_storage_type_are_refused(source, tmp_path):
+    def pack(weight):
+        tensors, plain = four_bits(weight)
+        return tensors | {
+            "weight": tensors["weight"].flatten().view(torch.bfloat16)[:, None]
+        }, plain
+
+    write_packed(source, tmp_path / "a", tmp_path / "b", FOUR_BITS, pack)
+    with pytest.raises(UnsupportedModelError, match="bnb_4bit_quant_storage must be uint8"):
+        run_ranks(1, lambda group: load(tmp_path / "a", group))
 
 
 def test_a_config_with_an_unknown_format_is_rejected(source, tmp_path):

@@ -85,3 +85,19 @@ def test_corrections_decay():
         costs.observe(4, chain(2), 0.12, 0.0)
     assert costs.step_s(4, chain(2), 120.0) == pytest.approx(0.06)
     assert costs.step_s(4, chain(2), 3600.0) == pytest.approx(0.03)
+
+
+def test_a_pass_costs_as_much_as_the_cheapest_step_of_as_many_tokens_or_more():
+    table = CostTable((1, 4, 16), (0, 3), ((1.0, 1.6), (1.2, 4.0), (3.2, 12.8)))
+    expected = {1: 1.0, 4: 1.2, 10: 2.2, 16: 3.2, 40: 8.0, 64: 12.8, 128: 25.6}
+    assert {count: table.pass_s(count) for count in expected} == pytest.approx(expected)
+
+
+def test_prompts_lengthen_a_step_by_the_rows_behind_its_drafts():
+    """Up to four rows are free, and each other one takes a second on a machine twice as slow."""
+    costs = CostModel(CostTable((1, 4, 8), (0,), ((1.0,), (1.0,), (3.0,))))
+    assert costs.prompt_s(1, 0, 3, 0.0) == 0.0
+    assert costs.prompt_s(1, 3, 3, 0.0) == pytest.approx(1.5)
+    for _ in range(25):
+        costs.observe(1, chain(0), 2.0, 0.0)
+    assert costs.prompt_s(1, 3, 3, 0.0) == pytest.approx(3.0)

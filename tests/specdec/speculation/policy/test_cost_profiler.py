@@ -65,6 +65,51 @@ def test_tokens_of_a_step_differ_as_those_of_text():
     assert len(set(largest)) > 30
 
 
+TEXT = tuple(range(100, 600))
+
+
+def test_sequences_of_a_mixture_continue_a_text_with_its_kv():
+    rows = []
+
+    class TargetOfText(TimedTarget):
+        def begin(self, step):
+            super().begin(step)
+            rows.extend(step.rows)
+
+    clock = Clock()
+    config = engine_config(max_num_seqs=8, max_num_batched_tokens=64)
+    profiler = CostProfiler(config, 4, clock, text=TEXT)
+    table = profiler.verification(TargetOfText(clock), budget_s=100)
+    assert table.batch_sizes == (1, 2, 4, 8)
+    contexts, verified = rows[:8], rows[8:]
+    for seq_id, row in enumerate(contexts):
+        assert (row.seq_id, row.num_computed_tokens, row.samples) == (seq_id, 0, False)
+        assert row.token_ids == tuple(range(100 + 37 * seq_id, 164 + 37 * seq_id))
+    for row in verified:
+        first = 164 + 37 * row.seq_id
+        assert row.token_ids == tuple(range(first, first + 1 + row.num_draft_tokens))
+    assert {row.num_draft_tokens for row in verified} == {0, 1, 2, 4}
+
+
+def test_many_sequences_of_a_mixture_share_contexts():
+    """The KV of sixteen is computed, in whose blocks the others are."""
+    tables, contexts = {}, []
+
+    class TargetOfText(TimedTarget):
+        def begin(self, step):
+            super().begin(step)
+            tables.update((each.seq_id, each.block_ids) for each in step.block_table_deltas)
+            contexts.extend(row.seq_id for row in step.rows if not row.samples)
+
+    clock = Clock()
+    config = engine_config(max_num_seqs=40, max_num_batched_tokens=128, num_blocks=2000)
+    CostProfiler(config, 1, clock, text=TEXT).verification(TargetOfText(clock), budget_s=0.5)
+    assert contexts == list(range(16))
+    assert {frozenset(tables[seq_id]) for seq_id in range(16)} == {
+        frozenset(each) for each in tables.values()
+    }
+
+
 def test_a_head_drafts_in_the_steps_with_drafts():
     """Its seconds are in the target's step, so that they are part of the cost of a draft."""
     clock, costs = Clock(), []

@@ -11,7 +11,7 @@ from benchmarks.synthetic_service import CostCurve, SyntheticService, auto_polic
 from specdec.speculation.policy.acceptance import AcceptanceEstimator
 from specdec.speculation.policy.cost_model import CostModel, CostTable
 from specdec.speculation.policy.goodput import GoodputChooser
-from specdec.types.draft_decision import DecisionReason, chain, chains, tree
+from specdec.types.draft_decision import DecisionReason, PromptLoad, chain, chains, tree
 from specdec.types.errors import InvalidValueError
 from tests.clock import Clock
 
@@ -98,9 +98,11 @@ def test_while_off_only_probes_draft(clock):
     policy = auto_policy(clock, SMALL.table(MOST), MOST)
     service = SyntheticService(SMALL, BAD, clock)
     service.run(policy, 8, 120)
-    counts = policy.log.counts
-    assert counts[DecisionReason.PROBE] < 0.03 * service.num_steps
     assert not policy.is_on
+    assert policy.log.counts[DecisionReason.PROBE] > 0
+    alone = Clock()
+    rate = SyntheticService(SMALL, BAD, alone).run(fixed_policy(alone, 0), 8, 120)
+    assert service.num_tokens / 120 >= 0.98 * rate
 
 
 def test_it_turns_on_when_acceptance_recovers(clock):
@@ -257,3 +259,41 @@ def test_a_tree_is_expected_to_accept_what_a_chain_does_until_it_was_tried(clock
     [higher] = acceptance.expected_tokens([TREE], clock())
     assert higher > 1.3 * tree_tokens
     assert acceptance.expected_tokens([chain(4)], clock()) == [chain_tokens]
+
+
+FEW_FREE_ROWS = CostTable((1, 4, 64), (0, 1), ((1.0, 1.0), (1.0, 2.0), (16.0, 32.0)))
+"""Four rows are free, and each other one takes a quarter of a second."""
+
+
+@pytest.mark.parametrize(
+    ("prompts", "reason"),
+    [
+        (PromptLoad(0, 0), DecisionReason.GOODPUT),
+        (PromptLoad(1, 1), DecisionReason.GOODPUT),  # its rows are free too
+        (PromptLoad(8, 1), DecisionReason.GOODPUT),  # two rows cost as much as a token alone
+        (PromptLoad(8, 30), DecisionReason.PREFILL),  # and twice that of a token in a large batch
+    ],
+)
+def test_drafts_beside_prompts_have_to_be_worth_the_later_steps_that_they_save(prompts, reason):
+    chooser = GoodputChooser(CostModel(FEW_FREE_ROWS))
+    decision = chooser.choose(0.0, 1, chains(1), prompts)
+    assert decision.reason is reason
+    assert decision.shape == chain(1 if reason is DecisionReason.GOODPUT else 0)
+    assert chooser.choose(10.0, 1, chains(1)).shape == chain(1), "the choice itself has not changed"
+
+
+def test_a_head_drafts_behind_prompts_if_that_pays_for_all_of_them():
+    chooser = GoodputChooser(CostModel(FEW_FREE_ROWS))
+    assert chooser.shape_behind(PromptLoad(8, 1), 0.0) is None
+    chooser.choose(0.0, 1, chains(1))
+    assert chooser.shape_behind(PromptLoad(8, 1), 0.0) == chain(1)
+    assert chooser.shape_behind(PromptLoad(8, 16), 0.0) == chain(0)
+
+
+def test_drafts_are_left_at_once_and_resumed_after_two_dwells():
+    chooser = GoodputChooser(CostModel(FEW_FREE_ROWS), dwell_s=1.0)
+    chosen = {
+        now_s: chooser.choose(now_s, num_decoding, chains(1)).shape.num_draft_tokens
+        for now_s, num_decoding in ((0.0, 1), (0.1, 16), (0.2, 1), (2.0, 1), (2.2, 1), (2.3, 16))
+    }
+    assert chosen == {0.0: 1, 0.1: 0, 0.2: 0, 2.0: 0, 2.2: 1, 2.3: 0}

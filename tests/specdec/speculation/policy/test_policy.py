@@ -258,15 +258,16 @@ class RecordingChooser(GoodputChooser):
         super().__init__(CostModel(CostTable((1,), (0,), ((1.0,),))))
         self.drafts, self.steps, self.asked_most = [], [], []
 
-    def choose(self, now_s, num_decoding, shapes):
+    def choose(self, now_s, num_decoding, shapes, prompts):
         self.asked_most.append(shapes[-1].num_draft_tokens)
         return Decision(shapes[min(len(shapes) - 1, 2)], DecisionReason.GOODPUT)
 
     def observe_drafts(self, num_asked, num_accepted, now_s, *, is_tree=False):
         self.drafts.append((num_asked, num_accepted))
 
-    def observe_step(self, num_decoding, shape, seconds, now_s):
-        self.steps.append((num_decoding, shape.num_draft_tokens, round(seconds, 3)))
+    def observe_step(self, num_decoding, shape, seconds, now_s, *, is_typical):
+        if is_typical:
+            self.steps.append((num_decoding, shape.num_draft_tokens, round(seconds, 3)))
 
 
 def one_step(policy, clock, rows, has_prefill=False):
@@ -293,9 +294,16 @@ def test_missing_drafts_during_catch_up_are_not_counted_as_rejected(clock):
     chooser = RecordingChooser()
     policy = SpeculationPolicy(AUTO, clock, choosers={None: chooser}, catches_up=True)
     one_step(policy, clock, [(3, 0, 0), (3, 3, 2)])
+    assert (chooser.drafts, chooser.steps) == ([(3, 2)], []), "nor is the step timed"
+    for _ in range(8):
+        one_step(policy, clock, [(3, 3, 2)])
+    assert len(chooser.steps) == 8
+    one_step(policy, clock, [(3, 0, 0)])
+    assert chooser.drafts == [(3, 2)] * 9, "a second has not passed"
     clock.now_s += 1.0
     one_step(policy, clock, [(3, 0, 0)])
-    assert chooser.drafts == [(3, 2), (3, 0)]
+    assert chooser.drafts == [*[(3, 2)] * 9, (3, 0)]
+    assert len(chooser.steps) == 9
 
 
 def test_a_lost_step_is_not_timed(clock):

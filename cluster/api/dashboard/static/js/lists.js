@@ -10,6 +10,7 @@ const REASONS = {
   table_row: "configured length for the batch size",
   goodput: "highest expected throughput",
   probe: "probe of another draft length",
+  prefill: "drafts do not pay beside a prompt",
   operator: "set by an operator or configured",
   rule: "rule on requests per second",
   request: "all requests have opted out",

@@ -1,0 +1,90 @@
+"""Plans of paged attention for ragged batches on the device, whose lengths the host does not read.
+
+The launches have as many tiles as any division of the tokens among the sequences may need; a tile
+that this one does not need has no queries, and its programs return at once.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdec.config.attention_splits import MAX_SHORT_QUERY_TOKENS
+from specdec.kernels.device_batch import RaggedBatch
+from specdec.kernels.triton.attention_plan import Tiles, TileShape, TritonPlan
+from specdec.types.sharding import HeadShard
+
+
+def plan_ragged_batch(
+    batch: RaggedBatch,
+    heads: HeadShard,
+    head_dim: int,
+    block_size: int,
+    *,
+    window: int | None,
+    kv_start: int,
+    invariant: bool,
+) -> TritonPlan:
+    """Divide a ragged batch into tiles of short queries and of long ones.
+
+    Contexts may be as long as the block tables. Arguments as in PagedAttention.plan and
+    TritonAttention.
+    """
+    num_tokens, num_seqs = len(batch.input_ids), len(batch.context_lens)
+    longest = batch.block_tables.shape[1] * block_size
+    lens = batch.cu_seqlens.diff()
+    is_long = (lens > MAX_SHORT_QUERY_TOKENS) & (not invariant)
+    short = min(batch.decode_len, MAX_SHORT_QUERY_TOKENS)
+    launches = [
+        _tiles(
+            lens.masked_fill(is_long, 0),
+            TileShape.of([short], longest, heads.heads_per_kv, invariant=invariant),
+            num_tokens if invariant else min(num_tokens, num_seqs * MAX_SHORT_QUERY_TOKENS),
+            heads,
+            head_dim,
+        )
+    ]
+    if num_tokens > MAX_SHORT_QUERY_TOKENS and not invariant:
+        shape = TileShape.of([num_tokens], longest, heads.heads_per_kv, invariant=False)
+        num_long = min(num_seqs, num_tokens // (1 + MAX_SHORT_QUERY_TOKENS))
+        own = lens.masked_fill(~is_long, 0)
+        launches.append(_tiles(own, shape, num_tokens, heads, head_dim, num_long))
+    context_lens = batch.context_lens.contiguous()
+    return TritonPlan(
+        slot_mapping=batch.slot_mapping.contiguous(),
+        positions=batch.positions.contiguous(),
+        cu_seqlens=batch.cu_seqlens.contiguous(),
+        context_lens=context_lens,
+        first_nodes=context_lens,
+        block_tables=batch.block_tables.contiguous(),
+        ancestors=None,
+        launches=tuple(launches),
+        window=window,
+        kv_start=kv_start,
+    )
+
+
+def _tiles(
+    lens: Tensor,  # [B] integers, 0 for sequences of the other launch
+    shape: TileShape,
+    num_tokens: int,
+    heads: HeadShard,
+    head_dim: int,
+    num_seqs: int | None = None,
+) -> Tiles:
+    """Return the tiles of the sequences of a launch, in order.
+
+    num_tokens: most of all of them. num_seqs: most that have a token; None for all.
+    """
+    per_tile = shape.num_rows // heads.heads_per_kv
+    num_seqs = len(lens) if num_seqs is None else num_seqs
+    num_tiles = min(num_tokens, num_seqs + num_tokens // per_tile)
+    counts = (lens + per_tile - 1) // per_tile
+    ends = counts.cumsum(0)
+    tiles = torch.arange(num_tiles, device=lens.device)
+    owners = torch.searchsorted(ends, tiles, right=True).clamp_max_(len(lens) - 1)
+    tokens = (tiles - ends[owners] + counts[owners]) * per_tile
+    sequences = owners.masked_fill(tiles >= ends[-1], -1)
+    return Tiles.allocate(
+        sequences.to(torch.int32), tokens.to(torch.int32), shape, len(heads.kv), head_dim
+    )

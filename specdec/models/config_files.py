@@ -1,0 +1,117 @@
+"""The files of a model directory that describe it: config.json and generation_config.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from specdec.config.engine import ModelImpl
+from specdec.models.config_values import unsupported
+from specdec.models.registry import ARCHITECTURES, SAME_DECODERS, TEXT_MODELS, architecture_of
+from specdec.models.transformers_config import transformers_fault
+from specdec.models.unsupported import explain_unsupported
+from specdec.types.errors import InvalidValueError, UnsupportedModelError
+from specdec.types.sampling_params import SamplingDefaults, SamplingParams
+
+_SPELLINGS = {"max_tokens": "max_new_tokens"}
+
+
+def read_sampling_defaults(generation: Mapping[str, Any]) -> SamplingDefaults:
+    """Return the fields of generation_config.json that are set and not null.
+
+    `do_sample` is ignored, as in vLLM: the temperature is a number. Raises UnsupportedModelError
+    for an invalid value.
+    """
+    names = {each.name: _SPELLINGS.get(each.name, each.name) for each in fields(SamplingDefaults)}
+    given = {
+        name: generation[spelling]
+        for name, spelling in names.items()
+        if generation.get(spelling) is not None
+    }
+    if given.get("top_k") == -1:  # all tokens, as 0
+        given["top_k"] = 0
+    try:
+        SamplingParams(**given)
+        return SamplingDefaults(**given)
+    except (InvalidValueError, TypeError) as error:
+        raise UnsupportedModelError(f"generation_config.json: {error}") from error
+
+
+def supported_architecture(raw: Mapping[str, Any]) -> str:
+    """Return the name of a supported architecture, by `architectures` or by `model_type`.
+
+    It may be one of TEXT_MODELS.
+
+    Raises UnsupportedModelError, with the reason, for others and for quantized weights that cannot
+    be read.
+    """
+    names = raw.get("architectures")
+    if not isinstance(names, list | None):
+        raise unsupported("architectures", names, "a list of names")
+    found = str(names[0]) if names else architecture_of(str(raw.get("model_type")))
+    architecture = SAME_DECODERS.get(found or "", found)
+    if architecture is None or architecture not in {*ARCHITECTURES, *TEXT_MODELS}:
+        raise UnsupportedModelError(explain_unsupported(architecture, raw))
+    if (quantization := raw.get("quantization_config")) is not None:
+        from specdec.models.weights.dequantize import (
+            weight_format,  # imports torch, which few processes need
+        )
+
+        weight_format(quantization)
+    return architecture
+
+
+def needs_transformers(raw: Mapping[str, Any], model_impl: ModelImpl) -> bool:
+    """Return whether transformers' code runs a model.
+
+    Raises UnsupportedModelError, with the reason, for a model that it would have to run and cannot.
+    """
+    names = raw.get("architectures") or [architecture_of(str(raw.get("model_type")))]
+    found = names[0] if isinstance(names, list) else names
+    if not isinstance(found, str | None) or model_impl == "specdec":
+        return False
+    if model_impl == "auto" and found in {*ARCHITECTURES, *SAME_DECODERS, *TEXT_MODELS}:
+        return False
+    if fault := transformers_fault(raw):
+        if model_impl == "auto":
+            raise UnsupportedModelError(explain_unsupported(found, raw, fault))
+        raise UnsupportedModelError(f"model_impl transformers cannot run the model: {fault}")
+    return True
+
+
+def text_config(raw: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
+    """Return the keys of the text model, and those of the whole that it shares."""
+    nested = raw.get("text_config")
+    if not isinstance(nested, dict):
+        raise unsupported("text_config", nested, "an object")
+    found = nested.get("model_type", model_type)
+    if found != model_type:
+        raise unsupported("text_config.model_type", found, model_type)
+    shared = ("eos_token_id", "tie_word_embeddings", "dtype", "torch_dtype")
+    return nested | {key: raw[key] for key in shared if raw.get(key) is not None}
+
+
+def read_eos_token_ids(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> frozenset[int]:
+    """Return the tokens that end a text; generation_config.json decides where it has some."""
+    eos = generation.get("eos_token_id")
+    eos = raw.get("eos_token_id") if eos is None else eos
+    token_ids = [eos] if isinstance(eos, int) else eos or ()
+    if not all(type(each) is int for each in token_ids):
+        raise unsupported("eos_token_id", eos, "a token id, or a list of them")
+    return frozenset(token_ids)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the object in a file; None without one. Raises UnsupportedModelError."""
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise UnsupportedModelError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise UnsupportedModelError(f"{path} is not a JSON object")
+    return content

@@ -1,0 +1,190 @@
+"""A layer of the decoder: attention and feed-forward network of one rank."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from specdec.kernels import AttentionPlan, PagedAttention, Rotation
+from specdec.kernels.attention import QueryKeyNorms
+from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.models.config import ModelConfig
+from specdec.models.layers.latent_attention import LatentAttention
+from specdec.models.layers.linear import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    WeightPart,
+    weight_parts,
+)
+from specdec.models.layers.mixture import SparseMLP
+from specdec.models.layers.mlp import MLP
+from specdec.models.layers.norm import RMSNorm, read_norm
+from specdec.models.layers.qk_norm import read_qk_norms
+from specdec.models.layers.rotary import rotary_halves
+from specdec.models.weights.checkpoint import CheckpointReader
+from specdec.types.sharding import HeadShard, head_rows
+
+
+class Attention(nn.Module):
+    """Self-attention of this rank's heads over paged KV."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        reader: CheckpointReader,
+        prefix: str,
+        heads: HeadShard,
+        group: TensorParallelGroup,
+        input_size: int | None = None,
+    ) -> None:
+        """input_size: width of the input, if it is not `hidden_size`."""
+        super().__init__()
+        self.num_heads, self.num_kv_heads = len(heads.query), len(heads.kv)
+        self.head_dim = config.head_dim
+        self.has_qk_norm = config.has_qk_norm
+        query_size = config.num_heads * config.head_dim
+        parts = _qkv_parts(config, prefix, heads)
+        self.qkv_proj = ColumnParallelLinear(reader, input_size or config.hidden_size, parts)
+        if config.has_qk_norm:
+            self.query_norm, self.key_norm = read_qk_norms(config, reader, prefix, group)
+        self._fused_norms = self._norms_by_head() if config.has_qk_norm else None
+        self.sinks: Tensor | None = None
+        if config.traits.has_sinks:
+            own = range(heads.query.start, heads.query.stop)
+            self.sinks = reader.read(f"{prefix}.sinks", (config.num_heads,), rows=own)
+        self.o_proj = RowParallelLinear(
+            reader,
+            f"{prefix}.o_proj",
+            (config.hidden_size, query_size),
+            head_rows(heads.query, config.head_dim),
+            group,
+            has_bias=config.has_output_bias,
+        )
+
+    def forward(
+        self,
+        x: Tensor,  # [T, input_size]
+        residual: Tensor | None,  # [T, hidden_size]
+        rotation: Rotation | None,
+        kv_cache: Tensor,  # [num_slots, 2, num_kv_heads, head_dim]
+        attention: PagedAttention,
+        plan: AttentionPlan,
+    ) -> Tensor:
+        """Return [T, hidden_size], plus the residual if given."""
+        heads = self.qkv_proj(x).view(len(x), -1, self.head_dim)
+        if self.has_qk_norm and self._fused_norms is None:
+            query, key, _ = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
+            query.copy_(self.query_norm(query))
+            key.copy_(self.key_norm(key))
+        attended = attention.rotate_and_run(
+            heads, self._fused_norms, rotation, kv_cache, plan, self.sinks
+        )
+        output: Tensor = self.o_proj(attended.flatten(1), residual)
+        return output
+
+    def _norms_by_head(self) -> QueryKeyNorms | None:
+        """Return the norms, if they are such as attention applies itself."""
+        query, key = self.query_norm, self.key_norm
+        is_by_head = isinstance(query, RMSNorm) and isinstance(key, RMSNorm)
+        return QueryKeyNorms(query, key) if is_by_head else None
+
+
+def _qkv_parts(config: ModelConfig, prefix: str, heads: HeadShard) -> list[WeightPart]:
+    traits, dim = config.traits, config.head_dim
+    order = rotary_halves(dim, config.rotary_dim) if traits.is_rope_interleaved else None
+    return weight_parts(
+        prefix,
+        traits.names.qkv,
+        [count * dim for count in (config.num_heads, config.num_kv_heads, config.num_kv_heads)],
+        [head_rows(own, dim) for own in (heads.query, heads.kv, heads.kv)],
+        has_bias=config.has_qkv_bias,
+        orders=(order, order, None),
+    )
+
+
+def _mixture(
+    config: ModelConfig, reader: CheckpointReader, prefix: str, group: TensorParallelGroup
+) -> SparseMLP:
+    experts = config.experts
+    assert experts is not None
+
+    def expert(name: str, size: int, sharing: TensorParallelGroup) -> MLP:
+        return MLP(config, reader, name, sharing, expert_size=size)
+
+    router = config.traits.names.router
+    return SparseMLP(experts, config.hidden_size, reader, prefix, router, group, expert)
+
+
+class DecoderLayer(nn.Module):
+    """Attention and MLP, each with a residual connection, and norms by the family's traits."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        reader: CheckpointReader,
+        prefix: str,
+        heads: HeadShard,
+        group: TensorParallelGroup,
+        *,
+        has_experts: bool = False,
+    ) -> None:
+        super().__init__()
+        traits, names = config.traits, config.traits.names
+
+        def norm(name: str, *, exists: bool) -> nn.Module:
+            size, eps = config.hidden_size, config.rms_norm_eps
+            if not exists:
+                return nn.Identity()
+            return read_norm(reader, f"{prefix}.{name}", size, eps, traits)
+
+        has_mlp_norm = traits.has_input_norms and not traits.is_parallel
+        self.traits = traits
+        self.input_norm = norm("input_layernorm", exists=traits.has_input_norms)
+        kind = Attention if config.latent is None else LatentAttention
+        self.attention = kind(config, reader, f"{prefix}.self_attn", heads, group)
+        self.attention_output_norm = norm(
+            names.attention_output_norm, exists=traits.has_output_norms
+        )
+        self.mlp_norm = norm(names.mlp_norm, exists=has_mlp_norm)
+        mlp = f"{prefix}.{names.mlp}"
+        self.mlp: nn.Module = (
+            _mixture(config, reader, mlp, group) if has_experts else MLP(config, reader, mlp, group)
+        )
+        self.mlp_output_norm = norm(names.mlp_output_norm, exists=traits.has_output_norms)
+        self._fused_norm: RMSNorm | None = None
+        if isinstance(self.mlp_norm, RMSNorm) and not traits.changes_outputs:
+            self._fused_norm = self.mlp_norm if self.mlp_norm.is_fused else None
+        if self._fused_norm is not None and isinstance(self.mlp, MLP):
+            self.mlp.overwrite_residual()  # which the fused norm has made, and nothing else reads
+
+    def forward(
+        self,
+        x: Tensor,  # [T, hidden_size]
+        rotation: Rotation | None,
+        kv_cache: Tensor,
+        attention: PagedAttention,
+        plan: AttentionPlan,
+    ) -> Tensor:
+        """Return [T, hidden_size]."""
+        context, normed = (rotation, kv_cache, attention, plan), self.input_norm(x)
+        output: Tensor
+        if self._fused_norm is not None:
+            x, normed = self._fused_norm.add(x, self.attention(normed, None, *context))
+            output = self.mlp(normed, x)
+            return output
+        if not self.traits.changes_outputs:
+            x = self.attention(normed, x, *context)
+            output = self.mlp(normed if self.traits.is_parallel else self.mlp_norm(x), x)
+            return output
+        x = self._join(x, self.attention_output_norm(self.attention(normed, None, *context)))
+        output = self._join(x, self.mlp_output_norm(self.mlp(self.mlp_norm(x), None)))
+        return output
+
+    @property
+    def grouped_attention(self) -> Attention:
+        """The attention of a layer without latents, as native kernels and draft heads need it."""
+        assert isinstance(self.attention, Attention), "the layer has latent attention"
+        return self.attention
+
+    def _join(self, residual: Tensor, x: Tensor) -> Tensor:
+        return torch.add(residual, x, alpha=self.traits.residual_scale)

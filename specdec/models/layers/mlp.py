@@ -1,0 +1,77 @@
+"""The feed-forward layers of decoders in torch."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdec.kernels.rows import row_kernels
+from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.models.config import ModelConfig
+from specdec.models.layers.linear import ColumnParallelLinear, RowParallelLinear, weight_parts
+from specdec.models.layers.matrix import FullMatrix
+from specdec.models.traits import Activation
+from specdec.models.weights.checkpoint import CheckpointReader
+
+
+class MLP(nn.Module):
+    """The feed-forward layer: SwiGLU (Shazeer 2020), or another activation, gated or not."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        reader: CheckpointReader,
+        prefix: str,
+        group: TensorParallelGroup,
+        expert_size: int | None = None,
+    ) -> None:
+        """expert_size: hidden units of an expert, whose results its mixture sums over the ranks."""
+        super().__init__()
+        hidden, intermediate = config.hidden_size, expert_size or config.intermediate_size
+        self.has_gate, self._activation = config.traits.has_gate, config.traits.activation
+        units = group.share_of(intermediate)
+        has_bias = config.has_mlp_bias
+        if expert_size is not None:
+            has_bias = config.experts is not None and config.experts.has_bias
+        num_inputs = 1 + self.has_gate  # gate, if there is one, then up projection
+        sizes, rows = [intermediate] * num_inputs, [units] * num_inputs
+        names = config.traits.names
+        parts = weight_parts(prefix, names.gate_up, sizes, rows, has_bias=has_bias)
+        self.gate_up_proj = ColumnParallelLinear(reader, hidden, parts)
+        self._kernels = row_kernels(reader.backend)
+        self.down_proj = RowParallelLinear(
+            reader,
+            f"{prefix}.{names.down}",
+            (hidden, intermediate),
+            units,
+            group if expert_size is None else TensorParallelGroup(),
+            has_bias=has_bias and group.rank == 0,
+        )
+
+    def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """Return [T, hidden_size], plus the residual if given; both inputs: [T, hidden_size]."""
+        output: Tensor = self.down_proj(self._activate(self.gate_up_proj(x)), residual)
+        return output
+
+    def overwrite_residual(self) -> None:
+        """Let `forward` return its result in the residual, if the matrix can do that."""
+        if isinstance(self.down_proj.matrix, FullMatrix):
+            self.down_proj.matrix.overwrites_base = True
+
+    def _activate(self, units: Tensor) -> Tensor:
+        """Return [T, local units]; units: [T, outputs of gate_up_proj]."""
+        is_silu = self._activation is Activation.SILU
+        if self.has_gate and is_silu:
+            return self._kernels.silu_mul(units)
+        gate, *up = units.chunk(1 + self.has_gate, dim=-1)
+        if self._activation is Activation.CLAMPED_SWIGLU:
+            return clamped_swiglu(gate, up[0])
+        activated = F.silu(gate) if is_silu else F.gelu(gate, approximate="tanh")
+        return activated.mul_(up[0]) if up else activated
+
+
+def clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """Return the hidden units of GPT-OSS, [T, units]; see Activation."""
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    return (up + 1) * gate * torch.sigmoid(1.702 * gate)

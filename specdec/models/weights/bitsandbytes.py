@@ -1,0 +1,98 @@
+"""The layouts of bitsandbytes (Dettmers et al. 2022 and 2023), as transformers stores them.
+
+In 4 bits `x.weight` is uint8 [values / 2, 1]: the weight row by row, the first of two values in the
+upper half of a byte. Beside it, named behind `x.weight.`:
+
+- `quant_map` [16]: what each value stands for, of NF4 or FP4;
+- `absmax`: the factor of each block of values, float32; or uint8 with double quantization, then
+  `nested_quant_map` [256] has what it stands for, `nested_absmax` the factor of each block of
+  factors, and the offset is added;
+- `quant_state.bitsandbytes__nf4` or `...__fp4`: JSON as bytes: shape, block sizes, offset.
+
+In 8 bits `x.weight` is int8 [out, in], and `x.SCB` [out] has the largest magnitude of each output.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec.models.weights.stored_tensors import TensorSource
+from specdec.models.weights.weight_slices import as_slice, sibling, units_of
+from specdec.types.errors import UnsupportedModelError
+
+_LARGEST_INT8 = 127
+
+
+@dataclass(frozen=True)
+class BitsAndBytes:
+    """A WeightFormat: weights in 4 bits, or int8."""
+
+    def holds(self, tensors: TensorSource, name: str) -> bool:
+        """See WeightFormat."""
+        return f"{name}.quant_map" in tensors or sibling(name, "SCB") in tensors
+
+    def shape(self, tensors: TensorSource, name: str) -> tuple[int, ...]:
+        """See WeightFormat."""
+        if sibling(name, "SCB") in tensors:
+            return tensors.shape(name)
+        return tuple(_state(tensors, name)["shape"])
+
+    def read(self, tensors: TensorSource, name: str, rows: range, cols: range) -> Tensor:
+        """See WeightFormat."""
+        if sibling(name, "SCB") in tensors:
+            return _read_int8(tensors, name, rows, cols)
+        state = _state(tensors, name)
+        _, in_features = state["shape"]
+        held = range(rows.start * in_features, rows.stop * in_features)
+        values = tensors.slice(f"{name}.quant_map").float()[_halves(tensors, name, held)]
+        values *= _factors(tensors, name, state, held)
+        return values.view(len(rows), in_features)[:, as_slice(cols)]
+
+
+def _state(tensors: TensorSource, name: str) -> dict[str, Any]:
+    """Return the description of a weight in 4 bits."""
+    stored = (f"{name}.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
+    for each in stored:
+        if each in tensors:
+            found: dict[str, Any] = json.loads(bytes(tensors.slice(each).tolist()))
+            return found
+    raise UnsupportedModelError(f"{name} has a quant_map, but no quant_state")
+
+
+def _halves(tensors: TensorSource, name: str, values: range) -> Tensor:
+    """Return the 4-bit values of a range of the flat weight, [len(values)] int64."""
+    held = units_of(values, 2)
+    packed = tensors.slice(name, as_slice(held), slice(None)).flatten()
+    if packed.dtype != torch.uint8:
+        dtype = str(packed.dtype).removeprefix("torch.")
+        raise UnsupportedModelError(
+            f"{name} has 4-bit values in {dtype}; bnb_4bit_quant_storage must be uint8"
+        )
+    halves = torch.stack((packed >> 4, packed & 15), dim=-1).flatten()
+    start = values.start - 2 * held.start
+    return halves[start : start + len(values)].long()
+
+
+def _factors(tensors: TensorSource, name: str, state: dict[str, Any], values: range) -> Tensor:
+    """Return the factor of each of a range of values, [len(values)] float32."""
+    size = state["blocksize"]
+    held = units_of(values, size)
+    absmax = tensors.slice(f"{name}.absmax", as_slice(held))
+    if f"{name}.nested_absmax" in tensors:
+        levels = tensors.slice(f"{name}.nested_quant_map").float()
+        blocks = torch.arange(held.start, held.stop) // state["nested_blocksize"]
+        outer = tensors.slice(f"{name}.nested_absmax").float()[blocks]
+        absmax = levels[absmax.long()] * outer + state["nested_offset"]
+    index = torch.arange(values.start, values.stop) // size - held.start
+    return absmax.float()[index]
+
+
+def _read_int8(tensors: TensorSource, name: str, rows: range, cols: range) -> Tensor:
+    largest = tensors.slice(sibling(name, "SCB"), as_slice(rows)).float()
+    values = tensors.slice(name, as_slice(rows), as_slice(cols)).float()
+    return values * (largest / _LARGEST_INT8)[:, None]

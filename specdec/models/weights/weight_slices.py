@@ -1,0 +1,43 @@
+"""Parts of packed tensors: the units and groups that contain a range of rows or columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups that contain a range of positions, and the index of each position's group."""
+
+    held: range
+    index: Tensor  # [positions] int64
+
+
+def groups_of(positions: range, group_size: int, total: int) -> Groups:
+    """Return the groups of positions in range(total)."""
+    size = resolved_group_size(group_size, total)
+    held = units_of(positions, size)
+    return Groups(held, torch.arange(positions.start, positions.stop) // size - held.start)
+
+
+def resolved_group_size(group_size: int, total: int) -> int:
+    """Resolve -1, which means one group."""
+    return total if group_size == -1 else group_size
+
+
+def units_of(positions: range, per_unit: int) -> range:
+    """Return the packed units, of `per_unit` positions each, that contain these positions."""
+    return range(positions.start // per_unit, -(-positions.stop // per_unit))
+
+
+def sibling(name: str, suffix: str) -> str:
+    """Return the name of another tensor of the layer with the weight `name`."""
+    return name.removesuffix("weight") + suffix
+
+
+def as_slice(part: range) -> slice:
+    """Return a range as the window of a tensor."""
+    return slice(part.start, part.stop)

@@ -1,0 +1,186 @@
+"""The input of a step on the device: words that the host packs, and what the device reads of them.
+
+Behind a table with the rows of the step, padding included, come changes of block tables, and where
+rows have prompts the tokens of all rows, one behind the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specdec.types.messages import StepRow
+from specdec.worker.batch_state import SequenceState
+from specdec.worker.device_rows import flat_tokens, num_drafts, num_tokens
+from specdec.worker.device_rules import PARAM_WORDS
+from specdec.worker.device_state import DeviceState, DeviceStepLimits
+from specdec.worker.step_graphs import StepShape
+
+_DELTA_WORDS = 3  # sequence, entry, block
+_DELTAS_PER_ROW = 2
+
+
+class Word(IntEnum):
+    """Columns of a row of the packed input, int64, behind the record of its sampling parameters.
+
+    START: position of the last known token, unless IS_PENDING: then that and the token are on the
+    device, and so are the drafts of a head, of which there are at most NUM_DRAFTS, and MAX_END is
+    that of the StepRow. NUM_KEPT: as in DeviceChains. NUM_NEXT: draft tokens that the head makes
+    behind the row, 0 if it does not sample. END: of its tokens among those of all rows. SAMPLES: 0
+    for a chunk of a prompt that more of it follows. HAS_HEAD: whether the head runs its tokens.
+    TOKENS: the last known token, then drafts, in all further columns.
+    """
+
+    SLOT = PARAM_WORDS
+    START = PARAM_WORDS + 1
+    NUM_DRAFTS = PARAM_WORDS + 2
+    IS_PENDING = PARAM_WORDS + 3
+    NUM_PROMPT = PARAM_WORDS + 4
+    NUM_KEPT = PARAM_WORDS + 5
+    MAX_END = PARAM_WORDS + 6
+    NUM_NEXT = PARAM_WORDS + 7
+    END = PARAM_WORDS + 8
+    SAMPLES = PARAM_WORDS + 9
+    HAS_HEAD = PARAM_WORDS + 10
+    TOKENS = PARAM_WORDS + 11
+
+
+class Packed(NamedTuple):
+    """The input of a step on the device, by row.
+
+    table: all columns. starts, first: position and id of the last known token. drafts: behind it,
+    num_drafts of them. params: records of SAMPLE_PARAMS. changes: of block tables.
+    """
+
+    table: Tensor  # [num_rows, Word.TOKENS + Q] int64
+    params: Tensor  # [num_rows, PARAM_WORDS] int64
+    places: Tensor  # [num_rows] int64, like the next three
+    starts: Tensor
+    first: Tensor
+    num_drafts: Tensor
+    drafts: Tensor  # [num_rows, Q - 1] int64
+    changes: Tensor  # [num_changes, 3] int64
+
+    def positions(self, offsets: Tensor) -> Tensor:
+        """Return positions [num_rows, Q] of the last known token and those behind it.
+
+        offsets: [Q], from 0 on. Tokens behind the drafts have the position of the last one.
+        """
+        return self.starts[:, None] + torch.minimum(offsets, self.num_drafts[:, None])
+
+
+def num_words(shape: StepShape, num_flat: int = 0) -> int:
+    """Return the size of the packed input of a step. num_flat: tokens of all rows, or 0."""
+    row_words = Word.TOKENS + shape.query_len + _DELTAS_PER_ROW * _DELTA_WORDS
+    return shape.num_rows * row_words + num_flat
+
+
+class StepPacker:
+    """Packs steps on the host, and reads them on the device."""
+
+    def __init__(self, limits: DeviceStepLimits, state: DeviceState, *, holds_drafts: bool) -> None:
+        """holds_drafts: whether the device has drafts of a head for pending rows."""
+        self._limits, self._state, self._holds_drafts = limits, state, holds_drafts
+
+    def pack(
+        self,
+        words: NDArray[np.int64],
+        rows: Sequence[StepRow],
+        states: Sequence[SequenceState],
+        shape: StepShape,
+        num_kept: Sequence[int],
+        *,
+        is_ragged: bool = False,
+    ) -> None:
+        """Write a step to the words of a host buffer, behind its rows those of padding."""
+        count, width = len(rows), Word.TOKENS + shape.query_len
+        table = words[: shape.num_rows * width].reshape(shape.num_rows, width)
+        table[count:] = 0
+        table[count:, Word.SLOT] = self._state.padding_place
+        if count:
+            records = b"".join(state.sample_params for state in states)
+            table[:count, :PARAM_WORDS] = np.frombuffer(records, np.int64).reshape(count, -1)
+            ends = accumulate(map(num_tokens, rows)) if is_ragged else [0] * count
+            table[:count, PARAM_WORDS:] = [
+                self._words(row, state, shape.query_len, kept, end)
+                for row, state, kept, end in zip(rows, states, num_kept, ends, strict=True)
+            ]
+            table[count:, Word.END] = table[count - 1, Word.END]
+        size = self._pack_changes(words[table.size :], rows, states, shape)
+        if is_ragged:
+            flat = flat_tokens(rows)
+            words[table.size + size :][: len(flat)] = flat
+
+    def _pack_changes(
+        self,
+        words: NDArray[np.int64],
+        rows: Sequence[StepRow],
+        states: Sequence[SequenceState],
+        shape: StepShape,
+    ) -> int:
+        """Write changes of block tables; return the number of words."""
+        changes = [
+            change
+            for row, state in zip(rows, states, strict=True)
+            for change in self._state.table_changes(row.seq_id, state.block_table)
+        ]
+        most = _DELTAS_PER_ROW * shape.num_rows
+        if len(changes) > most:  # of a prompt
+            self._state.send_changes(changes[most:])
+        deltas = words[: most * _DELTA_WORDS].reshape(most, _DELTA_WORDS)
+        deltas[:] = (self._state.padding_place, 0, self._limits.num_blocks)
+        if changes:
+            deltas[: len(changes)] = changes[:most]
+        return deltas.size
+
+    def _words(
+        self, row: StepRow, state: SequenceState, query_len: int, num_kept: int, end: int
+    ) -> tuple[int, ...]:
+        """Return the words of a row behind its sampling parameters."""
+        place = self._state.place(row.seq_id)
+        num_before = row.num_known_tokens - 1
+        tokens = (0,) if row.is_pending else row.token_ids[num_before:]
+        padding = (0,) * (query_len - len(tokens))
+        start, num_prompt = row.num_computed_tokens + num_before, state.admission.num_prompt_tokens
+        head = (place, start, num_drafts(row), int(row.is_pending), num_prompt, num_kept)
+        num_next = row.num_next_drafts
+        behind = (row.max_end, num_next * row.samples, end, int(row.samples), int(num_next > 0))
+        return (*head, *behind, *tokens, *padding)
+
+    def unpack(self, words: Tensor, shape: StepShape) -> Packed:
+        """Read the input buffer; for pending rows their token and position from the state."""
+        table = rows_of(words, shape)
+        changes = words[table.numel() : num_words(shape)].view(-1, _DELTA_WORDS)
+        places, is_pending = table[:, Word.SLOT], table[:, Word.IS_PENDING] > 0
+        lengths, last_tokens = self._state.num_tokens[places], self._state.last_tokens[places]
+        starts = torch.where(is_pending, lengths - 1, table[:, Word.START])
+        drafts, num_drafts = table[:, Word.TOKENS + 1 :], table[:, Word.NUM_DRAFTS]
+        if self._holds_drafts:
+            held = self._state.held_drafts[places]
+            most = torch.minimum(held[:, 0], table[:, Word.MAX_END] - starts - 1)
+            num_held = torch.minimum(num_drafts, most).clamp_min(0)
+            num_drafts = torch.where(is_pending, num_held, num_drafts)
+            drafts = torch.where(is_pending[:, None], held[:, 1 : shape.query_len], drafts)
+        return Packed(
+            table=table,
+            params=table[:, :PARAM_WORDS],
+            places=places,
+            starts=starts,
+            first=torch.where(is_pending, last_tokens, table[:, Word.TOKENS]),
+            num_drafts=num_drafts,
+            drafts=drafts,
+            changes=changes,
+        )
+
+
+def rows_of(words: Tensor, shape: StepShape) -> Tensor:
+    """Return the rows in the input buffer, [num_rows, Word.TOKENS + Q]."""
+    width = Word.TOKENS + shape.query_len
+    return words[: shape.num_rows * width].view(shape.num_rows, width)

@@ -1,0 +1,271 @@
+"""Launches of a step on the device: the pass, sampling and verification, and a head's drafts.
+
+Each reads and writes static buffers alone, so that a graph can hold it. `device_steps` packs the
+input of a step and receives its result.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.device_batch import DeviceBatch
+from specdec.sampling.device_sampler import (
+    DeviceChains,
+    SamplingKind,
+    VerifiedChains,
+    sample_on_device,
+    verify_chains,
+)
+from specdec.sampling.vocab_shard import VocabShard
+from specdec.worker.device_decoder import DeviceDecoder
+from specdec.worker.device_head import DrafterParts, DraftRows, HeadDrafts
+from specdec.worker.device_input import Packed, StepPacker, Word, num_words, rows_of
+from specdec.worker.device_ragged import RaggedPass
+from specdec.worker.device_rules import PARAM_WORDS, rules_of
+from specdec.worker.device_state import DeviceState, DeviceStepLimits, slots_at
+from specdec.worker.step_graphs import (
+    GraphReport,
+    Launch,
+    RaggedShape,
+    Stage,
+    StepGraphs,
+    StepShape,
+)
+
+_STAGES = {
+    SamplingKind.GREEDY: Stage.GREEDY,
+    SamplingKind.SAMPLED: Stage.SAMPLED,
+    SamplingKind.TRUNCATED: Stage.TRUNCATED,
+}
+_DRAFT_STAGES = {
+    SamplingKind.GREEDY: Stage.DRAFT_GREEDY,
+    SamplingKind.SAMPLED: Stage.DRAFT_SAMPLED,
+    SamplingKind.TRUNCATED: Stage.DRAFT_TRUNCATED,
+}
+
+
+class StepPlan(NamedTuple):
+    """A step as it is launched.
+
+    shape: of sampling, and of the pass where its rows have equally many tokens. num_next: draft
+    tokens to make behind it. ragged: of the pass where they have not; None otherwise. has_chunks:
+    whether a row does not sample. has_head_prompts: whether the head runs tokens of a prompt.
+    """
+
+    shape: StepShape
+    kind: SamplingKind
+    num_next: int = 0
+    ragged: RaggedShape | None = None
+    has_chunks: bool = False
+    has_head_prompts: bool = False
+
+    @property
+    def num_words(self) -> int:
+        """Size of its input."""
+        return num_words(self.shape, 0 if self.ragged is None else self.ragged.num_tokens)
+
+
+class StepLauncher:
+    """Launches the steps whose input is in the buffer `input`.
+
+    output: drafts of all rows, if a head makes some, then the results of all rows.
+    """
+
+    def __init__(
+        self,
+        model: DeviceDecoder,
+        kv_cache: Tensor,
+        shard: VocabShard,
+        limits: DeviceStepLimits,
+        state: DeviceState,
+        graphs: StepGraphs,
+        packer: StepPacker,
+        drafter: DrafterParts | None = None,
+    ) -> None:
+        """Arguments as in DeviceSteps."""
+        device = kv_cache.device
+        self._model, self._kv_cache, self._shard = model, kv_cache, shard
+        self._limits, self._state, self._graphs = limits, state, graphs
+        self._packer = packer
+        num_rows, num_tokens = limits.max_num_seqs, limits.max_num_seqs * limits.max_query_len
+        largest = StepShape(num_rows, limits.max_query_len, limits.blocks_of_longest)
+        self.draft_width = 0 if drafter is None else 1 + limits.max_draft_tokens
+        draft_size = num_rows * self.draft_width
+        input_size = num_words(largest, limits.max_step_tokens)
+        self.input = torch.zeros(input_size, dtype=torch.int64, device=device)
+        output_size = draft_size + num_rows + num_tokens
+        self.output = torch.zeros(output_size, dtype=torch.int64, device=device)
+        self._offsets = torch.arange(limits.max_query_len, device=device)
+        self._hidden = kv_cache.new_zeros(num_tokens, model.hidden_size)
+        self._stages: dict[Stage, Launch] = {
+            Stage.FORWARD: self.launch_forward,
+            **{stage: partial(self.launch_sampling, kind) for kind, stage in _STAGES.items()},
+        }
+        self._drafts: HeadDrafts | None = None
+        if drafter is not None:
+            drafts = self.output[:draft_size].view(num_rows, -1)
+            self._drafts = HeadDrafts(drafter, state, limits, model.hidden_size, drafts)
+            self._stages |= self._head_stages(self._drafts)
+        self._ragged: RaggedPass | None = None
+        if limits.max_step_tokens:
+            self._ragged = RaggedPass(model, kv_cache, state, limits, self._drafts)
+
+    @property
+    def runs_ragged(self) -> bool:
+        """Return whether it launches steps with prompts."""
+        return self._ragged is not None
+
+    def capture(self, prepare: Launch) -> GraphReport:
+        """Capture the graphs. prepare: fills the input with padding."""
+        ragged = None if self._ragged is None else self._ragged.run
+        return self._graphs.capture(self._stages, prepare, ragged)
+
+    def replace_drafter(self, drafter: DrafterParts, prepare: Launch) -> None:
+        """Draft with another head of the same sizes; capture the graphs of its passes again."""
+        assert self._drafts is not None
+        self._drafts.parts = drafter
+        self._graphs.capture(self._head_stages(self._drafts), prepare)
+
+    def launch(self, plan: StepPlan) -> None:
+        """Launch a step, and behind it the draft tokens."""
+        shape = plan.shape
+
+        def run(stage: Stage, shape: StepShape) -> None:
+            self._graphs.run(stage, shape, self._stages[stage])
+
+        if plan.ragged is not None:
+            self._launch_ragged(plan, plan.ragged)
+        else:
+            run(Stage.FORWARD, shape)
+            if self._drafts is not None:
+                run(Stage.FEATURES, shape)
+        run(_STAGES[plan.kind], shape)
+        if plan.ragged is not None and plan.has_chunks:
+            self._mark_invalid_chunks(shape, plan.ragged)
+        if plan.num_next == 0:
+            return
+        run(Stage.PAIRS, shape)
+        one = shape._replace(query_len=1)
+        run(_DRAFT_STAGES[plan.kind], one)
+        for _ in range(plan.num_next - 1):
+            run(Stage.ADVANCE, one)
+            run(_DRAFT_STAGES[plan.kind], one)
+
+    @torch.inference_mode()
+    def launch_forward(self, shape: StepShape) -> None:
+        """Launch the model on the step in the input buffer; its output is in the hidden buffer."""
+        packed = self._unpack(shape)
+        self._state.write_tables(packed.changes)
+        batch = self._batch(packed, shape)
+        if self._drafts is None:
+            hidden = self._model.forward_on_device(batch, self._kv_cache)
+        else:
+            states = self._model.tapped_on_device(batch, self._kv_cache, self._drafts.taps)
+            self._drafts.keep(states, batch.slot_mapping)
+            self._drafts.keep_first(packed.first)
+            hidden = states.final
+        self._hidden[: len(hidden)] = hidden
+
+    @torch.inference_mode()
+    def _launch_ragged(self, plan: StepPlan, shape: RaggedShape) -> None:
+        """Launch the model on the tokens of all rows; the output is as of `launch_forward`."""
+        assert self._ragged is not None
+        packed = self._unpack(plan.shape)
+        self._state.write_tables(packed.changes)
+        flat_ids = self.input[plan.num_words - shape.num_tokens : plan.num_words]
+        self._ragged.spread(packed, flat_ids, shape)
+        self._graphs.run_ragged(shape, self._ragged.run)
+        if self._drafts is not None:
+            self._ragged.run_head(packed, shape, has_prompts=plan.has_head_prompts)
+        num_tokens = plan.shape.num_rows * plan.shape.query_len
+        offsets = self._offsets[: plan.shape.query_len]
+        self._ragged.gather(packed, offsets, self._hidden[:num_tokens])
+
+    @torch.inference_mode()
+    def _mark_invalid_chunks(self, shape: StepShape, ragged: RaggedShape) -> None:
+        assert self._ragged is not None
+        table = rows_of(self.input, shape)
+        self._ragged.mark_invalid_chunks(table, self._results(shape)[:, 0], ragged)
+
+    @torch.inference_mode()
+    def launch_sampling(self, kind: SamplingKind, shape: StepShape) -> None:
+        """Launch sampling and verification; the result is in the output buffer.
+
+        It is [num_rows, 1 + Q]: the number of new tokens, then the tokens.
+        """
+        packed, state = self._unpack(shape), self._state
+        num_tokens = shape.num_rows * shape.query_len
+        logits = self._model.compute_logits(self._hidden[:num_tokens])
+        rules = None
+        if kind is not SamplingKind.GREEDY:
+            positions = packed.positions(self._offsets[: shape.query_len])
+            rules = rules_of(packed.params, positions, packed.table[:, Word.NUM_PROMPT])
+        sample = sample_on_device(logits, rules, kind, self._shard)
+        num_kept = packed.table[:, Word.NUM_KEPT]
+        drafts = DeviceChains(packed.drafts, packed.num_drafts, num_kept)
+        tokens, counts = verify_chains(sample, drafts)
+        last = tokens.gather(1, (counts - 1).clamp_min(0)[:, None]).squeeze(1)
+        state.num_tokens.index_copy_(0, packed.places, packed.starts + 1 + counts)
+        last_tokens = torch.where(counts > 0, last, packed.first)
+        state.last_tokens.index_copy_(0, packed.places, last_tokens)
+        if self._drafts is not None:
+            state.held_drafts[:, 0].index_fill_(0, packed.places, 0)
+        torch.cat([counts[:, None], tokens], 1, out=self._results(shape))
+
+    def _results(self, shape: StepShape) -> Tensor:
+        """Return the part of the output buffer with the results of a step, [num_rows, 1 + Q]."""
+        start = shape.num_rows * self.draft_width
+        end = start + shape.num_rows * (1 + shape.query_len)
+        return self.output[start:end].view(shape.num_rows, -1)
+
+    def _head_stages(self, drafts: HeadDrafts) -> dict[Stage, Launch]:
+        """Return the stages that a head runs."""
+        return {
+            Stage.FEATURES: self._launch_features,
+            Stage.PAIRS: self._launch_pairs,
+            Stage.ADVANCE: torch.inference_mode()(drafts.advance),
+            **{
+                stage: torch.inference_mode()(partial(drafts.select, kind))
+                for kind, stage in _DRAFT_STAGES.items()
+            },
+        }
+
+    @torch.inference_mode()
+    def _launch_features(self, shape: StepShape) -> None:
+        assert self._drafts is not None
+        self._drafts.add_features(self._hidden[: shape.num_rows * shape.query_len])
+
+    @torch.inference_mode()
+    def _launch_pairs(self, shape: StepShape) -> None:
+        """Launch the head's pass over the tokens that were verified."""
+        assert self._drafts is not None
+        table, results = rows_of(self.input, shape), self._results(shape)
+        rows = DraftRows(
+            table[:, :PARAM_WORDS],
+            table[:, Word.SLOT],
+            table[:, Word.NUM_PROMPT],
+            table[:, Word.NUM_NEXT],
+        )
+        self._drafts.run_pairs(rows, VerifiedChains(results[:, 1:], results[:, 0]), shape)
+
+    def _unpack(self, shape: StepShape) -> Packed:
+        return self._packer.unpack(self.input, shape)
+
+    def _batch(self, packed: Packed, shape: StepShape) -> DeviceBatch:
+        size, offsets = self._limits.block_size, self._offsets[: shape.query_len]
+        positions = packed.positions(offsets)
+        tables = self._state.tables[packed.places, : shape.num_blocks]
+        slots = slots_at(positions, tables, size)
+        slots.masked_fill_(offsets > packed.num_drafts[:, None], self._limits.num_blocks * size)
+        return DeviceBatch(
+            input_ids=torch.cat([packed.first[:, None], packed.drafts], 1).flatten(),
+            positions=positions.flatten(),
+            slot_mapping=slots.flatten(),
+            block_tables=tables,
+            context_lens=packed.starts + 1 + packed.num_drafts,
+            query_len=shape.query_len,
+        )

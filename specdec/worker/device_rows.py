@@ -1,0 +1,75 @@
+"""Rows of a step as the device runs them: which need the host, and their numbers of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+from specdec.sampling.verifiers.synthetic import num_kept_by_chance
+from specdec.types.messages import BASE_MODEL, StepRow
+from specdec.worker.batch_state import SequenceState
+
+
+def num_drafts(row: StepRow) -> int:
+    """Return the draft tokens of a row, at most of one whose drafts the device holds."""
+    return row.num_held_drafts if row.is_pending else row.num_draft_tokens
+
+
+def num_tokens(row: StepRow) -> int:
+    """Return the tokens that a row runs, at most of one whose drafts the device holds."""
+    return row.num_known_tokens + num_drafts(row)
+
+
+def is_prompt(row: StepRow) -> bool:
+    """Return whether a row has tokens in front of its last known one, or does not sample."""
+    return len(row.token_ids) > 1 + row.num_draft_tokens or not row.samples
+
+
+def fits_device(row: StepRow, state: SequenceState) -> bool:
+    """Return whether a row needs nothing from the host: known tokens, then a chain of drafts.
+
+    Rows with a grammar or an adapter need it, and those whose sampling does.
+    """
+    return (
+        state.runs_on_device
+        and row.adapter_id == BASE_MODEL
+        and row.parents is None
+        and row.grammar_mask is None
+        and not row.num_lookahead_tokens
+        and not row.next_draft_depth
+        and _knows_kept(row, state)
+    )
+
+
+def _knows_kept(row: StepRow, state: SequenceState) -> bool:
+    """Return whether the host knows which drafts of a row are accepted by chance, if some are."""
+    is_by_chance = state.admission.rules.acting_verifier == "synthetic"
+    return not (is_by_chance and row.is_pending and row.num_held_drafts)
+
+
+def num_kept(rows: Sequence[StepRow], states: Sequence[SequenceState]) -> list[int]:
+    """Return the number of drafts of each row that are accepted by chance; -1 where none are."""
+    counts = [-1] * len(rows)
+    chosen = [
+        (index, state.admission.rules, row.known_end - state.admission.num_prompt_tokens)
+        for index, (row, state) in enumerate(zip(rows, states, strict=True))
+        if state.admission.rules.acting_verifier == "synthetic"
+    ]
+    found = num_kept_by_chance(
+        [
+            (rules, range(first, first + rows[index].num_draft_tokens))
+            for index, rules, first in chosen
+        ]
+    )
+    for (index, _, _), count in zip(chosen, found, strict=True):
+        counts[index] = count
+    return counts
+
+
+def flat_tokens(rows: Sequence[StepRow]) -> list[int]:
+    """Return the tokens of rows, one row behind the other; 0 for those that the device holds."""
+    return [
+        *chain.from_iterable(
+            (0,) * num_tokens(row) if row.is_pending else row.token_ids for row in rows
+        )
+    ]

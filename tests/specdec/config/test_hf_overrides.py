@@ -1,0 +1,85 @@
+"""Overrides of config.json: their forms, what they change, and what is refused."""
+
+import json
+
+import pytest
+import torch
+
+from specdec.config.engine import ModelOptions
+from specdec.config.hf_overrides import canonical_overrides, unknown_keys, with_overrides
+from specdec.config.llm import LLMConfig
+from specdec.engine.memory_plan import memory_plan
+from specdec.engine.model_resolution import resolve_models
+from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.llm.arguments import read_arguments
+from specdec.models.config import ModelConfig
+from specdec.models.rope import LinearRope
+from specdec.types.errors import InvalidValueError
+from tests.specdec.models.families import save_family
+from tests.specdec.models.foreign import save_foreign
+from tests.specdec.models.passes import mixed_logits
+from tests.specdec.tiny import train_tokenizer
+
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+
+
+def test_text_and_mappings_mean_the_same():
+    as_mapping = read_arguments("model", {"hf_overrides": {"b": 1, "a": [2]}}).config
+    as_text = LLMConfig(model="model", hf_overrides='{"b": 1, "a": [2]}')
+    assert as_mapping.hf_overrides == as_text.hf_overrides == '{"a": [2], "b": 1}'
+    assert LLMConfig.from_mapping(as_text.to_mapping()) == as_text
+    assert as_text.model_options == ModelOptions(overrides='{"a": [2], "b": 1}')
+    assert canonical_overrides({}) is None
+
+
+@pytest.mark.parametrize("value", ["[1]", "{", 3, {1: 2}, {"quantization_config": {}}])
+def test_other_values_are_refused(value):
+    with pytest.raises(InvalidValueError, match=r"hf_overrides is .*; it must be a JSON object"):
+        LLMConfig(model="model", hf_overrides=value)
+
+
+@pytest.mark.parametrize("spelling", ["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize("stored", ["rope_parameters", "rope_scaling"])
+def test_an_override_of_the_rotary_embedding_replaces_both_spellings(spelling, stored):
+    raw = {"rope_theta": 500.0, "rope_scaling": {"rope_type": "yarn"}}
+    if stored == "rope_parameters":
+        raw = {stored: {"rope_theta": 500.0, "rope_type": "yarn"}}
+    changed = with_overrides(raw, json.dumps({spelling: LINEAR}))
+    assert changed == {"rope_theta": 500.0, spelling: LINEAR}
+
+
+def test_keys_of_the_text_model_are_merged():
+    raw = {"text_config": {"a": 1, "b": 2}, "other": {"a": 1}}
+    overrides = json.dumps({"text_config": {"b": 3}, "other": {"b": 3}})
+    assert with_overrides(raw, overrides) == {"text_config": {"a": 1, "b": 3}, "other": {"b": 3}}
+    assert unknown_keys(raw, json.dumps({"othre": 1, "other": 2})) == ["othre"]
+
+
+def test_logits_are_those_of_a_config_with_these_keys(tmp_path):
+    options = ModelOptions(overrides=json.dumps({"rope_scaling": LINEAR, "sliding_window": 5}))
+    save_family(tmp_path, "mistral")
+    ids = [list(range(5, 45)), list(range(60, 100))]
+    group = TensorParallelGroup()
+    plain = mixed_logits(tmp_path, ids, group)
+    found = mixed_logits(tmp_path, ids, group, options=options)
+    path = tmp_path / "config.json"
+    raw = json.loads(path.read_text())
+    theta = raw.pop("rope_parameters")["rope_theta"]
+    raw |= {"rope_theta": theta, "rope_scaling": LINEAR, "sliding_window": 5}
+    path.write_text(json.dumps(raw))
+    assert torch.equal(found, mixed_logits(tmp_path, ids, group))
+    assert (found - plain).abs().max() > 0.1
+    assert ModelConfig.from_directory(tmp_path, options).rope == LinearRope(theta, 4.0)
+
+
+def test_an_added_key_is_reported_and_transformers_models_take_none(tmp_path):
+    save_foreign(tmp_path, "gpt2")
+    train_tokenizer(383).save_pretrained(tmp_path)
+    config = LLMConfig(
+        model=str(tmp_path), hf_overrides={"slidding_window": 4}, speculative_config=None
+    )
+    lines = []
+    models = resolve_models(config, lines.append).configs()
+    assert any("config.json has no slidding_window" in line for line in lines)
+    with pytest.raises(InvalidValueError, match=r"hf_overrides .* must be none"):
+        memory_plan(config, models, 2**33)
