@@ -1,5 +1,6 @@
 """Tests of the measurement of asynchronous drafting on separate cores, and of its simulation."""
 
+import math
 import os
 
 import pytest
@@ -85,7 +86,10 @@ def test_mean_times_are_known_between_and_beyond_the_sizes():
 def test_the_hits_of_a_draft_model_in_another_process_are_the_expected_ones(
     tiny_model_dir, temperature
 ):
-    """The draft model is the int8 copy: at temperature 0 each hit is known from its ranks."""
+    """The draft model is the int8 copy: at temperature 0 each hit is known from its ranks.
+
+    Above, hits are random: the limit is 3.5 standard errors, a false alarm of one in 2000.
+    """
     spec = draft_spec(tiny_model_dir, LIMITS, "int8")
     ranks = PinnedRanks(spec, tuple(os.sched_getaffinity(0))[-1:])
     worker = WorkerGroup(DRAFT, spec, None, ranks)
@@ -107,7 +111,9 @@ def test_the_hits_of_a_draft_model_in_another_process_are_the_expected_ones(
     assert all(run.draft_cpu_s < 0.02 < runs[2].draft_cpu_s for run in plain), "it is idle"
     for each in async_drafting._hits(runs, texts):
         assert each.num_rounds > 100
-        assert each.measured == pytest.approx(each.expected, abs=0.03)
+        error = math.sqrt(each.expected * (1 - each.expected) / each.num_rounds)
+        limit = 0.03 if temperature == 0 else max(0.03, 3.5 * error)
+        assert each.measured == pytest.approx(each.expected, abs=limit)
     if temperature == 0:
         simulated = async_drafting._simulate(pinned, runs, texts)
         assert all(run.median > 0 for run in simulated)
