@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 from specdec.models.config import ModelConfig
 from specdec.text.chat_template import ChatTemplate
-from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.grammar import (
     COMPILE_TIMEOUT_S,
     TIMED_OUT,
@@ -119,10 +118,6 @@ class Preprocessor:
     def spell(self, token_ids: Sequence[int]) -> list[str]:
         """Return each token as the vocabulary spells it. Fast, and thread-safe."""
         return self.tokenizer.token_strings(token_ids)
-
-    def detokenizer(self) -> IncrementalDetokenizer:
-        """Return a detokenizer for one answer."""
-        return IncrementalDetokenizer(self.tokenizer)
 
     async def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Return the tokens of a prompt; `add_special_tokens` applies to texts only.

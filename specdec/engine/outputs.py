@@ -23,10 +23,11 @@ def output_of(
     seq: Sequence, choices: Choices, tokens: BufferedTokens, stop: Stop | None
 ) -> EngineOutput:
     """Return the output for new tokens of `seq`, with the text that is certain by now."""
+    text = seq.detokenizer.take() if stop is None else seq.detokenizer.flush()
     return EngineOutput(
         request_id=seq.request.request_id,
         token_ids=tokens.token_ids,
-        text=seq.detokenizer.take() if stop is None else seq.detokenizer.flush(),
+        text=text,
         finish_reason=stop.finish_reason if stop else None,
         num_prompt_tokens=seq.num_prompt_tokens,
         num_output_tokens=choices.num_output_tokens,
@@ -36,6 +37,7 @@ def output_of(
         num_cached_tokens=seq.num_cached_tokens,
         choice=seq.choice,
         is_drafted=tokens.is_drafted,
+        text_lengths=seq.detokenizer.lengths,
         is_last=not choices.unfinished,
         stop_reason=stop.stop_reason if stop else None,
         verifier=seq.rules.verifier.name,

@@ -43,7 +43,9 @@ def check_token(seq: Sequence, token_id: int, eos_token_ids: Set[int]) -> Stop |
     ignores_eos = params.ignore_eos and params.structured_output is None
     is_eos = token_id in eos_token_ids and not ignores_eos
     is_end = is_eos or token_id in params.stop_token_ids
-    if not is_end or params.include_stop_str_in_output:
+    if is_end and not params.include_stop_str_in_output:
+        seq.detokenizer.skip()
+    else:
         stop = seq.detokenizer.append(token_id)
         if stop is not None:
             return Stop(FinishReason.STOP, stop)

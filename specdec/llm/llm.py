@@ -17,7 +17,7 @@ from specdec.llm.arguments import LLMArguments, read_arguments
 from specdec.llm.concurrency import run_workers
 from specdec.llm.host import Call, EngineHost
 from specdec.llm.hosted import HostedModel
-from specdec.llm.outputs import RequestOutput
+from specdec.llm.outputs import RequestOutput, RequestOutputs
 from specdec.llm.prompts import Message, Prompt, PromptParts, read_conversations, read_prompts
 from specdec.types.adapters import AdapterInfo, AdapterOrder, LoRARequest
 from specdec.types.drafters import DrafterOrder, DrafterVersion
@@ -59,8 +59,8 @@ class LLM(HostedModel):
         *,
         priority: Sequence[int] | None = None,
         lora_request: Adapters = None,
-    ) -> list[RequestOutput]:
-        """Generate completions for all prompts; return them in order when all are complete.
+    ) -> RequestOutputs:
+        """Generate completions for all prompts; return their list, in order, when all are complete.
 
         prompts: texts, lists of token ids, or mappings with `prompt` or `prompt_token_ids`.
         sampling_params: for all, or one for each; None for the model's defaults.
@@ -84,7 +84,7 @@ class LLM(HostedModel):
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         lora_request: Adapters = None,
-    ) -> list[RequestOutput]:
+    ) -> RequestOutputs:
         """Generate answers to one conversation or several, by the chat template; see `generate`."""
         conversations = read_conversations(
             messages,
@@ -145,7 +145,7 @@ class LLM(HostedModel):
         use_tqdm: UseTqdm,
         priority: Sequence[int] | None,
         lora_request: Adapters,
-    ) -> list[RequestOutput]:
+    ) -> RequestOutputs:
         """Validate and run a batch."""
         params = SamplingParams() if params is None else params
         all_params = _one_for_each("sampling_params", params, len(prompts))
@@ -172,7 +172,7 @@ class LLM(HostedModel):
         except InvalidValueError as error:
             raise InvalidValueError(f"{error.field} of {where}", error.value, error.limit) from None
 
-    def _run(self, calls: Sequence[Call], use_tqdm: UseTqdm) -> list[RequestOutput]:
+    def _run(self, calls: Sequence[Call], use_tqdm: UseTqdm) -> RequestOutputs:
         """Run a batch and show progress; Ctrl-C aborts all of it."""
         ended: queue.SimpleQueue[RequestOutput | None] = queue.SimpleQueue()
         batch = self._thread.submit(_run_all(self._host, calls, ended.put))
@@ -184,7 +184,7 @@ class LLM(HostedModel):
         except BaseException:
             batch.cancel()
             raise
-        return batch.result()
+        return RequestOutputs(batch.result())
 
 
 async def _run_all(

@@ -14,6 +14,7 @@ from specdec.types.messages import Logprobs
 from specdec.types.responses import EngineOutput
 from specdec.types.sampling_params import VerifierName
 from specdec.types.stats import SpeculationStats
+from specdec.types.token_display import ShownChoice, ShownOutput, outputs_html
 
 OutputKind = Literal["cumulative", "delta", "final_only"]
 """Whether outputs of a stream are cumulative, hold only new tokens, or there is only one."""
@@ -38,7 +39,8 @@ class CompletionOutput:
 
     finish_reason: stop, length or abort; None while it runs. stop_reason: the stop string or stop
     token that ended it. cumulative_logprob: of all tokens so far; None unless logprobs are
-    requested.
+    requested. Beyond vLLM, for each of token_ids: is_drafted, whether it was drafted and accepted;
+    text_lengths, the number of characters of text that are final with it.
     """
 
     index: int
@@ -48,6 +50,8 @@ class CompletionOutput:
     logprobs: list[PositionLogprobs] | None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    is_drafted: list[bool] = field(default_factory=list)
+    text_lengths: list[int] = field(default_factory=list)
 
     def finished(self) -> bool:
         """Return whether the choice is complete."""
@@ -93,6 +97,26 @@ class RequestOutput:
     verifier: VerifierName
     prediction: SpeculationStats = field(default_factory=SpeculationStats)
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the texts, with their drafted tokens marked."""
+        return outputs_html([_shown(self)])
+
+
+class RequestOutputs(list[RequestOutput]):
+    """Outputs of a batch: a list that a notebook shows as it shows each of them."""
+
+    def _repr_html_(self) -> str:
+        """Return the HTML of the first outputs."""
+        return outputs_html([_shown(each) for each in self])
+
+
+def _shown(output: RequestOutput) -> ShownOutput:
+    choices = [
+        ShownChoice(each.text, each.is_drafted, each.text_lengths, each.finish_reason)
+        for each in output.outputs
+    ]
+    return ShownOutput(output.prompt, choices, output.speculation)
+
 
 class OutputBuilder:
     """Builds a request's outputs, cumulative or delta, from the engine's outputs."""
@@ -125,6 +149,8 @@ class OutputBuilder:
         """Add an output of the engine."""
         choice = self._choices[output.choice]
         choice.token_ids.extend(output.token_ids)
+        choice.is_drafted.extend(output.is_drafted)
+        choice.text_lengths.extend(output.text_lengths)
         cumulative = choice.cumulative_logprob
         if output.logprobs is not None and choice.logprobs is not None:
             choice.logprobs.extend(self._positions(output.logprobs))
@@ -174,7 +200,9 @@ class OutputBuilder:
         new = [each for each in whole.outputs if each.index in self._changed]
         for index, choice in enumerate(self._choices):
             logprobs: list[PositionLogprobs] | None = None if choice.logprobs is None else []
-            self._choices[index] = replace(choice, text="", token_ids=[], logprobs=logprobs)
+            self._choices[index] = replace(
+                choice, text="", token_ids=[], logprobs=logprobs, is_drafted=[], text_lengths=[]
+            )
         self._changed.clear()
         return replace(whole, outputs=new)
 
@@ -213,4 +241,11 @@ class OutputBuilder:
 def _copy(choice: CompletionOutput, **changes: Any) -> CompletionOutput:
     """Return a copy with separate lists."""
     logprobs = None if choice.logprobs is None else list(choice.logprobs)
-    return replace(choice, token_ids=list(choice.token_ids), logprobs=logprobs, **changes)
+    return replace(
+        choice,
+        token_ids=list(choice.token_ids),
+        logprobs=logprobs,
+        is_drafted=list(choice.is_drafted),
+        text_lengths=list(choice.text_lengths),
+        **changes,
+    )

@@ -106,6 +106,9 @@ class IncrementalDetokenizer:
 
     The first stop string is the one that ends first; of two that end together, the longer one. A
     stop string that ends within the first `min_tokens` tokens is ignored, as in vLLM.
+
+    lengths: characters of the latest `take` or `flush` that became final with each of the tokens
+    since the one before.
     """
 
     def __init__(
@@ -127,7 +130,9 @@ class IncrementalDetokenizer:
         self._vocab_size = tokenizer.vocab_size
         self._decoder = make_text_decoder(tokenizer)
         self._text = ""  # not returned yet
+        self._ends: list[int] = []  # length of _text after each token since the last take
         self._stopped = False
+        self.lengths: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, params: SamplingParams) -> IncrementalDetokenizer:
@@ -144,25 +149,40 @@ class IncrementalDetokenizer:
         """Add a token; return the stop string that ends the text with it, if any."""
         assert not self._stopped, "the text has ended with a stop string"
         self._num_tokens += 1
-        if token_id in self._hidden_ids or token_id >= self._vocab_size:
-            return None
-        return self._extend(self._decoder.add(token_id))
+        is_hidden = token_id in self._hidden_ids or token_id >= self._vocab_size
+        stop = None if is_hidden else self._extend(self._decoder.add(token_id))
+        self._ends.append(len(self._text))
+        return stop
+
+    def skip(self) -> None:
+        """Add a token that is not part of the text: the one that ends it."""
+        self._ends.append(len(self._text))
 
     def take(self) -> str:
         """Return the text that is final and was not returned before; it may be empty.
 
         Incomplete characters and a possible start of a stop string are held back.
         """
-        end = len(self._text) if self._stopped else self._num_final_chars()
-        taken, self._text = self._text[:end], self._text[end:]
-        return taken
+        return self._take(len(self._text) if self._stopped else self._num_final_chars())
 
     def flush(self) -> str:
         """Return the rest, with an incomplete character as U+FFFD. No token may follow."""
         if not self._stopped:
             self._extend(self._decoder.finish())
         self._stopped = True
-        taken, self._text = self._text, ""
+        return self._take(len(self._text))
+
+    def _take(self, end: int) -> str:
+        """Return the text up to `end`, and set `lengths`."""
+        taken, self._text = self._text[:end], self._text[end:]
+        lengths, start = [], 0
+        for each in self._ends:
+            lengths.append(max(0, min(each, end) - start))
+            start += lengths[-1]
+        if lengths:
+            lengths[-1] += end - start  # an incomplete character
+        self._ends.clear()
+        self.lengths = tuple(lengths)
         return taken
 
     def _extend(self, new: str) -> str | None:

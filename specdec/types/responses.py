@@ -11,6 +11,7 @@ from specdec.types.errors import SpecdecError
 from specdec.types.request import ChatMessage
 from specdec.types.sampling_params import SamplingDefaults, VerifierName
 from specdec.types.stats import SpeculationStats
+from specdec.types.token_display import ShownChoice, ShownOutput, outputs_html
 
 if TYPE_CHECKING:  # numpy comes with them, and the client does without it
     from specdec.types.messages import Logprobs
@@ -31,6 +32,8 @@ class EngineOutput(NamedTuple):
 
     text: whole characters only; may be empty while a character or a stop string is incomplete.
     is_drafted: for each of token_ids, whether it was drafted and accepted.
+    text_lengths: for each of token_ids, the number of characters of `text` that are final with it;
+        their sum is the length of `text`. Empty if the text was not made from these tokens.
     finish_reason: None while the choice continues. stop_reason: the stop string or stop token that
         ended it; None for an end-of-sequence token and for a limit of length.
     num_cached_tokens: those of the prompt whose KV this choice found in the prefix cache.
@@ -55,6 +58,7 @@ class EngineOutput(NamedTuple):
     num_cached_tokens: int = 0
     choice: int = 0
     is_drafted: tuple[bool, ...] = ()
+    text_lengths: tuple[int, ...] = ()
     is_last: bool = False
     stop_reason: str | int | None = None
     verifier: VerifierName = "coupled"
@@ -119,6 +123,7 @@ class StreamChunk:
     seed: in the first and the last chunk of all. usage: in the last of all only.
     choice: index of the choice, from 0.
     is_drafted: for each of token_ids, whether it was drafted and accepted.
+    text_lengths: for each of token_ids, the number of characters of `text` that are final with it.
     logprobs: of token_ids, if requested. prompt_logprobs: of the prompt's tokens from the second
         on, if requested, in the first chunk.
     """
@@ -131,6 +136,7 @@ class StreamChunk:
     usage: Usage | None
     choice: int = 0
     is_drafted: tuple[bool, ...] = ()
+    text_lengths: tuple[int, ...] = ()
     stop_reason: str | int | None = None
     logprobs: tuple[PositionLogprobs, ...] | None = None
     prompt_logprobs: tuple[PositionLogprobs, ...] | None = None
@@ -146,6 +152,8 @@ class Choice:
     finish_reason: FinishReason
     stop_reason: str | int | None = None
     logprobs: tuple[PositionLogprobs, ...] | None = None
+    is_drafted: tuple[bool, ...] = ()
+    text_lengths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -180,6 +188,14 @@ class Completion:
     @property
     def logprobs(self) -> tuple[PositionLogprobs, ...] | None:
         return self.choices[0].logprobs
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the texts, with their drafted tokens marked."""
+        choices = [
+            ShownChoice(each.text, each.is_drafted, each.text_lengths, each.finish_reason.value)
+            for each in self.choices
+        ]
+        return outputs_html([ShownOutput(None, choices, self.usage.speculation)])
 
 
 @dataclass(frozen=True)

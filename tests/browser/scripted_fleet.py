@@ -30,6 +30,7 @@ from cluster.replica.router import Generation
 from specdec.client import Counts, DecisionNews, HistogramCounts, ReplicaReport, SpeculationState
 from specdec.engine.metrics import FIRST_TOKEN, INTER_TOKEN
 from specdec.models.config import ModelConfig
+from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import InvalidValueError
 from specdec.types.responses import EngineOutput, FinishReason
@@ -157,6 +158,7 @@ class ScriptedRouter:
         tokenizer = self.text.tokenizer
         ids = tokenizer.encode(ANSWER, add_special_tokens=False)[: call.params.max_tokens]
         length = 0 if call.params.speculation.enabled is False else 3
+        detokenizer = IncrementalDetokenizer(tokenizer)
         stats, num_output, step = SpeculationStats(), 0, 0
         try:
             while num_output < len(ids):
@@ -165,15 +167,19 @@ class ScriptedRouter:
                 step, num_output = step + 1, num_output + accepted + 1
                 stats = stats.after_draft(length, accepted)
                 is_last = num_output == len(ids)
+                new = tuple(ids[num_output - accepted - 1 : num_output])
+                for token_id in new:
+                    detokenizer.append(token_id)
                 yield EngineOutput(
                     "r1",
-                    tuple(ids[num_output - accepted - 1 : num_output]),
-                    "",
+                    new,
+                    detokenizer.flush() if is_last else detokenizer.take(),
                     FinishReason.LENGTH if is_last else None,
                     5,
                     num_output,
                     stats,
                     is_drafted=(True,) * accepted + (False,),
+                    text_lengths=detokenizer.lengths,
                     is_last=is_last,
                 )
         except (GeneratorExit, asyncio.CancelledError):

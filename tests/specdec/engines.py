@@ -203,6 +203,8 @@ class Transcript:
         assert self.error is None, "an output after an error"
         self.token_ids.extend(output.token_ids)
         self.text += output.text
+        assert len(output.text_lengths) == len(output.is_drafted) == len(output.token_ids)
+        assert sum(output.text_lengths) == len(output.text)
         self.finish_reason, self.error = output.finish_reason, output.error
         self.logprobs.extend([] if output.logprobs is None else [output.logprobs])
         if output.prompt_logprobs is not None:

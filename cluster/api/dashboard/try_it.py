@@ -15,11 +15,11 @@ from cluster.api.errors import status_of
 from cluster.api.sse import json_event
 from cluster.replica.router import Generation, Router
 from specdec.config.fields import refuse_unknown
-from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import ChatMessage, GenerateRequest, Prompt
 from specdec.types.responses import EngineOutput
 from specdec.types.sampling_params import LOSSY_VERIFIERS, SamplingParams, SpeculationOptions
+from specdec.types.token_display import token_texts
 
 MAX_PROMPT_CHARS = 100_000
 MAX_TOKENS = 4_096
@@ -71,19 +71,17 @@ async def begin(router: Router, call: GenerateRequest) -> AsyncGenerator[bytes, 
     generation = await router.generate(call)
     outputs = generation.outputs
     first = await anext(outputs)
-    return _events(generation, first, router.text.detokenizer())
+    return _events(generation, first)
 
 
-async def _events(
-    generation: Generation, first: EngineOutput, detokenizer: IncrementalDetokenizer
-) -> AsyncGenerator[bytes, None]:
+async def _events(generation: Generation, first: EngineOutput) -> AsyncGenerator[bytes, None]:
     async with aclosing(generation.outputs) as outputs:
         yield json_event("start", {"request_id": first.request_id, "seed": generation.seed})
         try:
-            yield _tokens(first, detokenizer)
+            yield _tokens(first)
             last = first
             async for last in outputs:
-                yield _tokens(last, detokenizer)
+                yield _tokens(last)
         except Exception as error:
             yield json_event("error", {"message": status_of(error).message})
         else:
@@ -94,14 +92,9 @@ async def _events(
             yield json_event("end", summary)
 
 
-def _tokens(output: EngineOutput, detokenizer: IncrementalDetokenizer) -> bytes:
+def _tokens(output: EngineOutput) -> bytes:
     """Encode the tokens of a step; the text of an incomplete character is empty."""
-    texts = []
-    for token_id in output.token_ids:
-        detokenizer.append(token_id)
-        texts.append(detokenizer.take())
-    if output.is_last and texts:
-        texts[-1] += detokenizer.flush()
+    texts = token_texts(output.text, output.text_lengths)
     tokens = [
         {"text": text, "accepted": is_drafted}
         for text, is_drafted in zip(texts, output.is_drafted, strict=True)

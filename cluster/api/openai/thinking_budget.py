@@ -57,7 +57,7 @@ async def generate_within_budget(
         _append(detokenizer, output.token_ids)
         certain = detokenizer.take()
         is_cut = output.finish_reason is FinishReason.LENGTH and len(token_ids) < most
-        last = output._replace(text=certain, finish_reason=None, is_last=False) if is_cut else None
+        last = _continued(output, certain) if is_cut else None
         yield last or output
     if last is None:
         return
@@ -84,12 +84,18 @@ def _append(detokenizer: IncrementalDetokenizer, token_ids: Sequence[int]) -> st
     return next(filter(None, map(detokenizer.append, token_ids)), None)
 
 
+def _continued(output: EngineOutput, text: str) -> EngineOutput:
+    """Return the output that reaches the budget, after which the answer continues."""
+    return output._replace(text=text, text_lengths=(), finish_reason=None, is_last=False)
+
+
 def _end(last: EngineOutput, detokenizer: IncrementalDetokenizer) -> EngineOutput:
     """Return the output that ends the answer without further tokens."""
     return last._replace(
         token_ids=(),
         text=detokenizer.flush(),
         is_drafted=(),
+        text_lengths=(),
         finish_reason=FinishReason.LENGTH,
         is_last=True,
     )
@@ -108,6 +114,7 @@ def _forced(
         text=text,
         num_output_tokens=last.num_output_tokens + count,
         is_drafted=(False,) * count,
+        text_lengths=(),
         prompt_logprobs=None,
         finish_reason=None if stop is None else FinishReason.STOP,
         stop_reason=stop,

@@ -51,6 +51,7 @@ def encode_chunk(
         text=output.text,
         token_ids=output.token_ids,
         is_drafted=output.is_drafted,
+        text_lengths=output.text_lengths,
         logprobs=_encode_logprobs([output.logprobs], spell),
         prompt_logprobs=_encode_logprobs([output.prompt_logprobs], spell),
         usage=_encode_usage(output) if output.is_last else None,
@@ -65,6 +66,7 @@ def decode_chunk(message: pb.GenerateStreamResponse) -> StreamChunk:
         text=message.text,
         token_ids=tuple(message.token_ids),
         is_drafted=tuple(message.is_drafted),
+        text_lengths=tuple(message.text_lengths),
         finish_reason=_FINISH_REASONS.get(message.finish_reason),
         seed=message.seed if message.HasField("seed") else None,
         usage=_decode_usage(message.usage) if message.HasField("usage") else None,
@@ -112,6 +114,8 @@ def _encode_choice(outputs: Sequence[EngineOutput], spell: Spell) -> pb.Choice:
         index=last.choice,
         text="".join(output.text for output in outputs),
         token_ids=[token for output in outputs for token in output.token_ids],
+        is_drafted=[each for output in outputs for each in output.is_drafted],
+        text_lengths=[each for output in outputs for each in output.text_lengths],
         logprobs=_encode_logprobs([output.logprobs for output in outputs], spell),
         **_encode_end(last),
     )
@@ -125,6 +129,8 @@ def _decode_choice(message: pb.Choice) -> Choice:
         finish_reason=_FINISH_REASONS[message.finish_reason],
         stop_reason=_decode_stop_reason(message),
         logprobs=_decode_logprobs(message, "logprobs"),
+        is_drafted=tuple(message.is_drafted),
+        text_lengths=tuple(message.text_lengths),
     )
 
 

@@ -134,10 +134,10 @@ struct Native {
 };
 
 struct Half {
-  using Stored = _Float16;
+  using Stored = StoredFloat16;
   using Sum = float;
   static Sum load(Stored value) { return static_cast<float>(value); }
-  static Stored store(Sum sum) { return static_cast<_Float16>(sum); }
+  static Stored store(Sum sum) { return static_cast<StoredFloat16>(sum); }
 };
 
 struct BFloat16 {

@@ -14,6 +14,14 @@
 
 namespace specdec {
 
+// A float of 16 bits, for conversions alone. GCC before 13 has no _Float16 in C++ for ARM; its
+// __fp16 differs in arithmetic, which is in 32 bits.
+#if defined(__aarch64__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 13
+using StoredFloat16 = __fp16;
+#else
+using StoredFloat16 = _Float16;
+#endif
+
 // Conversion of a storage format: to float32 for kLanes values at a time, from float32 one by one.
 template <Format>
 struct FormatTraits;
@@ -48,7 +56,7 @@ struct FormatTraits<Format::kBFloat16> {
 
 template <>
 struct FormatTraits<Format::kFloat16> {
-  using Element = _Float16;
+  using Element = StoredFloat16;
   using Vector = Halves;
 #if defined(__AVX512F__)
   static SPECDEC_INLINE Floats to_float(Halves bits) {
@@ -68,7 +76,7 @@ struct FormatTraits<Format::kFloat16> {
     return (Floats)((Bits)magnitude | non_finite | (bits & 0x8000) << 16);
   }
 #endif
-  static SPECDEC_INLINE _Float16 from_float(float value) { return _Float16(value); }
+  static SPECDEC_INLINE StoredFloat16 from_float(float value) { return StoredFloat16(value); }
 };
 
 template <Format kFormat>

@@ -13,6 +13,7 @@ import pytest
 from specdec import LLM, SamplingParams, SpeculationOptions, StructuredOutput
 from specdec.llm import Counter, Histogram, Vector
 from specdec.types.errors import InvalidValueError, NotReadyError
+from specdec.types.token_display import token_texts
 from tests.specdec.llm.models import arguments, metrics_of
 from tests.specdec.tiny import renamed_dtype_dir
 
@@ -415,3 +416,26 @@ def test_predicted_output_is_drafted_and_changes_no_token(llm, plain):
     assert output.outputs[0].token_ids == before.outputs[0].token_ids
     assert output.prediction.num_accepted_tokens > 0
     assert output.prediction.num_drafts <= output.speculation.num_drafts
+
+
+def test_outputs_show_which_tokens_were_drafted(llm):
+    outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    for output in outputs:
+        [choice] = output.outputs
+        texts = token_texts(choice.text, choice.text_lengths)
+        assert len(texts) == len(choice.is_drafted) == len(choice.token_ids)
+        assert sum(choice.is_drafted) == output.speculation.num_accepted_tokens
+    assert any(any(output.outputs[0].is_drafted) for output in outputs)
+    page = outputs._repr_html_()
+    assert page.count("<div class='text'") == len(PROMPTS)
+    assert page.count("<mark title='drafted'>") == sum(
+        bool(text) and is_drafted
+        for output in outputs
+        for text, is_drafted in zip(
+            token_texts(output.outputs[0].text, output.outputs[0].text_lengths),
+            output.outputs[0].is_drafted,
+            strict=True,
+        )
+    )
+    assert isinstance(outputs, list)
+    assert outputs[0]._repr_html_().count("<div class='text'") == 1

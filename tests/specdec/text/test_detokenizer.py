@@ -54,18 +54,33 @@ def detokenize(
     includes_stop: bool = False,
     min_tokens: int = 0,
 ) -> tuple[str, str | None]:
-    """Append all tokens, and call `take` at random moments."""
+    """Append all tokens, and call `take` at random moments; check how its text is divided."""
     detokenizer = IncrementalDetokenizer(
         tokenizer, stop, includes_stop=includes_stop, min_tokens=min_tokens
     )
-    parts, stopped = [], None
+    parts, stopped, num_new = [], None, 0
     for token_id in token_ids:
         stopped = detokenizer.append(token_id)
+        num_new += 1
         if rng.random() < 0.5:
             parts.append(detokenizer.take())
+            check_lengths(detokenizer, parts[-1], num_new)
+            num_new = 0
         if stopped is not None:
             break
-    return "".join(parts) + detokenizer.flush(), stopped
+    if stopped is None:
+        detokenizer.skip()  # as a token that ends the text
+        num_new += 1
+    rest = detokenizer.flush()
+    if num_new > 0:
+        check_lengths(detokenizer, rest, num_new)
+    return "".join(parts) + rest, stopped
+
+
+def check_lengths(detokenizer: IncrementalDetokenizer, text: str, num_tokens: int) -> None:
+    assert len(detokenizer.lengths) == num_tokens
+    assert sum(detokenizer.lengths) == len(text)
+    assert min(detokenizer.lengths) >= 0
 
 
 BYTES = st.one_of(
@@ -370,3 +385,28 @@ def test_added_tokens_are_decoded_as_in_tokenizers(
     assert detokenizer.flush() == tokenizer.decode([token_id]) == text
     [shown_alone] = TokenBytes(tokenizer).of([token_id])
     assert shown_alone.decode(errors="replace") == text
+
+
+def test_text_is_divided_by_the_tokens_after_which_it_is_final(
+    tokenizer: Tokenizer, byte_ids: list[int]
+) -> None:
+    [the] = tokenizer.encode("the", add_special_tokens=False)
+    detokenizer = IncrementalDetokenizer(tokenizer, ("ab",))
+    cafe = [byte_ids[b] for b in "é".encode()]
+    for token_id in (the, *cafe, byte_ids[ord("a")]):
+        detokenizer.append(token_id)
+    assert (detokenizer.take(), detokenizer.lengths) == ("theé", (3, 0, 1, 0))
+    detokenizer.append(the)
+    assert (detokenizer.take(), detokenizer.lengths) == ("athe", (4,)), "with the held back a"
+    detokenizer.append(byte_ids[ord("a")])
+    assert detokenizer.append(byte_ids[ord("b")]) == "ab"
+    assert (detokenizer.flush(), detokenizer.lengths) == ("", (0, 0))
+
+
+def test_an_incomplete_character_belongs_to_the_last_token(
+    tokenizer: Tokenizer, byte_ids: list[int]
+) -> None:
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    for byte in "é".encode()[:1] + b"x" + "é".encode()[:1]:
+        detokenizer.append(byte_ids[byte])
+    assert (detokenizer.flush(), detokenizer.lengths) == ("\ufffdx\ufffd", (0, 2, 1))

@@ -269,7 +269,7 @@ def test_the_limits_themselves_are_allowed():
 def test_a_stream_has_the_seed_at_both_ends_and_usage_at_the_last():
     outputs = [
         output("a", (1,)),
-        output("", (2, 3), is_drafted=(True, False)),
+        output("é.", (2, 3), is_drafted=(True, False), text_lengths=(1, 1)),
         output("b", (), FinishReason.LENGTH),
     ]
     chunks = [
@@ -277,7 +277,13 @@ def test_a_stream_has_the_seed_at_both_ends_and_usage_at_the_last():
     ]
     assert chunks == [
         pb.GenerateStreamResponse(request_id="r1", seed=42, text="a", token_ids=[1]),
-        pb.GenerateStreamResponse(request_id="r1", token_ids=[2, 3], is_drafted=[True, False]),
+        pb.GenerateStreamResponse(
+            request_id="r1",
+            text="é.",
+            token_ids=[2, 3],
+            is_drafted=[True, False],
+            text_lengths=[1, 1],
+        ),
         pb.GenerateStreamResponse(
             request_id="r1",
             seed=42,
@@ -286,6 +292,8 @@ def test_a_stream_has_the_seed_at_both_ends_and_usage_at_the_last():
             usage=USAGE,
         ),
     ]
+    decoded = decode_chunk(chunks[1])
+    assert (decoded.is_drafted, decoded.text_lengths) == ((True, False), (1, 1))
 
 
 def test_a_seed_of_zero_is_sent():
@@ -314,6 +322,15 @@ def test_a_completion_joins_its_outputs(reason):
     choice = pb.Choice(text="ab", token_ids=[1, 2, 3], finish_reason=f"FINISH_REASON_{reason.name}")
     assert response == pb.GenerateResponse(request_id="r1", seed=42, choices=[choice], usage=USAGE)
     assert decode_completion(response).finish_reason is reason
+
+
+def test_a_completion_has_the_drafted_tokens_and_the_text_of_each():
+    outputs = [
+        output("a", (1,), is_drafted=(False,), text_lengths=(1,)),
+        output("bcd", (2, 3), FinishReason.LENGTH, is_drafted=(True, False), text_lengths=(1, 2)),
+    ]
+    [choice] = decode_completion(encode_completion(42, outputs, spell)).choices
+    assert (choice.is_drafted, choice.text_lengths) == ((False, True, False), (1, 1, 2))
 
 
 def test_a_completion_has_its_choices_by_index():

@@ -16,6 +16,7 @@ from specdec.kernels.cpu.variants import (
     fitting_libraries,
     source_digest,
 )
+from tests.specdec.kernels.cpu.compiling import KERNELS
 
 SOURCE = 'extern "C" __attribute__((visibility("default"))) int answer() { return %d; }\n'
 X86 = VARIANTS["x86_64"]
@@ -95,6 +96,20 @@ def test_kernels_that_cannot_be_loaded_are_compiled_here(tmp_path, source, caplo
     assert found.parent == tmp_path / "cache"
     assert ctypes.CDLL(str(found)).answer() == 42
     assert "precompiled kernels cannot be loaded" in caplog.text
+
+
+ARM_COMPILER = shutil.which("aarch64-linux-gnu-g++")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(ARM_COMPILER is None, reason="needs g++-aarch64-linux-gnu")
+def test_the_sources_compile_for_arm64(tmp_path):
+    """Compile as an image for arm64 does at its first start, whose compiler is GCC 12."""
+    sources = [*KERNELS.glob("*.cpp"), *KERNELS.glob("*.h")]
+    flags = (*compiler_flags("-march=armv8.2-a"), "-O0", "-Werror")
+    compile_library(ARM_COMPILER, sources, tmp_path / "kernels.so", flags, STATIC_FLAGS)
+    machine = (tmp_path / "kernels.so").read_bytes()[18:20]
+    assert int.from_bytes(machine, "little") == 183, "EM_AARCH64 of the ELF header"
 
 
 def test_a_checkout_compiles_its_kernels(tmp_path, source):
