@@ -22,7 +22,7 @@ from torch import Tensor
 
 from specdec.models.config_values import count
 from specdec.models.weights.stored_tensors import TensorSource
-from specdec.models.weights.weight_slices import as_slice, sibling, units_of
+from specdec.models.weights.weight_slices import as_slice, require_shape, sibling, units_of
 from specdec.types.errors import UnsupportedModelError
 
 _LARGEST_INT8 = 127
@@ -48,7 +48,9 @@ class BitsAndBytes:
         if sibling(name, "SCB") in tensors:
             return _read_int8(tensors, name, rows, cols)
         state = _state(tensors, name)
-        _, in_features = state.shape
+        out_features, in_features = state.shape
+        num_blocks = -(-out_features * in_features // state.block_size)
+        require_shape(tensors, f"{name}.absmax", (num_blocks,))
         held = range(rows.start * in_features, rows.stop * in_features)
         values = tensors.slice(f"{name}.quant_map").float()[_halves(tensors, name, held)]
         values *= _factors(tensors, name, state, held)

@@ -241,6 +241,23 @@ def test_block_scales_without_a_block_size_are_rejected(source, tmp_path):
         run_ranks(1, lambda group: load(tmp_path / "a", group))
 
 
+@pytest.mark.parametrize(
+    ("config", "pack", "name"),
+    [
+        (FOUR_BITS, four_bits, "weight.absmax"),
+        (*FORMATS["compressed-nvfp4"], "weight_scale"),
+    ],
+)
+def test_a_missing_factor_of_four_bits_is_reported(source, tmp_path, config, pack, name):
+    def shortened(weight):
+        tensors, plain = pack(weight)
+        return tensors | {name: tensors[name][..., 1:].contiguous()}, plain
+
+    write_packed(source, tmp_path / "a", tmp_path / "b", config, shortened)
+    with pytest.raises(UnsupportedModelError, match=rf"{name} has shape .*; expected"):
+        run_ranks(1, lambda group: load(tmp_path / "a", group))
+
+
 def test_scales_of_another_shape_are_rejected(source, tmp_path):
     def pack(weight):
         tensors, plain = float8(weight, per="channel")
