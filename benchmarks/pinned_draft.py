@@ -9,6 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import psutil
+
 from cluster.observability.logs import LogConfig
 from cluster.workers import serialization
 from cluster.workers.group_spec import GroupSpec, ModelSource
@@ -65,6 +67,12 @@ class PinnedRanks:
         """Yield the socket of the rank."""
         del context
         yield UnixSocket.connect(self._path, _STEP_TIMEOUT_S)
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of the process since its start."""
+        times = psutil.Process(self._process.pid).cpu_times()
+        return float(times.user + times.system)
 
     def loss(self) -> RankLoss | None:
         """Return whether the process has ended."""

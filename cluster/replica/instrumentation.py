@@ -53,7 +53,13 @@ class Instrumentation:
         """See StepRecorder."""
         self._metrics.record_verify(seconds)
         if self._tracing is not None:
-            self._tracing.steps.verify_s += seconds
+            self._tracing.steps.record_verify(seconds, time.perf_counter())
+
+    def record_ahead(self, began_at_s: float, seconds: float) -> None:
+        """See StepRecorder."""
+        self._metrics.record_ahead(began_at_s, seconds)
+        if self._tracing is not None:
+            self._tracing.steps.record_ahead(began_at_s, seconds)
 
     def record_batch(self, num_sequences: int) -> None:
         """See StepRecorder."""

@@ -1,7 +1,7 @@
 """A trace of each request, by OpenTelemetry and its conventions for generative AI.
 
 docs/tracing.md lists the spans. They are made when a request has ended, from a few recorded times:
-there is no work per token or step. Spans contain no prompts or answers.
+there is no work per token. Spans contain no prompts or answers.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from itertools import pairwise
+from typing import NamedTuple
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, SERVICE_VERSION, Resource
@@ -33,18 +35,57 @@ PROVIDER = "specdec"
 PHASES = ("prepare", "queue", "prefill", "decode")
 """Child spans of a request's span, in sequence; the first begins at its arrival."""
 
+DECODE_STEPS = "verify", "draft_ahead"
+"""Spans of steps within the last phase, where drafts were made ahead."""
+
+_MAX_OVERLAPS = 512
+_MAX_SHOWN = 16
+"""Steps of a trace that have spans, the latest: as many as show how both models work."""
+
 _W3C = TraceContextTextMapPropagator()
 _FLUSH_S = 3.0
 
 Attributes = dict[str, str | bool | int | float | list[str]]
 
 
+class Interval(NamedTuple):
+    """Begin and end, in seconds of the engine's clock."""
+
+    began_at_s: float
+    ended_at_s: float
+
+
+class Overlap(NamedTuple):
+    """A step of the target, and the draft model's passes for the step after it."""
+
+    verify: Interval
+    draft: Interval
+
+
 @dataclass
 class StepSeconds:
-    """Seconds that the engine has spent on drafting and on verification."""
+    """Seconds that the engine has spent on drafting and on verification.
+
+    overlaps: the latest steps whose drafts were made during the step before.
+    """
 
     draft_s: float = 0.0
     verify_s: float = 0.0
+    overlaps: deque[Overlap] = field(
+        default_factory=lambda: deque(maxlen=_MAX_OVERLAPS), compare=False
+    )
+    _verified: Interval | None = field(default=None, compare=False)
+
+    def record_verify(self, seconds: float, ended_at_s: float) -> None:
+        """Record a step of the target."""
+        self.verify_s += seconds
+        self._verified = Interval(ended_at_s - seconds, ended_at_s)
+
+    def record_ahead(self, began_at_s: float, seconds: float) -> None:
+        """Record drafts that were made during the last step."""
+        if self._verified is not None:
+            drafted = Interval(began_at_s, began_at_s + seconds)
+            self.overlaps.append(Overlap(self._verified, drafted))
 
 
 class Tracing:
@@ -177,7 +218,22 @@ class RequestTrace:
             span = self.tracer.start_span(
                 name, parent, attributes=attributes, start_time=self._ns(begin)
             )
+            if name == PHASES[-1]:
+                self._make_steps(set_span_in_context(span), begin, end)
             span.end(self._ns(end))
+
+    def _make_steps(self, parent: Context, begin: float, end: float) -> None:
+        """Make spans of the last steps of a phase whose drafts were made ahead."""
+        within = [
+            each
+            for each in tuple(self.steps.overlaps)
+            if begin <= each.draft.began_at_s and each.verify.ended_at_s <= end
+        ]
+        for overlap in within[-_MAX_SHOWN:]:
+            for name, interval in zip(DECODE_STEPS, overlap, strict=True):
+                began_at_ns = self._ns(interval.began_at_s)
+                span = self.tracer.start_span(name, parent, start_time=began_at_ns)
+                span.end(self._ns(interval.ended_at_s))
 
     def _ns(self, at: float) -> int:
         return self._epoch_ns + int(at * 1e9)

@@ -191,7 +191,7 @@ class DraftSupervisor(Supervisor[DraftStep, DraftOutput]):
         self._vocabulary = vocabulary
         self._proposer: DraftModelProposer | None = None
         self._drafting: WorkerGroup[DraftStep, DraftOutput] | None = None  # the proposer's
-        self._planner = OutcomePlanner(time.monotonic)
+        self._planner = OutcomePlanner(time.perf_counter)
         self._counts = Counts()  # of the proposers of lost groups
         self.num_late_drafts = 0  # steps that went on without drafts
 

@@ -393,13 +393,20 @@ class Engine:
         seconds = self._clock() - began_at_s
         if any(row.num_draft_tokens for row in eligible):
             self._recorder.record_draft(seconds)
+        for work in drafting.work:
+            self._recorder.record_ahead(work.began_at_s, work.seconds)
         return replace(drafting, waited_s=seconds) if drafting.has_waited else drafting
 
     def _ahead(self, rows: Rows, decision: Decision) -> None:
         """Have the draft model go on behind the rows that the target runs now."""
         if decision.num_draft_tokens and decision.ahead is not DraftAhead.OFF:
             drafting = [(seq, row) for seq, row in rows if self._scheduler.may_draft(seq)]
-            self._speculator.ahead(drafting, self._scheduler.next_chain_length, decision.ahead)
+            self._speculator.ahead(
+                drafting,
+                self._scheduler.next_chain_length,
+                decision.ahead,
+                may_wait=decision.may_wait(len(rows)),
+            )
 
     def _eligible(self, rows: list[ScheduledRow]) -> list[ScheduledRow]:
         """Return the rows to take drafts for; those of predicted output draft in any case."""

@@ -70,6 +70,12 @@ class StepRecorder(Protocol):
     def record_verify(self, seconds: float) -> None:
         """Record how long the target took for a step."""
 
+    def record_ahead(self, began_at_s: float, seconds: float) -> None:
+        """Record when a draft model has made drafts of the next step, behind the last one.
+
+        The last step is that of the latest `record_verify`. began_at_s: by the engine's clock.
+        """
+
     def record_batch(self, num_sequences: int) -> None:
         """Record for how many sequences a step produced tokens."""
 
@@ -143,6 +149,9 @@ class Metrics:
     def record_verify(self, seconds: float) -> None:
         """See StepRecorder."""
         self._histograms[VERIFY_TIME].observe(seconds)
+
+    def record_ahead(self, began_at_s: float, seconds: float) -> None:
+        """See StepRecorder; the proposer counts these seconds (`AheadCounts`)."""
 
     def record_batch(self, num_sequences: int) -> None:
         """See StepRecorder."""

@@ -13,6 +13,7 @@ from specdec.sequences.prediction import METHOD as PREDICTION
 from specdec.sequences.sequence import Sequence
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import (
+    AheadWork,
     DraftRequest,
     Proposal,
     ProposalAhead,
@@ -43,6 +44,7 @@ class Drafting:
     num_requested: the draft tokens that were wanted, of a tree its depth. trees: sequences for
         which a tree was wanted. methods: of the drafts that are not empty.
     has_waited, waited_s: whether the step has waited for a draft model, and for how long.
+    work: of a draft model, for those of the drafts that were made ahead.
     """
 
     proposals: Mapping[int, Proposal] = field(default_factory=dict)
@@ -52,6 +54,7 @@ class Drafting:
     methods: Mapping[int, str] = field(default_factory=dict)
     has_waited: bool = False
     waited_s: float = 0.0
+    work: frozenset[AheadWork] = frozenset()
 
     def resolved(self, rows: collections.abc.Sequence[StepRow]) -> Drafting:
         """Return it with the number that each resolved row wanted of held drafts."""
@@ -169,7 +172,9 @@ class Speculator:
             each.draft_token_ids and not each.is_ahead and each.method in _OF_DRAFT_MODEL
             for each in proposals.values()
         )
-        return Drafting(proposals, {}, _num_requested(requests), trees, methods, has_waited)
+        work = frozenset(each.work for each in proposals.values() if each.work is not None)
+        requested = _num_requested(requests)
+        return Drafting(proposals, {}, requested, trees, methods, has_waited, work=work)
 
     def _predicted(self, rows: collections.abc.Sequence[ScheduledRow]) -> dict[int, Proposal]:
         """Return the drafts of predicted output, by sequence."""
@@ -207,10 +212,13 @@ class Speculator:
         rows: collections.abc.Sequence[tuple[Sequence, StepRow]],
         num_next_tokens: Callable[[Sequence], int],
         ahead: DraftAhead,
+        *,
+        may_wait: bool,
     ) -> None:
         """Have the proposer draft behind rows that were sent, for the step after them.
 
-        num_next_tokens: most draft tokens of a sequence in that step.
+        num_next_tokens: most draft tokens of a sequence in that step. may_wait: whether that step
+            may wait for drafts, if it has as many rows.
         """
         if self._proposer is None:
             return
@@ -224,6 +232,7 @@ class Speculator:
                     num_next_tokens(seq),
                     seq.drafting_method(control),
                     ahead,
+                    may_wait,
                 )
                 for seq, row in rows
                 if row.samples and seq.is_eligible(control)

@@ -13,7 +13,9 @@ from benchmarks.simulated_models import (
 )
 from specdec.config.engine import DraftLimits
 from specdec.config.speculative import SpeculativeConfig
+from specdec.engine.metrics import Metrics
 from specdec.speculation.proposers import DraftModelProposer
+from specdec.speculation.proposers.outcome_planner import RowPlan
 from specdec.types.messages import AheadRow, DraftRow, DraftStep
 from tests.specdec.engines import engine_config, make_engine, request
 
@@ -89,7 +91,9 @@ def test_the_hit_rate_is_that_of_the_enumerated_outcomes(tiny_model_dir, accepta
     """The draft model's ranks are known: so is how often each outcome occurs."""
     simulated = Simulated(tiny_model_dir, "outcomes", 8, ratio=0.05, acceptance=acceptance)
     plan = (2, 2, 1, 1, 3)
-    simulated.proposer._ahead.planner.outcomes.fan_out = lambda drafts, _: plan[4 - drafts :]
+    simulated.proposer._ahead.planner.plan = lambda rows, _, may_wait: [
+        RowPlan(plan[4 - row.num_drafts :], row.num_next_tokens) for row in rows
+    ]
     simulated.run(500)
     ranks = simulated.texts.rank_probabilities
     rejected = ranks[1:] / ranks[1:].sum()
@@ -100,6 +104,29 @@ def test_the_hit_rate_is_that_of_the_enumerated_outcomes(tiny_model_dir, accepta
     after_none = ranks[:3].sum()
     expected = after_none / (1 - after_draft + after_none)
     assert simulated.ahead.hit_rate == pytest.approx(expected, abs=0.03)
+
+
+class Steps(Metrics):
+    """Keeps the steps of the target, and what was drafted during each."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock, self.verified, self.overlaps = clock, (0.0, 0.0), []
+
+    def record_verify(self, seconds):
+        self.verified = self.clock() - seconds, self.clock()
+
+    def record_ahead(self, began_at_s, seconds):
+        self.overlaps.append((self.verified, (began_at_s, began_at_s + seconds)))
+
+
+def test_the_recorder_sees_that_drafting_and_verification_overlap(tiny_model_dir):
+    simulated = Simulated(tiny_model_dir, "outcomes", 4, ratio=0.1)
+    simulated.engine._recorder = simulated.engine._steps._recorder = steps = Steps(simulated.clock)
+    simulated.run(60)
+    assert len(steps.overlaps) > 20
+    for (began_s, ended_s), (first_s, last_s) in steps.overlaps:
+        assert began_s <= first_s < last_s <= ended_s + 1e-9
 
 
 def test_a_drafting_device_that_is_off_is_idle(tiny_model_dir):

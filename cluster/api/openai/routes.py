@@ -110,7 +110,38 @@ def openai_routes(
     _add_generation(routes, handler)
     _add_tokens(routes, handler)
     _add_models(routes, handler)
+    _add_refused(routes)
     return routes
+
+
+_REFUSED = {
+    "embeddings": (
+        "embeddings are not supported: the models generate text, and their hidden states were "
+        "not trained as embeddings; serve an embedding model with another engine"
+    ),
+    "scores": (
+        "scores are not supported: the models generate text, and were not trained to compare "
+        "texts; for the log-probabilities of a text use /v1/completions with echo, logprobs and "
+        "max_tokens 0, or serve a cross-encoder with another engine"
+    ),
+}
+_REFUSED_PATHS = {
+    "/v1/embeddings": "embeddings",
+    **dict.fromkeys(("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"), "scores"),
+}
+
+
+def _add_refused(routes: APIRouter) -> None:
+    """Add the paths of models that this service does not serve, which answer with the reason."""
+    for path, subject in _REFUSED_PATHS.items():
+        routes.post(path, include_in_schema=False)(_refusal(_REFUSED[subject]))
+
+
+def _refusal(message: str) -> Callable[[], Awaitable[Response]]:
+    async def refuse() -> Response:
+        raise ApiError(501, message, "not_supported")
+
+    return refuse
 
 
 def _add_generation(routes: APIRouter, handler: RequestHandler) -> None:
@@ -123,15 +154,6 @@ def _add_generation(routes: APIRouter, handler: RequestHandler) -> None:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Complete a text, streamed with `stream`."""
         return await generate_response(handler, prepare_completion, body, request, body.request_id)
-
-    @routes.post("/v1/embeddings", include_in_schema=False)
-    async def embeddings() -> Response:
-        """Refuse: the models generate text."""
-        message = (
-            "embeddings are not supported: the models generate text, and their hidden states were "
-            "not trained as embeddings; serve an embedding model with another engine"
-        )
-        raise ApiError(501, message, "not_supported")
 
     @routes.post("/v1/responses", responses=_answers(ResponseBody, "response events"))
     async def responses(body: ResponsesRequest, request: Request) -> Response:

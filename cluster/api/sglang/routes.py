@@ -22,9 +22,14 @@ from cluster.config.serve_config import ServeConfig
 from cluster.observability.request_context import current_caller
 from cluster.replica.orders import AbortOrder
 from cluster.replica.router import Router
+from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculative_keys import OTHER_METHOD_NAMES
 from specdec.types.errors import OverloadedError
 from specdec.types.request import GenerateRequest as EngineCall
 from specdec.types.sampling_params import SamplingParams, SpeculationOptions
+
+_ALGORITHMS = {ours: name for name, ours in OTHER_METHOD_NAMES.items() if name.isupper()}
+"""SGLang's name of an algorithm by our method."""
 
 _PROBE = EngineCall(
     (0,),
@@ -124,9 +129,21 @@ def _public_name(config: ServeConfig) -> str:
     return config.served_model_name if Path(config.model).exists() else config.model
 
 
+def _speculation_info(config: SpeculativeConfig | None) -> dict[str, Any]:
+    """Return SGLang's settings, whose number of draft tokens includes the token before them."""
+    if config is None:
+        names = ("algorithm", "num_steps", "num_draft_tokens")
+        return dict.fromkeys(f"speculative_{name}" for name in names)
+    num_tokens = config.num_draft_tree_tokens or config.num_speculative_tokens
+    return {
+        "speculative_algorithm": _ALGORITHMS.get(config.method, config.method.upper()),
+        "speculative_num_steps": config.num_speculative_tokens,
+        "speculative_num_draft_tokens": num_tokens + 1,
+    }
+
+
 def _server_info(router: Router) -> dict[str, Any]:
     config, stats = router.config, router.core.last_stats
-    speculation = config.speculative_config
     drafts = router.core.stats().counts.speculation
     return {
         "model_path": _public_name(config),
@@ -137,13 +154,7 @@ def _server_info(router: Router) -> dict[str, Any]:
         "max_running_requests": config.max_num_seqs,
         "page_size": config.block_size,
         "max_total_num_tokens": stats.num_blocks * config.block_size,
-        "speculative_algorithm": speculation.method.upper() if speculation else None,
-        "speculative_num_steps": speculation.num_speculative_tokens if speculation else None,
-        "speculative_num_draft_tokens": (
-            speculation.num_draft_tree_tokens or speculation.num_speculative_tokens + 1
-            if speculation
-            else None
-        ),
+        **_speculation_info(config.speculative_config),
         "internal_states": [
             {
                 "num_running_reqs": stats.num_running,

@@ -85,7 +85,7 @@ class GoodputChooser:
         costs: CostModel,
         *,
         margin: float = 0.03,
-        entry_margin: float = 0.05,
+        entry_margin: float = 0.08,
         dwell_s: float = 1.0,
         review_s: float = 0.05,
     ) -> None:
@@ -121,6 +121,7 @@ class GoodputChooser:
         self._probe = Probe(0.0)
         self._num_accepted = 0  # of the present step
         self._has_prompts = False  # whether it has
+        self._is_paused = False  # whether the last steps had none of the chosen drafts
 
     def choose(
         self,
@@ -140,7 +141,7 @@ class GoodputChooser:
             self._change(now_s, self._best(shapes, goodputs))
         elif self._probe.shape is not None:
             self._review_probe(now_s, num_decoding, shapes)
-        elif now_s - self._reviewed_at_s >= self._review_s:
+        elif self._is_resumed or now_s - self._reviewed_at_s >= self._review_s:
             self._review(now_s, num_decoding, shapes)
         chosen = self._chosen_for(now_s, num_decoding, prompts)
         probed = self._probe.shape
@@ -150,12 +151,19 @@ class GoodputChooser:
         is_limited = not chosen.num_draft_tokens and probed.num_draft_tokens > 0
         return replace(decision, num_drafting=_num_probed(num_decoding)) if is_limited else decision
 
+    @property
+    def _is_resumed(self) -> bool:
+        """Return whether no prompts interrupt the chosen drafts any more."""
+        return self._is_paused and not self._has_prompts
+
     def _chosen_for(self, now_s: float, num_decoding: int, prompts: PromptLoad) -> Decision:
         """Return the decision by goodput alone."""
         shape = self._chosen
         assert shape is not None
         if prompts.num_tokens and not self._pays_beside(prompts, now_s, num_decoding, shape):
+            self._is_paused = True
             return Decision(chain(0), DecisionReason.PREFILL)
+        self._is_paused = False
         return self._decision(now_s, num_decoding, shape, DecisionReason.GOODPUT)
 
     def _pays_beside(
@@ -319,13 +327,17 @@ class GoodputChooser:
         best = max(range(len(shapes)), key=lambda index: (goodputs[index], -index))
         base = self._base(shapes, goodputs)
         has_drafts = self._chosen in shapes and self._chosen != shapes[0]
-        margin = self._margin if has_drafts else self._entry_margin
+        margin = self._margin if has_drafts and not self._is_paused else self._entry_margin
         return shapes[best] if goodputs[best] > goodputs[base] * (1 + margin) else shapes[base]
 
     def _base(self, shapes: Sequence[DraftShape], goodputs: Sequence[float]) -> int:
-        """Return the index of the present shape, or of no draft where that is better."""
+        """Return the index of the present shape, or of no draft where that is better.
+
+        Drafts that prompts have interrupted are resumed with the margin of an entry.
+        """
         present = shapes.index(self._chosen) if self._chosen in shapes else 0
-        return present if goodputs[present] >= goodputs[0] else 0
+        least = goodputs[0] * (1 + self._entry_margin if self._is_paused else 1)
+        return present if goodputs[present] >= least else 0
 
     def _review(self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]) -> None:
         self._reviewed_at_s = now_s

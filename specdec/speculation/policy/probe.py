@@ -14,7 +14,7 @@ _MAX_PROBE_STEPS = 12
 """A probe ends after the longer one of these, since a drafter may first have to catch up."""
 _NUM_DRAFTS = 16
 _NUM_STEPS = 6
-_NEWS = 1.1
+_NEWS = 1.05
 """Ratio of a shape's goodput behind a probe to that before which is a reason to try again soon."""
 _MAX_LOST_SHARE = 0.01
 """Share of the time that probes may lose: it determines the wait for the next one."""

@@ -5,6 +5,7 @@ One module a method; `specdec.config.methods` registers them. Running a draft mo
 """
 
 from specdec.speculation.proposers.base import (
+    AheadWork,
     DraftRequest,
     Proposal,
     ProposalAhead,
@@ -19,6 +20,7 @@ from specdec.speculation.proposers.cross_vocab.vocab_adapter import VocabAdapter
 from specdec.speculation.proposers.draft_model import DraftModelProposer
 
 __all__ = [
+    "AheadWork",
     "DraftModelProposer",
     "DraftRequest",
     "DraftVocabulary",

@@ -8,10 +8,11 @@ no further safety: a draft that continues another text than the present one is n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
-from specdec.speculation.proposers.base import DraftRequest, Proposal, SentRow
+from specdec.speculation.proposers.base import AheadWork, DraftRequest, Proposal, SentRow
 from specdec.speculation.proposers.cross_vocab.vocab_adapter import VocabAdapter
-from specdec.speculation.proposers.outcome_planner import OutcomePlanner, RowPlan
+from specdec.speculation.proposers.outcome_planner import OutcomePlanner, RowPlan, RowSize
 from specdec.speculation.proposers.outcome_table import (
     AheadRound,
     AheadTokens,
@@ -22,6 +23,20 @@ from specdec.types.messages import AheadDraft, AheadOutput, AheadRow
 from specdec.types.stats import AheadCounts
 
 
+class _Order(NamedTuple):
+    """Rows by sequence, behind which the worker was to draft at `sent_at_s`."""
+
+    rows: dict[int, SentRow]
+    sent_at_s: float
+
+
+class _Answer(NamedTuple):
+    """The drafts behind a row, and the passes that made them."""
+
+    table: OutcomeTable
+    work: AheadWork
+
+
 class AheadDrafts:
     """The rounds that a draft model drafts behind, and the tables of those before."""
 
@@ -30,9 +45,10 @@ class AheadDrafts:
         self.counts = AheadCounts()
         self.planner = OutcomePlanner(clock)
         self._adapter = adapter
-        self._expected: dict[int, dict[int, SentRow]] = {}  # by step, then by sequence
+        self._clock = clock
+        self._expected: dict[int, _Order] = {}  # by step
         self._rounds: dict[int, AheadRound] = {}  # whose outcome is not counted yet
-        self._tables: dict[int, OutcomeTable] = {}  # by sequence, of the last answer
+        self._tables: dict[int, _Answer] = {}  # by sequence, the last
 
     @property
     def is_used(self) -> bool:
@@ -48,12 +64,13 @@ class AheadDrafts:
         """Return what to draft behind each of the rows."""
         if not rows:
             return []
-        sizes = [(len(row.draft_token_ids), row.num_next_tokens) for row in rows]
-        return self.planner.plan(sizes, rows[0].ahead)
+        sizes = [RowSize(len(row.draft_token_ids), row.num_next_tokens) for row in rows]
+        return self.planner.plan(sizes, rows[0].ahead, may_wait=rows[0].may_wait)
 
     def begin_step(self, step_id: int, rows: Iterable[tuple[SentRow, AheadRow]]) -> None:
         """Record that the worker drafts behind rows, and answers by the id of the step."""
-        self._expected[step_id] = sent = {row.seq.seq_id: row for row, _ in rows}
+        sent = {row.seq.seq_id: row for row, _ in rows}
+        self._expected[step_id] = _Order(sent, self._clock())
         for seq_id, row in sent.items():
             self._rounds[seq_id] = _round_of(row)
         self.planner.begin_step()
@@ -65,27 +82,28 @@ class AheadDrafts:
     def receive(self, outputs: Iterable[AheadOutput]) -> None:
         """Keep the answers of the worker as tables, each in place of the one before."""
         for output in outputs:
-            sent = self._expected.pop(output.step_id)
-            for each in output.passes:
-                self.planner.speed.observe(each)
-                self.counts.busy_s += each.seconds
+            order = self._expected.pop(output.step_id)
+            work = AheadWork(order.sent_at_s, sum(each.seconds for each in output.passes))
+            self.planner.observe_passes(output.passes)
+            self.counts.busy_s += work.seconds
             for draft in output.rows:
-                if draft.seq_id in sent:
-                    self._tables[draft.seq_id] = self._table(sent[draft.seq_id], draft)
+                if draft.seq_id in order.rows:
+                    table = self._table(order.rows[draft.seq_id], draft)
+                    self._tables[draft.seq_id] = _Answer(table, work)
 
     def take(self, requests: Iterable[DraftRequest]) -> list[Proposal]:
         """Return the drafts that continue the texts of requests; none for the others."""
         proposals = []
         for request in requests:
-            seq, table = request.seq, self._tables.get(request.seq.seq_id)
-            if table is None or request.max_tokens <= 0:
+            seq, answer = request.seq, self._tables.get(request.seq.seq_id)
+            if answer is None or request.max_tokens <= 0:
                 continue
-            found = table.continuing(seq.token_ids)
+            found = answer.table.continuing(seq.token_ids)
             if found is not None:
                 tokens = found.token_ids[: request.max_tokens]
                 probs = None if found.draft_probs is None else found.draft_probs[: len(tokens)]
                 base = seq.seq_id, seq.num_tokens, seq.token_ids[-1]
-                proposals.append(Proposal(*base, tokens, probs, is_ahead=True))
+                proposals.append(Proposal(*base, tokens, probs, work=answer.work))
                 self.counts.num_used_tokens += len(tokens)
         return proposals
 
@@ -97,7 +115,8 @@ class AheadDrafts:
             outcome = None if round_ is None else round_.outcome(request.seq.token_ids)
             if round_ is None or outcome is None:
                 continue
-            self._observe(round_, outcome, self._tables.get(seq_id))
+            answer = self._tables.get(seq_id)
+            self._observe(round_, outcome, None if answer is None else answer.table)
             if request.max_tokens > 0:
                 self.counts.record(outcome.num_accepted, hit=seq_id in served)
 
@@ -105,8 +124,8 @@ class AheadDrafts:
         """Drop the drafts of a sequence, those that are to come included."""
         self._tables.pop(seq_id, None)
         self._rounds.pop(seq_id, None)
-        for sent in self._expected.values():
-            sent.pop(seq_id, None)
+        for order in self._expected.values():
+            order.rows.pop(seq_id, None)
 
     def _observe(self, round_: AheadRound, outcome: Outcome, table: OutcomeTable | None) -> None:
         rank, num_tried = None, 0

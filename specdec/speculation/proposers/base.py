@@ -61,6 +61,13 @@ class DraftRequest:
         return self.max_nodes > self.max_tokens > 0
 
 
+class AheadWork(NamedTuple):
+    """Passes of a draft model for one step. began_at_s: when they were ordered, by its clock."""
+
+    began_at_s: float
+    seconds: float
+
+
 @dataclass(frozen=True)
 class Proposal:
     """Draft tokens for one sequence; an empty draft is legal.
@@ -73,7 +80,7 @@ class Proposal:
     method: the method that drafted, where several are loaded.
     parents: for a tree of drafts, the index of each draft token's parent, -1 for the base; None for
         a chain, in which each token follows the one before.
-    is_ahead: whether it was made while the target verified the draft before.
+    work: of the draft model, where the draft was made while the target verified the one before.
     """
 
     seq_id: int
@@ -84,7 +91,12 @@ class Proposal:
     lookahead_token_ids: tuple[int, ...] = ()
     method: str | None = None
     parents: tuple[int, ...] | None = None
-    is_ahead: bool = False
+    work: AheadWork | None = None
+
+    @property
+    def is_ahead(self) -> bool:
+        """Return whether it was made while the target verified the draft before."""
+        return self.work is not None
 
     @property
     def depth(self) -> int:
@@ -114,7 +126,8 @@ class SentRow(NamedTuple):
     draft_token_ids: the chain of drafts that the row verifies; of a tree its first path.
     num_next_tokens: most tokens to draft behind the token that the target adds to them; 0 if none
         could become output.
-    method: as in DraftRequest. ahead: what to draft.
+    method: as in DraftRequest. ahead: what to draft. may_wait: whether the next step of these rows
+        would wait for drafts.
     """
 
     seq: Sequence
@@ -123,6 +136,7 @@ class SentRow(NamedTuple):
     num_next_tokens: int
     method: str | None
     ahead: DraftAhead
+    may_wait: bool = False
 
 
 class Proposer(Protocol):

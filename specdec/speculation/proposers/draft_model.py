@@ -72,7 +72,7 @@ class DraftModelProposer:
         worker: DraftWorker,
         limits: DraftLimits,
         adapter: VocabAdapter | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`worker` and `adapter` must be new, without sequences.
 

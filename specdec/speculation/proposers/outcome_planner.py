@@ -1,44 +1,35 @@
 """Plans what a draft model drafts ahead: which outcomes of a row, and how far behind each.
 
-An *outcome* of a row is the number of its drafts that are accepted and the token that the target
-adds. How many tokens to try for each number (the *fan-out*) follows from how often each number and
-each rank occurs, as measured; the sum is limited to what the draft device completes within a step
-of the target, as measured too.
+More outcomes make a hit more likely, and longer drafts make it worth more; both take time of the
+draft device. The plan is the one with the most expected tokens per second, according to two
+measurements: how often each outcome occurs (`OutcomeStatistics`), and how long the passes of both
+models take.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from operator import mul
 from typing import NamedTuple
 
+from specdec.speculation.proposers.outcome_statistics import Likeliest, OutcomeStatistics
+from specdec.speculation.proposers.pass_times import PassTimes
 from specdec.types.draft_decision import DraftAhead
 from specdec.types.draft_tree import MAX_TREE_NODES
 from specdec.types.messages import DraftPass
-from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
 
-MAX_FAN_OUT = 16
-"""Most tokens to continue behind one number of accepted drafts."""
-
-_FIRST_BRANCHES = 4
-"""Outcomes of a row while the speed of neither device is known."""
-
-_LEAST_PROBABILITY = 0.002
-"""Outcomes that are rarer are not enumerated."""
+_BRANCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Numbers of outcomes of a row that are compared."""
 
 _USED_SHARE = 0.9
-"""Part of a step of the target within which the drafts ahead should be complete."""
+"""Part of a step of the target within which drafts ahead should be complete that no row awaits."""
 
-_PRIOR_ACCEPTED = 0.7
-_PRIOR_BEST = 0.4
-_PRIOR_WEIGHT = 4.0
-_MOST_WEIGHT = 512.0
-"""Most observations of a rate; later ones replace the share of earlier ones."""
+_KEPT_STEPS = 8
+"""Steps of one kind with the same shape: a comparison takes the host up to some milliseconds."""
 
 _KEPT = 0.95
-"""Part of the weight of earlier passes and steps that a new one leaves."""
+"""Part of the weight of earlier steps that a new one leaves."""
 
 
 class RowPlan(NamedTuple):
@@ -65,133 +56,115 @@ class RowPlan(NamedTuple):
         return RowPlan((0,) * self.num_drafts + (1,), count) if count > 0 else None
 
 
-@dataclass
-class _Rate:
-    """Share of observations, with a prior; old ones lose weight."""
+class RowSize(NamedTuple):
+    """The drafts of a row that are in flight, and the most tokens to draft behind an outcome."""
 
-    num_trials: float = 0.0
-    num_hits: float = 0.0
+    num_drafts: int
+    num_next_tokens: int
 
-    def add(self, *, hit: bool) -> None:
-        self.num_trials += 1
-        self.num_hits += hit
-        scale = min(1.0, _MOST_WEIGHT / self.num_trials)
-        self.num_trials *= scale
-        self.num_hits *= scale
+    def num_branches(self, shape: _Shape) -> int:
+        """Return how many outcomes of the row have room in its tree."""
+        room = (MAX_TREE_NODES - self.num_drafts) // self.num_levels(shape)
+        return max(1, min(shape.num_branches, room))
 
-    def value(self, prior: float) -> float:
-        return (self.num_hits + _PRIOR_WEIGHT * prior) / (self.num_trials + _PRIOR_WEIGHT)
+    def num_levels(self, shape: _Shape) -> int:
+        """Return how many tokens to draft behind each outcome of the row."""
+        return min(self.num_next_tokens, shape.num_levels)
 
 
-class OutcomeStatistics:
-    """Probabilities of the outcomes of rows, from those that occurred.
+class _Shape(NamedTuple):
+    """Outcomes of each row, and tokens behind each of them: passes of the draft model."""
 
-    The rank of a token that was not enumerated is only known to be beyond those that were. So each
-    rank has its rate among the rows in which no better one was right and this one was tried, which
-    is the estimator of Kaplan and Meier (1958).
+    num_levels: int
+    num_branches: int
+
+
+class _Kind(NamedTuple):
+    """What steps have in common that have the same shape. max_tokens: of a pass."""
+
+    num_rows: int
+    most_levels: int
+    most_branches: int
+    may_wait: bool
+    max_tokens: int | None
+
+
+_CHAIN = _Shape(1, 1)
+_FIRST_BRANCHES = 4
+"""Outcomes of a row while the speed of neither device is known."""
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """The rows of a step, by size.
+
+    may_wait: whether the next step waits for drafts: for those ahead if they are not complete, and
+        after a miss for others. expected: tokens of a row by its number of drafts.
     """
 
-    def __init__(self) -> None:
-        self._accepted = [_Rate() for _ in range(MAX_NUM_SPECULATIVE_TOKENS)]
-        self._after_rejection = [_Rate() for _ in range(MAX_FAN_OUT)]
-        self._after_all = [_Rate() for _ in range(MAX_FAN_OUT)]
+    sizes: Mapping[RowSize, int]
+    likeliest: Mapping[int, Likeliest]
+    expected: Sequence[float]
+    may_wait: bool
 
-    def observe(self, num_drafts: int, num_accepted: int, rank: int | None, num_tried: int) -> None:
-        """Record the outcome of a row with `num_drafts`.
+    @property
+    def num_first(self) -> int:
+        """Tokens of the pass that runs the drafts in flight."""
+        return sum(count * (1 + size.num_drafts) for size, count in self.sizes.items())
 
-        rank: of the target's token among the `num_tried` tokens that were enumerated for this
-            number; None for another token.
-        """
-        for index in range(min(num_drafts, num_accepted + 1)):
-            self._accepted[index].add(hit=index < num_accepted)
-        ranks = self._after_all if num_accepted == num_drafts else self._after_rejection
-        for index in range(num_tried if rank is None else rank + 1):
-            ranks[index].add(hit=index == rank)
+    @property
+    def num_rows(self) -> int:
+        return sum(self.sizes.values())
 
-    def fan_out(self, num_drafts: int, num_branches: int) -> tuple[int, ...]:
-        """Return the fan-out of the `num_branches` most likely outcomes.
+    @property
+    def most_levels(self) -> int:
+        return max(size.num_next_tokens for size in self.sizes)
 
-        The best token behind all drafts is always among them.
-        """
-        best = sorted(self._outcomes(num_drafts), reverse=True)[: max(0, num_branches - 1)]
-        counts = [0] * num_drafts + [1]
-        for probability, num_accepted in best:
-            if probability >= _LEAST_PROBABILITY:
-                counts[num_accepted] += 1
-        return tuple(counts)
+    def num_tokens(self, shape: _Shape) -> int:
+        """Return the tokens of a pass that extends all branches."""
+        return sum(count * size.num_branches(shape) for size, count in self.sizes.items())
 
-    def hit_rate(self, fan_out: Sequence[int]) -> float:
-        """Return the probability that a row's outcome is among those of a fan-out."""
-        *inner, last = zip(self._reached(len(fan_out) - 1), fan_out, strict=True)
-        rejected, whole = self._rank_rates(is_last=False), self._rank_rates(is_last=True)
-        inner_rate = sum(reached * sum(rejected[:count]) for reached, count in inner)
-        return inner_rate + last[0] * sum(whole[: last[1]])
-
-    def _outcomes(self, num_drafts: int) -> Iterable[tuple[float, int]]:
-        """Yield probability and number of accepted drafts of each outcome but the first."""
-        *inner, last = self._reached(num_drafts)
-        rejected, whole = self._rank_rates(is_last=False), self._rank_rates(is_last=True)
-        for index, reached in enumerate(inner):
-            yield from ((reached * rate, index) for rate in rejected)
-        yield from ((last * rate, num_drafts) for rate in whole[1:])
-
-    def _reached(self, num_drafts: int) -> list[float]:
-        """Return the probability of each number of accepted drafts, 0 to `num_drafts`."""
-        rate, rates = _PRIOR_ACCEPTED, []
-        for each in self._accepted[:num_drafts]:
-            rate = each.value(rate)
-            rates.append(rate)
-        survival = [*accumulate(rates, mul, initial=1.0), 0.0]
-        return [before - after for before, after in pairwise(survival)]
-
-    def _rank_rates(self, *, is_last: bool) -> list[float]:
-        """Return the probability of each rank, in descending order."""
-        ranks = self._after_all if is_last else self._after_rejection
-        prior, left, rates = _PRIOR_ACCEPTED if is_last else _PRIOR_BEST, 1.0, [1.0]
-        for rank in ranks:
-            prior = rank.value(prior)
-            rates.append(min(rates[-1], left * prior))
-            left *= 1 - prior
-            prior = min(prior, _PRIOR_BEST)
-        return rates[1:]
-
-
-class PassSpeed:
-    """Seconds of a draft model's forward passes by their number of tokens: a line, fitted."""
-
-    def __init__(self) -> None:
-        self._weight = self._x = self._y = self._xx = self._xy = 0.0
-
-    def observe(self, each: DraftPass) -> None:
-        """Record a pass."""
-        x, y = float(each.num_tokens), each.seconds
-        sums = (self._weight, self._x, self._y, self._xx, self._xy)
-        added = (1.0, x, y, x * x, x * y)
-        self._weight, self._x, self._y, self._xx, self._xy = (
-            _KEPT * before + new for before, new in zip(sums, added, strict=True)
+    def hit_rate(self, shape: _Shape) -> float:
+        """Return the mean probability that a row's outcome is among the shape's."""
+        rates = (
+            count * self.likeliest[size.num_drafts].hit_rate(size.num_branches(shape))
+            for size, count in self.sizes.items()
         )
+        return sum(rates) / self.num_rows
 
-    def seconds(self, num_tokens: int) -> float | None:
-        """Return the expected seconds of a pass; None before the first one."""
-        if not self._weight:
-            return None
-        mean_x, mean_y = self._x / self._weight, self._y / self._weight
-        variance = self._xx / self._weight - mean_x * mean_x
-        covariance = self._xy / self._weight - mean_x * mean_y
-        slope = max(0.0, covariance / variance) if variance > 1e-9 else 0.0
-        return max(0.0, mean_y + slope * (num_tokens - mean_x))
+    def tokens(self, shape: _Shape) -> float:
+        """Return the expected tokens of a row in the next step."""
+        total = 0.0
+        for size, count in self.sizes.items():
+            hit = self.likeliest[size.num_drafts].hit_rate(size.num_branches(shape))
+            missed = self.expected[size.num_next_tokens] if self.may_wait else 1.0
+            total += count * (hit * self.expected[size.num_levels(shape)] + (1 - hit) * missed)
+        return total / self.num_rows
 
 
 class OutcomePlanner:
-    """Plans the drafts ahead of a batch, within the time of a step of the target."""
+    """Plans the drafts ahead of a batch by the measured times of both models.
+
+    first, levels: passes that run drafts in flight, and those that extend branches.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """clock: monotonic, in seconds."""
         self.outcomes = OutcomeStatistics()
-        self.speed = PassSpeed()
+        self.first = PassTimes()
+        self.levels = PassTimes()
         self._clock = clock
         self._began_at_s: float | None = None
         self._target_s: float | None = None
+        self._kind: _Kind | None = None
+        self._shape: _Shape | None = None  # of steps of that kind
+        self._likeliest: dict[int, Likeliest] = {}  # by number of drafts
+        self._num_kept = 0
+
+    def observe_passes(self, passes: Sequence[DraftPass]) -> None:
+        """Record the passes of drafts ahead, in their order."""
+        for index, each in enumerate(passes):
+            (self.levels if index else self.first).observe(each)
 
     def begin_step(self) -> None:
         """Record that the target has received a step behind which the draft model drafts."""
@@ -210,52 +183,67 @@ class OutcomePlanner:
         known = self._target_s
         self._target_s = seconds if known is None else _KEPT * known + (1 - _KEPT) * seconds
 
-    def plan(self, rows: Sequence[tuple[int, int]], ahead: DraftAhead) -> list[RowPlan]:
+    def plan(
+        self, rows: Sequence[RowSize], ahead: DraftAhead, *, may_wait: bool = False
+    ) -> list[RowPlan]:
         """Return what to draft behind each row.
 
-        rows: the number of drafts of each, and the most tokens to draft behind an outcome, 1 or
-            more.
+        may_wait: as in SentRow, the same for all.
         """
         if not rows:
             return []
-        num_first = sum(1 + num_drafts for num_drafts, _ in rows)
-        most = self._num_levels(len(rows), num_first, max(count for _, count in rows))
-        per_row = 1
-        if ahead is DraftAhead.OUTCOMES:
-            per_row = max(1, self._num_tokens(num_first, most, len(rows)) // len(rows))
-        sizes = [(num_drafts, min(count, most)) for num_drafts, count in rows]
-        plans = {size: self._row_plan(*size, per_row) for size in set(sizes)}
-        return [plans[size] for size in sizes]
+        most = MAX_TREE_NODES if ahead is DraftAhead.OUTCOMES else 1
+        longest = max(each.num_next_tokens for each in rows)
+        kind = _Kind(len(rows), longest, most, may_wait, self.levels.max_tokens)
+        if kind != self._kind or self._num_kept >= _KEPT_STEPS:
+            self._kind, self._shape, self._num_kept = kind, None, 0
+            self._likeliest.clear()
+        self._num_kept += 1
+        for num_drafts in {each.num_drafts for each in rows} - self._likeliest.keys():
+            self._likeliest[num_drafts] = self.outcomes.likeliest(num_drafts, most)
+        if self._shape is None:
+            expected = self.outcomes.expected_tokens(longest)
+            self._shape = self._best(
+                _Batch(Counter(rows), self._likeliest, expected, may_wait), most
+            )
+        plans = {size: _row_plan(size, self._shape, self._likeliest) for size in set(rows)}
+        return [plans[size] for size in rows]
 
-    def _row_plan(self, num_drafts: int, num_draft_tokens: int, num_branches: int) -> RowPlan:
-        """Return the plan of one row, whose tree has room for at most MAX_TREE_NODES."""
-        room = (MAX_TREE_NODES - num_drafts) // num_draft_tokens
-        fan_out = self.outcomes.fan_out(num_drafts, max(1, min(num_branches, room)))
-        return RowPlan(fan_out, num_draft_tokens)
+    def _best(self, batch: _Batch, most_branches: int) -> _Shape:
+        """Return the shape with the most expected tokens per second; of equal ones the smallest."""
+        target_s, most_tokens = self._target_s, self.levels.max_tokens
+        if target_s is None or most_tokens is None:
+            return _Shape(batch.most_levels, min(most_branches, _FIRST_BRANCHES))
+        shapes = _candidates(batch, most_branches, most_tokens)
+        return max(shapes, key=lambda shape: self._goodput(batch, shape, target_s))
 
-    def _num_levels(self, num_rows: int, num_first: int, wanted: int) -> int:
-        """Return how many tokens there is time for behind one outcome of each row."""
-        limit_s, first_s = self._limit_s, self.speed.seconds(num_first)
-        level_s = self.speed.seconds(num_rows)
-        if limit_s is None or first_s is None or not level_s:
-            return wanted
-        return max(1, min(wanted, int((limit_s - first_s) / level_s)))
+    def _goodput(self, batch: _Batch, shape: _Shape, target_s: float) -> float:
+        """Return the expected tokens of a row per second; 0 where its drafts would be late."""
+        draft_s = self._draft_s(batch.num_first, batch.num_tokens(shape), shape.num_levels)
+        if batch.may_wait:
+            missed_s = self._draft_s(1, 1, batch.most_levels - 1)
+            seconds = max(target_s, draft_s) + (1 - batch.hit_rate(shape)) * missed_s
+            return batch.tokens(shape) / max(seconds, 1e-9)
+        if draft_s > _USED_SHARE * target_s and shape != _CHAIN:
+            return 0.0
+        return batch.tokens(shape)
 
-    def _num_tokens(self, num_first: int, num_levels: int, num_rows: int) -> int:
-        """Return how many tokens a pass may have, so that there is time for `num_levels`."""
-        limit_s, first_s = self._limit_s, self.speed.seconds(num_first)
-        if limit_s is None or first_s is None:
-            return _FIRST_BRANCHES * num_rows
-        low, high = num_rows, num_rows * MAX_TREE_NODES
-        while low < high:
-            middle = (low + high + 1) // 2
-            level_s = self.speed.seconds(middle) or 0.0
-            if first_s + num_levels * level_s <= limit_s:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+    def _draft_s(self, num_first: int, num_tokens: int, num_levels: int) -> float:
+        """Return the seconds of a pass over drafts and of `num_levels` behind it."""
+        first_s, level_s = self.first.seconds(num_first), self.levels.seconds(num_tokens)
+        return (first_s or 0.0) + num_levels * (level_s or 0.0)
 
-    @property
-    def _limit_s(self) -> float | None:
-        return None if self._target_s is None else _USED_SHARE * self._target_s
+
+def _candidates(batch: _Batch, most_branches: int, most_tokens: int) -> Iterator[_Shape]:
+    """Yield chains of every length, and shapes of more outcomes whose passes have `most_tokens`."""
+    for num_branches in _BRANCHES:
+        for num_levels in range(1, batch.most_levels + 1):
+            shape = _Shape(num_levels, num_branches)
+            is_known = num_branches <= most_branches and batch.num_tokens(shape) <= most_tokens
+            if num_branches == 1 or is_known:
+                yield shape
+
+
+def _row_plan(size: RowSize, shape: _Shape, likeliest: Mapping[int, Likeliest]) -> RowPlan:
+    fan_out = likeliest[size.num_drafts].fan_out(size.num_branches(shape))
+    return RowPlan(fan_out, size.num_levels(shape))

@@ -1,6 +1,7 @@
 """Measurements of steps and requests, with and without traces."""
 
 import asyncio
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -54,12 +55,16 @@ def count_of(histogram):
 
 def test_steps_are_recorded_for_metrics_and_traces(instrumentation, metrics, tracing):
     instrumentation.record_verify(2.0)
+    instrumentation.record_ahead(time.perf_counter() - 1.5, 0.5)
     instrumentation.record_draft(1.0)
     instrumentation.record_batch(3)
     assert (metrics[VERIFY_TIME].read().total, metrics[DRAFT_TIME].read().total) == (2.0, 1.0)
     assert [count_of(metrics[each]) for each in (VERIFY_TIME, DRAFT_TIME, BATCH_SIZE)] == [1, 1, 1]
     if tracing is not None:
         assert tracing.steps == StepSeconds(draft_s=1.0, verify_s=2.0)
+        [overlap] = tracing.steps.overlaps
+        assert overlap.verify.began_at_s < overlap.draft.began_at_s
+        assert overlap.draft.ended_at_s < overlap.verify.ended_at_s
 
 
 def test_requests_are_recorded_for_metrics_and_traces(instrumentation, metrics, tracing):

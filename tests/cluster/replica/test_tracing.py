@@ -128,6 +128,30 @@ def test_a_hand_worked_trace(tracing, exporter):
     }
 
 
+def test_drafts_made_ahead_are_beside_the_steps_that_they_overlap(tracing, exporter):
+    """Of each step a span of the target and one of the draft model, the latest ones."""
+    clock = Clock(50.0)
+    trace = tracing.begin("r", CALL, clock)
+    tracing.steps.record_ahead(48.0, 1.0)  # before any step
+    tracing.steps.record_verify(1.0, 49.0)
+    tracing.steps.record_ahead(48.5, 1.0)  # of another request
+    trace.on_queued(request("r", PROMPT, seed=9))
+    trace.on_scheduled(51.0)
+    trace.on_first_output(52.0)
+    for step in range(20):
+        tracing.steps.record_verify(0.5, 53.0 + step)
+        tracing.steps.record_ahead(52.6 + step, 0.25)
+    trace.end(80.0, output(FinishReason.STOP))
+    made = exporter.get_finished_spans()
+    [decode] = [each for each in made if each.name == "decode"]
+    for name, begin, length in (("verify", 52.5, 0.5), ("draft_ahead", 52.6, 0.25)):
+        own = [each for each in made if each.name == name]
+        assert {each.parent.span_id for each in own} == {decode.context.span_id}
+        assert [round(seconds(each), 3) for each in own] == [length] * 16
+        after_s = (own[0].start_time - decode.start_time) / 1e9
+        assert round(after_s, 3) == round(begin + 4 - 52.0, 3), "the latest sixteen"
+
+
 def seconds(span):
     return round((span.end_time - span.start_time) / 1e9, 6)
 
@@ -191,7 +215,10 @@ class TracedSteps(Metrics):
         self.steps.draft_s += seconds
 
     def record_verify(self, seconds):
-        self.steps.verify_s += seconds
+        self.steps.record_verify(seconds, time.perf_counter())
+
+    def record_ahead(self, began_at_s, seconds):
+        self.steps.record_ahead(began_at_s, seconds)
 
 
 class Replica:

@@ -26,6 +26,9 @@ class Recorded:
     def record_verify(self, seconds):
         self.verifications.append(seconds)
 
+    def record_ahead(self, began_at_s, seconds):
+        raise AssertionError("nothing drafts ahead here")
+
     def record_batch(self, num_sequences):
         self.batches.append(num_sequences)
 

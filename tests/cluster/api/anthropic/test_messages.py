@@ -278,9 +278,3 @@ async def test_blocks_follow_the_pieces_of_an_answer():
     ]  # fmt: skip
     assert [each["index"] for each in changes if each["type"] == "content_block_stop"] == [0, 1, 2]
     assert [each["id"] for each in builder._blocks[2:]] == ["id-0", "id-1"]
-
-
-async def test_embeddings_are_refused_plainly(http):
-    response = await http.post("/v1/embeddings", json={"input": "a"})
-    assert response.status_code == 501
-    assert "serve an embedding model with another engine" in response.json()["error"]["message"]

@@ -81,3 +81,20 @@ async def test_the_answer_has_the_request_id(http, path, body):
     response = await http.post(path, json={**body, **limit}, headers=headers)
     assert response.headers["x-request-id"] == "mine"
     assert response.json()["id"].endswith("mine")
+
+
+@pytest.mark.parametrize(
+    ("path", "instead"),
+    [
+        ("/v1/embeddings", "serve an embedding model with another engine"),
+        ("/score", "use /v1/completions with echo, logprobs and max_tokens 0"),
+        ("/v1/score", "serve a cross-encoder with another engine"),
+        ("/rerank", "serve a cross-encoder with another engine"),
+        ("/v1/rerank", "serve a cross-encoder with another engine"),
+        ("/v2/rerank", "serve a cross-encoder with another engine"),
+    ],
+)
+async def test_what_a_causal_model_cannot_serve_is_refused_plainly(http, path, instead):
+    response = await http.post(path, json={"input": "a"})
+    assert response.status_code == 501
+    assert instead in response.json()["error"]["message"]

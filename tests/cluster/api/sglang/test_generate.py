@@ -15,7 +15,9 @@ import pytest
 from cluster.api.authentication import ApiKey, ApiKeys
 from cluster.api.http.app import make_app
 from cluster.api.sglang import generate
+from cluster.api.sglang.routes import _speculation_info
 from cluster.replica.orders import AbortOrder
+from specdec.config.speculative_keys import read_speculation
 from specdec.types.errors import OverloadedError
 from specdec.types.request import Caller
 from tests.cluster.api.openai.conftest import ALONE
@@ -355,6 +357,25 @@ async def test_the_model_and_the_server_are_described(http):
     assert server["speculative_algorithm"] == "NGRAM"
     assert server["context_length"] == 512
     assert server["internal_states"][0]["num_running_reqs"] == 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        (None, (None, None, None)),
+        ({"method": "ngram", "num_speculative_tokens": 3}, ("NGRAM", 3, 4)),
+        ({"method": "draft_model", "model": "d", "num_speculative_tokens": 4},
+         ("STANDALONE", 4, 5)),
+        ({"method": "mtp", "num_speculative_tokens": 1}, ("NEXTN", 1, 2)),
+        ({"method": "suffix", "num_speculative_tokens": 5, "num_draft_tree_tokens": 15},
+         ("SUFFIX", 5, 16)),
+    ],
+)  # fmt: skip
+def test_speculation_is_reported_in_sglangs_names(keys, expected):
+    config = read_speculation(keys)
+    names = ("algorithm", "num_steps", "num_draft_tokens")
+    info = _speculation_info(config)
+    assert tuple(info[f"speculative_{name}"] for name in names) == expected
 
 
 async def test_health_generate_makes_a_token(http, router):

@@ -86,7 +86,7 @@ def test_each_probe_without_a_change_doubles_the_wait_up_to_a_minute():
 
 def test_a_shape_that_was_much_better_than_expected_is_tried_again_soon():
     probe = Probe(0.0)
-    for goodput, wait_s in ((1.0, 5.0), (1.0, 10.0), (1.2, 5.0), (1.05, 10.0)):
+    for goodput, wait_s in ((1.0, 5.0), (1.0, 10.0), (1.1, 5.0), (1.04, 10.0)):
         begun(probe=probe)
         probe.end(11.0, goodput)
         assert probe.due_at_s - 11.0 == wait_s
