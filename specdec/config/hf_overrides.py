@@ -11,20 +11,26 @@ from specdec.config.fields import Limit, optional
 _STORED = "quantization_config"
 """It describes the tensors of the files, which an override cannot change."""
 
+_NESTED = "text_config"
+
 _ROPE_SPELLINGS = ("rope_parameters", "rope_scaling")
 """The same settings in two spellings, of which a file may have the other one."""
 
+_ROPE_KEYS = ("rope_theta", "partial_rotary_factor")
+"""Settings that a file has either in one of these or at its top level."""
+
 
 def _read(value: object) -> dict[str, Any] | None:
-    """Return the keys of a mapping or of JSON text; None for anything else."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            return None
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+    """Return the keys of JSON text, or of a mapping that has one; None for anything else."""
+    if isinstance(value, Mapping) and not all(isinstance(key, str) for key in value):
         return None
-    return None if _STORED in value else dict(value)
+    try:
+        found = json.loads(value if isinstance(value, str) else json.dumps(value, default=dict))
+    except (TypeError, ValueError, RecursionError):
+        return None
+    objects = [found, found.get(_NESTED, {})] if isinstance(found, dict) else [found]
+    is_valid = all(isinstance(each, dict) and _STORED not in each for each in objects)
+    return found if is_valid else None
 
 
 HF_OVERRIDES = optional(
@@ -45,16 +51,30 @@ def with_overrides(raw: Mapping[str, Any], overrides: str | None) -> dict[str, A
     """Return a config.json with other keys; those of its text_config are merged into it.
 
     overrides: as returned by `canonical_overrides`. An override of the rotary embedding replaces
-    its other spelling, but keeps rope_theta unless it has one.
+    its other spelling, but keeps rope_theta and partial_rotary_factor unless it has them.
     """
-    changed, keys = dict(raw), json.loads(overrides) if overrides else {}
-    for name in _ROPE_SPELLINGS if set(_ROPE_SPELLINGS) & keys.keys() else ():
-        found = changed.pop(name, None) or {}
-        if "rope_theta" in found:
-            changed["rope_theta"] = found["rope_theta"]
+    keys = json.loads(overrides) if overrides else {}
+    changed = _without_replaced(raw, keys)
     for key, value in keys.items():
-        is_nested = key == "text_config" and isinstance(changed.get(key), dict)
+        is_nested = key == _NESTED and isinstance(changed.get(key), dict)
         changed[key] = with_overrides(changed[key], json.dumps(value)) if is_nested else value
+    return changed
+
+
+def _without_replaced(raw: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config.json without the settings of the rotary embedding that `keys` replace.
+
+    One that is kept moves to the top level, where a spelling in `keys` has precedence over it.
+    """
+    changed, replaced = dict(raw), [key for key in _ROPE_KEYS if key in keys]
+    for name in _ROPE_SPELLINGS:
+        stored = changed.get(name)
+        own = stored if isinstance(stored, dict) else {}
+        if any(each in keys for each in _ROPE_SPELLINGS):
+            changed.pop(name, None)
+            changed |= {key: own[key] for key in _ROPE_KEYS if key in own}
+        elif own:
+            changed[name] = {key: own[key] for key in own if key not in replaced}
     return changed
 
 

@@ -92,7 +92,7 @@ def resolve_models(config: LLMConfig, progress: Progress) -> ModelDirectories:
     return ModelDirectories(
         target,
         None if drafting is None else _resolve_draft(drafting, target, progress),
-        None if head is None else _resolve_head(head, target, progress),
+        None if head is None else _resolve_head(head, target, found, progress),
         config.model_options,
     )
 
@@ -128,13 +128,14 @@ def _require_model(directory: Path) -> None:
         raise InvalidValueError("speculative_config.method", "draft_model", limit)
 
 
-def _resolve_head(method: HeadMethodConfig, target: Path, progress: Progress) -> Path:
-    """Find or download a head, and report what its files were taken for."""
+def _resolve_head(
+    method: HeadMethodConfig, target: Path, model: ModelConfig, progress: Progress
+) -> Path:
+    """Find or download a head of a model, and report what its files were taken for."""
     directory = target
     if method.model is not None:
         directory = resolve(method.model, progress=progress, may_be_pickled=True)
-    config = ModelConfig.from_directory(target)
-    head = HeadConfig.from_directory(directory, config, method.window, method.speculative_token_map)
+    head = HeadConfig.from_directory(directory, model, method.window, method.speculative_token_map)
     if head.method != method.name:
         limit = f"{head.method}: {directory} is {head.describe()[0]}"
         raise InvalidValueError("speculative_config.method", method.name, limit)

@@ -90,7 +90,10 @@ def text_config(raw: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
     found = nested.get("model_type", model_type)
     if found != model_type:
         raise unsupported("text_config.model_type", found, model_type)
-    shared = ("eos_token_id", "tie_word_embeddings", "dtype", "torch_dtype")
+    shared = (
+        *("eos_token_id", "tie_word_embeddings", "dtype", "torch_dtype"),
+        "quantization_config",
+    )
     return nested | {key: raw[key] for key in shared if raw.get(key) is not None}
 
 

@@ -6,6 +6,8 @@ that this one does not need has no queries, and its programs return at once.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -35,10 +37,13 @@ def plan_ragged_batch(
     lens = batch.cu_seqlens.diff()
     is_long = (lens > MAX_SHORT_QUERY_TOKENS) & (not invariant)
     short = min(batch.decode_len, MAX_SHORT_QUERY_TOKENS)
+    shape = TileShape.of([short], longest, heads.heads_per_kv, invariant=invariant)
+    # A sequence may have more tokens than one that decodes, and then fills its tiles.
+    whole_rows = shape.num_rows // heads.heads_per_kv * heads.heads_per_kv
     launches = [
         _tiles(
             lens.masked_fill(is_long, 0),
-            TileShape.of([short], longest, heads.heads_per_kv, invariant=invariant),
+            replace(shape, used_rows=whole_rows),
             num_tokens if invariant else min(num_tokens, num_seqs * MAX_SHORT_QUERY_TOKENS),
             heads,
             head_dim,

@@ -16,16 +16,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from specdec.models.config_values import count
 from specdec.models.weights.stored_tensors import TensorSource
-from specdec.models.weights.weight_slices import as_slice, sibling, units_of
+from specdec.models.weights.weight_slices import as_slice, require_shape, sibling, units_of
 from specdec.types.errors import UnsupportedModelError
 
 _LARGEST_INT8 = 127
+_MAX_REASON_CHARS = 200
 
 
 @dataclass(frozen=True)
@@ -40,28 +41,54 @@ class BitsAndBytes:
         """See WeightFormat."""
         if sibling(name, "SCB") in tensors:
             return tensors.shape(name)
-        return tuple(_state(tensors, name)["shape"])
+        return _state(tensors, name).shape
 
     def read(self, tensors: TensorSource, name: str, rows: range, cols: range) -> Tensor:
         """See WeightFormat."""
         if sibling(name, "SCB") in tensors:
             return _read_int8(tensors, name, rows, cols)
         state = _state(tensors, name)
-        _, in_features = state["shape"]
+        out_features, in_features = state.shape
+        num_blocks = -(-out_features * in_features // state.block_size)
+        require_shape(tensors, f"{name}.absmax", (num_blocks,))
         held = range(rows.start * in_features, rows.stop * in_features)
         values = tensors.slice(f"{name}.quant_map").float()[_halves(tensors, name, held)]
         values *= _factors(tensors, name, state, held)
         return values.view(len(rows), in_features)[:, as_slice(cols)]
 
 
-def _state(tensors: TensorSource, name: str) -> dict[str, Any]:
-    """Return the description of a weight in 4 bits."""
-    stored = (f"{name}.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
-    for each in stored:
-        if each in tensors:
-            found: dict[str, Any] = json.loads(bytes(tensors.slice(each).tolist()))
-            return found
-    raise UnsupportedModelError(f"{name} has a quant_map, but no quant_state")
+@dataclass(frozen=True)
+class _State:
+    """The description of a weight in 4 bits.
+
+    block_size: values that share a factor. nested_size, offset: of double quantization, the factors
+    that share one, and what is added to them.
+    """
+
+    shape: tuple[int, int]
+    block_size: int
+    nested_size: int
+    offset: float
+
+
+def _state(tensors: TensorSource, name: str) -> _State:
+    """Read the description of a weight. Raises UnsupportedModelError."""
+    known = (f"{name}.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
+    stored = next((each for each in known if each in tensors), None)
+    if stored is None:
+        raise UnsupportedModelError(f"{name} has a quant_map, but no quant_state")
+    try:
+        raw = json.loads(bytes(tensors.slice(stored).tolist()))
+        out_features, in_features = raw["shape"]
+        return _State(
+            (out_features, in_features),
+            count(raw, "blocksize"),
+            count(raw, "nested_blocksize", 1),
+            float(raw.get("nested_offset", 0.0)),
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, UnsupportedModelError) as error:
+        reason = " ".join(str(error).split())[:_MAX_REASON_CHARS]
+        raise UnsupportedModelError(f"{stored} does not describe a matrix: {reason}") from error
 
 
 def _halves(tensors: TensorSource, name: str, values: range) -> Tensor:
@@ -78,16 +105,16 @@ def _halves(tensors: TensorSource, name: str, values: range) -> Tensor:
     return halves[start : start + len(values)].long()
 
 
-def _factors(tensors: TensorSource, name: str, state: dict[str, Any], values: range) -> Tensor:
+def _factors(tensors: TensorSource, name: str, state: _State, values: range) -> Tensor:
     """Return the factor of each of a range of values, [len(values)] float32."""
-    size = state["blocksize"]
+    size = state.block_size
     held = units_of(values, size)
     absmax = tensors.slice(f"{name}.absmax", as_slice(held))
     if f"{name}.nested_absmax" in tensors:
         levels = tensors.slice(f"{name}.nested_quant_map").float()
-        blocks = torch.arange(held.start, held.stop) // state["nested_blocksize"]
+        blocks = torch.arange(held.start, held.stop) // state.nested_size
         outer = tensors.slice(f"{name}.nested_absmax").float()[blocks]
-        absmax = levels[absmax.long()] * outer + state["nested_offset"]
+        absmax = levels[absmax.long()] * outer + state.offset
     index = torch.arange(values.start, values.stop) // size - held.start
     return absmax.float()[index]
 

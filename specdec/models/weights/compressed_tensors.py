@@ -8,7 +8,8 @@ With [out, in] the shape of a weight and p = 32 // bits the values in an integer
   [out, groups], or for each block [out / rows, in / columns], rounded up;
 - `weight_zero_point`, if the quantization is not symmetric: of the shape of the scales, or packed
   as the weights are, along the outputs: int32 [out / p, groups];
-- `weight_g_idx` int32 [in], the group of each input, if they are permuted by activation order.
+- `weight_g_idx` int32 [in], the group of each input, if they are permuted by activation order; -1
+  for each if they turned out not to be.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec.models.config_values import count, unsupported
 from specdec.models.weights.fp4 import PackedFp4
 from specdec.models.weights.stored_tensors import TensorSource
 from specdec.models.weights.weight_slices import as_slice, groups_of, sibling, units_of
@@ -131,8 +133,11 @@ class CompressedTensors:
     def _group_index(self, tensors: TensorSource, name: str, cols: range) -> Tensor:
         """Return the group of each input, [len(cols)]."""
         stored = sibling(name, "weight_g_idx")
-        if stored in tensors:
-            return tensors.slice(stored, as_slice(cols)).long()
+        if (
+            stored in tensors
+            and (index := tensors.slice(stored, as_slice(cols)).long()).ge(0).all()
+        ):
+            return index
         positions = torch.arange(cols.start, cols.stop)
         return positions // self.group_size if self.group_size else torch.zeros_like(positions)
 
@@ -165,7 +170,15 @@ def _layout(weights: Mapping[str, Any] | None) -> tuple[int, int | None, tuple[i
     weights = weights or {}
     group_size, block = weights.get("group_size"), weights.get("block_structure")
     return (
-        int(weights.get("num_bits", 8)),
-        None if group_size in (None, -1) else int(group_size),
-        None if block is None else (int(block[0]), int(block[1])),
+        count(weights, "num_bits", 8),
+        None if group_size in (None, -1) else count(weights, "group_size"),
+        None if block is None else _block(block),
     )
+
+
+def _block(sizes: object) -> tuple[int, int]:
+    """Return the outputs and inputs of a block. Raises UnsupportedModelError."""
+    match sizes:
+        case [int(rows), int(cols)] if rows > 0 and cols > 0:
+            return rows, cols
+    raise unsupported("block_structure", sizes, "two numbers of at least 1")

@@ -16,7 +16,13 @@ import torch
 from torch import Tensor
 
 from specdec.models.weights.stored_tensors import TensorSource
-from specdec.models.weights.weight_slices import as_slice, groups_of, sibling, units_of
+from specdec.models.weights.weight_slices import (
+    as_slice,
+    groups_of,
+    require_shape,
+    sibling,
+    units_of,
+)
 
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _SCALE_BIAS = 127
@@ -60,10 +66,14 @@ class PackedFp4:
         return values * self._scales(tensors, name, rows, cols)
 
     def _scales(self, tensors: TensorSource, name: str, rows: range, cols: range) -> Tensor:
-        """Return the scale of each value, [len(rows), len(cols)] float32."""
+        """Return the scale of each value, [len(rows), len(cols)] float32.
+
+        Raises UnsupportedModelError for scales of another number.
+        """
         size = _NVFP4_GROUP if self.is_nvfp4 else _MXFP4_GROUP
-        groups = groups_of(cols, size, self.shape(tensors, name)[1])
-        stored = sibling(name, "weight_scale")
+        out_features, in_features = self.shape(tensors, name)
+        groups, stored = groups_of(cols, size, in_features), sibling(name, "weight_scale")
+        require_shape(tensors, stored, (out_features, -(-in_features // size)))
         found = tensors.slice(stored, as_slice(rows), as_slice(groups.held))
         if self.is_nvfp4:
             divisor = tensors.slice(sibling(name, "weight_global_scale")).float()

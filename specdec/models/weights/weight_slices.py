@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specdec.models.weights.stored_tensors import TensorSource
+from specdec.types.errors import UnsupportedModelError
+
 
 @dataclass(frozen=True)
 class Groups:
@@ -41,3 +44,9 @@ def sibling(name: str, suffix: str) -> str:
 def as_slice(part: range) -> slice:
     """Return a range as the window of a tensor."""
     return slice(part.start, part.stop)
+
+
+def require_shape(tensors: TensorSource, name: str, shape: tuple[int, ...]) -> None:
+    """Raise UnsupportedModelError for a stored tensor of another shape."""
+    if (found := tensors.shape(name)) != shape:
+        raise UnsupportedModelError(f"{name} has shape {list(found)}; expected {list(shape)}")

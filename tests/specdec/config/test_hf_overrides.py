@@ -13,7 +13,7 @@ from specdec.engine.model_resolution import resolve_models
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.llm.arguments import read_arguments
 from specdec.models.config import ModelConfig
-from specdec.models.rope import LinearRope
+from specdec.models.rope import DefaultRope, LinearRope, read_rope, rotary_fraction
 from specdec.types.errors import InvalidValueError
 from tests.specdec.models.families import save_family
 from tests.specdec.models.foreign import save_foreign
@@ -32,7 +32,14 @@ def test_text_and_mappings_mean_the_same():
     assert canonical_overrides({}) is None
 
 
-@pytest.mark.parametrize("value", ["[1]", "{", 3, {1: 2}, {"quantization_config": {}}])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("[1]", "{", 3, {1: 2}, {"a": object()}, "[" * 100_000),
+        *({"quantization_config": {}}, {"text_config": {"quantization_config": {}}}),
+        *({"text_config": 5}, {"text_config": None}),
+    ],
+)
 def test_other_values_are_refused(value):
     with pytest.raises(InvalidValueError, match=r"hf_overrides is .*; it must be a JSON object"):
         LLMConfig(model="model", hf_overrides=value)
@@ -46,6 +53,22 @@ def test_an_override_of_the_rotary_embedding_replaces_both_spellings(spelling, s
         raw = {stored: {"rope_theta": 500.0, "rope_type": "yarn"}}
     changed = with_overrides(raw, json.dumps({spelling: LINEAR}))
     assert changed == {"rope_theta": 500.0, spelling: LINEAR}
+
+
+@pytest.mark.parametrize("stored", ["rope_parameters", "rope_scaling"])
+def test_a_base_at_the_top_level_replaces_the_one_inside(stored):
+    """transformers 5 writes the base into rope_parameters, which have precedence in a file."""
+    scaled = {"max_position_embeddings": 64, stored: {**LINEAR, "rope_theta": 500.0}}
+    assert read_rope(with_overrides(scaled, '{"rope_theta": 9.0}')) == LinearRope(9.0, 4.0)
+    plain = {"max_position_embeddings": 64, stored: {"rope_theta": 500.0}}
+    assert read_rope(with_overrides(plain, '{"rope_theta": 9.0}')) == DefaultRope(9.0)
+
+
+def test_a_rotated_part_of_heads_survives_an_override_of_the_scaling():
+    raw = {"rope_parameters": {"partial_rotary_factor": 0.5}, "max_position_embeddings": 64}
+    assert rotary_fraction(with_overrides(raw, json.dumps({"rope_scaling": LINEAR}))) == 0.5
+    replaced = json.dumps({"rope_scaling": {**LINEAR, "partial_rotary_factor": 0.25}})
+    assert rotary_fraction(with_overrides(raw, replaced)) == 0.25
 
 
 def test_keys_of_the_text_model_are_merged():

@@ -1,5 +1,7 @@
 """Text models in models that read images too: the same logits, from their place in the files."""
 
+import json
+
 import pytest
 import torch
 import transformers
@@ -69,6 +71,13 @@ def test_both_places_of_the_text_model_are_known(model, tmp_path):
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_bytes((directory / "config.json").read_bytes())
     assert torch.equal(mixed_logits(tmp_path, ids(), TensorParallelGroup()), expected)
+
+
+def test_the_quantization_of_the_whole_is_that_of_the_text_model(model):
+    raw = json.loads((model[0] / "config.json").read_text())
+    assert ModelConfig.from_dict(raw, {}).stored_quantization is None
+    raw["quantization_config"] = {"quant_method": "fp8"}
+    assert ModelConfig.from_dict(raw, {}).stored_quantization == "fp8"
 
 
 def test_the_keys_that_gemma_leaves_out_have_the_defaults_of_transformers():

@@ -146,7 +146,7 @@ def test_batch_of_fixed_shape(window):
     assert (found.double() - pages.expected()[rows]).abs().max() < 2e-6
 
 
-def ragged(pages, num_padding=3, num_empty=2):
+def ragged(pages, decode_len=4, num_padding=3, num_empty=2):
     """Return the batch of pages as the device makes it, with padding and empty sequences behind."""
     own, bounds = pages.batch, torch.from_numpy(pages.batch.cu_seqlens_q)
     zeros = torch.zeros(num_padding, dtype=torch.int64)
@@ -164,16 +164,16 @@ def ragged(pages, num_padding=3, num_empty=2):
         cu_seqlens=torch.cat([bounds, bounds[-1:].expand(num_empty)]),
         block_tables=torch.cat([tables, tables[:1].expand(num_empty, -1)]),
         context_lens=torch.cat([contexts, torch.ones(num_empty, dtype=torch.int64)]),
-        decode_len=4,
+        decode_len=decode_len,
     )
 
 
 MIXED = ((40, 40), (50, 1), (30, 20), (18, 4), (25, 17))
 
 
-def check_ragged(case, **options):
+def check_ragged(case, decode_len=4, **options):
     pages = Pages(case)
-    batch, num_tokens = ragged(pages), len(pages.query)
+    batch, num_tokens = ragged(pages, decode_len), len(pages.query)
     expected = pages.expected()
     for kind in (TritonAttention, TorchAttention):
         own = options if kind is TritonAttention else {}
@@ -188,6 +188,13 @@ def check_ragged(case, **options):
 @pytest.mark.parametrize("lengths", [MIXED, RAGGED])
 def test_ragged_batch_made_on_the_device(lengths):
     check_ragged(Case(lengths))
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+def test_short_prompts_fill_the_tiles_of_decodes_with_segments(invariant):
+    """The parts of a tile hold more tokens than a decode has, where a prompt has more."""
+    case = Case(((300, 3), (280, 1), (270, 7)), num_heads=4, kv_heads=2)
+    check_ragged(case, decode_len=1, invariant=invariant)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import pytest
 import torch
 from triton.runtime.interpreter import GridExecutor
 
+from specdec.config.graph_sizes import num_ragged_graphs
 from specdec.kernels.triton import attention_plan
 from specdec.sampling import device_sampler
 from specdec.sampling.device_sampler import SamplingKind, sample_on_device
@@ -139,4 +140,6 @@ def test_graphs_hold_steps_on_kernels(tiny_model_dir):
     config = engine_config(0, max_num_seqs=1, max_model_len=32, num_blocks=8)
     runner = device_runner(tiny_model_dir, config, graphs, kernels="triton")
     assert runner.model.fits_graphs
-    assert graphs.num_captured == 4
+    with_prompts = num_ragged_graphs(1, config.max_num_batched_tokens, runner.model.hidden_size)
+    assert with_prompts > 0
+    assert graphs.num_captured == 4 + with_prompts

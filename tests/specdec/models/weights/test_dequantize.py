@@ -35,6 +35,12 @@ def integers(kind="pack-quantized", bits=4, **weights):
     return CHANNELS | {"format": kind, "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
 
 
+def unordered(weight):
+    """Return a weight whose activation order was configured, and never found."""
+    tensors, plain = compressed(weight)
+    return tensors | {"weight_g_idx": torch.full((weight.shape[1],), -1, dtype=torch.int32)}, plain
+
+
 GROUPS = {"group_size": 8, "strategy": "group"}
 FOUR_BITS = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 EIGHT_BITS = {"quant_method": "bitsandbytes", "load_in_8bit": True}
@@ -68,6 +74,7 @@ FORMATS = {
         integers(**GROUPS, actorder="group"),
         partial(compressed, permuted=True, sym=False),
     ),
+    "compressed-no-order": (integers(**GROUPS, actorder="group"), unordered),
     "compressed-3-bits": (integers(bits=3, **GROUPS), partial(compressed, bits=3, sym=False)),
     "compressed-8-bits": (
         integers(bits=8, strategy="channel"),
@@ -93,7 +100,8 @@ FORMATS = {
 
 VARIANTS = {
     *("awq-wide-groups", "gptq-sym", "gptq-no-index", "gptq-8-bits", "gptq-2-bits", "fp8-scalar"),
-    *("compressed-asym-older", "compressed-act-order", "compressed-3-bits", "nf4", "fp4"),
+    *("compressed-asym-older", "compressed-act-order", "compressed-no-order"),
+    *("compressed-3-bits", "nf4", "fp4"),
 }
 """Formats of which make test compares slices alone; another one of their layout has logits."""
 
@@ -198,6 +206,28 @@ def test_four_bits_in_another_storage_type_are_refused(source, tmp_path):
         run_ranks(1, lambda group: load(tmp_path / "a", group))
 
 
+@pytest.mark.parametrize(
+    "state", [b"{", b"[]", b"{}", b'{"shape": [8], "blocksize": 8}', b'{"shape": [8, 8]}']
+)
+def test_four_bits_without_a_valid_state_are_refused(source, tmp_path, state):
+    def pack(weight):
+        tensors, plain = four_bits(weight)
+        stored = torch.frombuffer(bytearray(state), dtype=torch.uint8)
+        return tensors | {"weight.quant_state.bitsandbytes__nf4": stored}, plain
+
+    write_packed(source, tmp_path / "a", tmp_path / "b", FOUR_BITS, pack)
+    with pytest.raises(UnsupportedModelError, match="nf4 does not describe a matrix"):
+        run_ranks(1, lambda group: load(tmp_path / "a", group))
+
+
+@pytest.mark.parametrize(
+    "weights", [{"group_size": 0}, {"num_bits": True}, {"block_structure": "8x8"}]
+)
+def test_sizes_of_a_layout_are_checked(weights):
+    with pytest.raises(UnsupportedModelError, match=f"{next(iter(weights))} in config.json is"):
+        weight_format(integers(**weights))
+
+
 def test_a_config_with_an_unknown_format_is_rejected(source, tmp_path):
     write_packed(source, tmp_path / "a", tmp_path / "b", {"quant_method": "quip"}, awq)
     with pytest.raises(UnsupportedModelError, match="quantized by quip"):
@@ -208,6 +238,23 @@ def test_block_scales_without_a_block_size_are_rejected(source, tmp_path):
     pack = partial(float8, per="block")
     write_packed(source, tmp_path / "a", tmp_path / "b", {"quant_method": "fp8"}, pack)
     with pytest.raises(UnsupportedModelError, match="needs a weight_block_size"):
+        run_ranks(1, lambda group: load(tmp_path / "a", group))
+
+
+@pytest.mark.parametrize(
+    ("config", "pack", "name"),
+    [
+        (FOUR_BITS, four_bits, "weight.absmax"),
+        (*FORMATS["compressed-nvfp4"], "weight_scale"),
+    ],
+)
+def test_a_missing_factor_of_four_bits_is_reported(source, tmp_path, config, pack, name):
+    def shortened(weight):
+        tensors, plain = pack(weight)
+        return tensors | {name: tensors[name][..., 1:].contiguous()}, plain
+
+    write_packed(source, tmp_path / "a", tmp_path / "b", config, shortened)
+    with pytest.raises(UnsupportedModelError, match=rf"{name} has shape .*; expected"):
         run_ranks(1, lambda group: load(tmp_path / "a", group))
 
 
