@@ -8,6 +8,7 @@ head drafted for its position.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -54,8 +55,12 @@ class ProbeResult:
 
     @property
     def is_low(self) -> bool:
-        """Return whether the acceptance is below that of a head that fits."""
-        return self.acceptance < LOW_ACCEPTANCE
+        """Return whether the acceptance is below that of a head that fits.
+
+        By more than its standard error, since a slow target leaves time for few positions.
+        """
+        error = math.sqrt(LOW_ACCEPTANCE * (1 - LOW_ACCEPTANCE) / self.num_positions)
+        return self.acceptance < LOW_ACCEPTANCE - error
 
     @property
     def is_sound(self) -> bool:

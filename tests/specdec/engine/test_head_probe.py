@@ -210,6 +210,16 @@ def test_the_cause_follows_from_what_is_drafted_instead(
     assert all(HINTS[distance] in each for each in causes)
 
 
+@pytest.mark.parametrize(
+    ("num_positions", "acceptance", "is_low"),
+    [(93, 0.34, True), (93, 0.36, False), (12, 0.25, True), (15, 0.33, False), (12, 0.0, True)],
+)
+def test_few_positions_have_to_show_more(num_positions, acceptance, is_low):
+    result = ProbeResult(num_positions, acceptance, 0.0, 0.0, 0.0)
+    assert result.is_low == is_low
+    assert result.is_sound != is_low
+
+
 def test_causes_in_the_files(tiny_model_dir, head_dir):
     head = HeadConfig.from_directory(head_dir, ModelConfig.from_directory(tiny_model_dir))
     notes = ("config.json has no rope_theta: 10000 is assumed, the target has 500000",)
