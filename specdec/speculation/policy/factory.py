@@ -126,10 +126,8 @@ def measure_costs(
     if not tables or len(speculation.drafters) > 1:
         tables[DraftPlace.ENGINE] = MethodCosts(verification(profiler))
     if measure_draft is not None and draft_limits is not None:
-        num_blocks = draft_limits.num_blocks
-        drafting = measure_draft(
-            lambda worker: profiler.drafting(worker, num_blocks, _DRAFTING_BUDGET_S)
-        )
+        num_blocks, budget_s = draft_limits.num_blocks, _DRAFTING_BUDGET_S
+        drafting = measure_draft(lambda worker: profiler.drafting(worker, num_blocks, budget_s))
         of_lookups = tables[DraftPlace.ENGINE].whole
         tables[DraftPlace.DRAFT_WORKER] = (
             MethodCosts(of_lookups)

@@ -1,5 +1,7 @@
 """Resolution of models, and which draft models a target accepts."""
 
+import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -11,7 +13,7 @@ from specdec.engine import model_resolution
 from specdec.engine.model_resolution import ModelDirectories, resolve_models, with_resolved_dtype
 from specdec.models import resolve as models_resolve
 from specdec.models.weights.fingerprint import weights_fingerprint
-from specdec.types.errors import InvalidValueError
+from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from tests.specdec.heads import fitted_medusa_dir
 from tests.specdec.tiny import renamed_dtype_dir, tiny_llama_dir
 
@@ -80,6 +82,22 @@ def test_a_head_is_reported_as_what_its_files_are(tiny_model_dir, tmp_path):
     assert directories == ModelDirectories(tiny_model_dir, None, head)
     assert lines[0].startswith(f"head {head}: taken for Medusa (vLLM): 5 heads of 1 layers")
     assert directories.configs().head.max_draft_tokens == 5
+
+
+def test_a_head_is_checked_against_the_overridden_model(tiny_model_dir, tmp_path):
+    """The file alone has an activation that no model has."""
+    head = fitted_medusa_dir(tiny_model_dir, tmp_path / "head", [list(range(3, 30))])
+    target = shutil.copytree(tiny_model_dir, tmp_path / "target")
+    raw = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(raw | {"hidden_act": "unknown"}))
+    config = LLMConfig(
+        model=str(target),
+        speculative_config=SpeculativeConfig.of("medusa", model=str(head)),
+        hf_overrides={"hidden_act": "silu"},
+    )
+    assert resolve_models(config, lambda line: None).head == head
+    with pytest.raises(UnsupportedModelError, match="hidden_act"):
+        resolve_models(replace(config, hf_overrides=None), lambda line: None)
 
 
 def test_a_draft_model_beside_a_head(tiny_model_dir, tmp_path):
