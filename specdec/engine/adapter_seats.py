@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from specdec.config.engine import EngineConfig
 from specdec.engine.adapters import Adapters
@@ -30,21 +30,29 @@ class AdapterSeats:
 
     def first(self, waiting: Iterable[Sequence], running: Iterable[Sequence]) -> Sequence | None:
         """Return the first waiting sequence that may join the running ones; None without any."""
+        return next(self.that_may_join(waiting, running), None)
+
+    def that_may_join(
+        self, waiting: Iterable[Sequence], running: Iterable[Sequence]
+    ) -> Iterator[Sequence]:
+        """Yield the waiting sequences of which each may join the running ones.
+
+        The first one before them that lacks a seat is recorded: it must not be starved.
+        """
         seated = {seq.request.adapter_id for seq in running} - {BASE_MODEL}
         blocked: Sequence | None = None
         for seq in waiting:
             adapter_id = seq.request.adapter_id
             if adapter_id == BASE_MODEL:
-                return seq
-            if not self._is_ready(adapter_id):
+                yield seq
+            elif not self._is_ready(adapter_id):
                 continue
-            if adapter_id not in seated and len(seated) >= self._max_loras:
+            elif adapter_id not in seated and len(seated) >= self._max_loras:
                 if blocked is None:
                     self._block(seq)
                 blocked = blocked or seq
             elif blocked is None or self._num_overtaking < self._most_overtaking:
-                return seq
-        return None
+                yield seq
 
     def admitted(self, seq: Sequence) -> None:
         """Record that a sequence has joined the batch."""

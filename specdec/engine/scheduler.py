@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections.abc
 from bisect import insort
+from itertools import islice
 from operator import attrgetter
 
 from specdec.config.engine import EngineConfig
@@ -125,7 +126,10 @@ class Scheduler:
         running = [seq.num_uncomputed_tokens for seq in self._running if not seq.is_decoding]
         room = self._blocks.num_free_blocks * self._blocks.block_size
         num_tokens, num_sequences = sum(running), len(running)
-        for seq in self._waiting[: config.max_num_seqs - len(self._running)]:
+        waiting: collections.abc.Iterable[Sequence] = self._waiting
+        if self._seats is not None:  # one without a seat may wait for long
+            waiting = self._seats.that_may_join(waiting, self._running)
+        for seq in islice(waiting, config.max_num_seqs - len(self._running)):
             room -= seq.num_uncomputed_tokens
             if room < 0:
                 break

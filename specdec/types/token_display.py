@@ -43,13 +43,20 @@ def token_texts(text: str, lengths: Sequence[int]) -> list[str]:
 class ShownChoice:
     """One choice. is_drafted, text_lengths: for each token, as in `EngineOutput`.
 
-    finish_reason: None while the choice runs.
+    Both are empty in the answers of services that do not send them. finish_reason: None while the
+    choice runs.
     """
 
     text: str
     is_drafted: Sequence[bool]
     text_lengths: Sequence[int]
     finish_reason: str | None
+
+    @property
+    def has_token_texts(self) -> bool:
+        """Return whether the text can be divided by its tokens."""
+        has_all = len(self.text_lengths) == len(self.is_drafted)
+        return has_all and sum(self.text_lengths) == len(self.text)
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,7 @@ def _line(kind: str, content: str) -> str:
 
 def _tokens(choice: ShownChoice) -> Iterator[str]:
     """Yield each token's text; tokens without text, as of incomplete characters, are left out."""
-    if len(choice.text_lengths) != len(choice.is_drafted):
+    if not choice.has_token_texts:
         yield html.escape(choice.text)
         return
     texts = token_texts(choice.text, choice.text_lengths)
@@ -102,11 +109,11 @@ def _tokens(choice: ShownChoice) -> Iterator[str]:
 
 
 def _figures(choice: ShownChoice) -> str:
-    reason = choice.finish_reason or "running"
-    return (
-        f"{len(choice.is_drafted)} tokens, <mark>{sum(choice.is_drafted)} drafted</mark>; "
-        f"{html.escape(reason)}"
-    )
+    reason = html.escape(choice.finish_reason or "running")
+    if choice.text and not choice.is_drafted:
+        return reason
+    num_tokens, num_drafted = len(choice.is_drafted), sum(choice.is_drafted)
+    return f"{num_tokens} tokens, <mark>{num_drafted} drafted</mark>; {reason}"
 
 
 def _statistics(counts: SpeculationStats) -> str:

@@ -214,8 +214,7 @@ class GoodputChooser:
     ) -> None:
         """Record one sequence's step, in which it was to draft `num_asked` tokens in a row."""
         self._acceptance.record(num_asked, num_accepted, now_s, is_tree=is_tree)
-        self._probe.num_drafts_left -= 1
-        self._num_accepted += num_accepted
+        self._count_draft(num_accepted)
 
     def observe_step(
         self,
@@ -259,7 +258,11 @@ class GoodputChooser:
         self._acceptance.record_ahead(
             shape, num_asked, num_drafted, num_accepted, now_s, is_hit=is_hit
         )
+        self._count_draft(num_accepted)
+
+    def _count_draft(self, num_accepted: int) -> None:
         self._probe.num_drafts_left -= 1
+        self._num_accepted += num_accepted
 
     @property
     def observed(self) -> StepSeconds:

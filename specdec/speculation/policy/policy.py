@@ -104,12 +104,14 @@ class SpeculationPolicy:
         self._num_tree_tokens = num_tree_tokens
         self._max_num_batched_tokens = max_num_batched_tokens
         self._full_batch = full_batch
-        self._capacity_tokens_per_s: float | None = None
-        self._capacity_at_s = -math.inf
         self._is_drafter_available = is_drafter_available
         self._catches_up = catches_up
         self._ahead_choices = ahead_choices
         self._log = DecisionLog(clock)
+        self._begin_without_steps()
+
+    def _begin_without_steps(self) -> None:
+        """Set what the policy knows of steps and decisions before the first one."""
         self._pays = True  # whether the last choice of schedule or goodput had drafts
         self._decision = self._initial_decision()
         self._num_decoding = 0
@@ -122,6 +124,8 @@ class SpeculationPolicy:
         self._observer = self._chooser  # records the step's drafts and time
         self._was_on = self.is_on
         self._num_flips = 0
+        self._capacity_tokens_per_s: float | None = None
+        self._capacity_at_s = -math.inf
 
     @property
     def control(self) -> SpeculationControl:

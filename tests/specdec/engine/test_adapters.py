@@ -326,3 +326,11 @@ def test_an_adapter_that_is_loading_takes_no_seat():
     places = seats(ready=lambda adapter_id: adapter_id != 2)
     queue = waiting(2, 1)
     assert places.first(queue, []) is queue[1]
+
+
+def test_all_sequences_that_may_join_are_listed():
+    places, queue = seats(most_overtaking=1), waiting(1, 2, 1, BASE_MODEL)
+    (running,) = waiting(1)
+    assert list(places.that_may_join(queue, [running])) == [queue[0], queue[2], queue[3]]
+    places.admitted(queue[2])
+    assert list(places.that_may_join(queue[1:], [running])) == [queue[3]], "overtaken once"

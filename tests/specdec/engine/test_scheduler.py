@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from specdec.config.speculative import SpeculativeConfig
+from specdec.engine.adapter_seats import AdapterSeats
 from specdec.engine.scheduler import Scheduler
 from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.prediction import PredictedText
@@ -19,6 +20,7 @@ from specdec.sequences.sequence import (
 from specdec.types.control import SpeculationControl
 from specdec.types.draft_decision import Decision, DecisionReason, PromptLoad, chain
 from specdec.types.draft_survival import AcceptanceHistory
+from specdec.types.messages import BASE_MODEL
 from specdec.types.sampling_params import SamplingParams, SpeculationOptions
 from specdec.types.sampling_spec import SamplingRules
 from tests.specdec.engines import engine_config
@@ -27,7 +29,9 @@ BLOCK_SIZE = 4
 CONTROL = SpeculationControl("auto", threshold=64, num_speculative_tokens=4)
 
 
-def sequence(seq_id, num_tokens, *, priority=0, max_tokens=None, prediction=None):
+def sequence(
+    seq_id, num_tokens, *, priority=0, max_tokens=None, prediction=None, adapter_id=BASE_MODEL
+):
     prompt = tuple(range(100 * seq_id, 100 * seq_id + num_tokens))
     request = EngineRequest(
         prompt,
@@ -36,11 +40,12 @@ def sequence(seq_id, num_tokens, *, priority=0, max_tokens=None, prediction=None
         seed=0,
         priority=priority,
         prediction=prediction,
+        adapter_id=adapter_id,
     )
     return Sequence(seq_id, request, SamplingRules(), detokenizer=None, max_tokens=max_tokens)
 
 
-def scheduler_with(num_blocks, sequences, max_num_batched_tokens=96):
+def scheduler_with(num_blocks, sequences, max_num_batched_tokens=96, seats=None):
     blocks = BlockManager(num_blocks, BLOCK_SIZE)
     config = engine_config(
         4,
@@ -48,7 +53,7 @@ def scheduler_with(num_blocks, sequences, max_num_batched_tokens=96):
         max_model_len=num_blocks * BLOCK_SIZE,
         max_num_batched_tokens=max_num_batched_tokens,
     )
-    scheduler = Scheduler(config, blocks)
+    scheduler = Scheduler(config, blocks, seats=seats)
     for seq in sequences:
         scheduler.add([seq])
     return scheduler, blocks
@@ -254,3 +259,14 @@ def test_prompts_without_a_seat_are_not_counted():
     scheduler, _ = scheduler_with(100, [sequence(seq_id, 3) for seq_id in range(9)])
     begin(scheduler, Decision(chain(0), DecisionReason.GOODPUT))
     assert (scheduler.num_waiting, scheduler.prompts) == (1, PromptLoad(0, 0))
+
+
+def test_prompts_whose_adapter_has_no_seat_are_not_counted():
+    """They may wait for as long as the running requests take: these would not draft meanwhile."""
+    seats = AdapterSeats(1, most_overtaking=4, is_ready=lambda _: True)
+    scheduler, _ = scheduler_with(100, [sequence(0, 3, adapter_id=1)], seats=seats)
+    begin(scheduler, Decision(chain(0), DecisionReason.GOODPUT))
+    scheduler.add([sequence(1, 6, adapter_id=2)])
+    assert (scheduler.num_waiting, scheduler.prompts) == (1, PromptLoad(0, 0))
+    scheduler.add([sequence(2, 5, adapter_id=1)])
+    assert scheduler.prompts == PromptLoad(5, 1)

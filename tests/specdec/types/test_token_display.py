@@ -99,3 +99,18 @@ def test_a_completion_of_the_client_is_shown():
         "c<mark title='drafted'>d</mark>",
     ]
     assert "2 tokens, <mark>1 drafted</mark>; length" in page
+
+
+def test_a_text_of_an_older_service_is_shown_without_marks_and_counts():
+    """It does not send which tokens were drafted, nor their lengths."""
+    choice = Choice(0, "a < b", (5, 6), FinishReason.STOP)
+    page = Completion("r", (choice,), 1, Usage(3, 2, STATS))._repr_html_()
+    assert TEXT_LINE.findall(page) == ["a &lt; b"]
+    assert "<mark>" not in page
+    assert "stop" in page
+
+
+def test_a_text_with_the_lengths_of_a_part_of_it_is_shown_as_a_whole():
+    """An output of a stream without new tokens may have the rest of the text."""
+    page = shown(ShownChoice("a < b", [True], [3], "abort"))
+    assert TEXT_LINE.findall(page) == ["a &lt; b"]

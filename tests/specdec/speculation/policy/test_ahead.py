@@ -8,6 +8,7 @@ from specdec.speculation.policy.acceptance import AcceptanceEstimator
 from specdec.speculation.policy.cost_model import CostModel, CostTable
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
+from specdec.speculation.policy.probe import Probe
 from specdec.types.control import SpeculationControl
 from specdec.types.draft_decision import DecisionReason, DraftAhead, chain
 from tests.clock import Clock
@@ -143,3 +144,15 @@ def test_a_miss_is_not_reported_as_catching_up():
     policy.decide(2)
     policy.begin_step(2, 0, has_prefill=False)
     assert policy.log.counts == {DecisionReason.OPERATOR: 1}
+
+
+def test_accepted_drafts_ahead_reduce_what_a_probe_has_lost():
+    shape = chain(4).with_ahead(CONTINUING)
+    chooser = GoodputChooser(costs(0.2))
+    chooser.choose(0.0, 8, (chain(0), shape))
+    [goodput] = chooser.goodputs(0.0, 8, [chain(0)])
+    chooser._chosen, chooser._probe = chain(0), Probe(0.0, shape=shape, ends_at_s=9.0)
+    for num_accepted in (4, 4, 2, 0, 0, 0, 0, 0):
+        chooser.observe_ahead(shape, 4, 4, num_accepted, 0.0, is_hit=True)
+    chooser.observe_step(8, shape, 0.3, 0.0)
+    assert chooser._probe.lost_s == pytest.approx(0.3 - 18 / goodput)
