@@ -131,9 +131,8 @@ def _joined(chunks: Sequence[StreamChunk]) -> Choice:
 
 def _choice_as_json(choice: Choice) -> dict[str, Any]:
     fields = asdict(choice) | {"finish_reason": choice.finish_reason.value}
-    if choice.logprobs is None:
-        del fields["logprobs"]
-    return fields
+    left_out = {"is_drafted", "text_lengths"} | ({"logprobs"} if choice.logprobs is None else set())
+    return {name: value for name, value in fields.items() if name not in left_out}
 
 
 def result_lines(result: CompletionResult, *, with_text: bool) -> Iterator[str]:

@@ -32,7 +32,10 @@ _OF_A_MODEL = ("model", "served_model_name")
 _MAX_NAME_CHARS = 63  # of a DNS label
 
 PATHS_OF_THE_SERVICE = frozenset(
-    {"v1", "generate", "tokenize", "detokenize", "dashboard", "metrics", "health", "ready"}
+    {
+        *("v1", "v2", "generate", "tokenize", "detokenize", "score", "rerank"),
+        *("dashboard", "metrics", "health", "ready"),
+    }
 )
 """First components of the paths of the model at "/"; no other model may have one as its prefix."""
 

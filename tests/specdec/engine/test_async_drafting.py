@@ -293,10 +293,10 @@ def test_drafts_of_a_model_with_another_tokenizer_are_waited_for(
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_a_quantized_copy_of_the_target_drafts_ahead(tiny_model_dir, reference, sampling):
     proposer = draft_model(tiny_model_dir, quantization="int8")
-    proposer._ahead.planner.end_step = lambda **_: None  # all outcomes, whatever the machine
+    proposer._ahead.planner.end_step = lambda **_: None  # four outcomes, whatever the machine
     engine = async_engine(tiny_model_dir, "outcomes", proposer)
     assert tokens_by(engine, requests(4, **sampling)) == reference(4, **sampling)
-    assert ahead_counts(proposer).hit_rate > 0.8
+    assert ahead_counts(proposer).hit_rate > 0.6
 
 
 @pytest.mark.parametrize("mode", MODES)

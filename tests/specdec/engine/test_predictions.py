@@ -197,8 +197,8 @@ class FixedPolicy(SpeculationPolicy):
         super().__init__(SpeculationControl("auto", 32, 3), lambda: 0.0)
         self._fixed = decision
 
-    def decide(self, num_decoding, num_eligible=None):
-        super().decide(num_decoding, num_eligible)
+    def decide(self, num_decoding, num_eligible=None, *prompts):
+        super().decide(num_decoding, num_eligible, *prompts)
         self._decision = self._fixed
         return self._fixed
 

@@ -266,7 +266,7 @@ def test_texts_have_the_distribution_of_transformers(
     )
     if method == "draft_model, outcomes":
         proposer = draft_model(near_model_dir, num_blocks=2000)
-        proposer._ahead.planner.end_step = lambda **_: None  # all outcomes, whatever the machine
+        proposer._ahead.planner.end_step = lambda **_: None  # four outcomes, whatever the machine
     engine = local_engine(tiny_model_dir, config, proposer=proposer, head=head)
     asked = [
         request(
