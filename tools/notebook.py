@@ -53,4 +53,6 @@ def _is_stored(output: Any) -> bool:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
     nbformat.write(without_run(run(sys.argv[1])), NOTEBOOK)

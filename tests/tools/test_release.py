@@ -213,3 +213,11 @@ def test_commands_of_the_workflow_exist():
     assert set(re.findall(r"tools\.release (\w+)", text)) == {"check", "notes", "chart"}
     assert (ROOT / "k8s" / "specdec" / "examples" / "laptop.yaml").exists()
     assert shutil.which("sha256sum")
+
+
+def test_a_publication_that_failed_midway_can_run_again():
+    *before, last = JOBS["publish"]["steps"]
+    assert "gh release create" in last["run"], "it fails where there is a release"
+    assert "gh release create" not in str(before)
+    [index] = [each for each in before if "pypi-publish" in each.get("uses", "")]
+    assert index["with"]["skip-existing"] is True
