@@ -371,7 +371,7 @@ async def test_the_model_and_the_server_are_described(http):
          ("SUFFIX", 5, 16)),
     ],
 )  # fmt: skip
-def test_speculation_is_reported_in_sglangs_names(keys, expected):
+async def test_speculation_is_reported_in_sglangs_names(keys, expected):
     config = read_speculation(keys)
     names = ("algorithm", "num_steps", "num_draft_tokens")
     info = _speculation_info(config)
