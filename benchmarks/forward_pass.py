@@ -26,6 +26,7 @@ from torch import Tensor
 
 from benchmarks.bystanders import CpuUsage
 from benchmarks.bytes_moved import held_bytes
+from benchmarks.cpu_time import add_cpu_time, require_one_thread
 from benchmarks.machine import Machine, describe_machine
 from benchmarks.report_file import add_output, write_report
 from benchmarks.workloads import MODEL
@@ -192,11 +193,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quantization", choices=("int8",), help="format that torch supports, too")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--cpu-time", action="store_true", help="measure CPU time of one thread")
+    add_cpu_time(parser)
     add_output(parser)
     options = parser.parse_args(arguments)
-    if options.cpu_time and options.threads != 1:
-        parser.error("--cpu-time needs --threads 1")
+    require_one_thread(parser, options)
     return options
 
 

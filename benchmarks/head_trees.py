@@ -27,6 +27,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.contenders import run_requests
+from benchmarks.cpu_time import add_cpu_time, require_one_thread
 from benchmarks.machine import Machine, describe_machine, num_usable_cores
 from benchmarks.prompts import add_prompts_option, load_prompts
 from benchmarks.report_file import add_output, command_line, write_report
@@ -350,13 +351,12 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--quantization", choices=QUANTIZATION_METHODS)
     parser.add_argument("--threads", type=int, default=num_usable_cores())
-    parser.add_argument("--cpu-time", action="store_true", help="measure CPU time of one thread")
+    add_cpu_time(parser)
     add_prompts_option(parser)
     add_round_options(parser, 12)
     add_output(parser)
     options = parser.parse_args(arguments)
-    if options.cpu_time and options.threads != 1:
-        parser.error("--cpu-time needs --threads 1")
+    require_one_thread(parser, options)
     return options
 
 

@@ -32,6 +32,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from benchmarks.bystanders import CpuUsage
+from benchmarks.cpu_time import add_cpu_time, require_one_thread
 from benchmarks.head_cases import TARGET, HeadBench, HeadCase, write_heads
 from benchmarks.machine import Machine, describe_machine
 from benchmarks.report_file import add_output, command_line, write_report
@@ -196,11 +197,10 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=60, help="over all loads")
     parser.add_argument("--loads", type=int, default=3, help="how often the models are loaded")
     parser.add_argument("--seed", type=int, default=0, help="of the order of cases and loads")
-    parser.add_argument("--cpu-time", action="store_true", help="measure CPU time of one thread")
+    add_cpu_time(parser)
     add_output(parser, "heads")
     options = parser.parse_args(arguments)
-    if options.cpu_time and options.threads != 1:
-        parser.error("--cpu-time needs --threads 1")
+    require_one_thread(parser, options)
     if not 1 <= options.loads <= options.rounds:
         parser.error("--loads must be at least 1 and at most --rounds")
     return options

@@ -14,7 +14,7 @@ _STORED = "quantization_config"
 _NESTED = "text_config"
 
 _ROPE_SPELLINGS = ("rope_parameters", "rope_scaling")
-"""The same settings in two spellings, of which a file may have the other one."""
+"""Two names of the same settings; a file may use either."""
 
 _ROPE_KEYS = ("rope_theta", "partial_rotary_factor")
 """Settings that a file has either in one of these or at its top level."""

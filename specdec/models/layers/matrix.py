@@ -112,7 +112,7 @@ class FullMatrix:
 
 
 class InvariantMatrix(FullMatrix):
-    """The same weights, by products whose rows have the same bits in any batch."""
+    """A FullMatrix whose products have the same bits for a row in any batch."""
 
     def multiply(self, x: Tensor) -> Tensor:
         """See Matrix."""

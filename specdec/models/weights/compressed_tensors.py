@@ -30,7 +30,7 @@ from specdec.types.errors import UnsupportedModelError
 _PACKED = "pack-quantized"
 _PLAIN = ("float-quantized", "int-quantized", "naive-quantized")
 _FP4 = {"nvfp4-pack-quantized": True, "mxfp4-pack-quantized": False}
-"""Whether a format of 4-bit floats is NVFP4."""
+"""Formats of 4-bit floats; True for NVFP4, False for MXFP4."""
 
 
 @dataclass(frozen=True)

@@ -50,24 +50,29 @@ class GoodputEstimate:
     tokens_per_s: float
     speedup: float
 
-    def is_valid_for(self, now_s: float, num_decoding: int, shape: DraftShape) -> bool:
-        """Return whether the estimate is recent and for such steps."""
-        is_of_the_kind = (self.num_decoding, self.shape) == (num_decoding, shape)
-        return is_of_the_kind and now_s - self.at_s < _ESTIMATE_HOLDS_S
-
 
 class _BesidePrompts(NamedTuple):
-    """Whether a shape pays in a step that also computes a part of a prompt, as of `at_s`."""
+    """A decision, made at `at_s`, for steps that also compute a part of a prompt.
+
+    num_decoding, shape: as in GoodputEstimate. pays: whether the drafts do.
+    """
 
     at_s: float
     num_decoding: int
     shape: DraftShape
     pays: bool
 
-    def is_valid_for(self, now_s: float, num_decoding: int, shape: DraftShape) -> bool:
-        """Return whether it is recent and for such steps."""
-        is_of_the_kind = (self.num_decoding, self.shape) == (num_decoding, shape)
-        return is_of_the_kind and now_s - self.at_s < _BESIDE_PROMPTS_HOLDS_S
+
+def _is_valid(
+    known: GoodputEstimate | _BesidePrompts,
+    now_s: float,
+    num_decoding: int,
+    shape: DraftShape,
+    holds_s: float,
+) -> bool:
+    """Return whether an estimate or decision is for such steps, and at most `holds_s` old."""
+    is_of_the_kind = (known.num_decoding, known.shape) == (num_decoding, shape)
+    return is_of_the_kind and now_s - known.at_s < holds_s
 
 
 class GoodputChooser:
@@ -177,7 +182,8 @@ class GoodputChooser:
         known = self._beside_prompts
         if not shape.num_draft_tokens:
             return True
-        if known is not None and known.is_valid_for(now_s, num_decoding, shape):
+        holds_s = _BESIDE_PROMPTS_HOLDS_S
+        if known is not None and _is_valid(known, now_s, num_decoding, shape, holds_s):
             return known.pays
         plain_s, drafted_s = (
             self._costs.step_s(num_decoding, each, now_s)
@@ -310,7 +316,7 @@ class GoodputChooser:
         A step with drafts counts as at least as long as one without, whatever the noise.
         """
         known = self._estimate
-        if known is not None and known.is_valid_for(now_s, num_decoding, shape):
+        if known is not None and _is_valid(known, now_s, num_decoding, shape, _ESTIMATE_HOLDS_S):
             return known
         plain_s = self._costs.step_s(num_decoding, chain(0), now_s)
         step_s = self._costs.step_s(num_decoding, shape, now_s)

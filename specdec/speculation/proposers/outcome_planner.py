@@ -80,7 +80,7 @@ class _Shape(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """What steps have in common that have the same shape. max_tokens: of a pass."""
+    """Properties of a step that determine its shape. max_tokens: of a pass."""
 
     num_rows: int
     most_levels: int

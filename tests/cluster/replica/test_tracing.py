@@ -129,7 +129,7 @@ def test_a_hand_worked_trace(tracing, exporter):
 
 
 def test_drafts_made_ahead_are_beside_the_steps_that_they_overlap(tracing, exporter):
-    """Of each step a span of the target and one of the draft model, the latest ones."""
+    """Each of the latest steps has a span of the target and one of the draft model."""
     clock = Clock(50.0)
     trace = tracing.begin("r", CALL, clock)
     tracing.steps.record_ahead(48.0, 1.0)  # before any step

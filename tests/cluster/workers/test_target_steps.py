@@ -103,7 +103,7 @@ def test_a_profile_waits_for_the_step_in_flight(runner, expected, tmp_path):
 
 
 def test_several_ranks_run_one_step_at_a_time(tiny_model_dir, expected):
-    """What each knows when a step begins decides the shapes of collective operations."""
+    """Several ranks must know the same at the start of a step, so that their collectives match."""
 
     def on_rank(group):
         runner = device_runner(tiny_model_dir, engine_config(0), group=group)

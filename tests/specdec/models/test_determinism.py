@@ -1,4 +1,4 @@
-"""What a deterministic mode accepts."""
+"""Models and devices for which the deterministic mode is available or refused."""
 
 from dataclasses import replace
 
