@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 
 from specdec.config.engine import DraftLimits, EngineConfig, Kernels
@@ -17,7 +18,9 @@ from specdec.models.heads.loading import load_head
 from specdec.models.loading import Decoder, load_model
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
+from specdec.types.messages import StepRow
 from specdec.worker import DraftModelRunner, LocalTarget, TargetModelRunner
+from specdec.worker.device_steps import DeviceSteps
 from specdec.worker.draft_grammars import DraftGrammars
 from specdec.worker.step_graphs import GraphBackend
 
@@ -120,3 +123,15 @@ def device_draft_runner(
 
 def device_target(directory: Path, config: EngineConfig, **options: object) -> LocalTarget:
     return LocalTarget(device_runner(directory, config, **options))  # type: ignore[arg-type]
+
+
+def recorded_device_steps(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[StepRow]]:
+    """Return a list that gets the rows of each step that runs on the device."""
+    begun, begin = [], DeviceSteps.begin
+
+    def counted(self, rows, states):
+        begun.append(rows)
+        return begin(self, rows, states)
+
+    monkeypatch.setattr(DeviceSteps, "begin", counted)
+    return begun

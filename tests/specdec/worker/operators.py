@@ -43,3 +43,14 @@ def assert_host_reads_nothing(function: Callable[[], object]) -> None:
     """
     with FakeTensorMode(allow_non_fake_inputs=True):
         function()
+
+
+def assert_one_copy_goes_each_way(steps, operators):
+    """Check that a step copied one buffer of the host to the device, and one result back."""
+    inputs, outputs = (
+        {each.data_ptr() for each in side}
+        for side in zip(*[(buffer.input, buffer.output) for buffer in steps._buffers], strict=True)
+    )
+    copies = [args[:2] for name, args in operators.calls if name.startswith("aten.copy_")]
+    assert sum(source.data_ptr() in inputs for _, source in copies) == 1
+    assert sum(target.data_ptr() in outputs for target, _ in copies) == 1

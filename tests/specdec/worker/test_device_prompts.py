@@ -13,13 +13,21 @@ from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput
 from specdec.types.sampling_params import SpeculationOptions, StructuredOutput
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.device_launch import StepPlan
-from specdec.worker.device_steps import DeviceSteps
 from specdec.worker.step_graphs import RaggedShape, StepShape
 from tests.specdec.engines import engine_config, local_engine, make_engine, request
 from tests.specdec.fakes import run_ranks
 from tests.specdec.tiny import tiny_llama_dir
-from tests.specdec.worker.device import FakeGraphs, device_runner, device_target
-from tests.specdec.worker.operators import Operators, assert_host_reads_nothing
+from tests.specdec.worker.device import (
+    FakeGraphs,
+    device_runner,
+    device_target,
+    recorded_device_steps,
+)
+from tests.specdec.worker.operators import (
+    Operators,
+    assert_host_reads_nothing,
+    assert_one_copy_goes_each_way,
+)
 
 SAMPLING = [
     {"temperature": 0.0},
@@ -64,14 +72,7 @@ def stream(engine, given, every=2):
 @pytest.fixture
 def on_device(monkeypatch):
     """Return a list with the rows of each step that ran on the device."""
-    begun, begin = [], DeviceSteps.begin
-
-    def counted(self, rows, states):
-        begun.append(rows)
-        return begin(self, rows, states)
-
-    monkeypatch.setattr(DeviceSteps, "begin", counted)
-    return begun
+    return recorded_device_steps(monkeypatch)
 
 
 def mixed(steps):
@@ -245,14 +246,7 @@ def begun(directory, rules, num_drafts):
 @pytest.mark.parametrize("rules", [SamplingRules(temperature=0), SamplingRules(top_p=0.9)], ids=str)
 def test_one_copy_goes_each_way(model_dir, rules, num_drafts):
     runner, operators = begun(model_dir(1), rules, num_drafts)
-    buffers = runner.device_steps._buffers
-    inputs, outputs = (
-        {each.data_ptr() for each in side}
-        for side in zip(*[(buffer.input, buffer.output) for buffer in buffers], strict=True)
-    )
-    copies = [args[:2] for name, args in operators.calls if name.startswith("aten.copy_")]
-    assert sum(source.data_ptr() in inputs for _, source in copies) == 1
-    assert sum(target.data_ptr() in outputs for target, _ in copies) == 1
+    assert_one_copy_goes_each_way(runner.device_steps, operators)
     assert not any("lift_fresh" in name for name in operators.counts)
 
 

@@ -10,7 +10,6 @@ from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.models.llama import CausalDecoder
 from specdec.types.sampling_params import SpeculationOptions
 from specdec.worker import LocalTarget
-from specdec.worker.device_steps import DeviceSteps
 from specdec.worker.step_graphs import StepShape
 from tests.specdec.adapters import adapter_dir
 from tests.specdec.engines import (
@@ -22,7 +21,12 @@ from tests.specdec.engines import (
     run,
 )
 from tests.specdec.fakes import run_ranks
-from tests.specdec.worker.device import FakeGraphs, device_runner, device_target
+from tests.specdec.worker.device import (
+    FakeGraphs,
+    device_runner,
+    device_target,
+    recorded_device_steps,
+)
 
 SAMPLING = [
     {"temperature": 0.0},
@@ -49,14 +53,7 @@ def tokens(engine, given):
 @pytest.fixture
 def num_device_steps(monkeypatch):
     """Return a list with an entry for each step that ran on the device."""
-    begun, begin = [], DeviceSteps.begin
-
-    def counted(self, rows, states):
-        begun.append(rows)
-        return begin(self, rows, states)
-
-    monkeypatch.setattr(DeviceSteps, "begin", counted)
-    return begun
+    return recorded_device_steps(monkeypatch)
 
 
 @pytest.mark.parametrize("graphs", [False, True])

@@ -15,7 +15,11 @@ from specdec.worker.step_graphs import StepShape
 from tests.specdec.engines import engine_config
 from tests.specdec.tiny import tiny_llama_dir
 from tests.specdec.worker.device import device_runner
-from tests.specdec.worker.operators import Operators, assert_host_reads_nothing
+from tests.specdec.worker.operators import (
+    Operators,
+    assert_host_reads_nothing,
+    assert_one_copy_goes_each_way,
+)
 
 CONFIG = engine_config(3)
 PROMPT = (5, 6, 7, 8, 9)
@@ -68,14 +72,7 @@ def test_operators_around_the_layers(model_dir, num_drafts):
 @pytest.mark.parametrize("rules", [SamplingRules(temperature=0), SamplingRules(top_p=0.9)], ids=str)
 def test_one_copy_goes_each_way(model_dir, rules, num_drafts):
     runner, operators = begun(model_dir(1), rules, num_drafts)
-    buffers = runner.device_steps._buffers
-    inputs, outputs = (
-        {each.data_ptr() for each in side}
-        for side in zip(*[(buffer.input, buffer.output) for buffer in buffers], strict=True)
-    )
-    copies = [args[:2] for name, args in operators.calls if name.startswith("aten.copy_")]
-    assert sum(source.data_ptr() in inputs for _, source in copies) == 1
-    assert sum(target.data_ptr() in outputs for target, _ in copies) == 1
+    assert_one_copy_goes_each_way(runner.device_steps, operators)
     from_host = [name for name in operators.counts if "_to_copy" in name or "lift_fresh" in name]
     assert not from_host, "a tensor was made from values of the host"
 
