@@ -138,6 +138,7 @@ class OpenAIBackend:
                 return
             if data:
                 yield _event(data)
+        raise RequestFailedError("the stream ended before [DONE]")
 
 
 def _authorization(api_key: str | None) -> dict[str, str]:

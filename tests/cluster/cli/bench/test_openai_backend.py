@@ -134,6 +134,16 @@ def test_failures_by_kind(connect, service, status, events, kind):
     assert caught.value.kind == kind
 
 
+def test_a_stream_that_ends_early():
+    events = 'data: {"choices": [{"text": "a"}]}\n\n'
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, text=events))
+    backend = OpenAIBackend(
+        "http://127.0.0.1:1", "chat", GREEDY, timeout_s=5, model="tiny", transport=transport
+    )
+    with pytest.raises(RequestFailedError, match=r"the stream ended before \[DONE\]"):
+        list(backend.stream(SampleRequest("Why?", 9)))
+
+
 def test_an_unreachable_service():
     with pytest.raises(ServiceError, match="1:1/v1/models failed: "):
         OpenAIBackend("http://127.0.0.1:1", "chat", GREEDY, timeout_s=5)
