@@ -35,9 +35,11 @@ from benchmarks.gpu.drafting import measure_draft_model, measure_head
 from benchmarks.gpu.equality import (
     compare_drafters,
     compare_features,
+    compare_formats,
     compare_graphs,
     compare_ngram,
 )
+from benchmarks.gpu.formats import measure_formats
 from benchmarks.gpu.host_parts import (
     compile_kernels,
     count_operators,
@@ -74,12 +76,14 @@ PARTS = (
     Part("equality of n-gram", compare_ngram, is_timed=False),
     Part("equality of drafters", compare_drafters, is_timed=False),
     Part("equality of features", compare_features, is_timed=False),
+    Part("equality of formats", compare_formats, is_timed=False),
     _measurement("main steps", measure_main_steps, 100.0),
     _measurement("prompts", measure_prompts, 60.0),
     _measurement("draft head", measure_head, 50.0),
     _measurement("draft model", measure_draft_model, 40.0),
     _measurement("speculation", compare_speculation, 90.0),
     _measurement("deterministic", measure_deterministic, 75.0),
+    _measurement("number formats", measure_formats, 90.0),
     _measurement("grid", measure_grid, 240.0),
     _measurement("transformers", compare_transformers, 150.0),
     Part("steps", measure_models),

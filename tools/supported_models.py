@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from specdec.config.engine import DTYPE_BYTES
+from specdec.config.kv_cache import FP8_FORMATS
 from specdec.config.methods import METHOD_NAMES
 from specdec.config.quantization import QUANTIZATION_METHODS
 from specdec.models.registry import ARCHITECTURES, SAME_DECODERS, TEXT_MODELS
@@ -62,6 +63,11 @@ def _decoders() -> Iterator[str]:
                 "with C++ matrix products on CPUs",
             ),
             ("data types", _names(DTYPE_BYTES)),
+            (
+                "KV cache",
+                "in the data type of the model; 8 bits by `--kv-cache-dtype` "
+                f"({_names(FP8_FORMATS)}) on GPUs and with `--kernels torch`",
+            ),
             ("quantization on a CPU", _names(QUANTIZATION_METHODS)),
             ("quantized checkpoints, which are dequantized", WEIGHT_FORMATS),
             ("rotary embeddings", _names(SUPPORTED_ROPE_TYPES)),
@@ -100,7 +106,7 @@ def _transformers() -> Iterator[str]:
         ("topic", "support"),
         [
             ("kernels", "torch; attention by Triton on GPUs"),
-            ("data types", _names(DTYPE_BYTES)),
+            ("data types", f"{_names(DTYPE_BYTES)}; KV in 8 bits as above"),
             ("ranks", "one"),
             ("drafting", "lookups and draft models; any verifier; no draft heads"),
             ("quantization, quantized checkpoints, LoRA", "none"),

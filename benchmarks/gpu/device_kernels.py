@@ -20,9 +20,10 @@ from benchmarks.gpu.parts import Case, Context, PartSkippedError, Result, run_ca
 from specdec.kernels.attention import PagedAttention, QueryKeyNorms, Rotation, TorchAttention
 from specdec.kernels.device_batch import DeviceBatch, RaggedBatch
 from specdec.kernels.forward_batch import Chunk, Indices, ModelInput, SlotMove
+from specdec.kernels.kv_scales import KVScales, as_bytes, stored_values
 from specdec.kernels.rows import TorchRowKernels, quantize_rows
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.kernels.triton.availability import triton_fault
+from specdec.kernels.triton.availability import kv_dtype_fault, triton_fault
 from specdec.sampling.device_sampler import DeviceRules, SamplingKind, sample_on_device
 from specdec.sampling.device_truncation import DeviceLimits
 from specdec.sampling.gumbel import NoiseKeys
@@ -102,6 +103,15 @@ def check_attention_kernels(context: Context) -> Result:
         if dtype is torch.bfloat16 or name in _ALL_DTYPES
     ]
     cases += [
+        (
+            f"{name}, KV in {_name(kind)}",
+            partial(_stored_in_8_bits, _SHAPES[name], kind, context.device),
+        )
+        for kind in (torch.float8_e4m3fn, torch.float8_e5m2)
+        if kv_dtype_fault(context.device, kind) is None
+        for name in ("decode", "prefill", "tree of drafts")
+    ]
+    cases += [
         (f"rotate and store, {_name(dtype)}", partial(_rotate_and_store, dtype, context.device))
         for dtype in _MAX_ERROR
     ]
@@ -131,6 +141,25 @@ def _attention(shape: Shape, dtype: torch.dtype, device: torch.device) -> Result
     cache[torch.from_numpy(batch.slot_mapping).long()] = kv
     is_stored = torch.equal(stored.cpu(), cache)
     return _compared(found, expected, dtype) | ({} if is_stored else _WRONG_CACHE)
+
+
+def _stored_in_8_bits(shape: Shape, kind: torch.dtype, device: torch.device) -> Result:
+    """Store and attend in an 8-bit cache on both kernels; the bytes must be equal."""
+    batch, slots = _batch(shape)
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(batch.num_tokens, shape.heads, shape.head_dim, generator=generator)
+    sizes = (2, shape.kv_heads, shape.head_dim)
+    kv = torch.randn(batch.num_tokens, *sizes, generator=generator).bfloat16()
+    scales = KVScales(0.25, 2.0)
+    cache = stored_values(torch.randn(slots, *sizes, generator=generator), kind, scales)
+    stored, query = cache.to(device, copy=True), query.bfloat16()
+    plain, attention = _reference_of(shape), _attention_of(shape, device)
+    plan = plain.plan(batch, torch.float32)
+    expected = plain.run(query.float(), kv.float(), cache, plan, scales=scales)
+    plan_of_device = attention.plan(batch, torch.bfloat16)
+    found = attention.run(query.to(device), kv.to(device), stored, plan_of_device, scales=scales)
+    is_stored = torch.equal(as_bytes(stored).cpu(), as_bytes(cache))
+    return _compared(found, expected, torch.bfloat16) | ({} if is_stored else _WRONG_CACHE)
 
 
 _WRONG_CACHE: Result = {"passed": False, "error": "the cache has other keys or values"}

@@ -21,6 +21,7 @@ from benchmarks.gpu.parts import Context, Result, run_cases
 from benchmarks.random_heads import HEADS
 from benchmarks.tiny_model import write_tiny_llama
 from specdec import LLM, SamplingParams
+from specdec.config.kv_cache import KVCacheDType
 from specdec.llm.prompts import TokensPrompt
 from specdec.models.config import ModelConfig
 from specdec.types.sampling_params import StructuredOutput
@@ -39,6 +40,7 @@ class Case:
 
     speculation: keys of speculative_config. params: of the requests. head: kind of a random head.
     window: of the target's attention. is_tight: whether the KV pool is too small for all requests.
+    kv_cache_dtype: of both models; the target without drafts has the same.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Case:
     head: str | None = None
     window: int | None = None
     is_tight: bool = False
+    kv_cache_dtype: KVCacheDType = "auto"
 
 
 _LOOKUP = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
@@ -71,6 +74,9 @@ def cases() -> Iterator[Case]:
     yield Case("truncation", _LOOKUP, {"temperature": 1.0, "top_p": 0.9, "top_k": 20})
     yield Case("window", _LOOKUP, window=24)
     yield Case("preemption", _LOOKUP, is_tight=True)
+    yield Case("KV in fp8", _LOOKUP, kv_cache_dtype="fp8")
+    eagle3 = {"method": "eagle3", "num_speculative_tokens": 4, "num_draft_tree_tokens": 8}
+    yield Case("trees with KV in fp8", eagle3, head="eagle3", kv_cache_dtype="fp8_e5m2")
 
 
 NGRAM = tuple(f"ngram, k {count}" for count in range(1, 9))
@@ -79,6 +85,7 @@ DRAFTERS = (
     *("rejection", "block"),
 )
 FEATURES = ("grammar", "penalties", "log-probabilities", "truncation", "window", "preemption")
+FORMATS = ("KV in fp8", "trees with KV in fp8")
 
 
 def compare_ngram(context: Context) -> Result:
@@ -96,13 +103,18 @@ def compare_features(context: Context) -> Result:
     return _compare_all(context, FEATURES)
 
 
+def compare_formats(context: Context) -> Result:
+    """Compare drafts of targets with other number formats, against the same target without."""
+    return _compare_all(context, FORMATS)
+
+
 def _compare_all(context: Context, names: Sequence[str]) -> Result:
     """Run the cases of these names; one fails where more than an eighth of the requests differ."""
     directory = write_tiny_llama(context.directory / f"equality-{os.getpid()}")
     plain_of: dict[str, list[tuple[int, ...]]] = {}
 
     def run(case: Case) -> Result:
-        key = repr((case.params, case.window, case.is_tight))
+        key = repr((case.params, case.window, case.is_tight, case.kv_cache_dtype))
         if key not in plain_of:
             plain_of[key], _ = _generate(case, directory, context, drafts=False)
         return _compare(plain_of[key], case, directory, context)
@@ -140,6 +152,9 @@ def _generate(
     model = _with_window(directory, case.window)
     if context.is_gpu:  # other parts have the rest
         settings["kv_cache_memory_gib"] = _KV_GIB
+    if case.kv_cache_dtype != "auto":
+        settings["kv_cache_dtype"] = case.kv_cache_dtype
+        settings["kernels"] = "auto" if context.is_gpu else "torch"
     if case.is_tight:
         config = ModelConfig.from_directory(model)
         pool = _FEW_BLOCKS * _BLOCK_SIZE * config.kv_bytes_per_token("float32", 1)

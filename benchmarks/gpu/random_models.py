@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from specdec.config.engine import Kernels
+from specdec.config.kv_cache import KVCacheDType
 from specdec.kernels.backend import KernelBackend
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
+from specdec.models.dtypes import kv_dtype_of
 from specdec.models.llama import CausalDecoder
 from specdec.models.weights.checkpoint import CheckpointReader
 from specdec.types.errors import UnsupportedModelError
@@ -113,6 +115,7 @@ def random_decoder(
     block_size: int,
     *,
     deterministic: bool = False,
+    kv_cache_dtype: KVCacheDType = "auto",
 ) -> CausalDecoder:
     """Make a decoder with random weights on the device. deterministic: needs Triton."""
     kernels: Kernels = "triton" if deterministic else "torch"
@@ -121,7 +124,14 @@ def random_decoder(
     backend = KernelBackend.select(kernels, device, deterministic=deterministic)
     source = RandomTensors(model, device, dtype)
     reader = CheckpointReader(source, dtype, None, None, device, backend)
-    return CausalDecoder(model, reader, TensorParallelGroup(), max_model_len, block_size)
+    return CausalDecoder(
+        model,
+        reader,
+        TensorParallelGroup(),
+        max_model_len,
+        block_size,
+        kv_dtype=kv_dtype_of(dtype, kv_cache_dtype),
+    )
 
 
 def _shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:

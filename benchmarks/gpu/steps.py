@@ -76,7 +76,8 @@ class Steps:
         self, decoder: CausalDecoder, model: ModelConfig, sizes: Sizes, *, has_graphs: bool
     ) -> None:
         self.device = decoder.device
-        self._token_bytes = model.kv_bytes_per_token(_name(decoder.dtype), 1)
+        wide_bytes = model.kv_bytes_per_token(_name(decoder.dtype), 1)
+        self._token_bytes = wide_bytes * decoder.kv_dtype.itemsize // decoder.dtype.itemsize
         num_blocks = min(sizes.max_num_blocks, self._fitting_blocks())
         self.num_tokens = num_blocks * BLOCK_SIZE
         longest = min(max(sizes.contexts) + BLOCK_SIZE, self.num_tokens)

@@ -11,12 +11,14 @@ from cluster.cli.output import json_flag, print_stderr, show_json
 
 if TYPE_CHECKING:  # commands import these when they run
     from specdec.config.engine import DTypeName, ModelImpl
+    from specdec.config.kv_cache import KVCacheDType
     from specdec.config.quantization import QuantizationMethod
-    from specdec.engine.model_report import ModelReport
+    from specdec.engine.model_report import ModelReport, Precision
 
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZATIONS = ("none", "int8", "w8a8")
 MODEL_IMPLS = ("auto", "specdec", "transformers")
+KV_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
 KERNELS = ("auto", "native", "torch", "triton")
 
 
@@ -90,6 +92,13 @@ def list_models(as_json: bool) -> None:
     help="Kernels on a CPU.",
 )
 @click.option(
+    "--kv-cache-dtype",
+    type=click.Choice(KV_DTYPES),
+    default="auto",
+    show_default=True,
+    help="Data type of keys and values; not with the native kernels of CPUs.",
+)
+@click.option(
     "--model-impl",
     type=click.Choice(MODEL_IMPLS),
     default="auto",
@@ -108,6 +117,7 @@ def show_model(
     quantization: str,
     tensor_parallel_size: int,
     kernels: str,
+    kv_cache_dtype: str,
     model_impl: str,
     enable_expert_parallel: bool,
     as_json: bool,
@@ -127,7 +137,9 @@ def show_model(
         cast("DTypeName", dtype),
         None if quantization == "none" else cast("QuantizationMethod", quantization),
         is_native=not fault,
+        kv_cache_dtype=cast("KVCacheDType", kv_cache_dtype),
     )
+    _require_kv_kernels(precision)
     directory = resolve(name, progress=print_stderr)
     options = ModelOptions(cast("ModelImpl", model_impl), enable_expert_parallel)
     found = report_model(directory, precision, tensor_parallel_size, options)
@@ -136,6 +148,14 @@ def show_model(
         show_json(_fields(found, decoder))
         return
     click.echo("\n".join(f"{label:18}{value}" for label, value in _lines(found, decoder)))
+
+
+def _require_kv_kernels(precision: Precision) -> None:
+    if precision.kv_cache_dtype != "auto" and precision.is_native:
+        raise click.UsageError(
+            f"--kv-cache-dtype {precision.kv_cache_dtype} needs --kernels torch or triton: the "
+            "native kernels of CPUs read keys and values of 16 and 32 bits"
+        )
 
 
 def _decoder(report: ModelReport, fault: str | None) -> str:
@@ -166,6 +186,7 @@ def _fields(report: ModelReport, decoder: str) -> dict[str, Any]:
         "dtype": report.precision.dtype,
         "checkpoint_dtype": config.checkpoint_dtype,
         "quantization": report.precision.quantization or "none",
+        "kv_cache_dtype": report.precision.kv_cache_dtype,
         "ranks": [asdict(rank) for rank in report.ranks],
         "methods": [asdict(each) for each in report.methods],
     }
@@ -175,7 +196,7 @@ def _lines(report: ModelReport, decoder: str) -> list[tuple[str, str]]:
     """Return a label and a value for each line of text."""
     config, precision = report.config, report.precision
     size = f"{config.num_parameters / 1e6:.1f} million weights, {config.num_layers} layers"
-    quantization = precision.quantization or "no quantization"
+    quantization, kv_dtype = precision.quantization or "no quantization", precision.kv_cache_dtype
     part = f" (text model of {config.text_part_of})" if config.text_part_of else ""
     return [
         ("directory", str(report.directory)),
@@ -183,6 +204,7 @@ def _lines(report: ModelReport, decoder: str) -> list[tuple[str, str]]:
         ("size", f"{size}, context {config.max_position_embeddings}"),
         ("decoder", decoder),
         ("precision", f"{precision.dtype} ({config.checkpoint_dtype} in files), {quantization}"),
+        *([] if kv_dtype == "auto" else [("KV cache", kv_dtype)]),
         *(
             (
                 f"rank {rank}",

@@ -56,7 +56,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
         "Memory": (
             *("gpu_memory_utilization", "kv_cache_memory_gib", "block_size"),
-            "enable_prefix_caching",
+            *("kv_cache_dtype", "enable_prefix_caching"),
         ),
         "Replicas": (
             *("num_replicas", "min_replicas", "max_replicas", "target_requests_per_replica"),

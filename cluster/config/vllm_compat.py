@@ -22,7 +22,7 @@ SAME = (
         "enable_expert_parallel",
         "gpu_memory_utilization",
         "block_size",
-        "enable_prefix_caching",
+        "kv_cache_dtype",
     ),
     *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "stream_interval"),
     *("hf_overrides", "async_scheduling", "enforce_eager", "enable_prefix_caching"),

@@ -12,12 +12,18 @@ from typing import TYPE_CHECKING, Literal
 from specdec.types.validation import require_range
 
 if TYPE_CHECKING:
+    from specdec.config.kv_cache import KVCacheDType
     from specdec.config.speculative import SpeculativeConfig
 
 
 DTypeName = Literal["float32", "bfloat16", "float16"]
 DTYPE_BYTES: Mapping[DTypeName, int] = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
 """Size in bytes of one element of each supported data type."""
+
+
+def kv_element_bytes(dtype: DTypeName, kv_cache_dtype: KVCacheDType = "auto") -> int:
+    """Return the bytes of an element of keys and values; dtype: of the model."""
+    return DTYPE_BYTES[dtype] if kv_cache_dtype == "auto" else 1
 
 
 Kernels = Literal["auto", "native", "triton", "torch"]
@@ -86,6 +92,7 @@ class EngineConfig:
     enforce_eager: whether a GPU launches the operators of each step one by one, without graphs.
     deterministic: whether the bits of a token's logits must not depend on the batch, nor on how its
         text was divided into steps.
+    kv_cache_dtype: of keys and values; auto: the data type of the model.
     """
 
     max_model_len: int
@@ -100,6 +107,7 @@ class EngineConfig:
     async_scheduling: bool = False
     enforce_eager: bool = False
     deterministic: bool = False
+    kv_cache_dtype: KVCacheDType = "auto"
     speculation: SpeculativeConfig | None = None
     adapters: AdapterLimits | None = None
 
@@ -136,6 +144,7 @@ class DraftLimits:
     parallel_drafting, draft_window: as in DraftModelConfig.
     token_map: its `speculative_token_map`.
     max_num_seqs, enforce_eager: as in EngineConfig; a GPU drafts for more sequences with the host.
+    kv_cache_dtype: as in EngineConfig.
     """
 
     num_blocks: int
@@ -149,6 +158,7 @@ class DraftLimits:
     token_map: str | None = None
     max_num_seqs: int = 1
     enforce_eager: bool = False
+    kv_cache_dtype: KVCacheDType = "auto"
 
 
 def has_fbgemm() -> bool:

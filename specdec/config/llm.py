@@ -27,6 +27,7 @@ from specdec.config.fields import (
 )
 from specdec.config.hardware import resolved_device
 from specdec.config.hf_overrides import HF_OVERRIDES, canonical_overrides
+from specdec.config.kv_cache import KV_CACHE_DTYPES, KVCacheDType
 from specdec.config.quantization import (
     CHECKPOINT_QUANTIZATIONS,
     QUANTIZATION_METHODS,
@@ -211,6 +212,13 @@ class LLMConfig:
         "on a GPU matrix products are slower, and one rank, Triton's kernels, RMSNorm and no "
         "adapters are required; a CPU with native kernels always does",
     )
+    kv_cache_dtype: KVCacheDType = setting(
+        "auto",
+        one_of(*KV_CACHE_DTYPES),
+        "Data type of the KV caches of target and draft model: auto is dtype; fp8 (fp8_e4m3) and "
+        "fp8_e5m2 hold twice as many tokens as 16 bits and change the model's output; scales of "
+        "keys and values are those of the checkpoint, or 1; not with the native kernels of CPUs",
+    )
     kv_cache_memory_gib: float | None = setting(
         None,
         optional(POSITIVE),
@@ -358,6 +366,7 @@ class LLMConfig:
             limit = "left out, except on a GPU with one rank of the target"
             raise InvalidValueError("speculative_config.share_gpu", True, limit)
         self._check_deterministic()
+        self._check_kv_cache()
         if self.kernels in ("torch", "triton"):
             limit = f"left out or int8 where kernels is {self.kernels}: w8a8 needs native kernels"
             self._refuse_quantization(limit, "w8a8")
@@ -377,6 +386,13 @@ class LLMConfig:
             limit = "False with adapters on a GPU, whose products depend on the batch"
         if limit is not None:
             raise InvalidValueError("deterministic", True, limit)
+
+    def _check_kv_cache(self) -> None:
+        is_native = self.device == "cpu" and self.kernels in ("auto", "native")
+        if self.kv_cache_dtype != "auto" and is_native:
+            limit = "auto on a CPU, except where kernels is torch: the native kernels of CPUs read "
+            limit += "keys and values of 16 and 32 bits"
+            raise InvalidValueError("kv_cache_dtype", self.kv_cache_dtype, limit)
 
     def _check_adapters(self) -> None:
         limits = self.adapter_limits

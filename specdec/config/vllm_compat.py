@@ -62,7 +62,6 @@ ALWAYS: Mapping[str, Always] = MappingProxyType(
         "data_parallel_size": Always(1, "set num_replicas instead"),
         "enable_chunked_prefill": Always(True, "long prompts are always prefilled in chunks"),
         "fully_sharded_loras": Always(False, "ranks divide one matrix of each pair"),
-        "kv_cache_dtype": Always("auto", "the KV cache has the data type of dtype"),
         "lora_dtype": Always("auto", "adapters have the data type of dtype"),
         "load_format": Always("auto", "the format is detected from the files", ("safetensors",)),
         "pipeline_parallel_size": Always(

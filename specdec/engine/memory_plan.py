@@ -124,6 +124,7 @@ def _engine_config(
         async_scheduling=config.async_scheduling and (config.device == "cuda" or not in_process),
         enforce_eager=config.enforce_eager,
         deterministic=config.deterministic,
+        kv_cache_dtype=config.kv_cache_dtype,
         speculation=speculation.without_drafts_ahead if in_process and speculation else speculation,
         adapters=config.adapter_limits,
     )
@@ -148,6 +149,7 @@ def _draft_limits(config: LLMConfig, pool: _Pool, num_blocks: int) -> DraftLimit
         token_map=drafting.speculative_token_map,
         max_num_seqs=config.max_num_seqs,
         enforce_eager=config.enforce_eager,
+        kv_cache_dtype=config.kv_cache_dtype,
     )
 
 
@@ -214,7 +216,8 @@ def _pool(
         name=name,
         model=model,
         num_ranks=num_ranks,
-        block_bytes=config.block_size * model.kv_bytes_per_token(config.resolved_dtype, num_ranks),
+        block_bytes=config.block_size
+        * model.kv_bytes_per_token(config.resolved_dtype, num_ranks, config.kv_cache_dtype),
         max_model_len=max_model_len,
         blocks_of_longest=blocks_of_longest,
         most_blocks=config.max_num_seqs * blocks_of_longest,

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from specdec.config.engine import DEFAULT_MODEL_OPTIONS, DTYPE_BYTES, DTypeName, ModelOptions
+from specdec.config.engine import (
+    DEFAULT_MODEL_OPTIONS,
+    DTYPE_BYTES,
+    DTypeName,
+    ModelOptions,
+    kv_element_bytes,
+)
+from specdec.config.kv_cache import KVCacheDType
 from specdec.config.methods import METHODS, DraftPlace, HeadMethodConfig
 from specdec.config.quantization import QuantizationMethod
 from specdec.engine.model_limits import require_experts
@@ -49,6 +56,7 @@ class Precision:
     dtype: DTypeName
     quantization: QuantizationMethod | None
     is_native: bool
+    kv_cache_dtype: KVCacheDType = "auto"
 
 
 @dataclass(frozen=True)
@@ -113,11 +121,13 @@ def _differences(config: ModelConfig) -> str:
 
 def _ranks(config: ModelConfig, precision: Precision, size: int) -> Iterator[RankMemory]:
     if config.transformers is not None:
-        kv_bytes = config.kv_bytes_per_token(precision.dtype)
+        kv_bytes = config.kv_bytes_per_token(
+            precision.dtype, kv_cache_dtype=precision.kv_cache_dtype
+        )
         yield RankMemory(config.weight_bytes(precision.dtype), kv_bytes)
         return
     vocab = partition(config.vocab_size, size)
-    kv_element_bytes = DTYPE_BYTES[precision.dtype]
+    kv_bytes_of_value = kv_element_bytes(precision.dtype, precision.kv_cache_dtype)
     for rank, heads in enumerate(config.head_shards(size)):
         kv = len(heads.kv) * config.head_dim
         attention = config.num_layers * config.num_attention_weights(
@@ -132,7 +142,7 @@ def _ranks(config: ModelConfig, precision: Precision, size: int) -> Iterator[Ran
         if config.latent is not None:
             expansion = config.latent.num_expansion_weights(len(heads.query))
             weights += config.num_layers * expansion * DTYPE_BYTES[precision.dtype]
-        kv_bytes = 2 * config.num_layers * kv * kv_element_bytes
+        kv_bytes = 2 * config.num_layers * kv * kv_bytes_of_value
         experts = config.experts
         num_experts = 0 if experts is None else len(experts.shard(rank, size).experts)
         yield RankMemory(weights, kv_bytes, num_experts)

@@ -19,9 +19,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.config.attention_splits import MAX_SHORT_QUERY_TOKENS
+from specdec.kernels.attention_masks import context_mask, mask_tree
 from specdec.kernels.device_batch import AnyDeviceBatch, DeviceBatch, RaggedBatch
 from specdec.kernels.forward_batch import ModelInput, on_device
-from specdec.types.draft_tree import Parents, ancestors, depths, signed_words
+from specdec.kernels.kv_scales import (
+    UNIT_SCALES,
+    KVScales,
+    as_bytes,
+    is_quantized,
+    stored_values,
+)
 from specdec.types.sharding import HeadShard
 
 
@@ -170,6 +177,7 @@ class PagedAttention(ABC):
         kv_cache: Tensor,  # [num_slots, 2, num_kv_heads, head_dim], changed in place
         plan: AttentionPlan,
         sinks: Tensor | None = None,  # [num_heads]
+        scales: KVScales = UNIT_SCALES,
     ) -> Tensor:
         """Normalize and rotate queries and keys, then `run`; may change `heads`."""
 
@@ -181,6 +189,7 @@ class PagedAttention(ABC):
         kv_cache: Tensor,
         plan: AttentionPlan,
         sinks: Tensor | None = None,
+        scales: KVScales = UNIT_SCALES,
     ) -> Tensor:
         """Write this pass's `kv` to its slots, then attend; return [T, num_heads, head_dim].
 
@@ -188,6 +197,7 @@ class PagedAttention(ABC):
         al. 2023, section 3.3); None without.
         query: [T, num_heads, head_dim]. kv: [T, 2, num_kv_heads, head_dim], keys rotated.
         kv_cache: [num_slots, 2, num_kv_heads, head_dim], changed in place.
+        scales: of a cache of 8-bit floats.
         """
 
 
@@ -244,6 +254,7 @@ class TorchAttention(PagedAttention):
         kv_cache: Tensor,
         plan: AttentionPlan,
         sinks: Tensor | None = None,
+        scales: KVScales = UNIT_SCALES,
     ) -> Tensor:
         """See PagedAttention."""
         num_queries = heads.shape[1] - 2 * self.num_kv_heads
@@ -255,7 +266,7 @@ class TorchAttention(PagedAttention):
         if rotation is not None:
             rotation.apply_(heads[:, : num_queries + self.num_kv_heads])
         kv = kv.view(len(heads), 2, self.num_kv_heads, self.head_dim)
-        return self.run(query, kv, kv_cache, plan, sinks)
+        return self.run(query, kv, kv_cache, plan, sinks, scales)
 
     def plan_on_device(
         self,
@@ -274,7 +285,7 @@ class TorchAttention(PagedAttention):
         pages = batch.block_tables.gather(1, own.div(self.block_size, rounding_mode="floor"))
         positions = batch.positions.view(num_sequences, batch.query_len)
         first_slots = torch.full_like(batch.context_lens, kv_start)
-        is_masked = _is_masked(positions, first_slots, len(slots), window)
+        is_masked = context_mask(positions, first_slots, len(slots), window)
         mask = torch.zeros(is_masked.shape, dtype=dtype, device=self.device)
         mask.masked_fill_(is_masked, float("-inf"))
         rows = torch.arange(len(batch.input_ids), device=self.device)
@@ -292,17 +303,19 @@ class TorchAttention(PagedAttention):
         kv_cache: Tensor,
         plan: AttentionPlan,
         sinks: Tensor | None = None,
+        scales: KVScales = UNIT_SCALES,
     ) -> Tensor:
         """See PagedAttention."""
         assert isinstance(plan, TorchPlan)
-        kv_cache.index_copy_(0, plan.slot_mapping, kv)
+        stored = stored_values(kv, kv_cache.dtype, scales)
+        as_bytes(kv_cache).index_copy_(0, plan.slot_mapping, as_bytes(stored))
         if plan.is_one_block:
             only = plan.groups[0]
             grouped = query.reshape(*only.rows.shape, *query.shape[1:])
-            return self._attend(grouped, kv_cache, only, sinks).flatten(0, 1)
+            return self._attend(grouped, kv_cache, only, sinks, scales).flatten(0, 1)
         output = torch.empty_like(query)
         for group in plan.groups:
-            output[group.rows] = self._attend(query[group.rows], kv_cache, group, sinks)
+            output[group.rows] = self._attend(query[group.rows], kv_cache, group, sinks, scales)
         return output
 
     def _plan_group(
@@ -325,11 +338,11 @@ class TorchAttention(PagedAttention):
         rows = starts[:, None] + offsets
         positions = on_device(batch.positions, device)[rows]
         positions -= first_blocks[:, None] * self.block_size
-        is_masked = _is_masked(positions, first_slots, max_visible, visible.window)
+        is_masked = context_mask(positions, first_slots, max_visible, visible.window)
         for place, index in enumerate(indices):
             if (parents := batch.chunks[index].parents) is not None:
                 query_len, end = batch.query_len(index), int(num_visible[place])
-                _mask_tree(is_masked[place, :, :end], parents, query_len, visible.window)
+                mask_tree(is_masked[place, :, :end], parents, query_len, visible.window)
         return AttentionGroup(
             rows=rows,
             slots=self._slots(tables, first_blocks, first_slots, num_visible, max_visible),
@@ -366,11 +379,17 @@ class TorchAttention(PagedAttention):
         return mask.repeat_interleave(self.heads_per_kv, dim=1)[:, None]
 
     def _attend(
-        self, query: Tensor, kv_cache: Tensor, group: AttentionGroup, sinks: Tensor | None
+        self,
+        query: Tensor,
+        kv_cache: Tensor,
+        group: AttentionGroup,
+        sinks: Tensor | None,
+        scales: KVScales,
     ) -> Tensor:
         """Attend within one group; query and result: [G, Q, num_heads, head_dim]."""
         num_seqs, num_queries = query.shape[:2]
-        pages = self._gather(kv_cache, group.slots).view(num_seqs, -1, *kv_cache.shape[1:])
+        pages = self._gather(kv_cache, group.slots).to(query.dtype)
+        pages = pages.view(num_seqs, -1, *kv_cache.shape[1:])
         keys, values = pages[:, :, 0].transpose(1, 2), pages[:, :, 1].transpose(1, 2)
         # Query heads that share a KV head become more queries of that head: no KV is repeated.
         # Heads of a KV group that other ranks hold are padded with zeros.
@@ -379,7 +398,12 @@ class TorchAttention(PagedAttention):
         grouped = whole.view(num_seqs, num_queries, self.num_kv_heads, self.heads_per_kv, -1)
         folded = grouped.transpose(1, 2).reshape(num_seqs, self.num_kv_heads, -1, self.head_dim)
         scores_of_sinks = None if sinks is None else self._fold_sinks(sinks, num_queries)
-        attended = self._softmax_attention(folded, keys, values, group.mask, scores_of_sinks)
+        scale = self.scale * scales.key
+        attended = self._softmax_attention(
+            folded, keys, values, group.mask, scores_of_sinks, scale=scale
+        )
+        if scales.value != 1.0:
+            attended = attended * scales.value
         unfolded = attended.view(num_seqs, self.num_kv_heads, num_queries, self.heads_per_kv, -1)
         heads = unfolded.transpose(1, 2).reshape(whole.shape)
         return heads[:, :, before : whole.shape[2] - after]
@@ -396,16 +420,16 @@ class TorchAttention(PagedAttention):
         values: Tensor,
         mask: Tensor | None,
         sinks: Tensor | None,
+        *,
+        scale: float,
     ) -> Tensor:
         """Return softmax(scores + mask) V. query: [G, H, Q, D]; keys, values: [G, H, S, D].
 
         sinks: [H, Q, 1], scores of a key without a value.
         """
         if self.softcap is None and sinks is None:
-            return F.scaled_dot_product_attention(
-                query, keys, values, attn_mask=mask, scale=self.scale
-            )
-        scores = (query @ keys.transpose(-1, -2)).mul_(self.scale)
+            return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
+        scores = (query @ keys.transpose(-1, -2)).mul_(scale)
         if self.softcap is not None:
             scores = scores.div_(self.softcap).tanh_().mul_(self.softcap)
         if mask is not None:
@@ -419,11 +443,13 @@ class TorchAttention(PagedAttention):
 
     def _gather(self, kv_cache: Tensor, slots: Tensor) -> Tensor:
         """Copy slots [N] to a reused buffer; allocating one would cost twice the copy itself."""
-        numel = slots.numel() * kv_cache[0].numel()
-        if self._workspace.numel() < numel or self._workspace.dtype != kv_cache.dtype:
-            self._workspace = kv_cache.new_empty(numel)
-        out = self._workspace[:numel].view(-1, *kv_cache.shape[1:])
-        return torch.index_select(kv_cache, 0, slots, out=out)
+        source = as_bytes(kv_cache)
+        numel = slots.numel() * source[0].numel()
+        if self._workspace.numel() < numel or self._workspace.dtype != source.dtype:
+            self._workspace = source.new_empty(numel)
+        out = self._workspace[:numel].view(-1, *source.shape[1:])
+        found = torch.index_select(source, 0, slots, out=out)
+        return found.view(kv_cache.dtype) if is_quantized(kv_cache) else found
 
 
 def _one_by_one(batch: RaggedBatch) -> DeviceBatch:
@@ -436,37 +462,3 @@ def _one_by_one(batch: RaggedBatch) -> DeviceBatch:
         context_lens=batch.positions + 1,
         query_len=1,
     )
-
-
-def _is_masked(
-    positions: Tensor, first_slots: Tensor, max_visible: int, window: int | None
-) -> Tensor:
-    """Return which slots are masked for queries at `positions` [G, Q], as [G, Q, max_visible].
-
-    A slot is that of the position with the same index, as in sequences that end in a chain.
-    first_slots: [G], the first slot with KV.
-    """
-    slots = torch.arange(max_visible, device=positions.device)
-    is_masked = slots > positions[:, :, None]
-    is_masked |= slots < first_slots[:, None, None]
-    if window is not None:
-        is_masked |= slots <= positions[:, :, None] - window
-    return is_masked
-
-
-def _mask_tree(is_masked: Tensor, parents: Parents, query_len: int, window: int | None) -> None:
-    """Mask the nodes of a tree that are not ancestors of a query, in place.
-
-    is_masked: [Q, S] of one sequence, whose last slots are the nodes, and whose last of `query_len`
-    queries are the last nodes; further queries repeat the last one.
-    """
-    depth = torch.tensor(depths(parents), device=is_masked.device)
-    nodes = torch.arange(len(parents), device=is_masked.device)
-    words = torch.tensor(signed_words(ancestors(parents)), device=is_masked.device)
-    is_visible = (words[:, None] >> nodes) & 1 == 1  # [nodes as queries, nodes as keys]
-    if window is not None:
-        is_visible &= depth[:, None] - depth < window
-    first = max(0, query_len - len(parents))
-    columns = is_masked[:, is_masked.shape[1] - len(parents) :]
-    columns[first:query_len] = ~is_visible[first - query_len :]
-    columns[query_len:] = ~is_visible[-1]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from specdec.kernels.backend import KernelBackend
 from specdec.kernels.forward_batch import SlotMove
+from specdec.kernels.kv_scales import as_bytes
 
 
 def move_kv(kv_cache: Tensor, moves: Sequence[SlotMove], backend: KernelBackend) -> None:
@@ -16,6 +17,7 @@ def move_kv(kv_cache: Tensor, moves: Sequence[SlotMove], backend: KernelBackend)
 
     kv_cache: [num_layers, num_slots, 2, num_kv_heads, head_dim], changed in place.
     """
+    kv_cache = as_bytes(kv_cache)
     if backend.is_triton:
         from specdec.kernels.triton import moves as triton_moves  # imports Triton
 

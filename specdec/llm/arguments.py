@@ -58,6 +58,7 @@ class LLMArguments(TypedDict, total=False):
     max_loras: int
     max_lora_rank: int
     max_cpu_loras: int | None
+    kv_cache_dtype: str
     kv_cache_memory_bytes: int | None
     kv_cache_memory_gib: float | None
     tokenizer: str | None

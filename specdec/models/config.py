@@ -16,8 +16,10 @@ from specdec.config.engine import (
     DTYPE_BYTES,
     DTypeName,
     ModelOptions,
+    kv_element_bytes,
 )
 from specdec.config.hf_overrides import with_overrides
+from specdec.config.kv_cache import KVCacheDType
 from specdec.config.quantization import QuantizationMethod
 from specdec.models.architecture import has
 from specdec.models.config_files import (
@@ -362,13 +364,20 @@ class ModelConfig:
         """Return the heads of each rank. Raises InvalidValueError for more ranks than heads."""
         return HeadShard.all_ranks(self.num_heads, self.num_kv_heads, tensor_parallel_size)
 
-    def kv_bytes_per_token(self, dtype: DTypeName, tensor_parallel_size: int = 1) -> int:
+    def kv_bytes_per_token(
+        self,
+        dtype: DTypeName,
+        tensor_parallel_size: int = 1,
+        kv_cache_dtype: KVCacheDType = "auto",
+    ) -> int:
         """Return the size of the KV of one token over all layers, on all ranks together.
 
-        Some KV heads may be on several ranks. Tokens outside every layer's window keep their slots.
+        dtype: of the model. Some KV heads may be on several ranks. Tokens outside every layer's
+        window keep their slots.
         """
         num_kv_heads = sum(len(shard.kv) for shard in self.head_shards(tensor_parallel_size))
-        return 2 * self.num_layers * num_kv_heads * self.head_dim * DTYPE_BYTES[dtype]
+        element_bytes = kv_element_bytes(dtype, kv_cache_dtype)
+        return 2 * self.num_layers * num_kv_heads * self.head_dim * element_bytes
 
 
 def _require_keys(raw: Mapping[str, Any], names: Sequence[str]) -> None:

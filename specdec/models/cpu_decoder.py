@@ -67,6 +67,10 @@ class NativeDecoder:
         return self.torch_decoder.device
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self.torch_decoder.dtype
+
+    @property
     def vocab_slice(self) -> range:
         return self.torch_decoder.vocab_slice
 

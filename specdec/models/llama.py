@@ -22,13 +22,14 @@ from specdec.kernels.moves import move_kv
 from specdec.kernels.sample import RowArgmax, row_argmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
-from specdec.models.layers.decoder_layer import DecoderLayer
+from specdec.models.layers.decoder_layer import Attention, DecoderLayer
 from specdec.models.layers.linear import VocabEmbedding, VocabHead, embedding_scale
 from specdec.models.layers.norm import read_norm
 from specdec.models.layers.rotary import RotaryEmbedding
 from specdec.models.lora.torch_adapters import TorchAdapters
 from specdec.models.rope import Rope
 from specdec.models.weights.checkpoint import CheckpointReader
+from specdec.models.weights.kv_scales import read_kv_scales
 from specdec.types.sharding import HeadShard
 from specdec.types.validation import require_range
 
@@ -55,10 +56,12 @@ class CausalDecoder(nn.Module):
         max_model_len: int,
         block_size: int,
         output_tokens: Sequence[int] | None = None,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         """Read this rank's weights.
 
         output_tokens: those that have logits, ascending; the others have -inf. None for all.
+        kv_dtype: of the KV cache; None for that of the model.
 
         Raises UnsupportedModelError for a checkpoint that does not match the configuration, and
         InvalidValueError for a `max_model_len` above `max_position_embeddings`.
@@ -67,6 +70,7 @@ class CausalDecoder(nn.Module):
         require_range("max_model_len", max_model_len, 1, config.max_position_embeddings)
         self.config = config
         self.dtype = reader.dtype
+        self.kv_dtype = reader.dtype if kv_dtype is None else kv_dtype
         self.device = reader.device
         self.windows = config.sliding_windows
         self.heads = config.head_shards(group.size)[group.rank]
@@ -85,6 +89,8 @@ class CausalDecoder(nn.Module):
         self.embed_tokens = VocabEmbedding(table, self.vocab_slice, group, reader.dtype)
         self._embedding_scale = embedding_scale(traits, reader.dtype)
         self.layers = _read_layers(config, reader, self.heads, group)
+        if self.kv_dtype.itemsize == 1:
+            _use_kv_scales(self.layers, reader)
         size, eps = config.hidden_size, config.rms_norm_eps
         self.norm = read_norm(reader, "model.norm", size, eps, traits)
         self.rotaries = _rotaries(config, max_model_len, reader)
@@ -103,7 +109,7 @@ class CausalDecoder(nn.Module):
         Zeros, because padding reads slots that were never written.
         """
         shape = (len(self.layers), num_slots, 2, len(self.heads.kv), self.head_dim)
-        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        return torch.zeros(shape, dtype=self.kv_dtype, device=self.device)
 
     def forward(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
         """Write the batch's KV to `kv_cache`; return hidden states [T, hidden_size]."""
@@ -231,6 +237,14 @@ def _read_layers(
         )
         for index in range(config.num_layers)
     )
+
+
+def _use_kv_scales(layers: nn.ModuleList, reader: CheckpointReader) -> None:
+    """Read the scales of keys and values; latents have none in checkpoints."""
+    for index, layer in enumerate(layers):
+        if isinstance(layer, DecoderLayer) and isinstance(layer.attention, Attention):
+            prefix = f"model.layers.{index}.self_attn"
+            layer.attention.kv_scales = read_kv_scales(reader.tensors, prefix)
 
 
 def _paged_attention(

@@ -11,18 +11,21 @@ import torch
 from torch import Tensor
 
 from specdec.config.engine import Kernels
+from specdec.config.kv_cache import KVCacheDType
 from specdec.config.quantization import QuantizationMethod
 from specdec.kernels.backend import KernelBackend
 from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove
 from specdec.kernels.sample import RowArgmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.kernels.triton.availability import kv_dtype_fault
 from specdec.models.config import ModelConfig
 from specdec.models.cpu_decoder import NativeDecoder
 from specdec.models.determinism import require_deterministic
+from specdec.models.dtypes import kv_dtype_of
 from specdec.models.llama import CausalDecoder
 from specdec.models.lora.updates import AdapterStore
 from specdec.models.weights.checkpoint import CPU, open_checkpoint
-from specdec.types.errors import UnsupportedModelError
+from specdec.types.errors import InvalidValueError, UnsupportedModelError
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +35,11 @@ class Decoder(Protocol):
 
     @property
     def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Data type of the model's activations."""
+        ...
 
     @property
     def vocab_slice(self) -> range:
@@ -89,13 +97,14 @@ def load_model(
     kernels: Kernels = "auto",
     output_tokens: Sequence[int] | None = None,
     deterministic: bool = False,
+    kv_cache_dtype: KVCacheDType = "auto",
 ) -> Decoder:
     """Load one rank of the model in a Hugging Face directory.
 
     quantization: format of the matrices of linear layers; None for `dtype`, like the rest.
     kernels: with "auto" all ranks select the same backend, by a collective call.
     output_tokens: those that have logits, ascending; the others have -inf. None for all.
-    deterministic: as in EngineConfig.
+    deterministic, kv_cache_dtype: as in EngineConfig.
 
     Raises InvalidValueError if "native" kernels are not available, and UnsupportedModelError if the
     device does not support the quantization or deterministic results of the model, or a rank has
@@ -105,16 +114,30 @@ def load_model(
         raise UnsupportedModelError(f"quantization {quantization} runs on a CPU, not on {device}")
     if deterministic:
         require_deterministic(config, group.size, device)
+    kv_dtype = kv_dtype_of(dtype, kv_cache_dtype)
     if config.transformers is not None:
         return _load_transformers(
-            directory, config, dtype, max_model_len, block_size, device, kernels, output_tokens
+            directory,
+            config,
+            dtype,
+            max_model_len,
+            block_size,
+            device,
+            kernels,
+            output_tokens,
+            kv_dtype,
         )
     backend = KernelBackend.select(kernels, device, deterministic=deterministic)
     if kernels == "auto" and device.type == "cpu" and not deterministic:
         backend = _common_backend(backend, group)
     reader = open_checkpoint(directory, dtype, quantization, device, backend)
-    model = CausalDecoder(config, reader, group, max_model_len, block_size, output_tokens)
+    model = CausalDecoder(config, reader, group, max_model_len, block_size, output_tokens, kv_dtype)
     is_native = backend is KernelBackend.CPU and config.latent is None
+    if is_native and kv_dtype != dtype:
+        limit = "auto with the native kernels, which read keys and values of 16 and 32 bits"
+        raise InvalidValueError("kv_cache_dtype", kv_cache_dtype, limit)
+    if backend.is_triton and (fault := kv_dtype_fault(device, kv_dtype)):
+        raise InvalidValueError("kv_cache_dtype", kv_cache_dtype, f"auto or fp8_e5m2: {fault}")
     return NativeDecoder(model) if is_native else model
 
 
@@ -127,6 +150,7 @@ def _load_transformers(
     device: torch.device,
     kernels: Kernels,
     output_tokens: Sequence[int] | None,
+    kv_dtype: torch.dtype,
 ) -> Decoder:
     from specdec.models.transformers_decoder import load_transformers  # imports transformers
 
@@ -140,6 +164,7 @@ def _load_transformers(
         device=device,
         backend=KernelBackend.select(attention, device),
         output_tokens=output_tokens,
+        kv_dtype=kv_dtype,
     )
 
 

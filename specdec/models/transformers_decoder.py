@@ -52,6 +52,7 @@ class TransformersDecoder:
         block_size: int,
         backend: KernelBackend,
         output_tokens: Sequence[int] | None = None,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         """model: the `PreTrainedModel`, on its device. Other arguments as of `CausalDecoder`.
 
@@ -66,6 +67,7 @@ class TransformersDecoder:
         self._body: Any = getattr(model, name)
         self._head = _OutputHead(model, name)
         self.dtype: torch.dtype = model.dtype
+        self.kv_dtype = self.dtype if kv_dtype is None else kv_dtype
         self.device: torch.device = model.device
         self.vocab_slice = range(config.vocab_size)
         self.layers = self._record_layers()
@@ -131,7 +133,7 @@ class TransformersDecoder:
         """Return zeros [num_layers, num_slots, 2, num_kv_heads, head_dim]."""
         first = self.layers[0]
         shape = (len(self.layers), num_slots, 2, first.num_kv_heads, first.key_dim)
-        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        return torch.zeros(shape, dtype=self.kv_dtype, device=self.device)
 
     def __call__(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
         """See Decoder."""
@@ -250,6 +252,7 @@ def load_transformers(
     device: torch.device,
     backend: KernelBackend,
     output_tokens: Sequence[int] | None = None,
+    kv_dtype: torch.dtype | None = None,
 ) -> TransformersDecoder:
     """Load a model of transformers; arguments as of `specdec.models.loading.load_model`.
 
@@ -274,5 +277,5 @@ def load_transformers(
     if missing := sorted(found["missing_keys"]):
         raise UnsupportedModelError(f"{directory} has no tensor {missing[0]}")
     return TransformersDecoder(
-        config, model.to(device), max_model_len, block_size, backend, output_tokens
+        config, model.to(device), max_model_len, block_size, backend, output_tokens, kv_dtype
     )

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from specdec.kernels.attention import AttentionPlan, TorchAttention, TorchPlan
 from specdec.kernels.forward_batch import ModelInput
+from specdec.kernels.kv_scales import UNIT_SCALES, KVScales
 from specdec.models.llama import CausalDecoder
 from specdec.training.padding import KeyValue, PaddedTokens
 
@@ -47,6 +48,7 @@ class WholeSampleAttention(TorchAttention):
         kv_cache: Tensor,
         plan: AttentionPlan,
         sinks: Tensor | None = None,
+        scales: KVScales = UNIT_SCALES,
     ) -> Tensor:
         """See PagedAttention."""
         assert isinstance(plan, WholePlan)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from specdec.kernels.device_batch import AnyDeviceBatch
@@ -39,6 +40,11 @@ class DeviceDecoder(Protocol):
 
     @property
     def hidden_size(self) -> int: ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Data type of the hidden states."""
+        ...
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return this rank's logits [R, len(vocab_slice)]; hidden: [R, hidden_size]."""

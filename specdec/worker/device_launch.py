@@ -100,7 +100,7 @@ class StepLauncher:
         output_size = draft_size + num_rows + num_tokens
         self.output = torch.zeros(output_size, dtype=torch.int64, device=device)
         self._offsets = torch.arange(limits.max_query_len, device=device)
-        self._hidden = kv_cache.new_zeros(num_tokens, model.hidden_size)
+        self._hidden = torch.zeros(num_tokens, model.hidden_size, dtype=model.dtype, device=device)
         self._stages: dict[Stage, Launch] = {
             Stage.FORWARD: self.launch_forward,
             **{stage: partial(self.launch_sampling, kind) for kind, stage in _STAGES.items()},

@@ -51,7 +51,7 @@ class RaggedPass:
         self._context_lens = ids(limits.max_num_seqs) + 1
         self._tables = ids(limits.max_num_seqs, limits.blocks_of_longest) + limits.num_blocks
         self._index = torch.arange(num_tokens, device=device)
-        self._hidden = kv_cache.new_zeros(num_tokens, model.hidden_size)
+        self._hidden = torch.zeros(num_tokens, model.hidden_size, dtype=model.dtype, device=device)
 
     @torch.inference_mode()
     def spread(self, packed: Packed, flat_ids: Tensor, shape: RaggedShape) -> None:

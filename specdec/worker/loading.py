@@ -240,6 +240,7 @@ def _load(
         kernels=spec.kernels,
         output_tokens=output_tokens,
         deterministic=isinstance(limits, EngineConfig) and limits.deterministic,
+        kv_cache_dtype=limits.kv_cache_dtype,
     )
     return kind(
         model,

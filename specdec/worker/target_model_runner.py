@@ -87,7 +87,7 @@ class TargetModelRunner(ModelRunner):
             block_size=self.block_size,
             max_model_len=limits.max_model_len,
             max_pairs=limits.max_num_batched_tokens,
-            feature_dtype=self.kv_cache.dtype,
+            feature_dtype=self.model.dtype,
             tree_choices=_tree_choices(limits),
             has_confidences=speculation is not None and speculation.uses_confidences,
             has_padding_block=self.has_padding_block,

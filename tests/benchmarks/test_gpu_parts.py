@@ -10,7 +10,16 @@ import pytest
 import torch
 
 from benchmarks import gpu_check
-from benchmarks.gpu import determinism, drafting, equality, host_parts, profiled, prompts, steps
+from benchmarks.gpu import (
+    determinism,
+    drafting,
+    equality,
+    formats,
+    host_parts,
+    profiled,
+    prompts,
+    steps,
+)
 from benchmarks.gpu.drafting import measure_draft_model, measure_head
 from benchmarks.gpu.page import page, summary
 from benchmarks.gpu.parts import Context, Part, PartReport, PartSkippedError, run_cases, run_parts
@@ -39,12 +48,11 @@ def skipped(reason):
 def test_the_parts_are_complete():
     assert [part.name for part in PARTS if not part.needs_gpu] == [
         *("checks", "equality of n-gram", "equality of drafters", "equality of features"),
-        *("steps", "memory plans", "counts", "compilation", "kernels"),
+        *("equality of formats", "steps", "memory plans", "counts", "compilation", "kernels"),
     ]
-    assert len(PARTS) == 22
-    compared = [
-        name for select in (equality.NGRAM, equality.DRAFTERS, equality.FEATURES) for name in select
-    ]
+    assert len(PARTS) == 24
+    groups = (equality.NGRAM, equality.DRAFTERS, equality.FEATURES, equality.FORMATS)
+    compared = [name for select in groups for name in select]
     assert sorted(compared) == sorted(case.name for case in equality.cases())
 
 
@@ -86,6 +94,20 @@ def test_prompts_beside_decodes_are_measured(small):
     report = PartReport(None, {"device": "cpu", "torch": "2"})
     report.add("prompts", found | {"seconds": 1.0})
     assert "## Steps of 8B with a prompt" in page(report)
+
+
+def test_steps_of_other_number_formats_are_measured(small):
+    found = formats.measure_formats(small)["formats"]
+    assert list(found) == list(formats.FORMATS)
+    for cells in found.values():
+        assert [(each["batch"], each["num_drafts"]) for each in cells] == [
+            (1, 0),
+            (1, 3),
+            (2, 0),
+            (2, 3),
+        ]
+    wide, narrow = (found[name][-1]["floor_ms"] for name in ("16 bits", "KV in fp8"))
+    assert narrow < wide
 
 
 def test_deterministic_mode_is_measured_where_triton_runs(small, monkeypatch):

@@ -45,7 +45,10 @@ def variants() -> Iterator[Variant]:
 
 _SHAPES = {64: (9, 3), 80: (32, 32), 96: (32, 32), 128: (32, 8), 256: (16, 8)}
 """Query and KV heads by head size: SmolLM2, Phi-2, Phi-3-mini, Llama-3.1-8B, Gemma-2-9B."""
-_ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8e4nv": 1}
+_ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8e4nv": 1, "fp8e5": 1}
+
+
+_LARGEST_KV = {"fp8e4nv": 448.0, "fp8e5": 57344.0}
 
 
 def _attention_variants() -> Iterator[Variant]:
@@ -64,6 +67,9 @@ def _attention_variants() -> Iterator[Variant]:
     yield _attention(128, 16, "parts", kv_dtype="fp8e4nv", architectures=(90,))
     yield _attention(128, 64, "whole", kv_dtype="fp8e4nv", architectures=(90,))
     yield _store(128, kv_dtype="fp8e4nv", architectures=(90,))
+    yield _attention(128, 16, "parts", kv_dtype="fp8e5")
+    yield _attention(128, 64, "whole", kv_dtype="fp8e5")
+    yield _store(128, kv_dtype="fp8e5")
     yield _store(128, has_norm=True)
 
 
@@ -157,7 +163,7 @@ def _store(
         "BLOCK_H": 4,
         "ROTATES": True,
         "HAS_NORM": has_norm,
-        "LARGEST": 448.0 if kv_dtype == "fp8e4nv" else 0.0,
+        "LARGEST": _LARGEST_KV.get(kv_dtype, 0.0),
     }
     name = f"rotate_and_store_{kv_dtype}_d{head_dim}{'_norm' if has_norm else ''}"
     options = {"num_warps": 4}

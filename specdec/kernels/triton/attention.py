@@ -24,6 +24,7 @@ from torch import Tensor
 from specdec.kernels.attention import AttentionPlan, PagedAttention, QueryKeyNorms, Rotation
 from specdec.kernels.device_batch import AnyDeviceBatch, RaggedBatch
 from specdec.kernels.forward_batch import ModelInput
+from specdec.kernels.kv_scales import UNIT_SCALES, KVScales, is_quantized
 from specdec.kernels.triton.attention_plan import (
     Tiles,
     TritonPlan,
@@ -52,7 +53,6 @@ class TritonAttention(PagedAttention):
 
     invariant: whether long chunks are computed like short queries, so that the bits of a row do not
     depend on how its text was split into passes.
-    key_scale, value_scale: the cache holds keys and values divided by them, for 8-bit types.
     """
 
     def __init__(
@@ -65,8 +65,6 @@ class TritonAttention(PagedAttention):
         scale: float | None = None,
         softcap: float | None = None,
         invariant: bool = False,
-        key_scale: float = 1.0,
-        value_scale: float = 1.0,
     ) -> None:
         """Other arguments as in PagedAttention."""
         super().__init__(heads, head_dim, block_size, device, scale=scale, softcap=softcap)
@@ -74,7 +72,6 @@ class TritonAttention(PagedAttention):
         self.num_heads = len(heads.query)
         self.first_head = heads.first_in_group
         self.invariant = invariant
-        self.key_scale, self.value_scale = key_scale, value_scale
         self._block_d = max(16, triton.next_power_of_2(head_dim))
 
     def plan(
@@ -119,12 +116,13 @@ class TritonAttention(PagedAttention):
         kv_cache: Tensor,
         plan: AttentionPlan,
         sinks: Tensor | None = None,
+        scales: KVScales = UNIT_SCALES,
     ) -> Tensor:
         """See PagedAttention."""
         assert isinstance(plan, TritonPlan)
         assert sinks is None, "models with sinks use torch's attention"
-        query = self._store(heads, norms, rotation, kv_cache, plan)
-        return self.attend(query, kv_cache, plan)
+        query = self._store(heads, norms, rotation, kv_cache, plan, scales)
+        return self.attend(query, kv_cache, plan, scales)
 
     def run(
         self,
@@ -133,18 +131,21 @@ class TritonAttention(PagedAttention):
         kv_cache: Tensor,
         plan: AttentionPlan,
         sinks: Tensor | None = None,
+        scales: KVScales = UNIT_SCALES,
     ) -> Tensor:
         """See PagedAttention."""
         heads = torch.cat([query, kv.flatten(1, 2)], 1)
-        return self.rotate_and_run(heads, None, None, kv_cache, plan, sinks)
+        return self.rotate_and_run(heads, None, None, kv_cache, plan, sinks, scales)
 
-    def attend(self, query: Tensor, kv_cache: Tensor, plan: TritonPlan) -> Tensor:
+    def attend(
+        self, query: Tensor, kv_cache: Tensor, plan: TritonPlan, scales: KVScales = UNIT_SCALES
+    ) -> Tensor:
         """Attend to a cache that has the KV of the batch; query and result [T, num_heads, D]."""
         output = torch.empty_like(query)
         for tiles in plan.launches:
-            self._launch(query, kv_cache, output, plan, tiles)
+            self._launch(query, kv_cache, output, plan, tiles, scales)
             if tiles.parts is not None:
-                self._merge(output, plan, tiles)
+                self._merge(output, plan, tiles, scales)
         return output
 
     def _store(
@@ -154,6 +155,7 @@ class TritonAttention(PagedAttention):
         rotation: Rotation | None,
         kv_cache: Tensor,
         plan: TritonPlan,
+        scales: KVScales,
     ) -> Tensor:
         """Write keys and values to their slots; return the queries [T, num_heads, head_dim]."""
         num_tokens, count, head_dim = heads.shape
@@ -161,7 +163,6 @@ class TritonAttention(PagedAttention):
         assert count == self.num_heads + 2 * self.num_kv_heads
         assert heads.stride()[1:] == (head_dim, 1)
         grid = (num_tokens, triton.cdiv(count, _HEADS_PER_PROGRAM))
-        is_short = kv_cache.element_size() == 1
         rotate_and_store[grid](
             heads,
             query,
@@ -173,8 +174,8 @@ class TritonAttention(PagedAttention):
             norms.key.weight if norms else heads,
             heads.stride(0),
             norms.query.eps if norms else 0.0,
-            self.key_scale,
-            self.value_scale,
+            scales.key,
+            scales.value,
             NUM_HEADS=self.num_heads,
             KV_HEADS=self.num_kv_heads,
             HEAD_DIM=head_dim,
@@ -183,13 +184,19 @@ class TritonAttention(PagedAttention):
             BLOCK_H=_HEADS_PER_PROGRAM,
             ROTATES=rotation is not None,
             HAS_NORM=norms is not None,
-            LARGEST=torch.finfo(kv_cache.dtype).max if is_short else 0.0,
+            LARGEST=torch.finfo(kv_cache.dtype).max if is_quantized(kv_cache) else 0.0,
             num_warps=4,
         )
         return query
 
     def _launch(
-        self, query: Tensor, kv_cache: Tensor, output: Tensor, plan: TritonPlan, tiles: Tiles
+        self,
+        query: Tensor,
+        kv_cache: Tensor,
+        output: Tensor,
+        plan: TritonPlan,
+        tiles: Tiles,
+        scales: KVScales,
     ) -> None:
         """Write the attention of tiles to `output`, or that of their segments to their parts."""
         assert query.is_contiguous()
@@ -217,8 +224,8 @@ class TritonAttention(PagedAttention):
             plan.kv_start,
             self.scale,
             1.0 if self.softcap is None else self.softcap,
-            self.key_scale,
-            self.value_scale,
+            scales.key,
+            scales.value,
             BLOCK_N=block_of_keys(self._block_d, query.element_size()),
             PAGE=self.block_size,
             HAS_TREES=plan.ancestors is not None,
@@ -230,7 +237,7 @@ class TritonAttention(PagedAttention):
             num_stages=2,
         )
 
-    def _merge(self, output: Tensor, plan: TritonPlan, tiles: Tiles) -> None:
+    def _merge(self, output: Tensor, plan: TritonPlan, tiles: Tiles, scales: KVScales) -> None:
         """Write the attention of tiles to `output` from that of their segments."""
         shape, parts = tiles.shape, tiles.parts
         assert parts is not None
@@ -245,7 +252,7 @@ class TritonAttention(PagedAttention):
             plan.context_lens,
             parts.values.shape[2],
             shape.used_rows,
-            self.value_scale,
+            scales.value,
             BLOCK_ROWS=_MERGED_ROWS,
             **self._sizes(tiles),
             num_warps=4,

@@ -7,6 +7,8 @@ from importlib.util import find_spec
 
 import torch
 
+_FIRST_WITH_E4M3 = (8, 9)
+
 
 def has_triton(device: torch.device) -> bool:
     """Return whether Triton is installed and compiles for a device."""
@@ -34,3 +36,13 @@ def _is_interpreted() -> bool:
     from triton import knobs  # importing Triton takes a second
 
     return bool(knobs.runtime.interpret)
+
+
+def kv_dtype_fault(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return why Triton's kernels cannot store KV of a type on a device; None where they can."""
+    if device.type != "cuda" or dtype != torch.float8_e4m3fn:
+        return None
+    found = torch.cuda.get_device_capability(device)
+    if found >= _FIRST_WITH_E4M3:
+        return None
+    return f"this GPU, sm_{found[0]}{found[1]}, does not convert fp8_e4m3, which needs sm_89"

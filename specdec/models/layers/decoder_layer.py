@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from specdec.kernels import AttentionPlan, PagedAttention, Rotation
 from specdec.kernels.attention import QueryKeyNorms
+from specdec.kernels.kv_scales import UNIT_SCALES
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.layers.latent_attention import LatentAttention
@@ -39,6 +40,7 @@ class Attention(nn.Module):
     ) -> None:
         """input_size: width of the input, if it is not `hidden_size`."""
         super().__init__()
+        self.kv_scales = UNIT_SCALES  # of a KV cache of 8-bit floats
         self.num_heads, self.num_kv_heads = len(heads.query), len(heads.kv)
         self.head_dim = config.head_dim
         self.has_qk_norm = config.has_qk_norm
@@ -77,7 +79,7 @@ class Attention(nn.Module):
             query.copy_(self.query_norm(query))
             key.copy_(self.key_norm(key))
         attended = attention.rotate_and_run(
-            heads, self._fused_norms, rotation, kv_cache, plan, self.sinks
+            heads, self._fused_norms, rotation, kv_cache, plan, self.sinks, self.kv_scales
         )
         output: Tensor = self.o_proj(attended.flatten(1), residual)
         return output

@@ -11,10 +11,11 @@ from click.testing import CliRunner
 
 from cluster.cli import completion_result, main
 from cluster.cli import generate as generate_module
-from cluster.cli.models import DTYPES, KERNELS, QUANTIZATIONS
+from cluster.cli.models import DTYPES, KERNELS, KV_DTYPES, QUANTIZATIONS
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.client import StreamChunk, resumption
 from specdec.config.engine import DTYPE_BYTES, Kernels
+from specdec.config.kv_cache import KV_CACHE_DTYPES
 from specdec.config.quantization import QUANTIZATION_METHODS
 from specdec.models.resolve import packaged_directory
 from specdec.types.errors import ModelNotFoundError
@@ -446,6 +447,10 @@ def test_show_reports_decoder_memory_and_methods(tiny_model_dir):
     assert report["decoder"] == "torch: kernels is torch"
     assert report["quantization"] == "int8"
     assert report["ranks"][0]["kv_bytes_per_token"] == 2 * 2 * 3 * 16 * 4
+    report = json.loads(
+        run_cli("models", "show", str(tiny_model_dir), *arguments, "--kv-cache-dtype", "fp8").stdout
+    )
+    assert report["ranks"][0]["kv_bytes_per_token"] == 2 * 2 * 3 * 16
 
 
 def test_show_refuses_a_model_that_cannot_be_served(tmp_path):
@@ -460,6 +465,7 @@ def test_choices_of_show_are_those_of_the_engine():
     assert set(DTYPES) == set(DTYPE_BYTES)
     assert set(QUANTIZATIONS) == {"none", *QUANTIZATION_METHODS}
     assert set(KERNELS) == set(get_args(Kernels))
+    assert KV_DTYPES == KV_CACHE_DTYPES
 
 
 def test_version():

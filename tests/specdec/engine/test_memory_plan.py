@@ -107,6 +107,31 @@ def kv_bytes(model, limits, num_ranks=1):
     return limits.num_blocks * limits.block_size * per_token
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_8_bit_kv_of_both_models_has_twice_the_blocks_of_16_bits(model, device):
+    drafts = SpeculativeConfig.of("draft_model", model="draft")
+    config = LLMConfig(
+        device=device,
+        kernels="torch",
+        dtype="bfloat16",
+        max_num_seqs=4096,
+        max_num_batched_tokens=4096,
+        speculative_config=drafts,
+        kv_cache_memory_gib=0.25,
+    )
+    plans = [
+        memory_plan(
+            dataclasses.replace(config, kv_cache_dtype=kind), Models(model, model), 40 * GIB
+        )
+        for kind in ("auto", "fp8", "fp8_e5m2")
+    ]
+    counts = [(plan.engine.num_blocks, plan.draft.num_blocks) for plan in plans]
+    assert counts[1] == counts[2]
+    for wide, narrow in zip(*counts[:2], strict=True):
+        assert abs(narrow - 2 * wide) <= 1
+    assert plans[1].engine.kv_cache_dtype == plans[1].draft.kv_cache_dtype == "fp8"
+
+
 def test_target_and_draft_share_the_memory_block_for_block(model, drafting):
     """While max_num_seqs sequences can fill that many blocks of the draft."""
     drafting = dataclasses.replace(drafting, kv_cache_memory_gib=0.01)

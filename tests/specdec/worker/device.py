@@ -67,6 +67,7 @@ def device_runner(
         max_model_len=config.max_model_len,
         block_size=config.block_size,
         kernels=kernels,
+        kv_cache_dtype=config.kv_cache_dtype,
     )
     runner = TargetModelRunner(
         decoder,

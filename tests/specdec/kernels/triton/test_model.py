@@ -80,3 +80,15 @@ def test_tokens_with_trees_of_a_head_equal_torch(tiny_model_dir, tmp_path_factor
     recording = Recording(texts, "eagle3", "triton").run(asked)
     assert recording.tokens == expected
     assert any(draft.parents is not None for draft in recording.drafts.values())
+
+
+@pytest.mark.slow
+def test_drafts_change_no_token_with_an_8_bit_cache(tiny_model_dir, monkeypatch):
+    """In steps on the device, with drafts or without: the same bits are stored and read."""
+    monkeypatch.setattr(device_sampler, "has_triton", lambda device: True)
+    found = []
+    for num_draft_tokens in (0, 3):
+        config = engine_config(num_draft_tokens, max_num_seqs=2, kv_cache_dtype="fp8")
+        target = device_target(tiny_model_dir, config, kernels="triton")
+        found.append(transcripts_of(make_engine(tiny_model_dir, config, target)))
+    assert found[0] == found[1]

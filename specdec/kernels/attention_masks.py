@@ -1,0 +1,42 @@
+"""Masks of torch's attention: the causal context, windows, and trees of drafts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdec.types.draft_tree import Parents, ancestors, depths, signed_words
+
+
+def context_mask(
+    positions: Tensor, first_slots: Tensor, max_visible: int, window: int | None
+) -> Tensor:
+    """Return which slots are masked for queries at `positions` [G, Q], as [G, Q, max_visible].
+
+    A slot is that of the position with the same index, as in sequences that end in a chain.
+    first_slots: [G], the first slot with KV.
+    """
+    slots = torch.arange(max_visible, device=positions.device)
+    is_masked = slots > positions[:, :, None]
+    is_masked |= slots < first_slots[:, None, None]
+    if window is not None:
+        is_masked |= slots <= positions[:, :, None] - window
+    return is_masked
+
+
+def mask_tree(is_masked: Tensor, parents: Parents, query_len: int, window: int | None) -> None:
+    """Mask the nodes of a tree that are not ancestors of a query, in place.
+
+    is_masked: [Q, S] of one sequence, whose last slots are the nodes, and whose last of `query_len`
+    queries are the last nodes; further queries repeat the last one.
+    """
+    depth = torch.tensor(depths(parents), device=is_masked.device)
+    nodes = torch.arange(len(parents), device=is_masked.device)
+    words = torch.tensor(signed_words(ancestors(parents)), device=is_masked.device)
+    is_visible = (words[:, None] >> nodes) & 1 == 1  # [nodes as queries, nodes as keys]
+    if window is not None:
+        is_visible &= depth[:, None] - depth < window
+    first = max(0, query_len - len(parents))
+    columns = is_masked[:, is_masked.shape[1] - len(parents) :]
+    columns[first:query_len] = ~is_visible[first - query_len :]
+    columns[query_len:] = ~is_visible[-1]
