@@ -40,7 +40,7 @@ from benchmarks.workloads import MODEL, Workload
 from cluster.config.serve_config import ServeConfig
 from specdec.client import AdminClient
 from specdec.config.model_aliases import ALIASES
-from specdec.config.quantization import QUANTIZATION_METHODS
+from specdec.config.quantization import CPU_QUANTIZATION_METHODS
 from specdec.config.speculative import SpeculativeConfig
 from specdec.llm.drafter_choice import with_fastest_drafter
 from specdec.models.resolve import print_progress, resolve
@@ -184,7 +184,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="benchmarks.default_drafter", description="Measure the default drafter of the service."
     )
-    parser.add_argument("--quantization", choices=("none", *QUANTIZATION_METHODS), default="none")
+    parser.add_argument(
+        "--quantization", choices=("none", *CPU_QUANTIZATION_METHODS), default="none"
+    )
     parser.add_argument("--drafter", choices=_DRAFTERS)
     add_prompts_option(parser)
     add_round_options(parser, 8)

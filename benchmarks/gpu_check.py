@@ -39,6 +39,7 @@ from benchmarks.gpu.equality import (
     compare_graphs,
     compare_ngram,
 )
+from benchmarks.gpu.format_kernels import check_format_kernels
 from benchmarks.gpu.formats import measure_formats
 from benchmarks.gpu.host_parts import (
     compile_kernels,
@@ -69,6 +70,7 @@ def _measurement(name: str, run: Run, limit_s: float) -> Part:
 PARTS = (
     _gpu_check("attention kernels", check_attention_kernels),
     _gpu_check("row kernels", check_row_kernels),
+    _gpu_check("format kernels", check_format_kernels),
     _gpu_check("sampling kernels", check_sampling_kernels),
     _gpu_check("verification kernels", check_verification_kernels),
     _gpu_check("graphs", compare_graphs),

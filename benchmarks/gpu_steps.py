@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from specdec.kernels.packed_weight import PackedWeight
 from specdec.models.llama import CausalDecoder
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling_spec import SamplingRules
@@ -91,8 +92,9 @@ def matrix_bytes(runner: TargetModelRunner) -> int:
     """Return the bytes of linear layers and head, which each step reads once."""
     assert isinstance(runner.model, CausalDecoder)
     matrices = (getattr(module, "matrix", None) for module in runner.model.modules())
-    weights = (getattr(matrix, "weight", None) for matrix in matrices)
-    return sum(weight.nbytes for weight in weights if isinstance(weight, torch.Tensor))
+    weights = [getattr(matrix, "weight", None) for matrix in matrices]
+    dense = sum(weight.nbytes for weight in weights if isinstance(weight, torch.Tensor))
+    return dense + sum(each.num_bytes for each in weights if isinstance(each, PackedWeight))
 
 
 def bandwidth(device: torch.device) -> float:

@@ -35,7 +35,7 @@ from benchmarks.rounds import Case, Measured, add_round_options, measure_rounds,
 from benchmarks.summary import Bar, at_least, num_other_outputs, print_bars
 from benchmarks.workloads import MODEL, NO_METHOD, Contender, Measurement, Workload, one_by_one
 from specdec.config.engine import EngineConfig
-from specdec.config.quantization import QUANTIZATION_METHODS, QuantizationMethod
+from specdec.config.quantization import CPU_QUANTIZATION_METHODS, QuantizationMethod
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.engine import Engine
 from specdec.kernels.tensor_parallel import TensorParallelGroup
@@ -349,7 +349,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         default=[2, 3],
         metavar="LENGTH",
     )
-    parser.add_argument("--quantization", choices=QUANTIZATION_METHODS)
+    parser.add_argument("--quantization", choices=CPU_QUANTIZATION_METHODS)
     parser.add_argument("--threads", type=int, default=num_usable_cores())
     add_cpu_time(parser)
     add_prompts_option(parser)

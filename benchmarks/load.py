@@ -31,13 +31,13 @@ from benchmarks.worker import Worker
 from benchmarks.workloads import MODEL, NO_METHOD, Contender, Measurement, Workload
 from cluster.cli.charts import LineChart, draw_charts
 from specdec.config.llm import LLMConfig
-from specdec.config.quantization import QUANTIZATION_METHODS
+from specdec.config.quantization import CPU_QUANTIZATION_METHODS
 from specdec.models.resolve import resolve
 from specdec.text.tokenizer import Tokenizer
 
 _CONCURRENCY = (1, 2, 4, 8, 16, 32, 64)
 _REQUESTS_EACH = 2
-_QUANTIZATIONS = ("none", *QUANTIZATION_METHODS)
+_QUANTIZATIONS = ("none", *CPU_QUANTIZATION_METHODS)
 
 
 @dataclass(frozen=True)

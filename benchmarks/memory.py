@@ -30,12 +30,12 @@ from benchmarks.report_file import add_output, command_line, write_report
 from benchmarks.service import ServiceProcess, started_service
 from benchmarks.summary import Bar, at_most, print_bars
 from benchmarks.workloads import MODEL, NO_METHOD, Workload
-from specdec.config.quantization import QUANTIZATION_METHODS
+from specdec.config.quantization import CPU_QUANTIZATION_METHODS
 from specdec.models.config import ModelConfig
 from specdec.models.resolve import resolve
 from specdec.text.tokenizer import Tokenizer
 
-_QUANTIZATIONS = ("none", *QUANTIZATION_METHODS)
+_QUANTIZATIONS = ("none", *CPU_QUANTIZATION_METHODS)
 _MAX_TOKENS = 64
 _MAX_MODEL_LEN = 2048
 _MOST_RATIO, _MOST_START_S = 1.5, 25.0

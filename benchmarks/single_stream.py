@@ -35,7 +35,7 @@ from benchmarks.worker import Worker
 from benchmarks.workloads import MODEL, NO_METHOD, Contender, one_by_one
 from cluster.cli.charts import BarChart, draw_charts
 from specdec.config.engine import DTYPE_BYTES
-from specdec.config.quantization import QUANTIZATION_METHODS
+from specdec.config.quantization import CPU_QUANTIZATION_METHODS
 from specdec.models.resolve import resolve
 from specdec.text.tokenizer import Tokenizer
 
@@ -162,7 +162,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=_METHODS)
     parser.add_argument("--num-speculative-tokens", type=int, default=NUM_SPECULATIVE_TOKENS)
     parser.add_argument("--dtype", choices=DTYPE_BYTES, default="float32")
-    parser.add_argument("--quantization", choices=QUANTIZATION_METHODS)
+    parser.add_argument("--quantization", choices=CPU_QUANTIZATION_METHODS)
     add_prompts_option(parser)
     add_round_options(parser, num_rounds=10)
     add_output(parser, "single-stream")

@@ -13,7 +13,7 @@ from pathlib import Path
 from specdec.config.engine import DTYPE_BYTES
 from specdec.config.kv_cache import FP8_FORMATS
 from specdec.config.methods import METHOD_NAMES
-from specdec.config.quantization import QUANTIZATION_METHODS
+from specdec.config.quantization import CPU_QUANTIZATION_METHODS, GPU_QUANTIZATION_METHODS
 from specdec.models.registry import ARCHITECTURES, SAME_DECODERS, TEXT_MODELS
 from specdec.models.rope import SUPPORTED_ROPE_TYPES
 from specdec.models.weights.dequantize import SUPPORTED as WEIGHT_FORMATS
@@ -68,8 +68,15 @@ def _decoders() -> Iterator[str]:
                 "in the data type of the model; 8 bits by `--kv-cache-dtype` "
                 f"({_names(FP8_FORMATS)}) on GPUs and with `--kernels torch`",
             ),
-            ("quantization on a CPU", _names(QUANTIZATION_METHODS)),
-            ("quantized checkpoints, which are dequantized", WEIGHT_FORMATS),
+            ("quantization on a CPU", _names(CPU_QUANTIZATION_METHODS)),
+            ("quantization on a GPU", _names(GPU_QUANTIZATION_METHODS)),
+            ("quantized checkpoints", WEIGHT_FORMATS),
+            (
+                "of these, kept in few bits on a GPU",
+                "awq, gptq in 4 bits, fp8, compressed-tensors (4-bit integers, int8, float8); "
+                "[the others](gpu-kernels.md#quantized-weights), and all of them elsewhere, are "
+                "dequantized by loading",
+            ),
             ("rotary embeddings", _names(SUPPORTED_ROPE_TYPES)),
             ("tensor parallelism", "any number of ranks up to the number of query heads"),
             (

@@ -20,10 +20,9 @@ from benchmarks.gpu.parts import Case, Context, PartSkippedError, Result, run_ca
 from specdec.kernels.attention import PagedAttention, QueryKeyNorms, Rotation, TorchAttention
 from specdec.kernels.device_batch import DeviceBatch, RaggedBatch
 from specdec.kernels.forward_batch import Chunk, Indices, ModelInput, SlotMove
-from specdec.kernels.kv_scales import KVScales, as_bytes, stored_values
 from specdec.kernels.rows import TorchRowKernels, quantize_rows
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.kernels.triton.availability import kv_dtype_fault, triton_fault
+from specdec.kernels.triton.availability import triton_fault
 from specdec.sampling.device_sampler import DeviceRules, SamplingKind, sample_on_device
 from specdec.sampling.device_truncation import DeviceLimits
 from specdec.sampling.gumbel import NoiseKeys
@@ -63,7 +62,7 @@ class Shape:
         return shard
 
 
-_SHAPES = {
+SHAPES = {
     "decode": Shape(((1000, 1),)),
     "decode of 40 sequences": Shape(tuple((300 + 13 * i, 1) for i in range(40))),
     "decode behind 9000 tokens": Shape(((9000, 1), (8192, 1))),
@@ -94,25 +93,16 @@ _ALL_DTYPES = (
 
 def check_attention_kernels(context: Context) -> Result:
     """Compare attention, and the kernel that rotates and stores."""
-    _require_triton(context)
-    names = list(_SHAPES)[: 3 if context.is_small else None]
+    require_triton(context)
+    names = list(SHAPES)[: 3 if context.is_small else None]
     cases: list[Case] = [
-        (f"{name}, {_name(dtype)}", partial(_attention, _SHAPES[name], dtype, context.device))
+        (f"{name}, {name_of(dtype)}", partial(_attention, SHAPES[name], dtype, context.device))
         for dtype in (torch.bfloat16, torch.float16, torch.float32)
         for name in names
         if dtype is torch.bfloat16 or name in _ALL_DTYPES
     ]
     cases += [
-        (
-            f"{name}, KV in {_name(kind)}",
-            partial(_stored_in_8_bits, _SHAPES[name], kind, context.device),
-        )
-        for kind in (torch.float8_e4m3fn, torch.float8_e5m2)
-        if kv_dtype_fault(context.device, kind) is None
-        for name in ("decode", "prefill", "tree of drafts")
-    ]
-    cases += [
-        (f"rotate and store, {_name(dtype)}", partial(_rotate_and_store, dtype, context.device))
+        (f"rotate and store, {name_of(dtype)}", partial(_rotate_and_store, dtype, context.device))
         for dtype in _MAX_ERROR
     ]
     return run_cases(cases, context)
@@ -120,18 +110,18 @@ def check_attention_kernels(context: Context) -> Result:
 
 def _attention(shape: Shape, dtype: torch.dtype, device: torch.device) -> Result:
     """Attend on both kernels, with the KV of the batch written by the same call."""
-    batch, slots = _batch(shape)
+    batch, slots = batch_of(shape)
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(batch.num_tokens, shape.heads, shape.head_dim, generator=generator)
     sizes = (2, shape.kv_heads, shape.head_dim)
     kv = torch.randn(batch.num_tokens, *sizes, generator=generator)
     cache = torch.randn(slots, *sizes, generator=generator)
     query, kv, cache = (each.to(dtype) for each in (query, kv, cache))
-    plain = _reference_of(shape)
+    plain = reference_of(shape)
     expected = plain.run(
         query.float(), kv.float(), cache.float(), plain.plan(batch, torch.float32, shape.window)
     )
-    attention, stored = _attention_of(shape, device), cache.to(device)
+    attention, stored = attention_of(shape, device), cache.to(device)
     if shape.layout == "host":
         plan = attention.plan(batch, dtype, shape.window)
     else:
@@ -140,37 +130,20 @@ def _attention(shape: Shape, dtype: torch.dtype, device: torch.device) -> Result
     found = attention.run(query.to(device), kv.to(device), stored, plan)
     cache[torch.from_numpy(batch.slot_mapping).long()] = kv
     is_stored = torch.equal(stored.cpu(), cache)
-    return _compared(found, expected, dtype) | ({} if is_stored else _WRONG_CACHE)
+    return compared(found, expected, dtype) | ({} if is_stored else WRONG_CACHE)
 
 
-def _stored_in_8_bits(shape: Shape, kind: torch.dtype, device: torch.device) -> Result:
-    """Store and attend in an 8-bit cache on both kernels; the bytes must be equal."""
-    batch, slots = _batch(shape)
-    generator = torch.Generator().manual_seed(0)
-    query = torch.randn(batch.num_tokens, shape.heads, shape.head_dim, generator=generator)
-    sizes = (2, shape.kv_heads, shape.head_dim)
-    kv = torch.randn(batch.num_tokens, *sizes, generator=generator).bfloat16()
-    scales = KVScales(0.25, 2.0)
-    cache = stored_values(torch.randn(slots, *sizes, generator=generator), kind, scales)
-    stored, query = cache.to(device, copy=True), query.bfloat16()
-    plain, attention = _reference_of(shape), _attention_of(shape, device)
-    plan = plain.plan(batch, torch.float32)
-    expected = plain.run(query.float(), kv.float(), cache, plan, scales=scales)
-    plan_of_device = attention.plan(batch, torch.bfloat16)
-    found = attention.run(query.to(device), kv.to(device), stored, plan_of_device, scales=scales)
-    is_stored = torch.equal(as_bytes(stored).cpu(), as_bytes(cache))
-    return _compared(found, expected, torch.bfloat16) | ({} if is_stored else _WRONG_CACHE)
+WRONG_CACHE: Result = {"passed": False, "error": "the cache has other keys or values"}
 
 
-_WRONG_CACHE: Result = {"passed": False, "error": "the cache has other keys or values"}
-
-
-def _reference_of(shape: Shape) -> TorchAttention:
+def reference_of(shape: Shape) -> TorchAttention:
+    """Return torch's attention on the CPU."""
     sizes = shape.head_dim, shape.block_size
     return TorchAttention(shape.shard, *sizes, _CPU, softcap=shape.softcap)
 
 
-def _attention_of(shape: Shape, device: torch.device) -> PagedAttention:
+def attention_of(shape: Shape, device: torch.device) -> PagedAttention:
+    """Return Triton's attention on the device."""
     from specdec.kernels.triton.attention import TritonAttention  # imports Triton
 
     return TritonAttention(
@@ -178,7 +151,7 @@ def _attention_of(shape: Shape, device: torch.device) -> PagedAttention:
     )
 
 
-def _batch(shape: Shape) -> tuple[ModelInput, int]:
+def batch_of(shape: Shape) -> tuple[ModelInput, int]:
     """Return a batch on scattered blocks, and the slots of the cache."""
     counts = [-(-context // shape.block_size) for context, _ in shape.lengths]
     order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(1)).tolist()
@@ -236,7 +209,7 @@ class _Norm:
 def _rotate_and_store(dtype: torch.dtype, device: torch.device) -> Result:
     """Normalize, rotate and store the heads of a decode, then attend, on both kernels."""
     shape = Shape(((700, 3), (40, 1)))
-    batch, slots = _batch(shape)
+    batch, slots = batch_of(shape)
     generator = torch.Generator().manual_seed(0)
 
     def normal(*size: int) -> Tensor:
@@ -249,7 +222,7 @@ def _rotate_and_store(dtype: torch.dtype, device: torch.device) -> Result:
     cos = torch.cat([angles.cos()] * 2, -1).to(dtype)
     sin = torch.cat([-angles.sin(), angles.sin()], -1).to(dtype)
     found: list[tuple[Tensor, Tensor]] = []
-    kernels: tuple[PagedAttention, ...] = (_reference_of(shape), _attention_of(shape, device))
+    kernels: tuple[PagedAttention, ...] = (reference_of(shape), attention_of(shape, device))
     for attention, kind in zip(kernels, (torch.float32, dtype), strict=True):
         inputs = (heads, cache, *weights, cos, sin)  # two of which the call changes
         own = [each.to(attention.device, kind, copy=True) for each in inputs]
@@ -259,15 +232,15 @@ def _rotate_and_store(dtype: torch.dtype, device: torch.device) -> Result:
         output = attention.rotate_and_run(own[0], norms, rotation, own[1], plan)
         found.append((output, own[1]))
     (expected, expected_cache), (output, stored) = found
-    attended = _compared(output, expected, dtype)
-    return attended if not attended["passed"] else _compared(stored, expected_cache, dtype)
+    attended = compared(output, expected, dtype)
+    return attended if not attended["passed"] else compared(stored, expected_cache, dtype)
 
 
 def check_row_kernels(context: Context) -> Result:
     """Compare norms, the gate and the quantization of rows."""
-    _require_triton(context)
+    require_triton(context)
     cases: list[Case] = [
-        (f"{kind} of {size}, {_name(dtype)}", partial(_rows, kind, size, dtype, context.device))
+        (f"{kind} of {size}, {name_of(dtype)}", partial(_rows, kind, size, dtype, context.device))
         for dtype in (torch.bfloat16, torch.float16, torch.float32)
         for size in (576, 4096, 14336)
         for kind in ("norm", "norm of sum", "gate", "int8", "fp8")
@@ -289,22 +262,22 @@ def _rows(kind: str, size: int, dtype: torch.dtype, device: torch.device) -> Res
         found, found_scales = quantize_on_device(x.to(device), to)
         expected = values.float() * scales[:, None]
         scaled = found.float() * found_scales[:, None]
-        return _compared(scaled, expected, torch.bfloat16 if kind == "fp8" else torch.float16)
+        return compared(scaled, expected, torch.bfloat16 if kind == "fp8" else torch.float16)
     if kind == "gate":
-        return _compared(kernels.silu_mul(x.to(device)), plain.silu_mul(x.float()), dtype)
+        return compared(kernels.silu_mul(x.to(device)), plain.silu_mul(x.float()), dtype)
     x, residual, eps = x[:, :size].contiguous(), residual[:, :size].contiguous(), 1e-5
     own_x, own_weight = x.to(device), weight.to(device)
     if kind == "norm":
         expected = plain.rms_norm(x.float(), weight.float(), eps)
-        return _compared(kernels.rms_norm(own_x, own_weight, eps), expected, dtype)
+        return compared(kernels.rms_norm(own_x, own_weight, eps), expected, dtype)
     expected = plain.rms_norm((residual + x).float(), weight.float(), eps)
     _, normed = kernels.add_rms_norm(residual.to(device), own_x, own_weight, eps)
-    return _compared(normed, expected, dtype)
+    return compared(normed, expected, dtype)
 
 
 def check_sampling_kernels(context: Context) -> Result:
     """Compare argmax, noise and truncation."""
-    _require_triton(context)
+    require_triton(context)
     sizes = ((64, 5000),) if context.is_small else ((64, 5000), (8, 128256), (200, 32000))
     cases: list[Case] = [
         (
@@ -352,7 +325,7 @@ def _rules(kind: SamplingKind, num_rows: int, device: torch.device) -> DeviceRul
 
 def check_verification_kernels(context: Context) -> Result:
     """Compare the walk through trees of drafts, and the moves of KV behind it."""
-    _require_triton(context)
+    require_triton(context)
     cases: list[Case] = [
         ("walk and moves of trees", partial(_walk, context.device)),
         ("moves of a list", partial(_moves, context.device)),
@@ -405,7 +378,7 @@ def _moves(device: torch.device) -> Result:
     return {"passed": torch.equal(stored.cpu(), cache)}
 
 
-def _compared(found: Tensor, expected: Tensor, dtype: torch.dtype) -> Result:
+def compared(found: Tensor, expected: Tensor, dtype: torch.dtype) -> Result:
     """Return the relative error; both in any type, on any device."""
     wanted, own = expected.double().cpu(), found.double().cpu()
     error = float((own - wanted).norm() / wanted.norm())
@@ -413,10 +386,12 @@ def _compared(found: Tensor, expected: Tensor, dtype: torch.dtype) -> Result:
     return {"passed": error <= limit, "error_of_norm": error, "limit": limit}
 
 
-def _require_triton(context: Context) -> None:
+def require_triton(context: Context) -> None:
+    """Raise PartSkippedError where Triton cannot run."""
     if (fault := triton_fault(context.device)) is not None:
         raise PartSkippedError(fault)
 
 
-def _name(dtype: torch.dtype) -> str:
+def name_of(dtype: torch.dtype) -> str:
+    """Return the name of a data type."""
     return str(dtype).removeprefix("torch.")

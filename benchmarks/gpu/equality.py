@@ -22,6 +22,7 @@ from benchmarks.random_heads import HEADS
 from benchmarks.tiny_model import write_tiny_llama
 from specdec import LLM, SamplingParams
 from specdec.config.kv_cache import KVCacheDType
+from specdec.config.quantization import QuantizationMethod
 from specdec.llm.prompts import TokensPrompt
 from specdec.models.config import ModelConfig
 from specdec.types.sampling_params import StructuredOutput
@@ -40,7 +41,7 @@ class Case:
 
     speculation: keys of speculative_config. params: of the requests. head: kind of a random head.
     window: of the target's attention. is_tight: whether the KV pool is too small for all requests.
-    kv_cache_dtype: of both models; the target without drafts has the same.
+    kv_cache_dtype: of both models; quantization: of the target. That without drafts has the same.
     """
 
     name: str
@@ -50,6 +51,8 @@ class Case:
     window: int | None = None
     is_tight: bool = False
     kv_cache_dtype: KVCacheDType = "auto"
+    quantization: QuantizationMethod | None = None
+    needs_gpu: bool = False
 
 
 _LOOKUP = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
@@ -77,6 +80,10 @@ def cases() -> Iterator[Case]:
     yield Case("KV in fp8", _LOOKUP, kv_cache_dtype="fp8")
     eagle3 = {"method": "eagle3", "num_speculative_tokens": 4, "num_draft_tree_tokens": 8}
     yield Case("trees with KV in fp8", eagle3, head="eagle3", kv_cache_dtype="fp8_e5m2")
+    yield Case("target in int4", _LOOKUP, quantization="int4", needs_gpu=True)
+    yield Case("target in int8", _LOOKUP, quantization="int8", needs_gpu=True)
+    draft = {"method": "draft_model", "num_speculative_tokens": 4, "quantization": "int4"}
+    yield Case("draft model in int4", draft, needs_gpu=True)
 
 
 NGRAM = tuple(f"ngram, k {count}" for count in range(1, 9))
@@ -85,7 +92,10 @@ DRAFTERS = (
     *("rejection", "block"),
 )
 FEATURES = ("grammar", "penalties", "log-probabilities", "truncation", "window", "preemption")
-FORMATS = ("KV in fp8", "trees with KV in fp8")
+FORMATS = (
+    *("KV in fp8", "trees with KV in fp8"),
+    *("target in int4", "target in int8", "draft model in int4"),
+)
 
 
 def compare_ngram(context: Context) -> Result:
@@ -114,13 +124,17 @@ def _compare_all(context: Context, names: Sequence[str]) -> Result:
     plain_of: dict[str, list[tuple[int, ...]]] = {}
 
     def run(case: Case) -> Result:
-        key = repr((case.params, case.window, case.is_tight, case.kv_cache_dtype))
+        key = repr(
+            (case.params, case.window, case.is_tight, case.kv_cache_dtype, case.quantization)
+        )
         if key not in plain_of:
             plain_of[key], _ = _generate(case, directory, context, drafts=False)
         return _compare(plain_of[key], case, directory, context)
 
     step = 5 if context.is_small else 1
-    chosen = [case for case in cases() if case.name in names]
+    chosen = [
+        case for case in cases() if case.name in names and (context.is_gpu or not case.needs_gpu)
+    ]
     return run_cases([(case.name, partial(run, case)) for case in chosen[::step]], context)
 
 
@@ -155,6 +169,8 @@ def _generate(
     if case.kv_cache_dtype != "auto":
         settings["kv_cache_dtype"] = case.kv_cache_dtype
         settings["kernels"] = "auto" if context.is_gpu else "torch"
+    if case.quantization is not None:
+        settings["quantization"] = case.quantization
     if case.is_tight:
         config = ModelConfig.from_directory(model)
         pool = _FEW_BLOCKS * _BLOCK_SIZE * config.kv_bytes_per_token("float32", 1)

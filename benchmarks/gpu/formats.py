@@ -19,7 +19,13 @@ from specdec.models.dtypes import DTYPES
 
 _SIZES = Sizes((1, 8, 64), (1024, 8192), (0, 5), 2**20)
 FORMATS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {"16 bits": {}, "KV in fp8": {"kv_cache_dtype": "fp8"}}
+    {
+        "16 bits": {},
+        "KV in fp8": {"kv_cache_dtype": "fp8"},
+        "weights in fp8": {"stores_float8": True},
+        "weights in int8": {"quantization": "int8"},
+        "weights in int4": {"quantization": "int4"},
+    }
 )
 """Arguments of `random_decoder`."""
 

@@ -12,12 +12,14 @@ from torch import Tensor
 
 from specdec.config.engine import Kernels
 from specdec.config.kv_cache import KVCacheDType
+from specdec.config.quantization import QuantizationMethod
 from specdec.kernels.backend import KernelBackend
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.dtypes import kv_dtype_of
 from specdec.models.llama import CausalDecoder
 from specdec.models.weights.checkpoint import CheckpointReader
+from specdec.models.weights.dequantize import Float8
 from specdec.types.errors import UnsupportedModelError
 
 _LLAMA = {
@@ -69,9 +71,24 @@ SMALL: Mapping[str, Any] = {
 class RandomTensors:
     """Random tensors of the shapes of a Llama, made when they are read; norms are 1."""
 
-    def __init__(self, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        model: ModelConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        stores_float8: bool = False,
+    ) -> None:
+        """stores_float8: whether linear layers have 8-bit floats, and a scale for each output."""
         self._device, self._dtype = device, dtype
         self._shapes = _shapes(model)
+        self._scales: dict[str, float] = {}
+        if stores_float8:
+            for name, shape in list(self._shapes.items()):
+                if name.endswith("_proj.weight"):
+                    scale = name + "_scale"
+                    self._shapes[scale] = (shape[0], 1)
+                    self._scales[scale] = shape[1] ** -0.5
 
     def __contains__(self, name: str) -> bool:
         return name in self._shapes
@@ -94,9 +111,13 @@ class RandomTensors:
             len(range(*part.indices(whole))) for part, whole in zip(window, shape, strict=False)
         ]
         size += shape[len(size) :]
+        if name in self._scales:
+            return torch.full(size, self._scales[name], device=self._device)
         if len(size) == 1:
             return torch.ones(size, device=self._device, dtype=self._dtype)
         values = torch.empty(size, device=self._device, dtype=self._dtype)
+        if f"{name}_scale" in self._scales:
+            return values.normal_().to(torch.float8_e4m3fn)
         return values.normal_(std=shape[1] ** -0.5)
 
 
@@ -116,14 +137,21 @@ def random_decoder(
     *,
     deterministic: bool = False,
     kv_cache_dtype: KVCacheDType = "auto",
+    quantization: QuantizationMethod | None = None,
+    stores_float8: bool = False,
 ) -> CausalDecoder:
-    """Make a decoder with random weights on the device. deterministic: needs Triton."""
+    """Make a decoder with random weights on the device.
+
+    deterministic, quantization: need Triton. stores_float8: whether the layers are those of an FP8
+    checkpoint with a scale for each output.
+    """
     kernels: Kernels = "triton" if deterministic else "torch"
     if device.type == "cuda":
         kernels = "auto"
     backend = KernelBackend.select(kernels, device, deterministic=deterministic)
-    source = RandomTensors(model, device, dtype)
-    reader = CheckpointReader(source, dtype, None, None, device, backend)
+    layout = Float8(None) if stores_float8 else None
+    source = RandomTensors(model, device, dtype, stores_float8=stores_float8)
+    reader = CheckpointReader(source, dtype, quantization, layout, device, backend)
     return CausalDecoder(
         model,
         reader,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # commands import these when they run
     from specdec.engine.model_report import ModelReport, Precision
 
 DTYPES = ("float32", "bfloat16", "float16")
-QUANTIZATIONS = ("none", "int8", "w8a8")
+QUANTIZATIONS = ("none", "int8", "w8a8", "int4")
 MODEL_IMPLS = ("auto", "specdec", "transformers")
 KV_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
 KERNELS = ("auto", "native", "torch", "triton")
@@ -138,6 +138,7 @@ def show_model(
         None if quantization == "none" else cast("QuantizationMethod", quantization),
         is_native=not fault,
         kv_cache_dtype=cast("KVCacheDType", kv_cache_dtype),
+        keeps_stored=kernels == "triton",
     )
     _require_kv_kernels(precision)
     directory = resolve(name, progress=print_stderr)
@@ -164,7 +165,7 @@ def _decoder(report: ModelReport, fault: str | None) -> str:
     if config.transformers is not None:
         return "transformers' modelling code, attention over specdec's KV cache"
     if fault:
-        return "torch: " + " ".join(fault.split())
+        return "Triton" if fault == "kernels is triton" else "torch: " + " ".join(fault.split())
     if config.latent is not None:
         return "torch, with the matrix products of the native C++ kernels"
     return "native C++ kernels"
@@ -196,7 +197,9 @@ def _lines(report: ModelReport, decoder: str) -> list[tuple[str, str]]:
     """Return a label and a value for each line of text."""
     config, precision = report.config, report.precision
     size = f"{config.num_parameters / 1e6:.1f} million weights, {config.num_layers} layers"
-    quantization, kv_dtype = precision.quantization or "no quantization", precision.kv_cache_dtype
+    kept = config.stored_quantization if precision.keeps_stored and config.stored_weights else None
+    quantization = precision.quantization or (f"{kept} as stored" if kept else "no quantization")
+    kv_dtype = precision.kv_cache_dtype
     part = f" (text model of {config.text_part_of})" if config.text_part_of else ""
     return [
         ("directory", str(report.directory)),

@@ -95,7 +95,10 @@ _KEYS: Mapping[str, tuple[type[str | int], str]] = MappingProxyType(
         "prompt_lookup_min": (int, "Minimum n-gram length of ngram (1 to 16; default 2)"),
         "num_draft_tree_tokens": (int, "Number of draft tokens of a tree (0 for chains)"),
         "draft_window": (int, "Attention window of the draft model or head, in tokens"),
-        "quantization": (str, "Quantization of the draft model or head: int8 or w8a8"),
+        "quantization": (
+            str,
+            "Quantization of the draft model or head: int8, w8a8 (CPU) or int4 (GPU)",
+        ),
         "speculative_token_map": (str, "File with the tokens that the drafter may draft"),
     }
 )

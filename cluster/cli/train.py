@@ -23,7 +23,7 @@ from cluster.cli.output import (
 )
 from cluster.cli.train_data import corpus_flags, make_corpus
 from specdec.config.engine import Kernels
-from specdec.config.quantization import QuantizationMethod
+from specdec.config.quantization import CPU_QUANTIZATION_METHODS, QuantizationMethod
 from specdec.training.config import (
     ExportLayout,
     LossName,
@@ -111,7 +111,7 @@ target_precision_flags = combine_flags(
     ),
     click.option(
         "--quantization",
-        type=click.Choice(get_args(QuantizationMethod)),
+        type=click.Choice(CPU_QUANTIZATION_METHODS),
         help="Quantization of the target, as it is served.",
     ),
 )

@@ -14,7 +14,7 @@ import click
 from cluster.cli.output import combine_flags, json_flag, print_stderr, section_flag, show_json
 from cluster.cli.parameter_types import EXISTING_FILE, ListOf
 from specdec.config.llm import LLMConfig
-from specdec.config.quantization import QUANTIZATION_METHODS
+from specdec.config.quantization import CPU_QUANTIZATION_METHODS
 
 if TYPE_CHECKING:
     from specdec.training.generation import Progress
@@ -80,7 +80,7 @@ _precision_flags = combine_flags(
     ),
     click.option(
         "--quantization",
-        type=click.Choice(("none", *QUANTIZATION_METHODS)),
+        type=click.Choice(("none", *CPU_QUANTIZATION_METHODS)),
         default="none",
         show_default=True,
         help="Quantization that answers.",

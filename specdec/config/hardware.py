@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -68,6 +69,11 @@ def smallest_gpu_bytes() -> int:
     if count == 0:
         raise InvalidValueError("device", "cuda", "cpu or auto, as torch finds no GPU")
     return min(torch.cuda.mem_get_info(index)[0] for index in range(count))
+
+
+def has_triton_package() -> bool:
+    """Return whether Triton is installed, in the environment that all ranks share."""
+    return find_spec("triton") is not None
 
 
 def default_cache_dir() -> Path:

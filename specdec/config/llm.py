@@ -25,9 +25,10 @@ from specdec.config.fields import (
     setting,
     whole_number,
 )
-from specdec.config.hardware import resolved_device
+from specdec.config.hardware import has_triton_package, resolved_device
 from specdec.config.hf_overrides import HF_OVERRIDES, canonical_overrides
 from specdec.config.kv_cache import KV_CACHE_DTYPES, KVCacheDType
+from specdec.config.llm_checks import check_together
 from specdec.config.quantization import (
     CHECKPOINT_QUANTIZATIONS,
     QUANTIZATION_METHODS,
@@ -97,10 +98,11 @@ class LLMConfig:
     quantization: Literal["none", QuantizationMethod, CheckpointQuantization] = setting(
         "none",
         one_of("none", *QUANTIZATION_METHODS, *CHECKPOINT_QUANTIZATIONS),
-        "Quantization of the weight matrices on a CPU, which changes the model's output: int8 uses "
-        "8-bit weights; w8a8 also uses 8-bit activations, is faster with long prompts and large "
-        "batches, and needs native kernels. The other names require a checkpoint in that format, "
-        "which is detected and dequantized in any case",
+        "Quantization of the weight matrices, which changes the model's output: int8 uses 8-bit "
+        "weights; w8a8 on a CPU also uses 8-bit activations, is faster with long prompts and large "
+        "batches, and needs native kernels; int4 uses 4-bit weights on a GPU. The other names "
+        "require a checkpoint in that format, which is detected in any case, kept as it is where "
+        "a GPU has kernels for it, and dequantized elsewhere",
     )
     kernels: Literal["auto", "native", "triton", "torch"] = setting(
         "auto",
@@ -294,6 +296,11 @@ class LLMConfig:
         return self.quantization if self.quantization in QUANTIZATION_METHODS else None
 
     @property
+    def keeps_stored_weights(self) -> bool:
+        """Return whether quantized checkpoints stay in few bits, for Triton's kernels on a GPU."""
+        return self.device == "cuda" and self.kernels in ("auto", "triton") and has_triton_package()
+
+    @property
     def draft_model(self) -> DraftModelConfig | None:
         """The part of speculative_config about a draft model; None without one."""
         speculation = self.speculative_config
@@ -356,56 +363,10 @@ class LLMConfig:
 
     def _check_together(self) -> None:
         self._check_adapters()
-        if self.device != "cpu":
-            limit = f"left out where device is {self.device}: it runs on a CPU"
-            self._refuse_quantization(limit, "int8", "w8a8")
-            if self.kernels == "native":
-                limit = f"auto, triton or torch where device is {self.device}: they run on a CPU"
-                raise InvalidValueError("kernels", self.kernels, limit)
-        if self.shares_gpu and (self.device == "cpu" or self.tensor_parallel_size > 1):
-            limit = "left out, except on a GPU with one rank of the target"
-            raise InvalidValueError("speculative_config.share_gpu", True, limit)
-        self._check_deterministic()
-        self._check_kv_cache()
-        if self.kernels in ("torch", "triton"):
-            limit = f"left out or int8 where kernels is {self.kernels}: w8a8 needs native kernels"
-            self._refuse_quantization(limit, "w8a8")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            limit = f"at least max_num_seqs ({self.max_num_seqs}), so that all can decode in a step"
-            raise InvalidValueError("max_num_batched_tokens", self.max_num_batched_tokens, limit)
-
-    def _check_deterministic(self) -> None:
-        if not self.deterministic:
-            return
-        limit = None
-        if self.kernels == "torch":
-            limit = "False where kernels is torch, whose sums depend on the batch"
-        elif self.device != "cpu" and self.tensor_parallel_size > 1:
-            limit = "False where a GPU holds one of several ranks: NCCL may add in any order"
-        elif self.device != "cpu" and self.enable_lora:
-            limit = "False with adapters on a GPU, whose products depend on the batch"
-        if limit is not None:
-            raise InvalidValueError("deterministic", True, limit)
-
-    def _check_kv_cache(self) -> None:
-        is_native = self.device == "cpu" and self.kernels in ("auto", "native")
-        if self.kv_cache_dtype != "auto" and is_native:
-            limit = "auto on a CPU, except where kernels is torch: the native kernels of CPUs read "
-            limit += "keys and values of 16 and 32 bits"
-            raise InvalidValueError("kv_cache_dtype", self.kv_cache_dtype, limit)
+        check_together(self)
 
     def _check_adapters(self) -> None:
         limits = self.adapter_limits
-        if limits is None:
-            return
-        if limits.max_loaded < limits.max_loras:
+        if limits is not None and limits.max_loaded < limits.max_loras:
             limit = f"at least max_loras ({limits.max_loras})"
             raise InvalidValueError("max_cpu_loras", self.max_cpu_loras, limit)
-
-    def _refuse_quantization(self, limit: str, *methods: QuantizationMethod) -> None:
-        if self.quantization in methods:
-            raise InvalidValueError("quantization", self.quantization, limit)
-        for drafter in (self.draft_model, self.head):
-            if drafter is not None and drafter.quantization in methods:
-                field = "speculative_config.quantization"
-                raise InvalidValueError(field, drafter.quantization, limit)

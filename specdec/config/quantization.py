@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal, get_args
 
 from specdec.types.errors import InvalidValueError
 
-QuantizationMethod = Literal["int8", "w8a8"]
+QuantizationMethod = Literal["int8", "w8a8", "int4"]
 """`int8`: 8-bit weights, 16-bit activations. `w8a8`: 8-bit weights and activations, which is faster
-and less accurate, and needs native kernels. The product of a row does not depend on the batch."""
+and less accurate, and needs native kernels. `int4`: 4-bit weights in groups of inputs, 16-bit
+activations, on GPUs. The product of a row does not depend on the batch."""
 
 
 QUANTIZATION_METHODS: tuple[QuantizationMethod, ...] = get_args(QuantizationMethod)
 
+CPU_QUANTIZATION_METHODS: tuple[QuantizationMethod, ...] = ("int8", "w8a8")
+GPU_QUANTIZATION_METHODS: tuple[QuantizationMethod, ...] = ("int8", "int4")
+
+INT4_GROUP = 128
+"""Inputs of a weight in `int4` that share a scale, of 32 bits."""
+
+WEIGHT_BITS: Mapping[QuantizationMethod, float] = MappingProxyType(
+    {"int8": 8, "w8a8": 8, "int4": 4 + 32 / INT4_GROUP}
+)
+"""Bits of a weight of a matrix."""
+
 CheckpointQuantization = Literal[
     "awq", "gptq", "fp8", "compressed-tensors", "bitsandbytes", "mxfp4"
 ]
-"""How the weights in the files of a model may be quantized; they are dequantized by loading."""
+"""How the weights in the files of a model may be quantized. They stay so on GPUs with kernels for
+them, and are dequantized by loading elsewhere."""
 
 CHECKPOINT_QUANTIZATIONS: tuple[CheckpointQuantization, ...] = get_args(CheckpointQuantization)
 

@@ -45,6 +45,7 @@ def gpu_workspace_bytes(config: LLMConfig, model: ModelConfig, *, drafts: bool) 
         + _activation_bytes(config, model)
         + _logit_bytes(config, model, tokens_of_sequence)
         + _graph_bytes(config, drafts=drafts) * num_sizes
+        + _dequantized_bytes(config, model)
         + (_PRODUCT_BYTES * (2 if captures else 1) if config.deterministic and not drafts else 0)
         + (_prompt_bytes(config, model) if captures and not drafts else 0)
         + (0 if drafts or config.head is None else _tap_bytes(config, model))
@@ -57,6 +58,22 @@ def _prompt_bytes(config: LLMConfig, model: ModelConfig) -> int:
         config.max_num_seqs, config.max_num_batched_tokens, model.hidden_size
     )
     return num_graphs * _GRAPHS_BYTES + _activation_bytes(config, model)
+
+
+def _dequantized_bytes(config: LLMConfig, model: ModelConfig) -> int:
+    """Return the bytes of the largest matrix, which many rows multiply dequantized.
+
+    Of any model: one that is stored in 16 bits may be quantized by loading.
+    """
+    draft = config.draft_model
+    is_quantized = config.quantization_method is not None or (draft and draft.quantization)
+    is_stored = config.keeps_stored_weights and model.stored_weights is not None
+    if not (is_stored or is_quantized):
+        return 0
+    of_attention = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    outputs = max(2 * model.intermediate_size, of_attention)
+    of_matrix = outputs * model.hidden_size * DTYPE_BYTES[config.resolved_dtype]
+    return 2 * of_matrix  # graphs have their own memory
 
 
 def _activation_bytes(config: LLMConfig, model: ModelConfig) -> int:

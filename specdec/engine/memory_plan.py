@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from specdec.config.engine import DTYPE_BYTES, DraftLimits, EngineConfig
+from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.config.llm import LLMConfig
+from specdec.config.quantization import QuantizationMethod
 from specdec.engine.gpu_workspace import gpu_workspace_bytes
 from specdec.engine.model_limits import check_model_limits
 from specdec.engine.model_resolution import Models
+from specdec.engine.weight_memory import extra_weight_bytes, head_bytes_per_token, weight_bytes
 from specdec.models.config import ModelConfig
 from specdec.speculation.proposers import proposer_memory
-from specdec.types.drafters import MAX_LOADED_VERSIONS
 from specdec.types.errors import InvalidValueError, OutOfMemoryError
 from specdec.types.validation import require_range
 
@@ -41,8 +42,8 @@ class _Pool:
 
     num_ranks: ranks that share it. block_bytes: size of a block on all of them together.
     blocks_of_longest: blocks of one sequence of max_model_len. most_blocks: blocks that
-    max_num_seqs such sequences fill. extra_bytes: weights of all loaded versions of a draft head
-    and of adapters, on all ranks together.
+    max_num_seqs such sequences fill. weight_bytes: of the model. extra_bytes: weights of all loaded
+    versions of a draft head and of adapters. Both on all ranks together.
     """
 
     name: str
@@ -52,6 +53,7 @@ class _Pool:
     max_model_len: int
     blocks_of_longest: int
     most_blocks: int
+    weight_bytes: int
     extra_bytes: int = 0
 
 
@@ -157,41 +159,10 @@ def _target_pool(config: LLMConfig, models: Models) -> _Pool:
     model = models.target
     max_model_len = config.max_model_len or model.max_position_embeddings
     require_range("max_model_len", max_model_len, 2, model.max_position_embeddings)
-    pool = _pool(config, "target", model, config.tensor_parallel_size, max_model_len)
-    block_bytes = pool.block_bytes + config.block_size * _head_bytes_per_token(config, models)
-    return replace(pool, block_bytes=block_bytes, extra_bytes=_extra_weight_bytes(config, models))
-
-
-def _head_bytes_per_token(config: LLMConfig, models: Models) -> int:
-    """Return the bytes of a token in a draft head on all ranks: of its KV and what that needs."""
-    head, size = models.head, config.tensor_parallel_size
-    if head is None or head.num_kv_layers == 0:
-        return 0
-    num_values = size * head.slot_size(config.device)
-    num_bytes = num_values * DTYPE_BYTES[config.resolved_dtype]
-    return head.kv_bytes_per_token(config.resolved_dtype, size) + num_bytes
-
-
-def _extra_weight_bytes(config: LLMConfig, models: Models) -> int:
-    """Return the bytes of the weights that the ranks of the target hold beside its own at most."""
-    return _head_weight_bytes(config, models) + _adapter_bytes(config, models)
-
-
-def _adapter_bytes(config: LLMConfig, models: Models) -> int:
-    """Return the bytes of the adapters that the ranks hold at most."""
-    limits = config.adapter_limits
-    if limits is None:
-        return 0
-    dtype, size = config.resolved_dtype, config.tensor_parallel_size
-    return limits.max_loaded * models.target.adapter_bytes(limits.max_rank, dtype, size)
-
-
-def _head_weight_bytes(config: LLMConfig, models: Models) -> int:
-    """Return the bytes of the versions of a draft head that the ranks hold at most."""
-    if models.head is None or config.head is None:
-        return 0
-    version_bytes = models.head.weight_bytes(config.resolved_dtype, config.head.quantization)
-    return MAX_LOADED_VERSIONS * version_bytes
+    size, method = config.tensor_parallel_size, config.quantization_method
+    pool = _pool(config, "target", model, size, max_model_len, method)
+    block_bytes = pool.block_bytes + config.block_size * head_bytes_per_token(config, models)
+    return replace(pool, block_bytes=block_bytes, extra_bytes=extra_weight_bytes(config, models))
 
 
 def _draft_pool(config: LLMConfig, models: Models) -> _Pool | None:
@@ -205,11 +176,16 @@ def _draft_pool(config: LLMConfig, models: Models) -> _Pool | None:
         model.max_position_embeddings,
     )
     size = drafting.draft_tensor_parallel_size
-    return _pool(config, "draft model", model, size, max_model_len)
+    return _pool(config, "draft model", model, size, max_model_len, drafting.quantization)
 
 
 def _pool(
-    config: LLMConfig, name: str, model: ModelConfig, num_ranks: int, max_model_len: int
+    config: LLMConfig,
+    name: str,
+    model: ModelConfig,
+    num_ranks: int,
+    max_model_len: int,
+    quantization: QuantizationMethod | None,
 ) -> _Pool:
     blocks_of_longest = -(-max_model_len // config.block_size)
     return _Pool(
@@ -221,6 +197,7 @@ def _pool(
         max_model_len=max_model_len,
         blocks_of_longest=blocks_of_longest,
         most_blocks=config.max_num_seqs * blocks_of_longest,
+        weight_bytes=weight_bytes(config, model, num_ranks, quantization),
     )
 
 
@@ -316,7 +293,7 @@ def _target_bytes_without_kv(config: LLMConfig, models: Models, *, in_process: b
     memory = proposer_memory(config.speculative_config)
     return (
         models.target.weight_bytes(config.resolved_dtype, config.quantization_method)
-        + _extra_weight_bytes(config, models)
+        + extra_weight_bytes(config, models)
         + (_PROCESS_BYTES if in_process else processes)
         + memory.fixed_bytes
         + config.max_num_seqs * memory.bytes_per_sequence
@@ -362,7 +339,7 @@ def _divide_gpu(config: LLMConfig, target: _Pool, draft: _Pool, available_bytes:
 
 def _gpu_bytes_without_kv(config: LLMConfig, pool: _Pool) -> int:
     """Return the bytes of a model's only rank on its GPU beside the KV pool."""
-    weights = pool.model.weight_bytes(config.resolved_dtype) + pool.extra_bytes
+    weights = pool.weight_bytes + pool.extra_bytes
     return weights + gpu_workspace_bytes(config, pool.model, drafts=pool.name != "target")
 
 
@@ -394,7 +371,7 @@ def _gpu_blocks(config: LLMConfig, pool: _Pool, most: int, available_bytes: int)
     kv_share = max(len(shard.kv) for shard in shards) / sum(len(shard.kv) for shard in shards)
     weight_share = model.largest_weight_share(pool.num_ranks)
     block_bytes = int(pool.block_bytes * kv_share)
-    of_all_ranks = model.weight_bytes(config.resolved_dtype) + pool.extra_bytes
+    of_all_ranks = pool.weight_bytes + pool.extra_bytes
     weight_bytes = int(of_all_ranks * weight_share)
     workspace_bytes = gpu_workspace_bytes(config, model, drafts=pool.name != "target")
     free_bytes = available_bytes - weight_bytes - workspace_bytes

@@ -45,7 +45,7 @@ def _require_stored_quantization(config: LLMConfig, model: ModelConfig) -> None:
     if named not in CHECKPOINT_QUANTIZATIONS or named == found:
         return
     state = "has no quantized weights" if found is None else f"has weights quantized by {found}"
-    limit = f"none, int8 or w8a8: the model {state}; a format of files is detected"
+    limit = f"none, int8, w8a8 or int4: the model {state}; a format of files is detected"
     raise InvalidValueError("quantization", named, limit)
 
 

@@ -19,7 +19,7 @@ from specdec.config.engine import (
 )
 from specdec.config.kv_cache import KVCacheDType
 from specdec.config.methods import METHODS, DraftPlace, HeadMethodConfig
-from specdec.config.quantization import QuantizationMethod
+from specdec.config.quantization import WEIGHT_BITS, QuantizationMethod
 from specdec.engine.model_limits import require_experts
 from specdec.models.config import ModelConfig
 from specdec.models.heads.config import HeadConfig, head_method_of
@@ -51,12 +51,17 @@ class MethodFit:
 
 @dataclass(frozen=True)
 class Precision:
-    """The data types that a model would be served in. is_native: by the C++ kernels."""
+    """The data types that a model would be served in.
+
+    is_native: by the C++ kernels. keeps_stored: whether quantized weights stay as the files have
+    them, as with Triton's kernels.
+    """
 
     dtype: DTypeName
     quantization: QuantizationMethod | None
     is_native: bool
     kv_cache_dtype: KVCacheDType = "auto"
+    keeps_stored: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,9 +140,10 @@ def _ranks(config: ModelConfig, precision: Precision, size: int) -> Iterator[Ran
         )
         mlps = config.mlp_matrices * _hidden_units(config, rank, size)
         head = config.hidden_size * len(vocab[rank])
-        matrices = attention + config.hidden_size * mlps + head
+        matrices = attention + config.hidden_size * mlps
         has_table = not config.tie_word_embeddings or precision.quantization is not None
-        weights = matrices * _matrix_bytes(config, precision)
+        weights = int(matrices * _layer_bytes(config, precision))
+        weights += int(head * _matrix_bytes(config, precision))
         weights += head * has_table * _table_bytes(config, precision)
         if config.latent is not None:
             expansion = config.latent.num_expansion_weights(len(heads.query))
@@ -160,9 +166,19 @@ def _hidden_units(config: ModelConfig, rank: int, size: int) -> int:
     return units
 
 
-def _matrix_bytes(config: ModelConfig, precision: Precision) -> int:
+def _layer_bytes(config: ModelConfig, precision: Precision) -> float:
+    """Return the bytes of a weight of a linear layer, on average."""
+    stored = config.stored_weights
+    if precision.keeps_stored and precision.quantization is None and stored is not None:
+        return stored.bits / 8
+    return _matrix_bytes(config, precision)
+
+
+def _matrix_bytes(config: ModelConfig, precision: Precision) -> float:
     """Return the bytes of a weight of a matrix."""
-    return 1 if precision.quantization is not None else _table_bytes(config, precision)
+    if precision.quantization is not None:
+        return WEIGHT_BITS[precision.quantization] / 8
+    return _table_bytes(config, precision)
 
 
 def _table_bytes(config: ModelConfig, precision: Precision) -> int:

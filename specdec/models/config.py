@@ -6,7 +6,7 @@ default of the architecture's configuration class in transformers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from specdec.config.engine import (
 )
 from specdec.config.hf_overrides import with_overrides
 from specdec.config.kv_cache import KVCacheDType
-from specdec.config.quantization import QuantizationMethod
+from specdec.config.quantization import WEIGHT_BITS, QuantizationMethod
 from specdec.models.architecture import has
 from specdec.models.config_files import (
     needs_transformers,
@@ -30,10 +30,17 @@ from specdec.models.config_files import (
     supported_architecture,
     text_config,
 )
-from specdec.models.config_values import count, fraction, unsupported
-from specdec.models.layer_patterns import LayerRopes, Windows
+from specdec.models.config_values import (
+    count,
+    fraction,
+    head_dim_of,
+    require_keys,
+    unsupported,
+)
+from specdec.models.layer_patterns import LayerRopes, Windows, main_rope
 from specdec.models.registry import ARCHITECTURES, TEXT_MODELS
 from specdec.models.rope import DefaultRope, LongRope, Rope, read_rope
+from specdec.models.stored_weights import StoredWeights, stored_weights
 from specdec.models.traits import LLAMA, DecoderTraits, Experts, Latent, QkNorm
 from specdec.models.transformers_config import (
     TransformersModel,
@@ -70,7 +77,7 @@ class ModelConfig:
     latent: sizes of latent attention; all heads then share a key of head_dim, which is num_kv_heads
         1; None for other attention.
     stored_quantization: method by which the weights in the files are quantized, of config.json;
-        None where they are not.
+        None where they are not. stored_weights: their size, where GPUs have kernels for them.
     checkpoint_dtype: as in the file; it may be a dtype that models cannot run in.
     has_qkv_bias, has_output_bias: of attention's input and output projections.
     has_qk_norm: whether each query and key head is normalized before its rotation.
@@ -108,6 +115,7 @@ class ModelConfig:
     text_part_of: str | None = None
     transformers: TransformersModel | None = None
     stored_quantization: str | None = None
+    stored_weights: StoredWeights | None = None
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -168,7 +176,7 @@ class ModelConfig:
         if whole in TEXT_MODELS:
             raw = text_config(raw, family.model_type)
         raw = {**family.config_defaults, **raw}
-        _require_keys(raw, (*_REQUIRED_KEYS, family.norm_eps_key))
+        require_keys(raw, (*_REQUIRED_KEYS, family.norm_eps_key))
         hidden_size, num_heads = count(raw, "hidden_size"), count(raw, "num_attention_heads")
         latent = family.latent(raw)
         num_layers = count(raw, "num_hidden_layers")
@@ -185,10 +193,10 @@ class ModelConfig:
             num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=1 if latent else count(raw, "num_key_value_heads", num_heads),
-            head_dim=latent.key_dim if latent else _head_dim(raw, hidden_size, num_heads),
+            head_dim=latent.key_dim if latent else head_dim_of(raw, hidden_size, num_heads),
             latent=latent,
             rms_norm_eps=fraction(raw, family.norm_eps_key),
-            rope=_main_rope(ropes, windows) or read_rope(raw),
+            rope=main_rope(ropes, windows) or read_rope(raw),
             layer_ropes=ropes,
             rotary_fraction=family.rotary_fraction(raw),
             experts=family.experts(raw, num_layers),
@@ -206,6 +214,7 @@ class ModelConfig:
             checkpoint_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
             mask_token_id=raw.get("pard_token", raw.get("ptd_token_id")),
             stored_quantization=(raw.get("quantization_config") or {}).get("quant_method"),
+            stored_weights=stored_weights(raw.get("quantization_config")),
         )
 
     @classmethod
@@ -279,19 +288,30 @@ class ModelConfig:
             vectors += len(self.experts.layers) * of_layer
         return self._num_matrix_elements + embeddings + vectors
 
-    def weight_bytes(self, dtype: DTypeName, quantization: QuantizationMethod | None = None) -> int:
+    def weight_bytes(
+        self,
+        dtype: DTypeName,
+        quantization: QuantizationMethod | None = None,
+        *,
+        keeps_stored: bool = False,
+    ) -> int:
         """Return the memory of the weights on all ranks together.
 
-        An upper bound: native matrices of a float32 model may stay in the dtype of the checkpoint.
+        keeps_stored: whether `stored_weights` stay as the files have them. An upper bound: native
+        matrices of a float32 model may stay in the dtype of the checkpoint.
         """
         element_bytes = DTYPE_BYTES[dtype]
+        if keeps_stored and self.stored_weights is not None and quantization is None:
+            packed = self._num_matrix_elements - self.vocab_size * self.hidden_size
+            rest = self.num_parameters - packed
+            return int(packed * self.stored_weights.bits / 8) + rest * element_bytes
         if quantization is None or self.transformers is not None:
             return self.num_parameters * element_bytes
         vocabulary = self.vocab_size * self.hidden_size
         # A tied embedding shares its table with the head only if the head is not quantized.
         table = vocabulary if self.tie_word_embeddings else 0
         rest = self.num_parameters - self._num_matrix_elements + table
-        return self._num_matrix_elements + rest * element_bytes
+        return int(self._num_matrix_elements * WEIGHT_BITS[quantization] / 8) + rest * element_bytes
 
     def adapter_bytes(self, rank: int, dtype: DTypeName, tensor_parallel_size: int = 1) -> int:
         """Return the memory of an adapter of all linear layers, on all ranks together.
@@ -378,21 +398,3 @@ class ModelConfig:
         num_kv_heads = sum(len(shard.kv) for shard in self.head_shards(tensor_parallel_size))
         element_bytes = kv_element_bytes(dtype, kv_cache_dtype)
         return 2 * self.num_layers * num_kv_heads * self.head_dim * element_bytes
-
-
-def _require_keys(raw: Mapping[str, Any], names: Sequence[str]) -> None:
-    missing = [name for name in names if name not in raw]
-    if missing:
-        raise UnsupportedModelError(f"config.json has no {', '.join(missing)}")
-
-
-def _head_dim(raw: Mapping[str, Any], hidden_size: int, num_heads: int) -> int:
-    return count(raw, "head_dim", hidden_size // num_heads)
-
-
-def _main_rope(ropes: LayerRopes, windows: Windows) -> Rope | None:
-    """Return the rotary embedding of layers with full attention, else that of others."""
-    by_window = zip(ropes, windows, strict=True)
-    found: list[Rope] = [rope for rope, window in by_window if rope is not None and window is None]
-    found += [rope for rope in ropes if rope is not None]
-    return found[0] if found else None

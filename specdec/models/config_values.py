@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specdec.types.errors import UnsupportedModelError
@@ -40,6 +40,18 @@ def fraction(raw: Mapping[str, Any], name: str) -> float:
     if type(value) not in (int, float) or not 0 < value < 1:
         raise unsupported(name, value, "a number above 0 and below 1")
     return float(value)
+
+
+def require_keys(raw: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Raise UnsupportedModelError where a key is missing."""
+    missing = [name for name in names if name not in raw]
+    if missing:
+        raise UnsupportedModelError(f"config.json has no {', '.join(missing)}")
+
+
+def head_dim_of(raw: Mapping[str, Any], hidden_size: int, num_heads: int) -> int:
+    """Return the size of a head, by default the share of one in the hidden size."""
+    return count(raw, "head_dim", hidden_size // num_heads)
 
 
 def unsupported(name: str, value: object, limit: str) -> UnsupportedModelError:

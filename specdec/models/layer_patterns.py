@@ -171,3 +171,11 @@ def _layer_types(raw: Mapping[str, Any], num_layers: int, *, may_slide: bool) ->
 
 def _windows(raw: Mapping[str, Any], has_window: Sequence[bool]) -> Windows:
     return tuple(count(raw, "sliding_window") if has else None for has in has_window)
+
+
+def main_rope(ropes: LayerRopes, windows: Windows) -> Rope | None:
+    """Return the rotary embedding of layers with full attention, else that of others."""
+    by_window = zip(ropes, windows, strict=True)
+    found: list[Rope] = [rope for rope, window in by_window if rope is not None and window is None]
+    found += [rope for rope in ropes if rope is not None]
+    return found[0] if found else None

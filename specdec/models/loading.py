@@ -110,8 +110,6 @@ def load_model(
     device does not support the quantization or deterministic results of the model, or a rank has
     none of the output tokens.
     """
-    if quantization is not None and device.type != "cpu":
-        raise UnsupportedModelError(f"quantization {quantization} runs on a CPU, not on {device}")
     if deterministic:
         require_deterministic(config, group.size, device)
     kv_dtype = kv_dtype_of(dtype, kv_cache_dtype)
@@ -128,6 +126,8 @@ def load_model(
             kv_dtype,
         )
     backend = KernelBackend.select(kernels, device, deterministic=deterministic)
+    if quantization is not None and device.type != "cpu" and not backend.is_triton:
+        raise UnsupportedModelError(f"quantization {quantization} on {device} needs Triton")
     if kernels == "auto" and device.type == "cpu" and not deterministic:
         backend = _common_backend(backend, group)
     reader = open_checkpoint(directory, dtype, quantization, device, backend)

@@ -50,7 +50,7 @@ def test_the_parts_are_complete():
         *("checks", "equality of n-gram", "equality of drafters", "equality of features"),
         *("equality of formats", "steps", "memory plans", "counts", "compilation", "kernels"),
     ]
-    assert len(PARTS) == 24
+    assert len(PARTS) == 25
     groups = (equality.NGRAM, equality.DRAFTERS, equality.FEATURES, equality.FORMATS)
     compared = [name for select in groups for name in select]
     assert sorted(compared) == sorted(case.name for case in equality.cases())
@@ -99,6 +99,7 @@ def test_prompts_beside_decodes_are_measured(small):
 def test_steps_of_other_number_formats_are_measured(small):
     found = formats.measure_formats(small)["formats"]
     assert list(found) == list(formats.FORMATS)
+    assert "int4 needs Triton" in str(found.pop("weights in int4"))
     for cells in found.values():
         assert [(each["batch"], each["num_drafts"]) for each in cells] == [
             (1, 0),

@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Literal
 
 from specdec.kernels.triton.attention import block_of_keys, warps_of_tile
 from specdec.kernels.triton.device import attention, products, rows, sample, store_kv, verify
 from specdec.kernels.triton.products import BLOCK_M, BLOCK_N, block_of_inner
 from specdec.kernels.triton.rows import warps_of_row
-
-ARCHITECTURES = (80, 90)
-
-Types = Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A kernel with its constants, as it is launched.
-
-    types: Triton's names of argument types, e.g. "*bf16" for an address. constants: compile-time
-    arguments. options: number of warps and stages. architectures: that it is compiled for.
-    multiples: integer arguments that are multiples of 16 for all models of this shape.
-    """
-
-    name: str
-    kernel: Any
-    types: Types
-    constants: Mapping[str, object]
-    options: Mapping[str, object] = field(default_factory=dict)
-    architectures: tuple[int, ...] = ARCHITECTURES
-    multiples: tuple[str, ...] = ()
+from tools.gpu_kernels.packed_variants import packed_variants
+from tools.gpu_kernels.variant import ARCHITECTURES, Variant
 
 
 def variants() -> Iterator[Variant]:
@@ -39,6 +18,7 @@ def variants() -> Iterator[Variant]:
     yield from _attention_variants()
     yield from _row_variants()
     yield from _product_variants()
+    yield from packed_variants()
     yield from _sampling_variants()
     yield from _verification_variants()
 
@@ -46,8 +26,6 @@ def variants() -> Iterator[Variant]:
 _SHAPES = {64: (9, 3), 80: (32, 32), 96: (32, 32), 128: (32, 8), 256: (16, 8)}
 """Query and KV heads by head size: SmolLM2, Phi-2, Phi-3-mini, Llama-3.1-8B, Gemma-2-9B."""
 _ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8e4nv": 1, "fp8e5": 1}
-
-
 _LARGEST_KV = {"fp8e4nv": 448.0, "fp8e5": 57344.0}
 
 

@@ -32,6 +32,11 @@ def num_parts_of(size: int, inner: int) -> int:
     return parts
 
 
+def is_split_among(num_parts: int, num_tiles: int) -> bool:
+    """Return whether the parts of a product run as programs of their own, and are added behind."""
+    return num_parts > 1 and num_tiles < _ENOUGH_PROGRAMS
+
+
 def multiply(
     x: Tensor, weight: Tensor, base: Tensor | None = None, output: Tensor | None = None
 ) -> Tensor:
@@ -46,7 +51,7 @@ def multiply(
     assert output.is_contiguous()
     row_tiles, column_tiles = triton.cdiv(num_rows, BLOCK_M), triton.cdiv(size, BLOCK_N)
     num_parts = num_parts_of(size, inner)
-    is_split = num_parts > 1 and row_tiles * column_tiles < _ENOUGH_PROGRAMS
+    is_split = is_split_among(num_parts, row_tiles * column_tiles)
     target = output
     if is_split:
         target = x.new_empty(num_parts, num_rows, size, dtype=torch.float32)
@@ -74,11 +79,12 @@ def multiply(
         num_stages=4,
     )
     if is_split:
-        _add_parts(target, base, base_stride, output)
+        add_parts(target, base, base_stride, output)
     return output
 
 
-def _add_parts(parts: Tensor, base: Tensor | None, base_stride: int, output: Tensor) -> None:
+def add_parts(parts: Tensor, base: Tensor | None, base_stride: int, output: Tensor) -> None:
+    """Add parts [num_parts, T, size] in order, and the base, to `output` [T, size]."""
     num_parts, num_rows, size = parts.shape
     kernels.add_parts[(num_rows, triton.cdiv(size, _SUM_BLOCK))](
         parts,

@@ -14,8 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specdec.kernels.backend import KernelBackend
+from specdec.kernels.packed_weight import PackedWeight, joined
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.layers.matrix import FullMatrix, Matrix, NativeMatrix, make_matrix, row_blocks
+from specdec.models.layers.quantized_matrix import QuantizedMatrix
 from specdec.models.traits import NO_TRANSFORM, DecoderTraits, LogitTransform
 from specdec.models.weights.checkpoint import CheckpointReader
 from specdec.types.errors import UnsupportedModelError
@@ -44,6 +47,15 @@ class WeightPart:
         shape = (self.out_features, in_features)
         found = reader.read(f"{self.name}.weight", shape, rows=self.rows, dtype=dtype)
         return in_order(found, self.order)
+
+    def read_packed(self, reader: CheckpointReader, in_features: int) -> PackedWeight | None:
+        """Return the rows of the weight as the files have them; None as `CheckpointReader`."""
+        shape = (self.out_features, in_features)
+        found = reader.read_packed(f"{self.name}.weight", shape, self.rows, range(in_features))
+        if found is None or self.order is None:
+            return found
+        places = torch.arange(len(self.rows), device=reader.device)
+        return found.take(in_order(places, self.order))
 
     def read_bias(self, reader: CheckpointReader) -> Tensor:
         """Return the rows of the bias, [len(rows)]; zeros without one."""
@@ -113,10 +125,13 @@ class ColumnParallelLinear(nn.Module):
     def __init__(self, reader: CheckpointReader, in_features: int, parts: list[WeightPart]) -> None:
         """Read this rank's rows of each part."""
         super().__init__()
-        total = sum(len(part.rows) for part in parts)
-        dtype = reader.exact_dtype(*(f"{part.name}.weight" for part in parts))
-        weights = (part.read(reader, in_features, dtype) for part in parts)
-        self.matrix = _read_matrix(reader, weights, (total, in_features))
+        matrix = _packed_matrix(reader, in_features, parts)
+        if matrix is None:
+            total = sum(len(part.rows) for part in parts)
+            dtype = reader.exact_dtype(*(f"{part.name}.weight" for part in parts))
+            weights = (part.read(reader, in_features, dtype) for part in parts)
+            matrix = _read_matrix(reader, weights, (total, in_features))
+        self.matrix = matrix
         has_bias = any(part.has_bias for part in parts)
         self.bias = torch.cat([part.read_bias(reader) for part in parts]) if has_bias else None
         self.projections = tuple(
@@ -153,9 +168,12 @@ class RowParallelLinear(nn.Module):
         """name: as in WeightPart. shape: [out_features, in_features]. cols: this rank's inputs."""
         super().__init__()
         weight_name = f"{name}.weight"
-        dtype = reader.exact_dtype(weight_name)
-        weight = reader.read(weight_name, shape, cols=cols, dtype=dtype)
-        self.matrix = _read_matrix(reader, [weight], (shape[0], len(cols)))
+        matrix = _packed(reader, reader.read_packed(weight_name, shape, range(shape[0]), cols))
+        if matrix is None:
+            dtype = reader.exact_dtype(weight_name)
+            weight = reader.read(weight_name, shape, cols=cols, dtype=dtype)
+            matrix = _read_matrix(reader, [weight], (shape[0], len(cols)))
+        self.matrix = matrix
         self.bias = reader.read(f"{name}.bias", shape[:1]) if has_bias and group.rank == 0 else None
         self.projections = (Projection(name, shape, range(shape[0]), cols),)
         self.group = group
@@ -299,6 +317,24 @@ def transform_logits(transform: LogitTransform, logits: Tensor) -> Tensor:
     if transform.softcap is not None:
         logits.div_(transform.softcap).tanh_().mul_(transform.softcap)
     return logits
+
+
+def _packed_matrix(
+    reader: CheckpointReader, in_features: int, parts: Sequence[WeightPart]
+) -> Matrix | None:
+    """Return the matrix of several projections, packed as in the files; None if it cannot be."""
+    found = []
+    for part in parts:
+        if (packed := part.read_packed(reader, in_features)) is None:
+            return None
+        found.append(packed)
+    return _packed(reader, joined(found))
+
+
+def _packed(reader: CheckpointReader, weight: PackedWeight | None) -> Matrix | None:
+    if weight is None:
+        return None
+    return QuantizedMatrix(weight, is_invariant=reader.backend is KernelBackend.INVARIANT)
 
 
 def _read_matrix(

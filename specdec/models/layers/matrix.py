@@ -15,7 +15,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specdec.config.quantization import QuantizationMethod
+from specdec.config.quantization import (
+    GPU_QUANTIZATION_METHODS,
+    INT4_GROUP,
+    QuantizationMethod,
+)
 from specdec.kernels.backend import KernelBackend
 from specdec.kernels.cpu import (
     MatrixFormat,
@@ -24,6 +28,8 @@ from specdec.kernels.cpu import (
     native_library,
     native_library_fault,
 )
+from specdec.kernels.packed_weight import CODES_PER_WORD, CodeKind, joined, quantize_weight
+from specdec.models.layers.quantized_matrix import QuantizedMatrix
 from specdec.types.errors import UnsupportedModelError
 
 _SMALLEST = torch.finfo(torch.float32).tiny
@@ -293,8 +299,10 @@ def make_matrix(
     """Return a matrix of `shape` (out_features, in_features) from consecutive blocks of rows.
 
     blocks: at least one; all in `dtype`, or all in a dtype that converts to it without loss. Raises
-    UnsupportedModelError if `quantization` is "w8a8" and the backend does not support it.
+    UnsupportedModelError for a `quantization` that the backend does not support.
     """
+    if quantization is not None and backend.is_triton:
+        return _packed_matrix(blocks, quantization, backend)
     if backend is KernelBackend.CPU:
         library = native_library()
         assert library is not None, "the backend was selected without its library"
@@ -308,6 +316,33 @@ def make_matrix(
         case "w8a8":
             fault = native_library_fault() or "not every rank has them, or kernels is torch"
             raise UnsupportedModelError(f"quantization w8a8 needs native kernels: {fault}")
+        case "int4":
+            raise UnsupportedModelError("quantization int4 needs Triton's kernels on a GPU")
+
+
+def _packed_matrix(
+    blocks: Iterable[Tensor], quantization: QuantizationMethod, backend: KernelBackend
+) -> Matrix:
+    """Quantize blocks of rows one by one, for Triton's kernels.
+
+    Raises UnsupportedModelError for a method without one, and for inputs that 4-bit codes do not
+    fill.
+    """
+    if quantization not in GPU_QUANTIZATION_METHODS:
+        raise UnsupportedModelError(f"quantization {quantization} runs on a CPU")
+    is_int4 = quantization == "int4"
+    kind, group = (CodeKind.INT4, INT4_GROUP) if is_int4 else (CodeKind.INT8, None)
+    parts = []
+    for block in blocks:
+        if is_int4 and block.shape[1] % CODES_PER_WORD:
+            limit = f"a multiple of {CODES_PER_WORD}"
+            raise UnsupportedModelError(
+                f"quantization int4 needs layers whose inputs are {limit}, not {block.shape[1]}"
+            )
+        parts.append(quantize_weight(block, kind, group))
+    weight = joined(parts)
+    assert weight is not None, "blocks of one matrix differ"
+    return QuantizedMatrix(weight, is_invariant=backend is KernelBackend.INVARIANT)
 
 
 def row_blocks(rows: range, in_features: int) -> list[range]:

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from specdec.config.quantization import QuantizationMethod, require_quantization
 from specdec.kernels.backend import KernelBackend
+from specdec.kernels.packed_weight import PackedWeight
 from specdec.models.weights.dequantize import WeightFormat, weight_format
 from specdec.models.weights.gpt_oss import GptOssExperts
+from specdec.models.weights.packed_slices import has_packed_kernels, read_packed
 from specdec.models.weights.stored_tensors import StoredTensors, TensorSource
 from specdec.types.errors import UnsupportedModelError
 
@@ -57,9 +59,7 @@ class CheckpointReader:
         """
         packed = self._packed_as(name)
         found = packed.shape(self.tensors, name) if packed else self.tensors.shape(name)
-        if found != shape:
-            expected = f"config.json requires {list(shape)}"
-            raise UnsupportedModelError(f"{name} has shape {list(found)}; {expected}")
+        self._require_shape(name, found, shape)
         window = [
             part if part is not None else range(size)
             for part, size in zip((rows, cols), shape, strict=False)
@@ -73,6 +73,30 @@ class CheckpointReader:
         # A vector may be used without a copy, which would keep the whole file mapped.
         return tensor.clone() if len(shape) == 1 else tensor
 
+    def read_packed(
+        self, name: str, shape: tuple[int, int], rows: range, cols: range
+    ) -> PackedWeight | None:
+        """Read rows and columns of a weight as the files have them, on the device.
+
+        None where it is not quantized, or stored in a way that no kernel of the backend reads: then
+        `read` dequantizes it. Raises UnsupportedModelError for another shape.
+        """
+        layout = self._packed_as(name)
+        if layout is None or not self.keeps_packed:
+            return None
+        self._require_shape(name, layout.shape(self.tensors, name), shape)
+        found = read_packed(layout, self.tensors, name, rows, cols)
+        if found is None:
+            logger.warning("%s is dequantized: its layout has no kernel, or the rank's part", name)
+            return None
+        self.num_elements_read += len(rows) * len(cols)
+        return found.to(self.device)
+
+    @property
+    def keeps_packed(self) -> bool:
+        """Return whether quantized weights stay in few bits, for Triton's kernels."""
+        return self.backend.is_triton and self.quantization is None
+
     def exact_dtype(self, *names: str) -> torch.dtype:
         """Return the shortest dtype that represents the values of these tensors exactly.
 
@@ -84,6 +108,11 @@ class CheckpointReader:
         }
         common = stored.pop() if len(stored) == 1 else None
         return common if common is not None and self.dtype == torch.float32 else self.dtype
+
+    def _require_shape(self, name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+        if found != expected:
+            limit = f"config.json requires {list(expected)}"
+            raise UnsupportedModelError(f"{name} has shape {list(found)}; {limit}")
 
     def _packed_as(self, name: str) -> WeightFormat | None:
         """Return the format of a quantized weight; None for another tensor."""
@@ -104,18 +133,18 @@ def open_checkpoint(
     quantization that does not exist or that this processor does not support.
     """
     require_quantization(quantization)
-    layout = _weight_format(directory)
+    layout = _weight_format(directory, is_packed=backend.is_triton and quantization is None)
     stored = StoredTensors(_weight_files(directory), directory)
     return CheckpointReader(stored, dtype, quantization, layout, device, backend)
 
 
-def _weight_format(directory: Path) -> WeightFormat | None:
+def _weight_format(directory: Path, *, is_packed: bool) -> WeightFormat | None:
     path = directory / "config.json"
     config = json.loads(path.read_text()) if path.is_file() else {}
     layout = weight_format(config.get("quantization_config"))
     if layout is None and config.get("model_type") == "gpt_oss":
         return GptOssExperts()
-    if layout is not None:
+    if layout is not None and not (is_packed and has_packed_kernels(layout)):
         logger.warning(
             "the quantized weights in %s are dequantized during loading: memory and speed are "
             "those of the dtype of the service",

@@ -62,7 +62,7 @@ class CompressedTensors:
             if name in tensors
             else self._unpacked(tensors, name, rows, cols)
         )
-        zero_points = self._zero_points(tensors, name, rows, cols)
+        zero_points = self.zero_points(tensors, name, rows, cols)
         if zero_points is not None:
             values = values - zero_points
         return values * self._by_place(tensors, name, "weight_scale", rows, cols)
@@ -74,7 +74,7 @@ class CompressedTensors:
         start = cols.start - held.start * self._per_integer
         return self._unpack(packed)[:, start : start + len(cols)]
 
-    def _zero_points(
+    def zero_points(
         self, tensors: TensorSource, name: str, rows: range, cols: range
     ) -> Tensor | None:
         """Return zero points that broadcast to [len(rows), len(cols)]; None without any."""

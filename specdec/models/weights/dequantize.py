@@ -75,14 +75,15 @@ class Awq:
         """See WeightFormat."""
         _, in_features = self.shape(tensors, name)
         groups = groups_of(cols, self.group_size, in_features)
-        values = self._unpack(tensors, sibling(name, "qweight"), cols, rows)
-        zeros = self._unpack(tensors, sibling(name, "qzeros"), groups.held, rows)
+        values = self.unpacked(tensors, sibling(name, "qweight"), cols, rows)
+        zeros = self.unpacked(tensors, sibling(name, "qzeros"), groups.held, rows)
         scales = tensors.slice(
             sibling(name, "scales"), as_slice(groups.held), as_slice(rows)
         ).float()
         return ((values - zeros[groups.index]) * scales[groups.index]).t()
 
-    def _unpack(self, tensors: TensorSource, name: str, lines: range, outputs: range) -> Tensor:
+    def unpacked(self, tensors: TensorSource, name: str, lines: range, outputs: range) -> Tensor:
+        """Return a part of a packed tensor, [len(lines), len(outputs)] int32."""
         held = units_of(outputs, 8)
         packed = tensors.slice(name, as_slice(lines), as_slice(held))
         shifts = 4 * torch.tensor(_AWQ_ORDER, dtype=torch.int32)
@@ -119,16 +120,17 @@ class Gptq:
         packed = tensors.slice(sibling(name, "qweight"), as_slice(held), as_slice(rows))
         values = self._unpack(packed[:, None, :], 1).flatten(0, 1)  # [inputs held, rows]
         start = cols.start - held.start * self._per_integer
-        index = self._group_index(tensors, name, cols)
+        index = self.group_index(tensors, name, cols)
         scales = tensors.slice(sibling(name, "scales"), slice(None), as_slice(rows)).float()
-        shifted = values[start : start + len(cols)] - self._zeros(tensors, name, rows)[index]
+        shifted = values[start : start + len(cols)] - self.zeros(tensors, name, rows)[index]
         return (shifted * scales[index]).t()
 
     @property
     def _per_integer(self) -> int:
         return 32 // self.bits
 
-    def _zeros(self, tensors: TensorSource, name: str, rows: range) -> Tensor:
+    def zeros(self, tensors: TensorSource, name: str, rows: range) -> Tensor:
+        """Return the zero points of all groups, [groups, len(rows)] int32."""
         held = units_of(rows, self._per_integer)
         packed = tensors.slice(sibling(name, "qzeros"), slice(None), as_slice(held))
         unpacked = self._unpack(packed[:, :, None], 2).flatten(1)
@@ -143,7 +145,8 @@ class Gptq:
         unpacked: Tensor = packed >> shifts & (2**self.bits - 1)
         return unpacked
 
-    def _group_index(self, tensors: TensorSource, name: str, cols: range) -> Tensor:
+    def group_index(self, tensors: TensorSource, name: str, cols: range) -> Tensor:
+        """Return the group of each input, [len(cols)] int64."""
         stored = sibling(name, "g_idx")
         if stored in tensors:
             return tensors.slice(stored, as_slice(cols)).long()

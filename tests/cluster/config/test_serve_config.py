@@ -9,7 +9,12 @@ from cluster.config.config_file import read_models
 from cluster.config.serve_config import ServeConfig
 from specdec.config.engine import DTYPE_BYTES, EngineConfig
 from specdec.config.model_aliases import ALIASES
-from specdec.config.quantization import CHECKPOINT_QUANTIZATIONS, QUANTIZATION_METHODS
+from specdec.config.quantization import (
+    CHECKPOINT_QUANTIZATIONS,
+    CPU_QUANTIZATION_METHODS,
+    GPU_QUANTIZATION_METHODS,
+    QUANTIZATION_METHODS,
+)
 from specdec.config.speculative import SpeculativeConfig
 from specdec.config.speculative_keys import read_value
 from specdec.types.errors import InvalidValueError
@@ -101,7 +106,7 @@ def test_defaults_and_limits_are_those_of_the_engine():
         *("none", *QUANTIZATION_METHODS, *CHECKPOINT_QUANTIZATIONS),
     )
     assert ServeConfig().quantization_method is None
-    for method in QUANTIZATION_METHODS:
+    for method in CPU_QUANTIZATION_METHODS:
         assert ServeConfig(quantization=method).quantization_method == method
     for extreme in (
         {"max_num_seqs": 4096, "max_num_batched_tokens": 2**20, "max_queue_len": 1_000_000},
@@ -405,14 +410,32 @@ def test_native_kernels_are_for_cpus():
     assert ServeConfig(device="cuda").kernels == "auto"
 
 
-@pytest.mark.parametrize("method", QUANTIZATION_METHODS)
-def test_quantization_is_for_cpus(method):
+@pytest.mark.parametrize(
+    ("device", "kernels", "method", "limit"),
+    [
+        ("cuda", "auto", "w8a8", "left out, int8 or int4 where device is cuda"),
+        ("cuda", "torch", "int8", "left out on a GPU with torch's kernels"),
+        ("cuda", "torch", "int4", "left out on a GPU with torch's kernels"),
+        ("cpu", "auto", "int4", "left out, int8 or w8a8 on a CPU"),
+        ("cpu", "torch", "int4", "left out, int8 or w8a8 on a CPU"),
+    ],
+)
+def test_quantization_is_that_of_the_device(device, kernels, method, limit):
     speculation = SpeculativeConfig.of("draft_model", quantization=method)
     for changes in ({"quantization": method}, {"speculative_config": speculation}):
-        with pytest.raises(InvalidValueError, match="it must be left out where device is cuda"):
-            ServeConfig(model="tiny", device="cuda", **changes)
+        with pytest.raises(InvalidValueError, match=f"it must be {limit}"):
+            ServeConfig(model="tiny", device=device, kernels=kernels, **changes)
     default = ServeConfig(device="cuda").speculative_config
     assert default.to_mapping().get("quantization") is None
+
+
+@pytest.mark.parametrize("method", GPU_QUANTIZATION_METHODS)
+def test_gpus_quantize_targets_and_drafts(method):
+    speculation = SpeculativeConfig.of("draft_model", quantization=method)
+    found = ServeConfig(
+        model="tiny", device="cuda", quantization=method, speculative_config=speculation
+    )
+    assert found.quantization_method == found.draft_model.quantization == method
 
 
 def test_w8a8_needs_native_kernels():

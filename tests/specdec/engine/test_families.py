@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specdec.config.engine import ModelOptions
-from specdec.config.quantization import QUANTIZATION_METHODS
+from specdec.config.quantization import CPU_QUANTIZATION_METHODS
 from specdec.config.speculative import SpeculativeConfig
 from specdec.kernels.cpu import native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
@@ -132,7 +132,7 @@ def test_heads_change_no_token(directory, tmp_path, method):
 
 @pytest.mark.slow
 @NATIVE_ONLY
-@pytest.mark.parametrize("quantization", QUANTIZATION_METHODS)
+@pytest.mark.parametrize("quantization", CPU_QUANTIZATION_METHODS)
 @pytest.mark.parametrize("directory", NAMES, indirect=True)
 def test_drafts_change_no_token_of_a_quantized_target(directory, quantization):
     expected = reference(directory, quantization, **SAMPLED)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from specdec.config.quantization import QUANTIZATION_METHODS
+from specdec.config.quantization import CPU_QUANTIZATION_METHODS
 from specdec.kernels.cpu import native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.types.sampling_params import SpeculationOptions
@@ -16,7 +16,7 @@ from tests.specdec.fakes import run_ranks
 
 NUM_TOKENS = 24
 OFF = SpeculationOptions(enabled=False)
-QUANTIZED = QUANTIZATION_METHODS if native_library() else ("int8",)
+QUANTIZED = CPU_QUANTIZATION_METHODS if native_library() else ("int8",)
 
 
 def prompts(count):

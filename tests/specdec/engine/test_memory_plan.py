@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from specdec.config import llm
 from specdec.config.attention_splits import ENOUGH_PROGRAMS, SEGMENT_TOKENS
 from specdec.config.engine import EngineConfig
 from specdec.config.llm import LLMConfig
@@ -13,8 +14,10 @@ from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.gpu_workspace import attention_bytes, gpu_workspace_bytes
 from specdec.engine.memory_plan import memory_plan
 from specdec.engine.model_resolution import Models
+from specdec.engine.weight_memory import weight_bytes
 from specdec.kernels.triton.attention_plan import Tiles, TileShape
 from specdec.models.config import ModelConfig
+from specdec.models.stored_weights import stored_weights
 from specdec.speculation.proposers import proposer_memory
 from specdec.types.errors import InvalidValueError, OutOfMemoryError
 
@@ -105,6 +108,48 @@ def test_wider_weights_leave_fewer_blocks(model):
 def kv_bytes(model, limits, num_ranks=1):
     per_token = model.kv_bytes_per_token("float32", num_ranks)
     return limits.num_blocks * limits.block_size * per_token
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
+REORDERED = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True}
+FP8 = {"quant_method": "fp8", "modules_to_not_convert": ["lm_head"]}
+
+
+@pytest.mark.parametrize(
+    ("stored", "num_ranks", "bits"),
+    [
+        (AWQ, 1, 4 + 40 / 128),
+        (AWQ, 2, 4 + 40 / 128),
+        (FP8, 1, 8 + 40 / 128),
+        (REORDERED, 1, 4 + 40 / 128),
+        (REORDERED, 2, 16),
+        (FP8 | {"ignored_layers": ["model.layers.0.mlp.down_proj"]}, 1, 16),
+        ({"quant_method": "gptq", "bits": 8}, 1, 16),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 1, 16),
+    ],
+)
+def test_stored_weights_of_gpus_are_counted_as_they_are(
+    model, monkeypatch, stored, num_ranks, bits
+):
+    """Those that ranks would have to reorder, and layouts without a kernel, in 16 bits."""
+    quantized = dataclasses.replace(model, stored_weights=stored_weights(stored))
+    embeddings = model.vocab_size * model.hidden_size
+    linear = model._num_matrix_elements - embeddings
+    expected = int(linear * bits / 8) + 2 * (model.num_parameters - linear)
+    monkeypatch.setattr(llm, "has_triton_package", lambda: True)
+    config = dataclasses.replace(on_gpus(), dtype="bfloat16")
+    assert weight_bytes(config, quantized, num_ranks) == expected
+    plain = dataclasses.replace(config, kernels="torch")
+    assert weight_bytes(plain, quantized, num_ranks) == model.weight_bytes("bfloat16")
+
+
+@pytest.mark.parametrize(("method", "bits"), [("int8", 8), ("int4", 4.25)])
+def test_quantized_drafts_of_gpus_are_counted(model, method, bits):
+    config = on_gpus(quantization=method)
+    matrices, vocabulary = model._num_matrix_elements, model.vocab_size * model.hidden_size
+    table = vocabulary if model.tie_word_embeddings else 0
+    rest = model.num_parameters - matrices + table
+    assert weight_bytes(config, model, 1, method) == int(matrices * bits / 8) + 4 * rest
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -90,7 +90,9 @@ def test_the_name_of_a_format_is_that_of_the_files(awq_dir, name):
 def test_the_name_of_another_format_is_refused(awq_dir, tiny_model_dir):
     with pytest.raises(InvalidValueError, match="the model has weights quantized by awq; a format"):
         plan(awq_dir, quantization="gptq", max_model_len=64)
-    with pytest.raises(InvalidValueError, match="quantization is 'fp8'; it must be none, int8 or"):
+    with pytest.raises(
+        InvalidValueError, match="quantization is 'fp8'; it must be none, int8, w8a8"
+    ):
         plan(tiny_model_dir, quantization="fp8", max_model_len=64)
     plan(awq_dir, quantization="int8", max_model_len=64)  # of the dequantized weights
 

@@ -1,6 +1,7 @@
 """The report of a model: memory by rank as it is loaded, and the methods that fit."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -79,3 +80,25 @@ def test_more_ranks_than_heads_are_refused(tmp_path):
     save_family(tmp_path, "llama-tied")
     with pytest.raises(InvalidValueError, match="tensor_parallel_size"):
         report_model(tmp_path, TORCH, 10)
+
+
+def test_weights_that_stay_as_stored_are_counted_so(tmp_path):
+    save_family(tmp_path, "llama-tied")
+    path, stored = tmp_path / "config.json", {"quant_method": "awq", "bits": 4, "group_size": 128}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": stored}))
+    dense = report_model(tmp_path, TORCH, 1).ranks[0].weight_bytes
+    kept = replace(TORCH, keeps_stored=True)
+    vocabulary = 4 * 383 * 90
+    linear = (dense - vocabulary) // 4
+    assert report_model(tmp_path, kept, 1).ranks[0].weight_bytes == (
+        int(linear * (4 + 40 / 128) / 8) + vocabulary
+    )
+
+
+def test_8_bit_keys_and_values_are_counted_so(tmp_path):
+    save_family(tmp_path, "llama-tied")
+    wide, narrow = (
+        report_model(tmp_path, replace(TORCH, kv_cache_dtype=kind), 1).ranks[0].kv_bytes_per_token
+        for kind in ("auto", "fp8")
+    )
+    assert wide == 4 * narrow

@@ -67,7 +67,10 @@ def test_accepted_arguments(given, field, value):
             {"speculative_model": "a", "speculative_config": None},
             "where speculative_config is none",
         ),
-        ({"quantization": "quip"}, "quantization is 'quip'; it must be one of none, int8, w8a8"),
+        (
+            {"quantization": "quip"},
+            "quantization is 'quip'; it must be one of none, int8, w8a8",
+        ),
         ({"load_format": "pt"}, "load_format is 'pt'; it must be auto, or left out"),
         ({"kv_cache_memory_bytes": "4G"}, "kv_cache_memory_bytes is '4G'; it must be None, or a"),
         ({"kv_cache_memory_bytes": -1}, "kv_cache_memory_bytes is -1"),

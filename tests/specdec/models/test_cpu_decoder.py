@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specdec.config.quantization import QUANTIZATION_METHODS
+from specdec.config.quantization import CPU_QUANTIZATION_METHODS
 from specdec.kernels.cpu import MatrixFormat, native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.cpu_decoder import NativeDecoder
@@ -118,7 +118,7 @@ def test_16_bit_types_are_more_accurate_than_torch(directory, dtype):
 
 @pytest.mark.parametrize(
     ("dtype", "quantization"),
-    [*((dtype, None) for dtype in DTYPES), *product(DTYPES[:2], QUANTIZATION_METHODS)],
+    [*((dtype, None) for dtype in DTYPES), *product(DTYPES[:2], CPU_QUANTIZATION_METHODS)],
 )
 @pytest.mark.parametrize("block_size", [4, 16])
 def test_row_does_not_depend_on_chunking(directory, dtype, quantization, block_size):
@@ -134,7 +134,7 @@ def test_row_does_not_depend_on_chunking(directory, dtype, quantization, block_s
         assert torch.equal(torch.cat(pieces), whole)
 
 
-@pytest.mark.parametrize("quantization", [None, *QUANTIZATION_METHODS])
+@pytest.mark.parametrize("quantization", [None, *CPU_QUANTIZATION_METHODS])
 def test_row_does_not_depend_on_batch(directory, quantization):
     """Run with other sequences' prefills, decode rows, and right and wrong drafts."""
     model = load(directory, 16, quantization=quantization)
@@ -153,7 +153,7 @@ def test_row_does_not_depend_on_batch(directory, quantization):
 
 @pytest.mark.parametrize(
     ("dtype", "quantization"),
-    [*((dtype, None) for dtype in DTYPES), *product(DTYPES[:1], QUANTIZATION_METHODS)],
+    [*((dtype, None) for dtype in DTYPES), *product(DTYPES[:1], CPU_QUANTIZATION_METHODS)],
 )
 @pytest.mark.parametrize("count", [2, 3, 5, 7])
 def test_row_does_not_depend_on_number_of_threads(directory, count, dtype, quantization):

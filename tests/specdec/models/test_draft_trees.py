@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from specdec.config.quantization import QUANTIZATION_METHODS
+from specdec.config.quantization import CPU_QUANTIZATION_METHODS as QUANTIZED
 from specdec.kernels.cpu import native_library
 from specdec.kernels.forward_batch import Chunk, ModelInput, SlotMove
 from specdec.types.draft_tree import paths
@@ -94,7 +94,10 @@ def test_native_nodes_have_the_bits_of_chains(directory, quantization, block_siz
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "quantization"),
-    [*((dtype, None) for dtype in DTYPES), *((DTYPES[0], each) for each in QUANTIZATION_METHODS)],
+    [
+        *((dtype, None) for dtype in DTYPES),
+        *((DTYPES[0], each) for each in QUANTIZED),
+    ],
 )
 @pytest.mark.parametrize("block_size", [4, 16, 48])
 def test_native_nodes_have_the_bits_of_chains_at_all_bounds(

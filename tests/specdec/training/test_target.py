@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specdec.config.quantization import QUANTIZATION_METHODS
+from specdec.config.quantization import CPU_QUANTIZATION_METHODS
 from specdec.kernels.cpu import native_library
 from specdec.training import objective
 from specdec.training.batches import Batch
@@ -19,7 +19,7 @@ PRECISIONS = [
     TargetPrecision(dtype, quantization, kernels)
     for kernels in ["torch"] + ["native"] * (native_library() is not None)
     for dtype in ("float32", "bfloat16")
-    for quantization in (None, *QUANTIZATION_METHODS)
+    for quantization in (None, *CPU_QUANTIZATION_METHODS)
     if (kernels, quantization) != ("torch", "w8a8")
 ]
 

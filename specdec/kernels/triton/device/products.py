@@ -8,6 +8,34 @@ import triton
 import triton.language as tl
 
 
+@triton.jit
+def store_tile(
+    total,  # [BLOCK_M, BLOCK_N]
+    base,
+    output,
+    rows,
+    columns,
+    is_row,
+    is_column,
+    own_part,
+    num_rows,
+    size,
+    base_stride,
+    IS_PART: tl.constexpr,
+    HAS_BASE: tl.constexpr,
+):
+    """Write a tile of a product, plus the base, or a part of it to its own place."""
+    is_output = is_row[:, None] & is_column[None, :]
+    at = rows.to(tl.int64)[:, None] * size + columns[None, :]
+    if IS_PART:
+        tl.store(output + own_part.to(tl.int64) * num_rows * size + at, total, mask=is_output)
+    else:
+        if HAS_BASE:
+            at_base = base + rows.to(tl.int64)[:, None] * base_stride + columns[None, :]
+            total += tl.load(at_base, mask=is_output, other=0.0).to(tl.float32)
+        tl.store(output + at, total, mask=is_output)
+
+
 @triton.jit(do_not_specialize=("num_rows",))
 def product(
     x,  # [num_rows, inner], rows `x_stride` apart
@@ -53,15 +81,10 @@ def product(
             )
             part = tl.dot(left, right, part, input_precision="ieee")
         total += part
-    is_output = is_row[:, None] & is_column[None, :]
-    at = rows.to(tl.int64)[:, None] * size + columns[None, :]
-    if IS_PART:
-        tl.store(output + own_part.to(tl.int64) * num_rows * size + at, total, mask=is_output)
-    else:
-        if HAS_BASE:
-            at_base = base + rows.to(tl.int64)[:, None] * base_stride + columns[None, :]
-            total += tl.load(at_base, mask=is_output, other=0.0).to(tl.float32)
-        tl.store(output + at, total, mask=is_output)
+    store_tile(
+        total, base, output, rows, columns, is_row, is_column, own_part, num_rows, size,
+        base_stride, IS_PART, HAS_BASE,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=("num_rows",))

@@ -94,7 +94,7 @@ def test_ranks_sum_to_the_full_product(tiny_model_dir, size):
 
 
 def test_unknown_method_is_rejected(tiny_model_dir):
-    message = "quantization is 'int3'; it must be one of int8, w8a8, or left out"
+    message = "quantization is 'int3'; it must be one of int8, w8a8, int4, or left out"
     with pytest.raises(InvalidValueError, match=message):
         open_checkpoint(tiny_model_dir, torch.float32, "int3")
 

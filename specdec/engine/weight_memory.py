@@ -1,0 +1,55 @@
+"""Memory of weights, and of a token in a draft head, as a plan counts them."""
+
+from __future__ import annotations
+
+from specdec.config.engine import DTYPE_BYTES
+from specdec.config.llm import LLMConfig
+from specdec.config.quantization import QuantizationMethod
+from specdec.engine.model_resolution import Models
+from specdec.models.config import ModelConfig
+from specdec.types.drafters import MAX_LOADED_VERSIONS
+
+
+def weight_bytes(
+    config: LLMConfig,
+    model: ModelConfig,
+    num_ranks: int,
+    quantization: QuantizationMethod | None = None,
+) -> int:
+    """Return the bytes of a model's weights on GPUs; ranks dequantize inputs that are reordered."""
+    stored = model.stored_weights
+    is_divisible = num_ranks == 1 or stored is None or not stored.is_reordered
+    keeps = config.keeps_stored_weights and is_divisible
+    return model.weight_bytes(config.resolved_dtype, quantization, keeps_stored=keeps)
+
+
+def head_bytes_per_token(config: LLMConfig, models: Models) -> int:
+    """Return the bytes of a token in a draft head on all ranks: of its KV and what that needs."""
+    head, size = models.head, config.tensor_parallel_size
+    if head is None or head.num_kv_layers == 0:
+        return 0
+    num_values = size * head.slot_size(config.device)
+    num_bytes = num_values * DTYPE_BYTES[config.resolved_dtype]
+    return head.kv_bytes_per_token(config.resolved_dtype, size) + num_bytes
+
+
+def extra_weight_bytes(config: LLMConfig, models: Models) -> int:
+    """Return the bytes of the weights that the ranks of the target hold beside its own at most."""
+    return _head_weight_bytes(config, models) + _adapter_bytes(config, models)
+
+
+def _adapter_bytes(config: LLMConfig, models: Models) -> int:
+    """Return the bytes of the adapters that the ranks hold at most."""
+    limits = config.adapter_limits
+    if limits is None:
+        return 0
+    dtype, size = config.resolved_dtype, config.tensor_parallel_size
+    return limits.max_loaded * models.target.adapter_bytes(limits.max_rank, dtype, size)
+
+
+def _head_weight_bytes(config: LLMConfig, models: Models) -> int:
+    """Return the bytes of the versions of a draft head that the ranks hold at most."""
+    if models.head is None or config.head is None:
+        return 0
+    version_bytes = models.head.weight_bytes(config.resolved_dtype, config.head.quantization)
+    return MAX_LOADED_VERSIONS * version_bytes

@@ -1,0 +1,73 @@
+"""The size of quantized weights that stay as the files have them, from config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_SCALE_BITS, _ZERO_BITS = 32, 8
+_FP8_GROUP = 128
+_NOT_OF_LAYERS = ("lm_head", "embed", "router", "visual", "vision", "image", "norm", "mtp")
+"""Parts of the names of modules that are no quantized matrices of decoder layers in any case."""
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """Quantized weights in the files of a model, for which GPUs have kernels.
+
+    bits: of a weight of a linear layer, with its share of scales and zero points; an upper bound.
+    is_reordered: whether the inputs of a layer are permuted, so that ranks cannot divide them.
+    """
+
+    bits: float
+    is_reordered: bool = False
+
+
+def stored_weights(config: Mapping[str, Any] | None) -> StoredWeights | None:
+    """Return the weights that a `quantization_config` describes.
+
+    None without one, where they are dequantized by loading, and where some layers are left out of
+    the quantization: then all are counted as if they were.
+    """
+    if config is None or _has_other_layers(config):
+        return None
+    method, bits = config.get("quant_method"), config.get("bits", config.get("w_bit"))
+    group = config.get("group_size", config.get("q_group_size", 128))
+    if method in ("awq", "gptq") and bits == 4:
+        return StoredWeights(_with_scales(4, group), bool(config.get("desc_act")))
+    if method == "fp8":
+        return StoredWeights(_with_scales(8, _FP8_GROUP))
+    if method == "compressed-tensors":
+        return _compressed(config)
+    return None
+
+
+def _compressed(config: Mapping[str, Any]) -> StoredWeights | None:
+    groups = [each.get("weights") or {} for each in (config.get("config_groups") or {}).values()]
+    layout = config.get("format")
+    if len(groups) != 1:
+        return None
+    bits, group = groups[0].get("num_bits", 8), groups[0].get("group_size")
+    if layout == "pack-quantized":
+        is_ordered = groups[0].get("actorder") in (None, "weight", "static")
+        return StoredWeights(_with_scales(4, group)) if bits == 4 and is_ordered else None
+    if layout not in ("float-quantized", "int-quantized", "naive-quantized") or bits != 8:
+        return None
+    is_symmetric = groups[0].get("symmetric", True)
+    return StoredWeights(_with_scales(8, group or _FP8_GROUP)) if is_symmetric else None
+
+
+def _with_scales(bits: int, group: object) -> float:
+    size = group if isinstance(group, int) and group > 0 else 128
+    return bits + (_SCALE_BITS + _ZERO_BITS) / size
+
+
+def _has_other_layers(config: Mapping[str, Any]) -> bool:
+    """Return whether matrices of decoder layers are not quantized."""
+    names: Sequence[str] = [
+        name
+        for key in ("ignore", "modules_to_not_convert", "ignored_layers")
+        for name in config.get(key) or ()
+    ]
+    return not all(any(part in str(name) for part in _NOT_OF_LAYERS) for name in names)
