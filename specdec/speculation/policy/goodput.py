@@ -295,7 +295,8 @@ class GoodputChooser:
         """
         if num_decoding > 1 or shape.ahead is DraftAhead.OFF:
             return 0.0
-        waited_s = (1 - self._acceptance.hit_rate(shape)) * self._costs.draft_s(1, shape)
+        missed = 1 - self._acceptance.hit_rate(shape, waits=True)
+        waited_s = missed * self._costs.draft_s(1, shape)
         step_s = self._costs.step_s(1, shape, now_s)
         return self._acceptance.tokens_of_hit(shape) / (step_s + waited_s)
 
