@@ -110,7 +110,8 @@ class AcceptanceEstimator:
 
     def __init__(self) -> None:
         self._chains = _positions()
-        self._ahead = {kind: _AheadChains() for kind in DraftAhead if kind is not DraftAhead.OFF}
+        ahead = (DraftAhead.CONTINUING, DraftAhead.OUTCOMES)
+        self._ahead: dict[DraftAhead, _AheadChains] = {kind: _AheadChains() for kind in ahead}
         self._depths = _positions()
         self._hits: dict[DraftShape, _Position] = {}
         self._decayed_at_s: float | None = None
