@@ -100,6 +100,14 @@ def test_rows_without_parameters_are_unchanged():
     assert edits.rows == []
 
 
+def test_logits_of_a_model_in_inference_mode_are_changed():
+    """As those of transformers' code are."""
+    batch = [(SamplingRules(presence_penalty=0.5, logit_bias=((1, 2.0),)), [3], [4], None)]
+    with torch.inference_mode():
+        inferred = random_logits() * 1
+    torch.testing.assert_close(shaped(inferred, batch), shaped(random_logits(), batch))
+
+
 def test_changes_are_applied_in_float32():
     logits = random_logits().bfloat16()
     biased = SamplingRules(logit_bias=((3, 0.001),))
