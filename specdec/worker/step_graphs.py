@@ -164,8 +164,8 @@ class GraphReport:
             f"up to {self.max_query_len} tokens each and {MAX_GRAPH_TOKENS} in all"
             f"{prompts if self.max_ragged_tokens else ''}; without a graph: larger steps, "
             f"{'' if self.max_ragged_tokens else 'prompts, '}trees, draft heads that do not draft "
-            "token by token, and steps with one row that has an adapter, a grammar, penalties, "
-            "log-probabilities or a verifier other than coupled"
+            "token by token, steps with one row that has an adapter or a verifier other than "
+            "coupled, and sampling where a row has a grammar, penalties or log-probabilities"
         )
 
 
