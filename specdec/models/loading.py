@@ -112,59 +112,64 @@ def load_model(
     """
     if deterministic:
         require_deterministic(config, group.size, device)
-    kv_dtype = kv_dtype_of(dtype, kv_cache_dtype)
     if config.transformers is not None:
+        sizes = (max_model_len, block_size)
         return _load_transformers(
-            directory,
-            config,
-            dtype,
-            max_model_len,
-            block_size,
-            device,
-            kernels,
-            output_tokens,
-            kv_dtype,
+            directory, config, dtype, sizes, device, kernels, output_tokens, kv_cache_dtype
         )
     backend = KernelBackend.select(kernels, device, deterministic=deterministic)
     if quantization is not None and device.type != "cpu" and not backend.is_triton:
         raise UnsupportedModelError(f"quantization {quantization} on {device} needs Triton")
     if kernels == "auto" and device.type == "cpu" and not deterministic:
         backend = _common_backend(backend, group)
-    reader = open_checkpoint(directory, dtype, quantization, device, backend)
-    model = CausalDecoder(config, reader, group, max_model_len, block_size, output_tokens, kv_dtype)
     is_native = backend is KernelBackend.CPU and config.latent is None
-    if is_native and kv_dtype != dtype:
+    _require_kv_kernels(backend, device, kv_cache_dtype, is_native=is_native)
+    reader = open_checkpoint(directory, dtype, quantization, device, backend)
+    kv_dtype = kv_dtype_of(dtype, kv_cache_dtype)
+    model = CausalDecoder(config, reader, group, max_model_len, block_size, output_tokens, kv_dtype)
+    return NativeDecoder(model) if is_native else model
+
+
+def _require_kv_kernels(
+    backend: KernelBackend, device: torch.device, kv_cache_dtype: KVCacheDType, *, is_native: bool
+) -> None:
+    """Raise InvalidValueError for KV that the kernels of a backend do not read."""
+    if kv_cache_dtype == "auto":
+        return
+    if is_native:
         limit = "auto with the native kernels, which read keys and values of 16 and 32 bits"
         raise InvalidValueError("kv_cache_dtype", kv_cache_dtype, limit)
-    if backend.is_triton and (fault := kv_dtype_fault(device, kv_dtype)):
+    found = kv_dtype_of(torch.float32, kv_cache_dtype)
+    if backend.is_triton and (fault := kv_dtype_fault(device, found)):
         raise InvalidValueError("kv_cache_dtype", kv_cache_dtype, f"auto or fp8_e5m2: {fault}")
-    return NativeDecoder(model) if is_native else model
 
 
 def _load_transformers(
     directory: Path,
     config: ModelConfig,
     dtype: torch.dtype,
-    max_model_len: int,
-    block_size: int,
+    sizes: tuple[int, int],
     device: torch.device,
     kernels: Kernels,
     output_tokens: Sequence[int] | None,
-    kv_dtype: torch.dtype,
+    kv_cache_dtype: KVCacheDType,
 ) -> Decoder:
+    """Load a model of transformers; sizes: max_model_len and block_size."""
     from specdec.models.transformers_decoder import load_transformers  # imports transformers
 
     attention: Kernels = "torch" if device.type == "cpu" else kernels
+    backend = KernelBackend.select(attention, device)
+    _require_kv_kernels(backend, device, kv_cache_dtype, is_native=False)
     return load_transformers(
         directory,
         config,
         dtype=dtype,
-        max_model_len=max_model_len,
-        block_size=block_size,
+        max_model_len=sizes[0],
+        block_size=sizes[1],
         device=device,
-        backend=KernelBackend.select(attention, device),
+        backend=backend,
         output_tokens=output_tokens,
-        kv_dtype=kv_dtype,
+        kv_dtype=kv_dtype_of(dtype, kv_cache_dtype),
     )
 
 

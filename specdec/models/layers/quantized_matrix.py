@@ -11,8 +11,8 @@ from specdec.kernels.packed_weight import PackedWeight
 class QuantizedMatrix:
     """Matrix of Triton's kernels, with the codes of a checkpoint or of quantization at loading.
 
-    Few rows are multiplied by the codes, more by the dequantized weight, which takes memory of its
-    own for the time of the product. Weights of 8-bit floats are multiplied by rows of 8-bit floats,
+    Few rows are multiplied by the codes, more by the dequantized weight, which takes memory
+    for the time of the product. Weights of 8-bit floats are multiplied by rows of 8-bit floats,
     each quantized alone, on GPUs that can.
     """
 

@@ -163,11 +163,10 @@ def packed_product(
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_row, is_column = rows < num_rows, columns < size
-    own_part = tl.program_id(2)
     of_rows = x + rows.to(tl.int64)[:, None] * x_stride
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for index in range(1 if IS_PART else NUM_PARTS):
-        start = (own_part + index) * part_size
+        start = (tl.program_id(2) + index) * part_size
         part = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for block in range(start, tl.minimum(start + part_size, inner), BLOCK_K):
             if KIND == INT4:
@@ -182,7 +181,7 @@ def packed_product(
                 )  # fmt: skip
         total += part
     store_tile(
-        total, base, output, rows, columns, is_row, is_column, own_part, num_rows, size,
+        total, base, output, rows, columns, is_row, is_column, tl.program_id(2), num_rows, size,
         base_stride, IS_PART, HAS_BASE,
     )  # fmt: skip
 
@@ -222,6 +221,17 @@ def dequantize(
     tl.store(at, values, mask=is_read)
 
 
+@triton.jit
+def float8_sums(of_rows, of_columns, is_row, is_column, block, inner, BLOCK_K: tl.constexpr):
+    """Return the products of BLOCK_K inputs of rows and columns, without scales."""
+    places = block + tl.arange(0, BLOCK_K)
+    is_place = places < inner
+    left = tl.load(of_rows + places[None, :], mask=is_row[:, None] & is_place[None, :], other=0.0)
+    is_right = is_place[:, None] & is_column[None, :]
+    right = tl.load(of_columns + places[:, None], mask=is_right, other=0.0)
+    return tl.dot(left, right)
+
+
 @triton.jit(do_not_specialize=("num_rows",))
 def float8_product(
     x,  # float8 [num_rows, inner]
@@ -255,29 +265,21 @@ def float8_product(
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_row, is_column = rows < num_rows, columns < size
-    own_part = tl.program_id(2)
     of_rows = x + rows.to(tl.int64)[:, None] * inner
     of_columns = codes + columns.to(tl.int64)[None, :] * inner
     at_scales = scales + columns.to(tl.int64) * num_groups
     at_x_scales = x_scales + rows.to(tl.int64) * num_x_groups
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for index in range(1 if IS_PART else NUM_PARTS):
-        start = (own_part + index) * part_size
+        start = (tl.program_id(2) + index) * part_size
         part = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for block in range(start, tl.minimum(start + part_size, inner), BLOCK_K):
-            places = block + tl.arange(0, BLOCK_K)
-            is_place = places < inner
-            left = tl.load(
-                of_rows + places[None, :], mask=is_row[:, None] & is_place[None, :], other=0.0
-            )
-            right = tl.load(
-                of_columns + places[:, None], mask=is_place[:, None] & is_column[None, :], other=0.0
-            )
             factor = tl.load(at_scales + block // group_size, mask=is_column, other=0.0)
             x_factor = tl.load(at_x_scales + block // x_group_size, mask=is_row, other=0.0)
-            part += tl.dot(left, right) * (x_factor[:, None] * factor[None, :])
+            sums = float8_sums(of_rows, of_columns, is_row, is_column, block, inner, BLOCK_K)
+            part += sums * (x_factor[:, None] * factor[None, :])
         total += part
     store_tile(
-        total, base, output, rows, columns, is_row, is_column, own_part, num_rows, size,
+        total, base, output, rows, columns, is_row, is_column, tl.program_id(2), num_rows, size,
         base_stride, IS_PART, HAS_BASE,
     )  # fmt: skip
