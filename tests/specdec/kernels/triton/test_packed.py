@@ -6,6 +6,7 @@ import torch
 from specdec.kernels.packed_weight import CodeKind, PackedWeight, pack_int4, quantize_weight
 from specdec.kernels.rows import quantize_rows
 from specdec.kernels.triton import packed
+from specdec.models.layers.quantized_matrix import QuantizedMatrix
 
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 3e-3}
 SIZE, INNER = 72, 400
@@ -123,3 +124,21 @@ def test_products_of_8_bit_floats(inner, group_size):
 def test_small_groups_are_multiplied_by_wider_rows():
     assert not packed.fits_float8_products(weight_of(CodeKind.FLOAT8, 48))
     assert not packed.fits_float8_products(weight_of(CodeKind.INT8))
+
+
+@pytest.mark.parametrize("group_size", [None, 128])
+def test_rows_become_8_bit_floats_for_these_products(group_size, monkeypatch):
+    """Within the interpreter's rounding to fp8, which drops carries."""
+    monkeypatch.setattr(packed, "has_float8_products", lambda device: True)
+    weight = weight_of(CodeKind.FLOAT8, group_size)
+    matrix, x = QuantizedMatrix(weight, is_invariant=False), rows_of(70)
+    x[3] *= 1000  # a row alone has its scale
+    base, expected = rows_of(70, inner=SIZE), x.double() @ weight.values().double().t()
+    for found, exact in (
+        (matrix.multiply(x), expected),
+        (matrix.multiply_add(base, x), expected + base.double()),
+        (matrix.multiply_to_float32(x), expected),
+    ):
+        error = (found.double() - exact).norm(dim=1) / exact.norm(dim=1)
+        assert error.min() > 0
+        assert error.max() < 0.2
