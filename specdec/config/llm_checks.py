@@ -2,16 +2,60 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from specdec.config.quantization import QuantizationMethod
 from specdec.types.errors import InvalidValueError
 
-if TYPE_CHECKING:
-    from specdec.config.llm import LLMConfig
+
+class Drafter(Protocol):
+    """The part of a draft model's or head's configuration that is checked."""
+
+    @property
+    def quantization(self) -> str | None: ...
 
 
-def check_together(config: LLMConfig) -> None:
+class Settings(Protocol):
+    """The settings of an LLMConfig that are checked; see there."""
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def kernels(self) -> str: ...
+
+    @property
+    def quantization(self) -> str: ...
+
+    @property
+    def kv_cache_dtype(self) -> str: ...
+
+    @property
+    def deterministic(self) -> bool: ...
+
+    @property
+    def enable_lora(self) -> bool: ...
+
+    @property
+    def tensor_parallel_size(self) -> int: ...
+
+    @property
+    def max_num_seqs(self) -> int: ...
+
+    @property
+    def max_num_batched_tokens(self) -> int: ...
+
+    @property
+    def shares_gpu(self) -> bool: ...
+
+    @property
+    def draft_model(self) -> Drafter | None: ...
+
+    @property
+    def head(self) -> Drafter | None: ...
+
+
+def check_together(config: Settings) -> None:
     """Raise InvalidValueError for the first setting that another one excludes."""
     if config.device != "cpu":
         limit = f"left out, int8 or int4 where device is {config.device}: it runs on a CPU"
@@ -38,7 +82,7 @@ def check_together(config: LLMConfig) -> None:
         raise InvalidValueError("max_num_batched_tokens", config.max_num_batched_tokens, limit)
 
 
-def _check_deterministic(config: LLMConfig) -> None:
+def _check_deterministic(config: Settings) -> None:
     if not config.deterministic:
         return
     limit = None
@@ -52,7 +96,7 @@ def _check_deterministic(config: LLMConfig) -> None:
         raise InvalidValueError("deterministic", True, limit)
 
 
-def _check_kv_cache(config: LLMConfig) -> None:
+def _check_kv_cache(config: Settings) -> None:
     is_native = config.device == "cpu" and config.kernels in ("auto", "native")
     if config.kv_cache_dtype != "auto" and is_native:
         limit = "auto on a CPU, except where kernels is torch: the native kernels of CPUs read "
@@ -60,7 +104,7 @@ def _check_kv_cache(config: LLMConfig) -> None:
         raise InvalidValueError("kv_cache_dtype", config.kv_cache_dtype, limit)
 
 
-def _refuse_quantization(config: LLMConfig, limit: str, *methods: QuantizationMethod) -> None:
+def _refuse_quantization(config: Settings, limit: str, *methods: QuantizationMethod) -> None:
     if config.quantization in methods:
         raise InvalidValueError("quantization", config.quantization, limit)
     for drafter in (config.draft_model, config.head):
