@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from specdec.config.attention_splits import heads_per_program
 from specdec.kernels.triton.attention import block_of_keys, warps_of_tile
 from specdec.kernels.triton.device import attention, products, rows, sample, store_kv, verify
 from specdec.kernels.triton.products import BLOCK_M, BLOCK_N, block_of_inner
@@ -45,6 +46,10 @@ def variants() -> Iterator[Variant]:
 
 _SHAPES = {64: (9, 3), 80: (32, 32), 96: (32, 32), 128: (32, 8), 256: (16, 8)}
 """Query and KV heads by head size: SmolLM2, Phi-2, Phi-3-mini, Llama-3.1-8B, Gemma-2-9B."""
+_LATENT = (64, 512)
+"""Rotated dimensions and rank of DeepSeek."""
+_LATENT_HEADS = {16: 16, 32: 128, 64: 128}
+"""Query heads by the rows of a tile: of V2-Lite and of V3."""
 _ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8e4nv": 1}
 
 
@@ -65,6 +70,48 @@ def _attention_variants() -> Iterator[Variant]:
     yield _attention(128, 64, "whole", kv_dtype="fp8e4nv", architectures=(90,))
     yield _store(128, kv_dtype="fp8e4nv", architectures=(90,))
     yield _store(128, has_norm=True)
+    yield _attention(64, 16, "parts", has_sinks=True)
+    yield _attention(64, 64, "whole", has_sinks=True)
+    yield _merge(64, has_sinks=True)
+    yield from _latent_variants()
+
+
+def _latent_variants() -> Iterator[Variant]:
+    """Yield attention over latents, with tiles of 16 heads (V2-Lite) and 32 (V3)."""
+    yield _of_latents(_attention(128, 16, "parts"))
+    yield _of_latents(_attention(128, 32, "parts"))
+    yield _of_latents(_attention(128, 32, "parts", has_trees=True))
+    yield _of_latents(_attention(128, 32, "segments"))
+    yield _of_latents(_attention(128, 64, "whole"))
+    yield _of_latents(_attention(128, 16, "parts", dtype="fp16"))
+    yield _of_latents(_attention(128, 16, "parts", dtype="fp32"))
+    yield _of_latents(_merge(128))
+    store = _store(128)
+    rotary, rank = _LATENT
+    own = {
+        **{"NUM_HEADS": _LATENT_HEADS[64], "KV_HEADS": 1, "KV_PARTS": 1, "HEAD_DIM": rotary + rank},
+        **{"ROTARY_DIM": rotary, "BLOCK_D": _power_of_two(rotary + rank)},
+    }
+    name = store.name.replace("d128", f"latent{rank}")
+    yield replace(store, name=name, constants={**store.constants, **own})
+
+
+def _of_latents(variant: Variant) -> Variant:
+    """Return a variant of attention, or of its merge, for latents that all heads share."""
+    rotary, rank = _LATENT
+    tile, constants = variant.constants["BLOCK_M"], dict(variant.constants)
+    assert isinstance(tile, int)
+    group = heads_per_program(heads := _LATENT_HEADS[tile])
+    constants |= {"NUM_HEADS": heads, "KV_HEADS": heads // group, "GROUP": group}
+    constants |= {"VALUE_DIM": rank, "BLOCK_D": rank}
+    options = dict(variant.options)
+    if "BLOCK_N" in constants:
+        size = _ELEMENT_BYTES[variant.types["query"].removeprefix("*")]
+        constants |= {"HEAD_DIM": rotary + rank, "ROTARY_DIM": rotary, "BLOCK_R": rotary}
+        constants["BLOCK_N"] = block_of_keys(rank, size)
+        options["num_warps"] = warps_of_tile(tile, rank)
+    name = variant.name.replace("d128", f"latent{rank}")
+    return replace(variant, name=name, constants=constants, options=options)
 
 
 def _attention(
@@ -76,6 +123,7 @@ def _attention(
     kv_dtype: str | None = None,
     has_trees: bool = False,
     has_cap: bool = False,
+    has_sinks: bool = False,
     is_ragged: bool = False,
     architectures: tuple[int, ...] = ARCHITECTURES,
 ) -> Variant:
@@ -96,39 +144,46 @@ def _attention(
         **dict.fromkeys(("tile_sequences", "tile_tokens", "cu_seqlens"), "*i32"),
         **dict.fromkeys(("context_lens", "first_nodes", "block_tables", "positions"), index),
         "ancestors": "*i64" if has_trees else index,
+        "sinks": f"*{dtype}",
         **dict.fromkeys(integers, "i32"),
         **dict.fromkeys(floats, "fp32"),
     }
     block_d = _power_of_two(head_dim)
     constants = {
         **_heads_of(head_dim),
+        "HEAD_DIM": head_dim,
+        "ROTARY_DIM": 0,
+        "BLOCK_R": 16,
         "PAGE": 16,
         "BLOCK_M": tile,
         "BLOCK_N": block_of_keys(block_d, _ELEMENT_BYTES[dtype]),
         "HAS_TREES": has_trees,
         "HAS_CAP": has_cap,
+        "HAS_SINKS": has_sinks,
         "HAS_SEGMENTS": context != "whole",
         "HAS_PARTS": has_parts,
     }
     marks = [dtype, *([kv_dtype] if kv_dtype != dtype else []), f"d{head_dim}", f"m{tile}"]
     marks += [context, *(["trees"] if has_trees else []), *(["cap"] if has_cap else [])]
+    marks += ["sinks"] if has_sinks else []
     marks += ["ragged"] if is_ragged else []
     options = {"num_warps": warps_of_tile(tile, block_d), "num_stages": 2}
     name = "_".join(["paged_attention", *marks])
     return Variant(name, attention.paged_attention, types, constants, options, architectures)
 
 
-def _merge(head_dim: int) -> Variant:
+def _merge(head_dim: int, *, has_sinks: bool = False) -> Variant:
     types = {
         **dict.fromkeys(("partial", "statistics"), "*fp32"),
         "output": "*bf16",
         **dict.fromkeys(("tile_sequences", "tile_tokens", "cu_seqlens"), "*i32"),
         "context_lens": "*i64",
+        "sinks": "*bf16",
         **dict.fromkeys(("num_segments", "part_rows"), "i32"),
         "value_scale": "fp32",
     }
-    constants = {**_heads_of(head_dim), "BLOCK_M": 16, "BLOCK_ROWS": 4}
-    name = f"merge_segments_bf16_d{head_dim}"
+    constants = {**_heads_of(head_dim), "BLOCK_M": 16, "BLOCK_ROWS": 4, "HAS_SINKS": has_sinks}
+    name = f"merge_segments_bf16_d{head_dim}{'_sinks' if has_sinks else ''}"
     return Variant(name, attention.merge_segments, types, constants, {"num_warps": 4})
 
 
@@ -151,6 +206,7 @@ def _store(
     constants = {
         "NUM_HEADS": heads,
         "KV_HEADS": kv_heads,
+        "KV_PARTS": 2,
         "HEAD_DIM": head_dim,
         "ROTARY_DIM": head_dim,
         "BLOCK_D": _power_of_two(head_dim),
@@ -296,7 +352,7 @@ def _heads_of(head_dim: int) -> dict[str, object]:
         "KV_HEADS": kv_heads,
         "GROUP": heads // kv_heads,
         "FIRST_HEAD": 0,
-        "HEAD_DIM": head_dim,
+        "VALUE_DIM": head_dim,
         "BLOCK_D": _power_of_two(head_dim),
     }
 
