@@ -136,6 +136,7 @@ class DraftLimits:
     parallel_drafting, draft_window: as in DraftModelConfig.
     token_map: its `speculative_token_map`.
     max_num_seqs, enforce_eager: as in EngineConfig; a GPU drafts for more sequences with the host.
+    adapters: limits of its LoRA adapters; None where none can be loaded.
     """
 
     num_blocks: int
@@ -149,6 +150,7 @@ class DraftLimits:
     token_map: str | None = None
     max_num_seqs: int = 1
     enforce_eager: bool = False
+    adapters: AdapterLimits | None = None
 
 
 def has_fbgemm() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specdec.config.engine import AdapterLimits
 from specdec.config.llm import LLMConfig
 from specdec.config.quantization import CHECKPOINT_QUANTIZATIONS
 from specdec.engine.model_resolution import Models
@@ -29,7 +30,7 @@ def check_model_limits(config: LLMConfig, models: Models) -> None:
     _require_stored_quantization(config, models.target)
     if config.enable_expert_parallel:
         require_experts(models.target, config.tensor_parallel_size)
-    if models.target.latent is not None and config.enable_lora:
+    if config.enable_lora and not _takes_adapters(models.target):
         limit = "false: the model has latent attention, whose projections take no adapters"
         raise InvalidValueError("enable_lora", True, limit)
     drafting = config.draft_model
@@ -37,6 +38,16 @@ def check_model_limits(config: LLMConfig, models: Models) -> None:
         field = "speculative_config.draft_tensor_parallel_size"
         _require(field, drafting.draft_tensor_parallel_size, 1)
         _require("speculative_config.quantization", drafting.quantization, None)
+
+
+def draft_adapter_limits(config: LLMConfig, draft: ModelConfig) -> AdapterLimits | None:
+    """Return the limits of a draft model's adapters; None where it can load none."""
+    return config.adapter_limits if _takes_adapters(draft) else None
+
+
+def _takes_adapters(model: ModelConfig) -> bool:
+    """Return whether specdec's decoder runs a model, with projections that take adapters."""
+    return model.transformers is None and model.latent is None
 
 
 def _require_stored_quantization(config: LLMConfig, model: ModelConfig) -> None:

@@ -15,6 +15,7 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.loading import Decoder
 from specdec.text.vocab_map import VocabularyMap
 from specdec.types.messages import (
+    BASE_MODEL,
     AheadOutput,
     AheadRow,
     BlockTableDelta,
@@ -149,13 +150,15 @@ class DraftModelRunner(ModelRunner):
         return self._draft_on_host(step)
 
     def _fits_device(self, row: DraftRow) -> bool:
-        return self._sampler.is_plain(row.seq_id) and not self.grammars.follows(row.seq_id)
+        is_plain = self._sampler.is_plain(row.seq_id) and not self.grammars.follows(row.seq_id)
+        return is_plain and row.adapter_id == BASE_MODEL
 
     def _draft_on_host(self, step: DraftStep) -> DraftOutput:
         """Draft by operators that the host launches, and whose tokens it reads."""
         drafts = {row.seq_id: PartialDraft() for row in step.drafts}
         rows = [
-            self._row(row.seq_id, row.num_computed_tokens, row.token_ids) for row in step.drafts
+            self._row(row.seq_id, row.num_computed_tokens, row.token_ids, row.adapter_id)
+            for row in step.drafts
         ]
         requested = {row.seq_id: row for row in step.drafts}
         masked = self._masked_pass(rows, requested)
@@ -169,7 +172,7 @@ class DraftModelRunner(ModelRunner):
             rows = self._extend(rows, logits, spans, [drafts[row.seq_id] for row in rows])
             num_drafted += 1
             rows = [
-                self._row(row.seq_id, row.end, (drafts[row.seq_id].token_ids[-1],))
+                self._row(row.seq_id, row.end, (drafts[row.seq_id].token_ids[-1],), row.adapter_id)
                 for row in rows
                 if num_drafted < requested[row.seq_id].num_draft_tokens
             ]
@@ -220,11 +223,11 @@ class DraftModelRunner(ModelRunner):
         self.draft_ahead(DraftStep(-1, (), (), (), (), (), (ahead,)))
         self.draft(DraftStep(-1, (-1,), (), (), (), ()))
 
-    def _row(self, seq_id: int, start: int, token_ids: tuple[int, ...]) -> StepRow:
+    def _row(self, seq_id: int, start: int, token_ids: tuple[int, ...], adapter_id: int) -> StepRow:
         """Build a row that runs `token_ids` and samples one token, masked by a grammar if any."""
         self.grammars.move_to(seq_id, start, token_ids)
         mask = self.grammars.mask(seq_id)
-        return StepRow(seq_id, start, token_ids, 0, True, grammar_mask=mask)
+        return StepRow(seq_id, start, token_ids, 0, True, grammar_mask=mask, adapter_id=adapter_id)
 
     def _masked_pass(
         self, rows: Sequence[StepRow], requested: Mapping[int, DraftRow]

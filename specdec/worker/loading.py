@@ -215,6 +215,8 @@ def _load_draft(
         config = config.with_window(limits.draft_window)
     tokens = token_map_of(spec.directory, limits.token_map, config.vocab_size)
     draft = _load(kind, spec, config, group, tokens)
+    if limits.adapters is not None:
+        draft.enable_adapters(limits.adapters.max_rank)
     if _runs_on_device(spec):
         _use_device_steps(draft, spec.device, limits, "drafts")
     return draft

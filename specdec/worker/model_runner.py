@@ -11,6 +11,7 @@ from specdec.config.graph_sizes import ragged_token_counts
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.loading import Decoder
 from specdec.sampling.vocab_shard import VocabShard
+from specdec.worker.adapters import RankAdapters
 from specdec.worker.batch_state import BatchState
 from specdec.worker.device_decoder import DeviceDecoder
 from specdec.worker.device_head import DrafterParts
@@ -20,7 +21,12 @@ from specdec.worker.step_graphs import GraphBackend, GraphReport, StepGraphs
 
 
 class ModelRunner:
-    """One rank of a model, its KV pool and the state of its sequences."""
+    """One rank of a model, its KV pool and the state of its sequences.
+
+    adapters: those that rows may name; None where none can be loaded.
+    """
+
+    adapters: RankAdapters | None = None
 
     def __init__(
         self,
@@ -44,6 +50,10 @@ class ModelRunner:
         self.vocab_size = vocab_size
         self.kv_cache = model.new_kv_cache((num_blocks + has_padding_block) * block_size)
         self._batch_state = BatchState(block_size, self.kv_cache.device, model.vocab_slice)
+
+    def enable_adapters(self, max_rank: int) -> None:
+        """Let adapters of ranks up to `max_rank` be loaded; call it before the first step."""
+        self.adapters = RankAdapters(self.model.enable_adapters(), max_rank)
 
     @property
     def _shard(self) -> VocabShard:

@@ -7,6 +7,7 @@ sums, which the layer's all-reduce adds up with its own.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -27,6 +28,9 @@ from specdec.models.weights.weight_files import PICKLED
 from specdec.types.errors import UnsupportedModelError
 
 Linear = ColumnParallelLinear | RowParallelLinear
+
+_OF_HEAD = re.compile(r"^(fc|midlayer|eagle_module|medusa_head|(model\.)?mtp)(\.|$)|(^|\.)eh_proj$")
+"""Modules of published draft heads that no target has; `specdec.models.heads.formats`."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,11 @@ class AdapterReader:
         known = {each.name: each.shape for linear in linears for each in linear.projections}
         for module, (down, up) in self._files.shapes.items():
             shape = known.get(module)
+            if shape is None and _OF_HEAD.search(module):
+                raise UnsupportedModelError(
+                    f"{self._files.directory}: {module} is a module of a draft head, which takes "
+                    "no adapter; merge it into the head and load that as a version (docs/lora.md)"
+                )
             if shape is None:
                 raise UnsupportedModelError(
                     f"{self._files.directory}: {module} is not a linear layer of the model's "
