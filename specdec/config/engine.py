@@ -48,6 +48,7 @@ DEFAULT_MODEL_OPTIONS = ModelOptions()
 
 
 _CPU_INFO = Path("/proc/cpuinfo")
+_LEAST_TILE = 16
 
 MAX_STREAM_INTERVAL = 2**20
 """More tokens than are ever buffered."""
@@ -64,6 +65,11 @@ class AdapterLimits:
     max_loras: int
     max_rank: int
     max_loaded: int
+
+    @property
+    def device_rank(self) -> int:
+        """The rank for which a GPU reserves memory: a power of 2, at least that of its tiles."""
+        return max(_LEAST_TILE, 1 << (self.max_rank - 1).bit_length())
 
 
 @dataclass(frozen=True)

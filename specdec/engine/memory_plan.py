@@ -184,7 +184,8 @@ def _adapter_bytes(
     """Return the bytes of the adapters that the ranks of a model hold at most."""
     if limits is None:
         return 0
-    each = model.adapter_bytes(limits.max_rank, config.resolved_dtype, num_ranks)
+    rank = limits.max_rank if config.device == "cpu" else limits.device_rank
+    each = model.adapter_bytes(rank, config.resolved_dtype, num_ranks)
     return limits.max_loaded * each
 
 

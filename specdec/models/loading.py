@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specdec.config.engine import Kernels
+from specdec.config.engine import AdapterLimits, Kernels
 from specdec.config.quantization import QuantizationMethod
 from specdec.kernels.backend import KernelBackend
 from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove
@@ -38,10 +38,11 @@ class Decoder(Protocol):
         """Tokens whose logits this rank computes."""
         ...
 
-    def enable_adapters(self) -> AdapterStore:
+    def enable_adapters(self, limits: AdapterLimits | None = None) -> AdapterStore:
         """Return where adapters are loaded; call it once, before the first pass.
 
-        Each token of a pass then runs with the adapter of its chunk.
+        Each token of a pass then runs with the adapter of its chunk. limits: to reserve memory for;
+        None where it is taken as adapters are loaded.
         """
         ...
 

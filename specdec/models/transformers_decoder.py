@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
+from specdec.config.engine import AdapterLimits
 from specdec.kernels import PagedAttention
 from specdec.kernels.backend import KernelBackend, paged_attention
 from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove, on_device
@@ -123,7 +124,7 @@ class TransformersDecoder:
                 )
         return [made[layer.scale, layer.softcap] for layer in self.layers]
 
-    def enable_adapters(self) -> AdapterStore:
+    def enable_adapters(self, limits: AdapterLimits | None = None) -> AdapterStore:
         """Raise UnsupportedModelError: adapters change the layers of this project's decoder."""
         raise UnsupportedModelError("LoRA adapters need a model that specdec's own decoder runs")
 

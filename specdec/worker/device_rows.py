@@ -25,14 +25,15 @@ def is_prompt(row: StepRow) -> bool:
     return len(row.token_ids) > 1 + row.num_draft_tokens or not row.samples
 
 
-def fits_device(row: StepRow, state: SequenceState) -> bool:
+def fits_device(row: StepRow, state: SequenceState, *, takes_adapters: bool) -> bool:
     """Return whether a row needs nothing from the host: known tokens, then a chain of drafts.
 
-    Rows with a grammar or an adapter need it, and those whose sampling does.
+    Rows with a grammar need it, and those whose sampling does; those with an adapter unless the
+    model `takes_adapters` on the device.
     """
     return (
         state.runs_on_device
-        and row.adapter_id == BASE_MODEL
+        and (takes_adapters or row.adapter_id == BASE_MODEL)
         and row.parents is None
         and row.grammar_mask is None
         and not row.num_lookahead_tokens

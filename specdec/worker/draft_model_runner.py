@@ -15,7 +15,6 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.loading import Decoder
 from specdec.text.vocab_map import VocabularyMap
 from specdec.types.messages import (
-    BASE_MODEL,
     AheadOutput,
     AheadRow,
     BlockTableDelta,
@@ -150,8 +149,7 @@ class DraftModelRunner(ModelRunner):
         return self._draft_on_host(step)
 
     def _fits_device(self, row: DraftRow) -> bool:
-        is_plain = self._sampler.is_plain(row.seq_id) and not self.grammars.follows(row.seq_id)
-        return is_plain and row.adapter_id == BASE_MODEL
+        return self._sampler.is_plain(row.seq_id) and not self.grammars.follows(row.seq_id)
 
     def _draft_on_host(self, step: DraftStep) -> DraftOutput:
         """Draft by operators that the host launches, and whose tokens it reads."""

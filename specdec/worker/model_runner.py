@@ -6,7 +6,7 @@ from typing import cast
 
 import torch
 
-from specdec.config.engine import DraftLimits, EngineConfig
+from specdec.config.engine import AdapterLimits, DraftLimits, EngineConfig
 from specdec.config.graph_sizes import ragged_token_counts
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.loading import Decoder
@@ -51,9 +51,9 @@ class ModelRunner:
         self.kv_cache = model.new_kv_cache((num_blocks + has_padding_block) * block_size)
         self._batch_state = BatchState(block_size, self.kv_cache.device, model.vocab_slice)
 
-    def enable_adapters(self, max_rank: int) -> None:
-        """Let adapters of ranks up to `max_rank` be loaded; call it before the first step."""
-        self.adapters = RankAdapters(self.model.enable_adapters(), max_rank)
+    def enable_adapters(self, limits: AdapterLimits) -> None:
+        """Let adapters be loaded; call it before the first step and before graphs are captured."""
+        self.adapters = RankAdapters(self.model.enable_adapters(limits), limits.max_rank)
 
     @property
     def _shard(self) -> VocabShard:
@@ -88,6 +88,7 @@ class ModelRunner:
             max_draft_tokens=sizes.max_draft_tokens,
             num_blocks=sizes.blocks_of_longest,
             ragged_tokens=ragged_token_counts(max_step_tokens, model.hidden_size),
+            has_adapters=model.adapter_places is not None,
         )
         steps = DeviceSteps(
             model, self.kv_cache, self._shard, sizes, graphs, num_in_flight, drafter

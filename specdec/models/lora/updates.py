@@ -132,7 +132,7 @@ class AdapterReader:
 
         Raises UnsupportedModelError for weights that are not finite.
         """
-        found = [pair for pair in _placed(linear.projections) if pair[1].name in self._files.ranks]
+        found = [pair for pair in placed(linear.projections) if pair[1].name in self._files.ranks]
         if not found:
             return None
         shrinks: dict[str, Tensor] = {}  # by tensor, which may hold the rows of several projections
@@ -176,7 +176,7 @@ class AdapterReader:
         return short if torch.equal(short.float(), values) else values
 
 
-def _placed(projections: Sequence[Projection]) -> Iterator[tuple[slice, Projection]]:
+def placed(projections: Sequence[Projection]) -> Iterator[tuple[slice, Projection]]:
     """Yield projections with their outputs in the layer's output on this rank."""
     end = 0
     for each in projections:
