@@ -46,6 +46,7 @@ def gpu_workspace_bytes(config: LLMConfig, model: ModelConfig, *, drafts: bool) 
         + attention_bytes(config, model) * (2 if captures else 1)
         + _activation_bytes(config, model)
         + _logit_bytes(config, model, tokens_of_sequence)
+        + (0 if drafts else _count_bytes(config, model))
         + _graph_bytes(config, drafts=drafts) * num_sizes
         + (_PRODUCT_BYTES * (2 if captures else 1) if config.deterministic and not drafts else 0)
         + (_prompt_bytes(config, model) if captures and not drafts else 0)
@@ -91,6 +92,12 @@ def _logit_bytes(config: LLMConfig, model: ModelConfig, tokens_of_sequence: int)
     float32_bytes = 4
     logits = config.max_num_seqs * tokens_of_sequence * model.vocab_size * float32_bytes
     return logits + _SAMPLING_BYTES
+
+
+def _count_bytes(config: LLMConfig, model: ModelConfig) -> int:
+    """Return the bytes of the counts of output tokens, for penalties (`worker.seen_tokens`)."""
+    int32_bytes = 4
+    return config.max_num_seqs * model.vocab_size * int32_bytes
 
 
 def _graph_bytes(config: LLMConfig, *, drafts: bool) -> int:

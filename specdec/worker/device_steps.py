@@ -22,6 +22,7 @@ from specdec.worker import device_rows
 from specdec.worker.batch_state import SequenceState
 from specdec.worker.device_buffers import HostBuffer, PendingTokens, recorded_event
 from specdec.worker.device_decoder import DeviceDecoder
+from specdec.worker.device_extras import ExtrasPacker
 from specdec.worker.device_head import DrafterParts
 from specdec.worker.device_input import StepPacker
 from specdec.worker.device_launch import StepLauncher, StepPlan
@@ -57,6 +58,7 @@ class DeviceSteps:
         self._packer = StepPacker(
             limits, state, model.adapter_places, holds_drafts=drafter is not None
         )
+        self._extras = ExtrasPacker(state, device)
         self._launcher = StepLauncher(
             model, kv_cache, shard, limits, state, graphs, self._packer, drafter
         )
@@ -84,6 +86,11 @@ class DeviceSteps:
     def update(self, released: Sequence[int], deltas: Sequence[BlockTableDelta]) -> None:
         """Apply the releases and block table deltas of a step; admissions need none."""
         self._state.update(released, deltas)
+        self._extras.forget(released)
+
+    def forget_tokens(self, rows: Sequence[StepRow]) -> None:
+        """Count the tokens of sequences again, whose rows the host runs."""
+        self._extras.forget(row.seq_id for row in rows)
 
     def can_run(self, rows: Sequence[StepRow], states: Sequence[SequenceState]) -> bool:
         """Return whether the device can run a step of one row or more without the host."""
@@ -132,6 +139,7 @@ class DeviceSteps:
             return self._begin(rows, states, num_kept)
         except torch.OutOfMemoryError:
             self._state.forget_tables(row.seq_id for row in rows)
+            self.forget_tokens(rows)
             raise
 
     def _begin(
@@ -142,20 +150,25 @@ class DeviceSteps:
     ) -> PendingTokens:
         plan, launcher = self._plan(rows, states), self._launcher
         shape, is_ragged = plan.shape, plan.ragged is not None
+        extras = self._extras.pack(rows, states, shape.query_len)
         num_kept = device_rows.num_kept(rows, states) if num_kept is None else num_kept
         host = self._buffers[self._num_begun % len(self._buffers)]
         self._num_begun += 1
         self._packer.pack(host.words, rows, states, shape, num_kept, is_ragged=is_ragged)
         launcher.input[: plan.num_words].copy_(host.input[: plan.num_words], non_blocking=True)
-        launcher.launch(plan)
+        table = launcher.launch(plan._replace(extras=extras))
         draft_size = shape.num_rows * launcher.draft_width
         output_size = draft_size + shape.num_rows * (1 + shape.query_len)
         host.output[:output_size].copy_(launcher.output[:output_size], non_blocking=True)
         drafts, results = host.output[:output_size].split((draft_size, output_size - draft_size))
+        logprobs = None
+        if extras is not None and table is not None:
+            logprobs = extras.pending_logprobs(table)
         return PendingTokens(
             results.view(shape.num_rows, -1)[: len(rows)],
             drafts.view(shape.num_rows, -1)[: len(rows)] if plan.num_next else None,
             recorded_event(launcher.input.device),
+            logprobs,
         )
 
     def _plan(self, rows: Sequence[StepRow], states: Sequence[SequenceState]) -> StepPlan:

@@ -168,8 +168,9 @@ class GraphReport:
             f"up to {self.max_query_len} tokens each and {MAX_GRAPH_TOKENS} in all"
             f"{prompts if self.max_ragged_tokens else ''}; without a graph: larger steps, "
             f"{'' if self.max_ragged_tokens else 'prompts, '}trees, draft heads that do not draft "
-            "token by token, and steps with one row that has a grammar, penalties, "
-            "log-probabilities, a verifier other than coupled or, on torch's kernels, an adapter"
+            "token by token, steps with one row that has a verifier other than coupled (with "
+            "torch's kernels also an adapter), and sampling where a row has a grammar, penalties "
+            "or log-probabilities"
         )
 
 

@@ -185,6 +185,8 @@ class TargetModelRunner(ModelRunner):
 
         After a failed allocation they run in two parts.
         """
+        if self.device_steps is not None:
+            self.device_steps.forget_tokens(rows)
         output = self._run_whole(step_id, rows)
         return self._run_in_parts(step_id, rows) if output is None else output
 
@@ -233,13 +235,15 @@ class TargetModelRunner(ModelRunner):
     def warm_up(self, num_tokens: int) -> None:
         """Run one prefill of `num_tokens` and one decode, so that the first request is not slow.
 
-        A head drafts behind both. With a device both run there and by the host's operators.
+        A head drafts behind both. With a device both run there and by the host's operators. Its
+        kernels for penalties are compiled, and its counts of tokens allocated.
         Overwrites the first blocks of the pool, which must be unused.
         """
         num_behind = 1 if self.head is None else 4  # the token that is decoded, and drafts
         num_blocks = min(self.num_blocks, -(-(num_tokens + num_behind) // self.block_size))
         token_ids = (0,) * num_tokens
-        admission = SequenceAdmission(-1, num_tokens, SamplingRules(top_p=0.9), token_ids)
+        rules = SamplingRules(top_p=0.9, presence_penalty=0.1, logprobs=1)
+        admission = SequenceAdmission(-1, num_tokens, rules, token_ids)
         table = BlockTableDelta(-1, 0, tuple(range(num_blocks)))
         prefill = StepRow(-1, 0, token_ids, 0, True, num_next_drafts=2)
         decode = StepRow(-1, num_tokens, (0,), 0, True, num_next_drafts=2)

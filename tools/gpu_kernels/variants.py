@@ -8,7 +8,15 @@ from typing import Any, Literal
 
 from specdec.kernels.triton import lora
 from specdec.kernels.triton.attention import block_of_keys, warps_of_tile
-from specdec.kernels.triton.device import attention, products, rows, sample, store_kv, verify
+from specdec.kernels.triton.device import (
+    attention,
+    edits,
+    products,
+    rows,
+    sample,
+    store_kv,
+    verify,
+)
 from specdec.kernels.triton.device import lora as device_lora
 from specdec.kernels.triton.products import BLOCK_M, BLOCK_N, block_of_inner
 from specdec.kernels.triton.rows import warps_of_row
@@ -43,6 +51,7 @@ def variants() -> Iterator[Variant]:
     yield from _product_variants()
     yield from _lora_variants()
     yield from _sampling_variants()
+    yield _edit_variant()
     yield from _verification_variants()
 
 
@@ -293,6 +302,19 @@ def _sampling_variants() -> Iterator[Variant]:
             {"BLOCK": 2048},
             exact,
         )
+
+
+def _edit_variant() -> Variant:
+    integers = ("stride", "num_tokens", "num_drafts", "first_token", "num_words")
+    types = {
+        "logits": "*fp32",
+        **dict.fromkeys(("changes", "paths"), "*i64"),
+        "penalties": "*fp64",
+        **dict.fromkeys(("masks", "seen"), "*i32"),
+        **dict.fromkeys(integers, "i32"),
+    }
+    options = {"num_warps": 4, "enable_fp_fusion": False}
+    return Variant("edit_rows", edits.edit_rows, types, {"BLOCK": 2048}, options)
 
 
 def _verification_variants() -> Iterator[Variant]:
