@@ -53,20 +53,20 @@ class StepPlan(NamedTuple):
     """A step as it is launched.
 
     shape: of sampling, and of the pass where its rows have equally many tokens. num_next: draft
-    tokens to make behind it. has_adapters: whether a row has an adapter. ragged: of the pass where
-    rows have different numbers of tokens; else None. has_chunks: whether a row does not sample.
-    has_head_prompts: whether the head runs tokens of a prompt. extras: further needs of some rows;
-    None where no row has any.
+    tokens to make behind it. ragged: of the pass where they have not; None otherwise. has_chunks:
+    whether a row does not sample. has_head_prompts: whether the head runs tokens of a prompt.
+    extras: further needs of some rows; None where no row has any. has_adapters: whether a row has
+    an adapter.
     """
 
     shape: StepShape
     kind: SamplingKind
     num_next: int = 0
-    has_adapters: bool = False
     ragged: RaggedShape | None = None
     has_chunks: bool = False
     has_head_prompts: bool = False
     extras: StepExtras | None = None
+    has_adapters: bool = False
 
     @property
     def num_words(self) -> int:

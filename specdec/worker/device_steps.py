@@ -178,19 +178,19 @@ class DeviceSteps:
         num_next = max(row.num_next_drafts * row.samples for row in rows)
         has_adapters = any(row.adapter_id != BASE_MODEL for row in rows)
         if not self._is_ragged(rows):
-            return StepPlan(shape, kind, num_next, has_adapters)
+            return StepPlan(shape, kind, num_next, has_adapters=has_adapters)
         num_tokens = sum(map(device_rows.num_tokens, rows))
         ragged = RaggedShape(num_tokens, shape.num_rows, shape.num_blocks, has_adapters)
         return StepPlan(
             shape,
             kind,
             num_next,
-            has_adapters,
             self._graphs.padded_ragged(ragged),
             has_chunks=not all(row.samples for row in rows),
             has_head_prompts=any(
                 row.num_next_drafts and device_rows.is_prompt(row) for row in rows
             ),
+            has_adapters=has_adapters,
         )
 
     def _fill_with_padding(self, shape: StepShape) -> None:
