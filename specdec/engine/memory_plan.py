@@ -175,7 +175,8 @@ def _extra_weight_bytes(config: LLMConfig, models: Models) -> int:
     """Return the bytes of the weights that the ranks of the target hold beside its own at most."""
     size = config.tensor_parallel_size
     adapters = _adapter_bytes(config, models.target, config.adapter_limits, size)
-    return _head_weight_bytes(config, models) + adapters
+    copies = models.target.copied_bytes(config.resolved_dtype, size)
+    return _head_weight_bytes(config, models) + adapters + copies
 
 
 def _adapter_bytes(
@@ -189,13 +190,14 @@ def _adapter_bytes(
     return limits.max_loaded * each
 
 
-def _draft_adapter_bytes(config: LLMConfig, models: Models) -> int:
-    """Return the bytes of the adapters that the ranks of the draft model hold at most."""
+def _extra_draft_bytes(config: LLMConfig, models: Models) -> int:
+    """Return the bytes of the weights that the ranks of the draft model hold beside its own."""
     if models.draft is None or config.draft_model is None:
         return 0
     limits = draft_adapter_limits(config, models.draft)
     size = config.draft_model.draft_tensor_parallel_size
-    return _adapter_bytes(config, models.draft, limits, size)
+    copies = models.draft.copied_bytes(config.resolved_dtype, size)
+    return _adapter_bytes(config, models.draft, limits, size) + copies
 
 
 def _head_weight_bytes(config: LLMConfig, models: Models) -> int:
@@ -218,7 +220,7 @@ def _draft_pool(config: LLMConfig, models: Models) -> _Pool | None:
     )
     size = drafting.draft_tensor_parallel_size
     pool = _pool(config, "draft model", model, size, max_model_len)
-    return replace(pool, extra_bytes=_draft_adapter_bytes(config, models))
+    return replace(pool, extra_bytes=_extra_draft_bytes(config, models))
 
 
 def _pool(
@@ -341,7 +343,7 @@ def _draft_bytes_without_kv(config: LLMConfig, models: Models, *, in_process: bo
         return 0
     num_ranks = drafting.draft_tensor_parallel_size + config.num_spare_ranks
     weights = models.draft.weight_bytes(config.resolved_dtype, drafting.quantization)
-    weights += _draft_adapter_bytes(config, models)
+    weights += _extra_draft_bytes(config, models)
     return weights + (0 if in_process else num_ranks * _PROCESS_BYTES)
 
 

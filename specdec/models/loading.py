@@ -108,7 +108,15 @@ def load_model(
         require_deterministic(config, group.size, device)
     if config.transformers is not None:
         return _load_transformers(
-            directory, config, dtype, max_model_len, block_size, device, kernels, output_tokens
+            directory,
+            config,
+            group,
+            dtype,
+            max_model_len,
+            block_size,
+            device,
+            kernels,
+            output_tokens,
         )
     backend = KernelBackend.select(kernels, device, deterministic=deterministic)
     if kernels == "auto" and device.type == "cpu" and not deterministic:
@@ -122,6 +130,7 @@ def load_model(
 def _load_transformers(
     directory: Path,
     config: ModelConfig,
+    group: TensorParallelGroup,
     dtype: torch.dtype,
     max_model_len: int,
     block_size: int,
@@ -135,6 +144,7 @@ def _load_transformers(
     return load_transformers(
         directory,
         config,
+        group,
         dtype=dtype,
         max_model_len=max_model_len,
         block_size=block_size,
