@@ -291,6 +291,16 @@ class ModelConfig:
         rest = self.num_parameters - self._num_matrix_elements + table
         return self._num_matrix_elements + rest * element_bytes
 
+    def copied_bytes(self, dtype: DTypeName, tensor_parallel_size: int) -> int:
+        """Return the memory of weights that several ranks have, without the first of each.
+
+        Ranks of transformers' code each have the whole embedding; others divide everything large.
+        """
+        if self.transformers is None:
+            return 0
+        table = self.vocab_size * self.hidden_size * DTYPE_BYTES[dtype]
+        return (tensor_parallel_size - 1) * table
+
     def adapter_bytes(self, rank: int, dtype: DTypeName, tensor_parallel_size: int = 1) -> int:
         """Return the memory of an adapter of all linear layers, on all ranks together.
 

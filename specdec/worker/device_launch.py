@@ -24,7 +24,7 @@ from specdec.sampling.vocab_shard import VocabShard
 from specdec.worker.device_decoder import DeviceDecoder
 from specdec.worker.device_extras import StepExtras
 from specdec.worker.device_head import DrafterParts, DraftRows, HeadDrafts
-from specdec.worker.device_input import Packed, StepPacker, Word, num_words, rows_of
+from specdec.worker.device_input import Packed, StepPacker, Word, adapters_of, num_words, rows_of
 from specdec.worker.device_ragged import RaggedPass
 from specdec.worker.device_rules import PARAM_WORDS, rules_of
 from specdec.worker.device_state import DeviceState, DeviceStepLimits, slots_at
@@ -55,7 +55,8 @@ class StepPlan(NamedTuple):
     shape: of sampling, and of the pass where its rows have equally many tokens. num_next: draft
     tokens to make behind it. ragged: of the pass where they have not; None otherwise. has_chunks:
     whether a row does not sample. has_head_prompts: whether the head runs tokens of a prompt.
-    extras: further needs of some rows; None where no row has any.
+    extras: further needs of some rows; None where no row has any. has_adapters: whether a row has
+    an adapter.
     """
 
     shape: StepShape
@@ -65,6 +66,7 @@ class StepPlan(NamedTuple):
     has_chunks: bool = False
     has_head_prompts: bool = False
     extras: StepExtras | None = None
+    has_adapters: bool = False
 
     @property
     def num_words(self) -> int:
@@ -108,6 +110,9 @@ class StepLauncher:
             Stage.FORWARD: self.launch_forward,
             **{stage: partial(self._launch_plain, kind) for kind, stage in _STAGES.items()},
         }
+        if model.adapter_places is not None:
+            launch_adapted = partial(self.launch_forward, has_adapters=True)
+            self._stages[Stage.ADAPTED_FORWARD] = launch_adapted
         self._drafts: HeadDrafts | None = None
         if drafter is not None:
             drafts = self.output[:draft_size].view(num_rows, -1)
@@ -147,7 +152,7 @@ class StepLauncher:
         if plan.ragged is not None:
             self._launch_ragged(plan, plan.ragged)
         else:
-            run(Stage.FORWARD, shape)
+            run(Stage.ADAPTED_FORWARD if plan.has_adapters else Stage.FORWARD, shape)
             if self._drafts is not None:
                 run(Stage.FEATURES, shape)
         logprobs = None
@@ -171,11 +176,11 @@ class StepLauncher:
         return logprobs
 
     @torch.inference_mode()
-    def launch_forward(self, shape: StepShape) -> None:
+    def launch_forward(self, shape: StepShape, *, has_adapters: bool = False) -> None:
         """Launch the model on the step in the input buffer; its output is in the hidden buffer."""
         packed = self._unpack(shape)
         self._state.write_tables(packed.changes)
-        batch = self._batch(packed, shape)
+        batch = self._batch(packed, shape, has_adapters=has_adapters)
         if self._drafts is None:
             hidden = self._model.forward_on_device(batch, self._kv_cache)
         else:
@@ -294,7 +299,7 @@ class StepLauncher:
     def _unpack(self, shape: StepShape) -> Packed:
         return self._packer.unpack(self.input, shape)
 
-    def _batch(self, packed: Packed, shape: StepShape) -> DeviceBatch:
+    def _batch(self, packed: Packed, shape: StepShape, *, has_adapters: bool) -> DeviceBatch:
         size, offsets = self._limits.block_size, self._offsets[: shape.query_len]
         positions = packed.positions(offsets)
         tables = self._state.tables[packed.places, : shape.num_blocks]
@@ -307,4 +312,5 @@ class StepLauncher:
             block_tables=tables,
             context_lens=packed.starts + 1 + packed.num_drafts,
             query_len=shape.query_len,
+            adapters=adapters_of(packed.table, shape) if has_adapters else None,
         )
