@@ -118,7 +118,6 @@ def _ranks(config: ModelConfig, precision: Precision, size: int) -> Iterator[Ran
     vocab = partition(config.vocab_size, size)
     kv_element_bytes = DTYPE_BYTES[precision.dtype]
     for rank, heads in enumerate(config.head_shards(size)):
-        kv = len(heads.kv) * config.head_dim
         attention = config.num_layers * config.num_attention_weights(
             len(heads.query), len(heads.kv)
         )
@@ -131,7 +130,7 @@ def _ranks(config: ModelConfig, precision: Precision, size: int) -> Iterator[Ran
         if config.latent is not None:
             expansion = config.latent.num_expansion_weights(len(heads.query))
             weights += config.num_layers * expansion * DTYPE_BYTES[precision.dtype]
-        kv_bytes = 2 * config.num_layers * kv * kv_element_bytes
+        kv_bytes = config.kv_values_per_token(len(heads.kv)) * kv_element_bytes
         experts = config.experts
         num_experts = 0 if experts is None else len(experts.shard(rank, size).experts)
         yield RankMemory(weights, kv_bytes, num_experts)

@@ -378,7 +378,12 @@ class ModelConfig:
         Some KV heads may be on several ranks. Tokens outside every layer's window keep their slots.
         """
         num_kv_heads = sum(len(shard.kv) for shard in self.head_shards(tensor_parallel_size))
-        return 2 * self.num_layers * num_kv_heads * self.head_dim * DTYPE_BYTES[dtype]
+        return self.kv_values_per_token(num_kv_heads) * DTYPE_BYTES[dtype]
+
+    def kv_values_per_token(self, num_kv_heads: int) -> int:
+        """Return the numbers in the KV of one token over all layers, for these KV heads."""
+        parts = 2 if self.latent is None else 1  # the value of a latent is a part of its key
+        return parts * self.num_layers * num_kv_heads * self.head_dim
 
 
 def _require_keys(raw: Mapping[str, Any], names: Sequence[str]) -> None:

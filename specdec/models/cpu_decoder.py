@@ -41,7 +41,7 @@ class NativeDecoder:
         kinds = zip(cast(_Layers, model.layers), model.config.ropes, model.windows, strict=True)
         layers = [
             self._weights.layer(
-                each.grouped_attention,
+                each.attention,
                 each.mlp_norm,
                 cast(MLP | SparseMLP, each.mlp),
                 input_norm=each.input_norm,

@@ -38,12 +38,6 @@ _MAX_COPIED_SLOTS = 2**16
 """Slots of KV that torch's attention may copy for a ragged batch."""
 
 
-def _sharing_one_key(heads: HeadShard) -> HeadShard:
-    """Return the query heads of a rank as those of the only KV head."""
-    count = len(heads.query)
-    return HeadShard(range(count), range(1), count)
-
-
 class CausalDecoder(nn.Module):
     """One rank of the decoder. All calls that compute are collective."""
 
@@ -112,9 +106,11 @@ class CausalDecoder(nn.Module):
     def new_kv_cache(self, num_slots: int) -> Tensor:
         """Return zeros [num_layers, num_slots, 2, this rank's KV heads, head_dim].
 
-        Zeros, because padding reads slots that were never written.
+        With latents the third dimension is 1, as `PagedAttention.kv_parts`. Zeros, because padding
+        reads slots that were never written.
         """
-        shape = (len(self.layers), num_slots, 2, len(self.heads.kv), self.head_dim)
+        of_token = (self.attention.kv_parts, len(self.heads.kv), self.head_dim)
+        shape = (len(self.layers), num_slots, *of_token)
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def forward(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
@@ -250,12 +246,13 @@ def _paged_attention(
     traits = config.traits
     return paged_attention(
         reader.backend,
-        heads if config.latent is None else _sharing_one_key(heads),
+        heads if config.latent is None else heads.sharing_one_key(),
         config.head_dim,
         block_size,
         reader.device,
         scale=traits.attention_scale,
         softcap=traits.attention_softcap,
+        latent_rank=None if config.latent is None else config.latent.rank,
         uses_torch=traits.has_sinks or config.latent is not None,
     )
 

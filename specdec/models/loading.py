@@ -123,8 +123,7 @@ def load_model(
         backend = _common_backend(backend, group)
     reader = open_checkpoint(directory, dtype, quantization, device, backend)
     model = CausalDecoder(config, reader, group, max_model_len, block_size, output_tokens)
-    is_native = backend is KernelBackend.CPU and config.latent is None
-    return NativeDecoder(model) if is_native else model
+    return NativeDecoder(model) if backend is KernelBackend.CPU else model
 
 
 def _load_transformers(
