@@ -100,7 +100,10 @@ def _transformers() -> Iterator[str]:
         [
             ("kernels", "torch; attention by Triton on GPUs"),
             ("data types", _names(DTYPE_BYTES)),
-            ("ranks", "one"),
+            (
+                "ranks",
+                "one, or a divisor of the KV heads where transformers has a plan of linear layers",
+            ),
             ("drafting", "lookups and draft models; any verifier; no draft heads"),
             ("quantization, quantized checkpoints, LoRA", "none"),
             (

@@ -13,11 +13,11 @@ from pathlib import Path
 from specdec.config.engine import DEFAULT_MODEL_OPTIONS, DTYPE_BYTES, DTypeName, ModelOptions
 from specdec.config.methods import METHODS, DraftPlace, HeadMethodConfig
 from specdec.config.quantization import QuantizationMethod
-from specdec.engine.model_limits import require_experts
+from specdec.engine.model_limits import require_experts, require_plan
 from specdec.models.config import ModelConfig
 from specdec.models.heads.config import HeadConfig, head_method_of
 from specdec.models.registry import ARCHITECTURES
-from specdec.types.errors import InvalidValueError, UnsupportedModelError
+from specdec.types.errors import UnsupportedModelError
 from specdec.types.sharding import partition
 
 _SHORT_DTYPES = ("bfloat16", "float16")
@@ -92,9 +92,7 @@ def report_model(
     config = ModelConfig.from_directory(directory, options)
     if options.divides_by_expert:
         require_experts(config, tensor_parallel_size)
-    if config.transformers is not None and tensor_parallel_size > 1:
-        limit = "1: transformers' code runs the model on one rank"
-        raise InvalidValueError("tensor_parallel_size", tensor_parallel_size, limit)
+    require_plan("tensor_parallel_size", config, tensor_parallel_size)
     return ModelReport(
         directory=directory,
         config=config,
@@ -113,8 +111,9 @@ def _differences(config: ModelConfig) -> str:
 
 def _ranks(config: ModelConfig, precision: Precision, size: int) -> Iterator[RankMemory]:
     if config.transformers is not None:
-        kv_bytes = config.kv_bytes_per_token(precision.dtype)
-        yield RankMemory(config.weight_bytes(precision.dtype), kv_bytes)
+        weights = config.weight_bytes(precision.dtype) + config.copied_bytes(precision.dtype, size)
+        kv_bytes = config.kv_bytes_per_token(precision.dtype, size)
+        yield from [RankMemory(weights // size, kv_bytes // size)] * size
         return
     vocab = partition(config.vocab_size, size)
     kv_element_bytes = DTYPE_BYTES[precision.dtype]

@@ -14,6 +14,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
+from specdec.config.engine import AdapterLimits
 from specdec.kernels import AttentionPlan, PagedAttention, Rotation
 from specdec.kernels.backend import paged_attention
 from specdec.kernels.device_batch import AnyDeviceBatch
@@ -26,6 +27,7 @@ from specdec.models.layers.decoder_layer import DecoderLayer
 from specdec.models.layers.linear import VocabEmbedding, VocabHead, embedding_scale
 from specdec.models.layers.norm import read_norm
 from specdec.models.layers.rotary import RotaryEmbedding
+from specdec.models.lora.grouped_adapters import GroupedAdapters, grouped_adapters
 from specdec.models.lora.torch_adapters import TorchAdapters
 from specdec.models.rope import Rope
 from specdec.models.weights.checkpoint import CheckpointReader
@@ -39,7 +41,7 @@ _MAX_COPIED_SLOTS = 2**16
 class CausalDecoder(nn.Module):
     """One rank of the decoder. All calls that compute are collective."""
 
-    _adapters: TorchAdapters | None = None
+    _adapters: TorchAdapters | GroupedAdapters | None = None
 
     def __init__(
         self,
@@ -86,10 +88,20 @@ class CausalDecoder(nn.Module):
         self.backend = reader.backend
         self.attention = _paged_attention(config, reader, self.heads, block_size)
 
-    def enable_adapters(self) -> TorchAdapters:
-        """See Decoder."""
-        self._adapters = TorchAdapters(self.layers, self.dtype, self.device)
+    def enable_adapters(
+        self, limits: AdapterLimits | None = None
+    ) -> TorchAdapters | GroupedAdapters:
+        """See Decoder. With limits, Triton's kernels run the adapters of a pass at once."""
+        if limits is not None and self.backend.is_triton:
+            self._adapters = grouped_adapters(self.layers, self.dtype, self.device, limits)
+        else:
+            self._adapters = TorchAdapters(self.layers, self.dtype, self.device)
         return self._adapters
+
+    @property
+    def adapter_places(self) -> Mapping[int, int] | None:
+        """See DeviceDecoder."""
+        return self._adapters.places if isinstance(self._adapters, GroupedAdapters) else None
 
     def new_kv_cache(self, num_slots: int) -> Tensor:
         """Return zeros [num_layers, num_slots, 2, this rank's KV heads, head_dim].
@@ -144,8 +156,7 @@ class CausalDecoder(nn.Module):
     def forward_on_device(self, batch: AnyDeviceBatch, kv_cache: Tensor) -> Tensor:
         """Run a batch without a value that the host has to read.
 
-        Its tokens run without adapters. Writes its KV to `kv_cache`; returns hidden states
-        [T, hidden_size].
+        Writes its KV to `kv_cache`; returns hidden states [T, hidden_size].
         """
         return self.tapped_on_device(batch, kv_cache, ()).final
 
@@ -155,7 +166,7 @@ class CausalDecoder(nn.Module):
     ) -> HiddenStates:
         """Run as `forward_on_device`. taps: as in `forward_with_taps`."""
         if self._adapters is not None:
-            self._adapters.begin_base_pass()
+            self._adapters.begin_device_pass(batch.adapters)
         plans = {
             window: self.attention.plan_on_device(batch, self.dtype, window)
             for window in set(self.windows)

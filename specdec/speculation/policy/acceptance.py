@@ -26,6 +26,10 @@ _PRIOR_LISTED_REJECTED = 0.6
 """Prior probability that the target's token is among those tried, behind a whole draft and after a
 rejection."""
 
+_SHARED_WEIGHT = 32.0
+"""Weight of the acceptance of all chains as the prior of those that were made ahead: more than what
+is kept of a short trial."""
+
 _LEAST_WEIGHT = 16.0
 """Decay keeps this weight of the first position: the estimate survives a pause, and a few new
 drafts outweigh it."""
@@ -43,10 +47,10 @@ class _Position:
         self.num_accepted += accepted
         self.scale(min(1.0, _MOST_WEIGHT / self.num_verified))
 
-    def rate(self, prior: float) -> float:
-        """Return the share of accepted drafts, with a prior."""
-        weighed = self.num_accepted + _PRIOR_WEIGHT * prior
-        return weighed / (self.num_verified + _PRIOR_WEIGHT)
+    def rate(self, prior: float, weight: float = _PRIOR_WEIGHT) -> float:
+        """Return the share of accepted drafts, with a prior of some weight."""
+        weighed = self.num_accepted + weight * prior
+        return weighed / (self.num_verified + weight)
 
     def scale(self, factor: float) -> None:
         self.num_verified *= factor
@@ -56,6 +60,34 @@ class _Position:
         """Lose weight, but keep _LEAST_WEIGHT of it."""
         if self.num_verified > _LEAST_WEIGHT:
             self.scale(max(factor, _LEAST_WEIGHT / self.num_verified))
+
+
+class _AheadChains:
+    """Chains of one kind that were made ahead, by position.
+
+    drafted: whether they reach a position, among those whose drafts before it were all accepted.
+    accepted: of those that do.
+    """
+
+    def __init__(self) -> None:
+        self.drafted = _positions()
+        self.accepted = _positions()
+
+    def add(self, num_asked: int, num_drafted: int, num_accepted: int) -> None:
+        """Record a chain."""
+        for index in range(min(num_asked, num_accepted + 1)):
+            self.drafted[index].add(accepted=index < num_drafted)
+        _add(self.accepted, min(num_asked, num_drafted), num_accepted)
+
+    def rates(self, of_chains: Iterable[float]) -> list[float]:
+        """Return the share of chains with an accepted draft at each position, if at those before.
+
+        of_chains: acceptance of all chains.
+        """
+        return [
+            drafted.rate(1.0) * accepted.rate(rate, _SHARED_WEIGHT)
+            for drafted, accepted, rate in zip(self.drafted, self.accepted, of_chains, strict=False)
+        ]
 
 
 class AcceptanceEstimator:
@@ -68,14 +100,19 @@ class AcceptanceEstimator:
     The prior of a position is the rate of the position before it. Trees have separate positions,
     by depth; the prior there is the rate of chains, since a tree holds its best chain.
 
-    Chains that are made ahead have separate positions too, since there may be no time for all of
-    their tokens, and a hit rate by shape: the share of rows that had a draft in time. Those that
-    had one are evidence about other chains as well. What was measured of drafts ahead keeps a
-    weight: their priors are high, and forgetting would lead back to shapes that were slower.
+    Chains that are made ahead have a hit rate by shape: the share of rows that had a draft in time.
+    Those that had one are evidence about all chains, since the same model has drafted them. Two
+    things are separate: how far they reach, since there may be no time for all of their tokens, and
+    by how much their acceptance differs from that of all chains. What was measured of drafts ahead
+    keeps a weight: the priors of their hit rates are high, and forgetting would lead back to shapes
+    that were slower.
     """
 
     def __init__(self) -> None:
-        self._chains = {ahead: _positions() for ahead in DraftAhead}
+        self._chains = _positions()
+        self._ahead: dict[DraftAhead, _AheadChains] = {
+            kind: _AheadChains() for kind in DraftAhead if kind is not DraftAhead.OFF
+        }
         self._depths = _positions()
         self._hits: dict[DraftShape, _Position] = {}
         self._decayed_at_s: float | None = None
@@ -85,7 +122,7 @@ class AcceptanceEstimator:
     ) -> None:
         """Record one sequence's step, in which it was to draft `num_asked` tokens in a row."""
         self._decay(now_s)
-        _add(self._depths if is_tree else self._chains[DraftAhead.OFF], num_asked, num_accepted)
+        _add(self._depths if is_tree else self._chains, num_asked, num_accepted)
 
     def record_ahead(
         self,
@@ -104,23 +141,26 @@ class AcceptanceEstimator:
         self._decay(now_s)
         self._hits.setdefault(shape, _Position()).add(accepted=is_hit)
         if num_drafted:
-            _add(self._chains[DraftAhead.OFF], min(num_asked, num_drafted), num_accepted)
+            _add(self._chains, min(num_asked, num_drafted), num_accepted)
         if is_hit:
-            _add(self._chains[shape.ahead], num_asked, num_accepted)
+            self._ahead[shape.ahead].add(num_asked, num_drafted, num_accepted)
 
-    def hit_rate(self, shape: DraftShape) -> float:
-        """Return the share of rows that have a draft in time, of a shape with drafts ahead."""
-        prior = _steady_hit_rate(shape, self._rates(shape.depth + 1, DraftAhead.OFF))
+    def hit_rate(self, shape: DraftShape, *, waits: bool = False) -> float:
+        """Return the share of rows that have a draft in time, of a shape with drafts ahead.
+
+        waits: whether a row without one waits for a draft.
+        """
+        prior = _steady_hit_rate(shape, self._rates(shape.depth + 1), waits=waits)
         return self._hits.get(shape, _Position()).rate(prior)
 
     def tokens_of_hit(self, shape: DraftShape) -> float:
         """Return the expected output tokens of a row with a draft that was made ahead."""
-        return _expected(self._rates(shape.depth, shape.ahead))[-1]
+        return _expected(self._ahead[shape.ahead].rates(self._rates(shape.depth)))[-1]
 
     def expected_tokens(self, shapes: Sequence[DraftShape], now_s: float) -> list[float]:
         """Return the expected output tokens a sequence and step, for each shape of drafts."""
         self._decay(now_s)
-        rates = self._rates(max(shape.depth for shape in shapes), DraftAhead.OFF)
+        rates = self._rates(max(shape.depth for shape in shapes))
         of_chains = _expected(rates)
         of_trees = of_chains
         if any(shape.is_tree for shape in shapes):
@@ -132,15 +172,13 @@ class AcceptanceEstimator:
             for shape in shapes
         ]
 
-    def _rates(self, most: int, ahead: DraftAhead) -> list[float]:
+    def _rates(self, most: int) -> list[float]:
         """Return the rates of the first positions of chains."""
         rate, rates = _PRIOR_RATE, []
-        for position in self._chains[DraftAhead.OFF][:most]:
+        for position in self._chains[:most]:
             rate = position.rate(rate)
             rates.append(rate)
-        if ahead is DraftAhead.OFF:
-            return rates
-        return list(map(_Position.rate, self._chains[ahead], rates))
+        return rates
 
     def _decay(self, now_s: float) -> None:
         if self._decayed_at_s is None:
@@ -150,14 +188,12 @@ class AcceptanceEstimator:
             return
         self._decayed_at_s = now_s
         factor = 0.5 ** (elapsed_s / _HALF_LIFE_S)
-        for positions in (self._chains[DraftAhead.OFF], self._depths):
+        for positions in (self._chains, self._depths):
             first, *others = positions
             first.decay(factor)
             for position in others:
                 position.scale(factor)
-        ahead = (
-            each for kind, own in self._chains.items() if kind is not DraftAhead.OFF for each in own
-        )
+        ahead = (each for own in self._ahead.values() for each in (*own.drafted, *own.accepted))
         for position in (*ahead, *self._hits.values()):
             position.decay(factor)
 
@@ -171,11 +207,12 @@ def _add(positions: Sequence[_Position], num_asked: int, num_accepted: int) -> N
         positions[index].add(accepted=index < num_accepted)
 
 
-def _steady_hit_rate(shape: DraftShape, rates: Sequence[float]) -> float:
+def _steady_hit_rate(shape: DraftShape, rates: Sequence[float], *, waits: bool) -> float:
     """Return the prior of a hit rate, by the acceptance of the draft tokens.
 
     A row with a draft is followed by a hit with one probability, a row without one with another;
-    the hit rate is the share of rows with a draft that this leads to. Continuing hits if all drafts
+    the hit rate is the share of rows with a draft that this leads to. Where a row without one waits
+    for a draft, every row has one. Continuing hits if all drafts
     and the token behind them were right. Outcomes also hit after a rejection, if one of the next
     best tokens was right; the constants are rough, and only hold until there is evidence.
 
@@ -188,7 +225,7 @@ def _steady_hit_rate(shape: DraftShape, rates: Sequence[float]) -> float:
         last = max(of_next, _PRIOR_LISTED)
         after_draft = all_accepted * last + (1 - all_accepted) * _PRIOR_LISTED_REJECTED
         after_none = max(rates[0], _PRIOR_LISTED)
-    return after_none / (1 - after_draft + after_none)
+    return after_draft if waits else after_none / (1 - after_draft + after_none)
 
 
 def _expected(rates: Iterable[float]) -> list[float]:

@@ -44,10 +44,10 @@ def sequences():
     return [torch.randint(2, 383, (40,), generator=generator).tolist() for _ in range(2)]
 
 
-def load(directory, model_impl="auto", **changes):
+def load(directory, model_impl="auto", group=None, **changes):
     config = ModelConfig.from_directory(directory, ModelOptions(model_impl))
     values = {"dtype": torch.float32, "max_model_len": 128, "block_size": BLOCK_SIZE, **changes}
-    return load_model(directory, config, TensorParallelGroup(), **values)
+    return load_model(directory, config, group or TensorParallelGroup(), **values)
 
 
 def mixed_logits(model, ids):

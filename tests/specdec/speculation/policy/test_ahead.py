@@ -133,6 +133,38 @@ def test_drafts_that_were_too_short_for_want_of_time_yield_less_ahead_alone():
     assert synchronous > 4.5
 
 
+def test_a_short_trial_ahead_does_not_outweigh_what_is_known_of_all_drafts():
+    """Ten drafts, of which few were accepted, and then none ahead for a minute."""
+    acceptance = AcceptanceEstimator()
+    shape = chain(1).with_ahead(OUTCOMES)
+    for index in range(10):
+        acceptance.record_ahead(shape, 1, 1, index % 5 == 0, 0.0, is_hit=True)
+    for index in range(1000):
+        acceptance.record(1, index % 2, 0.06 * index)
+    assert acceptance.tokens_of_hit(shape) == pytest.approx(1.5, abs=0.1)
+
+
+def test_the_acceptance_of_drafts_ahead_differs_where_many_show_it():
+    acceptance = AcceptanceEstimator()
+    shape = chain(1).with_ahead(CONTINUING)
+    for index in range(1000):
+        acceptance.record(1, index % 2, 0.0)
+        acceptance.record_ahead(shape, 1, 1, index % 10 > 0, 0.0, is_hit=True)
+    assert acceptance.tokens_of_hit(shape) == pytest.approx(1.9, abs=0.05)
+
+
+def test_every_row_has_a_draft_where_rows_wait_after_a_miss():
+    """All outcomes of a draft that is never right are misses, so that no row can be a hit."""
+    acceptance = AcceptanceEstimator()
+    for _ in range(1000):
+        acceptance.record(4, 0, 0.0)
+    shape = chain(4).with_ahead(CONTINUING)
+    for _ in range(100):
+        acceptance.record(1, 1, 0.0)  # the first position alone is right in a third of rows
+    assert acceptance.hit_rate(shape, waits=True) < 0.01
+    assert acceptance.hit_rate(shape) > 0.2
+
+
 def test_a_miss_is_not_reported_as_catching_up():
     clock = Clock()
     chooser = GoodputChooser(costs(0.02))
