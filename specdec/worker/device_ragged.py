@@ -15,8 +15,8 @@ from torch import Tensor
 
 from specdec.kernels.device_batch import RaggedBatch
 from specdec.worker.device_decoder import DeviceDecoder
-from specdec.worker.device_head import HeadDrafts
 from specdec.worker.device_input import Packed, Word
+from specdec.worker.device_pairs import PairDrafts
 from specdec.worker.device_state import DeviceState, DeviceStepLimits
 from specdec.worker.step_graphs import RaggedShape
 
@@ -34,11 +34,11 @@ class RaggedPass:
         kv_cache: Tensor,
         state: DeviceState,
         limits: DeviceStepLimits,
-        drafts: HeadDrafts | None = None,
+        drafts: PairDrafts | None = None,
     ) -> None:
         """Allocate for `limits.max_step_tokens`; in front of the first `spread` all is padding.
 
-        drafts: of a head behind the steps, which reads the pass.
+        drafts: of a head with KV behind the steps, which reads the pass.
         """
         device, num_tokens = kv_cache.device, limits.max_step_tokens
         ids = partial(torch.zeros, dtype=torch.int64, device=device)

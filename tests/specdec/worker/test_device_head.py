@@ -154,13 +154,18 @@ SHAPED = [
 ]
 
 
-@pytest.mark.parametrize("method", ["eagle3", "mtp"])
-def test_a_head_drafts_by_the_logits_of_the_target(tiny_model_dir, head_dir, on_device, method):
-    """Penalties, biases and masks of a request change the logits of the head too."""
-    asked = [
+def shaped():
+    """Return requests whose logits are changed, but for the last one's."""
+    return [
         replace(each, params=replace(each.params, **params))
         for each, params in zip(requests(4), SHAPED, strict=True)
     ]
+
+
+@pytest.mark.parametrize("method", ["eagle3", "mtp"])
+def test_a_head_drafts_by_the_logits_of_the_target(tiny_model_dir, head_dir, on_device, method):
+    """Penalties, biases and masks of a request change the logits of the head too."""
+    asked = shaped()
     run = [tiny_model_dir, head_dir(method), method]
     changes = {"async_scheduling": True}
     tokens, host, _ = run_target(*run, asked=asked, runs_on_device=False, changes=changes)
