@@ -6,7 +6,7 @@ input of a step and receives its result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -97,6 +97,7 @@ class StepLauncher:
         graphs: StepGraphs,
         packer: StepPacker,
         drafter: DrafterParts | None = None,
+        host_taps: tuple[int, ...] = (),
     ) -> None:
         """Arguments as in DeviceSteps."""
         device = kv_cache.device
@@ -113,6 +114,8 @@ class StepLauncher:
         self.output = torch.zeros(output_size, dtype=torch.int64, device=device)
         self._offsets = torch.arange(limits.max_query_len, device=device)
         self._hidden = kv_cache.new_zeros(num_tokens, model.hidden_size)
+        self._host_taps = host_taps
+        self._tapped = kv_cache.new_zeros(num_tokens, len(host_taps), model.hidden_size)
         self._stages: dict[Stage, Launch] = {
             Stage.FORWARD: self.launch_forward,
             **{stage: partial(self._launch_plain, kind) for kind, stage in _STAGES.items()},
@@ -127,7 +130,7 @@ class StepLauncher:
         self._stages |= self._head_stages()
         self._ragged: RaggedPass | None = None
         if limits.max_step_tokens:
-            self._ragged = RaggedPass(model, kv_cache, state, limits, self._pairs)
+            self._ragged = RaggedPass(model, kv_cache, state, limits, self._pairs, host_taps)
 
     @property
     def runs_ragged(self) -> bool:
@@ -216,13 +219,17 @@ class StepLauncher:
         packed = self._unpack(shape)
         self._state.write_tables(packed.changes)
         batch = self._batch(packed, shape)
-        if self._pairs is None:
+        taps = self._host_taps if self._pairs is None else self._pairs.taps
+        if self._pairs is None and not taps:
             hidden = self._model.forward_on_device(batch, self._kv_cache)
         else:
-            states = self._model.tapped_on_device(batch, self._kv_cache, self._pairs.taps)
-            self._pairs.keep(states, batch.slot_mapping)
-            self._pairs.keep_first(packed.first)
+            states = self._model.tapped_on_device(batch, self._kv_cache, taps)
             hidden = states.final
+            if self._pairs is None:
+                self._tapped[: len(hidden)] = states.tapped
+            else:
+                self._pairs.keep(states, batch.slot_mapping)
+                self._pairs.keep_first(packed.first)
         self._hidden[: len(hidden)] = hidden
 
     @torch.inference_mode()
@@ -288,6 +295,24 @@ class StepLauncher:
         if self.draft_width:
             state.held_drafts[:, 0].index_fill_(0, packed.places, 0)
         torch.cat([counts[:, None], tokens], 1, out=self._results(shape))
+
+    @torch.inference_mode()
+    def states_of(self, plan: StepPlan, lengths: Sequence[int]) -> Tensor:
+        """Return what a head on the host reads of the tokens of a step, as `DraftHead.features`.
+
+        lengths: tokens of each row, padding excluded. The result is a copy.
+        """
+        if plan.ragged is not None:
+            assert self._ragged is not None
+            return self._ragged.states(sum(lengths))
+        starts = range(0, len(lengths) * plan.shape.query_len, plan.shape.query_len)
+        places = [
+            start + offset
+            for start, length in zip(starts, lengths, strict=True)
+            for offset in range(length)
+        ]
+        source = self._tapped if self._host_taps else self._hidden
+        return source[torch.tensor(places, device=source.device)]
 
     def _results(self, shape: StepShape) -> Tensor:
         """Return the part of the output buffer with the results of a step, [num_rows, 1 + Q]."""

@@ -35,7 +35,6 @@ def fits_device(row: StepRow, state: SequenceState) -> bool:
         and row.adapter_id == BASE_MODEL
         and row.parents is None
         and not row.num_lookahead_tokens
-        and not row.next_draft_depth
         and not _has_prompt_logprobs(row, state)
         and _knows_kept(row, state)
         and _knows_tokens(row, state)
