@@ -145,6 +145,7 @@ class BatchLogitsProcessor:
         if history is not None:
             self._add_by_history(row, processor, history)
 
+    @torch.inference_mode()
     def apply(self, logits: Tensor) -> Tensor:
         """Apply the changes to logits [num_rows, num_tokens], in place if they are float32.
 

@@ -110,7 +110,9 @@ class AcceptanceEstimator:
 
     def __init__(self) -> None:
         self._chains = _positions()
-        self._ahead = {kind: _AheadChains() for kind in DraftAhead if kind is not DraftAhead.OFF}
+        self._ahead: dict[DraftAhead, _AheadChains] = {
+            kind: _AheadChains() for kind in DraftAhead if kind is not DraftAhead.OFF
+        }
         self._depths = _positions()
         self._hits: dict[DraftShape, _Position] = {}
         self._decayed_at_s: float | None = None
