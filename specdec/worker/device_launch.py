@@ -305,14 +305,16 @@ class StepLauncher:
         if plan.ragged is not None:
             assert self._ragged is not None
             return self._ragged.states(sum(lengths))
-        starts = range(0, len(lengths) * plan.shape.query_len, plan.shape.query_len)
-        places = [
-            start + offset
-            for start, length in zip(starts, lengths, strict=True)
-            for offset in range(length)
-        ]
         source = self._tapped if self._host_taps else self._hidden
-        return source[torch.tensor(places, device=source.device)]
+        return _of_rows(source, plan.shape.query_len, list(enumerate(lengths)))
+
+    @torch.inference_mode()
+    def hidden_of(self, plan: StepPlan, lengths: Sequence[tuple[int, int]]) -> Tensor:
+        """Return the hidden states of the last known tokens and the drafts of some rows.
+
+        lengths: the index of each row, and the number of these tokens. The result is a copy.
+        """
+        return _of_rows(self._hidden, plan.shape.query_len, lengths)
 
     def _results(self, shape: StepShape) -> Tensor:
         """Return the part of the output buffer with the results of a step, [num_rows, 1 + Q]."""
@@ -383,3 +385,10 @@ def _of_kinds(
 ) -> dict[Stage, Launch]:
     """Return the launches of a stage for each kind of sampling."""
     return {stage: torch.inference_mode()(partial(launch, kind)) for kind, stage in stages.items()}
+
+
+def _of_rows(values: Tensor, query_len: int, lengths: Sequence[tuple[int, int]]) -> Tensor:
+    """Return the first values of some rows, which have `query_len` each."""
+    starts = ((row * query_len, length) for row, length in lengths)
+    places = [start + offset for start, length in starts for offset in range(length)]
+    return values[torch.tensor(places, device=values.device)]

@@ -28,10 +28,10 @@ def is_prompt(row: StepRow) -> bool:
 def fits_device(row: StepRow, state: SequenceState) -> bool:
     """Return whether the device can run a row: known tokens, then a chain of drafts.
 
-    The host runs rows with an adapter, and those whose verification needs it.
+    The host runs rows with an adapter.
     """
     return (
-        state.verifies_on_device
+        not (row.is_pending and verified_by_host(row, state))
         and row.adapter_id == BASE_MODEL
         and row.parents is None
         and not row.num_lookahead_tokens
@@ -39,6 +39,11 @@ def fits_device(row: StepRow, state: SequenceState) -> bool:
         and _knows_kept(row, state)
         and _knows_tokens(row, state)
     )
+
+
+def verified_by_host(row: StepRow, state: SequenceState) -> bool:
+    """Return whether the host has to verify a row: by probabilities, or with other noise."""
+    return row.samples and not state.verifies_on_device
 
 
 def _has_prompt_logprobs(row: StepRow, state: SequenceState) -> bool:

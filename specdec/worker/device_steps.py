@@ -9,7 +9,7 @@ before the one in front of it has ended.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import numpy as np
 import torch
@@ -113,6 +113,19 @@ class DeviceSteps:
         """Return what a head on the host reads of the last step, whose rows are known by now."""
         assert self._last_plan is not None, "no step has run"
         return self._launcher.states_of(self._last_plan, [len(row.token_ids) for row in rows])
+
+    def hidden_of(self, rows: Sequence[StepRow], seq_ids: Container[int]) -> Tensor:
+        """Return the hidden states that the host verifies some rows of the last step by.
+
+        They are those of the last known token and the drafts of each row.
+        """
+        assert self._last_plan is not None, "no step has run"
+        lengths = [
+            (index, 1 + row.num_draft_tokens)
+            for index, row in enumerate(rows)
+            if row.seq_id in seq_ids
+        ]
+        return self._launcher.hidden_of(self._last_plan, lengths)
 
     def _is_ragged(self, rows: Sequence[StepRow]) -> bool:
         """Return whether rows have prompts, or would be padded by more than launches cost."""

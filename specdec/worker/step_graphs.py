@@ -174,8 +174,8 @@ class GraphReport:
             f"up to {self.max_query_len} tokens each and {MAX_GRAPH_TOKENS} in all"
             f"{prompts if self.max_ragged_tokens else ''}; without a graph: larger steps, "
             f"{'' if self.max_ragged_tokens else 'prompts, '}trees, draft heads of a block, "
-            "steps with one row that has an adapter or a verifier other than coupled, and sampling "
-            "where a row has a grammar, penalties or log-probabilities"
+            "steps with one row that has an adapter, and sampling where a row has a grammar, "
+            "penalties, log-probabilities or a verifier other than coupled"
         )
 
 

@@ -29,7 +29,8 @@ from specdec.types.messages import (
 )
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.adapters import RankAdapters
-from specdec.worker.device_queue import DeviceQueue
+from specdec.worker.batch_state import SequenceState
+from specdec.worker.device_queue import DeviceQueue, verified_by_host
 from specdec.worker.device_steps import DeviceSteps
 from specdec.worker.head_runner import HeadRunner
 from specdec.worker.head_versions import HeadVersions, LoadHead
@@ -141,7 +142,7 @@ class TargetModelRunner(ModelRunner):
         if self._queue is not None:
             states = self._batch_state.states(rows)
             if self._queue.begin(step.step_id, rows, states):
-                output = self.collect()
+                output = self._verified_by_host(self.collect(), rows, states)
                 return self._with_drafts(output, rows) if self._drafts_on_host else output
         return self._run(step.step_id, rows)
 
@@ -162,7 +163,21 @@ class TargetModelRunner(ModelRunner):
             return False
         self._update(step)
         rows = step.rows if is_behind else self._batch_state.resolve_pending(step.rows)
-        return queue.begin(step.step_id, rows, self._batch_state.states(rows))
+        states = self._batch_state.states(rows)
+        return not verified_by_host(rows, states) and queue.begin(step.step_id, rows, states)
+
+    def _verified_by_host(
+        self, output: VerifyOutput, rows: Sequence[StepRow], states: Sequence[SequenceState]
+    ) -> VerifyOutput:
+        """Verify the rows whose verifiers the device lacks, of a step that it has run."""
+        if not (seq_ids := verified_by_host(rows, states)):
+            return output
+        assert self.device_steps is not None
+        own = [row for row in rows if row.seq_id in seq_ids]
+        self.device_steps.forget_tokens(own)
+        verified = self._verify(own, self.device_steps.hidden_of(rows, seq_ids))
+        by_id = {row.seq_id: row for row in (*output.rows, *verified)}
+        return replace(output, rows=tuple(by_id[row.seq_id] for row in rows if row.seq_id in by_id))
 
     def _with_drafts(self, output: VerifyOutput, rows: Sequence[StepRow]) -> VerifyOutput:
         """Draft with a head by operators of the host behind a step that the device has run."""
