@@ -26,7 +26,7 @@ from specdec.sampling.vocab_shard import VocabShard
 from specdec.worker.device_decoder import DeviceDecoder
 from specdec.worker.device_extras import StepExtras
 from specdec.worker.device_head import DrafterParts, DraftRows, PairParts
-from specdec.worker.device_input import Packed, StepPacker, Word, num_words, rows_of
+from specdec.worker.device_input import Packed, StepPacker, Word, adapters_of, num_words, rows_of
 from specdec.worker.device_pairs import PairDrafts
 from specdec.worker.device_ragged import RaggedPass
 from specdec.worker.device_rules import PARAM_WORDS, rules_of
@@ -64,7 +64,8 @@ class StepPlan(NamedTuple):
     shape: of sampling, and of the pass where its rows have equally many tokens. num_next: draft
     tokens to make behind it. ragged: of the pass where they have not; None otherwise. has_chunks:
     whether a row does not sample. has_head_prompts: whether the head runs tokens of a prompt.
-    extras: further needs of some rows; None where no row has any.
+    extras: further needs of some rows; None where no row has any. has_adapters: whether a row has
+    an adapter.
     """
 
     shape: StepShape
@@ -74,6 +75,7 @@ class StepPlan(NamedTuple):
     has_chunks: bool = False
     has_head_prompts: bool = False
     extras: StepExtras | None = None
+    has_adapters: bool = False
 
     @property
     def num_words(self) -> int:
@@ -120,6 +122,9 @@ class StepLauncher:
             Stage.FORWARD: self.launch_forward,
             **{stage: partial(self._launch_plain, kind) for kind, stage in _STAGES.items()},
         }
+        if model.adapter_places is not None:
+            launch_adapted = partial(self.launch_forward, has_adapters=True)
+            self._stages[Stage.ADAPTED_FORWARD] = launch_adapted
         self._pairs: PairDrafts | None = None
         self._states: StateDrafts | None = None
         drafts = self.output[:draft_size].view(num_rows, -1)
@@ -162,7 +167,7 @@ class StepLauncher:
         if plan.ragged is not None:
             self._launch_ragged(plan, plan.ragged)
         else:
-            self._run(Stage.FORWARD, shape)
+            self._run(Stage.ADAPTED_FORWARD if plan.has_adapters else Stage.FORWARD, shape)
             if self._pairs is not None:
                 self._run(Stage.FEATURES, shape)
         if plan.extras is None:
@@ -214,11 +219,11 @@ class StepLauncher:
             drafts.draft(plan.kind, shape, edits)
 
     @torch.inference_mode()
-    def launch_forward(self, shape: StepShape) -> None:
+    def launch_forward(self, shape: StepShape, *, has_adapters: bool = False) -> None:
         """Launch the model on the step in the input buffer; its output is in the hidden buffer."""
         packed = self._unpack(shape)
         self._state.write_tables(packed.changes)
-        batch = self._batch(packed, shape)
+        batch = self._batch(packed, shape, has_adapters=has_adapters)
         taps = self._host_taps if self._pairs is None else self._pairs.taps
         if self._pairs is None and not taps:
             hidden = self._model.forward_on_device(batch, self._kv_cache)
@@ -364,7 +369,7 @@ class StepLauncher:
     def _unpack(self, shape: StepShape) -> Packed:
         return self._packer.unpack(self.input, shape)
 
-    def _batch(self, packed: Packed, shape: StepShape) -> DeviceBatch:
+    def _batch(self, packed: Packed, shape: StepShape, *, has_adapters: bool) -> DeviceBatch:
         size, offsets = self._limits.block_size, self._offsets[: shape.query_len]
         positions = packed.positions(offsets)
         tables = self._state.tables[packed.places, : shape.num_blocks]
@@ -377,6 +382,7 @@ class StepLauncher:
             block_tables=tables,
             context_lens=packed.starts + 1 + packed.num_drafts,
             query_len=shape.query_len,
+            adapters=adapters_of(packed.table, shape) if has_adapters else None,
         )
 
 

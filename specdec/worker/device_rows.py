@@ -25,14 +25,14 @@ def is_prompt(row: StepRow) -> bool:
     return len(row.token_ids) > 1 + row.num_draft_tokens or not row.samples
 
 
-def fits_device(row: StepRow, state: SequenceState) -> bool:
+def fits_device(row: StepRow, state: SequenceState, *, takes_adapters: bool) -> bool:
     """Return whether the device can run a row: known tokens, then a chain of drafts.
 
-    The host runs rows with an adapter.
+    The host runs rows with an adapter unless the model `takes_adapters` on the device.
     """
     return (
         not (row.is_pending and verified_by_host(row, state))
-        and row.adapter_id == BASE_MODEL
+        and (takes_adapters or row.adapter_id == BASE_MODEL)
         and row.parents is None
         and not row.num_lookahead_tokens
         and not _has_prompt_logprobs(row, state)

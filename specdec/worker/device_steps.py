@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specdec.config.graph_sizes import most_padding_tokens
 from specdec.sampling.vocab_shard import VocabShard
-from specdec.types.messages import BlockTableDelta, StepRow
+from specdec.types.messages import BASE_MODEL, BlockTableDelta, StepRow
 from specdec.worker import device_rows
 from specdec.worker.batch_state import SequenceState
 from specdec.worker.device_buffers import HostBuffer, PendingTokens, recorded_event
@@ -56,7 +56,9 @@ class DeviceSteps:
         assert kv_cache.shape[1] == (limits.num_blocks + 1) * limits.block_size, "no padding block"
         self._model, self._limits, self._graphs = model, limits, graphs
         self._state = state = DeviceState(limits, device)
-        self._packer = StepPacker(limits, state, holds_drafts=drafter is not None)
+        self._packer = StepPacker(
+            limits, state, model.adapter_places, holds_drafts=drafter is not None
+        )
         self._extras = ExtrasPacker(state, device)
         self._launcher = StepLauncher(
             model, kv_cache, shard, limits, state, graphs, self._packer, drafter, host_taps or ()
@@ -97,7 +99,7 @@ class DeviceSteps:
         """Return whether the device can run a step of one row or more without the host."""
         return (
             len(rows) <= self._limits.max_num_seqs
-            and all(map(device_rows.fits_device, rows, states))
+            and all(map(self._fits_device, rows, states))
             and max(map(device_rows.num_drafts, rows)) <= self._limits.max_draft_tokens
             and (self._drafts_on_host or self._can_draft(rows))
             and (not self._is_ragged(rows) or self._fits_ragged(rows, states))
@@ -126,6 +128,10 @@ class DeviceSteps:
             if row.seq_id in seq_ids
         ]
         return self._launcher.hidden_of(self._last_plan, lengths)
+
+    def _fits_device(self, row: StepRow, state: SequenceState) -> bool:
+        takes_adapters = self._model.adapter_places is not None
+        return device_rows.fits_device(row, state, takes_adapters=takes_adapters)
 
     def _is_ragged(self, rows: Sequence[StepRow]) -> bool:
         """Return whether rows have prompts, or would be padded by more than launches cost."""
@@ -198,10 +204,11 @@ class DeviceSteps:
         shape = self._graphs.padded(StepShape(len(rows), query_len, _num_blocks(states)))
         num_next = max(row.num_next_drafts * row.samples for row in rows)
         num_next = 0 if self._drafts_on_host else num_next
+        has_adapters = any(row.adapter_id != BASE_MODEL for row in rows)
         if not self._is_ragged(rows):
-            return StepPlan(shape, kind, num_next)
+            return StepPlan(shape, kind, num_next, has_adapters=has_adapters)
         num_tokens = sum(map(device_rows.num_tokens, rows))
-        ragged = RaggedShape(num_tokens, shape.num_rows, shape.num_blocks)
+        ragged = RaggedShape(num_tokens, shape.num_rows, shape.num_blocks, has_adapters)
         return StepPlan(
             shape,
             kind,
@@ -211,6 +218,7 @@ class DeviceSteps:
             has_head_prompts=any(
                 row.num_next_drafts and device_rows.is_prompt(row) for row in rows
             ),
+            has_adapters=has_adapters,
         )
 
     def _fill_with_padding(self, shape: StepShape) -> None:

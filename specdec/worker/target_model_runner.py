@@ -28,7 +28,6 @@ from specdec.types.messages import (
     VerifyOutput,
 )
 from specdec.types.sampling_spec import SamplingRules
-from specdec.worker.adapters import RankAdapters
 from specdec.worker.batch_state import SequenceState
 from specdec.worker.device_queue import DeviceQueue, verified_by_host
 from specdec.worker.device_steps import DeviceSteps
@@ -53,13 +52,11 @@ class TargetModelRunner(ModelRunner):
     """Executes steps in order; with several ranks each gets the same steps.
 
     head: drafts at the end of each step; None without a draft head. head_versions: its versions.
-    adapters: those that rows may name; None where none can be loaded.
     device_steps: runs the steps that need nothing from the host; None where the host runs all.
     """
 
     head: HeadRunner | None = None
     head_versions: HeadVersions | None = None
-    adapters: RankAdapters | None = None
     device_steps: DeviceSteps | None = None
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -68,10 +65,6 @@ class TargetModelRunner(ModelRunner):
         self._queue: DeviceQueue | None = None
         self._drafts_on_host = False  # behind the steps on the device
         self._updated: StepInput | None = None  # the last step whose changes were applied
-
-    def enable_adapters(self, max_rank: int) -> None:
-        """Let adapters of ranks up to `max_rank` be loaded; call it before the first step."""
-        self.adapters = RankAdapters(self.model.enable_adapters(), max_rank)
 
     def use_head(self, head: DraftHead, limits: EngineConfig, load: LoadHead) -> None:
         """Let `head` draft from now on; call it before the first step.

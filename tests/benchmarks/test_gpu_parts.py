@@ -50,7 +50,7 @@ def test_the_parts_are_complete():
         *("checks", "equality of n-gram", "equality of drafters", "equality of features"),
         *("steps", "memory plans", "counts", "compilation", "kernels"),
     ]
-    assert len(PARTS) == 24
+    assert len(PARTS) == 25
     compared = [
         name for select in (equality.NGRAM, equality.DRAFTERS, equality.FEATURES) for name in select
     ]

@@ -152,7 +152,6 @@ def test_a_pass_on_the_device_runs_without_the_adapters_of_the_pass_before(
     limits = AdapterLimits(max_loras=2, max_rank=16, max_loaded=2)
     config = engine_config(0, adapters=limits)
     runner = device_runner(tiny_model_dir, config)
-    runner.enable_adapters(limits.max_rank)
     engine = make_engine(tiny_model_dir, config, LocalTarget(runner))
     adapter_id = load_adapter(engine, "tuned", adapter_dir(tmp_path / "tuned", tiny_model_dir))
     one = torch.tensor([0])
