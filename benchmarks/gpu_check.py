@@ -48,6 +48,7 @@ from benchmarks.gpu.host_parts import (
     plan_memory,
     run_kernel_tests,
 )
+from benchmarks.gpu.lora_kernels import check_lora_kernels
 from benchmarks.gpu.page import page, summary
 from benchmarks.gpu.parts import Context, Part, PartReport, Run, run_parts
 from benchmarks.gpu.processes import ForkedPart, forked
@@ -75,6 +76,7 @@ PARTS = (
     _gpu_check("sampling kernels", check_sampling_kernels),
     _gpu_check("logit edits", check_edits),
     _gpu_check("verification kernels", check_verification_kernels),
+    _gpu_check("LoRA kernels", check_lora_kernels),
     _gpu_check("graphs", compare_graphs),
     Part("checks", check_models, is_timed=False),
     Part("equality of n-gram", compare_ngram, is_timed=False),

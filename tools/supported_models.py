@@ -59,8 +59,7 @@ def _decoders() -> Iterator[str]:
             (
                 "decoders",
                 "the C++ kernels on CPUs; torch on GPUs, with `--kernels torch`, and where "
-                "they are neither in the wheel nor can be compiled. DeepSeek: torch's attention, "
-                "with C++ matrix products on CPUs",
+                "they are neither in the wheel nor can be compiled",
             ),
             ("data types", _names(DTYPE_BYTES)),
             (
@@ -114,7 +113,10 @@ def _transformers() -> Iterator[str]:
         [
             ("kernels", "torch; attention by Triton on GPUs"),
             ("data types", f"{_names(DTYPE_BYTES)}; KV in 8 bits as above"),
-            ("ranks", "one"),
+            (
+                "ranks",
+                "one, or a divisor of the KV heads where transformers has a plan of linear layers",
+            ),
             ("drafting", "lookups and draft models; any verifier; no draft heads"),
             ("quantization, quantized checkpoints, LoRA", "none"),
             (

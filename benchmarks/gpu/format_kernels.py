@@ -7,10 +7,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.attention_shapes import SHAPES, Shape
 from benchmarks.gpu.device_kernels import (
-    SHAPES,
     WRONG_CACHE,
-    Shape,
     attention_of,
     batch_of,
     compared,

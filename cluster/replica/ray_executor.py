@@ -31,8 +31,9 @@ from specdec.engine.model_resolution import ModelDirectories
 from specdec.speculation.policy.factory import MeasureEngine, make_policy
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import DraftVocabulary, Proposer, make_proposer
+from specdec.speculation.proposers.draft_adapters import AdapterDrafter
 from specdec.types.control import SpeculationControl
-from specdec.types.messages import Target
+from specdec.types.ranks import Target
 from specdec.types.stats import Counts
 
 if TYPE_CHECKING:  # they import Ray, which reads the environment when it is imported
@@ -129,6 +130,11 @@ class RayExecutor:
     def make_proposer(self) -> Proposer | None:
         """See Executor."""
         return make_proposer(self._plan.engine.speculation, self._draft)
+
+    @property
+    def adapter_drafter(self) -> AdapterDrafter | None:
+        """See Executor."""
+        return self._draft
 
     def make_policy(
         self,
@@ -235,7 +241,8 @@ class RayExecutor:
         from cluster.workers.ranks import Ranks
         from cluster.workers.spare import SpareRanks
         from cluster.workers.supervisors import DraftSupervisor
-        from cluster.workers.worker_group import DRAFT, WorkerGroup
+        from cluster.workers.target_group import AdapterGroup
+        from cluster.workers.worker_group import DRAFT
 
         limits, drafting = self._plan.draft, self._config.draft_model
         if limits is None or drafting is None:
@@ -246,13 +253,14 @@ class RayExecutor:
         spec = self._group_spec(
             "draft model", model, directory, size, limits, drafting.quantization
         )
-        vocabulary = DraftVocabulary.between(directory, self._directories.target)
+        options = self._config.model_options
+        vocabulary = DraftVocabulary.between(directory, self._directories.target, options)
         spec = replace(spec, vocabulary=vocabulary.shared)
         if not self._config.spare_draft_worker:
-            start = partial(WorkerGroup, DRAFT, spec, placement)
+            start = partial(AdapterGroup, DRAFT, spec, placement)
             return DraftSupervisor(start, limits, vocabulary)
         spare = SpareRanks(
-            lambda ranks: WorkerGroup(DRAFT, spec, placement, ranks),
+            lambda ranks: AdapterGroup(DRAFT, spec, placement, ranks),
             lambda lost: Ranks.spares(DRAFT.actor, spec, placement, lost.places),
         )
         return DraftSupervisor(spare.start, limits, vocabulary, spare)

@@ -54,6 +54,7 @@ DEFAULT_MODEL_OPTIONS = ModelOptions()
 
 
 _CPU_INFO = Path("/proc/cpuinfo")
+_LEAST_TILE = 16
 
 MAX_STREAM_INTERVAL = 2**20
 """More tokens than are ever buffered."""
@@ -70,6 +71,11 @@ class AdapterLimits:
     max_loras: int
     max_rank: int
     max_loaded: int
+
+    @property
+    def device_rank(self) -> int:
+        """The rank for which a GPU reserves memory: a power of 2, at least that of its tiles."""
+        return max(_LEAST_TILE, 1 << (self.max_rank - 1).bit_length())
 
 
 @dataclass(frozen=True)
@@ -145,6 +151,7 @@ class DraftLimits:
     token_map: its `speculative_token_map`.
     max_num_seqs, enforce_eager: as in EngineConfig; a GPU drafts for more sequences with the host.
     kv_cache_dtype: as in EngineConfig.
+    adapters: limits of its LoRA adapters; None where none can be loaded.
     """
 
     num_blocks: int
@@ -159,6 +166,7 @@ class DraftLimits:
     max_num_seqs: int = 1
     enforce_eager: bool = False
     kv_cache_dtype: KVCacheDType = "auto"
+    adapters: AdapterLimits | None = None
 
 
 def has_fbgemm() -> bool:

@@ -5,7 +5,12 @@ The sizes are upper estimates by the shapes of the largest step, and not measure
 
 from __future__ import annotations
 
-from specdec.config.attention_splits import ENOUGH_PROGRAMS, most_rows, num_segments_of
+from specdec.config.attention_splits import (
+    ENOUGH_PROGRAMS,
+    heads_per_program,
+    most_rows,
+    num_segments_of,
+)
 from specdec.config.engine import DTYPE_BYTES
 from specdec.config.graph_sizes import (
     MAX_NEW_DRAFT_TOKENS,
@@ -24,6 +29,8 @@ _GRAPHS_BYTES = 6 * _MIB
 """Device memory of the four graphs of one size: the forward pass has a node for each kernel."""
 _HEAD_GRAPHS_BYTES = 3 * _MIB
 """Device memory of the further graphs of one size with a draft head, which has few layers."""
+_ADAPTED_GRAPHS_BYTES = 2 * _GRAPHS_BYTES
+"""Device memory of a pass with adapters as a graph, which has twice as many kernels."""
 _PRODUCT_BYTES = 128 * _MIB
 """Parts of a product of few rows in deterministic mode (`kernels.triton.products`)."""
 _MOST_TAPS = 6
@@ -58,7 +65,8 @@ def _prompt_bytes(config: LLMConfig, model: ModelConfig) -> int:
     num_graphs = num_ragged_graphs(
         config.max_num_seqs, config.max_num_batched_tokens, model.hidden_size
     )
-    return num_graphs * _GRAPHS_BYTES + _activation_bytes(config, model)
+    of_pass = _GRAPHS_BYTES + (_ADAPTED_GRAPHS_BYTES if config.enable_lora else 0)
+    return num_graphs * of_pass + _activation_bytes(config, model)
 
 
 def _dequantized_bytes(config: LLMConfig, model: ModelConfig) -> int:
@@ -96,7 +104,10 @@ def attention_bytes(config: LLMConfig, model: ModelConfig) -> int:
     num_segments = num_segments_of(-(-longest // config.block_size) * config.block_size)
     if num_segments == 1:
         return 0
-    values_and_statistics = most_rows(model.num_heads // model.num_kv_heads) * (model.head_dim + 2)
+    group, value_dim = model.num_heads // model.num_kv_heads, model.head_dim
+    if model.latent is not None:
+        group, value_dim = heads_per_program(model.num_heads), model.latent.rank
+    values_and_statistics = most_rows(group, value_dim) * (value_dim + 2)
     float32_bytes = 4
     of_plan = (ENOUGH_PROGRAMS - 1) * num_segments * values_and_statistics * float32_bytes
     return len(set(model.sliding_windows)) * of_plan
@@ -117,7 +128,8 @@ def _count_bytes(config: LLMConfig, model: ModelConfig) -> int:
 def _graph_bytes(config: LLMConfig, *, drafts: bool) -> int:
     """Return the bytes of the graphs of a size."""
     has_head = config.head is not None and not drafts
-    return _GRAPHS_BYTES + (_HEAD_GRAPHS_BYTES if has_head else 0)
+    adapted = _ADAPTED_GRAPHS_BYTES if config.enable_lora else 0
+    return _GRAPHS_BYTES + adapted + (_HEAD_GRAPHS_BYTES if has_head else 0)
 
 
 def _tap_bytes(config: LLMConfig, model: ModelConfig) -> int:

@@ -11,9 +11,14 @@ from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.config.llm import LLMConfig
 from specdec.config.quantization import QuantizationMethod
 from specdec.engine.gpu_workspace import gpu_workspace_bytes
-from specdec.engine.model_limits import check_model_limits
+from specdec.engine.model_limits import check_model_limits, draft_adapter_limits
 from specdec.engine.model_resolution import Models
-from specdec.engine.weight_memory import extra_weight_bytes, head_bytes_per_token, weight_bytes
+from specdec.engine.weight_memory import (
+    extra_draft_bytes,
+    extra_weight_bytes,
+    head_bytes_per_token,
+    weight_bytes,
+)
 from specdec.models.config import ModelConfig
 from specdec.speculation.proposers import proposer_memory
 from specdec.types.errors import InvalidValueError, OutOfMemoryError
@@ -152,6 +157,7 @@ def _draft_limits(config: LLMConfig, pool: _Pool, num_blocks: int) -> DraftLimit
         max_num_seqs=config.max_num_seqs,
         enforce_eager=config.enforce_eager,
         kv_cache_dtype=config.kv_cache_dtype,
+        adapters=draft_adapter_limits(config, pool.model),
     )
 
 
@@ -176,7 +182,8 @@ def _draft_pool(config: LLMConfig, models: Models) -> _Pool | None:
         model.max_position_embeddings,
     )
     size = drafting.draft_tensor_parallel_size
-    return _pool(config, "draft model", model, size, max_model_len, drafting.quantization)
+    pool = _pool(config, "draft model", model, size, max_model_len, drafting.quantization)
+    return replace(pool, extra_bytes=extra_draft_bytes(config, models))
 
 
 def _pool(
@@ -306,6 +313,7 @@ def _draft_bytes_without_kv(config: LLMConfig, models: Models, *, in_process: bo
         return 0
     num_ranks = drafting.draft_tensor_parallel_size + config.num_spare_ranks
     weights = models.draft.weight_bytes(config.resolved_dtype, drafting.quantization)
+    weights += extra_draft_bytes(config, models)
     return weights + (0 if in_process else num_ranks * _PROCESS_BYTES)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from specdec.config.engine import DTYPE_BYTES
+from specdec.config.engine import DTYPE_BYTES, AdapterLimits
 from specdec.config.llm import LLMConfig
 from specdec.config.quantization import QuantizationMethod
+from specdec.engine.model_limits import draft_adapter_limits
 from specdec.engine.model_resolution import Models
 from specdec.models.config import ModelConfig
 from specdec.types.drafters import MAX_LOADED_VERSIONS
@@ -35,16 +36,31 @@ def head_bytes_per_token(config: LLMConfig, models: Models) -> int:
 
 def extra_weight_bytes(config: LLMConfig, models: Models) -> int:
     """Return the bytes of the weights that the ranks of the target hold beside its own at most."""
-    return _head_weight_bytes(config, models) + _adapter_bytes(config, models)
+    size = config.tensor_parallel_size
+    adapters = _adapter_bytes(config, models.target, config.adapter_limits, size)
+    copies = models.target.copied_bytes(config.resolved_dtype, size)
+    return _head_weight_bytes(config, models) + adapters + copies
 
 
-def _adapter_bytes(config: LLMConfig, models: Models) -> int:
-    """Return the bytes of the adapters that the ranks hold at most."""
-    limits = config.adapter_limits
+def extra_draft_bytes(config: LLMConfig, models: Models) -> int:
+    """Return the bytes of the weights that the ranks of the draft model hold beside its own."""
+    if models.draft is None or config.draft_model is None:
+        return 0
+    limits = draft_adapter_limits(config, models.draft)
+    size = config.draft_model.draft_tensor_parallel_size
+    copies = models.draft.copied_bytes(config.resolved_dtype, size)
+    return _adapter_bytes(config, models.draft, limits, size) + copies
+
+
+def _adapter_bytes(
+    config: LLMConfig, model: ModelConfig, limits: AdapterLimits | None, num_ranks: int
+) -> int:
+    """Return the bytes of the adapters that the ranks of a model hold at most."""
     if limits is None:
         return 0
-    dtype, size = config.resolved_dtype, config.tensor_parallel_size
-    return limits.max_loaded * models.target.adapter_bytes(limits.max_rank, dtype, size)
+    rank = limits.max_rank if config.device == "cpu" else limits.device_rank
+    each = model.adapter_bytes(rank, config.resolved_dtype, num_ranks)
+    return limits.max_loaded * each
 
 
 def _head_weight_bytes(config: LLMConfig, models: Models) -> int:

@@ -7,8 +7,9 @@ from enum import StrEnum
 import torch
 
 from specdec.config.engine import Kernels
-from specdec.kernels.attention import PagedAttention, TorchAttention
+from specdec.kernels.attention import PagedAttention
 from specdec.kernels.cpu import native_library
+from specdec.kernels.torch_attention import TorchAttention
 from specdec.kernels.triton.availability import triton_fault
 from specdec.types.errors import InvalidValueError
 from specdec.types.sharding import HeadShard
@@ -81,14 +82,13 @@ def paged_attention(
     *,
     scale: float | None = None,
     softcap: float | None = None,
-    uses_torch: bool = False,
+    latent_rank: int | None = None,
 ) -> PagedAttention:
     """Return the attention of a backend; the native kernels' decoder does not use it.
 
-    uses_torch: whether it is torch's on every backend, as for sinks and latent KV, which Triton's
-    kernels do not have. Other arguments as in PagedAttention.
+    Arguments as in PagedAttention.
     """
-    if backend.is_triton and not uses_torch:
+    if backend.is_triton:
         from specdec.kernels.triton.attention import TritonAttention  # imports Triton
 
         return TritonAttention(
@@ -98,6 +98,15 @@ def paged_attention(
             device,
             scale=scale,
             softcap=softcap,
+            latent_rank=latent_rank,
             invariant=backend is KernelBackend.INVARIANT,
         )
-    return TorchAttention(heads, head_dim, block_size, device, scale=scale, softcap=softcap)
+    return TorchAttention(
+        heads,
+        head_dim,
+        block_size,
+        device,
+        scale=scale,
+        softcap=softcap,
+        latent_rank=latent_rank,
+    )

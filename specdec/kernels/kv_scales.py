@@ -24,7 +24,9 @@ def is_quantized(kv_cache: Tensor) -> bool:
 
 
 def stored_values(kv: Tensor, dtype: torch.dtype, scales: KVScales) -> Tensor:
-    """Return keys and values [T, 2, kv_heads, head_dim] as a cache of type `dtype` stores them.
+    """Return keys and values [T, kv_parts, kv_heads, head_dim] as a cache of type `dtype` has them.
+
+    With one part, a latent that is key and value, it has the scale of keys.
 
     Values of 8-bit types are divided by their scale and clamped to the largest one: a type without
     infinities would store NaN.
@@ -32,7 +34,8 @@ def stored_values(kv: Tensor, dtype: torch.dtype, scales: KVScales) -> Tensor:
     if dtype.itemsize > 1:
         return kv.to(dtype)
     largest = torch.finfo(dtype).max
-    divided = [half / scale for half, scale in zip(kv.float().unbind(1), scales, strict=True)]
+    parts = zip(kv.float().unbind(1), scales[: kv.shape[1]], strict=True)
+    divided = [part / scale for part, scale in parts]
     return torch.stack(divided, 1).clamp_(-largest, largest).to(dtype)
 
 

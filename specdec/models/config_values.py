@@ -43,7 +43,7 @@ def fraction(raw: Mapping[str, Any], name: str) -> float:
 
 
 def require_keys(raw: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Raise UnsupportedModelError where a key is missing."""
+    """Raise UnsupportedModelError for a config.json without all of these keys."""
     missing = [name for name in names if name not in raw]
     if missing:
         raise UnsupportedModelError(f"config.json has no {', '.join(missing)}")

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specdec.config.engine import Kernels
+from specdec.config.engine import AdapterLimits, Kernels
 from specdec.config.kv_cache import KVCacheDType
 from specdec.config.quantization import QuantizationMethod
 from specdec.kernels.backend import KernelBackend
@@ -46,10 +46,11 @@ class Decoder(Protocol):
         """Tokens whose logits this rank computes."""
         ...
 
-    def enable_adapters(self) -> AdapterStore:
+    def enable_adapters(self, limits: AdapterLimits | None = None) -> AdapterStore:
         """Return where adapters are loaded; call it once, before the first pass.
 
-        Each token of a pass then runs with the adapter of its chunk.
+        Each token of a pass then runs with the adapter of its chunk. limits: to reserve memory for;
+        None where it is taken as adapters are loaded.
         """
         ...
 
@@ -115,14 +116,14 @@ def load_model(
     if config.transformers is not None:
         sizes = (max_model_len, block_size)
         return _load_transformers(
-            directory, config, dtype, sizes, device, kernels, output_tokens, kv_cache_dtype
+            directory, config, group, dtype, sizes, device, kernels, output_tokens, kv_cache_dtype
         )
     backend = KernelBackend.select(kernels, device, deterministic=deterministic)
     if quantization is not None and device.type != "cpu" and not backend.is_triton:
         raise UnsupportedModelError(f"quantization {quantization} on {device} needs Triton")
     if kernels == "auto" and device.type == "cpu" and not deterministic:
         backend = _common_backend(backend, group)
-    is_native = backend is KernelBackend.CPU and config.latent is None
+    is_native = backend is KernelBackend.CPU
     _require_kv_kernels(backend, device, kv_cache_dtype, is_native=is_native)
     reader = open_checkpoint(directory, dtype, quantization, device, backend)
     kv_dtype = kv_dtype_of(dtype, kv_cache_dtype)
@@ -147,6 +148,7 @@ def _require_kv_kernels(
 def _load_transformers(
     directory: Path,
     config: ModelConfig,
+    group: TensorParallelGroup,
     dtype: torch.dtype,
     sizes: tuple[int, int],
     device: torch.device,
@@ -163,6 +165,7 @@ def _load_transformers(
     return load_transformers(
         directory,
         config,
+        group,
         dtype=dtype,
         max_model_len=sizes[0],
         block_size=sizes[1],

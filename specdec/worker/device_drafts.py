@@ -97,12 +97,20 @@ class DeviceDrafts:
 def _first_row(row: DraftRow) -> StepRow:
     """Return the row of the tokens that the model lacks, as a draft behind the first of them."""
     num_drafts = len(row.token_ids) - 1
-    return StepRow(row.seq_id, row.num_computed_tokens, row.token_ids, num_drafts, samples=True)
+    return StepRow(
+        row.seq_id,
+        row.num_computed_tokens,
+        row.token_ids,
+        num_drafts,
+        samples=True,
+        adapter_id=row.adapter_id,
+    )
 
 
 def _pending_row(row: DraftRow, num_drafted: int) -> StepRow:
     position = row.first_index + num_drafted - 1
-    return StepRow(row.seq_id, position, (PENDING_TOKEN,), 0, samples=True)
+    pending = (PENDING_TOKEN,)
+    return StepRow(row.seq_id, position, pending, 0, samples=True, adapter_id=row.adapter_id)
 
 
 def _collected(rows: Sequence[DraftRow], begun: Sequence[_BegunStep]) -> dict[int, list[int]]:

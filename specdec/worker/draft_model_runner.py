@@ -165,7 +165,10 @@ class DraftModelRunner(ModelRunner):
     def _draft_on_host(self, requests: Sequence[DraftRow]) -> dict[int, DraftedRow]:
         """Draft by operators that the host launches, and whose tokens it reads."""
         drafts = {row.seq_id: PartialDraft() for row in requests}
-        rows = [self._row(row.seq_id, row.num_computed_tokens, row.token_ids) for row in requests]
+        rows = [
+            self._row(row.seq_id, row.num_computed_tokens, row.token_ids, row.adapter_id)
+            for row in requests
+        ]
         requested = {row.seq_id: row for row in requests}
         masked = self._masked_pass(rows, requested)
         num_drafted = 0
@@ -178,7 +181,7 @@ class DraftModelRunner(ModelRunner):
             rows = self._extend(rows, logits, spans, [drafts[row.seq_id] for row in rows])
             num_drafted += 1
             rows = [
-                self._row(row.seq_id, row.end, (drafts[row.seq_id].token_ids[-1],))
+                self._row(row.seq_id, row.end, (drafts[row.seq_id].token_ids[-1],), row.adapter_id)
                 for row in rows
                 if num_drafted < requested[row.seq_id].num_draft_tokens
             ]
@@ -226,11 +229,11 @@ class DraftModelRunner(ModelRunner):
         self.draft_ahead(DraftStep(-1, (), (), (), (), (), (ahead,)))
         self.draft(DraftStep(-1, (-1,), (), (), (), ()))
 
-    def _row(self, seq_id: int, start: int, token_ids: tuple[int, ...]) -> StepRow:
+    def _row(self, seq_id: int, start: int, token_ids: tuple[int, ...], adapter_id: int) -> StepRow:
         """Build a row that runs `token_ids` and samples one token, masked by a grammar if any."""
         self.grammars.move_to(seq_id, start, token_ids)
         mask = self.grammars.mask(seq_id)
-        return StepRow(seq_id, start, token_ids, 0, True, grammar_mask=mask)
+        return StepRow(seq_id, start, token_ids, 0, True, grammar_mask=mask, adapter_id=adapter_id)
 
     def _masked_pass(
         self, rows: Sequence[StepRow], requested: Mapping[int, DraftRow]

@@ -135,16 +135,15 @@ def _load_target(
     kind = partial(TargetModelRunner, has_padding_block=_runs_on_device(spec))
     target = _load(kind, spec, model, group)
     if config.adapters is not None:
-        target.enable_adapters(config.adapters.max_rank)
+        target.enable_adapters(config.adapters)
     if head is not None:
         found = HeadConfig.from_directory(head.directory, model, head.window, head.token_map)
         load = partial(_load_version, found, head, target.model)
         target.use_head(load_head(found, target.model, head.quantization), config, load)
     if _runs_on_device(spec):
         if target.head is not None and target.head.drafter_parts is None:
-            logger.info("decodes run by operators of the host: so does the head behind them")
-        else:
-            _use_device_steps(target, spec.device, config, "decodes")
+            logger.info("the head behind decodes runs by operators of the host")
+        _use_device_steps(target, spec.device, config, "decodes")
     return target
 
 
@@ -215,6 +214,8 @@ def _load_draft(
         config = config.with_window(limits.draft_window)
     tokens = token_map_of(spec.directory, limits.token_map, config.vocab_size)
     draft = _load(kind, spec, config, group, tokens)
+    if limits.adapters is not None:
+        draft.enable_adapters(limits.adapters)
     if _runs_on_device(spec):
         _use_device_steps(draft, spec.device, limits, "drafts")
     return draft

@@ -6,11 +6,12 @@ from typing import cast
 
 import torch
 
-from specdec.config.engine import DraftLimits, EngineConfig
+from specdec.config.engine import AdapterLimits, DraftLimits, EngineConfig
 from specdec.config.graph_sizes import ragged_token_counts
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.loading import Decoder
 from specdec.sampling.vocab_shard import VocabShard
+from specdec.worker.adapters import RankAdapters
 from specdec.worker.batch_state import BatchState
 from specdec.worker.device_decoder import DeviceDecoder
 from specdec.worker.device_head import DrafterParts
@@ -20,7 +21,12 @@ from specdec.worker.step_graphs import GraphBackend, GraphReport, StepGraphs
 
 
 class ModelRunner:
-    """One rank of a model, its KV pool and the state of its sequences."""
+    """One rank of a model, its KV pool and the state of its sequences.
+
+    adapters: those that rows may name; None where none can be loaded.
+    """
+
+    adapters: RankAdapters | None = None
 
     def __init__(
         self,
@@ -45,6 +51,10 @@ class ModelRunner:
         self.kv_cache = model.new_kv_cache((num_blocks + has_padding_block) * block_size)
         self._batch_state = BatchState(block_size, self.kv_cache.device, model.vocab_slice)
 
+    def enable_adapters(self, limits: AdapterLimits) -> None:
+        """Let adapters be loaded; call it before the first step and before graphs are captured."""
+        self.adapters = RankAdapters(self.model.enable_adapters(limits), limits.max_rank)
+
     @property
     def _shard(self) -> VocabShard:
         return VocabShard(self.group, self.model.vocab_slice.start, self.vocab_size)
@@ -58,10 +68,12 @@ class ModelRunner:
         max_step_tokens: int = 0,
         num_in_flight: int = MAX_IN_FLIGHT,
         drafter: DrafterParts | None = None,
+        host_taps: tuple[int, ...] | None = None,
     ) -> tuple[DeviceSteps, GraphReport]:
         """Return steps on the device over this pool, with the graphs that the backend captures.
 
-        max_step_tokens: of a step with prompts; 0 where the host runs these.
+        max_step_tokens: of a step with prompts; 0 where the host runs these. drafter, host_taps: as
+        in DeviceSteps.
         """
         sizes = DeviceStepLimits(
             max_num_seqs=limits.max_num_seqs,
@@ -78,9 +90,10 @@ class ModelRunner:
             max_draft_tokens=sizes.max_draft_tokens,
             num_blocks=sizes.blocks_of_longest,
             ragged_tokens=ragged_token_counts(max_step_tokens, model.hidden_size),
+            has_adapters=model.adapter_places is not None,
         )
         steps = DeviceSteps(
-            model, self.kv_cache, self._shard, sizes, graphs, num_in_flight, drafter
+            model, self.kv_cache, self._shard, sizes, graphs, num_in_flight, drafter, host_taps
         )
         report = steps.capture()
         if self.kv_cache.is_cuda:

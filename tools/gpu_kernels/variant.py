@@ -1,4 +1,4 @@
-"""A kernel as it is launched."""
+"""What a compiled variant of a kernel is."""
 
 from __future__ import annotations
 
@@ -27,3 +27,11 @@ class Variant:
     options: Mapping[str, object] = field(default_factory=dict)
     architectures: tuple[int, ...] = ARCHITECTURES
     multiples: tuple[str, ...] = ()
+
+
+ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8e4nv": 1, "fp8e5": 1}
+
+
+def power_of_two(value: int) -> int:
+    """Return the smallest power of two that is not less than a value."""
+    return 1 << (value - 1).bit_length()

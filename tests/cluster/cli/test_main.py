@@ -19,7 +19,9 @@ from specdec.config.kv_cache import KV_CACHE_DTYPES
 from specdec.config.quantization import QUANTIZATION_METHODS
 from specdec.models.resolve import packaged_directory
 from specdec.types.errors import ModelNotFoundError
+from specdec.worker import native_library_fault
 from tests.specdec.client.fake_service import CHUNKS, CHUNKS_OF_TWO_CHOICES, FakeService, running
+from tests.specdec.models.families import save_family
 
 
 @pytest.fixture
@@ -451,6 +453,14 @@ def test_show_reports_decoder_memory_and_methods(tiny_model_dir):
         run_cli("models", "show", str(tiny_model_dir), *arguments, "--kv-cache-dtype", "fp8").stdout
     )
     assert report["ranks"][0]["kv_bytes_per_token"] == 2 * 2 * 3 * 16
+
+
+@pytest.mark.skipif(bool(native_library_fault()), reason="no C++ compiler")
+def test_show_reports_native_latent_attention(tmp_path):
+    save_family(tmp_path, "deepseek-v3")
+    report = json.loads(run_cli("models", "show", str(tmp_path), "--json").stdout)
+    assert report["decoder"] == "native C++ kernels"
+    assert report["ranks"][0]["kv_bytes_per_token"] == 3 * (34 + 6) * 4
 
 
 def test_show_refuses_a_model_that_cannot_be_served(tmp_path):

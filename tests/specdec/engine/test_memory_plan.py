@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from specdec.config import llm
-from specdec.config.attention_splits import ENOUGH_PROGRAMS, SEGMENT_TOKENS
+from specdec.config.attention_splits import ENOUGH_PROGRAMS, SEGMENT_TOKENS, heads_per_program
 from specdec.config.engine import EngineConfig
 from specdec.config.llm import LLMConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.gpu_workspace import attention_bytes, gpu_workspace_bytes
-from specdec.engine.memory_plan import memory_plan
+from specdec.engine.memory_plan import _draft_bytes_without_kv, memory_plan
+from specdec.engine.model_limits import draft_adapter_limits
 from specdec.engine.model_resolution import Models
 from specdec.engine.weight_memory import weight_bytes
 from specdec.kernels.triton.attention_plan import Tiles, TileShape
@@ -260,6 +261,28 @@ def test_models_and_proposers_fit_on_one_host(model, speculation, available):
     assert plan.engine.num_blocks >= 512 // 16
 
 
+def test_adapters_of_both_models_are_counted(model):
+    """A draft model with transformers' code takes none."""
+    speculation = SpeculativeConfig.of("draft_model")
+    config = LLMConfig(
+        speculative_config=speculation, enable_lora=True, max_loras=2, kv_cache_memory_gib=None
+    )
+    plan = memory_plan(config, Models(model, model), 4 * GIB)
+    assert plan.draft.adapters == plan.engine.adapters is not None
+    without = memory_plan(
+        dataclasses.replace(config, enable_lora=False), Models(model, model), 4 * GIB
+    )
+    assert without.draft.adapters is None
+    foreign = dataclasses.replace(model, transformers=object())
+    assert draft_adapter_limits(config, foreign) is None
+    size = model.adapter_bytes(16, "float32")
+    both, alone = (
+        _draft_bytes_without_kv(each, Models(model, model), in_process=False)
+        for each in (config, dataclasses.replace(config, enable_lora=False))
+    )
+    assert both - alone == config.adapter_limits.max_loaded * size
+
+
 def test_the_confidence_threshold_is_part_of_the_draft_limits(model):
     speculation = SpeculativeConfig.of("draft_model", draft_confidence_threshold=0.4)
     config = LLMConfig(speculative_config=speculation)
@@ -408,18 +431,27 @@ def test_a_workspace_grows_with_the_largest_step(model, changes, model_changes):
 
 @pytest.mark.parametrize("max_model_len", [200, 4096, 131072])
 @pytest.mark.parametrize(("num_heads", "kv_heads"), [(4, 4), (32, 8), (20, 4), (80, 1)])
-def test_the_memory_plan_counts_the_parts_of_a_split_context(max_model_len, num_heads, kv_heads):
-    """The largest allocation of a plan, of all numbers of tiles, is what is reserved."""
+@pytest.mark.parametrize("latent_rank", [None, 128])
+def test_the_memory_plan_counts_the_parts_of_a_split_context(
+    max_model_len, num_heads, kv_heads, latent_rank
+):
+    """The largest allocation of a plan, of all numbers of tiles, is what is reserved.
+
+    With latents the heads are divided among programs, whose number is that of KV heads.
+    """
+    if latent_rank is not None:
+        kv_heads = -(-num_heads // heads_per_program(num_heads))
     model = SimpleNamespace(
         num_heads=num_heads,
-        num_kv_heads=kv_heads,
-        head_dim=128,
+        num_kv_heads=kv_heads if latent_rank is None else 1,
+        head_dim=128 if latent_rank is None else 192,
+        latent=latent_rank and SimpleNamespace(rank=latent_rank),
         max_position_embeddings=131072,
         sliding_windows=(None, 1024, None),
     )
     config = LLMConfig(model="m", device="cuda", dtype="bfloat16", max_model_len=max_model_len)
     group = num_heads // kv_heads
-    shape = TileShape.of([16], max_model_len, group, invariant=False)
+    shape = TileShape.of([16], max_model_len, group, 128, invariant=False)
     largest = 0
     for num_tiles in range(1, ENOUGH_PROGRAMS + 1):
         tiles = torch.empty(num_tiles, dtype=torch.int32, device="meta")

@@ -13,6 +13,7 @@ from tests.specdec.kernels.triton.pages import Case, Pages
 
 TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 SCALES = KVScales(0.25, 2.0)
+LENGTHS = ((40, 1), (7, 3), (21, 7), (33, 20))
 TREE: Parents = (-1, -1, 0, 0, 1, 2)
 
 
@@ -33,8 +34,7 @@ def test_stored_values_are_the_nearest_ones_and_never_nan(dtype):
 @pytest.mark.parametrize("soft_cap", [None, 0.5])
 def test_attention_is_that_of_the_stored_values(dtype, soft_cap):
     """For windows, trees and chains; the pass stores its own KV."""
-    lengths = ((40, 1), (7, 3), (21, 7), (33, 20))
-    case = Case(lengths, trees={2: TREE}, window=30, soft_cap=soft_cap)
+    case = Case(LENGTHS, trees={2: TREE}, window=30, soft_cap=soft_cap)
     pages = Pages(case)
     attention = TorchAttention(
         case.heads, case.head_dim, case.block_size, CPU, softcap=case.soft_cap
@@ -48,6 +48,29 @@ def test_attention_is_that_of_the_stored_values(dtype, soft_cap):
     pages.cache = cache.float() * torch.tensor(SCALES).view(2, 1, 1)
     assert (found.double() - pages.expected()).abs().max() < 2e-6
     assert 1e-3 < (found.double() - plain).abs().max() < 0.6
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(
+    ("case", "scales"),
+    [
+        (Case(LENGTHS, 5, 1, 24, latent_rank=16, trees={2: TREE}), KVScales(0.5, 0.5)),
+        (Case(LENGTHS, has_sinks=True, trees={2: TREE}), SCALES),
+    ],
+    ids=["latents", "sinks"],
+)
+def test_latents_and_sinks_have_that_of_the_stored_values(dtype, case, scales):
+    pages = Pages(case)
+    attention = TorchAttention(
+        case.heads, case.head_dim, case.block_size, CPU, latent_rank=case.latent_rank
+    )
+    cache, kv = stored_values(pages.cache, dtype, scales), pages.own_kv
+    slots = torch.from_numpy(pages.batch.slot_mapping).long()
+    cache.view(torch.uint8)[slots] = 0
+    plan = attention.plan(pages.batch, case.dtype)
+    found = attention.run(pages.query, kv, cache, plan, pages.sinks, scales)
+    pages.cache = cache.float() * torch.tensor(scales[: case.kv_parts]).view(-1, 1, 1)
+    assert (found.double() - pages.expected()).abs().max() < 2e-6
 
 
 @pytest.mark.parametrize("dtype", TYPES)
