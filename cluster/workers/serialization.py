@@ -52,6 +52,8 @@ from specdec.types.sampling_spec import SamplingRules, Verifier
 
 STOP: Frames = [b"stop"]
 CAUGHT_UP: Frames = [b"caught up"]
+HEARTBEAT: Frames = [b"heartbeat"]
+"""Keeps the seat of a Router at a shared draft worker."""
 """A draft model's second answer to a step, once it has run the step's prefill chunks too."""
 
 _ERROR = b"error"
@@ -158,6 +160,11 @@ def decode_draft_step(frames: Sequence[bytes]) -> DraftStep:
     )
     ahead = tuple(_decode_ahead(ahead_rows, ahead_numbers))
     return DraftStep(**vars(step), drafts=drafts, ahead=ahead)
+
+
+def has_drafts(frames: Sequence[bytes]) -> bool:
+    """Return whether the frames of `encode_draft_step` have drafts, which a step waits for."""
+    return len(frames[0]) > 0
 
 
 def _decode_ahead(rows: bytes, numbers: bytes) -> Iterator[AheadRow]:
@@ -313,7 +320,7 @@ def encode_ahead_output(output: AheadOutput) -> Frames:
     )
     return [
         _AHEAD,
-        msgpack.packb([output.step_id, output.passes, output.is_whole]),
+        msgpack.packb([output.step_id, output.passes, output.is_whole, output.share]),
         pack_table((row.seq_id, len(row.continuations)) for row in output.rows),
         pack_table(outcomes),
         pack_numbers(token for each in drafts for token in each.draft_token_ids),
@@ -329,7 +336,7 @@ def is_ahead_output(frames: Sequence[bytes]) -> bool:
 def decode_ahead_output(frames: Sequence[bytes]) -> AheadOutput:
     """Decode the frames of `encode_ahead_output`."""
     _, header, rows, outcomes, tokens, listed, probs = frames
-    step_id, passes, is_whole = msgpack.unpackb(header, use_list=False)
+    step_id, passes, is_whole, share = msgpack.unpackb(header, use_list=False)
     table = unpack_table(outcomes, 4)
     token_ids = unpack_numbers(tokens, [count for _, _, count, _ in table])
     widths = ((count, width) for _, _, count, width in table)
@@ -348,6 +355,7 @@ def decode_ahead_output(frames: Sequence[bytes]) -> AheadOutput:
         ),
         tuple(DraftPass(*each) for each in passes),
         is_whole,
+        share,
     )
 
 

@@ -91,7 +91,7 @@ def started(monkeypatch):
     started = Started()
     monkeypatch.setattr("cluster.workers.target_group.TargetGroup", started.make_target)
     monkeypatch.setattr("cluster.workers.worker_group.WorkerGroup", started.make_draft)
-    monkeypatch.setattr("cluster.workers.ranks.Ranks.spares", started.make_spares)
+    monkeypatch.setattr("cluster.workers.ranks.Ranks.opened", started.make_spares)
     return started
 
 
