@@ -25,6 +25,7 @@ from specdec.speculation.policy.factory import MeasureEngine, make_policy
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import DraftVocabulary, Proposer, make_proposer
 from specdec.types.control import SpeculationControl
+from specdec.types.errors import InvalidValueError
 from specdec.types.messages import Target
 from specdec.types.stats import Counts
 
@@ -223,6 +224,7 @@ class RayExecutor:
         if limits is None or self._config.draft_model is None or directory is None:
             return None
         vocabulary = DraftVocabulary.between(directory, self._directories.target)
+        self._plan = with_possible_drafts_ahead(self._plan, vocabulary)
         if self._seats is not None:
             return self._share_draft_worker(self._seats, limits, vocabulary)
         spec = draft_spec(self._config, self._directories, limits, vocabulary, self._num_sharing)
@@ -249,6 +251,24 @@ class RayExecutor:
         spec = draft_spec(self._config, self._directories, limits, vocabulary, self._num_sharing)
         start = lambda: WorkerGroup(DRAFT, spec, None, take_ranks(seats, spec))  # noqa: E731
         return DraftSupervisor(start, limits, vocabulary)
+
+
+def with_possible_drafts_ahead(plan: MemoryPlan, vocabulary: DraftVocabulary) -> MemoryPlan:
+    """Return the plan without drafts ahead where the draft model cannot make them.
+
+    Raises InvalidValueError where a kind of them was chosen, rather than auto.
+    """
+    speculation = plan.engine.speculation
+    if speculation is None or vocabulary.drafts_ahead:
+        return plan
+    drafting = speculation.draft_model
+    if drafting is not None and drafting.async_drafting in ("continuing", "outcomes"):
+        limit = (
+            "off or auto with this draft model: its tokenizer is not the target's, so a draft that "
+            "is accepted in part may be other tokens in the longer text"
+        )
+        raise InvalidValueError("speculative_config.async_drafting", drafting.async_drafting, limit)
+    return replace(plan, engine=replace(plan.engine, speculation=speculation.without_drafts_ahead))
 
 
 def _has_ray() -> bool:

@@ -53,7 +53,7 @@ def test_a_directory_on_the_node_of_the_builder_gives_method_and_target(tiny_mod
 def test_the_state_directory_is_resolved_on_the_head_node(monkeypatch, tmp_path):
     """The deploying user may be another one, on another machine."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "deployer"))
-    _, control_plane, _ = build({})._bound_deployment.init_args
+    _, control_plane, *_ = build({})._bound_deployment.init_args
     arguments = control_plane._bound_deployment.init_args
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "head"))
     ControlPlaneReplica(*arguments)
