@@ -3,8 +3,9 @@
 One service has a draft model, or with --head a head with random weights, and is switched off at
 run time; its draft worker stays alive. With --async-drafting that model would draft ahead. Another
 one was started without speculation. They take turns at several numbers of streams, in a closed
-loop; with few streams, where a measurement is short and noisy, more often. After half of the rounds both are restarted in the other order, because the
-memory layout of a process changes the speed by one or two percent.
+loop; with few streams, where a measurement is short and noisy, more often. After half of the
+rounds both are restarted in the other order, because the memory layout of a process changes the
+speed by one or two percent.
 
     python -m benchmarks.off_cost [--head eagle3 | --async-drafting outcomes] [--rounds 10]
         [--output FILE]

@@ -1,6 +1,6 @@
 """The loop of a draft worker that several Routers share: a message at a time, fairly.
 
-Each Router has a seat: a socket of its own, a partition of the KV pool, and its share of the time.
+Each Router has a seat: a separate socket, a partition of the KV pool, and its share of the time.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class SharedDraftLoop:
         os.set_blocking(self._wake_write, False)
         self._is_stopped = False
         self._poller = zmq.Poller()
-        self._seat_of: dict[zmq.Socket[bytes] | int, _Seat] = {}  # by what is polled
+        self._seat_of: dict[zmq.Socket[bytes] | int, _Seat] = {}  # by pollable
 
     @property
     def num_taken(self) -> int:
