@@ -4,8 +4,8 @@
 
 The service has every default but the precision, and no prefix cache, since the prompts repeat. One
 stream runs the prompts of each suite, with automatic control and switched off in turn; several
-streams run a mix of the suites. Both take turns on the same service and the same prompts, so only
-the settings differ.
+streams run a mix of the suites, in half as many rounds. Both take turns on the same service and the
+same prompts, so only the settings differ.
 
     python -m benchmarks.default_drafter [--quantization int8] [--rounds 8] [--output FILE]
 """
@@ -49,7 +49,6 @@ from specdec.types.control import SpeculationChange
 
 _SUITES = ("mt_bench", "humaneval", "gsm8k")
 _NUM_STREAMS = (4, 16, 64)
-_ROUNDS_OF_STREAMS = 2
 _LEAST_GAIN = {"none": 1.5, "int8": 1.3}
 """Minimum throughput of one stream over speculation off, on each suite, by quantization."""
 _LEAST_OF_STREAMS = 0.98
@@ -140,7 +139,8 @@ def measure(config: ServeConfig, options: argparse.Namespace) -> Measured:
         warm_up(contenders, [*single, *several[:2]])
         limit_s = options.quiet_limit_s
         measured = measure_rounds(contenders, single, options.rounds, limit_s)
-        return measured | measure_rounds(contenders, several, _ROUNDS_OF_STREAMS, limit_s)
+        num_rounds = max(2, options.rounds // 2)
+        return measured | measure_rounds(contenders, several, num_rounds, limit_s)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -38,12 +38,14 @@ from benchmarks.gpu.equality import (
     compare_graphs,
     compare_ngram,
 )
+from benchmarks.gpu.extras import check_edits, measure_extras
 from benchmarks.gpu.host_parts import (
     compile_kernels,
     count_operators,
     plan_memory,
     run_kernel_tests,
 )
+from benchmarks.gpu.lora_kernels import check_lora_kernels
 from benchmarks.gpu.page import page, summary
 from benchmarks.gpu.parts import Context, Part, PartReport, Run, run_parts
 from benchmarks.gpu.processes import ForkedPart, forked
@@ -68,7 +70,9 @@ PARTS = (
     _gpu_check("attention kernels", check_attention_kernels),
     _gpu_check("row kernels", check_row_kernels),
     _gpu_check("sampling kernels", check_sampling_kernels),
+    _gpu_check("logit edits", check_edits),
     _gpu_check("verification kernels", check_verification_kernels),
+    _gpu_check("LoRA kernels", check_lora_kernels),
     _gpu_check("graphs", compare_graphs),
     Part("checks", check_models, is_timed=False),
     Part("equality of n-gram", compare_ngram, is_timed=False),
@@ -76,6 +80,7 @@ PARTS = (
     Part("equality of features", compare_features, is_timed=False),
     _measurement("main steps", measure_main_steps, 100.0),
     _measurement("prompts", measure_prompts, 60.0),
+    _measurement("penalties, grammars, log-probabilities", measure_extras, 45.0),
     _measurement("draft head", measure_head, 50.0),
     _measurement("draft model", measure_draft_model, 40.0),
     _measurement("speculation", compare_speculation, 90.0),

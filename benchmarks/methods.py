@@ -14,7 +14,7 @@ from specdec.speculation.policy.cost_model import CostModel
 from specdec.speculation.policy.cost_profiler import CostProfiler
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
-from specdec.types.messages import Target
+from specdec.types.ranks import Target
 
 NUM_SPECULATIVE_TOKENS = 7
 

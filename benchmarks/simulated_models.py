@@ -244,7 +244,7 @@ class _Enumeration:
 
 
 class SimulatedDraftWorker:
-    """Draft model on its own device; see `specdec.types.messages.DraftWorker`.
+    """Draft model on its own device; see `specdec.types.ranks.DraftWorker`.
 
     num_waits: how often `collect` was called, for drafts that a step waits for.
     """

@@ -14,11 +14,10 @@ from specdec.types.messages import (
     AheadRow,
     DraftOutput,
     DraftStep,
-    DraftWorker,
     StepInput,
-    Target,
     VerifyOutput,
 )
+from specdec.types.ranks import DraftWorker, Target
 
 _MOST_ROWS = 40
 """Tokens of the largest pass that verifies one sequence; others compute a prompt."""

@@ -58,8 +58,7 @@ def _decoders() -> Iterator[str]:
             (
                 "decoders",
                 "the C++ kernels on CPUs; torch on GPUs, with `--kernels torch`, and where "
-                "they are neither in the wheel nor can be compiled. DeepSeek: torch's attention, "
-                "with C++ matrix products on CPUs",
+                "they are neither in the wheel nor can be compiled",
             ),
             ("data types", _names(DTYPE_BYTES)),
             ("quantization on a CPU", _names(QUANTIZATION_METHODS)),
@@ -101,7 +100,10 @@ def _transformers() -> Iterator[str]:
         [
             ("kernels", "torch; attention by Triton on GPUs"),
             ("data types", _names(DTYPE_BYTES)),
-            ("ranks", "one"),
+            (
+                "ranks",
+                "one, or a divisor of the KV heads where transformers has a plan of linear layers",
+            ),
             ("drafting", "lookups and draft models; any verifier; no draft heads"),
             ("quantization, quantized checkpoints, LoRA", "none"),
             (

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.parts import Case, Context, PartSkippedError, Result, run_cases
-from specdec.kernels.attention import PagedAttention, QueryKeyNorms, Rotation, TorchAttention
+from specdec.kernels import TorchAttention
+from specdec.kernels.attention import PagedAttention, QueryKeyNorms, Rotation
 from specdec.kernels.device_batch import DeviceBatch, RaggedBatch
 from specdec.kernels.forward_batch import Chunk, Indices, ModelInput, SlotMove
 from specdec.kernels.rows import TorchRowKernels, quantize_rows

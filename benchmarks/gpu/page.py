@@ -13,6 +13,8 @@ _PROMPT_COLUMNS = (
     *("batch", "drafts", "prompt"),
     *("ms without prompt", "ms on the device", "ms by the host"),
 )
+_EXTRAS_PART = "penalties, grammars, log-probabilities"
+_EXTRAS_COLUMNS = ("batch", "request", "sequences with it", "ms on the device", "ms by the host")
 
 
 def page(report: PartReport) -> str:
@@ -30,6 +32,10 @@ def page(report: PartReport) -> str:
     if cells := plain["parts"].get("prompts", {}).get("prompt_cells"):
         rows = [_prompt_row(each) for each in cells]
         lines += ["", "## Steps of 8B with a prompt", "", markdown_table(_PROMPT_COLUMNS, rows)]
+    if cells := plain["parts"].get(_EXTRAS_PART, {}).get("extras_cells"):
+        rows = [_extras_row(each) for each in cells]
+        title = "## Steps of 8B with 4 drafts, by requests of some sequences"
+        lines += ["", title, "", markdown_table(_EXTRAS_COLUMNS, rows)]
     if cells := plain["parts"].get("grid", {}).get("cells"):
         rows = [_cell_row(each) for each in cells]
         columns = ("context", "batch", "drafts", "sampling", "ms", "floor, ms", "ratio")
@@ -65,6 +71,11 @@ def _prompt_row(cell: dict[str, Any]) -> tuple[str, ...]:
     sizes = (cell["batch"], cell["num_drafts"], cell["prompt_tokens"])
     times = (cell["decode_ms"], cell["device_ms"], cell["host_ms"])
     return (*map(str, sizes), *(f"{each:.2f}" for each in times))
+
+
+def _extras_row(cell: dict[str, Any]) -> tuple[str, ...]:
+    times = (f"{cell[key]:.2f}" for key in ("device_ms", "host_ms"))
+    return (str(cell["batch"]), cell["request"], str(cell["num_rows"]), *times)
 
 
 def _cell_row(cell: dict[str, Any]) -> tuple[str, ...]:
@@ -108,7 +119,7 @@ def _details(part: Result) -> Iterator[str]:
 _LONG = {
     "rates",
     *("passed", "error", "traceback", "log", "stack", "seconds", "cases", "cells", "aims"),
-    "prompt_cells",
+    *("prompt_cells", "extras_cells"),
     *("profiles", "plans", "steps", "command", "output"),
 }
 _MAX_DETAIL_CHARS = 400

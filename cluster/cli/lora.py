@@ -36,9 +36,20 @@ def list_adapters(as_json: bool, **connection: Any) -> None:
     is_flag=True,
     help="Replace an adapter of this name; its running requests complete with the old one.",
 )
+@click.option(
+    "--draft-path",
+    default="",
+    help="An adapter of the draft model, with which it drafts for the requests of this adapter.",
+)
 @order_flags
 def load(
-    name: str, path: str, replaces: bool, as_json: bool, replica_id: str, **connection: Any
+    name: str,
+    path: str,
+    replaces: bool,
+    draft_path: str,
+    as_json: bool,
+    replica_id: str,
+    **connection: Any,
 ) -> None:
     """Load the adapter at PATH, a directory in PEFT's layout or a Hub id, under NAME.
 
@@ -47,7 +58,13 @@ def load(
     """
     from specdec.models.resolve import portable_name
 
-    order = AdapterOrder.load(name, portable_name(path), replaces=replaces, replica_id=replica_id)
+    order = AdapterOrder.load(
+        name,
+        portable_name(path),
+        replaces=replaces,
+        replica_id=replica_id,
+        draft_path=draft_path and portable_name(draft_path),
+    )
     with admin_client(**connection) as client:
         _print(client.load_adapter(order), as_json)
 

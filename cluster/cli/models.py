@@ -145,8 +145,6 @@ def _decoder(report: ModelReport, fault: str | None) -> str:
         return "transformers' modelling code, attention over specdec's KV cache"
     if fault:
         return "torch: " + " ".join(fault.split())
-    if config.latent is not None:
-        return "torch, with the matrix products of the native C++ kernels"
     return "native C++ kernels"
 
 

@@ -181,7 +181,8 @@ def _adapters(report: AdapterReport) -> str:
     count = len(report.adapters)
     heading = f"replica {report.replica_id}: {count} adapter{'s' * (count != 1)}"
     columns = ["name", "state", "rank", "requests", "tokens", "acceptance", "source"]
-    rows = [columns, *map(_adapter_row, report.adapters)]
+    columns += ["draft adapter"] * any(each.draft_source for each in report.adapters)
+    rows = [columns, *(_adapter_row(each)[: len(columns)] for each in report.adapters)]
     return "\n".join([heading, *(_aligned(rows) if count else ())])
 
 
@@ -195,6 +196,7 @@ def _adapter_row(adapter: AdapterInfo) -> list[str]:
         str(adapter.num_generated_tokens),
         f"{speculation.acceptance_rate:.1%}" if speculation.num_drafts else "",
         adapter.source,
+        adapter.draft_source,
     ]
 
 

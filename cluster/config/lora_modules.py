@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from specdec.config.fields import Limit, optional
 from specdec.types.adapters import AdapterOrder
@@ -20,13 +20,17 @@ _TEXT = (
 def read_lora_modules(value: object) -> tuple[AdapterOrder, ...]:
     """Return the orders to load adapters.
 
-    value: text of pairs name=path, separated by commas, or of JSON objects with name and path; a
-    list of either; a mapping from names to paths. None for none. An existing path becomes absolute.
+    value: text of pairs name=path, separated by commas, or of JSON objects with name, path and
+    perhaps draft_path; a list of either; a mapping from names to paths. None for none. An existing
+    path becomes absolute.
 
     Raises InvalidValueError.
     """
-    pairs = [] if value is None else _pairs(value)
-    orders = tuple(AdapterOrder.load(name, _absolute(path)) for name, path in pairs)
+    modules = [] if value is None else _modules(value)
+    orders = tuple(
+        AdapterOrder.load(name, _absolute(path), draft_path=_absolute(draft_path))
+        for name, path, draft_path in modules
+    )
     names = [each.name for each in orders]
     if len(set(names)) < len(names):
         raise InvalidValueError("lora_modules", value, _TEXT)
@@ -35,43 +39,55 @@ def read_lora_modules(value: object) -> tuple[AdapterOrder, ...]:
 
 def canonical_lora_modules(value: object) -> str | None:
     """Return a value as JSON text with absolute paths; None for no adapters."""
-    modules = [{"name": each.name, "path": each.path} for each in read_lora_modules(value)]
+    modules = [
+        {"name": each.name, "path": each.path}
+        | ({"draft_path": each.draft_path} if each.draft_path else {})
+        for each in read_lora_modules(value)
+    ]
     return json.dumps(modules) if modules else None
 
 
-def _pairs(value: object) -> list[tuple[str, str]]:
+class _Module(NamedTuple):
+    """An adapter as it is written: its name and paths, which may be of any type."""
+
+    name: Any
+    path: Any
+    draft_path: Any = ""
+
+
+def _modules(value: object) -> list[_Module]:
     if isinstance(value, str):
-        return _pairs_in_text(value.strip())
+        return _modules_in_text(value.strip())
     if isinstance(value, list | tuple):
-        return [pair for each in value for pair in _pairs_of_entry(each)]
+        return [module for each in value for module in _modules_of_entry(each)]
     if isinstance(value, Mapping):
-        return [*value.items()]
+        return [_Module(name, path) for name, path in value.items()]
     raise InvalidValueError("lora_modules", value, _TEXT)
 
 
-def _pairs_of_entry(entry: object) -> list[tuple[str, str]]:
-    """Return the pairs of one entry of a list: an object of vLLM, or text."""
-    return [_pair_of(entry)] if isinstance(entry, Mapping) else _pairs(entry)
+def _modules_of_entry(entry: object) -> list[_Module]:
+    """Return the modules of one entry of a list: an object of vLLM, or text."""
+    return [_module_of(entry)] if isinstance(entry, Mapping) else _modules(entry)
 
 
-def _pairs_in_text(text: str) -> list[tuple[str, str]]:
+def _modules_in_text(text: str) -> list[_Module]:
     if text.startswith(("{", "[")):
         try:
-            return _pairs(json.loads(text if text.startswith("[") else f"[{text}]"))
+            return _modules(json.loads(text if text.startswith("[") else f"[{text}]"))
         except (ValueError, RecursionError) as error:
             raise InvalidValueError("lora_modules", text, _TEXT) from error
     parts = [each.strip().partition("=") for each in text.split(",")]
     if not all(name and equals and path for name, equals, path in parts):
         raise InvalidValueError("lora_modules", text, _TEXT)
-    return [(name, path) for name, _, path in parts]
+    return [_Module(name, path) for name, _, path in parts]
 
 
-def _pair_of(module: Mapping[str, Any]) -> tuple[str, str]:
-    """Return name and path of vLLM's object; its `base_model_name` has no effect here."""
-    unknown = module.keys() - {"name", "path", "base_model_name"}
+def _module_of(module: Mapping[str, Any]) -> _Module:
+    """Return vLLM's object; its `base_model_name` has no effect, and `draft_path` is not vLLM's."""
+    unknown = module.keys() - {"name", "path", "draft_path", "base_model_name"}
     if unknown or not all(isinstance(module.get(each), str) for each in ("name", "path")):
         raise InvalidValueError("lora_modules", dict(module), _TEXT)
-    return module["name"], module["path"]
+    return _Module(module["name"], module["path"], module.get("draft_path", ""))
 
 
 def _absolute(path: object) -> str:

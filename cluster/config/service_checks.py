@@ -86,6 +86,9 @@ def check_shared_draft_workers(config: ServeConfig) -> None:
     if drafting.share_gpu:
         limit = "1 with share_gpu: a worker that replicas share has a separate device"
         raise InvalidValueError(name, value, limit)
+    if config.adapter_limits is not None:
+        limit = "1 with enable_lora: each replica numbers the adapters of its draft model itself"
+        raise InvalidValueError(name, value, limit)
     if value > config.most_replicas:
         limit = f"at most the number of replicas ({config.most_replicas})"
         raise InvalidValueError(name, value, limit)

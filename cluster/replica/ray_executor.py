@@ -24,9 +24,10 @@ from specdec.engine.model_resolution import ModelDirectories
 from specdec.speculation.policy.factory import MeasureEngine, make_policy
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import DraftVocabulary, Proposer, make_proposer
+from specdec.speculation.proposers.draft_adapters import AdapterDrafter
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import InvalidValueError
-from specdec.types.messages import Target
+from specdec.types.ranks import Target
 from specdec.types.stats import Counts
 
 if TYPE_CHECKING:  # they import Ray, which reads the environment when it is imported
@@ -127,6 +128,11 @@ class RayExecutor:
         """See Executor."""
         return make_proposer(self._plan.engine.speculation, self._draft)
 
+    @property
+    def adapter_drafter(self) -> AdapterDrafter | None:
+        """See Executor."""
+        return self._draft
+
     def make_policy(
         self,
         control: SpeculationControl,
@@ -218,7 +224,8 @@ class RayExecutor:
         from cluster.workers.ranks import Ranks
         from cluster.workers.spare import SpareRanks
         from cluster.workers.supervisors import DraftSupervisor
-        from cluster.workers.worker_group import DRAFT, WorkerGroup
+        from cluster.workers.target_group import AdapterGroup
+        from cluster.workers.worker_group import DRAFT
 
         limits, directory = self._plan.draft, self._directories.draft
         if limits is None or self._config.draft_model is None or directory is None:
@@ -229,10 +236,10 @@ class RayExecutor:
             return self._share_draft_worker(self._seats, limits, vocabulary)
         spec = draft_spec(self._config, self._directories, limits, vocabulary, self._num_sharing)
         if not self._config.spare_draft_worker:
-            start = partial(WorkerGroup, DRAFT, spec, placement)
+            start = partial(AdapterGroup, DRAFT, spec, placement)
             return DraftSupervisor(start, limits, vocabulary)
         spare = SpareRanks(
-            lambda ranks: WorkerGroup(DRAFT, spec, placement, ranks),
+            lambda ranks: AdapterGroup(DRAFT, spec, placement, ranks),
             lambda lost: Ranks.opened(DRAFT.actor, spec, placement, lost.places),
         )
         return DraftSupervisor(spare.start, limits, vocabulary, spare)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from cluster.workers import serialization
+from cluster.workers import draft_serialization, serialization
+from cluster.workers.adapter_messages import is_for_adapters
+from cluster.workers.adapter_orders import execute_adapter_order
 from cluster.workers.draft_partition import DraftPartition
 from cluster.workers.frames import Frames
 from specdec.worker import DraftModelRunner
@@ -21,22 +23,30 @@ class DraftSteps:
     def __init__(
         self,
         runner: DraftModelRunner,
+        rank: int,
         partition: DraftPartition | None = None,
         share: Callable[[], float] = lambda: 1.0,
     ) -> None:
         self._runner = runner
+        self._rank = rank
         self._partition = partition
         self._share = share
 
     def __call__(self, frames: Frames, is_interrupted: Callable[[], bool]) -> Iterator[Frames]:
-        """Execute a step and yield its answers; `is_interrupted` ends drafts ahead early."""
-        step, partition = serialization.decode_draft_step(frames), self._partition
+        """Execute a step, or an order for adapters, and yield its answers.
+
+        `is_interrupted` ends drafts ahead early.
+        """
+        if is_for_adapters(frames):
+            yield from execute_adapter_order(self._runner, self._rank, frames)
+            return
+        step, partition = draft_serialization.decode_draft_step(frames), self._partition
         if partition is not None:
             step = partition.to_worker(step)
         drafts = self._runner.draft(step)
         if step.drafts:
             own = drafts if partition is None else partition.drafts(drafts)
-            yield serialization.encode_draft_output(own)
+            yield draft_serialization.encode_draft_output(own)
         if step.rows:
             self._runner.catch_up(step)
         if step.rows or not (step.drafts or step.ahead):
@@ -44,6 +54,6 @@ class DraftSteps:
         if step.ahead:
             ahead = self._runner.draft_ahead(step, is_interrupted)
             ahead = replace(ahead, share=self._share())
-            yield serialization.encode_ahead_output(
+            yield draft_serialization.encode_ahead_output(
                 ahead if partition is None else partition.ahead(ahead)
             )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
-from itertools import islice
 from typing import Any
 
 import msgpack
@@ -28,17 +27,8 @@ from cluster.workers.frames import (
     unpack_table,
 )
 from specdec.types.messages import (
-    AheadDraft,
-    AheadOutput,
-    AheadRow,
     BlockTableDelta,
-    Continuation,
-    DraftedRow,
-    DraftOutput,
-    DraftPass,
     DraftProbs,
-    DraftRow,
-    DraftStep,
     Logprobs,
     PromptLogprobs,
     SequenceAdmission,
@@ -57,7 +47,6 @@ HEARTBEAT: Frames = [b"heartbeat"]
 """A draft model's second answer to a step, once it has run the step's prefill chunks too."""
 
 _ERROR = b"error"
-_AHEAD = b"ahead"
 
 
 def encode_step(step: StepInput) -> Frames:
@@ -78,7 +67,7 @@ def encode_step(step: StepInput) -> Frames:
         pack_numbers(token for row in step.rows for token in row.token_ids),
         pack_numbers(parent for row in step.rows for parent in row.parents or ()),
         pack_numbers(number for row in step.rows for number in _draft_numbers(row)),
-        *_pack_draft_probs(row.draft_probs for row in step.rows),
+        *pack_draft_probs(row.draft_probs for row in step.rows),
         pack_arrays((row.grammar_mask for row in step.rows), INT32),
         pack_table(deltas),
         pack_numbers(block for delta in step.block_table_deltas for block in delta.block_ids),
@@ -112,78 +101,6 @@ def _decode_deltas(deltas: bytes, blocks: bytes) -> Iterator[BlockTableDelta]:
         yield BlockTableDelta(seq_id, start, ids)
 
 
-def encode_draft_step(step: DraftStep) -> Frames:
-    """Encode as drafts [N, 5], their initial tokens, and the frames of `encode_step`.
-
-    Between them are the rows to draft ahead for, [A, 6], and for each its tokens and its fan-out.
-    """
-    drafts = (
-        (
-            row.seq_id,
-            row.num_computed_tokens,
-            len(row.token_ids),
-            row.num_draft_tokens,
-            row.first_index,
-        )
-        for row in step.drafts
-    )
-    ahead = (
-        (
-            row.seq_id,
-            row.num_computed_tokens,
-            len(row.token_ids),
-            row.num_drafts,
-            row.num_draft_tokens,
-            row.first_index,
-        )
-        for row in step.ahead
-    )
-    return [
-        pack_table(drafts),
-        pack_numbers(token for row in step.drafts for token in row.token_ids),
-        pack_table(ahead),
-        pack_numbers(number for row in step.ahead for number in (*row.token_ids, *row.fan_out)),
-        *encode_step(step),
-    ]
-
-
-def decode_draft_step(frames: Sequence[bytes]) -> DraftStep:
-    """Decode the frames of `encode_draft_step`."""
-    draft_rows, tokens, ahead_rows, ahead_numbers, *common = frames
-    step, table = decode_step(common), unpack_table(draft_rows, 5)
-    row_tokens = unpack_numbers(tokens, [draft[2] for draft in table])
-    drafts = tuple(
-        DraftRow(seq_id, computed, token_ids, count, first_index)
-        for (seq_id, computed, _, count, first_index), token_ids in zip(
-            table, row_tokens, strict=True
-        )
-    )
-    ahead = tuple(_decode_ahead(ahead_rows, ahead_numbers))
-    return DraftStep(**vars(step), drafts=drafts, ahead=ahead)
-
-
-def has_drafts(frames: Sequence[bytes]) -> bool:
-    """Return whether the frames of `encode_draft_step` have drafts, which a step waits for."""
-    return len(frames[0]) > 0
-
-
-def _decode_ahead(rows: bytes, numbers: bytes) -> Iterator[AheadRow]:
-    table = unpack_table(rows, 6)
-    row_numbers = unpack_numbers(numbers, [row[2] + 1 + row[3] for row in table])
-    for (seq_id, computed, count, num_drafts, num_draft_tokens, first_index), own in zip(
-        table, row_numbers, strict=True
-    ):
-        yield AheadRow(
-            seq_id,
-            computed,
-            own[:count],
-            num_drafts,
-            own[count:],
-            num_draft_tokens,
-            first_index,
-        )
-
-
 def encode_output(output: VerifyOutput) -> Frames:
     """Encode as [header, rows [B, 8], tokens, prompts [P, 4], 3 logprobs arrays].
 
@@ -200,7 +117,7 @@ def encode_output(output: VerifyOutput) -> Frames:
             row.seq_id,
             len(row.token_ids),
             len(row.lookahead_token_ids),
-            _width(row.logprobs),
+            listed_width(row.logprobs),
             row.has_bad_logits,
             len(row.next_draft_token_ids),
             row.next_draft_parents is not None,
@@ -209,7 +126,7 @@ def encode_output(output: VerifyOutput) -> Frames:
         for row in output.rows
     )
     prompts = (
-        (each.seq_id, each.start, len(each.logprobs), _width(each.logprobs))
+        (each.seq_id, each.start, len(each.logprobs), listed_width(each.logprobs))
         for each in output.prompt_logprobs
     )
     logprobs = [row.logprobs for row in output.rows if row.logprobs is not None]
@@ -277,85 +194,6 @@ def _verified_row(row: Numbers, numbers: Numbers, take: Callable[..., Logprobs])
         drafts,
         parents,
         numbers[len(numbers) - num_drafts :] if is_sure else (),
-    )
-
-
-def encode_draft_output(output: DraftOutput) -> Frames:
-    """Encode as [header, rows [B, 3], tokens, 2 draft_probs arrays]."""
-    rows = ((row.seq_id, len(row.token_ids), _width(row.draft_probs)) for row in output.rows)
-    return [
-        msgpack.packb(output.step_id),
-        pack_table(rows),
-        pack_numbers(token for row in output.rows for token in row.token_ids),
-        *_pack_draft_probs(row.draft_probs for row in output.rows),
-    ]
-
-
-def decode_draft_output(frames: Sequence[bytes]) -> DraftOutput:
-    """Decode the frames of `encode_draft_output`."""
-    header, rows, tokens, listed, probs = frames
-    table = unpack_table(rows, 3)
-    row_tokens = unpack_numbers(tokens, [count for _, count, _ in table])
-    row_probs = _decode_draft_probs(((count, width) for _, count, width in table), listed, probs)
-    return DraftOutput(
-        msgpack.unpackb(header),
-        tuple(
-            DraftedRow(seq_id, token_ids, draft_probs)
-            for (seq_id, _, _), token_ids, draft_probs in zip(
-                table, row_tokens, row_probs, strict=True
-            )
-        ),
-    )
-
-
-def encode_ahead_output(output: AheadOutput) -> Frames:
-    """Encode as [tag, header, rows [B, 2], outcomes [C, 4], tokens, 2 draft_probs arrays].
-
-    The tokens of an outcome are the one that the target adds, then its draft.
-    """
-    drafts = [each for row in output.rows for each in row.continuations]
-    outcomes = (
-        (each.num_accepted, each.token_id, len(each.draft_token_ids), _width(each.draft_probs))
-        for each in drafts
-    )
-    return [
-        _AHEAD,
-        msgpack.packb([output.step_id, output.passes, output.is_whole, output.share]),
-        pack_table((row.seq_id, len(row.continuations)) for row in output.rows),
-        pack_table(outcomes),
-        pack_numbers(token for each in drafts for token in each.draft_token_ids),
-        *_pack_draft_probs(each.draft_probs for each in drafts),
-    ]
-
-
-def is_ahead_output(frames: Sequence[bytes]) -> bool:
-    """Return whether an answer has the frames of `encode_ahead_output`."""
-    return frames[0] == _AHEAD
-
-
-def decode_ahead_output(frames: Sequence[bytes]) -> AheadOutput:
-    """Decode the frames of `encode_ahead_output`."""
-    _, header, rows, outcomes, tokens, listed, probs = frames
-    step_id, passes, is_whole, share = msgpack.unpackb(header, use_list=False)
-    table = unpack_table(outcomes, 4)
-    token_ids = unpack_numbers(tokens, [count for _, _, count, _ in table])
-    widths = ((count, width) for _, _, count, width in table)
-    row_probs = _decode_draft_probs(widths, listed, probs)
-    continuations = (
-        Continuation(num_accepted, token_id, drafted, draft_probs)
-        for (num_accepted, token_id, _, _), drafted, draft_probs in zip(
-            table, token_ids, row_probs, strict=True
-        )
-    )
-    return AheadOutput(
-        step_id,
-        tuple(
-            AheadDraft(seq_id, tuple(islice(continuations, count)))
-            for seq_id, count in unpack_table(rows, 2)
-        ),
-        tuple(DraftPass(*each) for each in passes),
-        is_whole,
-        share,
     )
 
 
@@ -437,7 +275,7 @@ def _step_row(row: StepRow) -> tuple[int, ...]:
         len(row.token_ids),
         row.num_draft_tokens,
         row.samples,
-        _width(row.draft_probs),
+        listed_width(row.draft_probs),
         0 if row.grammar_mask is None else row.grammar_mask.shape[1],
         row.num_lookahead_tokens,
         row.adapter_id,
@@ -475,7 +313,7 @@ def _decode_step_rows(
     row_tokens = unpack_numbers(tokens, [row[2] for row in table])
     row_parents = unpack_numbers(parents, [row[9] for row in table])
     row_drafts = unpack_numbers(drafts, [row[10] for row in table])
-    row_probs = _decode_draft_probs(((row[3], row[5]) for row in table), listed, probs)
+    row_probs = decode_draft_probs(((row[3], row[5]) for row in table), listed, probs)
     take_mask = array_reader(masks, INT32)
     for row, token_ids, own_parents, by_token, draft_probs in zip(
         table, row_tokens, row_parents, row_drafts, row_probs, strict=True
@@ -498,7 +336,8 @@ def _decode_step_rows(
         )
 
 
-def _pack_draft_probs(rows: Iterable[DraftProbs | None]) -> Frames:
+def pack_draft_probs(rows: Iterable[DraftProbs | None]) -> Frames:
+    """Return the tokens and the probabilities of rows that have some, as two frames."""
     present = [row for row in rows if row is not None]
     return [
         pack_arrays((row.token_ids for row in present), INT32),
@@ -506,7 +345,7 @@ def _pack_draft_probs(rows: Iterable[DraftProbs | None]) -> Frames:
     ]
 
 
-def _decode_draft_probs(
+def decode_draft_probs(
     shapes: Iterable[tuple[int, int]], listed: bytes, probs: bytes
 ) -> Iterator[DraftProbs | None]:
     """Yield an entry for each shape; None where the shape is [..., 0]."""
@@ -515,6 +354,6 @@ def _decode_draft_probs(
         yield DraftProbs(take_ids(*shape), take_probs(*shape)) if shape[1] else None
 
 
-def _width(listed: DraftProbs | Logprobs | None) -> int:
+def listed_width(listed: DraftProbs | Logprobs | None) -> int:
     """Return the number of tokens listed at each position."""
     return 0 if listed is None else listed.token_ids.shape[1]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import zmq
 
-from cluster.workers import serialization
+from cluster.workers import draft_serialization, serialization
 from cluster.workers.draft_partition import DraftPartition
 from cluster.workers.draft_shares import DraftShares, Waiting
 from cluster.workers.draft_steps import DraftSteps
@@ -58,7 +58,7 @@ class _Seat:
     def is_urgent(self) -> bool:
         """Return whether a step of the Router's target waits for its first message."""
         frames = self.messages[0]
-        return not is_for_profiles(frames) and serialization.has_drafts(frames)
+        return not is_for_profiles(frames) and draft_serialization.has_drafts(frames)
 
 
 class SharedDraftLoop:
@@ -109,7 +109,7 @@ class SharedDraftLoop:
             index = min(free)
             listener = listen(index)
             partition = DraftPartition(index, self._num_seats, self._num_blocks)
-            steps = DraftSteps(self._runner, partition, lambda: self._shares.share(index))
+            steps = DraftSteps(self._runner, 0, partition, lambda: self._shares.share(index))
             worker = ModelWorker(self._runner, steps, index)
             self._taken.add(index)
             self._admitted.append(_Seat(index, partition, listener, worker, self._clock()))

@@ -25,9 +25,11 @@ from specdec.speculation.proposers import (
     SentRow,
 )
 from specdec.speculation.proposers.outcome_planner import OutcomePlanner
+from specdec.types.adapters import AdapterFile
 from specdec.types.errors import DraftFailedError, TargetFailedError
-from specdec.types.messages import DraftOutput, DraftStep, DraftWorker, StepInput, VerifyOutput
+from specdec.types.messages import DraftOutput, DraftStep, StepInput, VerifyOutput
 from specdec.types.profile import WorkerProfile
+from specdec.types.ranks import DraftWorker
 from specdec.types.stats import Counts
 
 logger = logging.getLogger(__name__)
@@ -172,7 +174,8 @@ class DraftSupervisor(Supervisor[DraftStep, DraftOutput]):
 
     A lost group is restarted in the background, indefinitely: without drafts the service is slower,
     not broken. A new group has no KV cache; its proposer catches up on the running sequences. It
-    plans its drafts ahead from what was observed with the groups before.
+    plans its drafts ahead from what was observed with the groups before. It loads the adapters of
+    the group before, and drafts when it has them.
     """
 
     _model = "draft model"
@@ -193,6 +196,7 @@ class DraftSupervisor(Supervisor[DraftStep, DraftOutput]):
         self._drafting: WorkerGroup[DraftStep, DraftOutput] | None = None  # the proposer's
         self._planner = OutcomePlanner(time.perf_counter)
         self._counts = Counts()  # of the proposers of lost groups
+        self._adapters: dict[int, AdapterFile] = {}  # by id, which every group is to load
         self.num_late_drafts = 0  # steps that went on without drafts
 
     def take(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
@@ -235,6 +239,34 @@ class DraftSupervisor(Supervisor[DraftStep, DraftOutput]):
         """Release a sequence."""
         if self._proposer is not None:
             self._proposer.release(seq_id)
+
+    def load_adapter(self, adapter: AdapterFile) -> None:
+        """See AdapterDrafter; later groups load it too."""
+        self._adapters[adapter.adapter_id] = adapter
+        self._follow_group()
+        self._with_proposer(lambda proposer: proposer.load_adapter(adapter), None)
+
+    def adapter_fault(self, adapter_id: int) -> str | None:
+        """See AdapterDrafter."""
+        no_fault: str | None = ""
+        return self._with_proposer(lambda proposer: proposer.adapter_fault(adapter_id), no_fault)
+
+    def unload_adapter(self, adapter_id: int) -> None:
+        """See AdapterDrafter."""
+        self._adapters.pop(adapter_id, None)
+        self._with_proposer(lambda proposer: proposer.unload_adapter(adapter_id), None)
+
+    def _with_proposer(
+        self, function: Callable[[DraftModelProposer], Result], without: Result
+    ) -> Result:
+        """Return what a function of the proposer returns; `without` where there is none."""
+        if self._proposer is None:
+            return without
+        try:
+            return function(self._proposer)
+        except Exception as error:
+            self._recover(error)
+            return without
 
     def check(self) -> None:
         """Detect a rank that died while no step ran, and replace a spare that was used or died."""
@@ -279,6 +311,11 @@ class DraftSupervisor(Supervisor[DraftStep, DraftOutput]):
         self._drafting, group.gives_up = group, True
         self._proposer = DraftModelProposer(group, self._limits, self._vocabulary.new_adapter())
         self._proposer.keep_observations(self._planner)
+        self._with_proposer(self._load_adapters, None)
+
+    def _load_adapters(self, proposer: DraftModelProposer) -> None:
+        for adapter in self._adapters.values():
+            proposer.load_adapter(adapter)
 
     def _recover(self, error: Exception) -> None:
         """Restart the group in the background, after any error: none may affect a request."""

@@ -1,6 +1,8 @@
-"""The worker group of a target, whose ranks can load draft heads and adapters."""
+"""The worker groups of a target, whose ranks can load draft heads, and of models with adapters."""
 
 from __future__ import annotations
+
+from typing import Generic
 
 from ray.util.placement_group import PlacementGroup
 
@@ -15,21 +17,54 @@ from cluster.workers.head_messages import (
     switch_message,
 )
 from cluster.workers.ranks import Ranks
-from cluster.workers.worker_group import TARGET, WorkerGroup
+from cluster.workers.worker_group import TARGET, OutputT, StepT, WorkerGroup
 from specdec.types.adapters import AdapterFile
 from specdec.types.drafters import HeadFile
 from specdec.types.messages import StepInput, VerifyOutput
 
 
-class TargetGroup(WorkerGroup[StepInput, VerifyOutput]):
+class AdapterGroup(WorkerGroup[StepT, OutputT], Generic[StepT, OutputT]):
+    """The ranks of a target or a draft model; see WorkerGroup and AdapterRanks."""
+
+    _adapter_inbox: LoadInbox | None = None
+
+    def begin_adapter_load(self, adapter: AdapterFile) -> None:
+        """Have every rank load an adapter after the steps that were sent before."""
+        self._adapter_inbox = LoadInbox(adapter.adapter_id, self.num_ranks)
+        self._send_to_all(adapter_messages.load_message(adapter))
+
+    def collect_adapter_load(self) -> str | None:
+        """See AdapterRanks."""
+        assert self._adapter_inbox is not None, "no load was begun"
+        while self._read(0):
+            pass
+        return self._adapter_inbox.fault
+
+    def unload_adapter(self, adapter_id: int) -> None:
+        """Have every rank free an adapter after the steps that were sent before."""
+        self._send_to_all(adapter_messages.unload_message(adapter_id))
+
+    def _take_report(self, frames: Frames) -> bool:
+        if not adapter_messages.is_adapter_report(frames):
+            return super()._take_report(frames)
+        if self._adapter_inbox is not None:
+            self._adapter_inbox.take(frames)
+        return True
+
+    @property
+    def _extra_s(self) -> float:
+        return super()._extra_s + _loading_s(self._adapter_inbox)
+
+
+class TargetGroup(AdapterGroup[StepInput, VerifyOutput]):
     """The ranks of a target; see WorkerGroup, HeadTarget and AdapterTarget."""
+
+    _load_inbox: LoadInbox | None = None
 
     def __init__(
         self, spec: GroupSpec, placement: PlacementGroup, ranks: Ranks | None = None
     ) -> None:
         """See WorkerGroup. ranks: to use instead of new ones."""
-        self._load_inbox: LoadInbox | None = None
-        self._adapter_inbox: LoadInbox | None = None
         super().__init__(TARGET, spec, placement, ranks)
 
     def begin_head_load(self, head: HeadFile) -> None:
@@ -48,35 +83,18 @@ class TargetGroup(WorkerGroup[StepInput, VerifyOutput]):
         """Have every rank draft with a loaded version after the steps that were sent before."""
         self._send_to_all(switch_message(version))
 
-    def begin_adapter_load(self, adapter: AdapterFile) -> None:
-        """Have every rank load an adapter after the steps that were sent before."""
-        self._adapter_inbox = LoadInbox(adapter.adapter_id, self.num_ranks)
-        self._send_to_all(adapter_messages.load_message(adapter))
-
-    def collect_adapter_load(self) -> str | None:
-        """See AdapterTarget."""
-        assert self._adapter_inbox is not None, "no load was begun"
-        while self._read(0):
-            pass
-        return self._adapter_inbox.fault
-
-    def unload_adapter(self, adapter_id: int) -> None:
-        """Have every rank free an adapter after the steps that were sent before."""
-        self._send_to_all(adapter_messages.unload_message(adapter_id))
-
     def _take_report(self, frames: Frames) -> bool:
-        if is_load_report(frames):
-            inbox = self._load_inbox
-        elif adapter_messages.is_adapter_report(frames):
-            inbox = self._adapter_inbox
-        else:
+        if not is_load_report(frames):
             return super()._take_report(frames)
-        if inbox is not None:
-            inbox.take(frames)
+        if self._load_inbox is not None:
+            self._load_inbox.take(frames)
         return True
 
     @property
     def _extra_s(self) -> float:
-        inboxes = (self._load_inbox, self._adapter_inbox)
-        num_loading = sum(each is not None and not each.is_complete for each in inboxes)
-        return super()._extra_s + LOADING_S * num_loading
+        return super()._extra_s + _loading_s(self._load_inbox)
+
+
+def _loading_s(inbox: LoadInbox | None) -> float:
+    """Return the addition to the time limit of a step while ranks load."""
+    return LOADING_S if inbox is not None and not inbox.is_complete else 0.0

@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from cluster.workers import adapter_messages, serialization
+from cluster.workers import serialization
+from cluster.workers.adapter_messages import is_for_adapters
+from cluster.workers.adapter_orders import execute_adapter_order
 from cluster.workers.frames import Frames
-from cluster.workers.group_spec import AdapterSource, ModelSource
+from cluster.workers.group_spec import ModelSource
 from cluster.workers.head_messages import LoadReport, is_for_heads
 from cluster.workers.head_messages import order_in as order_for_heads
-from specdec.types.adapters import AdapterFile
 from specdec.types.drafters import HeadFile
 from specdec.types.messages import StepInput
 from specdec.worker import TargetModelRunner
@@ -43,9 +44,9 @@ class TargetSteps:
         if is_for_heads(frames):
             yield from self.finish()
             yield from self._change_head(order_for_heads(frames))
-        elif adapter_messages.is_for_adapters(frames):
+        elif is_for_adapters(frames):
             yield from self.finish()
-            yield from self._change_adapters(adapter_messages.order_in(frames))
+            yield from execute_adapter_order(self._runner, self._rank, frames)
         else:
             yield from self._step(serialization.decode_step(frames), has_message)
 
@@ -77,14 +78,3 @@ class TargetSteps:
         source = ModelSource(order.name, Path(order.directory), may_be_pickled=True)
         fault = versions.load(order, source.here)
         yield LoadReport(self._rank, order.version, fault).encode()
-
-    def _change_adapters(self, order: AdapterFile | int) -> Iterator[Frames]:
-        """Load an adapter and report it, or free one."""
-        adapters = self._runner.adapters
-        assert adapters is not None, "the target was loaded without adapters"
-        if isinstance(order, int):
-            adapters.unload(order)
-            return
-        source = AdapterSource(order.source, Path(order.directory))
-        fault = adapters.load(order, source.here)
-        yield adapter_messages.load_report(self._rank, order.adapter_id, fault)

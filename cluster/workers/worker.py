@@ -72,7 +72,7 @@ def load_worker(spec: GroupSpec, rank: int, directory: Path) -> ModelWorker:
     )
     runner = load_warm(model, _join_group(spec, rank, directory))
     if isinstance(runner, DraftModelRunner):
-        return ModelWorker(runner, DraftSteps(runner), rank)
+        return ModelWorker(runner, DraftSteps(runner, rank), rank)
     steps = TargetSteps(runner, rank)
     return ModelWorker(runner, steps, rank, steps.finish)
 

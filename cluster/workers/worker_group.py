@@ -12,7 +12,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 import zmq
 from ray.util.placement_group import PlacementGroup
 
-from cluster.workers import serialization
+from cluster.workers import draft_serialization, serialization
 from cluster.workers.actor import DraftWorker, TargetWorker, Worker
 from cluster.workers.frames import Frames
 from cluster.workers.group_spec import GroupSpec
@@ -76,8 +76,8 @@ TARGET = Role(
 DRAFT = Role(
     DraftWorker,
     DraftFailedError,
-    serialization.encode_draft_step,
-    serialization.decode_draft_output,
+    draft_serialization.encode_draft_step,
+    draft_serialization.decode_draft_output,
     DraftStep(-1, (), (), (), (), ()),
     has_output=lambda step: bool(step.drafts),
     catches_up=lambda step: bool(step.rows) or not (step.drafts or step.ahead),
@@ -211,9 +211,12 @@ class WorkerGroup(Generic[StepT, OutputT]):
         if frames == serialization.CAUGHT_UP:
             self._num_catching_up -= 1
             return True
-        if not serialization.is_ahead_output(frames):
+        if not draft_serialization.is_ahead_output(frames):
             return False
-        output, pending = serialization.decode_ahead_output(frames), self._pending_ahead.popleft()
+        output, pending = (
+            draft_serialization.decode_ahead_output(frames),
+            self._pending_ahead.popleft(),
+        )
         assert output.step_id == pending.step_id, "the drafts of another step"
         if output.is_whole:
             seconds = self._answered_s - max(pending.sent_s, self._previous_answer_s)

@@ -48,6 +48,7 @@ DEFAULT_MODEL_OPTIONS = ModelOptions()
 
 
 _CPU_INFO = Path("/proc/cpuinfo")
+_LEAST_TILE = 16
 
 MAX_STREAM_INTERVAL = 2**20
 """More tokens than are ever buffered."""
@@ -64,6 +65,11 @@ class AdapterLimits:
     max_loras: int
     max_rank: int
     max_loaded: int
+
+    @property
+    def device_rank(self) -> int:
+        """The rank for which a GPU reserves memory: a power of 2, at least that of its tiles."""
+        return max(_LEAST_TILE, 1 << (self.max_rank - 1).bit_length())
 
 
 @dataclass(frozen=True)
@@ -136,6 +142,7 @@ class DraftLimits:
     parallel_drafting, draft_window: as in DraftModelConfig.
     token_map: its `speculative_token_map`.
     max_num_seqs, enforce_eager: as in EngineConfig; a GPU drafts for more sequences with the host.
+    adapters: limits of its LoRA adapters; None where none can be loaded.
     """
 
     num_blocks: int
@@ -149,6 +156,7 @@ class DraftLimits:
     token_map: str | None = None
     max_num_seqs: int = 1
     enforce_eager: bool = False
+    adapters: AdapterLimits | None = None
 
 
 def has_fbgemm() -> bool:

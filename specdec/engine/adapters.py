@@ -11,11 +11,13 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from specdec.types.adapters import AdapterFile, AdapterInfo, AdapterState
+from specdec.speculation.proposers.draft_adapters import AdapterDrafter
+from specdec.types.adapters import AdapterFile, AdapterInfo, AdapterSource, AdapterState
 from specdec.types.errors import InvalidValueError, UnknownModelError
-from specdec.types.messages import BASE_MODEL, AdapterTarget
+from specdec.types.messages import BASE_MODEL
+from specdec.types.ranks import AdapterTarget
 from specdec.types.stats import Counts, SpeculationStats
 
 logger = logging.getLogger(__name__)
@@ -28,9 +30,14 @@ OTHER_ADAPTERS = "other"
 
 @dataclass(eq=False)
 class _Adapter:
-    """An adapter. is_loaded: whether all ranks have it. is_retired: whether it lost its name."""
+    """An adapter.
+
+    draft: its counterpart for the draft model. is_loaded: whether all ranks of the target have it.
+    is_retired: whether it lost its name.
+    """
 
     file: AdapterFile
+    draft: AdapterFile | None
     rank: int
     is_loaded: bool = False
     is_retired: bool = False
@@ -40,6 +47,10 @@ class _Adapter:
     @property
     def adapter_id(self) -> int:
         return self.file.adapter_id
+
+    @property
+    def draft_source(self) -> str:
+        return "" if self.draft is None else self.draft.source
 
     @property
     def state(self) -> AdapterState:
@@ -56,6 +67,7 @@ class _Adapter:
             num_requests,
             self.num_generated_tokens,
             self.speculation,
+            self.draft_source,
         )
 
 
@@ -66,9 +78,13 @@ class Adapters:
     that any thread may read it.
     """
 
-    def __init__(self, max_loaded: int) -> None:
-        """max_loaded: adapters that the ranks hold at most, those being unloaded included."""
+    def __init__(self, max_loaded: int, drafter: AdapterDrafter | None = None) -> None:
+        """max_loaded: adapters that the ranks hold at most, those being unloaded included.
+
+        drafter: loads the counterparts of adapters; None where no draft model can.
+        """
         self.ids: Mapping[str, int] = {}
+        self.drafter = drafter
         self._max_loaded = max_loaded
         self._adapters: dict[int, _Adapter] = {}  # by id, oldest first
         self._last_used: dict[int, None] = {}  # ids, least recently used first
@@ -78,11 +94,19 @@ class Adapters:
         self._next_id = BASE_MODEL + 1
         self._counted: dict[str, tuple[int, SpeculationStats]] = {}
 
-    def load(self, name: str, source: str, directory: str, rank: int, *, replaces: bool) -> int:
+    def load(
+        self,
+        name: str,
+        target: AdapterSource,
+        rank: int,
+        *,
+        replaces: bool,
+        draft: AdapterSource | None = None,
+    ) -> int:
         """Order an adapter, which is named as soon as all ranks have it; return its id.
 
-        Raises InvalidValueError for a name that is taken, unless it `replaces` that adapter, and
-        where no more adapters fit.
+        draft: its counterpart for the draft model. Raises InvalidValueError for a name that is
+        taken, unless it `replaces` that adapter, and where no more adapters fit.
         """
         present = (each for each in self._adapters.values() if not each.is_retired)
         if not replaces and any(each.file.name == name for each in present):
@@ -91,8 +115,9 @@ class Adapters:
             limit = f"at most {self._max_loaded} (max_cpu_loras); unload one first"
             raise InvalidValueError("loaded adapters", len(self._adapters) + 1, limit)
         adapter_id, self._next_id = self._next_id, self._next_id + 1
-        file = AdapterFile(adapter_id, name, source, directory)
-        self._adapters[adapter_id] = _Adapter(file, rank)
+        file = AdapterFile(adapter_id, name, target.source, target.directory)
+        counterpart = None if draft is None else replace(file, **vars(draft))
+        self._adapters[adapter_id] = _Adapter(file, counterpart, rank)
         return adapter_id
 
     def unload(self, name: str) -> None:
@@ -115,10 +140,16 @@ class Adapters:
         if not self.has_room and (oldest := next(idle, None)) is not None:
             self._retire(oldest)
 
-    def source_of(self, name: str) -> str | None:
-        """Return what a named adapter was loaded from; None for an unknown name."""
+    def sources_of(self, name: str) -> tuple[str, str] | None:
+        """Return what a named adapter and its counterpart were loaded from; None for no adapter.
+
+        Empty for a counterpart that it does not have.
+        """
         adapter_id = self.ids.get(name)
-        return None if adapter_id is None else self._adapters[adapter_id].file.source
+        if adapter_id is None:
+            return None
+        adapter = self._adapters[adapter_id]
+        return adapter.file.source, adapter.draft_source
 
     def hold(self, name: str) -> int:
         """Keep a named adapter on the ranks until `let_go`; return its id."""
@@ -177,19 +208,40 @@ class Adapters:
         """
         self._free(target, used)
         while (adapter := self._next_to_load()) is not None:
-            if self._loading is None:
-                self._loading = adapter.adapter_id
-                target.begin_adapter_load(adapter.file)
-            fault = target.collect_adapter_load()
+            fault = self._load_on_draft(adapter)
+            if fault == "":
+                fault = self._load_on(target, adapter)
             if fault is None:
                 break
-            self._loading = None
             if fault:
-                target.unload_adapter(adapter.adapter_id)  # other ranks may have it
                 self._fail(adapter, fault)
                 return [adapter.adapter_id]
             self._activate(adapter)
         return []
+
+    def _load_on_draft(self, adapter: _Adapter) -> str | None:
+        """Load the counterpart of a new adapter; return as `collect_adapter_load` does.
+
+        The draft model has it when the first request runs. Where it has to be loaded again, nothing
+        waits: the draft model drafts without it.
+        """
+        if adapter.draft is None or self.drafter is None or not self._is_new(adapter):
+            return ""
+        self.drafter.load_adapter(adapter.draft)
+        fault = self.drafter.adapter_fault(adapter.adapter_id)
+        return f"draft model: {fault}" if fault else fault
+
+    def _load_on(self, target: AdapterTarget, adapter: _Adapter) -> str | None:
+        """Load an adapter on the target; return as `collect_adapter_load` does."""
+        if self._loading is None:
+            self._loading = adapter.adapter_id
+            target.begin_adapter_load(adapter.file)
+        fault = target.collect_adapter_load()
+        if fault is not None:
+            self._loading = None
+        if fault:
+            target.unload_adapter(adapter.adapter_id)  # other ranks may have it
+        return fault
 
     def restart(self) -> None:
         """Follow the replacement of the target, whose ranks have no adapters: load all again."""
@@ -228,9 +280,18 @@ class Adapters:
             is_used = adapter_id in used or self._held[adapter_id] > 0
             if adapter.is_retired and not is_used and adapter_id != self._loading:
                 del self._adapters[adapter_id]
+                self._free_on_draft(adapter)
                 if adapter.is_loaded:
                     target.unload_adapter(adapter_id)
                 logger.info("adapter %s is unloaded", adapter.file.name)
+
+    def _free_on_draft(self, adapter: _Adapter) -> None:
+        if adapter.draft is not None and self.drafter is not None:
+            self.drafter.unload_adapter(adapter.adapter_id)
+
+    def _is_new(self, adapter: _Adapter) -> bool:
+        """Return whether an adapter has not been named yet."""
+        return not adapter.is_retired and self.ids.get(adapter.file.name) != adapter.adapter_id
 
     def _next_to_load(self) -> _Adapter | None:
         if self._loading is not None:
@@ -239,10 +300,10 @@ class Adapters:
 
     def _activate(self, adapter: _Adapter) -> None:
         """Name an adapter that all ranks have, in place of another one of its name."""
-        adapter_id, name = adapter.adapter_id, adapter.file.name
+        adapter_id, name, is_new = adapter.adapter_id, adapter.file.name, self._is_new(adapter)
         adapter.is_loaded = True
         logger.info("adapter %s is loaded from %s", name, adapter.file.source)
-        if adapter.is_retired or self.ids.get(name) == adapter_id:
+        if not is_new:
             return  # the target had to load it again
         replaced = self.ids.get(name)
         self.ids = {**self.ids, name: adapter_id}  # first: at no moment the name is unknown
@@ -258,8 +319,9 @@ class Adapters:
     def _fail(self, adapter: _Adapter, fault: str) -> None:
         adapter_id, name = adapter.adapter_id, adapter.file.name
         logger.warning("adapter %s cannot be loaded: %s", name, fault)
-        is_ordered = not adapter.is_retired and self.ids.get(name) != adapter_id
+        is_new = self._is_new(adapter)
         self._retire(adapter_id)
         del self._adapters[adapter_id]
-        if is_ordered:
+        self._free_on_draft(adapter)
+        if is_new:
             self._faults[adapter_id] = fault

@@ -29,7 +29,8 @@ from specdec.types.draft_decision import Decision
 from specdec.types.draft_tree import chain_of
 from specdec.types.drafters import CONFIGURED_VERSION
 from specdec.types.errors import GrammarError
-from specdec.types.messages import PENDING_TOKEN, StepInput, StepRow, Target, VerifyOutput
+from specdec.types.messages import PENDING_TOKEN, StepInput, StepRow, VerifyOutput
+from specdec.types.ranks import Target
 
 Rows = list[tuple[Sequence, StepRow]]
 

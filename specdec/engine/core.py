@@ -24,6 +24,7 @@ from specdec.models.resolve import portable_name
 from specdec.speculation.policy.factory import MeasureEngine
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import Proposer, load_corpora
+from specdec.speculation.proposers.draft_adapters import AdapterDrafter
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.adapters import AdapterOrder, AdapterReport
 from specdec.types.control import SpeculationControl
@@ -34,7 +35,8 @@ from specdec.types.drafters import (
     HeadFile,
 )
 from specdec.types.errors import BadLogitsError, InvalidValueError, NotReadyError
-from specdec.types.messages import BASE_MODEL, Target
+from specdec.types.messages import BASE_MODEL
+from specdec.types.ranks import Target
 from specdec.types.sampling_params import SamplingDefaults
 from specdec.types.stats import Counts, EngineStats
 
@@ -60,6 +62,10 @@ class Executor(Protocol):
 
     def make_proposer(self) -> Proposer | None:
         """Return the configured proposer; None where nothing drafts."""
+
+    @property
+    def adapter_drafter(self) -> AdapterDrafter | None:
+        """The draft model, which may load adapters; None without one."""
 
     def make_policy(
         self,
@@ -167,7 +173,10 @@ class EngineCore(Generic[Config]):
         limits, orders = self.plan.engine.adapters, self.config.startup_adapters
         if limits is None or self.adapters is None:
             return
-        control = AdapterControl(self.engine, self.adapters, limits, self.config.request_name)
+        self.adapters.drafter = executor.adapter_drafter
+        control = AdapterControl(
+            self.engine, self.adapters, limits, self.config.request_name, self.plan.draft
+        )
         self.adapter_control = control
         executor.measure(lambda _: control.load_all(orders))
 

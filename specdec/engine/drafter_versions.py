@@ -22,7 +22,7 @@ from specdec.types.drafters import (
     VersionState,
 )
 from specdec.types.errors import InvalidValueError, OverloadedError
-from specdec.types.messages import HeadTarget
+from specdec.types.ranks import HeadTarget
 from specdec.types.stats import Counts, SpeculationStats
 
 logger = logging.getLogger(__name__)

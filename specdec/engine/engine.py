@@ -45,7 +45,8 @@ from specdec.types.errors import (
     LostAdapterError,
     TargetFailedError,
 )
-from specdec.types.messages import BASE_MODEL, AdapterTarget, HeadTarget, Target
+from specdec.types.messages import BASE_MODEL
+from specdec.types.ranks import AdapterTarget, HeadTarget, Target
 from specdec.types.responses import EngineOutput
 from specdec.types.stats import Counts, EngineStats
 

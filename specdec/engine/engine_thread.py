@@ -21,7 +21,7 @@ from specdec.engine.scheduler import require_room
 from specdec.sequences.sequence import EngineRequest
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import NotReadyError, TargetFailedError
-from specdec.types.messages import Target
+from specdec.types.ranks import Target
 from specdec.types.request import OWN_PROCESS, Caller
 from specdec.types.responses import EngineOutput
 from specdec.types.stats import EngineStats

@@ -24,6 +24,8 @@ _GRAPHS_BYTES = 6 * _MIB
 """Device memory of the four graphs of one size: the forward pass has a node for each kernel."""
 _HEAD_GRAPHS_BYTES = 3 * _MIB
 """Device memory of the further graphs of one size with a draft head, which has few layers."""
+_ADAPTED_GRAPHS_BYTES = 2 * _GRAPHS_BYTES
+"""Device memory of a pass with adapters as a graph, which has twice as many kernels."""
 _PRODUCT_BYTES = 128 * _MIB
 """Parts of a product of few rows in deterministic mode (`kernels.triton.products`)."""
 _MOST_TAPS = 6
@@ -44,6 +46,7 @@ def gpu_workspace_bytes(config: LLMConfig, model: ModelConfig, *, drafts: bool) 
         + attention_bytes(config, model) * (2 if captures else 1)
         + _activation_bytes(config, model)
         + _logit_bytes(config, model, tokens_of_sequence)
+        + (0 if drafts else _count_bytes(config, model))
         + _graph_bytes(config, drafts=drafts) * num_sizes
         + (_PRODUCT_BYTES * (2 if captures else 1) if config.deterministic and not drafts else 0)
         + (_prompt_bytes(config, model) if captures and not drafts else 0)
@@ -56,7 +59,8 @@ def _prompt_bytes(config: LLMConfig, model: ModelConfig) -> int:
     num_graphs = num_ragged_graphs(
         config.max_num_seqs, config.max_num_batched_tokens, model.hidden_size
     )
-    return num_graphs * _GRAPHS_BYTES + _activation_bytes(config, model)
+    of_pass = _GRAPHS_BYTES + (_ADAPTED_GRAPHS_BYTES if config.enable_lora else 0)
+    return num_graphs * of_pass + _activation_bytes(config, model)
 
 
 def _activation_bytes(config: LLMConfig, model: ModelConfig) -> int:
@@ -90,10 +94,17 @@ def _logit_bytes(config: LLMConfig, model: ModelConfig, tokens_of_sequence: int)
     return logits + _SAMPLING_BYTES
 
 
+def _count_bytes(config: LLMConfig, model: ModelConfig) -> int:
+    """Return the bytes of the counts of output tokens, for penalties (`worker.seen_tokens`)."""
+    int32_bytes = 4
+    return config.max_num_seqs * model.vocab_size * int32_bytes
+
+
 def _graph_bytes(config: LLMConfig, *, drafts: bool) -> int:
     """Return the bytes of the graphs of a size."""
     has_head = config.head is not None and not drafts
-    return _GRAPHS_BYTES + (_HEAD_GRAPHS_BYTES if has_head else 0)
+    adapted = _ADAPTED_GRAPHS_BYTES if config.enable_lora else 0
+    return _GRAPHS_BYTES + adapted + (_HEAD_GRAPHS_BYTES if has_head else 0)
 
 
 def _tap_bytes(config: LLMConfig, model: ModelConfig) -> int:

@@ -18,7 +18,8 @@ from specdec.config.engine import EngineConfig
 from specdec.models.heads.config import HeadConfig
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import BadLogitsError
-from specdec.types.messages import StepInput, StepRow, Target, VerifiedRow
+from specdec.types.messages import StepInput, StepRow, VerifiedRow
+from specdec.types.ranks import Target
 from specdec.types.trial_sequences import TrialSequences
 
 LOW_ACCEPTANCE = 0.4

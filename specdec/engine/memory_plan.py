@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from specdec.config.engine import DTYPE_BYTES, DraftLimits, EngineConfig
+from specdec.config.engine import DTYPE_BYTES, AdapterLimits, DraftLimits, EngineConfig
 from specdec.config.llm import LLMConfig
 from specdec.engine.gpu_workspace import gpu_workspace_bytes
-from specdec.engine.model_limits import check_model_limits
+from specdec.engine.model_limits import check_model_limits, draft_adapter_limits
 from specdec.engine.model_resolution import Models
 from specdec.models.config import ModelConfig
 from specdec.speculation.proposers import proposer_memory
@@ -148,6 +148,7 @@ def _draft_limits(config: LLMConfig, pool: _Pool, num_blocks: int) -> DraftLimit
         token_map=drafting.speculative_token_map,
         max_num_seqs=config.max_num_seqs,
         enforce_eager=config.enforce_eager,
+        adapters=draft_adapter_limits(config, pool.model),
     )
 
 
@@ -172,16 +173,31 @@ def _head_bytes_per_token(config: LLMConfig, models: Models) -> int:
 
 def _extra_weight_bytes(config: LLMConfig, models: Models) -> int:
     """Return the bytes of the weights that the ranks of the target hold beside its own at most."""
-    return _head_weight_bytes(config, models) + _adapter_bytes(config, models)
+    size = config.tensor_parallel_size
+    adapters = _adapter_bytes(config, models.target, config.adapter_limits, size)
+    copies = models.target.copied_bytes(config.resolved_dtype, size)
+    return _head_weight_bytes(config, models) + adapters + copies
 
 
-def _adapter_bytes(config: LLMConfig, models: Models) -> int:
-    """Return the bytes of the adapters that the ranks hold at most."""
-    limits = config.adapter_limits
+def _adapter_bytes(
+    config: LLMConfig, model: ModelConfig, limits: AdapterLimits | None, num_ranks: int
+) -> int:
+    """Return the bytes of the adapters that the ranks of a model hold at most."""
     if limits is None:
         return 0
-    dtype, size = config.resolved_dtype, config.tensor_parallel_size
-    return limits.max_loaded * models.target.adapter_bytes(limits.max_rank, dtype, size)
+    rank = limits.max_rank if config.device == "cpu" else limits.device_rank
+    each = model.adapter_bytes(rank, config.resolved_dtype, num_ranks)
+    return limits.max_loaded * each
+
+
+def _extra_draft_bytes(config: LLMConfig, models: Models) -> int:
+    """Return the bytes of the weights that the ranks of the draft model hold beside its own."""
+    if models.draft is None or config.draft_model is None:
+        return 0
+    limits = draft_adapter_limits(config, models.draft)
+    size = config.draft_model.draft_tensor_parallel_size
+    copies = models.draft.copied_bytes(config.resolved_dtype, size)
+    return _adapter_bytes(config, models.draft, limits, size) + copies
 
 
 def _head_weight_bytes(config: LLMConfig, models: Models) -> int:
@@ -203,7 +219,8 @@ def _draft_pool(config: LLMConfig, models: Models) -> _Pool | None:
         model.max_position_embeddings,
     )
     size = drafting.draft_tensor_parallel_size
-    return _pool(config, "draft model", model, size, max_model_len)
+    pool = _pool(config, "draft model", model, size, max_model_len)
+    return replace(pool, extra_bytes=_extra_draft_bytes(config, models))
 
 
 def _pool(
@@ -326,6 +343,7 @@ def _draft_bytes_without_kv(config: LLMConfig, models: Models, *, in_process: bo
         return 0
     num_ranks = drafting.draft_tensor_parallel_size + config.num_spare_ranks
     weights = models.draft.weight_bytes(config.resolved_dtype, drafting.quantization)
+    weights += _extra_draft_bytes(config, models)
     return weights + (0 if in_process else num_ranks * PROCESS_BYTES)
 
 

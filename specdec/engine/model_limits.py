@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specdec.config.engine import AdapterLimits
 from specdec.config.llm import LLMConfig
 from specdec.config.quantization import CHECKPOINT_QUANTIZATIONS
 from specdec.engine.model_resolution import Models
@@ -14,10 +15,10 @@ _REASON = "the model runs by transformers' code"
 def check_model_limits(config: LLMConfig, models: Models) -> None:
     """Raise InvalidValueError for a setting that the models do not have.
 
-    transformers' modelling code runs on one rank, without quantization, adapters or draft heads.
+    transformers' modelling code runs without quantization, adapters or draft heads.
     """
     if models.target.transformers is not None:
-        _require("tensor_parallel_size", config.tensor_parallel_size, 1)
+        require_plan("tensor_parallel_size", models.target, config.tensor_parallel_size)
         _require("quantization", config.quantization, "none")
         _require("hf_overrides", config.hf_overrides, None)
         _require("enable_lora", config.enable_lora, False)
@@ -29,14 +30,24 @@ def check_model_limits(config: LLMConfig, models: Models) -> None:
     _require_stored_quantization(config, models.target)
     if config.enable_expert_parallel:
         require_experts(models.target, config.tensor_parallel_size)
-    if models.target.latent is not None and config.enable_lora:
+    if config.enable_lora and not _takes_adapters(models.target):
         limit = "false: the model has latent attention, whose projections take no adapters"
         raise InvalidValueError("enable_lora", True, limit)
     drafting = config.draft_model
     if drafting is not None and models.draft is not None and models.draft.transformers is not None:
         field = "speculative_config.draft_tensor_parallel_size"
-        _require(field, drafting.draft_tensor_parallel_size, 1)
+        require_plan(field, models.draft, drafting.draft_tensor_parallel_size)
         _require("speculative_config.quantization", drafting.quantization, None)
+
+
+def draft_adapter_limits(config: LLMConfig, draft: ModelConfig) -> AdapterLimits | None:
+    """Return the limits of a draft model's adapters; None where it can load none."""
+    return config.adapter_limits if _takes_adapters(draft) else None
+
+
+def _takes_adapters(model: ModelConfig) -> bool:
+    """Return whether specdec's decoder runs a model, with projections that take adapters."""
+    return model.transformers is None and model.latent is None
 
 
 def _require_stored_quantization(config: LLMConfig, model: ModelConfig) -> None:
@@ -57,6 +68,18 @@ def require_experts(model: ModelConfig, tensor_parallel_size: int) -> None:
     if tensor_parallel_size > model.experts.count:
         limit = f"at most {model.experts.count}, the experts of the model, to divide it by them"
         raise InvalidValueError("tensor_parallel_size", tensor_parallel_size, limit)
+
+
+def require_plan(field: str, model: ModelConfig, num_ranks: int) -> None:
+    """Raise InvalidValueError unless ranks can share a model by the plan of transformers."""
+    if model.transformers is None or num_ranks == 1:
+        return
+    if model.transformers.parallel_fault:
+        raise InvalidValueError(field, num_ranks, f"1: {model.transformers.parallel_fault}")
+    for count, name in ((model.num_heads, "heads"), (model.num_kv_heads, "KV heads")):
+        if count % num_ranks:
+            limit = f"a divisor of {count}, the {name} of the model: {_REASON}"
+            raise InvalidValueError(field, num_ranks, limit)
 
 
 def _require(field: str, value: object, only: object) -> None:

@@ -13,11 +13,11 @@ from pathlib import Path
 from specdec.config.engine import DEFAULT_MODEL_OPTIONS, DTYPE_BYTES, DTypeName, ModelOptions
 from specdec.config.methods import METHODS, DraftPlace, HeadMethodConfig
 from specdec.config.quantization import QuantizationMethod
-from specdec.engine.model_limits import require_experts
+from specdec.engine.model_limits import require_experts, require_plan
 from specdec.models.config import ModelConfig
 from specdec.models.heads.config import HeadConfig, head_method_of
 from specdec.models.registry import ARCHITECTURES
-from specdec.types.errors import InvalidValueError, UnsupportedModelError
+from specdec.types.errors import UnsupportedModelError
 from specdec.types.sharding import partition
 
 _SHORT_DTYPES = ("bfloat16", "float16")
@@ -92,9 +92,7 @@ def report_model(
     config = ModelConfig.from_directory(directory, options)
     if options.divides_by_expert:
         require_experts(config, tensor_parallel_size)
-    if config.transformers is not None and tensor_parallel_size > 1:
-        limit = "1: transformers' code runs the model on one rank"
-        raise InvalidValueError("tensor_parallel_size", tensor_parallel_size, limit)
+    require_plan("tensor_parallel_size", config, tensor_parallel_size)
     return ModelReport(
         directory=directory,
         config=config,
@@ -113,13 +111,13 @@ def _differences(config: ModelConfig) -> str:
 
 def _ranks(config: ModelConfig, precision: Precision, size: int) -> Iterator[RankMemory]:
     if config.transformers is not None:
-        kv_bytes = config.kv_bytes_per_token(precision.dtype)
-        yield RankMemory(config.weight_bytes(precision.dtype), kv_bytes)
+        weights = config.weight_bytes(precision.dtype) + config.copied_bytes(precision.dtype, size)
+        kv_bytes = config.kv_bytes_per_token(precision.dtype, size)
+        yield from [RankMemory(weights // size, kv_bytes // size)] * size
         return
     vocab = partition(config.vocab_size, size)
     kv_element_bytes = DTYPE_BYTES[precision.dtype]
     for rank, heads in enumerate(config.head_shards(size)):
-        kv = len(heads.kv) * config.head_dim
         attention = config.num_layers * config.num_attention_weights(
             len(heads.query), len(heads.kv)
         )
@@ -132,7 +130,7 @@ def _ranks(config: ModelConfig, precision: Precision, size: int) -> Iterator[Ran
         if config.latent is not None:
             expansion = config.latent.num_expansion_weights(len(heads.query))
             weights += config.num_layers * expansion * DTYPE_BYTES[precision.dtype]
-        kv_bytes = 2 * config.num_layers * kv * kv_element_bytes
+        kv_bytes = config.kv_values_per_token(len(heads.kv)) * kv_element_bytes
         experts = config.experts
         num_experts = 0 if experts is None else len(experts.shard(rank, size).experts)
         yield RankMemory(weights, kv_bytes, num_experts)

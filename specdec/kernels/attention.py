@@ -1,37 +1,25 @@
 """Paged attention: prefill, decode and draft tokens of a flat batch in one call.
 
 A `PagedAttention` is called twice: `plan`, once per forward pass on the host, and `rotate_and_run`,
-once per layer. `TorchAttention` is the reference; `kernels.triton.attention` runs on GPUs.
+once per layer. `kernels.torch_attention` is the reference; `kernels.triton.attention` runs on GPUs.
 
 The KV cache of one layer is [num_slots, 2, num_kv_heads, head_dim] (keys, then values), so that
-writing a token's KV and reading a sequence's pages are one indexed copy each.
+writing a token's KV and reading a sequence's pages are one indexed copy each. With latents it is
+[num_slots, 1, 1, head_dim]: the last dimensions of the key that all heads share are their value.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.config.attention_splits import MAX_SHORT_QUERY_TOKENS
-from specdec.kernels.device_batch import AnyDeviceBatch, DeviceBatch, RaggedBatch
-from specdec.kernels.forward_batch import ModelInput, on_device
-from specdec.types.draft_tree import Parents, ancestors, depths, signed_words
+from specdec.kernels.device_batch import AnyDeviceBatch
+from specdec.kernels.forward_batch import ModelInput
 from specdec.types.sharding import HeadShard
-
-
-@dataclass(frozen=True)
-class AttentionGroup:
-    """G sequences of similar visible context, padded to Q query tokens and S context tokens."""
-
-    rows: Tensor  # [G, Q] int64: flat token of each query; padding repeats the last one
-    slots: Tensor  # [G * S] int64: KV slot of each visible position; padding repeats the last
-    mask: Tensor | None  # [G, 1, Q * heads_per_kv, S] additive; None when nothing is masked
 
 
 @dataclass(frozen=True)
@@ -75,35 +63,6 @@ class AttentionPlan(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class TorchPlan:
-    """The AttentionPlan of TorchAttention."""
-
-    slot_mapping: Tensor  # [T] int64
-    groups: tuple[AttentionGroup, ...]
-
-    @property
-    def is_one_block(self) -> bool:
-        """Return whether one group without padding holds all tokens, as in a decode batch."""
-        return len(self.groups) == 1 and self.groups[0].rows.numel() == len(self.slot_mapping)
-
-
-@dataclass(frozen=True)
-class _Visible:
-    """The context of queries: at most `window` tokens, from the slot `kv_start` on."""
-
-    window: int | None
-    kv_start: int
-
-
-@dataclass(frozen=True)
-class _Member:
-    """A sequence of a group, and the first block that is visible to its queries."""
-
-    index: int
-    first_block: int
-
-
 class PagedAttention(ABC):
     """Grouped-query attention over one rank's paged KV cache.
 
@@ -121,18 +80,32 @@ class PagedAttention(ABC):
         *,
         scale: float | None = None,
         softcap: float | None = None,
+        latent_rank: int | None = None,
     ) -> None:
         """heads: of this rank. scale: factor of scores; None: 1 / sqrt(head_dim).
 
-        softcap: bound c of scores s, which become c * tanh(s / c); None: no bound.
+        softcap: bound c of scores s, which become c * tanh(s / c); None: no bound. latent_rank:
+        dimensions of the latents that are values; None where values are apart from keys.
         """
+        assert latent_rank is None or len(heads.kv) == 1, "all heads share one latent"
         self.num_kv_heads = len(heads.kv)
         self.heads_per_kv = heads.heads_per_kv
         self.head_dim = head_dim
         self.block_size = block_size
         self.device = device
         self.softcap = softcap
+        self.latent_rank = latent_rank
         self.scale = head_dim**-0.5 if scale is None else scale
+
+    @property
+    def kv_parts(self) -> int:
+        """Vectors of a token that a KV head has in the cache: key and value, or both as one."""
+        return 2 if self.latent_rank is None else 1
+
+    @property
+    def value_dim(self) -> int:
+        """Dimensions of a value, and so of the result for a head."""
+        return self.head_dim if self.latent_rank is None else self.latent_rank
 
     @abstractmethod
     def plan(
@@ -164,10 +137,10 @@ class PagedAttention(ABC):
     @abstractmethod
     def rotate_and_run(
         self,
-        heads: Tensor,  # [T, num_heads + 2 * num_kv_heads, head_dim]: queries, keys, values
+        heads: Tensor,  # [T, num_heads + kv_parts * num_kv_heads, head_dim]: queries, keys, values
         norms: QueryKeyNorms | None,
         rotation: Rotation | None,
-        kv_cache: Tensor,  # [num_slots, 2, num_kv_heads, head_dim], changed in place
+        kv_cache: Tensor,  # [num_slots, kv_parts, num_kv_heads, head_dim], changed in place
         plan: AttentionPlan,
         sinks: Tensor | None = None,  # [num_heads]
     ) -> Tensor:
@@ -182,291 +155,10 @@ class PagedAttention(ABC):
         plan: AttentionPlan,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Write this pass's `kv` to its slots, then attend; return [T, num_heads, head_dim].
+        """Write this pass's `kv` to its slots, then attend; return [T, num_heads, value_dim].
 
         sinks: [num_heads], the score of a key that every query sees and that has no value (Xiao et
         al. 2023, section 3.3); None without.
-        query: [T, num_heads, head_dim]. kv: [T, 2, num_kv_heads, head_dim], keys rotated.
-        kv_cache: [num_slots, 2, num_kv_heads, head_dim], changed in place.
+        query: [T, num_heads, head_dim]. kv: [T, kv_parts, num_kv_heads, head_dim], keys rotated.
+        kv_cache: [num_slots, kv_parts, num_kv_heads, head_dim], changed in place.
         """
-
-
-class TorchAttention(PagedAttention):
-    """Paged attention on torch's operators, for any device."""
-
-    copies_pages = True
-
-    def __init__(
-        self,
-        heads: HeadShard,
-        head_dim: int,
-        block_size: int,
-        device: torch.device,
-        *,
-        scale: float | None = None,
-        softcap: float | None = None,
-    ) -> None:
-        """See PagedAttention."""
-        super().__init__(heads, head_dim, block_size, device, scale=scale, softcap=softcap)
-        before = heads.first_in_group
-        after = self.num_kv_heads * self.heads_per_kv - before - len(heads.query)
-        self._missing_heads = (before, after)
-        self._workspace = torch.empty(0, device="cpu")  # replaced by one in the dtype of the cache
-
-    def plan(
-        self,
-        batch: ModelInput,
-        dtype: torch.dtype,
-        window: int | None = None,
-        kv_start: int = 0,
-    ) -> TorchPlan:
-        """Group the sequences of a batch; visible contexts within a group differ by under half."""
-        assert kv_start < self.block_size
-        members: dict[tuple[int, int], list[_Member]] = defaultdict(list)
-        for index, context_len in enumerate(batch.context_lens.tolist()):
-            query_len = batch.query_len(index)
-            nodes = batch.chunks[index].num_nodes
-            first_position = context_len - max(query_len, nodes + 1)  # of a tree, that of the base
-            first_visible = 0 if window is None else max(0, first_position - window + 1)
-            member = _Member(index, first_visible // self.block_size)
-            num_visible = context_len - member.first_block * self.block_size
-            is_long = query_len > MAX_SHORT_QUERY_TOKENS
-            members[num_visible.bit_length(), index + 1 if is_long else 0].append(member)
-        visible = _Visible(window, kv_start)
-        groups = tuple(self._plan_group(batch, each, visible, dtype) for each in members.values())
-        return TorchPlan(on_device(batch.slot_mapping, self.device), groups)
-
-    def rotate_and_run(
-        self,
-        heads: Tensor,
-        norms: QueryKeyNorms | None,
-        rotation: Rotation | None,
-        kv_cache: Tensor,
-        plan: AttentionPlan,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        """See PagedAttention."""
-        num_queries = heads.shape[1] - 2 * self.num_kv_heads
-        query, kv = heads.split((num_queries, 2 * self.num_kv_heads), dim=1)
-        if norms is not None:
-            key = kv[:, : self.num_kv_heads]
-            query.copy_(norms.query(query))
-            key.copy_(norms.key(key))
-        if rotation is not None:
-            rotation.apply_(heads[:, : num_queries + self.num_kv_heads])
-        kv = kv.view(len(heads), 2, self.num_kv_heads, self.head_dim)
-        return self.run(query, kv, kv_cache, plan, sinks)
-
-    def plan_on_device(
-        self,
-        batch: AnyDeviceBatch,
-        dtype: torch.dtype,
-        window: int | None = None,
-        kv_start: int = 0,
-    ) -> TorchPlan:
-        """Plan a batch as one group; contexts are padded to those of whole tables."""
-        if isinstance(batch, RaggedBatch):
-            batch = _one_by_one(batch)
-        num_sequences, num_blocks = batch.block_tables.shape
-        slots = torch.arange(num_blocks * self.block_size, device=self.device)
-        last = batch.context_lens.unsqueeze(1) - 1
-        own = torch.minimum(slots.clamp_min(kv_start), last)  # [B, S]
-        pages = batch.block_tables.gather(1, own.div(self.block_size, rounding_mode="floor"))
-        positions = batch.positions.view(num_sequences, batch.query_len)
-        first_slots = torch.full_like(batch.context_lens, kv_start)
-        is_masked = _is_masked(positions, first_slots, len(slots), window)
-        mask = torch.zeros(is_masked.shape, dtype=dtype, device=self.device)
-        mask.masked_fill_(is_masked, float("-inf"))
-        rows = torch.arange(len(batch.input_ids), device=self.device)
-        group = AttentionGroup(
-            rows=rows.view(num_sequences, batch.query_len),
-            slots=(pages * self.block_size + own % self.block_size).flatten(),
-            mask=mask.repeat_interleave(self.heads_per_kv, dim=1)[:, None],
-        )
-        return TorchPlan(batch.slot_mapping, (group,))
-
-    def run(
-        self,
-        query: Tensor,
-        kv: Tensor,
-        kv_cache: Tensor,
-        plan: AttentionPlan,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        """See PagedAttention."""
-        assert isinstance(plan, TorchPlan)
-        kv_cache.index_copy_(0, plan.slot_mapping, kv)
-        if plan.is_one_block:
-            only = plan.groups[0]
-            grouped = query.reshape(*only.rows.shape, *query.shape[1:])
-            return self._attend(grouped, kv_cache, only, sinks).flatten(0, 1)
-        output = torch.empty_like(query)
-        for group in plan.groups:
-            output[group.rows] = self._attend(query[group.rows], kv_cache, group, sinks)
-        return output
-
-    def _plan_group(
-        self, batch: ModelInput, members: list[_Member], visible: _Visible, dtype: torch.dtype
-    ) -> AttentionGroup:
-        """Plan one group; positions are relative to the start of each sequence's first block."""
-        device = self.device
-        indices = [member.index for member in members]
-        query_lens = torch.tensor([batch.query_len(i) for i in indices], device=device)
-        starts = on_device(batch.cu_seqlens_q[indices], device)
-        contexts = on_device(batch.context_lens[indices], device)
-        tables = on_device(batch.block_tables[indices], device)
-        first_blocks = torch.tensor([member.first_block for member in members], device=device)
-        num_visible = contexts - first_blocks * self.block_size
-        max_query, max_visible = int(query_lens.max()), int(num_visible.max())
-        # Padding queries repeat the last one, so writing their results back is harmless.
-        steps = torch.arange(max_query, device=device)
-        offsets = torch.minimum(steps, query_lens[:, None] - 1)  # [G, Q]
-        first_slots = (visible.kv_start - first_blocks * self.block_size).clamp_min_(0)
-        rows = starts[:, None] + offsets
-        positions = on_device(batch.positions, device)[rows]
-        positions -= first_blocks[:, None] * self.block_size
-        is_masked = _is_masked(positions, first_slots, max_visible, visible.window)
-        for place, index in enumerate(indices):
-            if (parents := batch.chunks[index].parents) is not None:
-                query_len, end = batch.query_len(index), int(num_visible[place])
-                _mask_tree(is_masked[place, :, :end], parents, query_len, visible.window)
-        return AttentionGroup(
-            rows=rows,
-            slots=self._slots(tables, first_blocks, first_slots, num_visible, max_visible),
-            mask=self._additive_mask(is_masked, dtype),
-        )
-
-    def _slots(
-        self,
-        tables: Tensor,
-        first_blocks: Tensor,
-        first_slots: Tensor,
-        num_visible: Tensor,
-        max_visible: int,
-    ) -> Tensor:
-        """Return the KV slots of visible positions, [G * max_visible].
-
-        tables: [G, M]; first_blocks, first_slots, num_visible: [G]. Padding repeats the sequence's
-        first or last position: a weight of 0 still propagates a NaN, so a query must read neither
-        the KV of another sequence nor that of a rejected draft.
-        """
-        positions = torch.arange(max_visible, device=tables.device)
-        own = torch.minimum(positions, num_visible[:, None] - 1)  # [G, max_visible]
-        own = torch.maximum(own, first_slots[:, None])
-        blocks = own.div(self.block_size, rounding_mode="floor")
-        pages = tables.gather(1, blocks + first_blocks[:, None]) * self.block_size
-        return (pages + own % self.block_size).flatten()
-
-    def _additive_mask(self, is_masked: Tensor, dtype: torch.dtype) -> Tensor | None:
-        """Return the mask of a group, [G, Q, S] bool, as in AttentionGroup."""
-        if not is_masked.any():
-            return None
-        mask = torch.zeros(is_masked.shape, dtype=dtype, device=is_masked.device)
-        mask.masked_fill_(is_masked, float("-inf"))
-        return mask.repeat_interleave(self.heads_per_kv, dim=1)[:, None]
-
-    def _attend(
-        self, query: Tensor, kv_cache: Tensor, group: AttentionGroup, sinks: Tensor | None
-    ) -> Tensor:
-        """Attend within one group; query and result: [G, Q, num_heads, head_dim]."""
-        num_seqs, num_queries = query.shape[:2]
-        pages = self._gather(kv_cache, group.slots).view(num_seqs, -1, *kv_cache.shape[1:])
-        keys, values = pages[:, :, 0].transpose(1, 2), pages[:, :, 1].transpose(1, 2)
-        # Query heads that share a KV head become more queries of that head: no KV is repeated.
-        # Heads of a KV group that other ranks hold are padded with zeros.
-        before, after = self._missing_heads
-        whole = F.pad(query, (0, 0, before, after)) if before or after else query
-        grouped = whole.view(num_seqs, num_queries, self.num_kv_heads, self.heads_per_kv, -1)
-        folded = grouped.transpose(1, 2).reshape(num_seqs, self.num_kv_heads, -1, self.head_dim)
-        scores_of_sinks = None if sinks is None else self._fold_sinks(sinks, num_queries)
-        attended = self._softmax_attention(folded, keys, values, group.mask, scores_of_sinks)
-        unfolded = attended.view(num_seqs, self.num_kv_heads, num_queries, self.heads_per_kv, -1)
-        heads = unfolded.transpose(1, 2).reshape(whole.shape)
-        return heads[:, :, before : whole.shape[2] - after]
-
-    def _fold_sinks(self, sinks: Tensor, num_queries: int) -> Tensor:
-        """Return the sinks [num_heads] of folded queries, [num_kv_heads, Q * heads_per_kv, 1]."""
-        by_group = F.pad(sinks, self._missing_heads).view(self.num_kv_heads, 1, self.heads_per_kv)
-        return by_group.expand(-1, num_queries, -1).reshape(self.num_kv_heads, -1, 1)
-
-    def _softmax_attention(
-        self,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        mask: Tensor | None,
-        sinks: Tensor | None,
-    ) -> Tensor:
-        """Return softmax(scores + mask) V. query: [G, H, Q, D]; keys, values: [G, H, S, D].
-
-        sinks: [H, Q, 1], scores of a key without a value.
-        """
-        if self.softcap is None and sinks is None:
-            return F.scaled_dot_product_attention(
-                query, keys, values, attn_mask=mask, scale=self.scale
-            )
-        scores = (query @ keys.transpose(-1, -2)).mul_(self.scale)
-        if self.softcap is not None:
-            scores = scores.div_(self.softcap).tanh_().mul_(self.softcap)
-        if mask is not None:
-            scores += mask
-        if sinks is not None:
-            column = sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)
-            weights = torch.cat((scores, column), -1).softmax(-1, dtype=torch.float32)[..., :-1]
-        else:
-            weights = scores.softmax(-1, dtype=torch.float32)
-        return weights.to(values.dtype) @ values
-
-    def _gather(self, kv_cache: Tensor, slots: Tensor) -> Tensor:
-        """Copy slots [N] to a reused buffer; allocating one would cost twice the copy itself."""
-        numel = slots.numel() * kv_cache[0].numel()
-        if self._workspace.numel() < numel or self._workspace.dtype != kv_cache.dtype:
-            self._workspace = kv_cache.new_empty(numel)
-        out = self._workspace[:numel].view(-1, *kv_cache.shape[1:])
-        return torch.index_select(kv_cache, 0, slots, out=out)
-
-
-def _one_by_one(batch: RaggedBatch) -> DeviceBatch:
-    """Return a ragged batch with each token as a sequence, which the KV before it precedes."""
-    return DeviceBatch(
-        batch.input_ids,
-        batch.positions,
-        batch.slot_mapping,
-        block_tables=batch.block_tables[batch.rows],
-        context_lens=batch.positions + 1,
-        query_len=1,
-    )
-
-
-def _is_masked(
-    positions: Tensor, first_slots: Tensor, max_visible: int, window: int | None
-) -> Tensor:
-    """Return which slots are masked for queries at `positions` [G, Q], as [G, Q, max_visible].
-
-    A slot is that of the position with the same index, as in sequences that end in a chain.
-    first_slots: [G], the first slot with KV.
-    """
-    slots = torch.arange(max_visible, device=positions.device)
-    is_masked = slots > positions[:, :, None]
-    is_masked |= slots < first_slots[:, None, None]
-    if window is not None:
-        is_masked |= slots <= positions[:, :, None] - window
-    return is_masked
-
-
-def _mask_tree(is_masked: Tensor, parents: Parents, query_len: int, window: int | None) -> None:
-    """Mask the nodes of a tree that are not ancestors of a query, in place.
-
-    is_masked: [Q, S] of one sequence, whose last slots are the nodes, and whose last of `query_len`
-    queries are the last nodes; further queries repeat the last one.
-    """
-    depth = torch.tensor(depths(parents), device=is_masked.device)
-    nodes = torch.arange(len(parents), device=is_masked.device)
-    words = torch.tensor(signed_words(ancestors(parents)), device=is_masked.device)
-    is_visible = (words[:, None] >> nodes) & 1 == 1  # [nodes as queries, nodes as keys]
-    if window is not None:
-        is_visible &= depth[:, None] - depth < window
-    first = max(0, query_len - len(parents))
-    columns = is_masked[:, is_masked.shape[1] - len(parents) :]
-    columns[first:query_len] = ~is_visible[first - query_len :]
-    columns[query_len:] = ~is_visible[-1]

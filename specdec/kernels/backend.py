@@ -7,8 +7,9 @@ from enum import StrEnum
 import torch
 
 from specdec.config.engine import Kernels
-from specdec.kernels.attention import PagedAttention, TorchAttention
+from specdec.kernels.attention import PagedAttention
 from specdec.kernels.cpu import native_library
+from specdec.kernels.torch_attention import TorchAttention
 from specdec.kernels.triton.availability import triton_fault
 from specdec.types.errors import InvalidValueError
 from specdec.types.sharding import HeadShard
@@ -81,6 +82,7 @@ def paged_attention(
     *,
     scale: float | None = None,
     softcap: float | None = None,
+    latent_rank: int | None = None,
     uses_torch: bool = False,
 ) -> PagedAttention:
     """Return the attention of a backend; the native kernels' decoder does not use it.
@@ -100,4 +102,12 @@ def paged_attention(
             softcap=softcap,
             invariant=backend is KernelBackend.INVARIANT,
         )
-    return TorchAttention(heads, head_dim, block_size, device, scale=scale, softcap=softcap)
+    return TorchAttention(
+        heads,
+        head_dim,
+        block_size,
+        device,
+        scale=scale,
+        softcap=softcap,
+        latent_rank=latent_rank,
+    )

@@ -25,6 +25,7 @@ class DeviceBatch:
     block_tables: Tensor  # [B, M] int64; entries behind the context are valid blocks of the pool
     context_lens: Tensor  # [B] int64, the tokens of this pass included
     query_len: int  # Q
+    adapters: Tensor | None = None  # [B * Q] int32, as in kernels.lora.AddUpdates; None: no adapter
 
     @property
     def num_sequences(self) -> int:
@@ -49,6 +50,7 @@ class RaggedBatch:
     context_lens: Tensor  # [B] int64, the tokens of this pass included
     decode_len: int
     """Most tokens of a sequence that decodes, which sizes the tiles of short queries."""
+    adapters: Tensor | None = None  # [T] int32, as in DeviceBatch
 
 
 AnyDeviceBatch = DeviceBatch | RaggedBatch

@@ -56,6 +56,14 @@ class Chunk(NamedTuple):
         return (*range(self.start, first_slot), *by_depth[-len(self.token_ids) :])
 
 
+def slots_of(block_table: Sequence[int], positions: range, block_size: int) -> list[int]:
+    """Return the slots of a sequence's tokens in the pool: block * block_size + offset."""
+    return [
+        block_table[position // block_size] * block_size + position % block_size
+        for position in positions
+    ]
+
+
 class AdapterRun(NamedTuple):
     """Consecutive tokens of a flat batch, from `begin` up to `end`, with the same adapter."""
 

@@ -133,8 +133,7 @@ class AsyncLLM(HostedModel):
 
         Raises what `AdapterControl.execute` raises, as for a name that is taken.
         """
-        order = AdapterOrder.load(lora_request.lora_name, lora_request.lora_path)
-        return (await self._host.order_adapter(order)).adapters
+        return (await self._host.order_adapter(AdapterOrder.of(lora_request))).adapters
 
     async def remove_lora(self, lora_name: str) -> tuple[AdapterInfo, ...]:
         """Unload an adapter; running requests complete with it. Return all adapters."""

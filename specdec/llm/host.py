@@ -215,7 +215,7 @@ class EngineHost:
         async with AsyncExitStack() as held:
             if lora is not None:
                 control = self.core.require_adapters()
-                holding = control.holding(lora.lora_name, lora.lora_path, thread)
+                holding = control.holding(lora, thread)
                 request = replace(request, adapter_id=await held.enter_async_context(holding))
             outputs = await held.enter_async_context(aclosing(thread.generate(request, metrics)))
             async for output in outputs:

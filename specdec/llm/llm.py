@@ -119,9 +119,7 @@ class LLM(HostedModel):
 
         Raises what `AdapterControl.execute` raises, as for a name that is taken.
         """
-        return self._order_adapter(
-            AdapterOrder.load(lora_request.lora_name, lora_request.lora_path)
-        )
+        return self._order_adapter(AdapterOrder.of(lora_request))
 
     def remove_lora(self, lora_name: str) -> tuple[AdapterInfo, ...]:
         """Unload an adapter; running requests complete with it. Return all adapters."""

@@ -30,6 +30,7 @@ from specdec.speculation.proposers import (
     Proposer,
     make_proposer,
 )
+from specdec.speculation.proposers.draft_adapters import AdapterDrafter
 from specdec.text.vocab_map import VocabularyMap
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import TargetFailedError
@@ -88,6 +89,11 @@ class LocalExecutor:
     def make_proposer(self) -> Proposer | None:
         """See Executor."""
         return make_proposer(self._plan.engine.speculation, self._draft)
+
+    @property
+    def adapter_drafter(self) -> AdapterDrafter | None:
+        """See Executor."""
+        return self._draft
 
     def make_policy(
         self,

@@ -291,6 +291,16 @@ class ModelConfig:
         rest = self.num_parameters - self._num_matrix_elements + table
         return self._num_matrix_elements + rest * element_bytes
 
+    def copied_bytes(self, dtype: DTypeName, tensor_parallel_size: int) -> int:
+        """Return the memory of weights that several ranks have, without the first of each.
+
+        Ranks of transformers' code each have the whole embedding; others divide everything large.
+        """
+        if self.transformers is None:
+            return 0
+        table = self.vocab_size * self.hidden_size * DTYPE_BYTES[dtype]
+        return (tensor_parallel_size - 1) * table
+
     def adapter_bytes(self, rank: int, dtype: DTypeName, tensor_parallel_size: int = 1) -> int:
         """Return the memory of an adapter of all linear layers, on all ranks together.
 
@@ -368,7 +378,12 @@ class ModelConfig:
         Some KV heads may be on several ranks. Tokens outside every layer's window keep their slots.
         """
         num_kv_heads = sum(len(shard.kv) for shard in self.head_shards(tensor_parallel_size))
-        return 2 * self.num_layers * num_kv_heads * self.head_dim * DTYPE_BYTES[dtype]
+        return self.kv_values_per_token(num_kv_heads) * DTYPE_BYTES[dtype]
+
+    def kv_values_per_token(self, num_kv_heads: int) -> int:
+        """Return the numbers in the KV of one token over all layers, for these KV heads."""
+        parts = 2 if self.latent is None else 1  # the value of a latent is a part of its key
+        return parts * self.num_layers * num_kv_heads * self.head_dim
 
 
 def _require_keys(raw: Mapping[str, Any], names: Sequence[str]) -> None:

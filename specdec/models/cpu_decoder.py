@@ -13,6 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from specdec.config.engine import AdapterLimits
 from specdec.kernels.cpu import native_library
 from specdec.kernels.cpu.decoder import DecoderKernel
 from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove
@@ -40,7 +41,7 @@ class NativeDecoder:
         kinds = zip(cast(_Layers, model.layers), model.config.ropes, model.windows, strict=True)
         layers = [
             self._weights.layer(
-                each.grouped_attention,
+                each.attention,
                 each.mlp_norm,
                 cast(MLP | SparseMLP, each.mlp),
                 input_norm=each.input_norm,
@@ -55,8 +56,9 @@ class NativeDecoder:
         all_reduce = all_reduce_of(model.embed_tokens.group)
         self._kernel = DecoderKernel(library, struct, model.rotary.max_positions, all_reduce)
 
-    def enable_adapters(self) -> NativeAdapters:
-        """See Decoder."""
+    def enable_adapters(self, limits: AdapterLimits | None = None) -> NativeAdapters:
+        """See Decoder; takes memory as adapters are loaded."""
+        del limits
         model, kernel = self.torch_decoder, self._kernel
         if kernel.adapters is None:
             kernel.adapters = {}

@@ -14,13 +14,11 @@ def require_deterministic(config: ModelConfig, num_ranks: int, device: torch.dev
 
     On a CPU the native decoder has one for every part that it runs.
     """
-    faults = {
-        "modelling code of transformers": config.transformers is not None,
-        "latent attention": config.latent is not None,
-    }
+    faults = {"modelling code of transformers": config.transformers is not None}
     if device.type != "cpu":
         traits = config.traits
         faults |= {
+            "latent attention": config.latent is not None,
             "attention sinks": traits.has_sinks,
             "a mixture of experts": config.experts is not None,
             "LayerNorm": traits.norm is not NormKind.RMS,

@@ -14,6 +14,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
+from specdec.config.engine import AdapterLimits
 from specdec.kernels import AttentionPlan, PagedAttention, Rotation
 from specdec.kernels.backend import paged_attention
 from specdec.kernels.device_batch import AnyDeviceBatch
@@ -26,6 +27,7 @@ from specdec.models.layers.decoder_layer import DecoderLayer
 from specdec.models.layers.linear import VocabEmbedding, VocabHead, embedding_scale
 from specdec.models.layers.norm import read_norm
 from specdec.models.layers.rotary import RotaryEmbedding
+from specdec.models.lora.grouped_adapters import GroupedAdapters, grouped_adapters
 from specdec.models.lora.torch_adapters import TorchAdapters
 from specdec.models.rope import Rope
 from specdec.models.weights.checkpoint import CheckpointReader
@@ -36,16 +38,10 @@ _MAX_COPIED_SLOTS = 2**16
 """Slots of KV that torch's attention may copy for a ragged batch."""
 
 
-def _sharing_one_key(heads: HeadShard) -> HeadShard:
-    """Return the query heads of a rank as those of the only KV head."""
-    count = len(heads.query)
-    return HeadShard(range(count), range(1), count)
-
-
 class CausalDecoder(nn.Module):
     """One rank of the decoder. All calls that compute are collective."""
 
-    _adapters: TorchAdapters | None = None
+    _adapters: TorchAdapters | GroupedAdapters | None = None
 
     def __init__(
         self,
@@ -92,17 +88,29 @@ class CausalDecoder(nn.Module):
         self.backend = reader.backend
         self.attention = _paged_attention(config, reader, self.heads, block_size)
 
-    def enable_adapters(self) -> TorchAdapters:
-        """See Decoder."""
-        self._adapters = TorchAdapters(self.layers, self.dtype, self.device)
+    def enable_adapters(
+        self, limits: AdapterLimits | None = None
+    ) -> TorchAdapters | GroupedAdapters:
+        """See Decoder. With limits, Triton's kernels run the adapters of a pass at once."""
+        if limits is not None and self.backend.is_triton:
+            self._adapters = grouped_adapters(self.layers, self.dtype, self.device, limits)
+        else:
+            self._adapters = TorchAdapters(self.layers, self.dtype, self.device)
         return self._adapters
+
+    @property
+    def adapter_places(self) -> Mapping[int, int] | None:
+        """See DeviceDecoder."""
+        return self._adapters.places if isinstance(self._adapters, GroupedAdapters) else None
 
     def new_kv_cache(self, num_slots: int) -> Tensor:
         """Return zeros [num_layers, num_slots, 2, this rank's KV heads, head_dim].
 
-        Zeros, because padding reads slots that were never written.
+        With latents the third dimension is 1, as `PagedAttention.kv_parts`. Zeros, because padding
+        reads slots that were never written.
         """
-        shape = (len(self.layers), num_slots, 2, len(self.heads.kv), self.head_dim)
+        of_token = (self.attention.kv_parts, len(self.heads.kv), self.head_dim)
+        shape = (len(self.layers), num_slots, *of_token)
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def forward(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
@@ -147,8 +155,7 @@ class CausalDecoder(nn.Module):
     def forward_on_device(self, batch: AnyDeviceBatch, kv_cache: Tensor) -> Tensor:
         """Run a batch without a value that the host has to read.
 
-        Its tokens run without adapters. Writes its KV to `kv_cache`; returns hidden states
-        [T, hidden_size].
+        Writes its KV to `kv_cache`; returns hidden states [T, hidden_size].
         """
         return self.tapped_on_device(batch, kv_cache, ()).final
 
@@ -158,7 +165,7 @@ class CausalDecoder(nn.Module):
     ) -> HiddenStates:
         """Run as `forward_on_device`. taps: as in `forward_with_taps`."""
         if self._adapters is not None:
-            self._adapters.begin_base_pass()
+            self._adapters.begin_device_pass(batch.adapters)
         plans = {
             window: self.attention.plan_on_device(batch, self.dtype, window)
             for window in set(self.windows)
@@ -239,12 +246,13 @@ def _paged_attention(
     traits = config.traits
     return paged_attention(
         reader.backend,
-        heads if config.latent is None else _sharing_one_key(heads),
+        heads if config.latent is None else heads.sharing_one_key(),
         config.head_dim,
         block_size,
         reader.device,
         scale=traits.attention_scale,
         softcap=traits.attention_softcap,
+        latent_rank=None if config.latent is None else config.latent.rank,
         uses_torch=traits.has_sinks or config.latent is not None,
     )
 

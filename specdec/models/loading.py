@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specdec.config.engine import Kernels
+from specdec.config.engine import AdapterLimits, Kernels
 from specdec.config.quantization import QuantizationMethod
 from specdec.kernels.backend import KernelBackend
 from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove
@@ -38,10 +38,11 @@ class Decoder(Protocol):
         """Tokens whose logits this rank computes."""
         ...
 
-    def enable_adapters(self) -> AdapterStore:
+    def enable_adapters(self, limits: AdapterLimits | None = None) -> AdapterStore:
         """Return where adapters are loaded; call it once, before the first pass.
 
-        Each token of a pass then runs with the adapter of its chunk.
+        Each token of a pass then runs with the adapter of its chunk. limits: to reserve memory for;
+        None where it is taken as adapters are loaded.
         """
         ...
 
@@ -107,20 +108,28 @@ def load_model(
         require_deterministic(config, group.size, device)
     if config.transformers is not None:
         return _load_transformers(
-            directory, config, dtype, max_model_len, block_size, device, kernels, output_tokens
+            directory,
+            config,
+            group,
+            dtype,
+            max_model_len,
+            block_size,
+            device,
+            kernels,
+            output_tokens,
         )
     backend = KernelBackend.select(kernels, device, deterministic=deterministic)
     if kernels == "auto" and device.type == "cpu" and not deterministic:
         backend = _common_backend(backend, group)
     reader = open_checkpoint(directory, dtype, quantization, device, backend)
     model = CausalDecoder(config, reader, group, max_model_len, block_size, output_tokens)
-    is_native = backend is KernelBackend.CPU and config.latent is None
-    return NativeDecoder(model) if is_native else model
+    return NativeDecoder(model) if backend is KernelBackend.CPU else model
 
 
 def _load_transformers(
     directory: Path,
     config: ModelConfig,
+    group: TensorParallelGroup,
     dtype: torch.dtype,
     max_model_len: int,
     block_size: int,
@@ -134,6 +143,7 @@ def _load_transformers(
     return load_transformers(
         directory,
         config,
+        group,
         dtype=dtype,
         max_model_len=max_model_len,
         block_size=block_size,

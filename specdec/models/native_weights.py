@@ -17,6 +17,8 @@ from specdec.kernels.cpu.decoder import (
     DecoderStruct,
     EmbeddingStruct,
     ExpertStruct,
+    LatentShapeStruct,
+    LatentWeightsStruct,
     LayerStruct,
     NormStruct,
     TraitsStruct,
@@ -24,6 +26,7 @@ from specdec.kernels.cpu.decoder import (
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.layers.decoder_layer import Attention
+from specdec.models.layers.latent_attention import LatentAttention
 from specdec.models.layers.linear import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -36,7 +39,7 @@ from specdec.models.layers.mlp import MLP
 from specdec.models.layers.norm import LayerNorm, RMSNorm
 from specdec.models.layers.qk_norm import counted_kv_heads
 from specdec.models.layers.rotary import RotaryEmbedding
-from specdec.models.traits import Activation, DecoderTraits, Experts, NormKind, QkNorm
+from specdec.models.traits import Activation, DecoderTraits, Experts, Latent, NormKind, QkNorm
 
 
 class NativeWeights:
@@ -47,7 +50,7 @@ class NativeWeights:
 
     def __init__(self) -> None:
         self._kept: list[Tensor] = []
-        self._arrays: list[ctypes.Array[ExpertStruct]] = []
+        self._structs: list[ctypes.Structure | ctypes.Array[ExpertStruct]] = []
         self._tables: dict[RotaryEmbedding, tuple[int, int]] = {}
 
     def decoder(
@@ -62,12 +65,17 @@ class NativeWeights:
         group = embedding.group
         shards = config.head_shards(group.size)
         heads = shards[group.rank]
+        if config.latent is not None:
+            heads = heads.sharing_one_key()
         return DecoderStruct(
             hidden_size=config.hidden_size,
             num_hidden_units=max(layer.down.in_features for layer in layers),
             num_expert_units=max(
                 layer.experts[0].down.in_features if layer.num_own_experts else 0
                 for layer in layers
+            ),
+            num_shared_units=max(
+                layer.shared[0].down.in_features if layer.shared else 0 for layer in layers
             ),
             num_heads=len(heads.query),
             num_kv_heads=len(heads.kv),
@@ -83,6 +91,7 @@ class NativeWeights:
             norm_eps=config.rms_norm_eps,
             rank=group.rank,
             traits=traits_struct(config.traits, config.head_dim, embedding.dtype, config.experts),
+            latent=latent_struct(config.latent),
             embedding=embedding_struct(embedding),
             layers=(LayerStruct * len(layers))(*layers),
             final_norm=self.norm(final_norm),
@@ -90,7 +99,7 @@ class NativeWeights:
 
     def layer(
         self,
-        attention: Attention,
+        attention: Attention | LatentAttention,
         mlp_norm: nn.Module,
         mlp: MLP | SparseMLP,
         *,
@@ -106,7 +115,6 @@ class NativeWeights:
         rotary: None: positions do not enter attention. window: None: all tokens up to a query are
         visible to it. sees_ahead: whether those behind it in the pass are visible too.
         """
-        has_qk_norm = attention.has_qk_norm
         cos, sin = (None, None) if rotary is None else self._rotary_tables(rotary)
         struct = LayerStruct(
             qkv=self.matrix(attention.qkv_proj),
@@ -115,33 +123,65 @@ class NativeWeights:
             mlp_norm=self.norm(mlp_norm),
             attention_output_norm=self.norm(attention_output_norm),
             mlp_output_norm=self.norm(mlp_output_norm),
-            query_norm=self.address(attention.query_norm.weight) if has_qk_norm else None,
-            key_norm=self.address(attention.key_norm.weight) if has_qk_norm else None,
-            sinks=None if attention.sinks is None else self.address(attention.sinks),
             cos=cos,
             sin=sin,
             window=window or 0,
             sees_ahead=sees_ahead,
         )
+        if isinstance(attention, LatentAttention):
+            self._add_latents(attention, struct)
+        else:
+            self._add_heads(attention, struct)
         if isinstance(mlp, MLP):
             struct.gate_up, struct.down = self._mlp(mlp)
         else:
             self._add_experts(mlp, struct)
         return struct
 
+    def _add_heads(self, attention: Attention, layer: LayerStruct) -> None:
+        """Set the norms and sinks of heads."""
+        if attention.has_qk_norm:
+            layer.query_norm = self.address(attention.query_norm.weight)
+            layer.key_norm = self.address(attention.key_norm.weight)
+        if attention.sinks is not None:
+            layer.sinks = self.address(attention.sinks)
+
+    def _add_latents(self, attention: LatentAttention, layer: LayerStruct) -> None:
+        """Set what latent attention has beside its first and last projection."""
+        expansion = attention.native_expansion
+        struct = LatentWeightsStruct(
+            kv_norm=self.address(attention.kv_norm.weight),
+            to_keys=expansion.to_keys.native,
+            to_values=expansion.to_values.native,
+        )
+        if attention.query_up is not None:
+            struct.query_up = self.matrix(attention.query_up)
+            struct.query_norm = self.address(attention.query_norm.weight)
+        self._structs.append(struct)
+        layer.latent = ctypes.pointer(struct)
+
     def _mlp(self, mlp: MLP) -> tuple[MatrixStruct, MatrixStruct]:
         return self.matrix(mlp.gate_up_proj), self.matrix(mlp.down_proj)
 
     def _add_experts(self, mixture: SparseMLP, layer: LayerStruct) -> None:
         """Set the router and the experts of a layer's struct."""
-        assert mixture.config.routing is None, "the kernels choose by probabilities"
-        assert mixture.shared is None, "the kernels have no shared experts"
         experts = [ExpertStruct(*self._mlp(each)) for each in cast(Sequence[MLP], mixture.experts)]
         layer.router, layer.first_expert = self.matrix(mixture.router), mixture.own.start
         layer.num_own_experts = len(experts)
         array = (ExpertStruct * len(experts))(*experts)
-        self._arrays.append(array)
+        self._structs.append(array)
         layer.experts = array
+        if mixture.choice_bias is not None:
+            layer.choice_bias = self.address(mixture.choice_bias)
+        if mixture.shared is not None:
+            self._add_shared(cast(MLP, mixture.shared), layer)
+
+    def _add_shared(self, mlp: MLP, layer: LayerStruct) -> None:
+        """Set the experts of every token, unless other ranks have all of their hidden units."""
+        shared = (ExpertStruct * 1)(ExpertStruct(*self._mlp(mlp)))
+        if shared[0].down.in_features:
+            self._structs.append(shared)
+            layer.shared = shared
 
     def matrix(self, linear: ColumnParallelLinear | RowParallelLinear) -> MatrixStruct:
         """Return the struct of a linear layer, with its bias."""
@@ -178,6 +218,7 @@ def traits_struct(
     scale = traits.attention_scale
     if scale is None:
         scale = float(np.float32(1) / np.sqrt(np.float32(head_dim)))
+    routing = None if experts is None else experts.routing
     return TraitsStruct(
         norm=list(NormKind).index(traits.norm),
         qk_norm=list(QkNorm).index(traits.qk_norm),
@@ -191,7 +232,19 @@ def traits_struct(
         num_experts=0 if experts is None else experts.count,
         experts_per_token=0 if experts is None else experts.num_per_token,
         normalizes_experts=experts is not None and experts.normalizes,
+        scores_by_sigmoid=routing is not None and routing.is_sigmoid,
+        num_expert_groups=1 if routing is None else routing.num_groups,
+        num_chosen_groups=1 if routing is None else routing.num_chosen_groups,
+        routing_scale=1.0 if routing is None else routing.scale,
     )
+
+
+def latent_struct(latent: Latent | None) -> LatentShapeStruct:
+    """Return the sizes of latent attention for the kernels."""
+    if latent is None:
+        return LatentShapeStruct()
+    query_rank = latent.query_rank or 0
+    return LatentShapeStruct(latent.rank, query_rank, latent.plain_dim, latent.value_dim)
 
 
 def embedding_struct(embedding: VocabEmbedding) -> EmbeddingStruct:

@@ -1,7 +1,7 @@
 """How the layers of a family differ from Llama's, as data; the defaults are Llama's.
 
 `specdec.models.registry` has the traits of each architecture. The torch decoder and the native
-kernels both implement all of them, except for `Latent` and `Routing`, which only torch has.
+kernels both implement all of them.
 """
 
 from __future__ import annotations

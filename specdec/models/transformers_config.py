@@ -17,16 +17,24 @@ from specdec.types.errors import UnsupportedModelError
 _KV_HEADS_OF_MULTI_QUERY = 1
 _MAX_REASON_CHARS = 300
 
+BY_OUTPUTS, BY_INPUTS = "colwise", "rowwise"
+"""Styles of a layer that divides its outputs, and of one whose inputs are divided."""
+
+_PLAN_STYLES = (BY_OUTPUTS, BY_INPUTS, "replicate", "replicated_with_grad_allreduce")
+"""Styles of a plan that `specdec.models.transformers_parallel` applies."""
+
 
 @dataclass(frozen=True)
 class TransformersModel:
-    """A model that transformers' modelling code runs, on one rank.
+    """A model that transformers' modelling code runs.
 
-    class_name: of its `PreTrainedModel`. num_parameters: weights in its files.
+    class_name: of its `PreTrainedModel`. num_parameters: weights in its files. parallel_fault: why
+    several ranks cannot share it, whatever its sizes are; empty where they can.
     """
 
     class_name: str
     num_parameters: int
+    parallel_fault: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,9 @@ def read_transformers_shape(directory: Path) -> TransformersShape:
     shapes = read_shapes(find_weight_files(directory))
     return TransformersShape(
         model=TransformersModel(
-            _model_class(config.model_type).__name__, sum(map(prod, shapes.values()))
+            _model_class(config.model_type).__name__,
+            sum(map(prod, shapes.values())),
+            _parallel_fault(config),
         ),
         vocab_size=_size(config, "vocab_size"),
         hidden_size=hidden_size,
@@ -138,6 +148,19 @@ def _fault_of_class(model: Any) -> str | None:
     if not model._supports_attention_backend:
         return f"{model.__name__} of transformers takes no attention function, so no paged KV cache"
     return None
+
+
+def _parallel_fault(config: Any) -> str:
+    """Return why the plan of transformers cannot divide a model; empty where it can."""
+    plan = getattr(config, "base_model_tp_plan", None)
+    if not plan:
+        return f"transformers has no tensor-parallel plan for {config.model_type}"
+    if getattr(config, "kv_lora_rank", None):
+        return "latent attention is not divided by transformers' plan"
+    for name, style in plan.items():
+        if style not in _PLAN_STYLES:
+            return f"transformers' plan divides {name} as {style}, which is not supported"
+    return ""
 
 
 def _size(config: Any, name: str) -> int:

@@ -1,4 +1,4 @@
-"""Decoder that runs the modelling code of transformers over paged KV, on one rank.
+"""Decoder that runs the modelling code of transformers over paged KV.
 
 The tokens of all sequences of a pass are one row of the model, each with its position; attention,
 the only part where tokens see each other, runs over the KV cache by the plan of the batch
@@ -18,11 +18,13 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
+from specdec.config.engine import AdapterLimits
 from specdec.kernels import PagedAttention
 from specdec.kernels.backend import KernelBackend, paged_attention
 from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove, on_device
 from specdec.kernels.moves import move_kv
 from specdec.kernels.sample import RowArgmax, row_argmax
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.lora.updates import AdapterStore
 from specdec.models.transformers_attention import (
@@ -33,6 +35,7 @@ from specdec.models.transformers_attention import (
     LayerAttention,
     PagedPass,
 )
+from specdec.models.transformers_parallel import divide
 from specdec.types.errors import UnsupportedModelError
 from specdec.types.sharding import HeadShard
 from specdec.types.validation import require_range
@@ -52,8 +55,12 @@ class TransformersDecoder:
         block_size: int,
         backend: KernelBackend,
         output_tokens: Sequence[int] | None = None,
+        tokens: range | None = None,
+        num_ranks: int = 1,
     ) -> None:
         """model: the `PreTrainedModel`, on its device. Other arguments as of `CausalDecoder`.
+
+        tokens: whose logits this rank computes; None for all. num_ranks: that share the heads.
 
         Raises UnsupportedModelError for a model whose layers attend in a way that paged attention
         does not have.
@@ -67,17 +74,18 @@ class TransformersDecoder:
         self._head = _OutputHead(model, name)
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
-        self.vocab_slice = range(config.vocab_size)
-        self.layers = self._record_layers()
+        self.vocab_slice = range(config.vocab_size) if tokens is None else tokens
+        self.layers = self._record_layers(num_ranks)
         self._attentions = self._attention_of_layers(block_size)
         self._is_output: Tensor | None = None
         if output_tokens is not None:
-            self._is_output = torch.zeros(config.vocab_size, dtype=torch.bool, device=self.device)
-            self._is_output[torch.tensor(output_tokens, device=self.device)] = True
+            is_output = torch.zeros(config.vocab_size, dtype=torch.bool, device=self.device)
+            is_output[torch.tensor(output_tokens, device=self.device)] = True
+            self._is_output = is_output[self.vocab_slice.start : self.vocab_slice.stop]
         model.set_attn_implementation(PAGED)
 
     @torch.inference_mode()
-    def _record_layers(self) -> list[LayerAttention]:
+    def _record_layers(self, num_ranks: int) -> list[LayerAttention]:
         """Return how each layer attends, by a call of the model on a few tokens.
 
         Raises UnsupportedModelError where layers differ from the configuration, or where the output
@@ -97,7 +105,7 @@ class TransformersDecoder:
                 f"{self._config.architecture} of transformers has logits of more than its last "
                 "hidden states"
             )
-        _require_layers(record.layers, self._config)
+        _require_layers(record.layers, self._config, num_ranks)
         return [
             replace(record.layers[index], window=_narrower(record.layers[index].window, window))
             for index, window in enumerate(self._config.sliding_windows)
@@ -123,7 +131,7 @@ class TransformersDecoder:
                 )
         return [made[layer.scale, layer.softcap] for layer in self.layers]
 
-    def enable_adapters(self) -> AdapterStore:
+    def enable_adapters(self, limits: AdapterLimits | None = None) -> AdapterStore:
         """Raise UnsupportedModelError: adapters change the layers of this project's decoder."""
         raise UnsupportedModelError("LoRA adapters need a model that specdec's own decoder runs")
 
@@ -167,7 +175,7 @@ class TransformersDecoder:
 
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return logits [R, vocab_size] in float32; hidden: [R, hidden_size]."""
+        """Return this rank's logits [R, len(vocab_slice)] in float32; hidden: [R, hidden_size]."""
         logits = self._head(hidden).float()
         if self._is_output is not None:
             logits = logits.masked_fill(~self._is_output, float("-inf"))
@@ -224,13 +232,16 @@ def _narrower(window: int | None, limit: int | None) -> int | None:
     return min((each for each in (window, limit) if each is not None), default=None)
 
 
-def _require_layers(layers: Mapping[int, LayerAttention], config: ModelConfig) -> None:
+def _require_layers(
+    layers: Mapping[int, LayerAttention], config: ModelConfig, num_ranks: int
+) -> None:
     if set(layers) != set(range(config.num_layers)):
         raise UnsupportedModelError(
             f"{config.architecture} has {config.num_layers} layers, of which {len(layers)} attend; "
             "all have to"
         )
-    expected = (config.num_heads, config.num_kv_heads, config.head_dim)
+    heads = (config.num_heads // num_ranks, config.num_kv_heads // num_ranks)
+    expected = (*heads, config.head_dim)
     for index, layer in layers.items():
         sizes = (layer.num_heads, layer.num_kv_heads, layer.key_dim)
         if sizes != expected or layer.value_dim > layer.key_dim:
@@ -243,6 +254,7 @@ def _require_layers(layers: Mapping[int, LayerAttention], config: ModelConfig) -
 def load_transformers(
     directory: Path,
     config: ModelConfig,
+    group: TensorParallelGroup,
     *,
     dtype: torch.dtype,
     max_model_len: int,
@@ -253,8 +265,9 @@ def load_transformers(
 ) -> TransformersDecoder:
     """Load a model of transformers; arguments as of `specdec.models.loading.load_model`.
 
-    backend: of attention. Raises UnsupportedModelError for a model that cannot be run, and for a
-    checkpoint without some of its tensors.
+    backend: of attention. Each rank of a group reads the whole model, and keeps its part. Raises
+    UnsupportedModelError for a model that cannot be run, and for a checkpoint without some of its
+    tensors.
     """
     # Grouped products need widths that are multiples of 16 bytes, and save launches on a GPU only.
     experts = {"experts_implementation": "eager"} if device.type == "cpu" else {}
@@ -273,6 +286,16 @@ def load_transformers(
         raise UnsupportedModelError(f"transformers cannot load {directory}: {reason}") from error
     if missing := sorted(found["missing_keys"]):
         raise UnsupportedModelError(f"{directory} has no tensor {missing[0]}")
+    tokens = None
+    if group.size > 1:
+        tokens = divide(model.eval(), getattr(model, _body_name(model)), group, device)
     return TransformersDecoder(
-        config, model.to(device), max_model_len, block_size, backend, output_tokens
+        config,
+        model.to(device),
+        max_model_len,
+        block_size,
+        backend,
+        output_tokens,
+        tokens,
+        group.size,
     )

@@ -129,7 +129,7 @@ class BatchLogitsProcessor:
         prompt and these tokens, if the rules depend on tokens.
         """
         rules = processor.rules
-        token_mask = _intersection(grammar_mask, processor.allowed)
+        token_mask = intersection(grammar_mask, processor.allowed)
         if token_mask is not None:
             self._token_masks[row] = token_mask
             self._rows.add(row)
@@ -145,6 +145,7 @@ class BatchLogitsProcessor:
         if history is not None:
             self._add_by_history(row, processor, history)
 
+    @torch.inference_mode()
     def apply(self, logits: Tensor) -> Tensor:
         """Apply the changes to logits [num_rows, num_tokens], in place if they are float32.
 
@@ -259,7 +260,8 @@ def _mask_of(token_ids: Sequence[int], num_words: int) -> TokenMask:
     return np.packbits(is_set, bitorder="little").view(np.int32)
 
 
-def _intersection(first: TokenMask | None, second: TokenMask | None) -> TokenMask | None:
+def intersection(first: TokenMask | None, second: TokenMask | None) -> TokenMask | None:
+    """Return the mask of the tokens that both allow; None allows all."""
     if first is None or second is None:
         return second if first is None else first
     num_words = min(len(first), len(second))

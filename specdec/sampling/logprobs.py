@@ -14,7 +14,7 @@ from specdec.sampling.vocab_shard import ScoreChunks, VocabShard
 from specdec.types.messages import Logprobs, StepRow
 
 _SLAB_LOGITS = 2**24
-"""Maximum number of prompt logits in memory at once: 64 MiB of float32 over all ranks."""
+"""Maximum number of copied logits in memory at once: 64 MiB of float32 over all ranks."""
 
 
 class _Best(NamedTuple):
@@ -22,6 +22,14 @@ class _Best(NamedTuple):
 
     logits: Tensor  # [num_rows, num_best]
     token_ids: Tensor  # like logits
+
+
+class LogprobTensors(NamedTuple):
+    """The fields of Logprobs, on the device."""
+
+    token_ids: Tensor  # [num_rows, 1 + num_best] int32
+    logprobs: Tensor  # [num_rows, 1 + num_best] float32
+    ranks: Tensor  # [num_rows] int32
 
 
 def token_logprobs(
@@ -32,11 +40,25 @@ def token_logprobs(
 ) -> Logprobs:
     """Return log-probabilities of one token and of the `num_best` most likely tokens of each row.
 
+    A collective call.
+    """
+    token_ids = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
+    found = device_logprobs(logits, token_ids, num_best, shard)
+    return Logprobs(*(each.cpu().numpy() for each in found))
+
+
+def device_logprobs(
+    logits: Tensor,  # [num_rows, num_tokens]
+    token_ids: Tensor,  # [num_rows] int64
+    num_best: int,
+    shard: VocabShard,
+) -> LogprobTensors:
+    """Return what `token_logprobs` does, without a value that the host has to read.
+
     A collective call. Each rank sends its best tokens and its logsumexp, never its logits. NaN
     counts as -inf.
     """
     group, num_best = shard.group, min(num_best, shard.vocab_size)
-    token_ids = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
     chunks = ScoreChunks.of_logits(logits, shard.first_token)
     columns = (token_ids - shard.first_token).clamp(0, logits.shape[1] - 1)
     is_held = token_ids == columns + shard.first_token
@@ -51,11 +73,29 @@ def token_logprobs(
     num_better = (chunks.scores > own.float()[:, None, None]).sum((1, 2))
     values = torch.cat([own.unsqueeze(1), best.logits], dim=1) - total.unsqueeze(1)
     ids = torch.cat([token_ids.double().unsqueeze(1), best.token_ids], dim=1)
-    return Logprobs(
-        ids.int().cpu().numpy(),
-        values.float().cpu().numpy(),
-        group.all_reduce(num_better).add_(1).int().cpu().numpy(),
-    )
+    return LogprobTensors(ids.int(), values.float(), group.all_reduce(num_better).add_(1).int())
+
+
+def logprob_table(
+    logits: Tensor,  # [num_rows, num_tokens]
+    rows: Tensor,  # [N] int64
+    token_ids: Tensor,  # [N] int64
+    num_best: int,
+    shard: VocabShard,
+) -> Tensor:
+    """Return the log-probabilities of a token of each of `rows`, in slabs, as one tensor.
+
+    Returns [N, 1 + 2 * (1 + num_best)] int32: the rank, the tokens, and the bits of their
+    log-probabilities. A collective call that reads no value.
+    """
+    step = max(1, _SLAB_LOGITS // shard.vocab_size)
+    parts = []
+    for start in range(0, len(rows), step):
+        slab = slice(start, start + step)
+        found = device_logprobs(logits[rows[slab]], token_ids[slab], num_best, shard)
+        columns = (found.ranks[:, None], found.token_ids, found.logprobs.view(torch.int32))
+        parts.append(torch.cat(columns, 1))
+    return torch.cat(parts)
 
 
 def prompt_logprobs(

@@ -11,10 +11,14 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, eq=False)
 class TokenCounts:
-    """The distinct tokens of prompt and output, in the order in which they first occur."""
+    """The distinct tokens of prompt and output, in the order in which they first occur.
+
+    num_of_prompt: how many of them are in the prompt.
+    """
 
     token_ids: NDArray[np.int64]  # [num_distinct]
     num_in_output: NDArray[np.int64]  # [num_distinct], 0 for tokens of the prompt only
+    num_of_prompt: int
 
 
 class TokenHistory:
@@ -54,7 +58,9 @@ class TokenHistory:
         """Copy the current counts; the cost is linear in the number of distinct tokens."""
         num_distinct = len(self._indices)
         return TokenCounts(
-            self._distinct[:num_distinct].copy(), self._num_in_output[:num_distinct].copy()
+            self._distinct[:num_distinct].copy(),
+            self._num_in_output[:num_distinct].copy(),
+            self._num_prompt_distinct,
         )
 
     def append(self, token: int) -> None:

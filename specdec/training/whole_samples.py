@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.kernels.attention import AttentionPlan, TorchAttention, TorchPlan
+from specdec.kernels.attention import AttentionPlan
 from specdec.kernels.forward_batch import ModelInput
+from specdec.kernels.torch_attention import TorchAttention, TorchPlan
 from specdec.models.llama import CausalDecoder
 from specdec.training.padding import KeyValue, PaddedTokens
 
@@ -57,11 +58,12 @@ class WholeSampleAttention(TorchAttention):
 def use_whole_samples(decoder: CausalDecoder) -> bool:
     """Let a decoder attend to whole samples; return whether its attention is one of torch's.
 
-    It is not with windows, bounded scores or sinks.
+    It is not with windows, bounded scores, sinks or latents.
     """
     traits = decoder.config.traits
     is_bounded = traits.attention_softcap is not None
-    if set(decoder.windows) != {None} or is_bounded or traits.has_sinks:
+    has_others = traits.has_sinks or decoder.config.latent is not None
+    if set(decoder.windows) != {None} or is_bounded or has_others:
         return False
     decoder.attention = WholeSampleAttention(
         decoder.heads,

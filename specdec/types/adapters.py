@@ -39,6 +39,7 @@ class LoRARequest:
 
     lora_name: identifies it. lora_int_id: at least 1; no other adapter may have the same, as in
     vLLM. lora_path: a directory in PEFT's layout, or a Hub id; empty for an adapter that is loaded.
+    draft_lora_path: likewise, of its counterpart for the draft model; empty for none.
 
     Raises InvalidValueError.
     """
@@ -46,6 +47,7 @@ class LoRARequest:
     lora_name: str
     lora_int_id: int
     lora_path: str = ""
+    draft_lora_path: str = ""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -53,6 +55,11 @@ class LoRARequest:
         require_range("lora_int_id", self.lora_int_id, 1, 2**63 - 1)
         if self.lora_path:
             check_adapter_path("lora_path", self.lora_path)
+        if self.draft_lora_path:
+            check_adapter_path("draft_lora_path", self.draft_lora_path)
+            if not self.lora_path:
+                limit = "left out, or given with lora_path"
+                raise InvalidValueError("draft_lora_path", self.draft_lora_path, limit)
 
 
 class AdapterState(StrEnum):
@@ -66,11 +73,23 @@ class AdapterState(StrEnum):
 
 
 @dataclass(frozen=True)
-class AdapterFile:
-    """An adapter for the ranks of a target to load.
+class AdapterSource:
+    """An adapter in PEFT's layout.
 
-    adapter_id: as in StepRow; no other adapter of the engine ever has it. source: a directory or a
-    Hub id. directory: its directory on the engine's node; ranks without it resolve the source.
+    source: a directory or a Hub id. directory: its directory on the engine's node; ranks without it
+    resolve the source.
+    """
+
+    source: str
+    directory: str
+
+
+@dataclass(frozen=True)
+class AdapterFile:
+    """An adapter for the ranks of a model to load.
+
+    adapter_id: as in StepRow; no other adapter of the engine ever has it. source, directory: as in
+    AdapterSource.
     """
 
     adapter_id: int
@@ -84,7 +103,8 @@ class AdapterInfo:
     """An adapter on one engine.
 
     source: as in AdapterFile. rank: the largest of its modules. num_requests: choices of requests
-    that have not ended. speculation: drafts that were verified with it.
+    that have not ended. speculation: drafts that were verified with it. draft_source: of its
+    counterpart for the draft model; empty for none.
     """
 
     name: str
@@ -94,6 +114,7 @@ class AdapterInfo:
     num_requests: int = 0
     num_generated_tokens: int = 0
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
+    draft_source: str = ""
 
 
 @dataclass(frozen=True)
@@ -114,7 +135,8 @@ class AdapterOrder:
 
     path: a directory in PEFT's layout or a Hub id to load; empty to unload the adapter. replaces:
     whether an adapter of that name is replaced; its running requests complete with the old one.
-    replica_id: empty for all replicas.
+    replica_id: empty for all replicas. draft_path: like path, of the counterpart with which the
+    draft model drafts for the adapter's requests; empty for the draft model as it is.
 
     Raises InvalidValueError.
     """
@@ -123,6 +145,7 @@ class AdapterOrder:
     path: str = ""
     replaces: bool = False
     replica_id: str = ""
+    draft_path: str = ""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -130,10 +153,14 @@ class AdapterOrder:
             check_adapter_name("name", self.name)
         if self.path:
             check_adapter_path("path", self.path)
+        if self.draft_path:
+            check_adapter_path("draft_path", self.draft_path)
         if (self.path or self.replaces) and not self.name:
             raise InvalidValueError("name", "", "given with a path")
         if self.replaces and not self.path:
             raise InvalidValueError("path", "", "given where an adapter is replaced")
+        if self.draft_path and not self.path:
+            raise InvalidValueError("path", "", "given with a draft_path")
 
     @classmethod
     def load(cls, name: str, path: str, **more: Any) -> Self:
@@ -141,6 +168,11 @@ class AdapterOrder:
         check_adapter_name("name", name)
         check_adapter_path("path", path)
         return cls(name=name, path=path, **more)
+
+    @classmethod
+    def of(cls, lora: LoRARequest) -> Self:
+        """Return the order to load an adapter. Raises InvalidValueError without a path."""
+        return cls.load(lora.lora_name, lora.lora_path, draft_path=lora.draft_lora_path)
 
     @classmethod
     def unload(cls, name: str, **more: Any) -> Self:

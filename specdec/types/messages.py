@@ -13,14 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specdec.types import draft_tree
-from specdec.types.adapters import AdapterFile
-from specdec.types.drafters import HeadFile
 from specdec.types.sampling_params import StructuredOutput
 from specdec.types.sampling_spec import SamplingRules
 
@@ -303,6 +301,7 @@ class DraftRow(NamedTuple):
 
     The first token's position is `num_computed_tokens`. first_index: index of the first token to
     draft, in the target's tokens of the sequence, which may differ from the draft model's.
+    adapter_id: as in StepRow, of the draft model's adapter.
     """
 
     seq_id: int
@@ -310,6 +309,7 @@ class DraftRow(NamedTuple):
     token_ids: tuple[int, ...]
     num_draft_tokens: int
     first_index: int
+    adapter_id: int = BASE_MODEL
 
 
 class AheadRow(NamedTuple):
@@ -320,7 +320,7 @@ class AheadRow(NamedTuple):
     fan_out: [num_drafts + 1]; for each number of accepted drafts, how many tokens that the target
         may add are continued.
     num_draft_tokens: tokens to draft behind each of them.
-    first_index: as in DraftRow, of the first of the drafts.
+    first_index: as in DraftRow, of the first of the drafts. adapter_id: likewise.
     """
 
     seq_id: int
@@ -330,6 +330,7 @@ class AheadRow(NamedTuple):
     fan_out: tuple[int, ...]
     num_draft_tokens: int
     first_index: int
+    adapter_id: int = BASE_MODEL
 
     @property
     def num_known_tokens(self) -> int:
@@ -423,70 +424,3 @@ class AheadOutput:
     passes: tuple[DraftPass, ...] = ()
     is_whole: bool = True
     share: float = 1.0
-
-
-class Target(Protocol):
-    """Runs and verifies the target model's steps in order. Raises TargetFailedError when lost."""
-
-    def begin(self, step: StepInput) -> None:
-        """Send a step; may return before it, or the one before it, has run."""
-
-    def collect(self) -> VerifyOutput:
-        """Wait for the oldest step that was begun and not collected."""
-
-
-@runtime_checkable
-class HeadTarget(Target, Protocol):
-    """A target whose ranks draft with a head that can be replaced.
-
-    A rank keeps the active head, the one before it, and one that is loaded but not active yet.
-    """
-
-    def begin_head_load(self, head: HeadFile) -> None:
-        """Have every rank load a head, unless it has that version; may return before it has."""
-
-    def collect_head_load(self) -> str | None:
-        """Return why a rank could not load it; empty if all have; None until all have answered.
-
-        Does not wait. A rank that could not load it continues with its active head.
-        """
-
-    def switch_head(self, version: int) -> None:
-        """Draft with a loaded version from the next step on that is begun."""
-
-
-@runtime_checkable
-class AdapterTarget(Target, Protocol):
-    """A target whose ranks can load adapters, in the order of steps and one after the other."""
-
-    def begin_adapter_load(self, adapter: AdapterFile) -> None:
-        """Have every rank load an adapter; may return before it has. One at a time."""
-
-    def collect_adapter_load(self) -> str | None:
-        """Return why a rank could not load it; empty if all have; None until all have answered.
-
-        Does not wait. After a fault other ranks may have it.
-        """
-
-    def unload_adapter(self, adapter_id: int) -> None:
-        """Have every rank that has an adapter free it; no step that begins from now on names it."""
-
-
-class DraftWorker(Protocol):
-    """Runs the draft model's steps in order. Raises DraftFailedError when lost."""
-
-    def begin(self, step: DraftStep) -> None:
-        """Send a step; may return before it has run."""
-
-    def collect(self) -> DraftOutput:
-        """Wait for the drafts of the last step, which must have some."""
-
-    def collect_ahead(self, *, wait: bool) -> list[AheadOutput]:
-        """Return the outputs of `ahead` rows that were not collected yet, in the order of steps.
-
-        wait: for those of all steps that were begun; otherwise those that have arrived.
-        """
-
-    @property
-    def is_busy(self) -> bool:
-        """Return whether an earlier step's catch-up text is still running."""

@@ -64,6 +64,11 @@ class HeadShard:
         """Return the index of the first query head within its KV group."""
         return self.query.start - self.kv.start * self.heads_per_kv
 
+    def sharing_one_key(self) -> HeadShard:
+        """Return the query heads, numbered from 0, as those of the only KV head."""
+        count = len(self.query)
+        return HeadShard(range(count), range(1), count)
+
 
 def _divide_groups(num_kv_heads: int, heads_per_kv: int, size: int) -> list[range]:
     """Return the query heads of each rank, such that no rank has parts of two KV groups."""

@@ -1,4 +1,4 @@
-"""Adapters in the memory of one rank of a target."""
+"""Adapters in the memory of one rank of a target or a draft model."""
 
 from __future__ import annotations
 

@@ -99,7 +99,8 @@ class _Tree:
             self.parents.append(branch.node)
             branch.node = len(self.parents) - 1
         tokens = [branch.path[-1] for branch in branches]
-        return Chunk(tokens, start, block_table, tuple(self.parents))
+        adapter_id = self.row.adapter_id
+        return Chunk(tokens, start, block_table, tuple(self.parents), adapter_id)
 
 
 class AheadDrafter:
@@ -177,9 +178,7 @@ class AheadDrafter:
         self._batch_state.update_histories(
             [StepRow(row.seq_id, row.num_computed_tokens, row.known, 0, True) for row in rows]
         )
-        hidden = self._run(
-            [Chunk(row.token_ids, row.num_computed_tokens, self._table(row.seq_id)) for row in rows]
-        )
+        hidden = self._run([self._chunk(row) for row in rows])
         owners = [tree for tree in trees for count in tree.row.fan_out if count]
         places = [place for row in rows for place in _branching_places(row)]
         last = accumulate((len(row.token_ids) for row in rows), initial=-1)
@@ -213,6 +212,11 @@ class AheadDrafter:
         drafts = [branch.draft for branch in branches]
         extended = self._sampler.extend(logits, [place.span for place in places], drafts)
         return [branches[index] for index in extended if not branches[index].is_complete]
+
+    def _chunk(self, row: AheadRow) -> Chunk:
+        """Return the pass over the last known tokens of a row and its drafts in flight."""
+        table, adapter_id = self._table(row.seq_id), row.adapter_id
+        return Chunk(row.token_ids, row.num_computed_tokens, table, adapter_id=adapter_id)
 
     def _run(self, chunks: Sequence[Chunk]) -> Tensor:
         """Return the hidden states of all tokens of chunks."""

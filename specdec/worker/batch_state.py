@@ -33,9 +33,7 @@ class SequenceState:
     sample_params: its SAMPLE_PARAMS record, with position 0.
     history: its tokens if its rules depend on them; otherwise they are not stored.
     is_plain_greedy: whether its output is the argmax of the model's own logits.
-    runs_on_device: whether sampling and verification of chains need nothing from the host: no
-        tokens before the last, no change of the logits, no log-probabilities, and verification
-        that is coupled, or by chance.
+    verifies_on_device: whether chains of drafts are verified by equality, or by chance.
     num_tokens, last_token: its length and last token after the last row that sampled. held_draft:
     what a head has drafted behind them.
     """
@@ -45,7 +43,7 @@ class SequenceState:
     sample_params: bytes
     history: TokenHistory | None
     is_plain_greedy: bool
-    runs_on_device: bool
+    verifies_on_device: bool
     block_table: array[int] = field(default_factory=lambda: array("i"))
     num_tokens: int = 0
     last_token: int = 0
@@ -60,14 +58,9 @@ class SequenceState:
             history = TokenHistory(admission.token_ids, num_prompt_tokens)
         processor = LogitsProcessor.of(rules, tokens)
         is_plain_greedy = rules.is_greedy and processor.is_noop and rules.logprobs is None
-        runs_on_device = (
-            processor.is_noop
-            and history is None
-            and rules.logprobs is None
-            and rules.acting_verifier in ("coupled", "synthetic")
-        )
+        verifies_on_device = rules.acting_verifier in ("coupled", "synthetic")
         params = _sample_params(rules)
-        return cls(admission, processor, params, history, is_plain_greedy, runs_on_device)
+        return cls(admission, processor, params, history, is_plain_greedy, verifies_on_device)
 
     def resolved(self, row: StepRow) -> StepRow:
         """Return its row with the pending token, position and drafts."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from specdec.types.messages import Logprobs
 
 
 class HostBuffer:
@@ -23,6 +26,30 @@ class HostBuffer:
 
 
 @dataclass(frozen=True)
+class PendingLogprobs:
+    """Log-probabilities of all places of some rows of a step that the device runs.
+
+    num_best: by row of the step, in the order of the table, how many of the most likely tokens it
+    requests.
+    """
+
+    table: Tensor  # [len(num_best) * Q, 1 + 2 * (1 + n)] int32 on the host, of `logprob_table`
+    num_best: Mapping[int, int]
+
+    def of_rows(self, tokens: Sequence[tuple[int, ...]]) -> list[Logprobs | None]:
+        """Return those of the new tokens of each row, None where there are none."""
+        found: list[Logprobs | None] = [None] * len(tokens)
+        query_len = len(self.table) // len(self.num_best)
+        for place, (row, count) in enumerate(self.num_best.items()):
+            if tokens[row]:
+                start = place * query_len
+                own = self.table[start : start + len(tokens[row])].numpy()
+                ids, logprobs = np.split(own[:, 1:], 2, 1)
+                found[row] = Logprobs(ids, logprobs.view(np.float32), own[:, 0]).best(count)
+        return found
+
+
+@dataclass(frozen=True)
 class PendingTokens:
     """The new tokens of a step that the device runs."""
 
@@ -30,6 +57,7 @@ class PendingTokens:
     _result: Tensor  # [num_rows, 1 + Q]
     _drafts: Tensor | None  # [num_rows, 1 + max_draft_tokens], of a head; None if it made none
     _done: torch.cuda.Event | None  # None where the device is the host
+    _logprobs: PendingLogprobs | None = None
 
     @property
     def is_done(self) -> bool:
@@ -46,10 +74,32 @@ class PendingTokens:
         """Return what a head has drafted behind each row; call it behind `collect`."""
         return [()] * len(self._result) if self._drafts is None else _listed(self._drafts)
 
+    def logprobs(self, tokens: Sequence[tuple[int, ...]]) -> list[Logprobs | None]:
+        """Return those of the new tokens of each row; call it behind `collect` with its result."""
+        return [None] * len(tokens) if self._logprobs is None else self._logprobs.of_rows(tokens)
+
 
 def _listed(rows: Tensor) -> list[tuple[int, ...]]:
     """Return the tokens of rows, each with their number in front."""
     return [tuple(tokens[:count]) for count, *tokens in rows.tolist()]
+
+
+def copy_to_device(arrays: Sequence[NDArray[np.int64]], device: torch.device) -> list[Tensor]:
+    """Copy arrays to the device in one piece, without waiting; return a tensor for each."""
+    sizes = [array.size for array in arrays]
+    words = torch.empty(
+        sum(sizes), dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda"
+    )
+    np.concatenate([array.ravel() for array in arrays], out=words.numpy())
+    parts = words.to(device, non_blocking=True).split(sizes)
+    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
+
+
+def copy_to_host(values: Tensor) -> Tensor:
+    """Return a copy of values, which are valid behind an event that is recorded from now on."""
+    is_pinned = values.device.type == "cuda"
+    host = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=is_pinned)
+    return host.copy_(values, non_blocking=True)
 
 
 def recorded_event(device: torch.device) -> torch.cuda.Event | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -35,6 +35,14 @@ class DeviceDecoder(Protocol):
         self, batch: AnyDeviceBatch, kv_cache: Tensor, taps: Sequence[int]
     ) -> HiddenStates:
         """Return these, and those that enter layers; taps: as in DraftHead."""
+        ...
+
+    @property
+    def adapter_places(self) -> Mapping[int, int] | None:
+        """Return the places by which batches name the loaded adapters, by adapter id.
+
+        None where a pass on the device cannot have adapters.
+        """
         ...
 
     @property

@@ -53,23 +53,33 @@ class DeviceDrafts:
         """Apply the releases and block table deltas of a step."""
         self._steps.update(released, deltas)
 
-    def draft(self, rows: Sequence[DraftRow]) -> dict[int, list[int]] | None:
-        """Return the drafts of sequences by id; None where the host has to make them.
+    def fits(self, row: DraftRow) -> bool:
+        """Return whether the device can draft for a sequence.
+
+        It cannot where the draft continues a text of another tokenizer, or depends on the counts of
+        tokens, from which those of rejected drafts would have to be taken.
+        """
+        if not 0 < row.num_draft_tokens <= MAX_IN_FLIGHT:
+            return False
+        if row.first_index != row.num_computed_tokens + len(row.token_ids):
+            return False
+        first = _first_row(row)
+        [state] = self._state.states([first])
+        return state.history is None and self._steps.can_run([first], [state])
+
+    def draft(self, rows: Sequence[DraftRow]) -> dict[int, list[int]]:
+        """Return the drafts of sequences that fit, by id; none where the host has to make them.
 
         A draft ends before a token whose logits are invalid. A collective call.
         """
-        if not rows or any(not 0 < row.num_draft_tokens <= MAX_IN_FLIGHT for row in rows):
-            return None
-        if any(row.first_index != row.num_computed_tokens + len(row.token_ids) for row in rows):
-            return None  # of another tokenizer
         first = [_first_row(row) for row in rows]
-        if not self._steps.can_run(first, self._state.states(first)):
-            return None
+        if not rows or not self._steps.can_run(first, self._state.states(first)):
+            return {}
         try:
             begun = self._begin(rows, first)
         except torch.OutOfMemoryError:
             logger.warning("out of memory in drafts of %d sequences on the device", len(rows))
-            return None
+            return {}
         return _collected(rows, begun)
 
     def _begin(self, rows: Sequence[DraftRow], first: Sequence[StepRow]) -> list[_BegunStep]:
@@ -87,12 +97,20 @@ class DeviceDrafts:
 def _first_row(row: DraftRow) -> StepRow:
     """Return the row of the tokens that the model lacks, as a draft behind the first of them."""
     num_drafts = len(row.token_ids) - 1
-    return StepRow(row.seq_id, row.num_computed_tokens, row.token_ids, num_drafts, samples=True)
+    return StepRow(
+        row.seq_id,
+        row.num_computed_tokens,
+        row.token_ids,
+        num_drafts,
+        samples=True,
+        adapter_id=row.adapter_id,
+    )
 
 
 def _pending_row(row: DraftRow, num_drafted: int) -> StepRow:
     position = row.first_index + num_drafted - 1
-    return StepRow(row.seq_id, position, (PENDING_TOKEN,), 0, samples=True)
+    pending = (PENDING_TOKEN,)
+    return StepRow(row.seq_id, position, pending, 0, samples=True, adapter_id=row.adapter_id)
 
 
 def _collected(rows: Sequence[DraftRow], begun: Sequence[_BegunStep]) -> dict[int, list[int]]:

@@ -20,11 +20,12 @@ from torch import Tensor
 
 from specdec.kernels.device_batch import DeviceBatch, RaggedBatch
 from specdec.kernels.forward_batch import HiddenStates
+from specdec.kernels.logit_edits import LogitEdits
 from specdec.models.heads.base import DeviceHead
 from specdec.sampling.device_sampler import SamplingKind, VerifiedChains
 from specdec.worker.device_rules import PARAM_WORDS, rules_of
 from specdec.worker.device_state import DeviceState, DeviceStepLimits, slots_at
-from specdec.worker.head_sampler import HeadSampler
+from specdec.worker.head_sampler import HeadSampler, Shaping
 from specdec.worker.step_graphs import StepShape
 
 
@@ -186,18 +187,25 @@ class HeadDrafts:
         )
         return torch.cat([before, own], 1).flatten(0, 1)
 
-    def select(self, kind: SamplingKind, shape: StepShape) -> None:
+    def select(self, kind: SamplingKind, shape: StepShape, edits: LogitEdits | None = None) -> None:
         """Select the next token of each row that goes on; the held drafts are those so far.
 
-        A draft ends where the head's logits are not numbers.
+        A draft ends where the head's logits are not numbers. edits: of the target's logits behind
+        the draft, one row for each sequence.
         """
         rows, drafts = self._own_rows(shape.num_rows), self._drafts[: shape.num_rows]
         logits = self.parts.head.output_logits(self._outputs[: shape.num_rows])
+        before = self._ends[: shape.num_rows] + self._index - 1
         rules = None
         if kind is not SamplingKind.GREEDY:
-            before = self._ends[: shape.num_rows] + self._index - 1
             rules = rules_of(rows.params, before[:, None], rows.num_prompt)
-        sample = self.parts.sampler.select_on_device(logits, rules, kind)
+        if edits is None:
+            sample = self.parts.sampler.select_on_device(logits, rules, kind)
+        else:
+            is_drafted = self._offsets[: drafts.shape[1] - 1] < self._index
+            paths = drafts[:, 1:].masked_fill(~is_drafted, -1)[edits.rows]
+            shaping = Shaping(edits, paths, before + 1 - rows.num_prompt)
+            sample = self.parts.sampler.select_shaped(logits, rules, kind, shaping)
         goes_on = self._goes_on(shape.num_rows) & ~sample.is_invalid
         tokens = sample.token_ids.masked_fill(~goes_on, 0)
         column = (self._index + 1).clamp_max(drafts.shape[1] - 1)  # in a capture it may be behind

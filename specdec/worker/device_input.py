@@ -6,7 +6,7 @@ rows have prompts the tokens of all rows, one behind the other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from itertools import accumulate
 from typing import NamedTuple
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specdec.types.messages import StepRow
+from specdec.types.messages import BASE_MODEL, StepRow
 from specdec.worker.batch_state import SequenceState
 from specdec.worker.device_rows import flat_tokens, num_drafts, num_tokens
 from specdec.worker.device_rules import PARAM_WORDS
@@ -35,6 +35,7 @@ class Word(IntEnum):
     that of the StepRow. NUM_KEPT: as in DeviceChains. NUM_NEXT: draft tokens that the head makes
     behind the row, 0 if it does not sample. END: of its tokens among those of all rows. SAMPLES: 0
     for a chunk of a prompt that more of it follows. HAS_HEAD: whether the head runs its tokens.
+    ADAPTER: the place of its adapter, 0 without one.
     TOKENS: the last known token, then drafts, in all further columns.
     """
 
@@ -49,7 +50,8 @@ class Word(IntEnum):
     END = PARAM_WORDS + 8
     SAMPLES = PARAM_WORDS + 9
     HAS_HEAD = PARAM_WORDS + 10
-    TOKENS = PARAM_WORDS + 11
+    ADAPTER = PARAM_WORDS + 11
+    TOKENS = PARAM_WORDS + 12
 
 
 class Packed(NamedTuple):
@@ -85,9 +87,20 @@ def num_words(shape: StepShape, num_flat: int = 0) -> int:
 class StepPacker:
     """Packs steps on the host, and reads them on the device."""
 
-    def __init__(self, limits: DeviceStepLimits, state: DeviceState, *, holds_drafts: bool) -> None:
-        """holds_drafts: whether the device has drafts of a head for pending rows."""
+    def __init__(
+        self,
+        limits: DeviceStepLimits,
+        state: DeviceState,
+        adapter_places: Mapping[int, int] | None = None,
+        *,
+        holds_drafts: bool,
+    ) -> None:
+        """adapter_places: as in DeviceDecoder; they change with the loaded adapters.
+
+        holds_drafts: whether the device has drafts of a head for pending rows.
+        """
         self._limits, self._state, self._holds_drafts = limits, state, holds_drafts
+        self._adapter_places = {} if adapter_places is None else adapter_places
 
     def pack(
         self,
@@ -152,7 +165,8 @@ class StepPacker:
         head = (place, start, num_drafts(row), int(row.is_pending), num_prompt, num_kept)
         num_next = row.num_next_drafts
         behind = (row.max_end, num_next * row.samples, end, int(row.samples), int(num_next > 0))
-        return (*head, *behind, *tokens, *padding)
+        adapter = 0 if row.adapter_id == BASE_MODEL else self._adapter_places[row.adapter_id]
+        return (*head, *behind, adapter, *tokens, *padding)
 
     def unpack(self, words: Tensor, shape: StepShape) -> Packed:
         """Read the input buffer; for pending rows their token and position from the state."""
@@ -184,3 +198,12 @@ def rows_of(words: Tensor, shape: StepShape) -> Tensor:
     """Return the rows in the input buffer, [num_rows, Word.TOKENS + Q]."""
     width = Word.TOKENS + shape.query_len
     return words[: shape.num_rows * width].view(shape.num_rows, width)
+
+
+def adapters_of(table: Tensor, shape: StepShape) -> Tensor:
+    """Return the places of the adapters of all tokens, [num_rows * Q] int32.
+
+    table: as in Packed.
+    """
+    of_rows = table[:, Word.ADAPTER].to(torch.int32)
+    return of_rows[:, None].expand(-1, shape.query_len).flatten()

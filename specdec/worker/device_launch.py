@@ -22,8 +22,9 @@ from specdec.sampling.device_sampler import (
 )
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.worker.device_decoder import DeviceDecoder
+from specdec.worker.device_extras import StepExtras
 from specdec.worker.device_head import DrafterParts, DraftRows, HeadDrafts
-from specdec.worker.device_input import Packed, StepPacker, Word, num_words, rows_of
+from specdec.worker.device_input import Packed, StepPacker, Word, adapters_of, num_words, rows_of
 from specdec.worker.device_ragged import RaggedPass
 from specdec.worker.device_rules import PARAM_WORDS, rules_of
 from specdec.worker.device_state import DeviceState, DeviceStepLimits, slots_at
@@ -54,6 +55,8 @@ class StepPlan(NamedTuple):
     shape: of sampling, and of the pass where its rows have equally many tokens. num_next: draft
     tokens to make behind it. ragged: of the pass where they have not; None otherwise. has_chunks:
     whether a row does not sample. has_head_prompts: whether the head runs tokens of a prompt.
+    extras: further needs of some rows; None where no row has any. has_adapters: whether a row has
+    an adapter.
     """
 
     shape: StepShape
@@ -62,6 +65,8 @@ class StepPlan(NamedTuple):
     ragged: RaggedShape | None = None
     has_chunks: bool = False
     has_head_prompts: bool = False
+    extras: StepExtras | None = None
+    has_adapters: bool = False
 
     @property
     def num_words(self) -> int:
@@ -103,8 +108,11 @@ class StepLauncher:
         self._hidden = kv_cache.new_zeros(num_tokens, model.hidden_size)
         self._stages: dict[Stage, Launch] = {
             Stage.FORWARD: self.launch_forward,
-            **{stage: partial(self.launch_sampling, kind) for kind, stage in _STAGES.items()},
+            **{stage: partial(self._launch_plain, kind) for kind, stage in _STAGES.items()},
         }
+        if model.adapter_places is not None:
+            launch_adapted = partial(self.launch_forward, has_adapters=True)
+            self._stages[Stage.ADAPTED_FORWARD] = launch_adapted
         self._drafts: HeadDrafts | None = None
         if drafter is not None:
             drafts = self.output[:draft_size].view(num_rows, -1)
@@ -130,8 +138,12 @@ class StepLauncher:
         self._drafts.parts = drafter
         self._graphs.capture(self._head_stages(self._drafts), prepare)
 
-    def launch(self, plan: StepPlan) -> None:
-        """Launch a step, and behind it the draft tokens."""
+    def launch(self, plan: StepPlan) -> Tensor | None:
+        """Launch a step, and behind it the draft tokens; return its table of log-probabilities.
+
+        With `plan.extras` the operators of sampling and of the draft's selection are launched one
+        by one, behind the graph of the pass, while it runs.
+        """
         shape = plan.shape
 
         def run(stage: Stage, shape: StepShape) -> None:
@@ -140,27 +152,35 @@ class StepLauncher:
         if plan.ragged is not None:
             self._launch_ragged(plan, plan.ragged)
         else:
-            run(Stage.FORWARD, shape)
+            run(Stage.ADAPTED_FORWARD if plan.has_adapters else Stage.FORWARD, shape)
             if self._drafts is not None:
                 run(Stage.FEATURES, shape)
-        run(_STAGES[plan.kind], shape)
+        logprobs = None
+        if plan.extras is None:
+            run(_STAGES[plan.kind], shape)
+        else:
+            logprobs = self.launch_sampling(plan.kind, shape, plan.extras)
         if plan.ragged is not None and plan.has_chunks:
             self._mark_invalid_chunks(shape, plan.ragged)
         if plan.num_next == 0:
-            return
+            return logprobs
         run(Stage.PAIRS, shape)
         one = shape._replace(query_len=1)
-        run(_DRAFT_STAGES[plan.kind], one)
-        for _ in range(plan.num_next - 1):
-            run(Stage.ADVANCE, one)
-            run(_DRAFT_STAGES[plan.kind], one)
+        for index in range(plan.num_next):
+            if index > 0:
+                run(Stage.ADVANCE, one)
+            if plan.extras is None or plan.extras.draft_edits.is_empty:
+                run(_DRAFT_STAGES[plan.kind], one)
+            else:
+                self._launch_selection(plan.kind, one, plan.extras)
+        return logprobs
 
     @torch.inference_mode()
-    def launch_forward(self, shape: StepShape) -> None:
+    def launch_forward(self, shape: StepShape, *, has_adapters: bool = False) -> None:
         """Launch the model on the step in the input buffer; its output is in the hidden buffer."""
         packed = self._unpack(shape)
         self._state.write_tables(packed.changes)
-        batch = self._batch(packed, shape)
+        batch = self._batch(packed, shape, has_adapters=has_adapters)
         if self._drafts is None:
             hidden = self._model.forward_on_device(batch, self._kv_cache)
         else:
@@ -192,22 +212,40 @@ class StepLauncher:
         self._ragged.mark_invalid_chunks(table, self._results(shape)[:, 0], ragged)
 
     @torch.inference_mode()
-    def launch_sampling(self, kind: SamplingKind, shape: StepShape) -> None:
+    def launch_sampling(
+        self, kind: SamplingKind, shape: StepShape, extras: StepExtras | None = None
+    ) -> Tensor | None:
         """Launch sampling and verification; the result is in the output buffer.
 
-        It is [num_rows, 1 + Q]: the number of new tokens, then the tokens.
+        It is [num_rows, 1 + Q]: the number of new tokens, then the tokens. Returns the table of
+        log-probabilities that `extras` requests, if any.
         """
-        packed, state = self._unpack(shape), self._state
-        num_tokens = shape.num_rows * shape.query_len
+        packed, num_tokens = self._unpack(shape), shape.num_rows * shape.query_len
         logits = self._model.compute_logits(self._hidden[:num_tokens])
-        rules = None
+        offsets, num_prompt = self._offsets[: shape.query_len], packed.table[:, Word.NUM_PROMPT]
+        kept, rules = None, None
+        if extras is not None:
+            kept = extras.logprob_logits(logits, shape.query_len) if extras.num_best else None
+            ends = (packed.positions(offsets) + 1 - num_prompt[:, None]).flatten()
+            extras.edit(logits, packed.drafts, ends, self._shard)
         if kind is not SamplingKind.GREEDY:
-            positions = packed.positions(self._offsets[: shape.query_len])
-            rules = rules_of(packed.params, positions, packed.table[:, Word.NUM_PROMPT])
+            rules = rules_of(packed.params, packed.positions(offsets), num_prompt)
         sample = sample_on_device(logits, rules, kind, self._shard)
         num_kept = packed.table[:, Word.NUM_KEPT]
         drafts = DeviceChains(packed.drafts, packed.num_drafts, num_kept)
-        tokens, counts = verify_chains(sample, drafts)
+        verified = verify_chains(sample, drafts)
+        self._store(packed, verified, shape)
+        if extras is None:
+            return None
+        extras.count(verified, self._shard)
+        return None if kept is None else extras.logprobs(kept, verified.token_ids, self._shard)
+
+    def _launch_plain(self, kind: SamplingKind, shape: StepShape) -> None:
+        self.launch_sampling(kind, shape)
+
+    def _store(self, packed: Packed, verified: VerifiedChains, shape: StepShape) -> None:
+        """Launch the copy of new tokens to the output buffer and to the state of the sequences."""
+        (tokens, counts), state = verified, self._state
         last = tokens.gather(1, (counts - 1).clamp_min(0)[:, None]).squeeze(1)
         state.num_tokens.index_copy_(0, packed.places, packed.starts + 1 + counts)
         last_tokens = torch.where(counts > 0, last, packed.first)
@@ -215,6 +253,12 @@ class StepLauncher:
         if self._drafts is not None:
             state.held_drafts[:, 0].index_fill_(0, packed.places, 0)
         torch.cat([counts[:, None], tokens], 1, out=self._results(shape))
+
+    @torch.inference_mode()
+    def _launch_selection(self, kind: SamplingKind, shape: StepShape, extras: StepExtras) -> None:
+        """Launch the selection of a head's next tokens, by logits with the target's changes."""
+        assert self._drafts is not None
+        self._drafts.select(kind, shape, extras.draft_edits)
 
     def _results(self, shape: StepShape) -> Tensor:
         """Return the part of the output buffer with the results of a step, [num_rows, 1 + Q]."""
@@ -255,7 +299,7 @@ class StepLauncher:
     def _unpack(self, shape: StepShape) -> Packed:
         return self._packer.unpack(self.input, shape)
 
-    def _batch(self, packed: Packed, shape: StepShape) -> DeviceBatch:
+    def _batch(self, packed: Packed, shape: StepShape, *, has_adapters: bool) -> DeviceBatch:
         size, offsets = self._limits.block_size, self._offsets[: shape.query_len]
         positions = packed.positions(offsets)
         tables = self._state.tables[packed.places, : shape.num_blocks]
@@ -268,4 +312,5 @@ class StepLauncher:
             block_tables=tables,
             context_lens=packed.starts + 1 + packed.num_drafts,
             query_len=shape.query_len,
+            adapters=adapters_of(packed.table, shape) if has_adapters else None,
         )

@@ -95,10 +95,11 @@ class DeviceQueue:
         """
         step = self._begun.popleft()
         rows, verified = [], []
+        tokens, drafted = step.tokens.collect(), step.tokens.drafts()
         found = zip(
-            step.rows, step.states, step.tokens.collect(), step.tokens.drafts(), strict=True
+            step.rows, step.states, tokens, drafted, step.tokens.logprobs(tokens), strict=True
         )
-        for pending, state, token_ids, drafts in found:
+        for pending, state, token_ids, drafts, logprobs in found:
             row = state.resolved(pending) if pending.is_pending else pending
             rows.append(row)
             if row.samples:
@@ -108,6 +109,7 @@ class DeviceQueue:
                     VerifiedRow(
                         row.seq_id,
                         token_ids,
+                        logprobs,
                         has_bad_logits=not token_ids,
                         next_draft_token_ids=drafts,
                     )

@@ -46,6 +46,7 @@ class RaggedPass:
         self._drafts = drafts
         self._padding_slot = limits.num_blocks * limits.block_size
         self._input_ids, self._positions, self._rows = (ids(num_tokens) for _ in range(3))
+        self._adapters = ids(num_tokens).to(torch.int32)
         self._slots = ids(num_tokens) + self._padding_slot
         self._bounds = ids(limits.max_num_seqs + 1).to(torch.int32)
         self._context_lens = ids(limits.max_num_seqs) + 1
@@ -75,6 +76,8 @@ class RaggedPass:
         self._slots[: shape.num_tokens] = slots.masked_fill(
             offsets > num_drafts, self._padding_slot
         )
+        if shape.has_adapters:
+            self._adapters[: shape.num_tokens] = packed.table[rows, Word.ADAPTER]
         self._bounds[1 : num_rows + 1] = ends
         self._bounds[num_rows + 1 :] = ends[-1]
         self._context_lens[:num_rows] = packed.starts + 1 + packed.num_drafts
@@ -149,6 +152,7 @@ class RaggedPass:
             block_tables=self._tables[rows, : shape.num_blocks],
             context_lens=self._context_lens[rows],
             decode_len=self._limits.max_query_len,
+            adapters=self._adapters[tokens] if shape.has_adapters else None,
         )
 
     @staticmethod

@@ -25,20 +25,33 @@ def is_prompt(row: StepRow) -> bool:
     return len(row.token_ids) > 1 + row.num_draft_tokens or not row.samples
 
 
-def fits_device(row: StepRow, state: SequenceState) -> bool:
-    """Return whether a row needs nothing from the host: known tokens, then a chain of drafts.
+def fits_device(row: StepRow, state: SequenceState, *, takes_adapters: bool) -> bool:
+    """Return whether the device can run a row: known tokens, then a chain of drafts.
 
-    Rows with a grammar or an adapter need it, and those whose sampling does.
+    The host runs rows whose verification needs it, and those with an adapter unless the model
+    `takes_adapters` on the device.
     """
     return (
-        state.runs_on_device
-        and row.adapter_id == BASE_MODEL
+        state.verifies_on_device
+        and (takes_adapters or row.adapter_id == BASE_MODEL)
         and row.parents is None
-        and row.grammar_mask is None
         and not row.num_lookahead_tokens
         and not row.next_draft_depth
+        and not _has_prompt_logprobs(row, state)
         and _knows_kept(row, state)
+        and _knows_tokens(row, state)
     )
+
+
+def _has_prompt_logprobs(row: StepRow, state: SequenceState) -> bool:
+    """Return whether a row yields log-probabilities of its prompt."""
+    is_requested = state.admission.rules.prompt_logprobs is not None
+    return is_requested and row.num_computed_tokens + 1 < state.admission.num_prompt_tokens
+
+
+def _knows_tokens(row: StepRow, state: SequenceState) -> bool:
+    """Return whether the host knows the tokens that it needs: those in front of bad words."""
+    return not (row.is_pending and state.processor.phrases)
 
 
 def _knows_kept(row: StepRow, state: SequenceState) -> bool:

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from specdec.config.graph_sizes import most_padding_tokens
 from specdec.sampling.vocab_shard import VocabShard
-from specdec.types.messages import BlockTableDelta, StepRow
+from specdec.types.messages import BASE_MODEL, BlockTableDelta, StepRow
 from specdec.worker import device_rows
 from specdec.worker.batch_state import SequenceState
 from specdec.worker.device_buffers import HostBuffer, PendingTokens, recorded_event
 from specdec.worker.device_decoder import DeviceDecoder
+from specdec.worker.device_extras import ExtrasPacker
 from specdec.worker.device_head import DrafterParts
 from specdec.worker.device_input import StepPacker
 from specdec.worker.device_launch import StepLauncher, StepPlan
@@ -54,7 +55,10 @@ class DeviceSteps:
         assert kv_cache.shape[1] == (limits.num_blocks + 1) * limits.block_size, "no padding block"
         self._model, self._limits, self._graphs = model, limits, graphs
         self._state = state = DeviceState(limits, device)
-        self._packer = StepPacker(limits, state, holds_drafts=drafter is not None)
+        self._packer = StepPacker(
+            limits, state, model.adapter_places, holds_drafts=drafter is not None
+        )
+        self._extras = ExtrasPacker(state, device)
         self._launcher = StepLauncher(
             model, kv_cache, shard, limits, state, graphs, self._packer, drafter
         )
@@ -82,17 +86,26 @@ class DeviceSteps:
     def update(self, released: Sequence[int], deltas: Sequence[BlockTableDelta]) -> None:
         """Apply the releases and block table deltas of a step; admissions need none."""
         self._state.update(released, deltas)
+        self._extras.forget(released)
+
+    def forget_tokens(self, rows: Sequence[StepRow]) -> None:
+        """Count the tokens of sequences again, whose rows the host runs."""
+        self._extras.forget(row.seq_id for row in rows)
 
     def can_run(self, rows: Sequence[StepRow], states: Sequence[SequenceState]) -> bool:
         """Return whether the device can run a step of one row or more without the host."""
         return (
             len(rows) <= self._limits.max_num_seqs
-            and all(map(device_rows.fits_device, rows, states))
+            and all(map(self._fits_device, rows, states))
             and max(map(device_rows.num_drafts, rows)) <= self._limits.max_draft_tokens
             and max(row.num_next_drafts * row.samples for row in rows) <= self._most_next_drafts
             and (not self._is_ragged(rows) or self._fits_ragged(rows, states))
             and all(self._state.has_place(row.seq_id) for row in rows)
         )
+
+    def _fits_device(self, row: StepRow, state: SequenceState) -> bool:
+        takes_adapters = self._model.adapter_places is not None
+        return device_rows.fits_device(row, state, takes_adapters=takes_adapters)
 
     def _is_ragged(self, rows: Sequence[StepRow]) -> bool:
         """Return whether rows have prompts, or would be padded by more than launches cost."""
@@ -126,6 +139,7 @@ class DeviceSteps:
             return self._begin(rows, states, num_kept)
         except torch.OutOfMemoryError:
             self._state.forget_tables(row.seq_id for row in rows)
+            self.forget_tokens(rows)
             raise
 
     def _begin(
@@ -136,20 +150,25 @@ class DeviceSteps:
     ) -> PendingTokens:
         plan, launcher = self._plan(rows, states), self._launcher
         shape, is_ragged = plan.shape, plan.ragged is not None
+        extras = self._extras.pack(rows, states, shape.query_len)
         num_kept = device_rows.num_kept(rows, states) if num_kept is None else num_kept
         host = self._buffers[self._num_begun % len(self._buffers)]
         self._num_begun += 1
         self._packer.pack(host.words, rows, states, shape, num_kept, is_ragged=is_ragged)
         launcher.input[: plan.num_words].copy_(host.input[: plan.num_words], non_blocking=True)
-        launcher.launch(plan)
+        table = launcher.launch(plan._replace(extras=extras))
         draft_size = shape.num_rows * launcher.draft_width
         output_size = draft_size + shape.num_rows * (1 + shape.query_len)
         host.output[:output_size].copy_(launcher.output[:output_size], non_blocking=True)
         drafts, results = host.output[:output_size].split((draft_size, output_size - draft_size))
+        logprobs = None
+        if extras is not None and table is not None:
+            logprobs = extras.pending_logprobs(table)
         return PendingTokens(
             results.view(shape.num_rows, -1)[: len(rows)],
             drafts.view(shape.num_rows, -1)[: len(rows)] if plan.num_next else None,
             recorded_event(launcher.input.device),
+            logprobs,
         )
 
     def _plan(self, rows: Sequence[StepRow], states: Sequence[SequenceState]) -> StepPlan:
@@ -157,10 +176,11 @@ class DeviceSteps:
         kind = max(kind_of(state.admission.rules) for state in states)
         shape = self._graphs.padded(StepShape(len(rows), query_len, _num_blocks(states)))
         num_next = max(row.num_next_drafts * row.samples for row in rows)
+        has_adapters = any(row.adapter_id != BASE_MODEL for row in rows)
         if not self._is_ragged(rows):
-            return StepPlan(shape, kind, num_next)
+            return StepPlan(shape, kind, num_next, has_adapters=has_adapters)
         num_tokens = sum(map(device_rows.num_tokens, rows))
-        ragged = RaggedShape(num_tokens, shape.num_rows, shape.num_blocks)
+        ragged = RaggedShape(num_tokens, shape.num_rows, shape.num_blocks, has_adapters)
         return StepPlan(
             shape,
             kind,
@@ -170,6 +190,7 @@ class DeviceSteps:
             has_head_prompts=any(
                 row.num_next_drafts and device_rows.is_prompt(row) for row in rows
             ),
+            has_adapters=has_adapters,
         )
 
     def _fill_with_padding(self, shape: StepShape) -> None:

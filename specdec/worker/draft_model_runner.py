@@ -63,7 +63,8 @@ class DraftModelRunner(ModelRunner):
     section 3): masks stand for the draft tokens before the last, so place i is sampled from the
     model's distribution given the text and i masks. It does not depend on earlier draft tokens.
 
-    device_drafts: makes the drafts that need nothing from the host; None where the host makes all.
+    device_drafts: makes the drafts that need nothing from the host, which makes the others in
+    separate passes; None where it makes all.
     """
 
     device_drafts: DeviceDrafts | None = None
@@ -141,23 +142,34 @@ class DraftModelRunner(ModelRunner):
         self.grammars.update(step)
         if self.device_drafts is not None:
             self.device_drafts.update(step.released, step.block_table_deltas)
-            if all(map(self._fits_device, step.drafts)):
-                drafted = self.device_drafts.draft(step.drafts)
-                if drafted is not None:
-                    rows = (DraftedRow(seq_id, tuple(ids)) for seq_id, ids in drafted.items())
-                    return DraftOutput(step.step_id, tuple(rows))
-        return self._draft_on_host(step)
+        drafted = self._draft_on_device(step.drafts)
+        others = [row for row in step.drafts if row.seq_id not in drafted]
+        drafted |= self._draft_on_host(others)
+        return DraftOutput(step.step_id, tuple(drafted[row.seq_id] for row in step.drafts))
+
+    def _draft_on_device(self, drafts: Sequence[DraftRow]) -> dict[int, DraftedRow]:
+        """Draft for the sequences that need nothing from the host; return the drafts by id.
+
+        There are none where the device cannot run these sequences together.
+        """
+        if self.device_drafts is None:
+            return {}
+        drafted = self.device_drafts.draft([row for row in drafts if self._fits_device(row)])
+        return {seq_id: DraftedRow(seq_id, tuple(ids)) for seq_id, ids in drafted.items()}
 
     def _fits_device(self, row: DraftRow) -> bool:
-        return self._sampler.is_plain(row.seq_id) and not self.grammars.follows(row.seq_id)
+        assert self.device_drafts is not None
+        is_plain = self._sampler.is_plain(row.seq_id) and not self.grammars.follows(row.seq_id)
+        return is_plain and self.device_drafts.fits(row)
 
-    def _draft_on_host(self, step: DraftStep) -> DraftOutput:
+    def _draft_on_host(self, requests: Sequence[DraftRow]) -> dict[int, DraftedRow]:
         """Draft by operators that the host launches, and whose tokens it reads."""
-        drafts = {row.seq_id: PartialDraft() for row in step.drafts}
+        drafts = {row.seq_id: PartialDraft() for row in requests}
         rows = [
-            self._row(row.seq_id, row.num_computed_tokens, row.token_ids) for row in step.drafts
+            self._row(row.seq_id, row.num_computed_tokens, row.token_ids, row.adapter_id)
+            for row in requests
         ]
-        requested = {row.seq_id: row for row in step.drafts}
+        requested = {row.seq_id: row for row in requests}
         masked = self._masked_pass(rows, requested)
         num_drafted = 0
         while rows:
@@ -169,18 +181,15 @@ class DraftModelRunner(ModelRunner):
             rows = self._extend(rows, logits, spans, [drafts[row.seq_id] for row in rows])
             num_drafted += 1
             rows = [
-                self._row(row.seq_id, row.end, (drafts[row.seq_id].token_ids[-1],))
+                self._row(row.seq_id, row.end, (drafts[row.seq_id].token_ids[-1],), row.adapter_id)
                 for row in rows
                 if num_drafted < requested[row.seq_id].num_draft_tokens
             ]
             rows = [row for row in rows if not self.grammars.is_finished(row.seq_id)]
-        return DraftOutput(
-            step.step_id,
-            tuple(
-                DraftedRow(seq_id, tuple(draft.token_ids), draft.draft_probs)
-                for seq_id, draft in drafts.items()
-            ),
-        )
+        return {
+            seq_id: DraftedRow(seq_id, tuple(draft.token_ids), draft.draft_probs)
+            for seq_id, draft in drafts.items()
+        }
 
     def catch_up(self, step: DraftStep) -> None:
         """Run the step's tokens that the draft model has not computed yet; call after `draft`."""
@@ -220,11 +229,11 @@ class DraftModelRunner(ModelRunner):
         self.draft_ahead(DraftStep(-1, (), (), (), (), (), (ahead,)))
         self.draft(DraftStep(-1, (-1,), (), (), (), ()))
 
-    def _row(self, seq_id: int, start: int, token_ids: tuple[int, ...]) -> StepRow:
+    def _row(self, seq_id: int, start: int, token_ids: tuple[int, ...], adapter_id: int) -> StepRow:
         """Build a row that runs `token_ids` and samples one token, masked by a grammar if any."""
         self.grammars.move_to(seq_id, start, token_ids)
         mask = self.grammars.mask(seq_id)
-        return StepRow(seq_id, start, token_ids, 0, True, grammar_mask=mask)
+        return StepRow(seq_id, start, token_ids, 0, True, grammar_mask=mask, adapter_id=adapter_id)
 
     def _masked_pass(
         self, rows: Sequence[StepRow], requested: Mapping[int, DraftRow]

@@ -8,6 +8,7 @@ written to their slots at once, and on a CPU projected when a head needs them (d
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specdec.kernels.forward_batch import Indices, ModelInput, SlotMove, on_device
+from specdec.kernels.forward_batch import Indices, ModelInput, SlotMove, on_device, slots_of
 from specdec.models.heads.base import DraftHead
 
 MAX_WAITING_TOKENS = 128
@@ -80,6 +81,8 @@ class HeadFeatures:
     @torch.inference_mode()
     def read(self, slots: Sequence[int]) -> Tensor:
         """Return the features [len(slots), feature_size] of the tokens in slots."""
+        if not self._stores_features and (states := self._newest_states(slots)) is not None:
+            return self._head.features(states.to(self._dtype))
         self.write()
         assert self._slots is not None, "no pass has run"
         rows = self._slots[torch.tensor(slots, device=self._slots.device)]
@@ -110,6 +113,25 @@ class HeadFeatures:
         self._slots.index_copy_(0, on_device(slots, rows.device), rows)
         self._waiting.clear()
         self._num_waiting = 0
+
+    def _newest_states(self, slots: Sequence[int]) -> Tensor | None:
+        """Return the states of the tokens in slots, if the newest pass waits and has run them all.
+
+        So it is in most steps: a draft continues the tokens that were just verified.
+        """
+        if not self._waiting:
+            return None
+        batch, states = self._waiting[-1]
+        own = chain.from_iterable(
+            slots_of(chunk.block_table, range(chunk.start, chunk.end), batch.block_size)
+            for chunk in batch.chunks
+        )
+        places = {slot: place for place, slot in enumerate(own)}
+        rows = [places.get(slot, -1) for slot in slots]
+        if -1 in rows:
+            return None
+        is_run = rows == list(range(rows[0], rows[0] + len(rows)))
+        return states[rows[0] : rows[-1] + 1] if is_run else states[rows]
 
 
 def _last_writes(slots: Indices) -> NDArray[np.intp] | None:

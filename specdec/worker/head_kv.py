@@ -10,12 +10,12 @@ messages, so they agree.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.kernels.forward_batch import Chunk, ModelInput, slots_of
 from specdec.types.messages import StepInput, StepRow
 from specdec.worker.batch_state import BatchState
 from specdec.worker.head_features import HeadFeatures
@@ -154,10 +154,8 @@ class HeadKv:
         assert num_computed is not None, "no row of the sequence has run"
         return max(1, num_computed)
 
-    def _slots_before(self, chunk: Chunk) -> Iterator[int]:
-        for position in range(chunk.start - 1, chunk.end - 1):
-            index, offset = divmod(position, self._block_size)
-            yield chunk.block_table[index] * self._block_size + offset
+    def _slots_before(self, chunk: Chunk) -> list[int]:
+        return slots_of(chunk.block_table, range(chunk.start - 1, chunk.end - 1), self._block_size)
 
     def _note(self, row: StepRow) -> None:
         """Note what the target's pass over a row overwrites."""

@@ -11,8 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specdec.kernels.logit_edits import LogitEdits
 from specdec.kernels.sample import SampleParams, row_argmax
 from specdec.models.heads.base import DraftHead
+from specdec.sampling.device_edits import apply_edits
 from specdec.sampling.device_sampler import (
     DeviceRules,
     DeviceSample,
@@ -73,6 +75,14 @@ class DraftEnd(NamedTuple):
     token_ids: Sequence[int]
 
 
+class Shaping(NamedTuple):
+    """Changes of the target's logits behind drafts on the device; arguments of `apply_edits`."""
+
+    edits: LogitEdits
+    paths: Tensor  # [C, num_drafts] int64
+    positions: Tensor  # [num_rows] int64
+
+
 class HeadSampler:
     """Selects draft tokens from a head's logits, equally on all ranks.
 
@@ -129,6 +139,20 @@ class HeadSampler:
         if self._remap is None:
             return sample_on_device(logits, rules, kind, self._shard)
         return sample_on_device(self._remap.apply(logits), rules, kind, self._remap.shard)
+
+    def select_shaped(
+        self, logits: Tensor, rules: DeviceRules | None, kind: SamplingKind, shaping: Shaping
+    ) -> DeviceSample:
+        """Return the next tokens as `select_on_device` does, by logits that `shaping` changes.
+
+        Then also a greedy row is selected among the target's tokens. A collective call.
+        """
+        shard = self._shard
+        if self._remap is not None:
+            logits, shard = self._remap.apply(logits), self._remap.shard
+        logits = logits.float()
+        apply_edits(logits, *shaping, shard.first_token)
+        return sample_on_device(logits, rules, kind, shard)
 
     def note_confidences(
         self, logits: Tensor, drafts: Sequence[HeadDraft], selected: Sequence[int | None]

@@ -135,7 +135,7 @@ def _load_target(
     kind = partial(TargetModelRunner, has_padding_block=_runs_on_device(spec))
     target = _load(kind, spec, model, group)
     if config.adapters is not None:
-        target.enable_adapters(config.adapters.max_rank)
+        target.enable_adapters(config.adapters)
     if head is not None:
         found = HeadConfig.from_directory(head.directory, model, head.window, head.token_map)
         load = partial(_load_version, found, head, target.model)
@@ -215,6 +215,8 @@ def _load_draft(
         config = config.with_window(limits.draft_window)
     tokens = token_map_of(spec.directory, limits.token_map, config.vocab_size)
     draft = _load(kind, spec, config, group, tokens)
+    if limits.adapters is not None:
+        draft.enable_adapters(limits.adapters)
     if _runs_on_device(spec):
         _use_device_steps(draft, spec.device, limits, "drafts")
     return draft

@@ -1,4 +1,4 @@
-"""Models in this process, on one rank each, as the protocols of `specdec.types.messages`."""
+"""Models in this process, on one rank each, as the protocols of `specdec.types.ranks`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from specdec.types.messages import AheadOutput, DraftOutput, DraftStep, StepInpu
 from specdec.worker.adapters import RankAdapters
 from specdec.worker.draft_model_runner import DraftModelRunner
 from specdec.worker.head_versions import HeadVersions
+from specdec.worker.model_runner import ModelRunner
 from specdec.worker.target_model_runner import TargetModelRunner
 
 
@@ -74,7 +75,7 @@ class LocalTarget:
         self._order(lambda: self._load_adapter(adapter))
 
     def collect_adapter_load(self) -> str | None:
-        """See AdapterTarget."""
+        """See AdapterRanks."""
         return self._adapter_fault
 
     def unload_adapter(self, adapter_id: int) -> None:
@@ -88,8 +89,7 @@ class LocalTarget:
 
     @property
     def _adapters(self) -> RankAdapters:
-        assert self._runner.adapters is not None, "the target was loaded without adapters"
-        return self._runner.adapters
+        return _adapters_of(self._runner)
 
     def _load_head(self, head: HeadFile) -> None:
         self._load_fault = self._versions.load(head)
@@ -109,10 +109,14 @@ class LocalTarget:
 
 
 class LocalDraftWorker:
-    """The draft model; see DraftWorker. It shares the thread of the target, so nothing overlaps."""
+    """The draft model; see DraftWorker and AdapterRanks.
+
+    It shares the thread of the target, so nothing overlaps.
+    """
 
     def __init__(self, runner: DraftModelRunner) -> None:
         self._runner = runner
+        self._adapter_fault: str | None = None
         self._output: DraftOutput | None = None
         self._ahead: list[AheadOutput] = []
 
@@ -143,3 +147,24 @@ class LocalDraftWorker:
     @property
     def is_busy(self) -> bool:
         return False
+
+    def begin_adapter_load(self, adapter: AdapterFile) -> None:
+        """Load the adapter."""
+        self._adapter_fault = self._adapters.load(adapter)
+
+    def collect_adapter_load(self) -> str | None:
+        """See AdapterRanks."""
+        return self._adapter_fault
+
+    def unload_adapter(self, adapter_id: int) -> None:
+        """Free the adapter."""
+        self._adapters.unload(adapter_id)
+
+    @property
+    def _adapters(self) -> RankAdapters:
+        return _adapters_of(self._runner)
+
+
+def _adapters_of(runner: ModelRunner) -> RankAdapters:
+    assert runner.adapters is not None, "the model was loaded without adapters"
+    return runner.adapters

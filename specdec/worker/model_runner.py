@@ -6,11 +6,12 @@ from typing import cast
 
 import torch
 
-from specdec.config.engine import DraftLimits, EngineConfig
+from specdec.config.engine import AdapterLimits, DraftLimits, EngineConfig
 from specdec.config.graph_sizes import ragged_token_counts
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.loading import Decoder
 from specdec.sampling.vocab_shard import VocabShard
+from specdec.worker.adapters import RankAdapters
 from specdec.worker.batch_state import BatchState
 from specdec.worker.device_decoder import DeviceDecoder
 from specdec.worker.device_head import DrafterParts
@@ -20,7 +21,12 @@ from specdec.worker.step_graphs import GraphBackend, GraphReport, StepGraphs
 
 
 class ModelRunner:
-    """One rank of a model, its KV pool and the state of its sequences."""
+    """One rank of a model, its KV pool and the state of its sequences.
+
+    adapters: those that rows may name; None where none can be loaded.
+    """
+
+    adapters: RankAdapters | None = None
 
     def __init__(
         self,
@@ -44,6 +50,10 @@ class ModelRunner:
         self.vocab_size = vocab_size
         self.kv_cache = model.new_kv_cache((num_blocks + has_padding_block) * block_size)
         self._batch_state = BatchState(block_size, self.kv_cache.device, model.vocab_slice)
+
+    def enable_adapters(self, limits: AdapterLimits) -> None:
+        """Let adapters be loaded; call it before the first step and before graphs are captured."""
+        self.adapters = RankAdapters(self.model.enable_adapters(limits), limits.max_rank)
 
     @property
     def _shard(self) -> VocabShard:
@@ -78,6 +88,7 @@ class ModelRunner:
             max_draft_tokens=sizes.max_draft_tokens,
             num_blocks=sizes.blocks_of_longest,
             ragged_tokens=ragged_token_counts(max_step_tokens, model.hidden_size),
+            has_adapters=model.adapter_places is not None,
         )
         steps = DeviceSteps(
             model, self.kv_cache, self._shard, sizes, graphs, num_in_flight, drafter

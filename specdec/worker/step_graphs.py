@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -39,11 +40,13 @@ _MIB = 2**20
 class Stage(StrEnum):
     """Part of a step that is a graph.
 
-    GREEDY to TRUNCATED sample, with the work that rows need. A head computes FEATURES behind the
-    pass, and PAIRS behind sampling; then DRAFT and ADVANCE in turn make a draft token of each row.
+    ADAPTED_FORWARD is the pass with adapters. GREEDY to TRUNCATED sample, with the work that rows
+    need. A head computes FEATURES behind the pass, and PAIRS behind sampling; then DRAFT and
+    ADVANCE in turn make a draft token of each row.
     """
 
     FORWARD = "forward"
+    ADAPTED_FORWARD = "adapted forward"
     GREEDY = "greedy"
     SAMPLED = "sampled"
     TRUNCATED = "truncated"
@@ -80,12 +83,13 @@ class RaggedShape(NamedTuple):
     """Shape of a pass over sequences with different numbers of tokens.
 
     num_tokens: of all sequences. num_rows: sequences, with or without tokens. num_blocks: as in
-    StepShape.
+    StepShape. has_adapters: whether some token has one.
     """
 
     num_tokens: int
     num_rows: int
     num_blocks: int
+    has_adapters: bool = False
 
 
 class GraphBackend(Protocol):
@@ -164,8 +168,9 @@ class GraphReport:
             f"up to {self.max_query_len} tokens each and {MAX_GRAPH_TOKENS} in all"
             f"{prompts if self.max_ragged_tokens else ''}; without a graph: larger steps, "
             f"{'' if self.max_ragged_tokens else 'prompts, '}trees, draft heads that do not draft "
-            "token by token, and steps with one row that has an adapter, a grammar, penalties, "
-            "log-probabilities or a verifier other than coupled"
+            "token by token, steps with one row that has a verifier other than coupled (with "
+            "torch's kernels also an adapter), and sampling where a row has a grammar, penalties "
+            "or log-probabilities"
         )
 
 
@@ -183,11 +188,14 @@ class StepGraphs:
         max_draft_tokens: int,
         num_blocks: int,
         ragged_tokens: Sequence[int] = (),
+        has_adapters: bool = False,
     ) -> None:
         """num_blocks: width of the block tables of all graphs.
 
-        ragged_tokens: of the steps with prompts that have a graph, ascending.
+        ragged_tokens: of the steps with prompts that have a graph, ascending. has_adapters: whether
+        there are steps with adapters on the device.
         """
+        self._may_have_adapters = (True, False) if has_adapters else (False,)
         self._backend = backend
         self._row_counts = row_counts(max_num_seqs)
         self._query_lens = {rows: query_lens(max_draft_tokens, rows) for rows in self._row_counts}
@@ -230,8 +238,8 @@ class StepGraphs:
 
     def _capture_ragged(self, backend: GraphBackend, launch: LaunchRagged) -> None:
         for num_tokens in reversed(self._ragged_tokens):
-            for num_rows in self._ragged_rows:
-                shape = RaggedShape(num_tokens, num_rows, self._num_blocks)
+            for num_rows, has_adapters in product(self._ragged_rows, self._may_have_adapters):
+                shape = RaggedShape(num_tokens, num_rows, self._num_blocks, has_adapters)
                 self._ragged[shape] = backend.capture(partial(launch, shape))
 
     def close(self) -> None:
@@ -255,7 +263,7 @@ class StepGraphs:
             return shape
         num_tokens = _at_least(self._ragged_tokens, shape.num_tokens)
         num_rows = _at_least(self._ragged_rows, shape.num_rows)
-        return RaggedShape(num_tokens, num_rows, self._num_blocks)
+        return RaggedShape(num_tokens, num_rows, self._num_blocks, shape.has_adapters)
 
     def run(self, stage: Stage, shape: StepShape, launch: Launch) -> None:
         """Launch a stage, by its graph if there is one. shape: as returned by `padded`."""

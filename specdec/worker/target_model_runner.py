@@ -30,7 +30,6 @@ from specdec.types.messages import (
 )
 from specdec.types.sampling_params import VerifierName
 from specdec.types.sampling_spec import SamplingRules
-from specdec.worker.adapters import RankAdapters
 from specdec.worker.batch_state import TokenSpan
 from specdec.worker.device_queue import DeviceQueue
 from specdec.worker.device_steps import DeviceSteps
@@ -54,13 +53,11 @@ class TargetModelRunner(ModelRunner):
     """Executes steps in order; with several ranks each gets the same steps.
 
     head: drafts at the end of each step; None without a draft head. head_versions: its versions.
-    adapters: those that rows may name; None where none can be loaded.
     device_steps: runs the steps that need nothing from the host; None where the host runs all.
     """
 
     head: HeadRunner | None = None
     head_versions: HeadVersions | None = None
-    adapters: RankAdapters | None = None
     device_steps: DeviceSteps | None = None
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -68,10 +65,6 @@ class TargetModelRunner(ModelRunner):
         super().__init__(*arguments, **options)
         self._queue: DeviceQueue | None = None
         self._updated: StepInput | None = None  # the last step whose changes were applied
-
-    def enable_adapters(self, max_rank: int) -> None:
-        """Let adapters of ranks up to `max_rank` be loaded; call it before the first step."""
-        self.adapters = RankAdapters(self.model.enable_adapters(), max_rank)
 
     def use_head(self, head: DraftHead, limits: EngineConfig, load: LoadHead) -> None:
         """Let `head` draft from now on; call it before the first step.
@@ -192,6 +185,8 @@ class TargetModelRunner(ModelRunner):
 
         After a failed allocation they run in two parts.
         """
+        if self.device_steps is not None:
+            self.device_steps.forget_tokens(rows)
         output = self._run_whole(step_id, rows)
         return self._run_in_parts(step_id, rows) if output is None else output
 
@@ -240,13 +235,15 @@ class TargetModelRunner(ModelRunner):
     def warm_up(self, num_tokens: int) -> None:
         """Run one prefill of `num_tokens` and one decode, so that the first request is not slow.
 
-        A head drafts behind both. With a device both run there and by the host's operators.
+        A head drafts behind both. With a device both run there and by the host's operators. Its
+        kernels for penalties are compiled, and its counts of tokens allocated.
         Overwrites the first blocks of the pool, which must be unused.
         """
         num_behind = 1 if self.head is None else 4  # the token that is decoded, and drafts
         num_blocks = min(self.num_blocks, -(-(num_tokens + num_behind) // self.block_size))
         token_ids = (0,) * num_tokens
-        admission = SequenceAdmission(-1, num_tokens, SamplingRules(top_p=0.9), token_ids)
+        rules = SamplingRules(top_p=0.9, presence_penalty=0.1, logprobs=1)
+        admission = SequenceAdmission(-1, num_tokens, rules, token_ids)
         table = BlockTableDelta(-1, 0, tuple(range(num_blocks)))
         prefill = StepRow(-1, 0, token_ids, 0, True, num_next_drafts=2)
         decode = StepRow(-1, num_tokens, (0,), 0, True, num_next_drafts=2)

@@ -10,7 +10,16 @@ import pytest
 import torch
 
 from benchmarks import gpu_check
-from benchmarks.gpu import determinism, drafting, equality, host_parts, profiled, prompts, steps
+from benchmarks.gpu import (
+    determinism,
+    drafting,
+    equality,
+    extras,
+    host_parts,
+    profiled,
+    prompts,
+    steps,
+)
 from benchmarks.gpu.drafting import measure_draft_model, measure_head
 from benchmarks.gpu.page import page, summary
 from benchmarks.gpu.parts import Context, Part, PartReport, PartSkippedError, run_cases, run_parts
@@ -24,7 +33,7 @@ from benchmarks.gpu_check import PARTS
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):
-    for module in (drafting, profiled, prompts, steps):
+    for module in (drafting, extras, profiled, prompts, steps):
         monkeypatch.setattr(module, "_ROUNDS", 1)
     return Context(torch.device("cpu"), tmp_path, is_small=True)
 
@@ -41,7 +50,7 @@ def test_the_parts_are_complete():
         *("checks", "equality of n-gram", "equality of drafters", "equality of features"),
         *("steps", "memory plans", "counts", "compilation", "kernels"),
     ]
-    assert len(PARTS) == 22
+    assert len(PARTS) == 25
     compared = [
         name for select in (equality.NGRAM, equality.DRAFTERS, equality.FEATURES) for name in select
     ]
@@ -86,6 +95,37 @@ def test_prompts_beside_decodes_are_measured(small):
     report = PartReport(None, {"device": "cpu", "torch": "2"})
     report.add("prompts", found | {"seconds": 1.0})
     assert "## Steps of 8B with a prompt" in page(report)
+
+
+def test_requests_of_some_sequences_are_measured(small):
+    found = extras.measure_extras(small)
+    cells = found["extras_cells"]
+    assert [(each["request"], each["num_rows"]) for each in cells] == [
+        ("none", 0),
+        *(
+            (name, rows)
+            for rows in (1, 2)
+            for name in ("penalties", "log-probabilities", "grammar")
+        ),
+    ]
+    assert all(min(each["device_ms"], each["host_ms"]) > 0 for each in cells)
+    assert list(found["aims"]) == ["one request in 2, times a step without"]
+    report = PartReport(None, {"device": "cpu", "torch": "2"})
+    report.add("penalties, grammars, log-probabilities", found | {"seconds": 1.0})
+    assert "by requests of some sequences" in page(report)
+
+
+def test_edits_of_logits_are_compared(small, monkeypatch):
+    monkeypatch.setattr(extras, "triton_fault", lambda device: None)
+    assert extras.check_edits(small) == {"passed": True, "num_differing": 0}
+    edited, calls = extras.apply_edits, []
+
+    def wrong(logits, *arguments):
+        edited(logits, *arguments)
+        calls.append(logits[0, 3].mul_(len(calls)))
+
+    monkeypatch.setattr(extras, "apply_edits", wrong)
+    assert not extras.check_edits(small)["passed"]
 
 
 def test_deterministic_mode_is_measured_where_triton_runs(small, monkeypatch):

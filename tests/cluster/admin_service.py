@@ -113,7 +113,11 @@ class Adapters:
         drafts = SpeculationStats(100, 300, 120)
         adapters = [AdapterInfo("sql", "org/sql", 16, AdapterState.READY, 2, 500, drafts)]
         if order.path:
-            adapters.append(AdapterInfo(order.name, order.path, 8, AdapterState.READY))
+            adapters.append(
+                AdapterInfo(
+                    order.name, order.path, 8, AdapterState.READY, draft_source=order.draft_path
+                )
+            )
         elif order.name:
             adapters = [replace(adapters[0], state=AdapterState.UNLOADING)]
         reports = (AdapterReport("r1", tuple(adapters)), AdapterReport("r2"))

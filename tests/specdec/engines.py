@@ -36,15 +36,10 @@ from specdec.speculation.proposers import (
     SentRow,
 )
 from specdec.text.tokenizer import Tokenizer
+from specdec.types.adapters import AdapterSource
 from specdec.types.errors import SpecdecError
-from specdec.types.messages import (
-    Logprobs,
-    StepInput,
-    StepRow,
-    Target,
-    VerifiedRow,
-    VerifyOutput,
-)
+from specdec.types.messages import Logprobs, StepInput, StepRow, VerifiedRow, VerifyOutput
+from specdec.types.ranks import Target
 from specdec.types.responses import EngineOutput, FinishReason
 from specdec.types.sampling_params import SamplingParams
 from specdec.worker import (
@@ -85,11 +80,13 @@ def local_engine(
     kernels: Kernels = "auto",
     drafters: DrafterVersions | None = None,
     adapters: Mapping[str, Path] = MappingProxyType({}),
+    draft_adapters: Mapping[str, Path] = MappingProxyType({}),
     options: ModelOptions = DEFAULT_MODEL_OPTIONS,
 ) -> Engine:
     """Make the real engine with the model, and a draft head, in this process.
 
-    adapters: directories to load before the first request, by name.
+    adapters: directories to load before the first request, by name. draft_adapters: those of the
+    draft model, likewise.
 
     Ranks that are threads each run a whole engine; it is deterministic, so they agree.
     """
@@ -106,15 +103,21 @@ def local_engine(
     target = LocalTarget(runner)
     engine = make_engine(directory, config, target, proposer, policy, drafters=drafters)
     for name, path in adapters.items():
-        load_adapter(engine, name, path)
+        load_adapter(engine, name, path, draft=draft_adapters.get(name))
     return engine
 
 
-def load_adapter(engine: Engine, name: str, path: Path, *, replaces: bool = False) -> int:
-    """Load an adapter on a local target, behind a step in flight; return its id."""
+def load_adapter(
+    engine: Engine, name: str, path: Path, *, replaces: bool = False, draft: Path | None = None
+) -> int:
+    """Load an adapter on a local target, behind a step in flight; return its id.
+
+    draft: its counterpart for the draft model.
+    """
     adapters = engine.adapters
     assert adapters is not None
-    adapter_id = adapters.load(name, str(path), str(path), 1, replaces=replaces)
+    own, counterpart = (each and AdapterSource(str(each), str(each)) for each in (path, draft))
+    adapter_id = adapters.load(name, own, 1, replaces=replaces, draft=counterpart)
     engine.advance_adapters()
     assert adapters.fault_of(adapter_id) in ("", None)
     return adapter_id
@@ -164,6 +167,7 @@ def make_engine(
 ) -> Engine:
     model, tokenizer = ModelConfig.from_directory(directory), Tokenizer(directory)
     limits = config.adapters
+    drafter = proposer if isinstance(proposer, DraftModelProposer) else None
     return Engine(
         config,
         model,
@@ -172,7 +176,7 @@ def make_engine(
         proposer,
         policy,
         drafters=drafters,
-        adapters=None if limits is None else Adapters(limits.max_loaded),
+        adapters=None if limits is None else Adapters(limits.max_loaded, drafter),
         recorder=recorder,
         clock=clock,
     )

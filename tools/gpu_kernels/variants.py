@@ -6,8 +6,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from specdec.kernels.triton import lora
 from specdec.kernels.triton.attention import block_of_keys, warps_of_tile
-from specdec.kernels.triton.device import attention, products, rows, sample, store_kv, verify
+from specdec.kernels.triton.device import (
+    attention,
+    edits,
+    products,
+    rows,
+    sample,
+    store_kv,
+    verify,
+)
+from specdec.kernels.triton.device import lora as device_lora
 from specdec.kernels.triton.products import BLOCK_M, BLOCK_N, block_of_inner
 from specdec.kernels.triton.rows import warps_of_row
 
@@ -39,7 +49,9 @@ def variants() -> Iterator[Variant]:
     yield from _attention_variants()
     yield from _row_variants()
     yield from _product_variants()
+    yield from _lora_variants()
     yield from _sampling_variants()
+    yield _edit_variant()
     yield from _verification_variants()
 
 
@@ -219,6 +231,29 @@ def _product_variants() -> Iterator[Variant]:
     yield Variant("add_parts_bf16", products.add_parts, types, constants, {"num_warps": 4})
 
 
+def _lora_variants() -> Iterator[Variant]:
+    """Yield updates of Llama-3.1-8B's fused projections of queries, keys and values."""
+    integers = ("num_rows", "inner", "num_ranks", "part_size", "x_stride", "size", "y_stride")
+    parts = lora.num_parts_of(4096)
+    for dtype, rank in (("bf16", 16), ("bf16", 64), ("bf16", 128), ("fp32", 16)):
+        types = {
+            **dict.fromkeys(("x", "downs", "ups", "output"), f"*{dtype}"),
+            "hidden": "*fp32",
+            **dict.fromkeys(("places", "tiles"), "*i32"),
+            **dict.fromkeys(integers, "i32"),
+        }
+        blocks = {"BLOCK_M": lora.BLOCK_M, "BLOCK_R": lora.block_of_ranks(rank)}
+        shrink = {**blocks, "BLOCK_K": lora.block_of_inner(_ELEMENT_BYTES[dtype])}
+        expand = {**blocks, "NUM_PARTS": parts, "RANK": rank, "BLOCK_N": lora.BLOCK_N}
+        for kernel, constants, stages in (
+            (device_lora.shrink, shrink, 3),
+            (device_lora.expand, expand, 2),
+        ):
+            options = {"num_warps": 4, "num_stages": stages}
+            name = f"lora_{kernel.__name__}_{dtype}_r{rank}"
+            yield Variant(name, kernel, types, constants, options, multiples=integers[1:])
+
+
 def _sampling_variants() -> Iterator[Variant]:
     integers = dict.fromkeys(("stride", "vocab_size", "num_tiles"), "i32")
     tiles = {"best": "*fp32", "best_ids": "*i32"}
@@ -267,6 +302,19 @@ def _sampling_variants() -> Iterator[Variant]:
             {"BLOCK": 2048},
             exact,
         )
+
+
+def _edit_variant() -> Variant:
+    integers = ("stride", "num_tokens", "num_drafts", "first_token", "num_words")
+    types = {
+        "logits": "*fp32",
+        **dict.fromkeys(("changes", "paths"), "*i64"),
+        "penalties": "*fp64",
+        **dict.fromkeys(("masks", "seen"), "*i32"),
+        **dict.fromkeys(integers, "i32"),
+    }
+    options = {"num_warps": 4, "enable_fp_fusion": False}
+    return Variant("edit_rows", edits.edit_rows, types, {"BLOCK": 2048}, options)
 
 
 def _verification_variants() -> Iterator[Variant]:

@@ -383,6 +383,7 @@ class AdminServicer:
             request.path,
             replaces=request.replaces,
             replica_id=request.replica_id,
+            draft_path=request.draft_path,
         )
         reports = await self.order_adapter(order)
         return admin_pb2.LoadAdapterResponse(replicas=map(codec.ADAPTERS.encode, reports))

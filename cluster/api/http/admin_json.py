@@ -67,15 +67,21 @@ def read_adapter_order(body: bytes) -> AdapterOrder:
 
 
 def read_load(body: bytes) -> AdapterOrder:
-    """Parse the body of vLLM's /v1/load_lora_adapter. Raise InvalidValueError."""
-    given = _read_names(body, ("lora_name", "lora_path", "load_inplace"))
-    name, path = (_text(given, each) for each in ("lora_name", "lora_path"))
+    """Parse the body of vLLM's /v1/load_lora_adapter. Raise InvalidValueError.
+
+    `draft_lora_path` is not vLLM's: an adapter for the draft model.
+    """
+    names = ("lora_name", "lora_path", "draft_lora_path")
+    given = _read_names(body, (*names, "load_inplace"))
+    name, path, draft_path = (_text(given, each) for each in names)
     check_adapter_name("lora_name", name)
     check_adapter_path("lora_path", path)
+    if draft_path:
+        check_adapter_path("draft_lora_path", draft_path)
     replaces = given.get("load_inplace", False)
     if not isinstance(replaces, bool):
         raise InvalidValueError("load_inplace", replaces, "true or false")
-    return AdapterOrder.load(name, path, replaces=replaces)
+    return AdapterOrder.load(name, path, replaces=replaces, draft_path=draft_path)
 
 
 def read_unload(body: bytes) -> AdapterOrder:

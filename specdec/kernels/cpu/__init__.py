@@ -5,10 +5,11 @@ runs where no compiler is available. Model structure belongs in `models.cpu_deco
 """
 
 from specdec.kernels.cpu.build import native_library, native_library_fault
-from specdec.kernels.cpu.matrix import MatrixFormat, MatrixStruct, PackedMatrix
+from specdec.kernels.cpu.matrix import PANEL_OUTPUTS, MatrixFormat, MatrixStruct, PackedMatrix
 from specdec.kernels.cpu.shared_memory import SharedMemory
 
 __all__ = [
+    "PANEL_OUTPUTS",
     "MatrixFormat",
     "MatrixStruct",
     "PackedMatrix",

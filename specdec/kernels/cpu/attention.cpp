@@ -83,7 +83,7 @@ class AttentionPlan::Execution {
   int64_t q_stride_;
   const KvLayer& kv_;
   const float* sinks_;  // [num_heads], or null
-  float* output_;  // [num_tokens, num_heads, head_dim]
+  float* output_;  // [num_tokens, num_heads, value_dim]
   int64_t output_stride_;
   float* share_memory_;  // [num_shares, floats_per_share]
   ThreadScratch thread_scratch_;

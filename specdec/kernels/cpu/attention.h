@@ -36,10 +36,11 @@ struct AttentionShape {
   int64_t heads_per_kv;  // of the model; other ranks may hold some heads of the first and the last
                          // KV head
   int64_t first_in_group;  // index of the first query head within its KV group
-  int64_t head_dim;
+  int64_t head_dim;        // of queries and keys
+  int64_t value_dim;       // of values
   int64_t first_position;  // that has KV
-  float scale;    // of scores
-  float softcap;  // bound c of scores s, which become c tanh(s / c); 0 for none
+  float scale;             // of scores
+  float softcap;           // bound c of scores s, which become c tanh(s / c); 0 for none
 
   // Return the first position that is visible to a query. window: 0 for no limit.
   int64_t first_visible(int64_t position, int64_t window) const {
@@ -54,6 +55,7 @@ struct AttentionShape {
   int64_t tokens_per_tile() const { return std::max<int64_t>(1, kMaxTileQueries / heads_per_kv); }
   int64_t queries_per_tile() const { return tokens_per_tile() * heads_per_kv; }
   int64_t padded_dim() const { return round_up(head_dim, kLanes); }
+  int64_t padded_value_dim() const { return round_up(value_dim, kLanes); }
 };
 
 // Consecutive tokens of one sequence with the query heads of one KV head, and the KV splits that
@@ -98,7 +100,7 @@ class AttentionPlan {
 
   // Compute attention. Every thread of the team calls it. q: [num_tokens, num_heads, head_dim],
   // complete; the KV of this pass must be in the cache. sinks: [num_heads], or null. output:
-  // [num_tokens, num_heads, head_dim].
+  // [num_tokens, num_heads, value_dim].
   void attend(const float* q, int64_t q_stride, const KvLayer& kv, const float* sinks,
               float* output, int64_t output_stride, float* scratch, ThreadTeam team) const;
 

@@ -32,15 +32,27 @@ struct Expert {
   Matrix gate_up, down;
 };
 
+// Weights of latent attention (`LatentAttention` in specdec/models/layers/latent_attention.py).
+struct LatentWeights {
+  Matrix query_up;           // from the latent of queries to queries; unused without one
+  const float* query_norm;   // [query_rank], or null
+  const float* kv_norm;      // [rank]
+  Matrix to_keys;            // of each head, [rank, plain_dim], as in StackedProducts
+  Matrix to_values;          // of each head, [value_dim, rank]
+};
+
 struct Layer {
-  Matrix qkv, output;
+  Matrix qkv, output;  // qkv: with latents, to queries or their latents, and to keys
   Matrix gate_up;  // gate, then up projection; the latter only where the MLP has no gate
   Matrix down;
   Matrix router;          // [num_experts, hidden_size]
-  const Expert* experts;  // [num_own_experts], in place of gate_up and down; null for an MLP
+  const Expert* experts;  // [num_own_experts], in place of gate_up and down
+  const Expert* shared;   // experts of every token, as one; or null
+  const float* choice_bias;  // [num_experts], added to the scores that choose experts; or null
   int64_t first_expert, num_own_experts;  // of the mixture, on this rank
   Norm input_norm, mlp_norm;
   Norm attention_output_norm, mlp_output_norm;
+  const LatentWeights* latent;  // null without latents
   const float* query_norm;  // [head_dim], of each head where heads have their own weights; or null
   const float* key_norm;
   const float* sinks;  // [num_heads], scores of a key without a value; or null
@@ -62,6 +74,14 @@ struct Traits {
   float embedding_scale, residual_scale;
   int32_t num_experts, experts_per_token;  // 0 without experts
   int32_t normalizes_experts;  // whether the weights of a token's experts have the sum 1
+  int32_t scores_by_sigmoid;   // whether experts have sigmoids as scores, not a softmax
+  int32_t num_expert_groups, num_chosen_groups;  // 1 and 1 without groups
+  float routing_scale;                           // of the weights of experts
+};
+
+// Sizes of multi-head latent attention (`Latent` in specdec/models/traits.py); rank is 0 without it.
+struct LatentShape {
+  int64_t rank, query_rank, plain_dim, value_dim;
 };
 
 // This rank's rows of the embedding: a tied head's packed matrix, or a separate table.
@@ -77,7 +97,8 @@ using AllReduce = bool (*)(float* data, int64_t count);
 
 // One rank of a model. Sizes are this rank's, except hidden_size.
 struct Decoder {
-  int64_t hidden_size, num_hidden_units, num_expert_units, num_heads, num_kv_heads, heads_per_kv, first_in_group;
+  int64_t hidden_size, num_hidden_units, num_expert_units, num_shared_units;
+  int64_t num_heads, num_kv_heads, heads_per_kv, first_in_group;
   int64_t head_dim, rotary_dim, num_layers;
   int64_t num_model_heads, num_model_kv_heads;  // of all ranks
   int64_t first_counted_kv_head;  // this rank's KV heads that no rank before it has
@@ -85,6 +106,7 @@ struct Decoder {
   float norm_eps;
   int32_t rank;
   Traits traits;
+  LatentShape latent;
   Embedding embedding;
   const Layer* layers;      // [num_layers]
   Norm final_norm;

@@ -45,7 +45,25 @@ class TraitsStruct(ctypes.Structure):
         *((name, ctypes.c_float) for name in ("attention_scale", "attention_softcap")),
         *((name, ctypes.c_float) for name in ("embedding_scale", "residual_scale")),
         *((name, c_int32) for name in ("num_experts", "experts_per_token")),
-        ("normalizes_experts", c_int32),
+        *((name, c_int32) for name in ("normalizes_experts", "scores_by_sigmoid")),
+        *((name, c_int32) for name in ("num_expert_groups", "num_chosen_groups")),
+        ("routing_scale", ctypes.c_float),
+    )
+
+
+class LatentShapeStruct(ctypes.Structure):
+    """`LatentShape` in decoder.h; rank is 0 without latent attention."""
+
+    _fields_ = tuple((name, c_int64) for name in ("rank", "query_rank", "plain_dim", "value_dim"))
+
+
+class LatentWeightsStruct(ctypes.Structure):
+    """`LatentWeights` in decoder.h."""
+
+    _fields_ = (
+        ("query_up", MatrixStruct),
+        *((name, _Address) for name in ("query_norm", "kv_norm")),
+        *((name, MatrixStruct) for name in ("to_keys", "to_values")),
     )
 
 
@@ -68,12 +86,14 @@ class LayerStruct(ctypes.Structure):
         ("gate_up", MatrixStruct),
         ("down", MatrixStruct),
         ("router", MatrixStruct),
-        ("experts", ctypes.POINTER(ExpertStruct)),
+        *((name, ctypes.POINTER(ExpertStruct)) for name in ("experts", "shared")),
+        ("choice_bias", _Address),
         *((name, c_int64) for name in ("first_expert", "num_own_experts")),
         ("input_norm", NormStruct),
         ("mlp_norm", NormStruct),
         ("attention_output_norm", NormStruct),
         ("mlp_output_norm", NormStruct),
+        ("latent", ctypes.POINTER(LatentWeightsStruct)),
         ("query_norm", _Address),
         ("key_norm", _Address),
         ("sinks", _Address),
@@ -101,7 +121,7 @@ class DecoderStruct(ctypes.Structure):
 
     _fields_ = (
         *((name, c_int64) for name in ("hidden_size", "num_hidden_units", "num_expert_units")),
-        ("num_heads", c_int64),
+        *((name, c_int64) for name in ("num_shared_units", "num_heads")),
         *((name, c_int64) for name in ("num_kv_heads", "heads_per_kv", "first_in_group")),
         *((name, c_int64) for name in ("head_dim", "rotary_dim", "num_layers")),
         *((name, c_int64) for name in ("num_model_heads", "num_model_kv_heads")),
@@ -109,6 +129,7 @@ class DecoderStruct(ctypes.Structure):
         ("norm_eps", ctypes.c_float),
         ("rank", c_int32),
         ("traits", TraitsStruct),
+        ("latent", LatentShapeStruct),
         ("embedding", EmbeddingStruct),
         ("layers", ctypes.POINTER(LayerStruct)),
         ("final_norm", NormStruct),
@@ -178,11 +199,12 @@ class ModelKernel:
     def new_kv_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> Tensor:
         """Return zeros [num_layers, num_kv_heads, num_blocks, 2, block_size * head_dim].
 
-        A block holds keys as [head_dim, block_size] and values as [block_size, head_dim]. Pages
-        that were never written take no memory.
+        A block holds keys as [head_dim, block_size] and values as [block_size, head_dim]. With
+        latent attention it holds keys as [block_size, head_dim], of which the values are a part,
+        and the fourth dimension is 1. Pages that were never written take no memory.
         """
         model = self.model
-        block = (2, block_size * model.head_dim)
+        block = (1 if model.latent.rank else 2, block_size * model.head_dim)
         shape = (model.num_layers, model.num_kv_heads, num_blocks, *block)
         num_bytes = math.prod(shape) * dtype.itemsize
         return huge_page_allocator().allocate(num_bytes).view(dtype).view(shape)

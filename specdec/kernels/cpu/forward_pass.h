@@ -7,13 +7,14 @@
 #include <vector>
 
 #include "arena.h"
-#include "attention.h"
 #include "decoder.h"
 #include "elementwise.h"
 #include "embedding.h"
 #include "gemm_float.h"
 #include "hidden_units.h"
-#include "lora.h"
+#include "latent_attention.h"
+#include "layer_plans.h"
+#include "lora_pass.h"
 #include "mixture.h"
 #include "rope_and_cache.h"
 
@@ -21,34 +22,6 @@ namespace specdec {
 
 // Rows of an MLP pass; their hidden units stay in the cache.
 constexpr int64_t kMlpRows = 128;
-
-inline Visibility visibility_in(const Layer& layer) {
-  return {layer.window, layer.sees_ahead != 0};
-}
-
-// Return one plan for each distinct visibility of the layers.
-inline std::vector<AttentionPlan> make_plans(const Decoder& model, const Batch& batch,
-                                             int num_threads) {
-  std::vector<AttentionPlan> plans;
-  const AttentionShape shape = {
-      model.num_heads,      model.num_kv_heads,           model.heads_per_kv,
-      model.first_in_group, model.head_dim,               model.first_position,
-      model.traits.attention_scale, model.traits.attention_softcap};
-  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
-    const Visibility visibility = visibility_in(model.layers[layer]);
-    const auto has_it = [&](const AttentionPlan& plan) { return plan.visibility() == visibility; };
-    if (std::none_of(plans.begin(), plans.end(), has_it)) {
-      plans.emplace_back(batch, shape, visibility, num_threads);
-    }
-  }
-  return plans;
-}
-
-// One linear layer of one decoder layer, which adapters may update.
-struct LoraTarget {
-  int64_t layer;
-  LoraUpdate LoraLayer::* linear;
-};
 
 // One forward pass. All threads of a team call its steps in the same order.
 class ForwardPass {
@@ -69,15 +42,13 @@ class ForwardPass {
     normed_ = arena.allocate_floats(batch.num_tokens * model.hidden_size);
     qkv_ = arena.allocate_floats(batch.num_tokens * qkv_stride());
     if (has_one_qk_norm()) squares_ = arena.allocate_floats(batch.num_tokens * 2);
+    latent_attention_.emplace(model, rope_and_cache_, batch.num_tokens, arena);
     attention_output_ = arena.allocate_floats(batch.num_tokens * attention_output_stride());
     hidden_units_ = arena.allocate_floats(mlp_rows() * hidden_units_stride());
     mixture_.emplace(model, mlp_rows(), arena);
     matrix_scratch_ = arena.allocate(matrix_scratch_bytes());
     attention_scratch_ = arena.allocate_floats(attention_scratch_floats());
-    for (int64_t run = 0; run < batch.num_adapter_runs; ++run) {
-      lora_width_ = std::max(lora_width_, batch.adapter_runs[run].width);
-    }
-    lora_hidden_ = arena.allocate_floats(batch.num_tokens * lora_width_);
+    adapters_.emplace(batch, arena);
     memory_bytes_ = arena.used();
   }
 
@@ -144,19 +115,27 @@ class ForwardPass {
   int64_t memory_bytes_;
   float* residual_;  // [num_tokens, hidden_size], the residual stream
   float* normed_;    // [num_tokens, hidden_size]
-  float* qkv_;  // [num_tokens, num_heads + 2 * num_kv_heads, head_dim]: query, key, value heads
+  // [num_tokens, num_heads + 2 * num_kv_heads, head_dim]: query, key, value heads; with latents as
+  // in LatentAttention
+  float* qkv_;
   float* squares_ = nullptr;  // [num_tokens, 2], of queries and of keys; null without such a norm
-  float* attention_output_;  // [num_tokens, num_heads, head_dim]
-  int64_t lora_width_ = 0;  // the most ranks of a layer's updates by an adapter of the batch
-  float* lora_hidden_;      // [num_tokens, lora_width]
+  std::optional<LatentAttention> latent_attention_;  // without memory where there are no latents
+  float* attention_output_;  // [num_tokens, num_heads, dimensions of values]
+  std::optional<LoraPass> adapters_;
   float* hidden_units_;  // [mlp_rows, 1 or 2, num_hidden_units]: gate, if any, then up projection
   std::optional<Mixture> mixture_;  // of experts; without memory where there are none
   void* matrix_scratch_;
   float* attention_scratch_;
 
   int64_t num_all_heads() const { return model_.num_heads + 2 * model_.num_kv_heads; }
-  int64_t qkv_stride() const { return num_all_heads() * model_.head_dim; }
-  int64_t attention_output_stride() const { return model_.num_heads * model_.head_dim; }
+  bool has_latents() const { return model_.latent.rank > 0; }
+  int64_t qkv_stride() const {
+    if (has_latents()) return LatentAttention::projection_stride(model_);
+    return num_all_heads() * model_.head_dim;
+  }
+  int64_t attention_output_stride() const {
+    return model_.num_heads * (has_latents() ? model_.latent.value_dim : model_.head_dim);
+  }
   int64_t hidden_units_stride() const {
     return units_stride(model_.traits, model_.num_hidden_units);
   }
@@ -167,22 +146,13 @@ class ForwardPass {
     int64_t max_size = 0;
     for (int64_t index = 0; index < model_.num_layers; ++index) {
       const Layer& layer = model_.layers[index];
-      for (const Matrix* matrix : {&layer.qkv, &layer.output}) {
-        max_size = std::max(max_size, scratch_bytes(*matrix, batch_.num_tokens));
-      }
-      const auto add = [&](const Matrix& matrix) {
-        max_size = std::max(max_size, scratch_bytes(matrix, mlp_rows()));
+      const auto add = [&](const Matrix& matrix, int64_t rows) {
+        max_size = std::max(max_size, scratch_bytes(matrix, rows));
       };
-      if (!layer.experts) {
-        add(layer.gate_up);
-        add(layer.down);
-        continue;
-      }
-      add(layer.router);
-      for (int64_t expert = 0; expert < layer.num_own_experts; ++expert) {
-        add(layer.experts[expert].gate_up);
-        add(layer.experts[expert].down);
-      }
+      add(layer.qkv, batch_.num_tokens);
+      if (layer.latent) add(layer.latent->query_up, batch_.num_tokens);
+      add(layer.output, batch_.num_tokens);
+      for_each_mlp_matrix(layer, [&](const Matrix& matrix) { add(matrix, mlp_rows()); });
     }
     return max_size;
   }
@@ -291,20 +261,36 @@ class ForwardPass {
   }
 
   void attention(const Layer& layer, int64_t index, const float* input_rows, ThreadTeam team) {
-    const KvLayer kv = kv_layer(index);
     const Activations input = attention_input(layer, index, input_rows, team);
     gemm(layer.qkv, input, qkv_, qkv_stride(), Store::kOverwrite, team);
-    adapt({index, &LoraLayer::qkv}, {0, batch_.num_tokens}, input, qkv_, qkv_stride(), team);
-    if (has_one_qk_norm()) sum_head_squares(team);
+    adapters_->adapt({index, &LoraLayer::qkv}, {0, batch_.num_tokens}, input, qkv_, qkv_stride(),
+                     team);
+    layer.latent ? attend_to_latents(layer, index, team) : attend_to_heads(layer, index, team);
     if (has_failed_) return;
-    rope_and_cache_.run(layer, kv, {0, num_all_heads()}, qkv_, qkv_stride(), squares_, team);
-    plan_for(layer).attend(qkv_, qkv_stride(), kv, layer.sinks, attention_output_,
-                           attention_output_stride(), attention_scratch_, team);
     const Activations attention_rows = {attention_output_, attention_output_stride(),
                                         batch_.num_tokens, matrix_scratch_};
     quantize_rows(layer.output, attention_rows, team);
     project_to_residual(layer.output, {index, &LoraLayer::output}, attention_rows, 0,
                         layer.attention_output_norm, team);
+  }
+
+  // Write the KV of the projections, and attention's output.
+  void attend_to_heads(const Layer& layer, int64_t index, ThreadTeam team) {
+    const KvLayer kv = kv_layer(index);
+    if (has_one_qk_norm()) sum_head_squares(team);
+    if (has_failed_) return;
+    rope_and_cache_.run(layer, kv, {0, num_all_heads()}, qkv_, qkv_stride(), squares_, team);
+    plan_for(layer).attend(qkv_, qkv_stride(), kv, layer.sinks, attention_output_,
+                           attention_output_stride(), attention_scratch_, team);
+  }
+
+  void attend_to_latents(const Layer& layer, int64_t index, ThreadTeam team) {
+    const KvLayer kv = kv_layer(index);
+    LatentAttention& latents = *latent_attention_;
+    latents.project(layer, kv, qkv_, matrix_scratch_, team);
+    plan_for(layer).attend(latents.absorbed(), latents.absorbed_stride(), kv, layer.sinks,
+                           latents.attended(), latents.attended_stride(), attention_scratch_, team);
+    latents.expand(layer, attention_output_, team);
   }
 
   void mlp(const Layer& layer, int64_t index, ThreadTeam team) {
@@ -316,7 +302,8 @@ class ForwardPass {
       }
       const Activations input = layer_input(layer.mlp_norm, layer.gate_up, tokens, team);
       gemm(layer.gate_up, input, hidden_units_, hidden_units_stride(), Store::kOverwrite, team);
-      adapt({index, &LoraLayer::gate_up}, tokens, input, hidden_units_, hidden_units_stride(), team);
+      adapters_->adapt({index, &LoraLayer::gate_up}, tokens, input, hidden_units_,
+                       hidden_units_stride(), team);
       const Activations gated = activate_and_quantize(
           model_.traits, layer.down, {hidden_units_, model_.num_hidden_units, input.count},
           matrix_scratch_, team);
@@ -348,32 +335,6 @@ class ForwardPass {
     });
   }
 
-  // Add the updates of a linear layer by the adapters of `tokens` to its output y. rows: its input.
-  // Both begin with the first of the tokens. Two stages for all adapters, none without any.
-  void adapt(LoraTarget target, Range tokens, const Activations& rows, float* y, int64_t y_stride,
-             ThreadTeam team) {
-    if (batch_.num_adapter_runs == 0) return;
-    std::vector<GroupedProduct> shrinks, expansions;
-    for (int64_t run = 0; run < batch_.num_adapter_runs; ++run) {
-      const AdapterRun& adapter = batch_.adapter_runs[run];
-      const LoraUpdate& update = adapter.layers[target.layer].*target.linear;
-      const int64_t first = std::max(adapter.begin, tokens.begin) - tokens.begin;
-      const int64_t count = std::min(adapter.end, tokens.end) - tokens.begin - first;
-      if (count <= 0 || !update.num_expansions) continue;
-      float* const hidden = lora_hidden_ + first * lora_width_;
-      shrinks.push_back({&update.shrink, rows.x + first * rows.stride, rows.stride, count, hidden,
-                         lora_width_, Store::kOverwrite});
-      for (int64_t part = 0; part < update.num_expansions; ++part) {
-        const LoraExpansion& each = update.expansions[part];
-        expansions.push_back({&each.weight, hidden + each.first_rank, lora_width_, count,
-                              y + first * y_stride + each.first_output, y_stride,
-                              Store::kAccumulate});
-      }
-    }
-    gemm_grouped(shrinks.data(), shrinks.size(), team);
-    gemm_grouped(expansions.data(), expansions.size(), team);
-  }
-
   // Add a projection and its update by adapters, summed over the ranks, to the residual stream from
   // token `first` on. The residual, equal on every rank, and the bias enter the sum on rank 0 only.
   // Where the projection is normalized or scaled first, it is summed in the memory of its input,
@@ -385,13 +346,13 @@ class ForwardPass {
     if (!output_norm.weight && model_.traits.residual_scale == 1.0f) {
       float* to = residual_ + first * size;
       gemm(matrix, rows, to, size, model_.rank == 0 ? Store::kAccumulate : Store::kOverwrite, team);
-      adapt(target, tokens, rows, to, size, team);
+      adapters_->adapt(target, tokens, rows, to, size, team);
       all_reduce(rows.count * size, to, team);
       return;
     }
     float* projected = normed_ + first * size;
     gemm(matrix, rows, projected, size, Store::kOverwrite, team);
-    adapt(target, tokens, rows, projected, size, team);
+    adapters_->adapt(target, tokens, rows, projected, size, team);
     all_reduce(rows.count * size, projected, team);
     add_to_residual(projected, tokens, output_norm, team);
   }

@@ -190,6 +190,13 @@ void multiply_part(const GroupedProduct& product, Range rows, Range panels) {
   }
 }
 
+// Run one of the tasks of a product.
+void run_task(const GroupedProduct& product, const GroupedTasks& tasks, int64_t task) {
+  const ThreadTeam rows = {task / tasks.num_panel_parts, tasks.num_row_parts};
+  const ThreadTeam panels = {task % tasks.num_panel_parts, tasks.num_panel_parts};
+  multiply_part(product, rows.share(product.rows), panels.share(num_panels(*product.matrix)));
+}
+
 // Return the stride of the converted activations, in elements.
 int64_t bfloat16_stride(const Matrix& matrix) {
   return round_up(matrix.in_features, kLineBytes / sizeof(BFloat16::Input));
@@ -240,11 +247,26 @@ void gemm_grouped(const GroupedProduct* products, int64_t count, ThreadTeam team
   team.parallel_for(total, [&](int64_t task) {
     int64_t index = 0;
     while (task >= tasks_of(index).count()) task -= tasks_of(index++).count();
-    const GroupedProduct& product = products[index];
-    const GroupedTasks tasks = tasks_of(index);
-    const ThreadTeam rows = {task / tasks.num_panel_parts, tasks.num_row_parts};
-    const ThreadTeam panels = {task % tasks.num_panel_parts, tasks.num_panel_parts};
-    multiply_part(product, rows.share(product.rows), panels.share(num_panels(*product.matrix)));
+    run_task(products[index], tasks_of(index), task);
+  });
+}
+
+void gemm_stacked(const StackedProducts& products, ThreadTeam team) {
+  const int64_t step = round_up(products.out_features, kPanelOutputs);
+  Matrix first = *products.stacked;
+  first.out_features = products.out_features;
+  const GroupedProduct shape = {&first,     products.x,        products.x_stride, products.rows,
+                                products.y, products.y_stride, Store::kOverwrite};
+  const GroupedTasks tasks(shape, products.count, team.size);
+  team.parallel_for(products.count * tasks.count(), [&](int64_t index) {
+    const int64_t own = index / tasks.count();
+    Matrix matrix = outputs_from(*products.stacked, own * step);
+    matrix.out_features = products.out_features;
+    GroupedProduct product = shape;
+    product.matrix = &matrix;
+    product.x += own * products.x_step;
+    product.y += own * products.y_step;
+    run_task(product, tasks, index % tasks.count());
   });
 }
 

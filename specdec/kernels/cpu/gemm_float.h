@@ -30,4 +30,19 @@ struct GroupedProduct {
 // The bits of each output are those of `gemm_float`.
 void gemm_grouped(const GroupedProduct* products, int64_t count, ThreadTeam team);
 
+// Products of `count` matrices of equal shape, which stand below each other in `stacked`: each has
+// out_features rows, and begins with a panel. x, y: those of the first product; the operands of the
+// next ones are x_step and y_step further.
+struct StackedProducts {
+  const Matrix* stacked;
+  int64_t count, out_features;
+  const float* x;
+  int64_t x_stride, x_step, rows;
+  float* y;
+  int64_t y_stride, y_step;
+};
+
+// Run a stage that computes y = x W^T of each matrix. As `gemm_grouped`.
+void gemm_stacked(const StackedProducts& products, ThreadTeam team);
+
 }  // namespace specdec

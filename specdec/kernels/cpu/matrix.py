@@ -16,6 +16,10 @@ _Address = ctypes.c_void_p
 _Int = ctypes.c_int64
 
 
+PANEL_OUTPUTS = 16
+"""Outputs of a panel; `kPanelOutputs` in packed_layout.h."""
+
+
 class MatrixFormat(IntEnum):
     """Storage format of the weights; the values of `Format` in matrix.h.
 

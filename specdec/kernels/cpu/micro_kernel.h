@@ -92,22 +92,15 @@ void parallel_for_panels(int64_t num_panels, int64_t rows, int64_t max_rows, Thr
 // each of the first few tiles then prefetches a part of the next weights, so that the next first
 // tile finds them in the cache too.
 //
-// A forward pass usually reads more weights than the caches hold, so weights that are read once are
-// prefetched with a non-temporal hint: they do not evict the code and data of the processes that
-// serve the model.
+// Lines are prefetched to the second-level cache: the queue of the first level's misses is short, so
+// prefetches to that one leave the memory idle while several rows are multiplied.
 struct Prefetch {
   const char* start;  // in the first panel
   int64_t stride;     // bytes per step, in each panel
-  bool is_streaming;
 
   // Prefetch one cache line for this step, of the panel at panel_offset bytes from the first one.
   void fetch_line(int64_t step, int64_t panel_offset) const {
-    const char* const line = start + panel_offset + step * stride;
-    if (is_streaming) {
-      __builtin_prefetch(line, 0, 0);
-    } else {
-      __builtin_prefetch(line);
-    }
+    __builtin_prefetch(start + panel_offset + step * stride, 0, kSecondLevel);
   }
 
   // Return the prefetch of tile `index` of the `count` tiles with the same weights. These start at
@@ -117,13 +110,14 @@ struct Prefetch {
                        int64_t num_steps, int64_t next_steps, int64_t bytes) {
     const int64_t parts = std::min(count, kMaxParts);
     if (count == 1 || next == weights || index >= parts) {
-      return {static_cast<const char*>(weights) + kPrefetchDistance, bytes, count == 1};
+      return {static_cast<const char*>(weights) + kPrefetchDistance, bytes};
     }
     const int64_t stride = next_steps * bytes / (num_steps * parts);
-    return {static_cast<const char*>(next) + index * num_steps * stride, stride, false};
+    return {static_cast<const char*>(next) + index * num_steps * stride, stride};
   }
 
  private:
+  static constexpr int kSecondLevel = 2;  // as in prefetcht1
   static constexpr int64_t kPrefetchDistance = 3072;
   static constexpr int64_t kMaxParts = 4;  // more parts would prefetch too few bytes per step
 };

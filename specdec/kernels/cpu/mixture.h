@@ -12,8 +12,25 @@
 
 namespace specdec {
 
-// Routes rows to experts and adds the experts' results in the order of the experts. Each operation
-// works on one row, so a row's result is the same bits in any batch.
+// Call visit(matrix) for each matrix of a layer's MLP, or of its mixture.
+template <typename Visit>
+void for_each_mlp_matrix(const Layer& layer, const Visit& visit) {
+  if (!layer.experts) {
+    visit(layer.gate_up);
+    visit(layer.down);
+    return;
+  }
+  visit(layer.router);
+  const auto visit_expert = [&](const Expert& expert) {
+    visit(expert.gate_up);
+    visit(expert.down);
+  };
+  if (layer.shared) visit_expert(*layer.shared);
+  for (int64_t own = 0; own < layer.num_own_experts; ++own) visit_expert(layer.experts[own]);
+}
+
+// Routes rows to experts and adds the experts' results to those of shared experts, in the order of
+// the experts. Each operation works on one row, so a row's result is the same bits in any batch.
 //
 // The experts run one after the other, each over its rows: all threads share its products.
 class Mixture {
@@ -24,8 +41,11 @@ class Mixture {
     if (count == 0) return;
     const int64_t size = model.hidden_size;
     logits_ = arena.allocate_floats(max_rows * count);
+    choices_ = arena.allocate_floats(max_rows * 2 * count);
+    groups_ = allocate_ints(arena, max_rows * count);
     inputs_ = arena.allocate_floats(max_rows * size);
-    units_ = arena.allocate_floats(max_rows * units_stride(model.traits, model.num_expert_units));
+    const int64_t num_units = std::max(model.num_expert_units, model.num_shared_units);
+    units_ = arena.allocate_floats(max_rows * units_stride(model.traits, num_units));
     results_ = arena.allocate_floats(max_rows * size);
     mixed_ = arena.allocate_floats(max_rows * size);
     routes_.weights = arena.allocate_floats(max_rows * per_token);
@@ -42,7 +62,8 @@ class Mixture {
     // before they change.
     team.barrier();
     gemm(layer.router, input, logits_, traits.num_experts, Store::kOverwrite, team);
-    route(input.count, team);
+    route(layer, input.count, team);
+    if (layer.shared) start_with_shared(*layer.shared, input, team);
     for (int64_t own = 0; own < layer.num_own_experts; ++own) {
       const int64_t expert = layer.first_expert + own;
       const Range places = {routes_.starts[expert], routes_.starts[expert + 1]};
@@ -54,6 +75,8 @@ class Mixture {
  private:
   const Decoder& model_;
   float* logits_ = nullptr;   // [rows, num_experts]
+  float* choices_ = nullptr;  // [rows, 2, num_experts]: scores in choices, and of groups
+  int32_t* groups_ = nullptr;  // [rows, num_experts]: chosen groups
   float* inputs_ = nullptr;   // [rows, hidden_size], of one expert
   float* units_ = nullptr;    // [rows, 1 or 2, num_expert_units], of one expert
   float* results_ = nullptr;  // [rows, hidden_size], of one expert
@@ -65,14 +88,16 @@ class Mixture {
   }
 
   // Run stages that choose the experts of all rows and set their sums to zero.
-  void route(int64_t num_rows, ThreadTeam team) {
+  void route(const Layer& layer, int64_t num_rows, ThreadTeam team) {
     const Traits& traits = model_.traits;
-    const int64_t per_token = traits.experts_per_token, size = model_.hidden_size;
+    const int64_t count = traits.num_experts, per_token = traits.experts_per_token;
+    const int64_t size = model_.hidden_size;
     team.parallel_for_ranges(num_rows, [&](Range own) {
       for (int64_t row = own.begin; row < own.end; ++row) {
-        route_row(logits_ + row * traits.num_experts, traits.num_experts, per_token,
-                  traits.normalizes_experts, routes_.experts + row * per_token,
-                  routes_.weights + row * per_token);
+        float* const choices = choices_ + row * 2 * count;
+        route_row(traits, layer.choice_bias, logits_ + row * count,
+                  {choices, choices + count, groups_ + row * count},
+                  routes_.experts + row * per_token, routes_.weights + row * per_token);
       }
       std::fill(mixed_ + own.begin * size, mixed_ + own.end * size, 0.0f);
     });
@@ -81,13 +106,28 @@ class Mixture {
     });
   }
 
+  // Set the sums of all rows to the results of the experts that each token has.
+  void start_with_shared(const Expert& shared, const Activations& input, ThreadTeam team) {
+    quantize_rows(shared.gate_up, input, team);
+    run_expert(shared, input, model_.num_shared_units, mixed_, team);
+  }
+
+  // Run the products of an expert over quantized rows, and write the results to `to`.
+  void run_expert(const Expert& expert, const Activations& rows, int64_t num_units, float* to,
+                  ThreadTeam team) {
+    const Traits& traits = model_.traits;
+    gemm(expert.gate_up, rows, units_, units_stride(traits, num_units), Store::kOverwrite, team);
+    const Activations units = activate_and_quantize(traits, expert.down,
+                                                    {units_, num_units, rows.count}, rows.scratch,
+                                                    team);
+    gemm(expert.down, units, to, model_.hidden_size, Store::kOverwrite, team);
+  }
+
   // Run an expert over its rows, and add the results.
   void add(const Expert& expert, const Activations& input, Range places, ThreadTeam team) {
     const int64_t size = model_.hidden_size, count = places.end - places.begin;
     const int64_t per_token = model_.traits.experts_per_token;
-    const int64_t num_units = model_.num_expert_units;
-    void* scratch = input.scratch;
-    const Activations rows = {inputs_, size, count, scratch};
+    const Activations rows = {inputs_, size, count, input.scratch};
     team.parallel_for_ranges(count, [&](Range own) {
       for (int64_t i = own.begin; i < own.end; ++i) {
         const int64_t row = routes_.places[places.begin + i] / per_token;
@@ -95,11 +135,7 @@ class Mixture {
       }
       quantize_rows(expert.gate_up, rows, own);
     });
-    gemm(expert.gate_up, rows, units_, units_stride(model_.traits, num_units), Store::kOverwrite,
-         team);
-    const Activations units = activate_and_quantize(model_.traits, expert.down,
-                                                    {units_, num_units, count}, scratch, team);
-    gemm(expert.down, units, results_, size, Store::kOverwrite, team);
+    run_expert(expert, rows, model_.num_expert_units, results_, team);
     team.parallel_for_ranges(count, [&](Range own) {
       for (int64_t i = own.begin; i < own.end; ++i) {
         const int64_t place = routes_.places[places.begin + i];

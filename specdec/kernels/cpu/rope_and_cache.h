@@ -20,7 +20,8 @@ constexpr int64_t kTokensPerHeadTask = 32;
 inline KvLayer kv_of_layer(const Decoder& model, const KvCache& cache, const ExtraKv& extra,
                            int64_t block_size, int64_t layer) {
   KvLayer kv = {cache.data, cache.format,   model.num_kv_heads, cache.num_blocks,
-                block_size, model.head_dim, extra.data,         extra.num_blocks};
+                block_size, model.head_dim, extra.data,         extra.num_blocks,
+                model.latent.rank};
   kv.data += layer * kv.num_bytes();
   kv.extra_data += layer * kv.num_extra_bytes();
   return kv;
@@ -71,24 +72,29 @@ class RopeAndCache {
     });
   }
 
+  int64_t slot(int64_t token) const { return token_slots_[token].slot; }
+
+  // Rotate the first dimensions of a head of a token in place.
+  void rotate(const Layer& layer, int64_t token, float* values) const {
+    if (!layer.cos) return;
+    const int64_t first = token_slots_[token].position * (model_.rotary_dim / 2);
+    apply_rotary(values, layer.cos + first, layer.sin + first, model_.rotary_dim);
+  }
+
  private:
   const Decoder& model_;
   std::vector<TokenSlot> token_slots_;  // [num_tokens]
 
   void run_head(const Layer& layer, const KvLayer& kv, int64_t token, int64_t head,
                 const float* squares, float* values) const {
-    const TokenSlot place = token_slots_[token];
     const int64_t kv_head = head - model_.num_heads;
     if (kv_head >= model_.num_kv_heads) {
-      kv.write_value(kv_head - model_.num_kv_heads, place.slot, values);
+      kv.write_value(kv_head - model_.num_kv_heads, slot(token), values);
       return;
     }
     normalize(layer, head, squares, values);
-    if (layer.cos) {
-      const int64_t first = place.position * (model_.rotary_dim / 2);
-      apply_rotary(values, layer.cos + first, layer.sin + first, model_.rotary_dim);
-    }
-    if (kv_head >= 0) kv.write_key(kv_head, place.slot, values);
+    rotate(layer, token, values);
+    if (kv_head >= 0) kv.write_key(kv_head, slot(token), values);
   }
 
   // Normalize a query or key head, where the layer has norms of heads.

@@ -1,94 +1,17 @@
 #include "split_kv_attention.h"
 
-#include <cmath>
 #include <limits>
-#include <type_traits>
+
+#include "attention_tiles.h"
 
 namespace specdec {
 
 namespace {
 
-// Register tile of the micro-kernels: queries, and vectors of positions or of dimensions.
-constexpr int kQueries = kLanes == 16 ? 6 : 2;
-constexpr int kVectors = 4;
-
 Range intersect(Range a, Range b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
 
 Range relative_to(Range range, Range outer) {
   return {range.begin - outer.begin, range.end - outer.begin};
-}
-
-// Call `work` with `size`, from 1 to kMax, as a compile-time constant.
-template <int kMax, typename Work>
-SPECDEC_INLINE void dispatch_size(int64_t size, Work&& work) {
-  if constexpr (kMax > 1) {
-    if (size < kMax) return dispatch_size<kMax - 1>(size, work);
-  }
-  work(std::integral_constant<int, kMax>());
-}
-
-// QK^T: scores[q, v * kLanes + lane] = queries[q] . key of position `lane` of keys[v]. Prefetches
-// `next` with the same layout. queries: [kQ, head_dim]; scores: [kQ, kSplitSize].
-template <Format kFormat, int kQ, int kV>
-void qk_tile(const float* queries, const void* const* keys, const void* const* next,
-             int64_t key_stride, int64_t head_dim, float* scores) {
-  using Element = typename FormatTraits<kFormat>::Element;
-  Floats sums[kQ][kV] = {};
-  for (int64_t d = 0; d < head_dim; ++d) {
-    for (int v = 0; v < kV; ++v) {
-      const Floats key =
-          load_as_float<kFormat>(static_cast<const Element*>(keys[v]) + d * key_stride);
-      __builtin_prefetch(static_cast<const Element*>(next[v]) + d * key_stride);
-      for (int q = 0; q < kQ; ++q) sums[q][v] += queries[q * head_dim + d] * key;
-    }
-  }
-  for (int q = 0; q < kQ; ++q) {
-    for (int v = 0; v < kV; ++v) store(scores + q * kSplitSize + v * kLanes, sums[q][v]);
-  }
-}
-
-// PV: sums[q, :] += weights[q, i] * values[i, :] for i in `rows`, in order, and for the `count`
-// dimensions of kV vectors. Prefetches `next` with the same layout. weights: [kQ, kSplitSize];
-// sums: [kQ, padded_dim].
-template <Format kFormat, int kQ, int kV>
-void pv_tile(const float* weights, Range rows, const void* values, const void* next,
-             int64_t head_dim, int64_t count, int64_t padded_dim, float* sums) {
-  using Element = typename FormatTraits<kFormat>::Element;
-  Floats sum[kQ][kV];
-  for (int q = 0; q < kQ; ++q) {
-    for (int v = 0; v < kV; ++v) sum[q][v] = load(sums + q * padded_dim + v * kLanes);
-  }
-  for (int64_t i = rows.begin; i < rows.end; ++i) {
-    const Element* row = static_cast<const Element*>(values) + i * head_dim;
-    for (int v = 0; v < kV; ++v) {
-      const Floats value = kV * kLanes == count
-                               ? load_as_float<kFormat>(row + v * kLanes)
-                               : load_part_as_float<kFormat>(row + v * kLanes, count);
-      __builtin_prefetch(static_cast<const Element*>(next) + i * head_dim + v * kLanes);
-      for (int q = 0; q < kQ; ++q) sum[q][v] += weights[q * kSplitSize + i] * value;
-    }
-  }
-  for (int q = 0; q < kQ; ++q) {
-    for (int v = 0; v < kV; ++v) store(sums + q * padded_dim + v * kLanes, sum[q][v]);
-  }
-}
-
-template <Format kFormat, int kQ>
-void accumulate_rows(const float* weights, Range rows, const void* values, const void* next,
-                     AttentionShape shape, float* sums) {
-  using Element = typename FormatTraits<kFormat>::Element;
-  const int64_t dim = shape.head_dim, padded = shape.padded_dim();
-  const auto add = [&](auto vectors, int64_t d, int64_t count) {
-    pv_tile<kFormat, kQ, vectors>(weights, rows, static_cast<const Element*>(values) + d,
-                                  static_cast<const Element*>(next) + d, dim, count, padded,
-                                  sums + d);
-  };
-  constexpr int64_t kWidth = kVectors * kLanes;
-  int64_t d = 0;
-  for (; d + kWidth <= dim; d += kWidth) add(std::integral_constant<int, kVectors>(), d, kWidth);
-  for (; d < dim; d += kLanes) {
-    add(std::integral_constant<int, 1>(), d, std::min<int64_t>(kLanes, dim - d));
-  }
 }
 
 }  // namespace
@@ -104,12 +27,14 @@ SplitKvAttention::SplitKvAttention(const Batch& batch, AttentionShape shape, Vis
 
 // Query i belongs to token i / num_heads: the heads of a token are adjacent.
 void SplitKvAttention::load_queries(const float* q, int64_t q_stride) const {
-  const int64_t dim = shape_.head_dim, width = tile_.num_heads() * dim;
+  const int64_t dim = shape_.head_dim, padded = shape_.padded_dim(), heads = tile_.num_heads();
   const float scale = shape_.scale;
-  for (int64_t token = 0; token < tile_.num_tokens; ++token) {
-    const float* from = q + (tile_.first_token + token) * q_stride + tile_.heads.begin * dim;
-    float* to = scratch_.queries + token * width;
-    for (int64_t i = 0; i < width; ++i) to[i] = from[i] * scale;
+  for (int64_t query = 0; query < num_queries(); ++query) {
+    const float* from = q + (tile_.first_token + query / heads) * q_stride +
+                        (tile_.heads.begin + query % heads) * dim;
+    float* to = scratch_.queries + query * padded;
+    for (int64_t i = 0; i < dim; ++i) to[i] = from[i] * scale;
+    std::fill(to + dim, to + padded, 0.0f);
   }
 }
 
@@ -179,9 +104,7 @@ void SplitKvAttention::compute(int64_t split, const SplitKv& kv, const SplitKv& 
     softmax(positions, result);
     accumulate_values<format>(positions, kv, next, result);
   });
-  if (has_nodes(positions)) {
-    dispatch_format(kv_.format, [&](auto format) { accumulate_nodes<format>(positions, result); });
-  }
+  if (has_nodes(positions)) accumulate_nodes(positions, result);
 }
 
 // KV blocks that hold whole vectors are read in place; others are gathered.
@@ -198,14 +121,16 @@ SplitKv SplitKvAttention::locate_kv(int64_t split) const {
     if (in_place) {
       const int64_t block = table[begin / kv_.block_size], offset = begin % kv_.block_size;
       const int64_t bytes = element_bytes(kv_.format);
-      located.keys[group] = kv_.keys(tile_.kv_head, block) + offset * bytes;
+      const int64_t key_bytes = (kv_.is_latent() ? shape_.head_dim : 1) * bytes;
+      located.keys[group] = kv_.keys(tile_.kv_head, block) + offset * key_bytes;
       located.values[group] = kv_.values(tile_.kv_head, block) + offset * shape_.head_dim * bytes;
     } else {
       float* keys = scratch_.keys + group * kLanes * shape_.head_dim;
       float* values = scratch_.values + group * kLanes * shape_.head_dim;
       gather_group(visible, begin, keys, values);
       located.keys[group] = keys;
-      located.values[group] = values;
+      located.values[group] =
+          kv_.is_latent() ? keys + shape_.head_dim - shape_.value_dim : values;
     }
   }
   return located;
@@ -221,6 +146,13 @@ void SplitKvAttention::gather_group(Range visible, int64_t begin, float* keys,
       const int64_t slot = batch_.slot(tile_.sequence, position);
       const int64_t block = slot / block_size, offset = slot % block_size;
       const auto* key = reinterpret_cast<const Element*>(kv_.keys(tile_.kv_head, block));
+      if (kv_.is_latent()) {
+        float* const row = keys + (position - begin) * dim;
+        for (int64_t d = 0; d < dim; ++d) {
+          row[d] = load_part_as_float<format>(key + offset * dim + d, 1)[0];
+        }
+        continue;
+      }
       const auto* value = reinterpret_cast<const Element*>(kv_.values(tile_.kv_head, block));
       for (int64_t d = 0; d < dim; ++d) {
         keys[d * kLanes + position - begin] =
@@ -235,7 +167,14 @@ void SplitKvAttention::gather_group(Range visible, int64_t begin, float* keys,
 // Scores of positions that are not visible to a query, or were not loaded, are left undefined.
 template <Format kFormat>
 void SplitKvAttention::compute_scores(const SplitKv& kv) const {
-  const int64_t dim = shape_.head_dim, count = num_queries();
+  if (kv_.is_latent()) {
+    for (int64_t group = kv.groups.begin; group < kv.groups.end; ++group) {
+      latent_scores<kFormat>(scratch_.queries, num_queries(), kv.keys[group], shape_.head_dim,
+                             scratch_.scores + group * kLanes);
+    }
+    return;
+  }
+  const int64_t dim = shape_.head_dim, padded = shape_.padded_dim(), count = num_queries();
   for (int64_t group = kv.groups.begin; group < kv.groups.end;) {
     const int64_t size = std::min<int64_t>(kVectors, kv.groups.end - group);
     const void* prefetch[kVectors];
@@ -243,8 +182,8 @@ void SplitKvAttention::compute_scores(const SplitKv& kv) const {
     for (int64_t first = 0; first < count; first += kQueries) {
       dispatch_size<kQueries>(count - first, [&](auto queries) {
         dispatch_size<kVectors>(size, [&](auto vectors) {
-          qk_tile<kFormat, queries, vectors>(scratch_.queries + first * dim, kv.keys + group,
-                                             prefetch, kv.key_stride, dim,
+          qk_tile<kFormat, queries, vectors>(scratch_.queries + first * padded, padded,
+                                             kv.keys + group, prefetch, kv.key_stride, dim,
                                              scratch_.scores + first * kSplitSize + group * kLanes);
         });
       });
@@ -284,8 +223,8 @@ void SplitKvAttention::softmax(Range positions, SplitResult result) const {
     }
     result.max_scores[query] = max_score;
     result.weight_sums[query] = reduce_sum(sum);
-    float* sums = result.sums + query * shape_.padded_dim();
-    std::fill(sums, sums + shape_.padded_dim(), 0.0f);
+    float* sums = result.sums + query * shape_.padded_value_dim();
+    std::fill(sums, sums + shape_.padded_value_dim(), 0.0f);
   }
 }
 
@@ -294,7 +233,7 @@ void SplitKvAttention::softmax(Range positions, SplitResult result) const {
 template <Format kFormat>
 void SplitKvAttention::accumulate_values(Range positions, const SplitKv& kv, const SplitKv& next,
                                          SplitResult result) const {
-  const int64_t padded = shape_.padded_dim(), count = num_queries();
+  const int64_t padded = shape_.padded_value_dim(), count = num_queries();
   const int64_t distance = std::min<int64_t>(kVectors, kv.groups.end - kv.groups.begin);
   for (int64_t group = kv.groups.begin; group < kv.groups.end; ++group) {
     const int64_t begin = positions.begin + group * kLanes;
@@ -323,89 +262,9 @@ void SplitKvAttention::accumulate_values(Range positions, const SplitKv& kv, con
   }
 }
 
-// Call work(position, index) for the nodes on a query's path that are visible to it and have one of
-// `positions`, in order; index: of the node's KV in its sequence.
-template <typename Work>
-SPECDEC_INLINE void SplitKvAttention::for_each_node(int64_t query, Range positions,
-                                                    Work&& work) const {
-  const Range visible = visible_to(query, positions);
-  const int64_t first_node = tile_.first_position + 1;
-  int64_t position = first_node;
-  for (uint64_t left = path_of(query); left; left &= left - 1, ++position) {
-    if (position >= visible.begin && position < visible.end) {
-      work(position, first_node + __builtin_ctzll(left));
-    }
-  }
-}
-
-// Compute the scores of all nodes up to the tile's last token, by slot from the first whole vector.
-void SplitKvAttention::compute_node_scores() const {
-  const int64_t dim = shape_.head_dim, first_node = tile_.first_position + 1;
-  const int64_t last_token = tile_.first_token + tile_.num_tokens - 1;
-  const int64_t end = batch_.context_lens[tile_.sequence] -
-                      (batch_.query_starts[tile_.sequence + 1] - 1 - last_token);
-  const int64_t first_group = first_node / kLanes * kLanes;
-  const bool in_place = kv_.block_size % kLanes == 0;
-  for (int64_t begin = first_group; begin < end; begin += kLanes) {
-    const void* keys = scratch_.node_keys;
-    if (in_place) {
-      const int64_t block = batch_.block_tables[tile_.sequence][begin / kv_.block_size];
-      keys = kv_.keys(tile_.kv_head, block) +
-             begin % kv_.block_size * element_bytes(kv_.format);
-    } else {
-      gather_group({first_node, end}, begin, scratch_.node_keys,
-                   scratch_.node_keys + kLanes * dim);
-    }
-    dispatch_format(in_place ? kv_.format : Format::kFloat32, [&](auto format) {
-      for (int64_t first = 0; first < num_queries(); first += kQueries) {
-        dispatch_size<kQueries>(num_queries() - first, [&](auto queries) {
-          qk_tile<format, queries, 1>(
-              scratch_.queries + first * dim, &keys, &keys, in_place ? kv_.block_size : kLanes,
-              dim, scratch_.node_scores + first * kSplitSize + begin - first_group);
-        });
-      }
-    });
-  }
-}
-
-void SplitKvAttention::score_nodes(Range positions) const {
-  compute_node_scores();
-  const int64_t first_group = (tile_.first_position + 1) / kLanes * kLanes;
-  for (int64_t query = 0; query < num_queries(); ++query) {
-    float* scores = scratch_.scores + query * kSplitSize;
-    const float* by_slot = scratch_.node_scores + query * kSplitSize;
-    for_each_node(query, positions, [&](int64_t position, int64_t index) {
-      scores[position - positions.begin] = by_slot[index - first_group];
-    });
-  }
-}
-
-// The nodes stand behind the prefix, so that each query's sums run over positions in order.
-template <Format kFormat>
-void SplitKvAttention::accumulate_nodes(Range positions, SplitResult result) const {
-  using Element = typename FormatTraits<kFormat>::Element;
-  const int64_t padded = shape_.padded_dim(), heads = tile_.num_heads();
-  for (int64_t token = 0; token < tile_.num_tokens; ++token) {
-    const int64_t own = token * heads;  // its queries have the same path
-    for_each_node(own, positions, [&](int64_t position, int64_t index) {
-      const int64_t slot = batch_.slot(tile_.sequence, index);
-      const auto* value = reinterpret_cast<const Element*>(
-                              kv_.values(tile_.kv_head, slot / kv_.block_size)) +
-                          slot % kv_.block_size * shape_.head_dim;
-      for (int64_t first = 0; first < heads; first += kQueries) {
-        dispatch_size<kQueries>(heads - first, [&](auto queries) {
-          accumulate_rows<kFormat, queries>(
-              scratch_.scores + (own + first) * kSplitSize + position - positions.begin, {0, 1},
-              value, value, shape_, result.sums + (own + first) * padded);
-        });
-      }
-    });
-  }
-}
-
 __attribute__((noinline)) void SplitKvAttention::merge(int64_t split, SplitResult running,
                                                        SplitResult result) const {
-  const int64_t padded = shape_.padded_dim();
+  const int64_t padded = shape_.padded_value_dim();
   const Range positions = positions_of(split);
   for (int64_t query = 0; query < num_queries(); ++query) {
     const Range visible = visible_to(query, positions);
@@ -434,12 +293,12 @@ __attribute__((noinline)) void SplitKvAttention::merge(int64_t split, SplitResul
 // A sink adds its weight to the sum by which weights are divided, and no value.
 void SplitKvAttention::write(SplitResult running, const float* sinks, float* output,
                              int64_t output_stride) const {
-  const int64_t heads = tile_.num_heads(), dim = shape_.head_dim;
+  const int64_t heads = tile_.num_heads(), dim = shape_.value_dim;
   for (int64_t query = 0; query < num_queries(); ++query) {
     const int64_t token = tile_.first_token + query / heads;
     const int64_t head = tile_.heads.begin + query % heads;
     float* to = output + token * output_stride + head * dim;
-    const float* sums = running.sums + query * shape_.padded_dim();
+    const float* sums = running.sums + query * shape_.padded_value_dim();
     float weight_sum = running.weight_sums[query];
     if (sinks) weight_sum += vec_exp(broadcast(sinks[head] - running.max_scores[query]))[0];
     for (int64_t d = 0; d < dim; ++d) to[d] = sums[d] / weight_sum;

@@ -7,22 +7,22 @@ namespace specdec {
 
 // Unnormalized softmax of each query of a tile, over one or more splits.
 struct SplitResult {
-  float* sums;         // [queries, padded_dim], weighted sums of the values
+  float* sums;         // [queries, padded_value_dim], weighted sums of the values
   float* weight_sums;  // [queries], sums of the weights
   float* max_scores;   // [queries], the score that has weight 1
 
   static int64_t floats(AttentionShape shape) {
-    return shape.queries_per_tile() * (shape.padded_dim() + 2 * kLanes);
+    return shape.queries_per_tile() * (shape.padded_value_dim() + 2 * kLanes);
   }
   SplitResult(float* memory, AttentionShape shape)
       : sums(memory),
-        weight_sums(memory + shape.queries_per_tile() * shape.padded_dim()),
+        weight_sums(memory + shape.queries_per_tile() * shape.padded_value_dim()),
         max_scores(weight_sums + shape.queries_per_tile()) {}
 };
 
 // Scratch memory of one thread, reused for each split.
 struct SplitScratch {
-  float* queries;  // [queries, head_dim], scaled
+  float* queries;  // [queries, padded_dim], scaled, zeros behind head_dim
   float* scores;   // [queries, kSplitSize], then the weights
   float* keys;     // [kGroups, head_dim, kLanes]; only where KV blocks do not hold whole vectors
   float* values;   // [kSplitSize, head_dim]; only where KV blocks do not hold whole vectors
@@ -46,7 +46,8 @@ struct SplitScratch {
 constexpr int64_t kGroups = kSplitSize / kLanes;
 
 // Addresses of a split's KV, for each group of kLanes positions that is visible to some query; of a
-// tree, the prefix only, or one group where the split has none of it. Keys of a group: [head_dim, kLanes] with a stride; values: [kLanes, head_dim].
+// tree, the prefix only, or one group where the split has none of it. Keys of a group: [head_dim,
+// kLanes] with a stride; values: [kLanes, head_dim]. Latents of a group: [kLanes, head_dim].
 struct SplitKv {
   Format format;
   int64_t key_stride;
@@ -118,7 +119,6 @@ class SplitKvAttention {
   // a chain, and have its bits.
   void score_nodes(Range positions) const;
   void compute_node_scores() const;
-  template <Format>
   void accumulate_nodes(Range positions, SplitResult result) const;
   template <typename Work>
   void for_each_node(int64_t query, Range positions, Work&& work) const;

@@ -1,16 +1,23 @@
-"""Multi-head latent attention of DeepSeek in torch."""
+"""Multi-head latent attention of DeepSeek: its weights, and its computation in torch."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.kernels import AttentionPlan, PagedAttention, Rotation
+from specdec.kernels.backend import KernelBackend
+from specdec.kernels.cpu import PANEL_OUTPUTS, native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.layers.linear import ColumnParallelLinear, RowParallelLinear, WeightPart
+from specdec.models.layers.matrix import NativeMatrix
 from specdec.models.layers.norm import RMSNorm
 from specdec.models.layers.rotary import rotary_halves
+from specdec.models.traits import Latent
 from specdec.models.weights.checkpoint import CheckpointReader
 from specdec.types.sharding import HeadShard, head_rows
 
@@ -40,24 +47,25 @@ class LatentAttention(nn.Module):
         assert latent is not None, "the model has no latent attention"
         self._latent, self.num_heads = latent, len(heads.query)
         order = _rotary_first(latent.plain_dim, latent.rope_dim, latent.is_rope_interleaved)
-        query_in, name = hidden, "q_proj"
-        self.query_down: ColumnParallelLinear | None = None
-        if latent.query_rank is not None:
-            query_in, name = latent.query_rank, "q_b_proj"
-            down = WeightPart(f"{prefix}.q_a_proj", query_in, range(query_in))
-            self.query_down = ColumnParallelLinear(reader, hidden, [down])
+        rows = head_rows(heads.query, latent.query_dim)
+        num_queries = config.num_heads * latent.query_dim
+        query_rank = latent.query_rank
+        self.query_up: ColumnParallelLinear | None = None
+        if query_rank is None:
+            query = WeightPart(f"{prefix}.q_proj", num_queries, rows, order=order)
+        else:
+            query = WeightPart(f"{prefix}.q_a_proj", query_rank, range(query_rank))
+            up = WeightPart(f"{prefix}.q_b_proj", num_queries, rows, order=order)
+            self.query_up = ColumnParallelLinear(reader, query_rank, [up])
             weight = f"{prefix}.q_a_layernorm.weight"
-            self.query_norm = RMSNorm(reader, weight, query_in, _NORM_EPS)
-        size, rows = latent.query_dim, head_rows(heads.query, latent.query_dim)
-        part = WeightPart(f"{prefix}.{name}", config.num_heads * size, rows, order=order)
-        self.query_up = ColumnParallelLinear(reader, query_in, [part])
+            self.query_norm = RMSNorm(reader, weight, query_rank, _NORM_EPS)
         order = _rotary_first(latent.rank, latent.rope_dim, latent.is_rope_interleaved)
-        part = WeightPart(
+        key = WeightPart(
             f"{prefix}.kv_a_proj_with_mqa", latent.key_dim, range(latent.key_dim), order=order
         )
-        self.kv_down = ColumnParallelLinear(reader, hidden, [part])
+        self.qkv_proj = ColumnParallelLinear(reader, hidden, [query, key])
         self.kv_norm = RMSNorm(reader, f"{prefix}.kv_a_layernorm.weight", latent.rank, _NORM_EPS)
-        self._read_expansion(config, reader, prefix, heads)
+        self._expansion = _read_expansion(config, latent, reader, prefix, heads)
         self.o_proj = RowParallelLinear(
             reader,
             f"{prefix}.o_proj",
@@ -66,48 +74,87 @@ class LatentAttention(nn.Module):
             group,
         )
 
-    def _read_expansion(
-        self, config: ModelConfig, reader: CheckpointReader, prefix: str, heads: HeadShard
-    ) -> None:
-        """Read the matrices from a latent to the keys and values of this rank's heads."""
-        latent = self._latent
-        size = latent.plain_dim + latent.value_dim
-        whole = reader.read(
-            f"{prefix}.kv_b_proj.weight",
-            (config.num_heads * size, latent.rank),
-            rows=head_rows(heads.query, size),
-        ).view(self.num_heads, size, latent.rank)
-        # [heads, plain_dim, rank] and [heads, rank, value_dim]
-        self._to_keys = whole[:, : latent.plain_dim].contiguous()
-        self._to_values = whole[:, latent.plain_dim :].transpose(1, 2).contiguous()
+    @property
+    def native_expansion(self) -> NativeExpansion:
+        """The matrices of heads for the native kernels."""
+        assert isinstance(self._expansion, NativeExpansion)
+        return self._expansion
 
     def forward(
         self,
         x: Tensor,  # [T, hidden_size]
         residual: Tensor | None,  # [T, hidden_size]
         rotation: Rotation | None,
-        kv_cache: Tensor,  # [num_slots, 2, 1, key_dim]
+        kv_cache: Tensor,  # [num_slots, 1, 1, key_dim]
         attention: PagedAttention,
         plan: AttentionPlan,
     ) -> Tensor:
         """Return [T, hidden_size], plus the residual if given."""
-        latent = self._latent
-        query = x if self.query_down is None else self.query_norm(self.query_down(x))
-        query = self.query_up(query).view(len(x), self.num_heads, latent.query_dim)
-        rotated, plain = query.split((latent.rope_dim, latent.plain_dim), dim=-1)
-        absorbed = torch.bmm(plain.transpose(0, 1), self._to_keys).transpose(0, 1)
-        key_rotated, compressed = self.kv_down(x).split((latent.rope_dim, latent.rank), dim=-1)
-        compressed = self.kv_norm(compressed)
-        key = torch.cat((key_rotated, compressed), -1)
-        value = torch.cat((torch.zeros_like(key_rotated), compressed), -1)
-        heads = torch.cat(
-            (torch.cat((rotated, absorbed), -1), key.unsqueeze(1), value.unsqueeze(1)), 1
-        )
+        latent, expansion = self._latent, self._expansion
+        assert isinstance(expansion, TorchExpansion)
+        projected = self.qkv_proj(x)
+        query = projected[:, : -latent.key_dim]
+        if self.query_up is not None:
+            query = self.query_up(self.query_norm(query))
+        query = query.reshape(len(x), self.num_heads, latent.query_dim)
+        key = projected[:, -latent.key_dim :]
+        heads = x.new_empty(len(x), self.num_heads + 1, latent.key_dim)
+        heads[:, :-1, : latent.rope_dim] = query[..., : latent.rope_dim]
+        plain = query[..., latent.rope_dim :].transpose(0, 1)  # [heads, T, plain_dim]
+        heads[:, :-1, latent.rope_dim :] = torch.bmm(plain, expansion.to_keys).transpose(0, 1)
+        heads[:, -1, : latent.rope_dim] = key[:, : latent.rope_dim]
+        heads[:, -1, latent.rope_dim :] = self.kv_norm(key[:, latent.rope_dim :])
         attended = attention.rotate_and_run(heads, None, rotation, kv_cache, plan)
-        latents = attended[..., latent.rope_dim :].transpose(0, 1)  # [heads, T, rank]
-        values = torch.bmm(latents, self._to_values).transpose(0, 1)
+        values = torch.bmm(attended.transpose(0, 1), expansion.to_values).transpose(0, 1)
         output: Tensor = self.o_proj(values.flatten(1), residual)
         return output
+
+
+@dataclass(frozen=True)
+class TorchExpansion:
+    """The matrices of this rank's heads that expand a latent, for torch."""
+
+    to_keys: Tensor  # [heads, plain_dim, rank]
+    to_values: Tensor  # [heads, rank, value_dim]
+
+
+@dataclass(frozen=True)
+class NativeExpansion:
+    """The matrices of this rank's heads, one below the other, each padded to whole panels.
+
+    Those of a model in bfloat16 multiply activations in float32, as those in float16 do.
+    """
+
+    to_keys: NativeMatrix  # of each head [rank, plain_dim]
+    to_values: NativeMatrix  # of each head [value_dim, rank]
+
+
+def _read_expansion(
+    config: ModelConfig, latent: Latent, reader: CheckpointReader, prefix: str, heads: HeadShard
+) -> TorchExpansion | NativeExpansion:
+    """Read the matrices from a latent to the keys and values of this rank's heads."""
+    name, size = f"{prefix}.kv_b_proj.weight", latent.plain_dim + latent.value_dim
+    is_native = reader.backend is KernelBackend.CPU
+    whole = reader.read(
+        name,
+        (config.num_heads * size, latent.rank),
+        rows=head_rows(heads.query, size),
+        dtype=reader.exact_dtype(name) if is_native else None,
+    ).view(len(heads.query), size, latent.rank)
+    to_keys, to_values = whole.split((latent.plain_dim, latent.value_dim), dim=1)
+    if is_native:
+        return NativeExpansion(_stacked(to_keys.transpose(1, 2)), _stacked(to_values))
+    return TorchExpansion(to_keys.contiguous(), to_values.transpose(1, 2).contiguous())
+
+
+def _stacked(matrices: Tensor) -> NativeMatrix:
+    """Return matrices [N, out_features, in_features], one below the other in whole panels."""
+    library = native_library()
+    assert library is not None, "the backend was selected without its library"
+    padding = -matrices.shape[1] % PANEL_OUTPUTS
+    blocks = [F.pad(each, (0, 0, 0, padding)) for each in matrices]
+    shape = (len(blocks) * len(blocks[0]), matrices.shape[2])
+    return NativeMatrix(blocks, shape, torch.float32, None, library)
 
 
 def _rotary_first(plain: int, rotary: int, is_interleaved: bool) -> tuple[int, ...]:

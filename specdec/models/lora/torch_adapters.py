@@ -107,8 +107,9 @@ class TorchAdapters:
         finally:
             self._pass.runs = ()
 
-    def begin_base_pass(self) -> None:
-        """Let the pass that follows run without adapters."""
+    def begin_device_pass(self, places: Tensor | None) -> None:
+        """Let the pass that follows run without adapters, as all passes on a device do here."""
+        assert places is None, "a step with adapters on the device"
         self._pass.runs = []
 
     def set(self, adapter_id: int, updates: Mapping[Linear, LowRankUpdate]) -> None:

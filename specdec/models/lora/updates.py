@@ -7,6 +7,7 @@ sums, which the layer's all-reduce adds up with its own.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -27,6 +28,9 @@ from specdec.models.weights.weight_files import PICKLED
 from specdec.types.errors import UnsupportedModelError
 
 Linear = ColumnParallelLinear | RowParallelLinear
+
+_OF_HEAD = re.compile(r"^(fc|midlayer|eagle_module|medusa_head|(model\.)?mtp)(\.|$)|(^|\.)eh_proj$")
+"""Modules of published draft heads that no target has; `specdec.models.heads.formats`."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,11 @@ class AdapterReader:
         known = {each.name: each.shape for linear in linears for each in linear.projections}
         for module, (down, up) in self._files.shapes.items():
             shape = known.get(module)
+            if shape is None and _OF_HEAD.search(module):
+                raise UnsupportedModelError(
+                    f"{self._files.directory}: {module} is a module of a draft head, which takes "
+                    "no adapter; merge it into the head and load that as a version (docs/lora.md)"
+                )
             if shape is None:
                 raise UnsupportedModelError(
                     f"{self._files.directory}: {module} is not a linear layer of the model's "
@@ -123,7 +132,7 @@ class AdapterReader:
 
         Raises UnsupportedModelError for weights that are not finite.
         """
-        found = [pair for pair in _placed(linear.projections) if pair[1].name in self._files.ranks]
+        found = [pair for pair in placed(linear.projections) if pair[1].name in self._files.ranks]
         if not found:
             return None
         shrinks: dict[str, Tensor] = {}  # by tensor, which may hold the rows of several projections
@@ -167,7 +176,7 @@ class AdapterReader:
         return short if torch.equal(short.float(), values) else values
 
 
-def _placed(projections: Sequence[Projection]) -> Iterator[tuple[slice, Projection]]:
+def placed(projections: Sequence[Projection]) -> Iterator[tuple[slice, Projection]]:
     """Yield projections with their outputs in the layer's output on this rank."""
     end = 0
     for each in projections:

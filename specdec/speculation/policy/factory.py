@@ -16,7 +16,7 @@ from specdec.speculation.policy.cost_profiler import CostProfiler, with_drafting
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
-from specdec.types.messages import DraftWorker, Target
+from specdec.types.ranks import DraftWorker, Target
 
 logger = logging.getLogger(__name__)
 

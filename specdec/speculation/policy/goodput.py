@@ -63,6 +63,18 @@ class _BesidePrompts(NamedTuple):
     pays: bool
 
 
+class _Comparison(NamedTuple):
+    """The goodput of each shape, and the best one.
+
+    It is the present one, or no draft if the present one loses, unless another is better by a
+    margin.
+    """
+
+    goodputs: list[float]
+    best: DraftShape
+    is_losing: bool
+
+
 def _is_valid(
     known: GoodputEstimate | _BesidePrompts,
     now_s: float,
@@ -127,6 +139,7 @@ class GoodputChooser:
         self._num_accepted = 0  # of the present step
         self._has_prompts = False  # whether it has
         self._is_paused = False  # whether the last steps had none of the chosen drafts
+        self._num_paying = 1  # decoding sequences for which drafts were last found to pay
 
     def choose(
         self,
@@ -142,8 +155,7 @@ class GoodputChooser:
         """
         self._num_accepted, self._has_prompts = 0, prompts.num_tokens > 0
         if self._chosen not in shapes:
-            goodputs = self.goodputs(now_s, num_decoding, shapes)
-            self._change(now_s, self._best(shapes, goodputs))
+            self._change(now_s, self._compare(now_s, num_decoding, shapes).best)
         elif self._probe.shape is not None:
             self._review_probe(now_s, num_decoding, shapes)
         elif self._is_resumed or now_s - self._reviewed_at_s >= self._review_s:
@@ -207,7 +219,8 @@ class GoodputChooser:
         if present is None or not present.num_draft_tokens or not prompts.num_sequences:
             return present
         plain, drafted = self.goodputs(now_s, prompts.num_sequences, [chain(0), present])
-        return present if drafted >= plain else chain(0)
+        least = plain * self._least_gain(prompts.num_sequences)
+        return present if drafted >= least else chain(0)
 
     def pause(self, now_s: float) -> None:
         """Cancel a probe and postpone the review, in a step that something else decides."""
@@ -331,32 +344,44 @@ class GoodputChooser:
         )
         return self._estimate
 
-    def _best(self, shapes: Sequence[DraftShape], goodputs: Sequence[float]) -> DraftShape:
-        """Return the best shape; the present one, or no draft, unless it is better by a margin."""
+    def _compare(
+        self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]
+    ) -> _Comparison:
+        """Compare all shapes; another one has to be better by a margin."""
+        goodputs = self.goodputs(now_s, num_decoding, shapes)
         best = max(range(len(shapes)), key=lambda index: (goodputs[index], -index))
-        base = self._base(shapes, goodputs)
-        has_drafts = self._chosen in shapes and self._chosen != shapes[0]
-        margin = self._margin if has_drafts and not self._is_paused else self._entry_margin
-        return shapes[best] if goodputs[best] > goodputs[base] * (1 + margin) else shapes[base]
+        base = self._base(num_decoding, shapes, goodputs)
+        margin = self._margin if base and not self._is_paused else self._entry_margin
+        if goodputs[best] <= goodputs[base] * (1 + margin):
+            best = base
+        if best:
+            self._num_paying = num_decoding
+        return _Comparison(goodputs, shapes[best], is_losing=shapes[base] != self._chosen)
 
-    def _base(self, shapes: Sequence[DraftShape], goodputs: Sequence[float]) -> int:
-        """Return the index of the present shape, or of no draft where that is better.
-
-        Drafts that prompts have interrupted are resumed with the margin of an entry.
-        """
+    def _base(
+        self, num_decoding: int, shapes: Sequence[DraftShape], goodputs: Sequence[float]
+    ) -> int:
+        """Return the index of the present shape, or of no draft where that is better."""
         present = shapes.index(self._chosen) if self._chosen in shapes else 0
-        least = goodputs[0] * (1 + self._entry_margin if self._is_paused else 1)
+        least = goodputs[0] * self._least_gain(num_decoding)
         return present if goodputs[present] >= least else 0
+
+    def _least_gain(self, num_decoding: int) -> float:
+        """Return the goodput over that of no draft at which the present drafts go on.
+
+        It is that of an entry where prompts have interrupted them, and where twice as many
+        sequences decode as they were last found to pay for: all the others first have to catch up.
+        """
+        is_entry = self._is_paused or num_decoding >= 2 * self._num_paying
+        return 1 + self._entry_margin if is_entry else 1
 
     def _review(self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]) -> None:
         self._reviewed_at_s = now_s
-        goodputs = self.goodputs(now_s, num_decoding, shapes)
-        best, present = self._best(shapes, goodputs), self._chosen
-        if best == present:
+        goodputs, best, is_losing = self._compare(now_s, num_decoding, shapes)
+        if best == self._chosen:
             self._begin_probe(now_s, num_decoding, shapes, goodputs)
             return
-        is_losing = present != shapes[self._base(shapes, goodputs)]
-        dwell_s = self._dwell_s * (2 if present == shapes[0] else 1)
+        dwell_s = self._dwell_s * (2 if self._chosen == shapes[0] else 1)
         if is_losing or now_s - self._changed_at_s >= dwell_s:
             self._change(now_s, best)
 
@@ -400,8 +425,8 @@ class GoodputChooser:
         is_partial = self._chosen == shapes[0] and num_decoding > _num_probed(num_decoding)
         if not self._probe.is_over(now_s, is_partial=is_partial):
             return
-        goodputs = self.goodputs(now_s, num_decoding, shapes)
-        best, probed = self._best(shapes, goodputs), self._probe.shape
+        goodputs, best, _ = self._compare(now_s, num_decoding, shapes)
+        probed = self._probe.shape
         if probed in shapes:
             self._probe.end(now_s, goodputs[shapes.index(probed)])
         else:

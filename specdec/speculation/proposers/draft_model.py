@@ -24,8 +24,18 @@ from specdec.speculation.proposers.ahead import AheadDrafts
 from specdec.speculation.proposers.base import DraftRequest, Proposal, ProposerMemory, SentRow
 from specdec.speculation.proposers.cross_vocab.retokenizer import num_equal
 from specdec.speculation.proposers.cross_vocab.vocab_adapter import DraftView, VocabAdapter
+from specdec.speculation.proposers.draft_adapters import DraftAdapters
 from specdec.speculation.proposers.outcome_planner import OutcomePlanner, RowPlan
-from specdec.types.messages import AheadRow, DraftedRow, DraftRow, DraftStep, DraftWorker, StepRow
+from specdec.types.adapters import AdapterFile
+from specdec.types.messages import (
+    BASE_MODEL,
+    AheadRow,
+    DraftedRow,
+    DraftRow,
+    DraftStep,
+    StepRow,
+)
+from specdec.types.ranks import DraftWorker
 from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
 from specdec.types.stats import Counts
 
@@ -43,11 +53,13 @@ _ADAPTED_BYTES_PER_TOKEN = 80
 class _Progress:
     """Progress of the draft model with a sequence: KV is valid for `num_computed_tokens`.
 
+    adapter_id: of the draft model's adapter that the KV was computed with.
     drafted: the tokens of the last draft that have KV, which continued the first `base_length`
         tokens; perhaps none. None once its verification is accounted for.
     """
 
     num_computed_tokens: int
+    adapter_id: int = BASE_MODEL
     base_length: int = 0
     drafted: tuple[int, ...] | None = None
 
@@ -95,6 +107,19 @@ class DraftModelProposer:
         self._num_steps = 0
         self.num_catch_up_tokens = 0
         self._ahead = AheadDrafts(self._adapter, clock)
+        self._lora = DraftAdapters(worker)
+
+    def load_adapter(self, adapter: AdapterFile) -> None:
+        """See AdapterDrafter."""
+        self._lora.load(adapter)
+
+    def adapter_fault(self, adapter_id: int) -> str | None:
+        """See AdapterDrafter."""
+        return self._lora.fault_of(adapter_id)
+
+    def unload_adapter(self, adapter_id: int) -> None:
+        """See AdapterDrafter."""
+        self._lora.unload(adapter_id)
 
     @property
     def counts(self) -> Counts:
@@ -114,8 +139,11 @@ class DraftModelProposer:
     def take(self, requests: collections.abc.Sequence[DraftRequest]) -> list[Proposal]:
         """Return the drafts that are there, and those of requests that may wait.
 
-        Sequences that have not caught up have none; the worker runs a chunk of their text.
+        Sequences that have not caught up have none; the worker runs a chunk of their text. While it
+        loads an adapter there are none at all.
         """
+        if self._lora.is_loading:
+            return []  # they would wait behind the load
         self._views = {request.seq.seq_id: self._settle(request.seq) for request in requests}
         self._drop_beyond_context(requests)
         proposals = self._take_ahead(requests)
@@ -135,6 +163,8 @@ class DraftModelProposer:
 
     def ahead(self, rows: collections.abc.Sequence[SentRow]) -> None:
         """Draft behind the rows of sequences that have caught up, while the target runs them."""
+        if self._lora.is_loading:
+            return
         rows = [row for row in rows if self._may_draft_ahead(row)]
         ahead = list(self._ahead_rows(rows))
         if not ahead:
@@ -229,6 +259,7 @@ class DraftModelProposer:
                     plan_with_room.fan_out,
                     plan_with_room.num_draft_tokens,
                     seq.num_tokens,
+                    progress.adapter_id,
                 ),
             )
 
@@ -257,7 +288,11 @@ class DraftModelProposer:
     def _settle(self, seq: Sequence) -> DraftView:
         """Update the state with the tokens that were verified since the last call."""
         text = self._adapter.view(seq)
+        adapter_id = self._lora.id_for(seq.request.adapter_id)
         progress = self._progress.get(seq.seq_id)
+        if progress is not None and progress.adapter_id != adapter_id:
+            self._drop(seq.seq_id)
+            progress = None
         if progress is not None:
             progress.settle(text)
             num_settled = min(progress.num_computed_tokens, text.num_settled)
@@ -267,9 +302,9 @@ class DraftModelProposer:
         elif text.is_whole and len(text.token_ids) <= self._limits.max_model_len:
             # Never the whole text: the token behind the settled ones is a stand-in for the rest.
             known = text.token_ids[: text.num_settled + 1]
-            keys = [root_key(seq.request.cache_salt, seq.request.adapter_id)]
+            keys = [root_key(seq.request.cache_salt, adapter_id)]
             num_cached = self._blocks.attach(seq.seq_id, known, keys)
-            self._progress[seq.seq_id] = _Progress(num_cached)
+            self._progress[seq.seq_id] = _Progress(num_cached, adapter_id)
         return text
 
     def _proposal(self, request: DraftRequest, row: DraftedRow) -> Proposal:
@@ -301,7 +336,10 @@ class DraftModelProposer:
                 continue
             if self._make_room(seq, end + count - 1, requests[place + 1 :]):
                 pending = tuple(text.token_ids[start:])
-                yield request, DraftRow(seq.seq_id, start, pending, count, seq.num_tokens)
+                row = DraftRow(
+                    seq.seq_id, start, pending, count, seq.num_tokens, progress.adapter_id
+                )
+                yield request, row
 
     def _may_wait(self, request: DraftRequest) -> bool:
         """Return whether to draft now: a sequence that is not drafted for ahead always waits."""
@@ -329,7 +367,8 @@ class DraftModelProposer:
             end = min(num_tokens - 1, start + budget)
             progress.num_computed_tokens = end
             budget -= end - start
-            yield seq, StepRow(seq.seq_id, start, tuple(text.token_ids[start:end]), 0, False)
+            tokens, adapter_id = tuple(text.token_ids[start:end]), progress.adapter_id
+            yield seq, StepRow(seq.seq_id, start, tokens, 0, False, adapter_id=adapter_id)
 
     def _make_room(
         self, seq: Sequence, num_tokens: int, later: collections.abc.Sequence[DraftRequest]

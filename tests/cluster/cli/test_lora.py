@@ -47,6 +47,10 @@ def test_list(command):
             ["load", "sql", "org/sql", "--replace", "--replica", "r1"],
             AdapterOrder.load("sql", "org/sql", replaces=True, replica_id="r1"),
         ),
+        (
+            ["load", "chat", "org/chat", "--draft-path", "org/draft"],
+            AdapterOrder.load("chat", "org/chat", draft_path="org/draft"),
+        ),
         (["unload", "sql"], AdapterOrder.unload("sql")),
         (["unload", "sql", "--replica", "r2"], AdapterOrder.unload("sql", replica_id="r2")),
     ],
@@ -61,8 +65,14 @@ def test_orders(command, adapters, flags, order):
 def test_a_relative_path_becomes_absolute(command, adapters, tmp_path, monkeypatch):
     (tmp_path / "adapter").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert command("load", "chat", "adapter").exit_code == 0
-    assert adapters.orders[0].path == str(tmp_path.resolve() / "adapter")
+    result = command("load", "chat", "adapter", "--draft-path", "adapter")
+    assert result.exit_code == 0
+    absolute = str(tmp_path.resolve() / "adapter")
+    assert (adapters.orders[0].path, adapters.orders[0].draft_path) == (absolute, absolute)
+    columns, sql, chat = result.stdout.splitlines()[1:4]
+    assert columns.split()[-3:] == ["source", "draft", "adapter"]
+    assert sql.split()[-1] == "org/sql"
+    assert chat.split()[-2:] == [absolute, absolute]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,9 @@ from specdec.config.engine import DTYPE_BYTES, Kernels
 from specdec.config.quantization import QUANTIZATION_METHODS
 from specdec.models.resolve import packaged_directory
 from specdec.types.errors import ModelNotFoundError
+from specdec.worker import native_library_fault
 from tests.specdec.client.fake_service import CHUNKS, CHUNKS_OF_TWO_CHOICES, FakeService, running
+from tests.specdec.models.families import save_family
 
 
 @pytest.fixture
@@ -446,6 +448,14 @@ def test_show_reports_decoder_memory_and_methods(tiny_model_dir):
     assert report["decoder"] == "torch: kernels is torch"
     assert report["quantization"] == "int8"
     assert report["ranks"][0]["kv_bytes_per_token"] == 2 * 2 * 3 * 16 * 4
+
+
+@pytest.mark.skipif(bool(native_library_fault()), reason="no C++ compiler")
+def test_show_reports_native_latent_attention(tmp_path):
+    save_family(tmp_path, "deepseek-v3")
+    report = json.loads(run_cli("models", "show", str(tmp_path), "--json").stdout)
+    assert report["decoder"] == "native C++ kernels"
+    assert report["ranks"][0]["kv_bytes_per_token"] == 3 * (34 + 6) * 4
 
 
 def test_show_refuses_a_model_that_cannot_be_served(tmp_path):

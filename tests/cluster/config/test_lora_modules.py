@@ -11,6 +11,7 @@ from specdec.config.engine import AdapterLimits
 from specdec.types.adapters import AdapterOrder
 from specdec.types.errors import InvalidValueError
 
+BAD_DRAFT = {"name": "a", "path": "b", "draft_path": 3}
 ORDERS = (AdapterOrder.load("sql", "org/sql"), AdapterOrder.load("chat", "org/chat@v1"))
 
 
@@ -32,7 +33,32 @@ def test_forms(value):
 
 @pytest.mark.parametrize(
     "value",
-    ["sql", "=x", "sql=", "sql=a,sql=b", '{"name": "sql"}', "{", 3, [3], {"sql": 3}, "a b=c"],
+    [
+        '{"name": "sql", "path": "org/sql", "draft_path": "org/draft"}',
+        [{"name": "sql", "path": "org/sql", "draft_path": "org/draft"}],
+    ],
+)
+def test_a_counterpart_for_the_draft_model(value):
+    orders = (AdapterOrder.load("sql", "org/sql", draft_path="org/draft"),)
+    assert read_lora_modules(value) == orders
+    assert read_lora_modules(canonical_lora_modules(value)) == orders
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "sql",
+        "=x",
+        "sql=",
+        "sql=a,sql=b",
+        '{"name": "sql"}',
+        "{",
+        3,
+        [3],
+        {"sql": 3},
+        "a b=c",
+        [BAD_DRAFT],
+    ],
 )
 def test_refused_values(value):
     with pytest.raises(InvalidValueError):

@@ -486,6 +486,7 @@ def test_replicas_share_draft_workers_at_the_highest_load(settings, num_workers)
             {"device": "cuda"},
             "a separate device",
         ),
+        (DRAFT, {"enable_lora": True}, "numbers the adapters"),
         (DRAFT, {"replicas_per_draft_worker": 6}, r"at most the number of replicas \(5\)"),
         (DRAFT, {"replicas_per_draft_worker": 65}, "from 1 to 64"),
     ],

@@ -97,7 +97,7 @@ class Started:
 def started(monkeypatch):
     started = Started()
     monkeypatch.setattr("cluster.workers.target_group.TargetGroup", started.make_target)
-    monkeypatch.setattr("cluster.workers.worker_group.WorkerGroup", started.make_draft)
+    monkeypatch.setattr("cluster.workers.target_group.AdapterGroup", started.make_draft)
     monkeypatch.setattr("cluster.workers.ranks.Ranks.opened", started.make_spares)
     return started
 
@@ -161,7 +161,7 @@ def test_they_start_at_the_same_time(models, started, monkeypatch):
         return started.make_draft(*args)
 
     monkeypatch.setattr("cluster.workers.target_group.TargetGroup", make_target)
-    monkeypatch.setattr("cluster.workers.worker_group.WorkerGroup", make_draft)
+    monkeypatch.setattr("cluster.workers.target_group.AdapterGroup", make_draft)
     models.load(PLACEMENT)
     assert (len(started.target), len(started.draft)) == (1, 1)
     models.close()

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster.workers import serialization
+from cluster.workers import draft_serialization
 from cluster.workers.draft_shares import DraftShares, Waiting
 from cluster.workers.shared_draft_loop import SharedDraftLoop
 from specdec.types.messages import AheadOutput, AheadRow, DraftOutput, DraftRow, DraftStep
@@ -37,7 +37,7 @@ class Router:
     def message(self, step_id):
         drafts = (DraftRow(0, 0, (1,), self.num_drafts, 1),) if self.num_drafts else ()
         ahead = (AheadRow(0, 0, (1,), 0, (1,), self.num_ahead, 1),) if self.num_ahead else ()
-        return serialization.encode_draft_step(
+        return draft_serialization.encode_draft_step(
             DraftStep(step_id, (), (), (), (), drafts, () if drafts else ahead)
         )
 
@@ -106,8 +106,8 @@ class ClockedLoop(SharedDraftLoop):
         self._is_stopped = self.clock.now_s >= self._ends_at_s
 
     def _answer(self, index, router, answer):
-        if serialization.is_ahead_output(answer):
-            router.num_whole += serialization.decode_ahead_output(answer).is_whole
+        if draft_serialization.is_ahead_output(answer):
+            router.num_whole += draft_serialization.decode_ahead_output(answer).is_whole
         else:
             wait_s = self.clock.now_s - router.sent_at_s - router.num_drafts * PASS_S
             router.waits_s.append(wait_s)

@@ -25,7 +25,8 @@ from specdec.config.engine import EngineConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.types.drafters import HeadFile
-from specdec.types.messages import HeadTarget, StepInput
+from specdec.types.messages import StepInput
+from specdec.types.ranks import HeadTarget
 from specdec.worker import HeadFiles, load_runner
 from tests.cluster.workers.test_worker_group import (
     ThreadRanks,

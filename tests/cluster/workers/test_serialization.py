@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.workers import serialization
+from cluster.workers import draft_serialization, serialization
 from specdec.config.speculative import SpeculativeConfig
 from specdec.types.messages import (
     PENDING_TOKEN,
@@ -154,8 +154,7 @@ def ahead_rows(draw):
         known + drafts,
         len(drafts),
         tuple(fan_out),
-        draw(INT32),
-        draw(INT32),
+        *(draw(INT32) for _ in range(3)),
     )
 
 
@@ -179,7 +178,7 @@ AHEAD_OUTPUTS = st.builds(
 DRAFT_STEPS = st.builds(
     lambda step, drafts, ahead: DraftStep(**vars(step), drafts=drafts, ahead=ahead),
     STEPS,
-    st.lists(st.builds(DraftRow, SEQ_IDS, INT32, TOKENS, INT32, INT32), max_size=4).map(tuple),
+    st.lists(st.builds(DraftRow, SEQ_IDS, INT32, TOKENS, *[INT32] * 3), max_size=4).map(tuple),
     st.lists(ahead_rows(), max_size=3).map(tuple),
 )
 DRAFT_OUTPUTS = st.builds(
@@ -248,29 +247,29 @@ def test_an_output_arrives_as_it_was_sent(output):
 
 @given(DRAFT_STEPS)
 def test_a_draft_step_arrives_as_it_was_sent(step):
-    assert plain(serialization.decode_draft_step(serialization.encode_draft_step(step))) == plain(
-        step
-    )
+    assert plain(
+        draft_serialization.decode_draft_step(draft_serialization.encode_draft_step(step))
+    ) == plain(step)
 
 
 @given(DRAFT_OUTPUTS)
 def test_drafts_arrive_as_they_were_sent(output):
     assert plain(
-        serialization.decode_draft_output(serialization.encode_draft_output(output))
+        draft_serialization.decode_draft_output(draft_serialization.encode_draft_output(output))
     ) == plain(output)
 
 
 @given(AHEAD_OUTPUTS)
 def test_drafts_ahead_arrive_as_they_were_sent(output):
-    frames = serialization.encode_ahead_output(output)
-    assert serialization.is_ahead_output(frames)
-    assert plain(serialization.decode_ahead_output(frames)) == plain(output)
+    frames = draft_serialization.encode_ahead_output(output)
+    assert draft_serialization.is_ahead_output(frames)
+    assert plain(draft_serialization.decode_ahead_output(frames)) == plain(output)
 
 
 @given(DRAFT_OUTPUTS)
 def test_other_answers_are_no_drafts_ahead(output):
-    assert not serialization.is_ahead_output(serialization.encode_draft_output(output))
-    assert not serialization.is_ahead_output(serialization.CAUGHT_UP)
+    assert not draft_serialization.is_ahead_output(draft_serialization.encode_draft_output(output))
+    assert not draft_serialization.is_ahead_output(serialization.CAUGHT_UP)
 
 
 def test_a_rank_can_report_an_error_instead():
@@ -297,10 +296,10 @@ class WritesAFile:
     "decode",
     [
         serialization.decode_step,
-        serialization.decode_draft_step,
+        draft_serialization.decode_draft_step,
         serialization.decode_output,
-        serialization.decode_draft_output,
-        serialization.decode_ahead_output,
+        draft_serialization.decode_draft_output,
+        draft_serialization.decode_ahead_output,
     ],
 )
 def test_no_frame_is_unpickled(decode, extension, tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cluster.observability.logs import LogConfig
-from cluster.workers import serialization, worker_group
+from cluster.workers import draft_serialization, serialization, worker_group
 from cluster.workers.group_spec import GroupSpec, ModelSource
 from cluster.workers.ranks import RankLoss
 from cluster.workers.step_deadline import MIN_SAMPLES
@@ -42,13 +42,13 @@ def answer_to_target(frames):
 
 
 def answer_to_draft(frames):
-    step = serialization.decode_draft_step(frames)
+    step = draft_serialization.decode_draft_step(frames)
     if step.ahead:
-        return serialization.encode_ahead_output(
+        return draft_serialization.encode_ahead_output(
             AheadOutput(step.step_id, tuple(map(ahead_draft, step.ahead)))
         )
     rows = tuple(DraftedRow(row.seq_id, (7,) * row.num_draft_tokens) for row in step.drafts)
-    return serialization.encode_draft_output(DraftOutput(step.step_id, rows))
+    return draft_serialization.encode_draft_output(DraftOutput(step.step_id, rows))
 
 
 def ahead_draft(row):

@@ -9,7 +9,7 @@ from specdec.config.engine import AdapterLimits
 from specdec.engine import adapter_control
 from specdec.engine.adapter_control import AdapterControl
 from specdec.engine.engine_thread import EngineThread
-from specdec.types.adapters import AdapterOrder
+from specdec.types.adapters import AdapterOrder, LoRARequest
 from specdec.types.errors import InvalidValueError
 from tests.specdec.adapters import adapter_dir
 from tests.specdec.engines import engine_config, local_engine
@@ -45,15 +45,15 @@ async def thread(engine, control):
     await thread.close()
 
 
-async def hold(control, name, path, thread):
-    async with control.holding(name, path, thread):
+async def hold(control, lora, thread):
+    async with control.holding(lora, thread):
         raise AssertionError("it was cancelled before")
 
 
 async def test_a_caller_that_is_cancelled_while_it_waits_holds_nothing(control, thread):
     gate = threading.Event()
     thread.post(gate.wait)
-    waiting = asyncio.create_task(hold(control, "sql", "", thread))
+    waiting = asyncio.create_task(hold(control, LoRARequest("sql", 1), thread))
     await asyncio.sleep(0)  # its command is behind the gate
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -64,7 +64,7 @@ async def test_a_caller_that_is_cancelled_while_it_waits_holds_nothing(control, 
 
 
 async def test_a_held_adapter_is_kept_until_its_caller_leaves(control, thread):
-    async with control.holding("sql", "", thread):
+    async with control.holding(LoRARequest("sql", 1), thread):
         report = await control.execute(AdapterOrder.unload("sql"), thread, "r1")
         assert [each.state for each in report.adapters] == ["unloading"]
     await thread.call(thread._engine.advance_adapters)
@@ -81,7 +81,7 @@ async def test_files_are_looked_up_beside_the_event_loop_and_the_engine(
         return name
 
     monkeypatch.setattr(adapter_control, "portable_name", portable_name)
-    async with control.holding("sql", paths["sql"], thread) as adapter_id:
+    async with control.holding(LoRARequest("sql", 1, paths["sql"]), thread) as adapter_id:
         assert adapter_id == engine.adapters.ids["sql"]
     assert len(seen) == 1
     assert seen[0] not in (thread._thread, threading.current_thread())

@@ -7,9 +7,10 @@ import pytest
 
 from specdec.engine.adapter_seats import AdapterSeats
 from specdec.engine.adapters import MAX_COUNTED_NAMES, OTHER_ADAPTERS, Adapters
-from specdec.types.adapters import AdapterOrder, AdapterState, LoRARequest
+from specdec.types.adapters import AdapterOrder, AdapterSource, AdapterState, LoRARequest
 from specdec.types.errors import InvalidValueError, UnknownModelError
-from specdec.types.messages import BASE_MODEL, AdapterTarget
+from specdec.types.messages import BASE_MODEL
+from specdec.types.ranks import AdapterTarget
 from specdec.types.stats import Counts, SpeculationStats
 
 
@@ -58,7 +59,8 @@ def adapters():
 
 
 def load(adapters, name, **options):
-    return adapters.load(name, f"org/{name}", f"/{name}", 4, **{"replaces": False, **options})
+    source = AdapterSource(f"org/{name}", f"/{name}")
+    return adapters.load(name, source, 4, **{"replaces": False, **options})
 
 
 def states(adapters, used=()):

@@ -38,9 +38,6 @@ from tests.specdec.models.foreign import FOREIGN, save_foreign
 from tests.specdec.tiny import disturbed_llama_dir, train_tokenizer
 
 NAMES = [name for name in FAMILIES if name not in LLAMA_LIKE]
-IN_MAKE_TEST = [name for name in WITH_ALL_TRAITS if name != "deepseek-v3"]  # slower in torch
-NATIVE_NAMES = [name for name in NAMES if "kv_lora_rank" not in FAMILIES[name][1]]
-"""Families without latent attention, whose bits do not depend on the batch."""
 NATIVE_ONLY = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
 NUM_TOKENS = 200
 SAMPLED = {"temperature": 0.8}
@@ -99,7 +96,7 @@ def check(engine, expected, **params):
     return counts.speculation.num_accepted_tokens
 
 
-@pytest.mark.parametrize("directory", in_make_test(IN_MAKE_TEST), indirect=True)
+@pytest.mark.parametrize("directory", in_make_test(WITH_ALL_TRAITS), indirect=True)
 def test_lookups_and_a_draft_model_change_no_token(directory, draft_dir):
     expected = reference(directory, **SAMPLED)
     check(engine_with(directory, "ngram"), expected, **SAMPLED)
@@ -142,7 +139,7 @@ def test_drafts_change_no_token_of_a_quantized_target(directory, quantization):
 
 @pytest.mark.slow
 @NATIVE_ONLY
-@pytest.mark.parametrize("directory", NATIVE_NAMES, indirect=True)
+@pytest.mark.parametrize("directory", NAMES, indirect=True)
 def test_drafts_change_no_token_in_bfloat16(directory):
     def generated(num_draft_tokens, **changes):
         config = engine_config(num_draft_tokens, **changes)

@@ -11,7 +11,8 @@ from specdec.config.engine import EngineConfig
 from specdec.config.llm import LLMConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.gpu_workspace import attention_bytes, gpu_workspace_bytes
-from specdec.engine.memory_plan import memory_plan
+from specdec.engine.memory_plan import _draft_bytes_without_kv, memory_plan
+from specdec.engine.model_limits import draft_adapter_limits
 from specdec.engine.model_resolution import Models
 from specdec.kernels.triton.attention_plan import Tiles, TileShape
 from specdec.models.config import ModelConfig
@@ -188,6 +189,28 @@ def test_models_and_proposers_fit_on_one_host(model, speculation, available):
         assert 1 <= plan.draft.num_blocks <= 512 * -(-plan.draft.max_model_len // 16)
     assert taken < available
     assert plan.engine.num_blocks >= 512 // 16
+
+
+def test_adapters_of_both_models_are_counted(model):
+    """A draft model with transformers' code takes none."""
+    speculation = SpeculativeConfig.of("draft_model")
+    config = LLMConfig(
+        speculative_config=speculation, enable_lora=True, max_loras=2, kv_cache_memory_gib=None
+    )
+    plan = memory_plan(config, Models(model, model), 4 * GIB)
+    assert plan.draft.adapters == plan.engine.adapters is not None
+    without = memory_plan(
+        dataclasses.replace(config, enable_lora=False), Models(model, model), 4 * GIB
+    )
+    assert without.draft.adapters is None
+    foreign = dataclasses.replace(model, transformers=object())
+    assert draft_adapter_limits(config, foreign) is None
+    size = model.adapter_bytes(16, "float32")
+    both, alone = (
+        _draft_bytes_without_kv(each, Models(model, model), in_process=False)
+        for each in (config, dataclasses.replace(config, enable_lora=False))
+    )
+    assert both - alone == config.adapter_limits.max_loaded * size
 
 
 def test_the_confidence_threshold_is_part_of_the_draft_limits(model):

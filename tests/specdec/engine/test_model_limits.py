@@ -2,6 +2,7 @@
 
 import pytest
 
+from specdec.config.engine import ModelOptions
 from specdec.config.llm import LLMConfig
 from specdec.config.speculative_keys import read_speculation
 from specdec.engine.memory_plan import memory_plan
@@ -32,7 +33,10 @@ def plan(directory, **settings):
 @pytest.mark.parametrize(
     ("settings", "limit"),
     [
-        ({"tensor_parallel_size": 2}, "must be 1: the model runs by transformers' code"),
+        (
+            {"tensor_parallel_size": 2},
+            "must be 1: transformers has no tensor-parallel plan for gpt2",
+        ),
         ({"quantization": "int8"}, "must be none: the model runs by transformers' code"),
         ({"enable_lora": True}, "must be false: the model runs by transformers' code"),
         ({"kernels": "native"}, "must be auto or torch: the model runs by transformers' code"),
@@ -65,9 +69,34 @@ def test_the_setting_selects_the_implementation(gpt2_dir, tiny_model_dir):
     plan(gpt2_dir)
     with pytest.raises(UnsupportedModelError, match="GPT2LMHeadModel is not supported"):
         plan(gpt2_dir, model_impl="specdec")
-    plan(tiny_model_dir, tensor_parallel_size=3)
-    with pytest.raises(InvalidValueError, match="tensor_parallel_size"):
-        plan(tiny_model_dir, tensor_parallel_size=3, model_impl="transformers")
+    plan(tiny_model_dir, tensor_parallel_size=2)
+    plan(tiny_model_dir, tensor_parallel_size=3, model_impl="transformers")
+    with pytest.raises(InvalidValueError, match="it must be a divisor of 9, the heads"):
+        plan(tiny_model_dir, tensor_parallel_size=2, model_impl="transformers")
+
+
+def test_plans_that_ranks_cannot_follow_are_refused(tmp_path):
+    for name, size, limit in (
+        ("qwen2-moe", 3, "must be 1: transformers' plan divides .* as packed_colwise"),
+        ("youtu", 3, "must be 1: latent attention is not divided"),
+        ("phi", 2, "must be a divisor of 3, the KV heads of the model"),
+    ):
+        directory = tmp_path / name
+        directory.mkdir()
+        save_foreign(directory, name)
+        train_tokenizer(383).save_pretrained(directory)
+        with pytest.raises(InvalidValueError, match=f"tensor_parallel_size is {size}; it {limit}"):
+            plan(directory, tensor_parallel_size=size)
+
+
+def test_copies_of_the_embedding_are_counted(tiny_model_dir):
+    precision = Precision("float32", None, is_native=False)
+    options = ModelOptions("transformers")
+    one, three = (report_model(tiny_model_dir, precision, size, options).ranks for size in (1, 3))
+    table = 383 * 144 * 4
+    assert len(three) == 3
+    assert three[0].weight_bytes == (one[0].weight_bytes + 2 * table) // 3
+    assert 3 * three[0].kv_bytes_per_token == one[0].kv_bytes_per_token
 
 
 @pytest.fixture(scope="module")

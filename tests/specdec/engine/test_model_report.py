@@ -14,7 +14,7 @@ from specdec.types.errors import InvalidValueError
 from tests.specdec.models.families import save_family
 
 TORCH = Precision("float32", None, is_native=False)
-FAMILIES = ["llama-tied", "gemma2", "starcoder2", "phi3", "olmo2", "qwen3-moe"]
+FAMILIES = ["llama-tied", "gemma2", "starcoder2", "phi3", "olmo2", "qwen3-moe", "deepseek-v3"]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -36,16 +36,25 @@ def test_memory_by_rank_is_that_of_the_loaded_matrices(tmp_path, family, size):
         )
         matrices = [model.lm_head.matrix.weight]
         for layer in model.layers:
-            linears = [layer.attention.qkv_proj, layer.attention.o_proj]
-            for mlp in getattr(layer.mlp, "experts", [layer.mlp]):
-                linears += [mlp.gate_up_proj, mlp.down_proj]
-            matrices += [each.matrix.weight for each in linears]
+            matrices += [each.matrix.weight for each in linears_of(layer)]
+            if config.latent is not None:
+                expansion = layer.attention._expansion
+                matrices += [expansion.to_keys, expansion.to_values]
         num_elements = sum(each.numel() for each in matrices)
         if not config.tie_word_embeddings:
             num_elements += model.embed_tokens.weight.numel()
         assert memory.weight_bytes == 4 * num_elements
         cache = model.new_kv_cache(8)
         assert memory.kv_bytes_per_token == cache.numel() * 4 // 8
+
+
+def linears_of(layer):
+    found = [layer.attention.qkv_proj, layer.attention.o_proj]
+    found += [each for each in (getattr(layer.attention, "query_up", None),) if each]
+    shared = getattr(layer.mlp, "shared", None)
+    for mlp in (*getattr(layer.mlp, "experts", [layer.mlp]), *([shared] if shared else [])):
+        found += [mlp.gate_up_proj, mlp.down_proj]
+    return found
 
 
 def test_16_bit_checkpoints_stay_in_16_bits_in_native_kernels(tmp_path):

@@ -78,6 +78,22 @@ def test_adapters_are_added_listed_and_removed(tiny_model_dir, adapters, expecte
             llm.generate(PROMPT, PARAMS, False, lora_request=by_name)
 
 
+def test_an_adapter_of_the_draft_model(tiny_model_dir, adapters, expected):
+    """The target's adapter on a copy of it: every draft is accepted."""
+    drafting = {"method": "draft_model", "num_speculative_tokens": 3, "policy": "threshold"}
+    with LLM(**lora_arguments(tiny_model_dir, speculative_config=drafting)) as llm:
+        path = adapters["sql"].lora_path
+        both = LoRARequest("sql", 1, path, draft_lora_path=path)
+        assert tokens(llm.generate(PROMPT, PARAMS, False, lora_request=both)) == [expected["sql"]]
+        [info] = llm.list_loras()
+        assert info.draft_source == path
+        assert info.speculation.acceptance_rate == 1
+        with pytest.raises(InvalidValueError, match="which sql was loaded from"):
+            llm.generate(PROMPT, PARAMS, False, lora_request=adapters["sql"])
+    with pytest.raises(InvalidValueError, match=r"draft_lora_path is .* given with lora_path"):
+        LoRARequest("sql", 1, draft_lora_path=path)
+
+
 def test_requests_that_are_refused(tiny_model_dir, adapters, tmp_path):
     def generate(llm, lora):
         return llm.generate(PROMPT, PARAMS, False, lora_request=lora)

@@ -54,6 +54,7 @@ def test_settings_that_exclude_it_are_refused(changes):
     [
         ("qwen3-moe", "a mixture of experts"),
         ("gpt-oss", "sinks"),
+        ("deepseek-v3", "latent attention"),
         ("olmo2", "norms over all heads"),
     ],
 )

@@ -19,7 +19,7 @@ BASES = [0, 14, 15, 16, 100, 247, 255, 256, 290, 505]
 """Around the bounds of vectors and of KV splits, and beyond an attention window of 300."""
 
 
-@pytest.fixture(scope="module", params=["mistral-window", "wide"])
+@pytest.fixture(scope="module", params=["mistral-window", "wide", "deepseek-v3"])
 def directory(request, tmp_path_factory):
     directory = tmp_path_factory.mktemp(request.param)
     save(directory, request.param)

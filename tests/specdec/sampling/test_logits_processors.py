@@ -100,6 +100,18 @@ def test_rows_without_parameters_are_unchanged():
     assert edits.rows == []
 
 
+def test_logits_of_a_model_in_inference_mode_are_changed():
+    """As those of transformers' code are."""
+    rules = SamplingRules(presence_penalty=0.5, logit_bias=((1, 2.0),))
+    edits = BatchLogitsProcessor(range(VOCAB_SIZE))
+    processor = LogitsProcessor.of(rules, range(VOCAB_SIZE))
+    edits.add(0, processor, 1, TokenHistory([3, 4], num_prompt_tokens=1))
+    with torch.inference_mode():
+        logits = random_logits() + 0.0
+    expected, _ = shaped(random_logits(), [(rules, [3], [4], None)])
+    torch.testing.assert_close(edits.apply(logits), expected)
+
+
 def test_changes_are_applied_in_float32():
     logits = random_logits().bfloat16()
     biased = SamplingRules(logit_bias=((3, 0.001),))

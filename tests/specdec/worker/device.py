@@ -76,6 +76,8 @@ def device_runner(
         vocab_size=model.vocab_size,
         has_padding_block=True,
     )
+    if config.adapters is not None:
+        runner.enable_adapters(config.adapters)
     if head is not None:
         load = partial(_load_head, model, decoder)
         runner.use_head(load(head), config, load)
@@ -117,6 +119,8 @@ def device_draft_runner(
         grammars=DraftGrammars(compiler),
         has_padding_block=True,
     )
+    if limits.adapters is not None:
+        runner.enable_adapters(limits.adapters)
     runner.use_device_steps(limits, graphs)
     return runner
 
@@ -129,9 +133,9 @@ def recorded_device_steps(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Step
     """Return a list that gets the rows of each step that runs on the device."""
     begun, begin = [], DeviceSteps.begin
 
-    def counted(self, rows, states):
+    def counted(self, rows, states, num_kept=None):
         begun.append(rows)
-        return begin(self, rows, states)
+        return begin(self, rows, states, num_kept)
 
     monkeypatch.setattr(DeviceSteps, "begin", counted)
     return begun

@@ -102,6 +102,27 @@ def test_requests_that_need_the_host_are_drafted_there(tiny_model_dir, begun, pa
     assert not begun
 
 
+def test_other_sequences_stay_on_the_device(tiny_model_dir, begun):
+    """The host drafts for a sequence in separate passes."""
+    given = [*requests(3), request("r", [7, 8, 9] * 3, seed=3, max_tokens=9, **HOST_PARAMS[1])]
+    expected = generate(tiny_model_dir, host_runner(tiny_model_dir), given)
+    runner = device_draft_runner(tiny_model_dir, LIMITS)
+    assert generate(tiny_model_dir, runner, given) == expected
+    assert {row.seq_id for rows in begun for row in rows} == {0, 1, 2}
+
+
+BIASED = {"logit_bias": {7: 2.0}, "min_tokens": 5, "stop_token_ids": tuple(range(0, 383, 3))}
+
+
+def test_drafts_with_biases_are_made_on_the_device(tiny_model_dir, begun):
+    given = [request("r", [7, 8, 9] * 3, seed=3, max_tokens=12, temperature=0.7, **BIASED)]
+    expected = generate(tiny_model_dir, host_runner(tiny_model_dir), given)
+    runner = device_draft_runner(tiny_model_dir, LIMITS)
+    assert generate(tiny_model_dir, runner, given) == expected
+    assert expected[1] > 0
+    assert begun
+
+
 def test_a_draft_with_a_grammar_is_made_by_the_host(tiny_model_dir, begun):
     runner = device_draft_runner(tiny_model_dir, LIMITS)
     spec = StructuredOutput(regex=".{3,9}")

@@ -146,6 +146,34 @@ def test_the_drafts_are_those_of_the_host(
     assert counts.num_accepted_tokens > 0
 
 
+SHAPED = [
+    {"presence_penalty": 0.6, "repetition_penalty": 1.2, "temperature": 0.8},
+    {"logit_bias": {7: 3.0, 20: -2.0}, "min_tokens": 9, "frequency_penalty": 0.3},
+    {"allowed_token_ids": tuple(range(3, 380, 5)), "temperature": 1.0, "logprobs": 2},
+    {"temperature": 0.7},
+]
+
+
+@pytest.mark.parametrize("method", ["eagle3", "mtp"])
+def test_a_head_drafts_by_the_logits_of_the_target(tiny_model_dir, head_dir, on_device, method):
+    """Penalties, biases and masks of a request change the logits of the head too."""
+    asked = [
+        replace(each, params=replace(each.params, **params))
+        for each, params in zip(requests(4), SHAPED, strict=True)
+    ]
+    run = [tiny_model_dir, head_dir(method), method]
+    changes = {"async_scheduling": True}
+    tokens, host, _ = run_target(*run, asked=asked, runs_on_device=False, changes=changes)
+    found, target, _ = run_target(*run, asked=asked, graphs=FakeGraphs(), changes=changes)
+    assert found == tokens
+    drafts = [[each.next_draft_token_ids for each in output.rows] for output in target.outputs]
+    assert drafts == [
+        [each.next_draft_token_ids for each in output.rows] for output in host.outputs
+    ]
+    assert len(on_device) == len(target.outputs)
+    assert num_with_drafts(on_device) >= 5
+
+
 @pytest.mark.parametrize("method", ["eagle3", "mtp"])
 def test_prompts_run_on_the_device_with_the_head(
     tiny_model_dir, head_dir, expected, on_device, method

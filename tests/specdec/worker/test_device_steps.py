@@ -95,11 +95,10 @@ def test_drafts_are_kept_by_chance_as_on_the_host(tiny_model_dir, num_device_ste
 
 
 HOST_SAMPLING = [
-    {"temperature": 0.8, "presence_penalty": 0.5, "max_tokens": 5},
-    {"logprobs": 2, "max_tokens": 9},
+    {"temperature": 0.9, "speculation": SpeculationOptions(verifier="typical"), "max_tokens": 5},
     {"temperature": 0.9, "speculation": SpeculationOptions(verifier="rejection"), "max_tokens": 7},
 ]
-"""Sampling that needs the host, of requests that end before the others."""
+"""Verification that needs the host, of requests that end before the others."""
 
 
 @pytest.mark.parametrize("num_drafts", [0, 3])
@@ -139,7 +138,6 @@ def test_a_pass_on_the_device_runs_without_the_adapters_of_the_pass_before(
     limits = AdapterLimits(max_loras=2, max_rank=16, max_loaded=2)
     config = engine_config(0, adapters=limits)
     runner = device_runner(tiny_model_dir, config)
-    runner.enable_adapters(limits.max_rank)
     engine = make_engine(tiny_model_dir, config, LocalTarget(runner))
     adapter_id = load_adapter(engine, "tuned", adapter_dir(tmp_path / "tuned", tiny_model_dir))
     one = torch.tensor([0])

@@ -58,6 +58,15 @@ def test_the_last_pass_over_a_slot_counts(stores_features):
     assert read(features, [6, 0, 5]) == [9, 11, 10]
 
 
+def test_the_newest_pass_is_read_in_any_order(stores_features):
+    _, features = make(stores_features)
+    add(features, 0, [1.0, 2.0, 3.0, 4.0])
+    add(features, 2, [5.0, 6.0, 7.0, 8.0])
+    assert read(features, [3, 4, 5]) == [6, 7, 8]
+    assert read(features, [5, 2]) == [8, 5]
+    assert read(features, [1, 2]) == [2, 5]
+
+
 def test_tokens_move_with_the_kv(stores_features):
     _, features = make(stores_features)
     add(features, 2, [1.0, 2.0, 3.0])

@@ -26,7 +26,7 @@ class FeatureProjection(nn.Module):
 
     def __init__(self, shape: Eagle3Shape, reader: CheckpointReader, target: TargetRank) -> None:
         super().__init__()
-        self.order = list(shape.layers_read.order) if shape.layers_read else None
+        self.order = list(shape.layers_read.order) if shape.layers_read else []
         eps, size = shape.decoder.rms_norm_eps, shape.target_size
         width = shape.num_inputs * size
         self.part_norms = nn.ModuleList(
@@ -46,9 +46,9 @@ class FeatureProjection(nn.Module):
 
         states: [T, target_size], or of several layers [T, len(taps), target_size].
         """
-        if self.order is None:
-            return self.project(states)
-        return self.project(torch.cat([states[:, index] for index in self.order], dim=1))
+        if self.order != list(range(len(self.order))):
+            states = states[:, self.order]
+        return self.project(states.flatten(1))
 
     def project(self, inputs: Tensor) -> Tensor:
         """Return features [T, feature_size] of the inputs [T, num_inputs * target_size]."""

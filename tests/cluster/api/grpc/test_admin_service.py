@@ -248,7 +248,9 @@ def test_orders_for_adapters_arrive_as_they_were_sent(handle):
         AdminClient(address) as client,
     ):
         assert client.adapters() == asyncio.run(Adapters()(AdapterOrder()))
-        load = AdapterOrder.load("chat", "/adapters/chat", replaces=True, replica_id="r1")
+        load = AdapterOrder.load(
+            "chat", "/adapters/chat", replaces=True, replica_id="r1", draft_path="/adapters/draft"
+        )
         assert client.load_adapter(load) == asyncio.run(Adapters()(load))
         unload = AdapterOrder.unload("sql", replica_id="r2")
         assert client.unload_adapter("sql", "r2") == asyncio.run(Adapters()(unload))

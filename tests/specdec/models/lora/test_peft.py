@@ -177,6 +177,13 @@ def test_missing_and_damaged_files(adapter, tmp_path):
             {f"{PREFIX}.7.mlp.up_proj.lora_{s}.weight": torch.ones(4, 4) for s in "AB"},
             "model.layers.7.mlp.up_proj is not a linear layer of the model's decoder layers",
         ),
+        *(
+            (
+                {f"base_model.model.{name}.lora_{s}.weight": torch.ones(4, 4) for s in "AB"},
+                f"{name} is a module of a draft head, which takes no adapter",
+            )
+            for name in ("fc", "midlayer.self_attn.q_proj", "model.layers.61.eh_proj")
+        ),
         (
             {f"{PREFIX}.0.mlp.down_proj.lora_B.weight": torch.ones(145, 4)},
             "is updated as [145, 200]; the model's weight has shape [144, 200]",

@@ -297,3 +297,25 @@ def test_drafts_are_left_at_once_and_resumed_after_two_dwells():
         for now_s, num_decoding in ((0.0, 1), (0.1, 16), (0.2, 1), (2.0, 1), (2.2, 1), (2.3, 16))
     }
     assert chosen == {0.0: 1, 0.1: 0, 0.2: 0, 2.0: 0, 2.2: 1, 2.3: 0}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "num_draft_tokens"),
+    [(0.175, 0), (0.15, 1)],
+    ids=["a gain of 7 %", "a gain of 25 %"],
+)
+def test_for_twice_the_sequences_drafts_need_the_margin_of_an_entry(seconds, num_draft_tokens):
+    """With one sequence they pay well; the new ones first have to catch up."""
+    table = CostTable((1, 2), (0, 1), ((0.10, 0.11), (0.11, seconds)))
+    chooser = GoodputChooser(CostModel(table), review_s=0.0)
+    assert chooser.choose(0.0, 1, chains(1)).num_draft_tokens == 1
+    assert chooser.choose(0.1, 2, chains(1)).num_draft_tokens == num_draft_tokens
+
+
+def test_for_known_sequences_drafts_go_on_with_a_small_gain():
+    table = CostTable((2,), (0, 1), ((0.10, 0.15),))
+    chooser = GoodputChooser(CostModel(table), review_s=0.0)
+    assert chooser.choose(0.0, 2, chains(1)).num_draft_tokens == 1
+    for _ in range(9):
+        chooser.observe_step(2, chain(1), seconds=0.168, now_s=0.1)
+    assert chooser.choose(0.1, 2, chains(1)).num_draft_tokens == 1, "a gain of 1 %"

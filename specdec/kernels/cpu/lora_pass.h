@@ -1,0 +1,63 @@
+// Updates of the linear layers of a forward pass by adapters.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "arena.h"
+#include "batch.h"
+#include "gemm_float.h"
+#include "lora.h"
+
+namespace specdec {
+
+// One linear layer of one decoder layer, which adapters may update.
+struct LoraTarget {
+  int64_t layer;
+  LoraUpdate LoraLayer::* linear;
+};
+
+// The adapters of a batch. All threads of a team call it.
+class LoraPass {
+ public:
+  LoraPass(const Batch& batch, Arena& arena) : batch_(batch) {
+    for (int64_t run = 0; run < batch.num_adapter_runs; ++run) {
+      width_ = std::max(width_, batch.adapter_runs[run].width);
+    }
+    hidden_ = arena.allocate_floats(batch.num_tokens * width_);
+  }
+
+  // Add the updates of a linear layer by the adapters of `tokens` to its output y. rows: its input.
+  // Both begin with the first of the tokens. Two stages for all adapters, none without any.
+  void adapt(LoraTarget target, Range tokens, const Activations& rows, float* y, int64_t y_stride,
+             ThreadTeam team) const {
+    if (batch_.num_adapter_runs == 0) return;
+    std::vector<GroupedProduct> shrinks, expansions;
+    for (int64_t run = 0; run < batch_.num_adapter_runs; ++run) {
+      const AdapterRun& adapter = batch_.adapter_runs[run];
+      const LoraUpdate& update = adapter.layers[target.layer].*target.linear;
+      const int64_t first = std::max(adapter.begin, tokens.begin) - tokens.begin;
+      const int64_t count = std::min(adapter.end, tokens.end) - tokens.begin - first;
+      if (count <= 0 || !update.num_expansions) continue;
+      float* const hidden = hidden_ + first * width_;
+      shrinks.push_back({&update.shrink, rows.x + first * rows.stride, rows.stride, count, hidden,
+                         width_, Store::kOverwrite});
+      for (int64_t part = 0; part < update.num_expansions; ++part) {
+        const LoraExpansion& each = update.expansions[part];
+        expansions.push_back({&each.weight, hidden + each.first_rank, width_, count,
+                              y + first * y_stride + each.first_output, y_stride,
+                              Store::kAccumulate});
+      }
+    }
+    gemm_grouped(shrinks.data(), shrinks.size(), team);
+    gemm_grouped(expansions.data(), expansions.size(), team);
+  }
+
+ private:
+  const Batch& batch_;
+  int64_t width_ = 0;  // the most ranks of a layer's updates by an adapter of the batch
+  float* hidden_;      // [num_tokens, width]
+};
+
+}  // namespace specdec

@@ -1,0 +1,102 @@
+"""Grouped low-rank updates on a GPU; see `specdec.kernels.lora` for their definition.
+
+Two launches for a linear layer, whatever adapters its rows have. Tiles, and parts of the inner
+dimension, follow from the layer alone, so that a row has the same bits in any batch.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from specdec.kernels.lora import LoraStack
+from specdec.kernels.triton.device import lora as kernels
+
+BLOCK_M, BLOCK_N, BLOCK_K = 16, 128, 64
+"""Tiles of rows, which a step of decodes fills least, of outputs, and of the inner dimension."""
+
+_MAX_BLOCK_R = 64
+_MOST_PARTS = 16
+_LEAST_PART = 256
+
+
+class TritonLora:
+    """Adds updates on a device, on which it holds the tiles of the layers' columns."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._tiles: dict[tuple[range, ...], Tensor] = {}  # by columns
+
+    def prepare(self, stack: LoraStack) -> None:
+        """Copy the tiles of a layer to the device, which no graph may do."""
+        if stack.columns not in self._tiles:
+            tiles = [
+                (index, first, each.stop)
+                for index, each in enumerate(stack.columns)
+                for first in range(each.start, each.stop, BLOCK_N)
+            ]
+            values = torch.tensor(tiles, dtype=torch.int32).view(-1, 3)
+            self._tiles[stack.columns] = values.to(self._device)
+
+    def __call__(self, y: Tensor, x: Tensor, places: Tensor, stack: LoraStack) -> None:
+        """See AddUpdates; `prepare` must have been called for the layer."""
+        assert x.stride(1) == 1
+        assert y.stride(1) == 1
+        tiles = self._tiles[stack.columns]
+        (num_rows, inner), num_ranks = x.shape, stack.downs.shape[1]
+        if not num_rows or not len(tiles):
+            return
+        block_r = block_of_ranks(stack.rank)
+        num_parts = num_parts_of(inner)
+        row_tiles = triton.cdiv(num_rows, BLOCK_M)
+        hidden = x.new_empty(num_parts, num_rows, num_ranks, dtype=torch.float32)
+        kernels.shrink[(row_tiles, num_ranks // block_r, num_parts)](
+            x,
+            places,
+            stack.downs,
+            hidden,
+            num_rows,
+            inner,
+            num_ranks,
+            triton.cdiv(triton.cdiv(inner, num_parts), BLOCK_K) * BLOCK_K,
+            x.stride(0),
+            BLOCK_M=BLOCK_M,
+            BLOCK_R=block_r,
+            BLOCK_K=block_of_inner(x.element_size()),
+            num_warps=4,
+            num_stages=3,
+        )
+        kernels.expand[(row_tiles, len(tiles))](
+            hidden,
+            places,
+            stack.ups,
+            tiles,
+            y,
+            num_rows,
+            stack.ups.shape[2],
+            num_ranks,
+            y.stride(0),
+            NUM_PARTS=num_parts,
+            RANK=stack.rank,
+            BLOCK_M=BLOCK_M,
+            BLOCK_R=block_r,
+            BLOCK_N=BLOCK_N,
+            num_warps=4,
+            num_stages=2,
+        )
+
+
+def block_of_ranks(rank: int) -> int:
+    """Return the ranks of a tile."""
+    return min(rank, _MAX_BLOCK_R)
+
+
+def block_of_inner(element_size: int) -> int:
+    """Return the inner size of a tile, so that its stages fit into shared memory."""
+    return BLOCK_K if element_size == 2 else BLOCK_K // 2
+
+
+def num_parts_of(inner: int) -> int:
+    """Return the parts of the inner dimension, so that a few rows take many programs."""
+    return max(1, min(_MOST_PARTS, inner // _LEAST_PART))

@@ -1,0 +1,102 @@
+"""Models of transformers on several ranks, by its own plan: the logits and tokens of one rank."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import GPTNeoXConfig
+
+from specdec.types.errors import UnsupportedModelError
+from tests.specdec.engines import engine_config, local_engine, request, tokens_by
+from tests.specdec.fakes import run_ranks
+from tests.specdec.models.foreign import reference_logits, save_foreign
+from tests.specdec.models.passes import in_pass_order
+from tests.specdec.models.test_transformers_decoder import TOLERANCE, load, mixed_logits, sequences
+from tests.specdec.tiny import train_tokenizer
+
+PLANNED = ["phi", "nemotron", "vault-gemma", "ministral", "helium", "apertus"]
+
+
+def assert_logits_of_one_rank(directory, size):
+    ids = sequences()
+    expected = in_pass_order(reference_logits(directory, ids))
+    parts = run_ranks(size, lambda group: mixed_logits(load(directory, group=group), ids))
+    found = torch.cat(parts, 1)
+    torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_logits_equal_transformers(tmp_path, size):
+    """Biases behind sums, fused projections, and hidden units that ranks divide unevenly."""
+    save_foreign(tmp_path, "gpt-neox")
+    assert_logits_of_one_rank(tmp_path, size)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANNED)
+def test_other_plans_have_the_same_logits(tmp_path, name):
+    save_foreign(tmp_path, name)
+    assert_logits_of_one_rank(tmp_path, 3)
+
+
+@pytest.mark.slow
+def test_a_tied_embedding_is_divided_in_the_head_alone(tmp_path):
+    save_foreign(tmp_path, "gpt-neox", tie_word_embeddings=True)
+    assert_logits_of_one_rank(tmp_path, 2)
+
+
+def test_a_rank_keeps_its_part_alone(tmp_path):
+    save_foreign(tmp_path, "gpt-neox")
+
+    def sizes(group):
+        model = load(tmp_path, group=group)
+        first = model._body.layers[0]
+        layers = (first.attention.query_key_value, first.attention.dense, first.mlp.dense_4h_to_h)
+        weights = [tuple(layer.weight.shape) for layer in layers]
+        assert all(
+            layer.weight.untyped_storage().nbytes() == 4 * layer.weight.numel() for layer in layers
+        )
+        return *weights, model.vocab_slice, model.new_kv_cache(4).shape[3]
+
+    first, second = run_ranks(2, sizes)
+    assert first[:2] == second[:2] == ((144, 96), (96, 48))
+    assert (first[2], second[2]) in [((96, 51), (96, 50)), ((96, 50), (96, 51))]
+    assert (len(first[3]) + len(second[3]), first[4], second[4]) == (383, 3, 3)
+
+
+def test_speculation_and_preemption_change_no_token_on_two_ranks(tmp_path):
+    save_foreign(tmp_path, "gpt-neox")
+    train_tokenizer(383).save_pretrained(tmp_path)
+    given = [
+        request(f"r{i}", [(29 * i + 31 * j) % 380 + 3 for j in range(6)] * 3, seed=i, **params)
+        for i, params in enumerate([{}, {"temperature": 0.8}, {"temperature": 0.8, "top_k": 20}])
+    ]
+
+    def tokens(group, num_drafts):
+        config = engine_config(num_drafts, num_blocks=40)
+        return tokens_by(local_engine(tmp_path, config, group), given)
+
+    [expected] = run_ranks(1, lambda group: tokens(group, 0))
+    assert run_ranks(2, lambda group: tokens(group, 3)) == [expected] * 2
+
+
+def test_a_plan_that_does_not_fit_the_model_is_refused(tmp_path, monkeypatch):
+    save_foreign(tmp_path, "gpt-neox")
+    plan = dict(GPTNeoXConfig.base_model_tp_plan)
+
+    def refusals(changed):
+        monkeypatch.setattr(GPTNeoXConfig, "base_model_tp_plan", changed)
+
+        def refusal(group):
+            with pytest.raises(UnsupportedModelError) as refused:
+                load(tmp_path, group=group)
+            return str(refused.value)
+
+        return set(run_ranks(2, refusal))
+
+    without = {name: style for name, style in plan.items() if "4h_to_h" not in name}
+    assert any("transformers' plan does not fit" in each for each in refusals(without))
+    [wrong] = refusals(plan | {"layers.*.input_layernorm": "colwise"})
+    assert "divides layers.0.input_layernorm, which is no linear layer" in wrong
+    monkeypatch.setattr(nn.Linear, "register_forward_hook", lambda *_: None)  # no sums
+    [other] = refusals(plan)
+    assert other == "GPTNeoXForCausalLM has other logits by transformers' plan; use one rank"
