@@ -46,7 +46,6 @@ class RaggedPass:
         ids = partial(torch.zeros, dtype=torch.int64, device=device)
         self._model, self._kv_cache, self._state, self._limits = model, kv_cache, state, limits
         self._drafts, self._host_taps = drafts, host_taps
-        self._tapped = kv_cache.new_zeros(num_tokens, len(host_taps), model.hidden_size)
         self._padding_slot = limits.num_blocks * limits.block_size
         self._input_ids, self._positions, self._rows = (ids(num_tokens) for _ in range(3))
         self._adapters = ids(num_tokens).to(torch.int32)
@@ -55,7 +54,9 @@ class RaggedPass:
         self._context_lens = ids(limits.max_num_seqs) + 1
         self._tables = ids(limits.max_num_seqs, limits.blocks_of_longest) + limits.num_blocks
         self._index = torch.arange(num_tokens, device=device)
-        self._hidden = torch.zeros(num_tokens, model.hidden_size, dtype=model.dtype, device=device)
+        hidden = torch.zeros(num_tokens, model.hidden_size, dtype=model.dtype, device=device)
+        self._hidden = hidden
+        self._tapped = hidden.new_zeros(num_tokens, len(host_taps), model.hidden_size)
 
     @torch.inference_mode()
     def spread(self, packed: Packed, flat_ids: Tensor, shape: RaggedShape) -> None:
