@@ -102,7 +102,8 @@ def _transformers() -> Iterator[str]:
             ("data types", _names(DTYPE_BYTES)),
             (
                 "ranks",
-                "one, or a divisor of the KV heads where transformers has a plan of linear layers",
+                "one, or a divisor of the KV heads where transformers has a plan of linear layers; "
+                "each rank has the whole model in host memory while it loads",
             ),
             ("drafting", "lookups and draft models; any verifier; no draft heads"),
             ("quantization, quantized checkpoints, LoRA", "none"),

@@ -143,7 +143,8 @@ class DraftModelProposer:
         loads an adapter there are none at all.
         """
         if self._lora.is_loading:
-            return []  # they would wait behind the load
+            self._views = {}  # nothing is drafted ahead in this step, even if the load ends
+            return []  # drafts would wait behind the load
         self._views = {request.seq.seq_id: self._settle(request.seq) for request in requests}
         self._drop_beyond_context(requests)
         proposals = self._take_ahead(requests)
