@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from transformers import GPTNeoXConfig
 
+from specdec.models import transformers_parallel
 from specdec.types.errors import UnsupportedModelError
 from tests.specdec.engines import engine_config, local_engine, request, tokens_by
 from tests.specdec.fakes import run_ranks
@@ -97,6 +98,10 @@ def test_a_plan_that_does_not_fit_the_model_is_refused(tmp_path, monkeypatch):
     assert any("transformers' plan does not fit" in each for each in refusals(without))
     [wrong] = refusals(plan | {"layers.*.input_layernorm": "colwise"})
     assert "divides layers.0.input_layernorm, which is no linear layer" in wrong
+    monkeypatch.setattr(
+        transformers_parallel, "_add_ranks", lambda group, layer, _, part: part * torch.nan
+    )
+    other = {"GPTNeoXForCausalLM has other logits by transformers' plan; use one rank"}
+    assert refusals(plan) == other
     monkeypatch.setattr(nn.Linear, "register_forward_hook", lambda *_: None)  # no sums
-    [other] = refusals(plan)
-    assert other == "GPTNeoXForCausalLM has other logits by transformers' plan; use one rank"
+    assert refusals(plan) == other
