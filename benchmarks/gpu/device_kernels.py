@@ -8,14 +8,13 @@ of the reference.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.attention_shapes import ALL_DTYPES, SHAPES, Shape
 from benchmarks.gpu.parts import Case, Context, PartSkippedError, Result, run_cases
 from specdec.kernels import TorchAttention
 from specdec.kernels.attention import PagedAttention, QueryKeyNorms, Rotation
@@ -29,78 +28,22 @@ from specdec.sampling.device_truncation import DeviceLimits
 from specdec.sampling.gumbel import NoiseKeys
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.draft_tree import path_of, walk
-from specdec.types.sharding import HeadShard
 
 _CPU = torch.device("cpu")
 _MAX_ERROR = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
-_TREE = (-1, -1, 0, 0, 1, 2)
 _MAX_OTHER_TOKENS = 0.02
 """Share of rows whose sampled token may differ, where two scores are equal within rounding."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A batch of attention. lengths: context and query of each sequence.
-
-    layout: whether the host plans it, or the device: of fixed shape, as in a graph of decodes, or
-    ragged, as in one of steps with prompts.
-    """
-
-    lengths: Sequence[tuple[int, int]]
-    heads: int = 32
-    kv_heads: int = 8
-    head_dim: int = 128
-    block_size: int = 16
-    window: int | None = None
-    softcap: float | None = None
-    tree: tuple[int, ...] | None = None
-    layout: Literal["host", "fixed", "ragged"] = "host"
-
-    @property
-    def shard(self) -> HeadShard:
-        """All heads, on one rank."""
-        (shard,) = HeadShard.all_ranks(self.heads, self.kv_heads, 1)
-        return shard
-
-
-_SHAPES = {
-    "decode": Shape(((1000, 1),)),
-    "decode of 40 sequences": Shape(tuple((300 + 13 * i, 1) for i in range(40))),
-    "decode behind 9000 tokens": Shape(((9000, 1), (8192, 1))),
-    "chains of drafts": Shape(((1000, 6), (257, 4), (5, 5), (40, 1))),
-    "9 tokens each": Shape(((700, 9),) * 3),
-    "tree of drafts": Shape(((300, 7), (50, 7)), tree=_TREE),
-    "prefill": Shape(((300, 300), (700, 200), (90, 1))),
-    "window": Shape(((900, 1), (600, 5), (200, 200)), window=100),
-    "soft cap": Shape(((500, 1), (64, 40)), softcap=30.0),
-    "graph of decodes": Shape(((1000, 1), (17, 1)), layout="fixed"),
-    "graph of drafts": Shape(((1000, 5), (300, 5), (17, 5)), layout="fixed"),
-    "graph of 40 sequences": Shape(((520, 3),) * 40, layout="fixed"),
-    "graph with prompts": Shape(((300, 300), (700, 200), (90, 1), (33, 6)), layout="ragged"),
-    "graph with prompts, window": Shape(((900, 1), (40, 17)), window=100, layout="ragged"),
-    "heads of 64, groups of 3": Shape(((700, 1), (300, 5)), 9, 3, 64),
-    "heads of 80": Shape(((300, 4), (100, 100)), 8, 8, 80),
-    "heads of 96": Shape(((300, 4), (100, 100)), 8, 8, 96),
-    "heads of 256, groups of 2": Shape(((600, 4), (100, 100)), 16, 8, 256, softcap=50.0),
-    "pages of 128": Shape(((1000, 1), (300, 20)), block_size=128),
-    "groups of 8": Shape(((1000, 1), (300, 6)), 64, 8),
-}
-_ALL_DTYPES = (
-    *("decode", "chains of drafts", "prefill", "graph of drafts", "graph with prompts"),
-    "tree of drafts",
-)
-"""Shapes that are checked in every data type; the others in bfloat16."""
 
 
 def check_attention_kernels(context: Context) -> Result:
     """Compare attention, and the kernel that rotates and stores."""
     _require_triton(context)
-    names = list(_SHAPES)[: 3 if context.is_small else None]
+    names = list(SHAPES)[: 3 if context.is_small else None]
     cases: list[Case] = [
-        (f"{name}, {_name(dtype)}", partial(_attention, _SHAPES[name], dtype, context.device))
+        (f"{name}, {_name(dtype)}", partial(_attention, SHAPES[name], dtype, context.device))
         for dtype in (torch.bfloat16, torch.float16, torch.float32)
         for name in names
-        if dtype is torch.bfloat16 or name in _ALL_DTYPES
+        if dtype is torch.bfloat16 or name in ALL_DTYPES
     ]
     cases += [
         (f"rotate and store, {_name(dtype)}", partial(_rotate_and_store, dtype, context.device))
@@ -114,21 +57,27 @@ def _attention(shape: Shape, dtype: torch.dtype, device: torch.device) -> Result
     batch, slots = _batch(shape)
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(batch.num_tokens, shape.heads, shape.head_dim, generator=generator)
-    sizes = (2, shape.kv_heads, shape.head_dim)
+    plain, attention = _reference_of(shape), _attention_of(shape, device)
+    sizes = (plain.kv_parts, shape.kv_heads, shape.head_dim)
     kv = torch.randn(batch.num_tokens, *sizes, generator=generator)
     cache = torch.randn(slots, *sizes, generator=generator)
-    query, kv, cache = (each.to(dtype) for each in (query, kv, cache))
-    plain = _reference_of(shape)
+    sinks = torch.randn(shape.heads, generator=generator) * 3
+    query, kv, cache, sinks = (each.to(dtype) for each in (query, kv, cache, sinks))
     expected = plain.run(
-        query.float(), kv.float(), cache.float(), plain.plan(batch, torch.float32, shape.window)
+        query.float(),
+        kv.float(),
+        cache.float(),
+        plain.plan(batch, torch.float32, shape.window),
+        sinks.float() if shape.has_sinks else None,
     )
-    attention, stored = _attention_of(shape, device), cache.to(device)
+    stored = cache.to(device)
     if shape.layout == "host":
         plan = attention.plan(batch, dtype, shape.window)
     else:
         own = (_fixed if shape.layout == "fixed" else _ragged)(shape, batch, device)
         plan = attention.plan_on_device(own, dtype, shape.window)
-    found = attention.run(query.to(device), kv.to(device), stored, plan)
+    own_sinks = sinks.to(device) if shape.has_sinks else None
+    found = attention.run(query.to(device), kv.to(device), stored, plan, own_sinks)
     cache[torch.from_numpy(batch.slot_mapping).long()] = kv
     is_stored = torch.equal(stored.cpu(), cache)
     return _compared(found, expected, dtype) | ({} if is_stored else _WRONG_CACHE)
@@ -139,14 +88,21 @@ _WRONG_CACHE: Result = {"passed": False, "error": "the cache has other keys or v
 
 def _reference_of(shape: Shape) -> TorchAttention:
     sizes = shape.head_dim, shape.block_size
-    return TorchAttention(shape.shard, *sizes, _CPU, softcap=shape.softcap)
+    return TorchAttention(
+        shape.shard, *sizes, _CPU, softcap=shape.softcap, latent_rank=shape.latent_rank
+    )
 
 
 def _attention_of(shape: Shape, device: torch.device) -> PagedAttention:
     from specdec.kernels.triton.attention import TritonAttention  # imports Triton
 
     return TritonAttention(
-        shape.shard, shape.head_dim, shape.block_size, device, softcap=shape.softcap
+        shape.shard,
+        shape.head_dim,
+        shape.block_size,
+        device,
+        softcap=shape.softcap,
+        latent_rank=shape.latent_rank,
     )
 
 

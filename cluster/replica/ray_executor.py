@@ -253,7 +253,8 @@ class RayExecutor:
         spec = self._group_spec(
             "draft model", model, directory, size, limits, drafting.quantization
         )
-        vocabulary = DraftVocabulary.between(directory, self._directories.target)
+        options = self._config.model_options
+        vocabulary = DraftVocabulary.between(directory, self._directories.target, options)
         spec = replace(spec, vocabulary=vocabulary.shared)
         if not self._config.spare_draft_worker:
             start = partial(AdapterGroup, DRAFT, spec, placement)

@@ -18,6 +18,8 @@ SEGMENTS_PER_LEVEL = 32
 SHORT_TILES = (16, 32, 64)
 """Rows of a tile of short queries: the fewest that hold the longest one of a batch."""
 
+_MOST_NARROW_DIM = 256
+
 ENOUGH_PROGRAMS = 132
 """Programs of a launch from which on no context is split.
 
@@ -34,7 +36,18 @@ def num_segments_of(context_len: int) -> int:
     return level * SEGMENTS_PER_LEVEL + -(-behind // (SEGMENT_TOKENS << level))
 
 
-def most_rows(heads_per_kv: int) -> int:
+def short_tiles(value_dim: int) -> tuple[int, ...]:
+    """Return the rows of tiles of short queries, whose sums of values must fit into registers."""
+    return SHORT_TILES if value_dim <= _MOST_NARROW_DIM else SHORT_TILES[:2]
+
+
+def heads_per_program(num_heads: int) -> int:
+    """Return the heads of a program where all heads share one key: at most 32, evenly divided."""
+    num_programs = -(-num_heads // SHORT_TILES[1])
+    return -(-num_heads // num_programs)
+
+
+def most_rows(heads_per_kv: int, value_dim: int) -> int:
     """Return the most rows in use of a tile of short queries: whole groups of heads, by token."""
-    num_rows = max(SHORT_TILES[-1], 1 << (heads_per_kv - 1).bit_length())
+    num_rows = max(short_tiles(value_dim)[-1], 1 << (heads_per_kv - 1).bit_length())
     return min(MAX_SHORT_QUERY_TOKENS * heads_per_kv, num_rows // heads_per_kv * heads_per_kv)

@@ -5,7 +5,12 @@ The sizes are upper estimates by the shapes of the largest step, and not measure
 
 from __future__ import annotations
 
-from specdec.config.attention_splits import ENOUGH_PROGRAMS, most_rows, num_segments_of
+from specdec.config.attention_splits import (
+    ENOUGH_PROGRAMS,
+    heads_per_program,
+    most_rows,
+    num_segments_of,
+)
 from specdec.config.engine import DTYPE_BYTES
 from specdec.config.graph_sizes import (
     MAX_NEW_DRAFT_TOKENS,
@@ -82,7 +87,10 @@ def attention_bytes(config: LLMConfig, model: ModelConfig) -> int:
     num_segments = num_segments_of(-(-longest // config.block_size) * config.block_size)
     if num_segments == 1:
         return 0
-    values_and_statistics = most_rows(model.num_heads // model.num_kv_heads) * (model.head_dim + 2)
+    group, value_dim = model.num_heads // model.num_kv_heads, model.head_dim
+    if model.latent is not None:
+        group, value_dim = heads_per_program(model.num_heads), model.latent.rank
+    values_and_statistics = most_rows(group, value_dim) * (value_dim + 2)
     float32_bytes = 4
     of_plan = (ENOUGH_PROGRAMS - 1) * num_segments * values_and_statistics * float32_bytes
     return len(set(model.sliding_windows)) * of_plan

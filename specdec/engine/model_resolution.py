@@ -91,7 +91,9 @@ def resolve_models(config: LLMConfig, progress: Progress) -> ModelDirectories:
             _require_own_target(each.model, target)
     return ModelDirectories(
         target,
-        None if drafting is None else _resolve_draft(drafting, target, progress),
+        None
+        if drafting is None
+        else _resolve_draft(drafting, target, config.model_options, progress),
         None if head is None else _resolve_head(head, target, found, progress),
         config.model_options,
     )
@@ -105,8 +107,10 @@ def _require_own_target(drafter: str, target: Path) -> None:
         raise InvalidValueError("speculative_config.model", drafter, limit)
 
 
-def _resolve_draft(drafting: DraftModelConfig, target: Path, progress: Progress) -> Path:
-    """Find or download a draft model; without a name it is the target."""
+def _resolve_draft(
+    drafting: DraftModelConfig, target: Path, options: ModelOptions, progress: Progress
+) -> Path:
+    """Find or download a draft model; without a name it is the target. options: of the target."""
     name = drafting.model
     if name is None:
         return target
@@ -114,7 +118,7 @@ def _resolve_draft(drafting: DraftModelConfig, target: Path, progress: Progress)
     _require_model(draft)
     vocab_size = ModelConfig.from_directory(draft).vocab_size
     token_map_of(draft, drafting.speculative_token_map, vocab_size)  # before a rank reads it
-    shared = DraftVocabulary.between(draft, target).shared
+    shared = DraftVocabulary.between(draft, target, options).shared
     if shared is not None:
         require_enough_shared(shared, "speculative_config.model", name)
     return draft

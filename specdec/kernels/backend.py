@@ -83,14 +83,12 @@ def paged_attention(
     scale: float | None = None,
     softcap: float | None = None,
     latent_rank: int | None = None,
-    uses_torch: bool = False,
 ) -> PagedAttention:
     """Return the attention of a backend; the native kernels' decoder does not use it.
 
-    uses_torch: whether it is torch's on every backend, as for sinks and latent KV, which Triton's
-    kernels do not have. Other arguments as in PagedAttention.
+    Arguments as in PagedAttention.
     """
-    if backend.is_triton and not uses_torch:
+    if backend.is_triton:
         from specdec.kernels.triton.attention import TritonAttention  # imports Triton
 
         return TritonAttention(
@@ -100,6 +98,7 @@ def paged_attention(
             device,
             scale=scale,
             softcap=softcap,
+            latent_rank=latent_rank,
             invariant=backend is KernelBackend.INVARIANT,
         )
     return TorchAttention(

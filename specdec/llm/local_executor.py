@@ -177,7 +177,8 @@ class LocalExecutor:
         drafting = self._config.draft_model
         if limits is None or directory is None or drafting is None:
             return
-        vocabulary = DraftVocabulary.between(directory, self._directories.target)
+        options = self._config.model_options
+        vocabulary = DraftVocabulary.between(directory, self._directories.target, options)
         runner = self._load(directory, limits, drafting.quantization, vocabulary.shared)
         assert isinstance(runner, DraftModelRunner)
         self._draft_worker = LocalDraftWorker(runner)

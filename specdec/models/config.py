@@ -6,7 +6,7 @@ default of the architecture's configuration class in transformers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from specdec.models.config_files import (
     supported_architecture,
     text_config,
 )
-from specdec.models.config_values import count, fraction, unsupported
+from specdec.models.config_values import count, fraction, require_keys, unsupported
 from specdec.models.layer_patterns import LayerRopes, Windows
 from specdec.models.registry import ARCHITECTURES, TEXT_MODELS
 from specdec.models.rope import DefaultRope, LongRope, Rope, read_rope
@@ -166,7 +166,7 @@ class ModelConfig:
         if whole in TEXT_MODELS:
             raw = text_config(raw, family.model_type)
         raw = {**family.config_defaults, **raw}
-        _require_keys(raw, (*_REQUIRED_KEYS, family.norm_eps_key))
+        require_keys(raw, (*_REQUIRED_KEYS, family.norm_eps_key))
         hidden_size, num_heads = count(raw, "hidden_size"), count(raw, "num_attention_heads")
         latent = family.latent(raw)
         num_layers = count(raw, "num_hidden_layers")
@@ -384,12 +384,6 @@ class ModelConfig:
         """Return the numbers in the KV of one token over all layers, for these KV heads."""
         parts = 2 if self.latent is None else 1  # the value of a latent is a part of its key
         return parts * self.num_layers * num_kv_heads * self.head_dim
-
-
-def _require_keys(raw: Mapping[str, Any], names: Sequence[str]) -> None:
-    missing = [name for name in names if name not in raw]
-    if missing:
-        raise UnsupportedModelError(f"config.json has no {', '.join(missing)}")
 
 
 def _head_dim(raw: Mapping[str, Any], hidden_size: int, num_heads: int) -> int:

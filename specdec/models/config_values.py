@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specdec.types.errors import UnsupportedModelError
@@ -50,3 +50,10 @@ def unsupported(name: str, value: object, limit: str) -> UnsupportedModelError:
 def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
+
+
+def require_keys(raw: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Raise UnsupportedModelError for a config.json without all of these keys."""
+    missing = [name for name in names if name not in raw]
+    if missing:
+        raise UnsupportedModelError(f"config.json has no {', '.join(missing)}")

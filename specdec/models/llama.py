@@ -141,7 +141,8 @@ class CausalDecoder(nn.Module):
 
         A mixture of experts reads on the host which experts its tokens have.
         """
-        return not self.attention.copies_pages and self.config.experts is None
+        experts = self.config.experts
+        return not self.attention.copies_pages and (experts is None or not experts.layers)
 
     def fits_ragged(self, num_tokens: int, num_blocks: int) -> bool:
         """Return whether a ragged batch may run: torch's attention copies a table for each token.
@@ -253,7 +254,6 @@ def _paged_attention(
         scale=traits.attention_scale,
         softcap=traits.attention_softcap,
         latent_rank=None if config.latent is None else config.latent.rank,
-        uses_torch=traits.has_sinks or config.latent is not None,
     )
 
 

@@ -114,7 +114,6 @@ class TransformersDecoder:
     def _attention_of_layers(self, block_size: int) -> list[PagedAttention]:
         """Return the attention of each layer; those with the same scale and bound share one."""
         made: dict[tuple[float, float | None], PagedAttention] = {}
-        has_sinks = any(layer.has_sinks for layer in self.layers)  # all have plans of one kind
         for layer in self.layers:
             key = (layer.scale, layer.softcap)
             if key not in made:
@@ -127,7 +126,6 @@ class TransformersDecoder:
                     self.device,
                     scale=layer.scale,
                     softcap=layer.softcap,
-                    uses_torch=has_sinks,
                 )
         return [made[layer.scale, layer.softcap] for layer in self.layers]
 

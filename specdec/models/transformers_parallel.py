@@ -113,5 +113,5 @@ def _add_ranks(group: TensorParallelGroup, layer: nn.Linear, _: Any, partial_sum
 
 
 def _parameter(part: Tensor) -> nn.Parameter:
-    """Return a part in memory of its own, so that the whole is freed."""
+    """Return a copy of a part, so that the whole is freed."""
     return nn.Parameter(part.detach().clone(), requires_grad=False)

@@ -6,6 +6,7 @@ input of a step and receives its result.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.device_batch import DeviceBatch
+from specdec.kernels.logit_edits import LogitEdits
 from specdec.sampling.device_sampler import (
     DeviceChains,
     SamplingKind,
@@ -23,11 +25,13 @@ from specdec.sampling.device_sampler import (
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.worker.device_decoder import DeviceDecoder
 from specdec.worker.device_extras import StepExtras
-from specdec.worker.device_head import DrafterParts, DraftRows, HeadDrafts
+from specdec.worker.device_head import DrafterParts, DraftRows, PairParts
 from specdec.worker.device_input import Packed, StepPacker, Word, adapters_of, num_words, rows_of
+from specdec.worker.device_pairs import PairDrafts
 from specdec.worker.device_ragged import RaggedPass
 from specdec.worker.device_rules import PARAM_WORDS, rules_of
 from specdec.worker.device_state import DeviceState, DeviceStepLimits, slots_at
+from specdec.worker.device_state_head import StateDrafts
 from specdec.worker.step_graphs import (
     GraphReport,
     Launch,
@@ -46,6 +50,11 @@ _DRAFT_STAGES = {
     SamplingKind.GREEDY: Stage.DRAFT_GREEDY,
     SamplingKind.SAMPLED: Stage.DRAFT_SAMPLED,
     SamplingKind.TRUNCATED: Stage.DRAFT_TRUNCATED,
+}
+_CHAIN_STAGES = {
+    SamplingKind.GREEDY: Stage.CHAIN_GREEDY,
+    SamplingKind.SAMPLED: Stage.CHAIN_SAMPLED,
+    SamplingKind.TRUNCATED: Stage.CHAIN_TRUNCATED,
 }
 
 
@@ -90,6 +99,7 @@ class StepLauncher:
         graphs: StepGraphs,
         packer: StepPacker,
         drafter: DrafterParts | None = None,
+        host_taps: tuple[int, ...] = (),
     ) -> None:
         """Arguments as in DeviceSteps."""
         device = kv_cache.device
@@ -106,6 +116,8 @@ class StepLauncher:
         self.output = torch.zeros(output_size, dtype=torch.int64, device=device)
         self._offsets = torch.arange(limits.max_query_len, device=device)
         self._hidden = kv_cache.new_zeros(num_tokens, model.hidden_size)
+        self._host_taps = host_taps
+        self._tapped = kv_cache.new_zeros(num_tokens, len(host_taps), model.hidden_size)
         self._stages: dict[Stage, Launch] = {
             Stage.FORWARD: self.launch_forward,
             **{stage: partial(self._launch_plain, kind) for kind, stage in _STAGES.items()},
@@ -113,14 +125,17 @@ class StepLauncher:
         if model.adapter_places is not None:
             launch_adapted = partial(self.launch_forward, has_adapters=True)
             self._stages[Stage.ADAPTED_FORWARD] = launch_adapted
-        self._drafts: HeadDrafts | None = None
-        if drafter is not None:
-            drafts = self.output[:draft_size].view(num_rows, -1)
-            self._drafts = HeadDrafts(drafter, state, limits, model.hidden_size, drafts)
-            self._stages |= self._head_stages(self._drafts)
+        self._pairs: PairDrafts | None = None
+        self._states: StateDrafts | None = None
+        drafts = self.output[:draft_size].view(num_rows, -1)
+        if isinstance(drafter, PairParts):
+            self._pairs = PairDrafts(drafter, state, limits, model.hidden_size, drafts)
+        elif drafter is not None:
+            self._states = StateDrafts(drafter, state, limits, self._hidden, drafts)
+        self._stages |= self._head_stages()
         self._ragged: RaggedPass | None = None
         if limits.max_step_tokens:
-            self._ragged = RaggedPass(model, kv_cache, state, limits, self._drafts)
+            self._ragged = RaggedPass(model, kv_cache, state, limits, self._pairs, host_taps)
 
     @property
     def runs_ragged(self) -> bool:
@@ -134,9 +149,13 @@ class StepLauncher:
 
     def replace_drafter(self, drafter: DrafterParts, prepare: Launch) -> None:
         """Draft with another head of the same sizes; capture the graphs of its passes again."""
-        assert self._drafts is not None
-        self._drafts.parts = drafter
-        self._graphs.capture(self._head_stages(self._drafts), prepare)
+        if isinstance(drafter, PairParts):
+            assert self._pairs is not None, "a head of another kind"
+            self._pairs.use(drafter)
+        else:
+            assert self._states is not None, "a head of another kind"
+            self._states.use(drafter)
+        self._graphs.capture(self._head_stages(), prepare)
 
     def launch(self, plan: StepPlan) -> Tensor | None:
         """Launch a step, and behind it the draft tokens; return its table of log-probabilities.
@@ -144,36 +163,60 @@ class StepLauncher:
         With `plan.extras` the operators of sampling and of the draft's selection are launched one
         by one, behind the graph of the pass, while it runs.
         """
-        shape = plan.shape
-
-        def run(stage: Stage, shape: StepShape) -> None:
-            self._graphs.run(stage, shape, self._stages[stage])
-
+        shape, logprobs = plan.shape, None
         if plan.ragged is not None:
             self._launch_ragged(plan, plan.ragged)
         else:
-            run(Stage.ADAPTED_FORWARD if plan.has_adapters else Stage.FORWARD, shape)
-            if self._drafts is not None:
-                run(Stage.FEATURES, shape)
-        logprobs = None
+            self._run(Stage.ADAPTED_FORWARD if plan.has_adapters else Stage.FORWARD, shape)
+            if self._pairs is not None:
+                self._run(Stage.FEATURES, shape)
         if plan.extras is None:
-            run(_STAGES[plan.kind], shape)
+            self._run(_STAGES[plan.kind], shape)
         else:
             logprobs = self.launch_sampling(plan.kind, shape, plan.extras)
         if plan.ragged is not None and plan.has_chunks:
             self._mark_invalid_chunks(shape, plan.ragged)
-        if plan.num_next == 0:
-            return logprobs
-        run(Stage.PAIRS, shape)
-        one = shape._replace(query_len=1)
+        if plan.num_next:
+            self._launch_draft(plan)
+        return logprobs
+
+    def _run(self, stage: Stage, shape: StepShape) -> None:
+        self._graphs.run(stage, shape, self._stages[stage])
+
+    def _launch_draft(self, plan: StepPlan) -> None:
+        """Launch the draft tokens of a head; by operators where they have changes of logits."""
+        extras, edits = plan.extras, None
+        if extras is not None and not extras.draft_edits.is_empty:
+            edits = extras.draft_edits
+        if self._pairs is not None:
+            self._launch_pair_draft(self._pairs, plan, edits)
+        elif self._states is not None:
+            self._launch_state_draft(self._states, plan, edits)
+
+    @torch.inference_mode()
+    def _launch_pair_draft(
+        self, drafts: PairDrafts, plan: StepPlan, edits: LogitEdits | None
+    ) -> None:
+        self._run(Stage.PAIRS, plan.shape)
+        one = plan.shape._replace(query_len=1)
         for index in range(plan.num_next):
             if index > 0:
-                run(Stage.ADVANCE, one)
-            if plan.extras is None or plan.extras.draft_edits.is_empty:
-                run(_DRAFT_STAGES[plan.kind], one)
+                self._run(Stage.ADVANCE, one)
+            if edits is None:
+                self._run(_DRAFT_STAGES[plan.kind], one)
             else:
-                self._launch_selection(plan.kind, one, plan.extras)
-        return logprobs
+                drafts.select(plan.kind, one, edits)
+
+    @torch.inference_mode()
+    def _launch_state_draft(
+        self, drafts: StateDrafts, plan: StepPlan, edits: LogitEdits | None
+    ) -> None:
+        self._run(Stage.START, plan.shape)
+        shape = self._graphs.padded(plan.shape._replace(query_len=1 + plan.num_next))
+        if edits is None:
+            self._run(_CHAIN_STAGES[plan.kind], shape)
+        else:
+            drafts.draft(plan.kind, shape, edits)
 
     @torch.inference_mode()
     def launch_forward(self, shape: StepShape, *, has_adapters: bool = False) -> None:
@@ -181,13 +224,17 @@ class StepLauncher:
         packed = self._unpack(shape)
         self._state.write_tables(packed.changes)
         batch = self._batch(packed, shape, has_adapters=has_adapters)
-        if self._drafts is None:
+        taps = self._host_taps if self._pairs is None else self._pairs.taps
+        if self._pairs is None and not taps:
             hidden = self._model.forward_on_device(batch, self._kv_cache)
         else:
-            states = self._model.tapped_on_device(batch, self._kv_cache, self._drafts.taps)
-            self._drafts.keep(states, batch.slot_mapping)
-            self._drafts.keep_first(packed.first)
+            states = self._model.tapped_on_device(batch, self._kv_cache, taps)
             hidden = states.final
+            if self._pairs is None:
+                self._tapped[: len(hidden)] = states.tapped
+            else:
+                self._pairs.keep(states, batch.slot_mapping)
+                self._pairs.keep_first(packed.first)
         self._hidden[: len(hidden)] = hidden
 
     @torch.inference_mode()
@@ -199,7 +246,7 @@ class StepLauncher:
         flat_ids = self.input[plan.num_words - shape.num_tokens : plan.num_words]
         self._ragged.spread(packed, flat_ids, shape)
         self._graphs.run_ragged(shape, self._ragged.run)
-        if self._drafts is not None:
+        if self._pairs is not None:
             self._ragged.run_head(packed, shape, has_prompts=plan.has_head_prompts)
         num_tokens = plan.shape.num_rows * plan.shape.query_len
         offsets = self._offsets[: plan.shape.query_len]
@@ -250,15 +297,29 @@ class StepLauncher:
         state.num_tokens.index_copy_(0, packed.places, packed.starts + 1 + counts)
         last_tokens = torch.where(counts > 0, last, packed.first)
         state.last_tokens.index_copy_(0, packed.places, last_tokens)
-        if self._drafts is not None:
+        if self.draft_width:
             state.held_drafts[:, 0].index_fill_(0, packed.places, 0)
         torch.cat([counts[:, None], tokens], 1, out=self._results(shape))
 
     @torch.inference_mode()
-    def _launch_selection(self, kind: SamplingKind, shape: StepShape, extras: StepExtras) -> None:
-        """Launch the selection of a head's next tokens, by logits with the target's changes."""
-        assert self._drafts is not None
-        self._drafts.select(kind, shape, extras.draft_edits)
+    def states_of(self, plan: StepPlan, lengths: Sequence[int]) -> Tensor:
+        """Return what a head on the host reads of the tokens of a step, as `DraftHead.features`.
+
+        lengths: tokens of each row, padding excluded. The result is a copy.
+        """
+        if plan.ragged is not None:
+            assert self._ragged is not None
+            return self._ragged.states(sum(lengths))
+        source = self._tapped if self._host_taps else self._hidden
+        return _of_rows(source, plan.shape.query_len, list(enumerate(lengths)))
+
+    @torch.inference_mode()
+    def hidden_of(self, plan: StepPlan, lengths: Sequence[tuple[int, int]]) -> Tensor:
+        """Return the hidden states of the last known tokens and the drafts of some rows.
+
+        lengths: the index of each row, and the number of these tokens. The result is a copy.
+        """
+        return _of_rows(self._hidden, plan.shape.query_len, lengths)
 
     def _results(self, shape: StepShape) -> Tensor:
         """Return the part of the output buffer with the results of a step, [num_rows, 1 + Q]."""
@@ -266,27 +327,36 @@ class StepLauncher:
         end = start + shape.num_rows * (1 + shape.query_len)
         return self.output[start:end].view(shape.num_rows, -1)
 
-    def _head_stages(self, drafts: HeadDrafts) -> dict[Stage, Launch]:
-        """Return the stages that a head runs."""
-        return {
-            Stage.FEATURES: self._launch_features,
-            Stage.PAIRS: self._launch_pairs,
-            Stage.ADVANCE: torch.inference_mode()(drafts.advance),
-            **{
-                stage: torch.inference_mode()(partial(drafts.select, kind))
-                for kind, stage in _DRAFT_STAGES.items()
-            },
-        }
+    def _head_stages(self) -> dict[Stage, Launch]:
+        """Return the stages that a head runs; none without one."""
+        stages: dict[Stage, Launch] = {}
+        if (pairs := self._pairs) is not None:
+            stages = {Stage.FEATURES: self._launch_features, Stage.PAIRS: self._launch_pairs}
+            stages[Stage.ADVANCE] = torch.inference_mode()(pairs.advance)
+            stages |= _of_kinds(_DRAFT_STAGES, pairs.select)
+        elif (states := self._states) is not None:
+            stages = {Stage.START: self._launch_start, **_of_kinds(_CHAIN_STAGES, states.draft)}
+        return stages
 
     @torch.inference_mode()
     def _launch_features(self, shape: StepShape) -> None:
-        assert self._drafts is not None
-        self._drafts.add_features(self._hidden[: shape.num_rows * shape.query_len])
+        assert self._pairs is not None
+        self._pairs.add_features(self._hidden[: shape.num_rows * shape.query_len])
 
     @torch.inference_mode()
     def _launch_pairs(self, shape: StepShape) -> None:
         """Launch the head's pass over the tokens that were verified."""
-        assert self._drafts is not None
+        assert self._pairs is not None
+        self._pairs.run_pairs(*self._verified(shape), shape)
+
+    @torch.inference_mode()
+    def _launch_start(self, shape: StepShape) -> None:
+        """Launch what a head without KV takes from the step."""
+        assert self._states is not None
+        self._states.start(*self._verified(shape), shape)
+
+    def _verified(self, shape: StepShape) -> tuple[DraftRows, VerifiedChains]:
+        """Return the rows of a step, and their new tokens."""
         table, results = rows_of(self.input, shape), self._results(shape)
         rows = DraftRows(
             table[:, :PARAM_WORDS],
@@ -294,7 +364,7 @@ class StepLauncher:
             table[:, Word.NUM_PROMPT],
             table[:, Word.NUM_NEXT],
         )
-        self._drafts.run_pairs(rows, VerifiedChains(results[:, 1:], results[:, 0]), shape)
+        return rows, VerifiedChains(results[:, 1:], results[:, 0])
 
     def _unpack(self, shape: StepShape) -> Packed:
         return self._packer.unpack(self.input, shape)
@@ -314,3 +384,17 @@ class StepLauncher:
             query_len=shape.query_len,
             adapters=adapters_of(packed.table, shape) if has_adapters else None,
         )
+
+
+def _of_kinds(
+    stages: Mapping[SamplingKind, Stage], launch: Callable[[SamplingKind, StepShape], None]
+) -> dict[Stage, Launch]:
+    """Return the launches of a stage for each kind of sampling."""
+    return {stage: torch.inference_mode()(partial(launch, kind)) for kind, stage in stages.items()}
+
+
+def _of_rows(values: Tensor, query_len: int, lengths: Sequence[tuple[int, int]]) -> Tensor:
+    """Return the first values of some rows, which have `query_len` each."""
+    starts = ((row * query_len, length) for row, length in lengths)
+    places = [start + offset for start, length in starts for offset in range(length)]
+    return values[torch.tensor(places, device=values.device)]

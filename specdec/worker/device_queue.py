@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from specdec.types.messages import StepRow, VerifiedRow, VerifyOutput
+from specdec.worker import device_rows
 from specdec.worker.batch_state import SequenceState
 from specdec.worker.device_buffers import PendingTokens
 from specdec.worker.device_steps import MAX_IN_FLIGHT, DeviceSteps
@@ -22,13 +23,15 @@ logger = logging.getLogger(__name__)
 class _BegunStep:
     """A step that the device runs; its rows may be pending.
 
-    states: of the sequences of its rows, which may have been released meanwhile.
+    states: of the sequences of its rows, which may have been released meanwhile. by_host: ids of
+    those whose rows the host verifies.
     """
 
     step_id: int
     rows: Sequence[StepRow]
     states: Sequence[SequenceState]
     tokens: PendingTokens
+    by_host: frozenset[int]
 
 
 class DeviceQueue:
@@ -79,19 +82,22 @@ class DeviceQueue:
                 raise
             logger.warning("out of memory in a step of %d sequences on the device", len(rows))
             return False
-        self._begun.append(_BegunStep(step_id, rows, states, tokens))
+        by_host = verified_by_host(rows, states)
+        self._begun.append(_BegunStep(step_id, rows, states, tokens, by_host))
         return True
 
     def _can_run(self, rows: Sequence[StepRow], states: Sequence[SequenceState]) -> bool:
         """Return whether the device can run a step behind that in flight, and draft behind it."""
         in_front = self._begun[-1].rows if self._begun else ()
-        fits_head = self._head is None or self._head.fits_device(rows, in_front)
+        fits_head = self._head is None or (
+            self._head.fits_device(rows, in_front) and not verified_by_host(rows, states)
+        )
         return fits_head and self._steps.can_run(rows, states)
 
     def collect(self) -> VerifyOutput:
-        """Wait for the oldest step in flight; return its output.
+        """Wait for the oldest step in flight; return its output without the rows of the host.
 
-        The states of its sequences then have its tokens.
+        The states of the sequences in it then have its tokens.
         """
         step = self._begun.popleft()
         rows, verified = [], []
@@ -102,6 +108,8 @@ class DeviceQueue:
         for pending, state, token_ids, drafts, logprobs in found:
             row = state.resolved(pending) if pending.is_pending else pending
             rows.append(row)
+            if row.seq_id in step.by_host:
+                continue
             if row.samples:
                 state.append_output(row, token_ids)
                 state.held_draft = drafts if self._head is not None else ()
@@ -123,3 +131,9 @@ class DeviceQueue:
     def clear(self) -> None:
         """Drop the steps in flight; none may follow."""
         self._begun.clear()
+
+
+def verified_by_host(rows: Sequence[StepRow], states: Sequence[SequenceState]) -> frozenset[int]:
+    """Return the ids of the sequences whose rows the host has to verify."""
+    pairs = zip(rows, states, strict=True)
+    return frozenset(row.seq_id for row, state in pairs if device_rows.verified_by_host(row, state))

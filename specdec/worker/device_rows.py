@@ -28,19 +28,22 @@ def is_prompt(row: StepRow) -> bool:
 def fits_device(row: StepRow, state: SequenceState, *, takes_adapters: bool) -> bool:
     """Return whether the device can run a row: known tokens, then a chain of drafts.
 
-    The host runs rows whose verification needs it, and those with an adapter unless the model
-    `takes_adapters` on the device.
+    The host runs rows with an adapter unless the model `takes_adapters` on the device.
     """
     return (
-        state.verifies_on_device
+        not (row.is_pending and verified_by_host(row, state))
         and (takes_adapters or row.adapter_id == BASE_MODEL)
         and row.parents is None
         and not row.num_lookahead_tokens
-        and not row.next_draft_depth
         and not _has_prompt_logprobs(row, state)
         and _knows_kept(row, state)
         and _knows_tokens(row, state)
     )
+
+
+def verified_by_host(row: StepRow, state: SequenceState) -> bool:
+    """Return whether the host has to verify a row: by probabilities, or with other noise."""
+    return row.samples and not state.verifies_on_device
 
 
 def _has_prompt_logprobs(row: StepRow, state: SequenceState) -> bool:

@@ -19,6 +19,7 @@ from specdec.kernels.forward_batch import Chunk, ModelInput, SlotMove
 from specdec.kernels.sample import SAMPLE_PARAMS
 from specdec.models.heads.base import (
     DeviceHead,
+    DeviceStateHead,
     DraftHead,
     HeadState,
     TreeDraftHead,
@@ -29,7 +30,7 @@ from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.draft_tree import num_growth_slots
 from specdec.types.messages import StepInput, StepRow, VerifiedRow
 from specdec.worker.batch_state import BatchState
-from specdec.worker.device_head import DrafterParts
+from specdec.worker.device_head import DrafterParts, PairParts, StateParts
 from specdec.worker.head_features import HeadFeatures
 from specdec.worker.head_kv import HeadKv
 from specdec.worker.head_sampler import HeadDraft, HeadSampler
@@ -111,18 +112,24 @@ class HeadRunner:
     @property
     def drafter_parts(self) -> DrafterParts | None:
         """Return what steps on the device draft with; None for a head that the host has to run."""
-        head, is_chain = self.head, self.head.reads_drafts and not self._has_confidences
-        if self._kv is None or not isinstance(head, DeviceHead) or not is_chain:
+        head = self.head
+        if self._has_confidences:
+            return None
+        if self._kv is None:
+            return StateParts(head, self._sampler) if isinstance(head, DeviceStateHead) else None
+        if not isinstance(head, DeviceHead) or not head.reads_drafts:
             return None
         assert self._kv_cache is not None
-        return DrafterParts(head, self._sampler, self._kv.features.page, self._kv_cache)
+        return PairParts(head, self._sampler, self._kv.features.page, self._kv_cache)
 
     def fits_device(self, rows: Sequence[StepRow], in_front: Sequence[StepRow] = ()) -> bool:
         """Return whether the pairs that drafts behind rows lack are those of their new tokens.
 
-        in_front: rows of the step in flight, whose tokens pending rows continue.
+        in_front: rows of the step in flight, whose tokens pending rows continue. A head without KV
+        has no pairs.
         """
-        assert self._kv is not None
+        if self._kv is None:
+            return True
         has_drafted = {row.seq_id: row.num_next_drafts > 0 for row in in_front}
         return all(
             has_drafted[row.seq_id] if row.seq_id in has_drafted else self._kv.has_pairs_before(row)
@@ -132,12 +139,13 @@ class HeadRunner:
 
     def prepare_device_step(self) -> None:
         """Store what a step on the device reads; a collective call."""
-        assert self._kv is not None
-        self._kv.features.write()
+        if self._kv is not None:
+            self._kv.features.write()
 
     def note_device_step(self, rows: Sequence[StepRow], verified: Verified) -> None:
         """Record a step that ran on the device, with drafts behind the rows that want some."""
-        assert self._kv is not None
+        if self._kv is None:
+            return
         tokens = {row.seq_id: row.token_ids for row in verified}
         for row in rows:
             self._kv.note_step(row, tokens.get(row.seq_id, ()))

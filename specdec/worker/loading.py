@@ -142,9 +142,8 @@ def _load_target(
         target.use_head(load_head(found, target.model, head.quantization), config, load)
     if _runs_on_device(spec):
         if target.head is not None and target.head.drafter_parts is None:
-            logger.info("decodes run by operators of the host: so does the head behind them")
-        else:
-            _use_device_steps(target, spec.device, config, "decodes")
+            logger.info("the head behind decodes runs by operators of the host")
+        _use_device_steps(target, spec.device, config, "decodes")
     return target
 
 

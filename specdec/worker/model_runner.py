@@ -68,10 +68,12 @@ class ModelRunner:
         max_step_tokens: int = 0,
         num_in_flight: int = MAX_IN_FLIGHT,
         drafter: DrafterParts | None = None,
+        host_taps: tuple[int, ...] | None = None,
     ) -> tuple[DeviceSteps, GraphReport]:
         """Return steps on the device over this pool, with the graphs that the backend captures.
 
-        max_step_tokens: of a step with prompts; 0 where the host runs these.
+        max_step_tokens: of a step with prompts; 0 where the host runs these. drafter, host_taps: as
+        in DeviceSteps.
         """
         sizes = DeviceStepLimits(
             max_num_seqs=limits.max_num_seqs,
@@ -91,7 +93,7 @@ class ModelRunner:
             has_adapters=model.adapter_places is not None,
         )
         steps = DeviceSteps(
-            model, self.kv_cache, self._shard, sizes, graphs, num_in_flight, drafter
+            model, self.kv_cache, self._shard, sizes, graphs, num_in_flight, drafter, host_taps
         )
         report = steps.capture()
         if self.kv_cache.is_cuda:

@@ -41,8 +41,9 @@ class Stage(StrEnum):
     """Part of a step that is a graph.
 
     ADAPTED_FORWARD is the pass with adapters. GREEDY to TRUNCATED sample, with the work that rows
-    need. A head computes FEATURES behind the pass, and PAIRS behind sampling; then DRAFT and
-    ADVANCE in turn make a draft token of each row.
+    need. A head with KV computes FEATURES behind the pass, and PAIRS behind sampling; then DRAFT
+    and ADVANCE in turn make a draft token of each row. One without KV has START behind sampling,
+    and CHAIN makes all tokens of its drafts, of which the query length counts one more.
     """
 
     FORWARD = "forward"
@@ -56,16 +57,24 @@ class Stage(StrEnum):
     DRAFT_SAMPLED = "draft sampled"
     DRAFT_TRUNCATED = "draft truncated"
     ADVANCE = "advance"
+    START = "start"
+    CHAIN_GREEDY = "chain greedy"
+    CHAIN_SAMPLED = "chain sampled"
+    CHAIN_TRUNCATED = "chain truncated"
 
-    @property
-    def has_one_token(self) -> bool:
-        """Return whether each row has one token, whatever it has in the step."""
-        return self in _OF_ONE_TOKEN
+    def has_query_len(self, query_len: int) -> bool:
+        """Return whether the stage runs in shapes of that length."""
+        if self in _OF_ONE_TOKEN:
+            return query_len == 1
+        return query_len > 1 or self not in _OF_DRAFTS
 
 
 _OF_ONE_TOKEN = frozenset(
     (Stage.DRAFT_GREEDY, Stage.DRAFT_SAMPLED, Stage.DRAFT_TRUNCATED, Stage.ADVANCE)
 )
+"""Each row has one token, whatever it has in the step."""
+
+_OF_DRAFTS = frozenset((Stage.CHAIN_GREEDY, Stage.CHAIN_SAMPLED, Stage.CHAIN_TRUNCATED))
 
 
 class StepShape(NamedTuple):
@@ -167,10 +176,9 @@ class GraphReport:
             f"{self.num_bytes / _MIB:.0f} MiB, for steps of up to {self.max_rows} sequences with "
             f"up to {self.max_query_len} tokens each and {MAX_GRAPH_TOKENS} in all"
             f"{prompts if self.max_ragged_tokens else ''}; without a graph: larger steps, "
-            f"{'' if self.max_ragged_tokens else 'prompts, '}trees, draft heads that do not draft "
-            "token by token, steps with one row that has a verifier other than coupled (with "
-            "torch's kernels also an adapter), and sampling where a row has a grammar, penalties "
-            "or log-probabilities"
+            f"{'' if self.max_ragged_tokens else 'prompts, '}trees, draft heads of a block, on "
+            "torch's kernels steps with one row that has an adapter, and sampling where a row has "
+            "a grammar, penalties, log-probabilities or a verifier other than coupled"
         )
 
 
@@ -233,7 +241,7 @@ class StepGraphs:
         self, backend: GraphBackend, stages: Mapping[Stage, Launch], shape: StepShape
     ) -> None:
         for stage, launch in stages.items():
-            if shape.query_len == 1 or not stage.has_one_token:
+            if stage.has_query_len(shape.query_len):
                 self._replays[stage, shape] = backend.capture(partial(launch, shape))
 
     def _capture_ragged(self, backend: GraphBackend, launch: LaunchRagged) -> None:

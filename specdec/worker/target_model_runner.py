@@ -8,7 +8,6 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +16,7 @@ from specdec.kernels.forward_batch import ModelInput, SlotMove
 from specdec.kernels.sample import RowArgmax, row_argmax
 from specdec.models.heads.base import DraftHead
 from specdec.sampling.logprobs import KeptLogits, prompt_logprobs
-from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch, VerifiedTokens, verify_greedy
+from specdec.sampling.verifiers import verify_greedy
 from specdec.sampling.vocab_shard import all_ranks_argmax
 from specdec.types.messages import (
     BlockTableDelta,
@@ -28,10 +27,9 @@ from specdec.types.messages import (
     VerifiedRow,
     VerifyOutput,
 )
-from specdec.types.sampling_params import VerifierName
 from specdec.types.sampling_spec import SamplingRules
-from specdec.worker.batch_state import TokenSpan
-from specdec.worker.device_queue import DeviceQueue
+from specdec.worker.batch_state import SequenceState
+from specdec.worker.device_queue import DeviceQueue, verified_by_host
 from specdec.worker.device_steps import DeviceSteps
 from specdec.worker.head_runner import HeadRunner
 from specdec.worker.head_versions import HeadVersions, LoadHead
@@ -45,6 +43,7 @@ from specdec.worker.step_rows import (
     split_rows,
     valid_tokens,
 )
+from specdec.worker.verification import verify_sampled
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +63,7 @@ class TargetModelRunner(ModelRunner):
         """See ModelRunner."""
         super().__init__(*arguments, **options)
         self._queue: DeviceQueue | None = None
+        self._drafts_on_host = False  # behind the steps on the device
         self._updated: StepInput | None = None  # the last step whose changes were applied
 
     def use_head(self, head: DraftHead, limits: EngineConfig, load: LoadHead) -> None:
@@ -90,14 +90,14 @@ class TargetModelRunner(ModelRunner):
     def use_device_steps(self, limits: EngineConfig, backend: GraphBackend | None) -> GraphReport:
         """Let the device run decodes and drafts from now on, with graphs where it can capture them.
 
-        Call it before the first step, behind `use_head` if there is a head, which then must have
-        DrafterParts; on a pool with a padding block. backend: None to launch the operators of each
-        step one by one.
+        Call it before the first step, behind `use_head` if there is a head; on a pool with a
+        padding block. A head without DrafterParts drafts by operators of the host behind each step.
+        backend: None to launch the operators of each step one by one.
         """
         drafter = None if self.head is None else self.head.drafter_parts
-        assert self.head is None or drafter is not None, "a head that the host has to run"
+        self._drafts_on_host = self.head is not None and drafter is None
         speculation = limits.speculation
-        if self.head is not None:
+        if self.head is not None and drafter is not None:
             self.head.on_replace = self._replace_drafter
         self.device_steps, report = self._captured_steps(
             limits,
@@ -105,8 +105,10 @@ class TargetModelRunner(ModelRunner):
             max_draft_tokens=speculation.max_chain_tokens if speculation else 0,
             max_step_tokens=limits.max_num_batched_tokens,
             drafter=drafter,
+            host_taps=self.head.taps if self.head and self._drafts_on_host else None,
         )
-        self._queue = DeviceQueue(self.device_steps, self.head, may_fail=self.group.size == 1)
+        own_head = None if self._drafts_on_host else self.head
+        self._queue = DeviceQueue(self.device_steps, own_head, may_fail=self.group.size == 1)
         return report
 
     def _replace_drafter(self) -> None:
@@ -133,7 +135,8 @@ class TargetModelRunner(ModelRunner):
         if self._queue is not None:
             states = self._batch_state.states(rows)
             if self._queue.begin(step.step_id, rows, states):
-                return self.collect()
+                output = self._verified_by_host(self.collect(), rows, states)
+                return self._with_drafts(output, rows) if self._drafts_on_host else output
         return self._run(step.step_id, rows)
 
     def begin(self, step: StepInput) -> bool:
@@ -146,12 +149,37 @@ class TargetModelRunner(ModelRunner):
         queue = self._queue
         if queue is None or not step.rows or queue.is_full or queue.waits_for(step.released):
             return False
+        if self._drafts_on_host:
+            return False  # the host has to draft behind it
         is_behind = len(queue) > 0
         if is_behind and any(row.drafts_by_token for row in step.rows):
             return False
         self._update(step)
         rows = step.rows if is_behind else self._batch_state.resolve_pending(step.rows)
-        return queue.begin(step.step_id, rows, self._batch_state.states(rows))
+        states = self._batch_state.states(rows)
+        return not verified_by_host(rows, states) and queue.begin(step.step_id, rows, states)
+
+    def _verified_by_host(
+        self, output: VerifyOutput, rows: Sequence[StepRow], states: Sequence[SequenceState]
+    ) -> VerifyOutput:
+        """Verify the rows whose verifiers the device lacks, of a step that it has run."""
+        if not (seq_ids := verified_by_host(rows, states)):
+            return output
+        assert self.device_steps is not None
+        own = [row for row in rows if row.seq_id in seq_ids]
+        self.device_steps.forget_tokens(own)
+        verified = self._verify(own, self.device_steps.hidden_of(rows, seq_ids))
+        by_id = {row.seq_id: row for row in (*output.rows, *verified)}
+        return replace(output, rows=tuple(by_id[row.seq_id] for row in rows if row.seq_id in by_id))
+
+    def _with_drafts(self, output: VerifyOutput, rows: Sequence[StepRow]) -> VerifyOutput:
+        """Draft with a head by operators of the host behind a step that the device has run."""
+        assert self.head is not None
+        assert self.device_steps is not None
+        states, batch = self.device_steps.states_of(rows), self._batch_state.model_input(rows)
+        verified = self.head.draft(rows, batch, states, output.rows, ())
+        self._batch_state.hold_drafts(verified)
+        return replace(output, rows=verified)
 
     def collect(self) -> VerifyOutput:
         """Wait for the oldest step in flight; return its output."""
@@ -290,7 +318,7 @@ class TargetModelRunner(ModelRunner):
         if all(each.is_greedy for each in rules):
             tokens = _verify_greedy(global_argmax, rows)
         else:
-            tokens = self._verify_sampled(rows, logits, argmax)
+            tokens = verify_sampled(self._batch_state, self._shard, rows, logits, argmax)
         verified = self._record_output(rows, tokens, global_argmax.invalid_rows, kept)
         if not lookahead:
             return verified
@@ -366,49 +394,6 @@ class TargetModelRunner(ModelRunner):
                 logprobs = prompt_logprobs(own, tokens, num_best, compute_logits, self._shard)
                 yield PromptLogprobs(row.seq_id, row.num_computed_tokens + 1, logprobs)
             first += len(row.token_ids)
-
-    def _verify_sampled(
-        self, rows: Sequence[StepRow], logits: Tensor, argmax: RowArgmax
-    ) -> Sequence[tuple[int, ...]]:
-        """Run the verifier of each row; return the new tokens of each.
-
-        logits: [sum of num_draft_tokens + 1, len(vocab_slice)]; argmax: of these rows.
-        """
-        members_of = self._by_verifier(rows)
-        if len(members_of) == 1:
-            return list(self._run_verifier(next(iter(members_of)), rows, logits, argmax))
-        verified: list[tuple[int, ...]] = [()] * len(rows)
-        ends = np.cumsum([row.num_draft_tokens + 1 for row in rows])
-        scored = np.split(np.arange(len(logits)), ends[:-1])
-        for name, members in members_of.items():
-            positions = np.concatenate([scored[member] for member in members])
-            own = torch.from_numpy(positions).to(logits.device)
-            own_rows = [rows[member] for member in members]
-            tokens = self._run_verifier(name, own_rows, logits[own], argmax.take(own))
-            for member, token_ids in zip(members, tokens, strict=True):
-                verified[member] = token_ids
-        return verified
-
-    def _run_verifier(
-        self, name: VerifierName, rows: Sequence[StepRow], logits: Tensor, argmax: RowArgmax
-    ) -> VerifiedTokens:
-        # A row samples a token after its last known one, and one after each draft token.
-        spans = [TokenSpan(row.seq_id, row.known_end, row.depths) for row in rows]
-        batch = self._batch_state.sampling_batch(spans, argmax)
-        verifiers = (self._batch_state.rules(row.seq_id).verifier for row in rows)
-        drafts = [
-            Draft(row.drafts, verifier, row.draft_probs, row.parents)
-            for row, verifier in zip(rows, verifiers, strict=True)
-        ]
-        return VERIFY[name](logits, batch, DraftBatch(drafts, logits.device), self._shard)
-
-    def _by_verifier(self, rows: Sequence[StepRow]) -> dict[VerifierName, list[int]]:
-        """Group the indices of the rows by their verifier."""
-        members_of: dict[VerifierName, list[int]] = {}
-        for index, row in enumerate(rows):
-            name = self._batch_state.rules(row.seq_id).acting_verifier
-            members_of.setdefault(name, []).append(index)
-        return members_of
 
 
 def _verify_greedy(argmax: RowArgmax, rows: Sequence[StepRow]) -> Sequence[tuple[int, ...]]:

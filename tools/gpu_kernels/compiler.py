@@ -13,7 +13,8 @@ from triton.compiler import ASTSource
 from triton.compiler import compile as compile_source
 
 from tools.gpu_kernels.report import Resources
-from tools.gpu_kernels.variants import Variant, variants
+from tools.gpu_kernels.variant import Variant
+from tools.gpu_kernels.variants import variants
 
 
 def compile_variant(variant: Variant, architecture: int) -> Resources:

@@ -11,16 +11,20 @@ Long chunks of a prompt have no segments, so their bits may differ in the last p
 the same tokens decoded one by one. Hopper multiplies tiles of 64 rows by another instruction than
 those of 16 and 32, and may round differently. An `invariant` attention has one tile and always
 segments.
+
+With latents (DeepSeek) all heads share one key, so they are divided among programs in equal parts
+that fill a tile; a program reads a latent once, for scores and sums.
 """
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 import torch
 import triton
 from torch import Tensor
 
+from specdec.config.attention_splits import heads_per_program
 from specdec.kernels.attention import AttentionPlan, PagedAttention, QueryKeyNorms, Rotation
 from specdec.kernels.device_batch import AnyDeviceBatch, RaggedBatch
 from specdec.kernels.forward_batch import ModelInput
@@ -39,6 +43,21 @@ _NO_WINDOW = 2**30
 _MAX_SPLITS = 64
 _MERGED_ROWS = 4
 _HEADS_PER_PROGRAM = 4
+
+
+class _Pass(NamedTuple):
+    """The tensors of one call of `attend`."""
+
+    query: Tensor  # [T, num_heads, head_dim]
+    kv_cache: Tensor
+    output: Tensor  # [T, num_heads, value_dim]
+    plan: TritonPlan
+    sinks: Tensor | None  # [num_heads]
+
+    @property
+    def sinks_or_any(self) -> Tensor:
+        """The sinks, or where there are none a tensor that is not read."""
+        return self.output if self.sinks is None else self.sinks
 
 
 class _Options(TypedDict):
@@ -64,18 +83,29 @@ class TritonAttention(PagedAttention):
         *,
         scale: float | None = None,
         softcap: float | None = None,
+        latent_rank: int | None = None,
         invariant: bool = False,
         key_scale: float = 1.0,
         value_scale: float = 1.0,
     ) -> None:
         """Other arguments as in PagedAttention."""
-        super().__init__(heads, head_dim, block_size, device, scale=scale, softcap=softcap)
-        self._heads = heads
+        super().__init__(
+            heads,
+            head_dim,
+            block_size,
+            device,
+            scale=scale,
+            softcap=softcap,
+            latent_rank=latent_rank,
+        )
         self.num_heads = len(heads.query)
+        self._heads = heads if latent_rank is None else _divide_heads(self.num_heads)
         self.first_head = heads.first_in_group
+        self._rotary_dim = 0 if latent_rank is None else head_dim - latent_rank
         self.invariant = invariant
+        assert latent_rank is None or key_scale == value_scale, "a value is a part of a key"
         self.key_scale, self.value_scale = key_scale, value_scale
-        self._block_d = max(16, triton.next_power_of_2(head_dim))
+        self._block_d = _block_of(self.value_dim)
 
     def plan(
         self,
@@ -89,7 +119,7 @@ class TritonAttention(PagedAttention):
         return plan_batch(
             batch,
             self._heads,
-            self.head_dim,
+            self.value_dim,
             self.device,
             window=window,
             kv_start=kv_start,
@@ -105,7 +135,7 @@ class TritonAttention(PagedAttention):
     ) -> TritonPlan:
         """See PagedAttention."""
         assert kv_start < self.block_size
-        sizes = (self._heads, self.head_dim, self.block_size)
+        sizes = (self._heads, self.value_dim, self.block_size)
         options = _Options(window=window, kv_start=kv_start, invariant=self.invariant)
         if isinstance(batch, RaggedBatch):
             return plan_ragged_batch(batch, *sizes, **options)
@@ -122,9 +152,8 @@ class TritonAttention(PagedAttention):
     ) -> Tensor:
         """See PagedAttention."""
         assert isinstance(plan, TritonPlan)
-        assert sinks is None, "models with sinks use torch's attention"
         query = self._store(heads, norms, rotation, kv_cache, plan)
-        return self.attend(query, kv_cache, plan)
+        return self.attend(query, kv_cache, plan, sinks)
 
     def run(
         self,
@@ -138,13 +167,17 @@ class TritonAttention(PagedAttention):
         heads = torch.cat([query, kv.flatten(1, 2)], 1)
         return self.rotate_and_run(heads, None, None, kv_cache, plan, sinks)
 
-    def attend(self, query: Tensor, kv_cache: Tensor, plan: TritonPlan) -> Tensor:
-        """Attend to a cache that has the KV of the batch; query and result [T, num_heads, D]."""
-        output = torch.empty_like(query)
+    def attend(
+        self, query: Tensor, kv_cache: Tensor, plan: TritonPlan, sinks: Tensor | None = None
+    ) -> Tensor:
+        """Attend to a cache that has the KV of the batch; arguments as in `run`."""
+        output = query.new_empty(*query.shape[:2], self.value_dim)
+        own = None if sinks is None else sinks.contiguous()
+        run = _Pass(query, kv_cache, output, plan, own)
         for tiles in plan.launches:
-            self._launch(query, kv_cache, output, plan, tiles)
+            self._launch(run, tiles)
             if tiles.parts is not None:
-                self._merge(output, plan, tiles)
+                self._merge(run, tiles)
         return output
 
     def _store(
@@ -158,7 +191,7 @@ class TritonAttention(PagedAttention):
         """Write keys and values to their slots; return the queries [T, num_heads, head_dim]."""
         num_tokens, count, head_dim = heads.shape
         query = heads.new_empty(num_tokens, self.num_heads, head_dim)
-        assert count == self.num_heads + 2 * self.num_kv_heads
+        assert count == self.num_heads + self.kv_parts * self.num_kv_heads
         assert heads.stride()[1:] == (head_dim, 1)
         grid = (num_tokens, triton.cdiv(count, _HEADS_PER_PROGRAM))
         is_short = kv_cache.element_size() == 1
@@ -177,9 +210,10 @@ class TritonAttention(PagedAttention):
             self.value_scale,
             NUM_HEADS=self.num_heads,
             KV_HEADS=self.num_kv_heads,
+            KV_PARTS=self.kv_parts,
             HEAD_DIM=head_dim,
             ROTARY_DIM=rotation.cos.shape[-1] if rotation else head_dim,
-            BLOCK_D=self._block_d,
+            BLOCK_D=_block_of(head_dim),
             BLOCK_H=_HEADS_PER_PROGRAM,
             ROTATES=rotation is not None,
             HAS_NORM=norms is not None,
@@ -188,20 +222,18 @@ class TritonAttention(PagedAttention):
         )
         return query
 
-    def _launch(
-        self, query: Tensor, kv_cache: Tensor, output: Tensor, plan: TritonPlan, tiles: Tiles
-    ) -> None:
-        """Write the attention of tiles to `output`, or that of their segments to their parts."""
-        assert query.is_contiguous()
-        assert kv_cache.is_contiguous()
-        shape, num_parts = tiles.shape, 0 if tiles.parts is None else tiles.parts.values.shape[2]
+    def _launch(self, run: _Pass, tiles: Tiles) -> None:
+        """Write the attention of tiles to the output, or that of their segments to their parts."""
+        assert run.query.is_contiguous()
+        assert run.kv_cache.is_contiguous()
+        plan, shape, parts = run.plan, tiles.shape, tiles.parts
+        num_parts = 0 if parts is None else parts.values.shape[2]
         splits = min(max(num_parts, 1), _MAX_SPLITS)
-        grid = (len(tiles.sequences), self.num_kv_heads, splits)
-        kernels.paged_attention[grid](
-            query,
-            kv_cache,
-            output if tiles.parts is None else tiles.parts.values,
-            output if tiles.parts is None else tiles.parts.statistics,
+        kernels.paged_attention[(len(tiles.sequences), len(self._heads.kv), splits)](
+            run.query,
+            run.kv_cache,
+            run.output if parts is None else parts.values,
+            run.output if parts is None else parts.statistics,
             tiles.sequences,
             tiles.tokens,
             plan.cu_seqlens,
@@ -210,6 +242,7 @@ class TritonAttention(PagedAttention):
             plan.block_tables,
             plan.positions,
             plan.positions if plan.ancestors is None else plan.ancestors,
+            run.sinks_or_any,
             plan.block_tables.stride(0),
             num_parts,
             shape.used_rows,
@@ -219,53 +252,75 @@ class TritonAttention(PagedAttention):
             1.0 if self.softcap is None else self.softcap,
             self.key_scale,
             self.value_scale,
-            BLOCK_N=block_of_keys(self._block_d, query.element_size()),
+            HEAD_DIM=self.head_dim,
+            ROTARY_DIM=self._rotary_dim,
+            BLOCK_R=_block_of(self._rotary_dim),
+            BLOCK_N=block_of_keys(self._block_d, run.query.element_size()),
             PAGE=self.block_size,
             HAS_TREES=plan.ancestors is not None,
             HAS_CAP=self.softcap is not None,
             HAS_SEGMENTS=shape.num_segments is not None,
-            HAS_PARTS=tiles.parts is not None,
-            **self._sizes(tiles),
+            HAS_PARTS=parts is not None,
+            **self._sizes(run, tiles),
             num_warps=warps_of_tile(shape.num_rows, self._block_d),
             num_stages=2,
         )
 
-    def _merge(self, output: Tensor, plan: TritonPlan, tiles: Tiles) -> None:
-        """Write the attention of tiles to `output` from that of their segments."""
-        shape, parts = tiles.shape, tiles.parts
+    def _merge(self, run: _Pass, tiles: Tiles) -> None:
+        """Write the attention of tiles to the output from that of their segments."""
+        plan, shape, parts = run.plan, tiles.shape, tiles.parts
         assert parts is not None
         row_blocks = triton.cdiv(shape.used_rows, _MERGED_ROWS)
-        kernels.merge_segments[(len(tiles.sequences), self.num_kv_heads, row_blocks)](
+        kernels.merge_segments[(len(tiles.sequences), len(self._heads.kv), row_blocks)](
             parts.values,
             parts.statistics,
-            output,
+            run.output,
             tiles.sequences,
             tiles.tokens,
             plan.cu_seqlens,
             plan.context_lens,
+            run.sinks_or_any,
             parts.values.shape[2],
             shape.used_rows,
             self.value_scale,
             BLOCK_ROWS=_MERGED_ROWS,
-            **self._sizes(tiles),
+            **self._sizes(run, tiles),
             num_warps=4,
         )
 
-    def _sizes(self, tiles: Tiles) -> dict[str, int]:
-        """Return the compile-time sizes that both kernels have."""
+    def _sizes(self, run: _Pass, tiles: Tiles) -> dict[str, int]:
+        """Return the compile-time constants that both kernels have."""
         return {
             "NUM_HEADS": self.num_heads,
-            "KV_HEADS": self.num_kv_heads,
-            "GROUP": self.heads_per_kv,
+            "KV_HEADS": len(self._heads.kv),
+            "GROUP": self._heads.heads_per_kv,
             "FIRST_HEAD": self.first_head,
-            "HEAD_DIM": self.head_dim,
+            "VALUE_DIM": self.value_dim,
             "BLOCK_D": self._block_d,
             "BLOCK_M": tiles.shape.num_rows,
+            "HAS_SINKS": run.sinks is not None,
         }
 
 
+def _divide_heads(num_heads: int) -> HeadShard:
+    """Return heads that share one key as groups of equal size, the last of which may be smaller."""
+    size = heads_per_program(num_heads)
+    return HeadShard(range(num_heads), range(triton.cdiv(num_heads, size)), size)
+
+
+def _block_of(size: int) -> int:
+    """Return the dimensions of a block that holds `size`, which products can have."""
+    return max(16, int(triton.next_power_of_2(size)))
+
+
 def block_of_keys(block_d: int, element_size: int) -> int:
-    """Return the positions that a program reads at once, so that they fit into shared memory."""
+    """Return the positions that a program reads at once.
+
+    They fit into shared memory, and behind wide sums into registers. It must not depend on the
+    tile, since the bits of a row depend on it.
+    """
+    if block_d > 256:
+        return 16
     return 64 if block_d * element_size <= 256 else 32
 
 

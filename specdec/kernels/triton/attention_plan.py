@@ -16,6 +16,7 @@ from specdec.config.attention_splits import (
     MAX_SHORT_QUERY_TOKENS,
     SHORT_TILES,
     num_segments_of,
+    short_tiles,
 )
 from specdec.kernels.device_batch import DeviceBatch
 from specdec.kernels.forward_batch import Chunk, ModelInput
@@ -51,15 +52,21 @@ class TileShape:
 
     @classmethod
     def of(
-        cls, query_lens: Sequence[int], context_len: int, heads_per_kv: int, *, invariant: bool
+        cls,
+        query_lens: Sequence[int],
+        context_len: int,
+        heads_per_kv: int,
+        value_dim: int,
+        *,
+        invariant: bool,
     ) -> TileShape:
         """Return the shape for sequences of one class (`classes_of`).
 
-        context_len: the longest. invariant: as in TritonAttention.
+        context_len: the longest. value_dim: of a head. invariant: as in TritonAttention.
         """
         is_split = invariant or max(query_lens) <= MAX_SHORT_QUERY_TOKENS
         longest = max(query_lens) * heads_per_kv
-        num_rows = tile_rows(longest) if is_split else _LONG_TILE
+        num_rows = tile_rows(longest, value_dim) if is_split else _LONG_TILE
         if invariant:
             num_rows = SHORT_TILES[0]
         num_rows = max(num_rows, 1 << (heads_per_kv - 1).bit_length())
@@ -140,7 +147,7 @@ def plan_batch(
     Arguments as in PagedAttention.plan and TritonAttention.
     """
     launches = [
-        _divide(batch, members, heads.heads_per_kv, invariant=invariant)
+        _divide(batch, members, heads.heads_per_kv, head_dim, invariant=invariant)
         for members in classes_of(batch, invariant=invariant)
         if members
     ]
@@ -187,7 +194,8 @@ def plan_device_batch(
     """Divide a batch of fixed shape into tiles; contexts may be as long as the block tables."""
     device, num_seqs = batch.positions.device, batch.num_sequences
     longest = batch.block_tables.shape[1] * block_size
-    shape = TileShape.of([batch.query_len], longest, heads.heads_per_kv, invariant=invariant)
+    group = heads.heads_per_kv
+    shape = TileShape.of([batch.query_len], longest, group, head_dim, invariant=invariant)
     options: _Options = {"dtype": torch.int32, "device": device}
     starts = torch.arange(0, batch.query_len, shape.num_rows // heads.heads_per_kv, **options)
     sequences = torch.arange(num_seqs, **options).repeat_interleave(len(starts))
@@ -227,21 +235,27 @@ class _HostTiles:
 
 
 def _divide(
-    batch: ModelInput, members: Sequence[int], heads_per_kv: int, *, invariant: bool
+    batch: ModelInput,
+    members: Sequence[int],
+    heads_per_kv: int,
+    value_dim: int,
+    *,
+    invariant: bool,
 ) -> _HostTiles:
     """Divide the queries of sequences of one class into tiles."""
     lengths = [batch.query_len(index) for index in members]
     context_len = max(int(batch.context_lens[index]) for index in members)
-    shape = TileShape.of(lengths, context_len, heads_per_kv, invariant=invariant)
+    shape = TileShape.of(lengths, context_len, heads_per_kv, value_dim, invariant=invariant)
     per_tile = shape.num_rows // heads_per_kv
     starts = [np.arange(0, length, per_tile, dtype=np.int32) for length in lengths]
     sequences = np.repeat(np.array(members, np.int32), [len(each) for each in starts])
     return _HostTiles(sequences, np.concatenate(starts), shape)
 
 
-def tile_rows(num_rows: int) -> int:
+def tile_rows(num_rows: int, value_dim: int) -> int:
     """Return the rows of the smallest tile for `num_rows` rows of short queries, or the largest."""
-    return next((size for size in SHORT_TILES if size >= num_rows), SHORT_TILES[-1])
+    sizes = short_tiles(value_dim)
+    return next((size for size in sizes if size >= num_rows), sizes[-1])
 
 
 def _ancestor_words(batch: ModelInput, window: int | None) -> NDArray[np.int64] | None:

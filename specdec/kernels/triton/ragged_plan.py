@@ -37,7 +37,8 @@ def plan_ragged_batch(
     lens = batch.cu_seqlens.diff()
     is_long = (lens > MAX_SHORT_QUERY_TOKENS) & (not invariant)
     short = min(batch.decode_len, MAX_SHORT_QUERY_TOKENS)
-    shape = TileShape.of([short], longest, heads.heads_per_kv, invariant=invariant)
+    group = heads.heads_per_kv
+    shape = TileShape.of([short], longest, group, head_dim, invariant=invariant)
     # A sequence may have more tokens than one that decodes, and then fills its tiles.
     whole_rows = shape.num_rows // heads.heads_per_kv * heads.heads_per_kv
     launches = [
@@ -50,7 +51,7 @@ def plan_ragged_batch(
         )
     ]
     if num_tokens > MAX_SHORT_QUERY_TOKENS and not invariant:
-        shape = TileShape.of([num_tokens], longest, heads.heads_per_kv, invariant=False)
+        shape = TileShape.of([num_tokens], longest, group, head_dim, invariant=False)
         num_long = min(num_seqs, num_tokens // (1 + MAX_SHORT_QUERY_TOKENS))
         own = lens.masked_fill(~is_long, 0)
         launches.append(_tiles(own, shape, num_tokens, heads, head_dim, num_long))

@@ -143,6 +143,25 @@ class DeviceHead(DraftHead, Protocol):
 
 
 @runtime_checkable
+class DeviceStateHead(DraftHead, Protocol):
+    """A head without KV that drafts in fixed shapes, without a value that the host has to read.
+
+    `logits` of its states neither reads one.
+    """
+
+    def begin_on_device(self, features: Tensor, token_ids: Tensor) -> HeadState:
+        """Return what `begin` does.
+
+        features: [B, feature_size], of the token before each of token_ids [B] int64.
+        """
+        ...
+
+    def advance_on_device(self, state: HeadState, token_ids: Tensor, index: int) -> HeadState:
+        """Return what `advance` does; token_ids: [B] int64."""
+        ...
+
+
+@runtime_checkable
 class WholeDraftHead(DraftHead, Protocol):
     """A head that can draft all tokens in one call."""
 

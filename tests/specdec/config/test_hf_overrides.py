@@ -1,6 +1,7 @@
 """Overrides of config.json: their forms, what they change, and what is refused."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.llm.arguments import read_arguments
 from specdec.models.config import ModelConfig
 from specdec.models.rope import DefaultRope, LinearRope, read_rope, rotary_fraction
+from specdec.speculation.proposers import DraftVocabulary
 from specdec.types.errors import InvalidValueError
 from tests.specdec.models.families import save_family
 from tests.specdec.models.foreign import save_foreign
@@ -69,6 +71,76 @@ def test_a_rotated_part_of_heads_survives_an_override_of_the_scaling():
     assert rotary_fraction(with_overrides(raw, json.dumps({"rope_scaling": LINEAR}))) == 0.5
     replaced = json.dumps({"rope_scaling": {**LINEAR, "partial_rotary_factor": 0.25}})
     assert rotary_fraction(with_overrides(raw, replaced)) == 0.25
+
+
+GEMMA = {
+    "full_attention": {"rope_theta": 500.0, **LINEAR},
+    "sliding_attention": {"rope_theta": 30.0, "rope_type": "default"},
+}
+YARN = {"rope_type": "yarn", "factor": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "full", "sliding"),
+    [
+        ({"rope_theta": 9.0}, {"rope_theta": 9.0}, {}),
+        ({"rope_local_base_freq": 9.0}, {}, {"rope_theta": 9.0}),
+        ({"rope_scaling": YARN}, YARN, {}),
+        ({"rope_parameters": {"full_attention": YARN}}, YARN, {}),
+        ({"rope_parameters": {"sliding_attention": {"rope_theta": 7.0}}}, {}, {"rope_theta": 7.0}),
+    ],
+    ids=str,
+)
+def test_types_of_layers_without_an_override_keep_theirs(overrides, full, sliding):
+    raw = {"rope_parameters": GEMMA, "vocab_size": 5}
+    changed = with_overrides(raw, json.dumps(overrides))
+    assert changed["rope_parameters"]["full_attention"] == {**GEMMA["full_attention"], **full}
+    found = changed["rope_parameters"]["sliding_attention"]
+    assert found["rope_theta"] == {**GEMMA["sliding_attention"], **sliding}["rope_theta"]
+    assert "rope_scaling" not in changed
+    assert unknown_keys(raw, json.dumps(overrides)) == []
+
+
+def test_a_base_at_the_top_level_is_that_of_each_type_with_the_same_one():
+    """OLMo 3 has one base for both types of layers."""
+    same = {kind: {**each, "rope_theta": 500.0} for kind, each in GEMMA.items()}
+    changed = with_overrides({"rope_parameters": same}, '{"rope_theta": 9.0}')["rope_parameters"]
+    assert [each["rope_theta"] for each in changed.values()] == [9.0, 9.0]
+
+
+def test_an_override_by_type_keeps_the_scaling_of_an_older_file():
+    raw = {"rope_theta": 500.0, "rope_local_base_freq": 30.0, "rope_scaling": LINEAR}
+    overrides = {"rope_parameters": {"sliding_attention": {"rope_theta": 7.0}}}
+    changed = with_overrides(raw, json.dumps(overrides))
+    assert changed.pop("rope_parameters") == {
+        "full_attention": LINEAR,
+        "sliding_attention": {"rope_theta": 7.0},
+    }
+    assert changed == {"rope_theta": 500.0, "rope_local_base_freq": 30.0}
+
+
+@pytest.mark.parametrize("name", ["gemma3", "olmo3"])
+def test_models_with_ropes_by_type_have_the_overridden_ones(tmp_path, name):
+    save_family(tmp_path, name)
+    before = ModelConfig.from_directory(tmp_path)
+    options = ModelOptions(overrides='{"rope_theta": 123.0}')
+    after = ModelConfig.from_directory(tmp_path, options)
+    assert after.rope == replace(before.rope, theta=123.0)
+    pairs = zip(before.ropes, after.ropes, strict=True)
+    has_one_base = name == "olmo3"
+    assert [found != was for was, found in pairs] == [has_one_base, True, has_one_base]
+
+
+def test_a_draft_model_is_compared_with_the_overridden_target(tmp_path):
+    for name in ("draft", "target"):
+        save_family(tmp_path / name, "llama-tied")
+        train_tokenizer(383).save_pretrained(tmp_path / name)
+    directories = tmp_path / "draft", tmp_path / "target"
+    assert DraftVocabulary.between(*directories).shared is None
+    options = ModelOptions(overrides='{"vocab_size": 400}')
+    shared = DraftVocabulary.between(*directories, options).shared
+    assert len(shared.target_to_draft) == 400
+    assert len(shared.draft_to_target) == 383
 
 
 def test_keys_of_the_text_model_are_merged():

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specdec.config.attention_splits import ENOUGH_PROGRAMS, SEGMENT_TOKENS
+from specdec.config.attention_splits import ENOUGH_PROGRAMS, SEGMENT_TOKENS, heads_per_program
 from specdec.config.engine import EngineConfig
 from specdec.config.llm import LLMConfig
 from specdec.config.speculative import SpeculativeConfig
@@ -361,18 +361,27 @@ def test_a_workspace_grows_with_the_largest_step(model, changes, model_changes):
 
 @pytest.mark.parametrize("max_model_len", [200, 4096, 131072])
 @pytest.mark.parametrize(("num_heads", "kv_heads"), [(4, 4), (32, 8), (20, 4), (80, 1)])
-def test_the_memory_plan_counts_the_parts_of_a_split_context(max_model_len, num_heads, kv_heads):
-    """The largest allocation of a plan, of all numbers of tiles, is what is reserved."""
+@pytest.mark.parametrize("latent_rank", [None, 128])
+def test_the_memory_plan_counts_the_parts_of_a_split_context(
+    max_model_len, num_heads, kv_heads, latent_rank
+):
+    """The largest allocation of a plan, of all numbers of tiles, is what is reserved.
+
+    With latents the heads are divided among programs, whose number is that of KV heads.
+    """
+    if latent_rank is not None:
+        kv_heads = -(-num_heads // heads_per_program(num_heads))
     model = SimpleNamespace(
         num_heads=num_heads,
-        num_kv_heads=kv_heads,
-        head_dim=128,
+        num_kv_heads=kv_heads if latent_rank is None else 1,
+        head_dim=128 if latent_rank is None else 192,
+        latent=latent_rank and SimpleNamespace(rank=latent_rank),
         max_position_embeddings=131072,
         sliding_windows=(None, 1024, None),
     )
     config = LLMConfig(model="m", device="cuda", dtype="bfloat16", max_model_len=max_model_len)
     group = num_heads // kv_heads
-    shape = TileShape.of([16], max_model_len, group, invariant=False)
+    shape = TileShape.of([16], max_model_len, group, 128, invariant=False)
     largest = 0
     for num_tiles in range(1, ENOUGH_PROGRAMS + 1):
         tiles = torch.empty(num_tiles, dtype=torch.int32, device="meta")

@@ -3,6 +3,7 @@
 import pytest
 
 from specdec.config.engine import AdapterLimits, DraftLimits
+from specdec.config.graph_sizes import num_ragged_graphs
 from specdec.config.speculative import SpeculativeConfig
 from specdec.kernels.lora import add_updates
 from specdec.models.llama import CausalDecoder
@@ -136,6 +137,18 @@ def test_an_adapter_that_takes_a_place_leaves_nothing_of_the_one_before(
     load_adapter(engine, "c", adapters["c"])
     assert sorted(place.values()) == [1, 2]
     assert tokens_by(engine, requests(engine, ["c"])) == alone != before
+
+
+def test_passes_with_adapters_are_captured_beside_those_without(tiny_model_dir, grouped):
+    def num_captured(adapters):
+        graphs = FakeGraphs()
+        config = engine_config(0, max_num_seqs=1, max_model_len=32, num_blocks=8, adapters=adapters)
+        device_runner(tiny_model_dir, config, graphs)
+        return graphs.num_captured
+
+    num_with_prompts = num_ragged_graphs(1, 64, 144)
+    assert num_captured(None) == 4 + num_with_prompts
+    assert num_captured(LIMITS) == 5 + 2 * num_with_prompts
 
 
 def test_without_grouped_kernels_the_host_runs_steps_with_adapters(

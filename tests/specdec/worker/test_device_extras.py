@@ -105,8 +105,10 @@ def device_steps(monkeypatch):
 def test_tokens_and_logprobs_are_those_of_the_host(tiny_model_dir, device_steps, num_drafts):
     config, given = engine_config(num_drafts, max_num_seqs=12), requests(tiny_model_dir)
     expected = results(local_engine(tiny_model_dir, config, kernels="torch"), given)
-    target = device_target(tiny_model_dir, config, graphs=FakeGraphs())
-    engine = make_engine(tiny_model_dir, config, target)
+    graphs = None if num_drafts else FakeGraphs()
+    engine = make_engine(
+        tiny_model_dir, config, device_target(tiny_model_dir, config, graphs=graphs)
+    )
     assert_equal(results(engine, given), expected)
     assert len(device_steps) == engine.stats().counts.num_steps  # none ran on the host
     drafted = {row.seq_id for rows in device_steps for row in rows if row.num_draft_tokens}

@@ -154,13 +154,18 @@ SHAPED = [
 ]
 
 
-@pytest.mark.parametrize("method", ["eagle3", "mtp"])
-def test_a_head_drafts_by_the_logits_of_the_target(tiny_model_dir, head_dir, on_device, method):
-    """Penalties, biases and masks of a request change the logits of the head too."""
-    asked = [
+def shaped():
+    """Return requests whose logits are changed, but for the last one's."""
+    return [
         replace(each, params=replace(each.params, **params))
         for each, params in zip(requests(4), SHAPED, strict=True)
     ]
+
+
+@pytest.mark.parametrize("method", ["eagle3", "mtp"])
+def test_a_head_drafts_by_the_logits_of_the_target(tiny_model_dir, head_dir, on_device, method):
+    """Penalties, biases and masks of a request change the logits of the head too."""
+    asked = shaped()
     run = [tiny_model_dir, head_dir(method), method]
     changes = {"async_scheduling": True}
     tokens, host, _ = run_target(*run, asked=asked, runs_on_device=False, changes=changes)
@@ -272,14 +277,20 @@ def test_the_warm_up_runs_a_prompt_on_the_device_and_on_the_host(
     assert runner.num_in_flight == 0
 
 
-@pytest.mark.parametrize("kind", SamplingKind)
-@pytest.mark.parametrize("method", ["eagle3", "mtp"])
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        ("eagle3", SamplingKind.GREEDY),
+        ("eagle3", SamplingKind.TRUNCATED),
+        ("mtp", SamplingKind.SAMPLED),
+    ],
+)
 def test_the_host_reads_nothing_between_the_tokens_of_a_draft(
     tiny_model_dir, head_dir, method, kind
 ):
     config = config_of(method, head_dir(method))
     runner = device_runner(tiny_model_dir, config, head=head_dir(method))
     launch, shape = runner.device_steps._launcher.launch, StepShape(2, 4, 5)
-    assert_host_reads_nothing(lambda: launch(StepPlan(shape, kind, NUM_DRAFTS)))
-    prompts = StepPlan(shape, kind, NUM_DRAFTS, RaggedShape(24, 3, 5), True, True)
-    assert_host_reads_nothing(lambda: launch(prompts))
+    ragged = None if kind is SamplingKind.TRUNCATED else RaggedShape(24, 3, 5)
+    plan = StepPlan(shape, kind, 2, ragged, has_chunks=True, has_head_prompts=True)
+    assert_host_reads_nothing(lambda: launch(plan))

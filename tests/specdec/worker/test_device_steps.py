@@ -9,7 +9,7 @@ from specdec.kernels.device_batch import DeviceBatch, RaggedBatch
 from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.models.llama import CausalDecoder
 from specdec.types.sampling_params import SpeculationOptions
-from specdec.worker import LocalTarget
+from specdec.worker import LocalTarget, TargetModelRunner
 from specdec.worker.step_graphs import StepShape
 from tests.specdec.adapters import adapter_dir
 from tests.specdec.engines import (
@@ -97,22 +97,36 @@ def test_drafts_are_kept_by_chance_as_on_the_host(tiny_model_dir, num_device_ste
 HOST_SAMPLING = [
     {"temperature": 0.9, "speculation": SpeculationOptions(verifier="typical"), "max_tokens": 5},
     {"temperature": 0.9, "speculation": SpeculationOptions(verifier="rejection"), "max_tokens": 7},
+    {"temperature": 0.8, "speculation": SpeculationOptions(verifier="block"), "max_tokens": 9}
+    | {"presence_penalty": 0.5, "logprobs": 1},
 ]
 """Verification that needs the host, of requests that end before the others."""
 
 
 @pytest.mark.parametrize("num_drafts", [0, 3])
-def test_steps_that_need_the_host_run_there_between(tiny_model_dir, num_device_steps, num_drafts):
+def test_the_host_verifies_only_the_rows_that_need_it(
+    tiny_model_dir, num_device_steps, monkeypatch, num_drafts
+):
+    """The other rows of the step are verified on the device, which has run the pass of all."""
     given = requests(2)
     given += [
         request(f"host{i}", [7, 8, 9] * (2 + i), seed=i, **each)
         for i, each in enumerate(HOST_SAMPLING)
     ]
-    config = engine_config(num_drafts)
+    config = engine_config(num_drafts, async_scheduling=True)
     expected = tokens(local_engine(tiny_model_dir, config, kernels="torch"), given)
+    by_host, verify = [], TargetModelRunner._verify
+
+    def recorded(self, rows, hidden):
+        by_host.append([row.seq_id for row in rows])
+        return verify(self, rows, hidden)
+
+    monkeypatch.setattr(TargetModelRunner, "_verify", recorded)
     engine = make_engine(tiny_model_dir, config, device_target(tiny_model_dir, config))
     assert tokens(engine, given) == expected
-    assert 0 < len(num_device_steps) < engine.stats().counts.num_steps
+    assert len(num_device_steps) == engine.stats().counts.num_steps
+    assert {seq for rows in by_host for seq in rows} == {2, 3, 4}
+    assert 0 < len(by_host) < len(num_device_steps)
 
 
 def test_a_step_begins_behind_another_whose_tokens_the_host_lacks(tiny_model_dir):

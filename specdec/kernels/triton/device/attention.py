@@ -35,7 +35,8 @@ def segments_in(context):
 
 @triton.jit
 def attend(
-    queries,  # [BLOCK_M, BLOCK_D]
+    queries,  # [BLOCK_M, BLOCK_D]; of latents the dimensions behind the rotated ones
+    rotated,  # [BLOCK_M, BLOCK_R], the rotated dimensions; unused unless ROTARY_DIM
     positions,  # [BLOCK_M]
     ancestors,  # [BLOCK_M] int64
     kv_head,
@@ -49,10 +50,12 @@ def attend(
     scale,
     soft_cap,
     key_scale,
-    SLOT_STRIDE: tl.constexpr,
-    VALUE_OFFSET: tl.constexpr,
+    KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_R: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -63,8 +66,12 @@ def attend(
 
     Blocks of BLOCK_N positions are aligned to the start of the sequence. A block in which a row
     sees nothing leaves its result unchanged, bit for bit.
+
+    With ROTARY_DIM a slot has one key, of which the dimensions behind the rotated ones are the
+    value too, and are read once.
     """
     dims = tl.arange(0, BLOCK_D)
+    SLOT_STRIDE: tl.constexpr = HEAD_DIM if ROTARY_DIM else 2 * KV_HEADS * HEAD_DIM
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     values_sum = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -73,11 +80,19 @@ def attend(
         is_key = (keys_at >= start) & (keys_at < end)
         pages = tl.load(table + keys_at // PAGE, mask=is_key, other=0)
         slots = pages.to(tl.int64) * PAGE + keys_at % PAGE
-        address = kv_cache + slots * SLOT_STRIDE + kv_head * HEAD_DIM
-        is_read = is_key[:, None] & (dims < HEAD_DIM)[None, :]
+        address = kv_cache + slots * SLOT_STRIDE
+        address += ROTARY_DIM if ROTARY_DIM else kv_head * HEAD_DIM
+        is_read = is_key[:, None] & (dims < VALUE_DIM)[None, :]
         keys = tl.load(address[:, None] + dims[None, :], mask=is_read, other=0.0)
         keys = keys.to(queries.dtype)
-        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * (scale * key_scale)
+        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+        if ROTARY_DIM:
+            first = tl.arange(0, BLOCK_R)
+            is_first = is_key[:, None] & (first < ROTARY_DIM)[None, :]
+            at = address[:, None] - ROTARY_DIM + first[None, :]
+            turned = tl.load(at, mask=is_first, other=0.0).to(queries.dtype)
+            scores = tl.dot(rotated, tl.trans(turned), scores, input_precision="ieee")
+        scores *= scale * key_scale
         if HAS_CAP:
             scores = soft_cap * (1 - 2 / (tl.exp(2 * scores / soft_cap) + 1))  # tanh
         is_seen = keys_at[None, :] > positions[:, None] - window
@@ -96,8 +111,11 @@ def attend(
         weights = tl.exp2(scores - finite[:, None])
         rescale = tl.exp2(maximum - finite)
         total = total * rescale + tl.sum(weights, 1)
-        values = tl.load(address[:, None] + VALUE_OFFSET + dims[None, :], mask=is_read, other=0.0)
-        values = values.to(queries.dtype)
+        if ROTARY_DIM:
+            values = keys
+        else:
+            at = address[:, None] + KV_HEADS * HEAD_DIM + dims[None, :]
+            values = tl.load(at, mask=is_read, other=0.0).to(queries.dtype)
         weighted = tl.dot(weights.to(queries.dtype), values, input_precision="ieee")
         values_sum = values_sum * rescale[:, None] + weighted
         maximum = higher
@@ -116,11 +134,22 @@ def merge(maximum, total, values, own_maximum, own_total, own_values):
     return higher, total, values
 
 
+@triton.jit
+def add_sinks(maximum, total, sinks, heads, is_row):
+    """Return the sum of weights with those of the sinks, keys without a value, of `heads`.
+
+    A row that sees no key has no value, whatever its sum is.
+    """
+    sink = tl.load(sinks + heads, mask=is_row, other=float("-inf")).to(tl.float32) * LOG2_E
+    finite = tl.where(maximum == float("-inf"), 0.0, maximum)
+    return total + tl.exp2(sink - finite)
+
+
 @triton.jit(do_not_specialize=_BATCH_SIZES)
 def paged_attention(
     query,  # [T, H, HEAD_DIM]
-    kv_cache,  # [num_slots, 2, KV_HEADS, HEAD_DIM]
-    output,  # [T, H, HEAD_DIM], or float32 [tiles, KV_HEADS, num_segments, part_rows, HEAD_DIM]
+    kv_cache,  # [num_slots, 2, KV_HEADS, HEAD_DIM]; with ROTARY_DIM [num_slots, HEAD_DIM]
+    output,  # [T, H, VALUE_DIM], or float32 [tiles, KV_HEADS, num_segments, part_rows, VALUE_DIM]
     statistics,  # float32 [tiles, KV_HEADS, num_segments, 2, part_rows]; unused unless HAS_PARTS
     tile_sequences,  # [tiles] int32; -1 for a tile without queries
     tile_tokens,  # [tiles] int32, first query of the tile within its sequence
@@ -130,6 +159,7 @@ def paged_attention(
     block_tables,  # [B, table_stride] integers
     positions,  # [T] integers
     ancestors,  # [T] int64; unused unless HAS_TREES
+    sinks,  # [H]; unused unless HAS_SINKS
     table_stride,
     num_segments,
     part_rows,  # rows of a tile that can have a query
@@ -144,12 +174,16 @@ def paged_attention(
     GROUP: tl.constexpr,
     FIRST_HEAD: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_R: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HAS_TREES: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     HAS_SEGMENTS: tl.constexpr,
     HAS_PARTS: tl.constexpr,
 ):
@@ -162,6 +196,9 @@ def paged_attention(
     HAS_SEGMENTS: the context is divided into segments, which are merged in order: here, or where
     HAS_PARTS by `merge_segments`. A program then has each segment that is `split` modulo the grid;
     parts behind the context are not written.
+
+    ROTARY_DIM: the rotated dimensions, which are first, of a key that all heads share; VALUE_DIM
+    are its others. KV_HEADS are then parts of the heads, which have equal keys. 0 for others.
     """
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     sequence = tl.load(tile_sequences + tile)
@@ -172,9 +209,15 @@ def paged_attention(
         heads = kv_head * GROUP + rows % GROUP - FIRST_HEAD
         is_row = (rows < BLOCK_M // GROUP * GROUP) & (heads >= 0) & (heads < NUM_HEADS)
         is_row &= tokens < tl.load(cu_seqlens + sequence + 1)
-        place = (tokens * NUM_HEADS + heads).to(tl.int64) * HEAD_DIM
-        is_dim = is_row[:, None] & (dims < HEAD_DIM)[None, :]
-        queries = tl.load(query + place[:, None] + dims[None, :], mask=is_dim, other=0.0)
+        row = (tokens * NUM_HEADS + heads).to(tl.int64)
+        is_dim = is_row[:, None] & (dims < VALUE_DIM)[None, :]
+        of_row = query + row[:, None] * HEAD_DIM
+        queries = tl.load(of_row + ROTARY_DIM + dims[None, :], mask=is_dim, other=0.0)
+        rotated = queries
+        if ROTARY_DIM:
+            first = tl.arange(0, BLOCK_R)
+            is_first = is_row[:, None] & (first < ROTARY_DIM)[None, :]
+            rotated = tl.load(of_row + first[None, :], mask=is_first, other=0.0)
         own = tl.load(positions + tokens, mask=is_row, other=-1).to(tl.int32)
         context = tl.load(context_lens + sequence).to(tl.int32)
         first_node = tl.load(first_nodes + sequence).to(tl.int32)
@@ -189,18 +232,18 @@ def paged_attention(
         if HAS_PARTS:
             for segment in range(split, segments_in(context), tl.num_programs(2)):
                 maximum, total, values = attend(
-                    queries, own, words, kv_head, kv_cache, table,
+                    queries, rotated, own, words, kv_head, kv_cache, table,
                     tl.maximum(start, segment_start(segment)),
                     tl.minimum(end, segment_start(segment + 1)),
                     first_node, window, kv_start, scale, soft_cap, key_scale,
-                    2 * KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_D, PAGE,
+                    KV_HEADS, HEAD_DIM, VALUE_DIM, ROTARY_DIM, BLOCK_D, BLOCK_R, PAGE,
                     BLOCK_M, BLOCK_N, HAS_TREES, HAS_CAP,
                 )  # fmt: skip
                 part = ((tile * KV_HEADS + kv_head) * num_segments + segment).to(tl.int64)
                 at = statistics + part * (2 * part_rows) + rows
                 tl.store(at, maximum, mask=is_row)
                 tl.store(at + part_rows, total, mask=is_row)
-                at = output + part * part_rows * HEAD_DIM + rows[:, None] * HEAD_DIM
+                at = output + part * part_rows * VALUE_DIM + rows[:, None] * VALUE_DIM
                 tl.store(at + dims[None, :], values, mask=is_dim)
         else:
             if HAS_SEGMENTS:
@@ -210,11 +253,11 @@ def paged_attention(
                 segment = tl.full((), 0, tl.int32)
                 while segment_start(segment) < end:
                     own_maximum, own_total, own_values = attend(
-                        queries, own, words, kv_head, kv_cache, table,
+                        queries, rotated, own, words, kv_head, kv_cache, table,
                         tl.maximum(start, segment_start(segment)),
                         tl.minimum(end, segment_start(segment + 1)),
                         first_node, window, kv_start, scale, soft_cap, key_scale,
-                        2 * KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_D, PAGE,
+                        KV_HEADS, HEAD_DIM, VALUE_DIM, ROTARY_DIM, BLOCK_D, BLOCK_R, PAGE,
                         BLOCK_M, BLOCK_N, HAS_TREES, HAS_CAP,
                     )  # fmt: skip
                     maximum, total, values = merge(
@@ -223,24 +266,28 @@ def paged_attention(
                     segment += 1
             else:
                 maximum, total, values = attend(
-                    queries, own, words, kv_head, kv_cache, table, start, end,
+                    queries, rotated, own, words, kv_head, kv_cache, table, start, end,
                     first_node, window, kv_start, scale, soft_cap, key_scale,
-                    2 * KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_D, PAGE,
+                    KV_HEADS, HEAD_DIM, VALUE_DIM, ROTARY_DIM, BLOCK_D, BLOCK_R, PAGE,
                     BLOCK_M, BLOCK_N, HAS_TREES, HAS_CAP,
                 )  # fmt: skip
+            if HAS_SINKS:
+                total = add_sinks(maximum, total, sinks, heads, is_row)
             attended = values * value_scale / tl.where(total > 0, total, 1.0)[:, None]
-            tl.store(output + place[:, None] + dims[None, :], attended, mask=is_dim)
+            at = output + row[:, None] * VALUE_DIM + dims[None, :]
+            tl.store(at, attended, mask=is_dim)
 
 
 @triton.jit(do_not_specialize=_BATCH_SIZES)
 def merge_segments(
-    partial,  # float32 [tiles, KV_HEADS, num_segments, part_rows, HEAD_DIM]
+    partial,  # float32 [tiles, KV_HEADS, num_segments, part_rows, VALUE_DIM]
     statistics,  # float32 [tiles, KV_HEADS, num_segments, 2, part_rows]
-    output,  # [T, H, HEAD_DIM]
+    output,  # [T, H, VALUE_DIM]
     tile_sequences,  # as in paged_attention
     tile_tokens,
     cu_seqlens,
     context_lens,
+    sinks,  # [H]; unused unless HAS_SINKS
     num_segments,
     part_rows,
     value_scale,
@@ -248,10 +295,11 @@ def merge_segments(
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     FIRST_HEAD: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
     """Merge segments of BLOCK_ROWS rows in order; grid (tiles, KV_HEADS, part_rows / BLOCK_ROWS).
 
@@ -275,11 +323,13 @@ def merge_segments(
             at = statistics + part * (2 * part_rows) + rows
             own = tl.load(at, mask=is_row, other=float("-inf"))
             own_total = tl.load(at + part_rows, mask=is_row, other=0.0)
-            place = part * part_rows * HEAD_DIM + rows[:, None] * HEAD_DIM + dims[None, :]
-            is_read = is_row[:, None] & (dims < HEAD_DIM)[None, :]
+            place = part * part_rows * VALUE_DIM + rows[:, None] * VALUE_DIM + dims[None, :]
+            is_read = is_row[:, None] & (dims < VALUE_DIM)[None, :]
             own_values = tl.load(partial + place, mask=is_read, other=0.0)
             maximum, total, values = merge(maximum, total, values, own, own_total, own_values)
-        place = (tokens * NUM_HEADS + heads).to(tl.int64) * HEAD_DIM
-        is_dim = is_row[:, None] & (dims < HEAD_DIM)[None, :]
+        if HAS_SINKS:
+            total = add_sinks(maximum, total, sinks, heads, is_row)
+        place = (tokens * NUM_HEADS + heads).to(tl.int64) * VALUE_DIM
+        is_dim = is_row[:, None] & (dims < VALUE_DIM)[None, :]
         merged = values * value_scale / tl.where(total > 0, total, 1.0)[:, None]
         tl.store(output + place[:, None] + dims[None, :], merged, mask=is_dim)

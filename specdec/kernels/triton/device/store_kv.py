@@ -6,9 +6,9 @@ import triton.language as tl
 
 @triton.jit
 def rotate_and_store(
-    heads,  # [T, NUM_HEADS + 2 * KV_HEADS, HEAD_DIM], rows `token_stride` apart
+    heads,  # [T, NUM_HEADS + KV_PARTS * KV_HEADS, HEAD_DIM], rows `token_stride` apart
     query,  # output [T, NUM_HEADS, HEAD_DIM]
-    kv_cache,  # [num_slots, 2, KV_HEADS, HEAD_DIM]
+    kv_cache,  # [num_slots, KV_PARTS, KV_HEADS, HEAD_DIM]
     slots,  # [T] integers; a negative slot is not written
     cos,  # [T, ROTARY_DIM]; unused unless ROTATES
     sin,  # [T, ROTARY_DIM], the first half negated
@@ -20,6 +20,7 @@ def rotate_and_store(
     value_scale,
     NUM_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
+    KV_PARTS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     ROTARY_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -31,13 +32,14 @@ def rotate_and_store(
     """Normalize and rotate BLOCK_H heads of one token; grid (T, ceil(heads / BLOCK_H)).
 
     Queries go to `query`, keys and values to their slot, divided by their scale and clamped to
-    LARGEST, the largest value of the cache's type; 0 for no limit.
+    LARGEST, the largest value of the cache's type; 0 for no limit. KV_PARTS: 2 for keys and
+    values, 1 for latents.
     """
     token = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     dims = tl.arange(0, BLOCK_D)
     is_query, is_value = index < NUM_HEADS, index >= NUM_HEADS + KV_HEADS
-    is_read = (index < NUM_HEADS + 2 * KV_HEADS)[:, None] & (dims < HEAD_DIM)[None, :]
+    is_read = (index < NUM_HEADS + KV_PARTS * KV_HEADS)[:, None] & (dims < HEAD_DIM)[None, :]
     row = heads + token * token_stride + index[:, None] * HEAD_DIM
     x = tl.load(row + dims[None, :], mask=is_read, other=0.0).to(tl.float32)
     result = x
@@ -64,7 +66,7 @@ def rotate_and_store(
     stored = result / tl.where(is_value, value_scale, key_scale)[:, None]
     if LARGEST > 0:
         stored = tl.minimum(tl.maximum(stored, -LARGEST), LARGEST)
-    place = slot * (2 * KV_HEADS * HEAD_DIM) + (index - NUM_HEADS)[:, None] * HEAD_DIM
+    place = slot * (KV_PARTS * KV_HEADS * HEAD_DIM) + (index - NUM_HEADS)[:, None] * HEAD_DIM
     is_written = is_read & (~is_query)[:, None] & (slot >= 0)
     tl.store(kv_cache + place + dims[None, :], stored.to(kv_cache.dtype.element_ty), is_written)
 

@@ -107,7 +107,11 @@ class HydraHeads(nn.Module):
         self, pairs: ModelInput, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
     ) -> HydraState:
         """See DraftHead."""
-        return self._appended(features.to(self.dtype), on_device(pairs.input_ids, self.device))
+        return self.begin_on_device(features, on_device(pairs.input_ids, self.device))
+
+    def begin_on_device(self, features: Tensor, token_ids: Tensor) -> HydraState:
+        """See DeviceStateHead."""
+        return self._appended(features.to(self.dtype), token_ids)
 
     @torch.inference_mode()
     def logits(self, state: HydraState, index: int) -> Tensor:
@@ -119,7 +123,11 @@ class HydraHeads(nn.Module):
     def advance(self, state: HydraState, token_ids: Sequence[int], index: int) -> HydraState:
         """See DraftHead."""
         tokens = torch.tensor(token_ids, dtype=torch.int64, device=self.device)
-        return self._appended(state.inputs, tokens)
+        return self.advance_on_device(state, tokens, index)
+
+    def advance_on_device(self, state: HydraState, token_ids: Tensor, index: int) -> HydraState:
+        """See DeviceStateHead."""
+        return self._appended(state.inputs, token_ids)
 
     def select(self, state: HydraState, rows: Sequence[int]) -> HydraState:
         """See DraftHead."""

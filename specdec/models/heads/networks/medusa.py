@@ -90,6 +90,10 @@ class MedusaHeads(nn.Module):
         """Return the features, [B, hidden_size]: each head reads them on demand."""
         return features.to(self.dtype)
 
+    def begin_on_device(self, features: Tensor, token_ids: Tensor) -> Tensor:
+        """See DeviceStateHead."""
+        return features.to(self.dtype)
+
     @torch.inference_mode()
     def logits(self, state: Tensor, index: int) -> Tensor:
         """See DraftHead."""
@@ -98,6 +102,10 @@ class MedusaHeads(nn.Module):
 
     def advance(self, state: Tensor, token_ids: Sequence[int], index: int) -> Tensor:
         """Return the same state: no head reads the drafts before it."""
+        return state
+
+    def advance_on_device(self, state: Tensor, token_ids: Tensor, index: int) -> Tensor:
+        """See DeviceStateHead."""
         return state
 
     def select(self, state: Tensor, rows: Sequence[int]) -> Tensor:

@@ -64,10 +64,14 @@ class MlpSpeculator(nn.Module):
         self, pairs: ModelInput, features: Tensor, kv_cache: Tensor | None, num_draft_tokens: int
     ) -> Tensor:
         """See DraftHead."""
+        return self.begin_on_device(features, on_device(pairs.input_ids, self.device))
+
+    def begin_on_device(self, features: Tensor, token_ids: Tensor) -> Tensor:
+        """See DeviceStateHead."""
         state = features.to(self.dtype)
         if self.scales_input:
             state = _scaled(state) / math.sqrt(2)
-        return self._next(state, on_device(pairs.input_ids, self.device), 0)
+        return self._next(state, token_ids, 0)
 
     @torch.inference_mode()
     def logits(self, state: Tensor, index: int) -> Tensor:
@@ -79,7 +83,11 @@ class MlpSpeculator(nn.Module):
     def advance(self, state: Tensor, token_ids: Sequence[int], index: int) -> Tensor:
         """See DraftHead."""
         tokens = torch.tensor(token_ids, dtype=torch.int64, device=self.device)
-        return self._next(state, tokens, index + 1)
+        return self.advance_on_device(state, tokens, index)
+
+    def advance_on_device(self, state: Tensor, token_ids: Tensor, index: int) -> Tensor:
+        """See DeviceStateHead."""
+        return self._next(state, token_ids, index + 1)
 
     def select(self, state: Tensor, rows: Sequence[int]) -> Tensor:
         """See DraftHead."""

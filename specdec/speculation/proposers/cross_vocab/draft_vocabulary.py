@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from specdec.config.engine import DEFAULT_MODEL_OPTIONS, ModelOptions
 from specdec.models.config import ModelConfig
 from specdec.speculation.proposers.cross_vocab.vocab_adapter import (
     CrossVocabAdapter,
@@ -31,9 +32,11 @@ class ModelVocabulary:
     size: int
 
     @classmethod
-    def from_directory(cls, directory: Path) -> ModelVocabulary:
+    def from_directory(
+        cls, directory: Path, options: ModelOptions = DEFAULT_MODEL_OPTIONS
+    ) -> ModelVocabulary:
         """Read a model's files. Raise UnsupportedModelError if they are not supported."""
-        return cls(Tokenizer(directory), ModelConfig.from_directory(directory).vocab_size)
+        return cls(Tokenizer(directory), ModelConfig.from_directory(directory, options).vocab_size)
 
     @cached_property
     def spelling(self) -> VocabBytes:
@@ -59,14 +62,20 @@ class DraftVocabulary:
     target: VocabBytes | None = None
 
     @classmethod
-    def between(cls, draft: Path, target: Path) -> DraftVocabulary:
+    def between(
+        cls, draft: Path, target: Path, options: ModelOptions = DEFAULT_MODEL_OPTIONS
+    ) -> DraftVocabulary:
         """Compare the vocabularies of the models in two directories.
 
-        Raise UnsupportedModelError for tokenizers that differ and cannot be compared.
+        options: of the target, whose overrides may change the number of its tokens. Raise
+        UnsupportedModelError for tokenizers that differ and cannot be compared.
         """
         if draft == target:
             return cls()
-        models = [ModelVocabulary.from_directory(each) for each in (draft, target)]
+        models = (
+            ModelVocabulary.from_directory(draft),
+            ModelVocabulary.from_directory(target, options),
+        )
         if models[0].equals(models[1]):
             return cls()
         shared = map_vocabularies(*models)

@@ -23,6 +23,12 @@ class Case:
     trees: dict[int, tuple[int, ...]] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
     soft_cap: float | None = None
+    latent_rank: int | None = None
+    has_sinks: bool = False
+
+    @property
+    def kv_parts(self):
+        return 2 if self.latent_rank is None else 1
 
     @property
     def heads(self):
@@ -50,15 +56,18 @@ class Pages:
             )
         ]
         self.batch = ModelInput(chunks, size)
-        shape = ((sum(counts) + 1) * size, 2, case.kv_heads, case.head_dim)
+        shape = ((sum(counts) + 1) * size, case.kv_parts, case.kv_heads, case.head_dim)
         self.cache = torch.randn(shape, generator=generator).to(case.dtype)
         tokens = self.batch.num_tokens
         query_shape = (tokens, case.num_heads, case.head_dim)
         self.query = torch.randn(query_shape, generator=generator).to(case.dtype)
+        self.sinks = None
+        if case.has_sinks:
+            self.sinks = torch.randn(case.num_heads, generator=generator).to(case.dtype)
 
     @property
     def own_kv(self):
-        """KV of the batch's tokens, [T, 2, kv_heads, head_dim]."""
+        """KV of the batch's tokens, [T, kv_parts, kv_heads, head_dim]."""
         return self.cache[torch.from_numpy(self.batch.slot_mapping).long()]
 
     def expected(self):
@@ -69,7 +78,8 @@ class Pages:
         ):
             for place in range(context - queries, context):
                 seen = self._seen(index, context, place)
-                keys, values = self.cache[slots[seen]].double().unbind(1)
+                pages = self.cache[slots[seen]].double()
+                keys, values = pages[:, 0], pages[:, -1, :, -(self.case.latent_rank or 0) :]
                 outputs.append(self._attend(self.query[token].double(), keys, values))
                 token += 1
         return torch.stack(outputs)
@@ -92,4 +102,7 @@ class Pages:
         scores = torch.einsum("hd,shd->hs", query, keys) / self.case.head_dim**0.5
         if self.case.soft_cap is not None:
             scores = self.case.soft_cap * torch.tanh(scores / self.case.soft_cap)
-        return torch.einsum("hs,shd->hd", scores.softmax(-1), values)
+        if self.sinks is not None:
+            scores = torch.cat([scores, self.sinks.double()[:, None]], 1)
+        weights = scores.softmax(-1)[:, : len(values)]
+        return torch.einsum("hs,shd->hd", weights, values)

@@ -23,7 +23,13 @@ RAGGED = ((40, 1), (7, 3), (1, 1), (33, 6))
 
 def attention_of(case, **options):
     return TritonAttention(
-        case.heads, case.head_dim, case.block_size, CPU, softcap=case.soft_cap, **options
+        case.heads,
+        case.head_dim,
+        case.block_size,
+        CPU,
+        softcap=case.soft_cap,
+        latent_rank=case.latent_rank,
+        **options,
     )
 
 
@@ -34,7 +40,7 @@ def run(pages, attention=None):
     plan = attention.plan(pages.batch, case.dtype, case.window, case.kv_start)
     cache, kv = pages.cache.clone(), pages.own_kv
     cache[torch.from_numpy(pages.batch.slot_mapping).long()] = torch.nan
-    output = attention.run(pages.query, kv, cache, plan)
+    output = attention.run(pages.query, kv, cache, plan, pages.sinks)
     assert torch.equal(cache, pages.cache)
     return output
 
@@ -301,7 +307,8 @@ def test_segments_cover_a_context():
     assert num_segments_of(length * count + 2 * length) == count + 1
     assert num_segments_of(3 * length * count + 1) == 2 * count + 1
     assert num_segments_of(131072) == 4 * count + 2
-    assert [tile_rows(rows) for rows in (1, 16, 17, 33, 400)] == [16, 16, 32, 64, 64]
+    assert [tile_rows(rows, 128) for rows in (1, 16, 17, 33, 400)] == [16, 16, 32, 64, 64]
+    assert [tile_rows(rows, 512) for rows in (1, 17, 33, 400)] == [16, 32, 32, 32]
 
 
 class _Norm:

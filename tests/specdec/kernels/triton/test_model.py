@@ -41,10 +41,14 @@ def test_logits_of_prefill_decode_and_drafts_equal_torch(tiny_model_dir):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "family", ["qwen3", "granite", "smollm3", "olmo3", "phi3", "gemma2", "starcoder2", "cohere"]
+    "family",
+    [
+        *("qwen3", "granite", "smollm3", "olmo3", "phi3", "gemma2", "starcoder2", "cohere"),
+        *("gpt-oss", "deepseek-v3"),
+    ],
 )
 def test_logits_of_families_equal_torch(tmp_path, family):
-    """Together they have every trait: norms, partial rotation, windows, caps, parallel layers."""
+    """Together they have every trait: norms, partial rotation, windows, caps, sinks, latents."""
     save_family(tmp_path, family)
     group = TensorParallelGroup()
     logits = [mixed_logits(tmp_path, IDS, group, kernels=name) for name in ("torch", "triton")]

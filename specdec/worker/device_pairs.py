@@ -1,0 +1,169 @@
+"""Drafts on the device of a head with KV, which runs the pairs of tokens (`models.heads.base`).
+
+It runs the pairs of the new tokens, whose features are those of the step's own pass, and then one
+pass for each draft token. The pair of the token in front of the new ones is run again: its slot may
+be in a block that the sequence has given back, since the target had not written it. Behind a step
+with prompts the head also runs their tokens, in one pass like that of the target.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.device_batch import DeviceBatch, RaggedBatch
+from specdec.kernels.forward_batch import HiddenStates
+from specdec.kernels.logit_edits import LogitEdits
+from specdec.sampling.device_sampler import SamplingKind, VerifiedChains
+from specdec.worker.device_head import DraftRows, HeadDrafts, PairParts
+from specdec.worker.device_state import DeviceState, DeviceStepLimits, slots_at
+from specdec.worker.step_graphs import StepShape
+
+
+class PairDrafts(HeadDrafts):
+    """Launches the passes of a head on static buffers, stage by stage.
+
+    `add_features` follows each pass of the target. Behind that of a step with prompts come
+    `run_prompts`, if the head runs one, and `gather`. Where some row wants a draft, `run_pairs`
+    follows the verification; then come `select` and `advance` in turn, once for each token, and
+    `advance` not behind the last one.
+    """
+
+    def __init__(
+        self,
+        parts: PairParts,
+        state: DeviceState,
+        limits: DeviceStepLimits,
+        hidden_size: int,
+        drafts: Tensor,
+    ) -> None:
+        """hidden_size: of the target. drafts: as in HeadDrafts."""
+        super().__init__(parts.sampler, state, limits, drafts)
+        self._parts, page, num_rows = parts, parts.features, limits.max_num_seqs
+        num_tokens = max(num_rows * limits.max_query_len, limits.max_step_tokens)
+        self._tapped = page.new_zeros(num_tokens, len(parts.head.taps), hidden_size)
+        self._slots = drafts.new_zeros(num_tokens)
+        self._features = page.new_zeros(num_tokens, page.shape[1])
+        self._first = drafts.new_zeros(num_rows)  # the last known token in front of the step
+        self._outputs = page.new_zeros(num_rows, page.shape[1])  # of the last pass
+
+    def use(self, parts: PairParts) -> None:
+        """Draft with another head of the same sizes from now on."""
+        self._parts, self._sampler = parts, parts.sampler
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """See DraftHead."""
+        return self._parts.head.taps
+
+    def keep(self, states: HiddenStates, slots: Tensor) -> None:
+        """Keep what the head reads of a pass of the target. slots: [T], of its tokens."""
+        self._slots[: len(slots)] = slots
+        self._tapped[: len(states.tapped)] = states.tapped
+
+    def keep_first(self, first: Tensor) -> None:
+        """Keep the last known token of each row, [num_rows]."""
+        self._first[: len(first)] = first
+
+    def add_features(self, hidden: Tensor) -> None:
+        """Compute the features of the tokens of the pass that was kept, and store them.
+
+        hidden: [T, hidden_size], final and normed, of this pass.
+        """
+        num_tokens, head = len(hidden), self._parts.head
+        features = head.features(self._tapped[:num_tokens] if head.taps else hidden)
+        self._features[:num_tokens] = features
+        page, slots = self._parts.features, self._slots[:num_tokens]
+        page.index_copy_(0, slots, self._features[:num_tokens])
+
+    def run_prompts(self, batch: RaggedBatch, is_written: Tensor) -> None:
+        """Run the pairs of tokens of the pass that was kept. is_written: [T], whose KV is stored.
+
+        The features are those of the tokens before them, of which the first of a row is not here.
+        """
+        num_tokens, size = len(batch.input_ids), self._limits.block_size
+        before = (batch.positions - 1).clamp_min(0)
+        slots = batch.block_tables[batch.rows, before // size] * size + before % size
+        index = torch.arange(num_tokens, device=slots.device)
+        is_first = index == batch.cu_seqlens[batch.rows]
+        own = self._features[(index - 1).clamp_min(0)]
+        features = torch.where(is_first[:, None], self._parts.features[slots], own)
+        is_pair = is_written & (batch.positions > 0)  # pair 0 does not exist
+        padding_slot = self._limits.num_blocks * size
+        pairs = replace(
+            batch,
+            positions=batch.positions.clamp_min(1),
+            slot_mapping=batch.slot_mapping.masked_fill(~is_pair, padding_slot),
+            context_lens=batch.context_lens.clamp_min(2),
+        )
+        self._parts.head.run_on_device(pairs, features, self._parts.kv_cache)
+
+    def gather(self, index: Tensor) -> None:
+        """Put the features of the tokens at `index` [N] first, as `run_pairs` reads them."""
+        self._features[: len(index)] = self._features[index]
+
+    def run_pairs(self, rows: DraftRows, verified: VerifiedChains, shape: StepShape) -> None:
+        """Run the pairs of the new tokens, and of that before, of the rows that want a draft.
+
+        The state has the lengths with these tokens.
+        """
+        wants, counts = self._start(rows, verified, shape), verified.counts
+        ends = self._ends[: shape.num_rows]
+        offsets, last = self._offsets[: shape.query_len + 1], counts[:, None]
+        starts = (ends - counts - 1)[:, None]
+        positions = starts + torch.minimum(offsets, last)
+        first = self._first[: shape.num_rows, None]
+        tokens = torch.cat([first, verified.token_ids], 1).masked_fill(offsets > last, 0)
+        is_written = (offsets <= last) & wants[:, None] & (positions > 0)  # pair 0 does not exist
+        batch = self._batch(tokens, positions.clamp_min(1), is_written, shape)
+        features = self._features_of_pairs(starts, batch.block_tables, shape)
+        outputs = self._parts.head.run_on_device(batch, features, self._parts.kv_cache)
+        outputs = outputs.view(shape.num_rows, shape.query_len + 1, -1)
+        index = last[:, :, None].expand(-1, 1, outputs.shape[2])
+        self._outputs[: shape.num_rows] = outputs.gather(1, index).squeeze(1)
+
+    def _features_of_pairs(self, starts: Tensor, tables: Tensor, shape: StepShape) -> Tensor:
+        """Return the features of the token before each in `run_pairs`, [num_rows * (1 + Q), F].
+
+        starts: [num_rows, 1], the first token's position; the feature before it is stored.
+        """
+        slots = slots_at((starts - 1).clamp_min(0), tables, self._limits.block_size)
+        before = self._parts.features[slots.flatten()].view(shape.num_rows, 1, -1)
+        own = self._features[: shape.num_rows * shape.query_len].view(
+            shape.num_rows, -1, before.shape[2]
+        )
+        return torch.cat([before, own], 1).flatten(0, 1)
+
+    def select(self, kind: SamplingKind, shape: StepShape, edits: LogitEdits | None = None) -> None:
+        """Select the next token of each row that goes on; edits: as in `_select`."""
+        logits = self._parts.head.output_logits(self._outputs[: shape.num_rows])
+        self._select(logits, kind, shape.num_rows, edits)
+
+    def advance(self, shape: StepShape) -> None:
+        """Run the tokens that were drafted last. shape: of a step with one token of each row."""
+        num_rows, parts = shape.num_rows, self._parts
+        positions = self._ends[:num_rows] + self._index - 1
+        is_written = self._goes_on(num_rows)[:, None]
+        tokens = self._tokens[:num_rows, None]
+        batch = self._batch(tokens, positions[:, None], is_written, shape)
+        features = parts.head.next_features(self._outputs[:num_rows])
+        self._outputs[:num_rows] = parts.head.run_on_device(batch, features, parts.kv_cache)
+
+    def _batch(
+        self, token_ids: Tensor, positions: Tensor, is_written: Tensor, shape: StepShape
+    ) -> DeviceBatch:
+        """Return the input of a pass; all [num_rows, Q]. is_written: tokens whose KV is stored."""
+        size = self._limits.block_size
+        positions = positions.clamp_max(shape.num_blocks * size - 1)  # of rows that have ended
+        tables = self._state.tables[self._rows.places[: shape.num_rows], : shape.num_blocks]
+        slots = slots_at(positions, tables, size)
+        return DeviceBatch(
+            input_ids=token_ids.flatten(),
+            positions=positions.flatten(),
+            slot_mapping=slots.masked_fill(~is_written, self._limits.num_blocks * size).flatten(),
+            block_tables=tables,
+            context_lens=positions[:, -1] + 1,
+            query_len=token_ids.shape[1],
+        )

@@ -1,0 +1,68 @@
+"""Drafts on the device of a head without KV: Medusa, Hydra and MLP speculators.
+
+It drafts from the target's hidden state in front of the last new token, and from that token. All
+tokens of a draft are launched at once: their number is that of a graph.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.logit_edits import LogitEdits
+from specdec.sampling.device_sampler import SamplingKind, VerifiedChains
+from specdec.worker.device_head import DraftRows, HeadDrafts, StateParts
+from specdec.worker.device_state import DeviceState, DeviceStepLimits
+from specdec.worker.step_graphs import StepShape
+
+
+class StateDrafts(HeadDrafts):
+    """Launches a head on static buffers: `start` behind the verification, then `draft`."""
+
+    def __init__(
+        self,
+        parts: StateParts,
+        state: DeviceState,
+        limits: DeviceStepLimits,
+        hidden: Tensor,
+        drafts: Tensor,
+    ) -> None:
+        """hidden: [max_num_seqs * max_query_len, hidden_size], where a step leaves its states.
+
+        drafts: as in HeadDrafts.
+        """
+        assert not parts.head.taps, "the states of layers are not kept"
+        super().__init__(parts.sampler, state, limits, drafts)
+        self._parts, self._hidden = parts, hidden
+        self._features = hidden.new_zeros(limits.max_num_seqs, parts.head.feature_size)
+
+    def use(self, parts: StateParts) -> None:
+        """Draft with another head of the same sizes from now on."""
+        self._parts, self._sampler = parts, parts.sampler
+
+    def start(self, rows: DraftRows, verified: VerifiedChains, shape: StepShape) -> None:
+        """Take the rows, and the features in front of their last new tokens.
+
+        The state has the lengths with the new tokens. shape: of the step.
+        """
+        self._start(rows, verified, shape)
+        last = (verified.counts - 1).clamp_min(0)
+        index = torch.arange(shape.num_rows, device=last.device) * shape.query_len + last
+        features = self._parts.head.features(self._hidden[index])
+        self._features[: shape.num_rows] = features
+        tokens = verified.token_ids.gather(1, last[:, None]).squeeze(1)
+        self._tokens[: shape.num_rows] = tokens
+
+    def draft(self, kind: SamplingKind, shape: StepShape, edits: LogitEdits | None = None) -> None:
+        """Draft `shape.query_len` - 1 tokens of each row, or as many as the head has.
+
+        Of each row those that it wants are kept. edits: as in `_select`.
+        """
+        num_rows, head = shape.num_rows, self._parts.head
+        most = head.max_draft_tokens
+        count = shape.query_len - 1 if most is None else min(most, shape.query_len - 1)
+        state = head.begin_on_device(self._features[:num_rows], self._tokens[:num_rows])
+        for index in range(count):
+            if index > 0:
+                state = head.advance_on_device(state, self._tokens[:num_rows], index - 1)
+            self._select(head.logits(state, index), kind, num_rows, edits)

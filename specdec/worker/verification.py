@@ -1,0 +1,71 @@
+"""Verification of the rows of a step by the verifier of each sequence, on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec.kernels.sample import RowArgmax
+from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch, VerifiedTokens
+from specdec.sampling.vocab_shard import VocabShard
+from specdec.types.messages import StepRow
+from specdec.types.sampling_params import VerifierName
+from specdec.worker.batch_state import BatchState, TokenSpan
+
+
+def verify_sampled(
+    state: BatchState,
+    shard: VocabShard,
+    rows: Sequence[StepRow],
+    logits: Tensor,
+    argmax: RowArgmax,
+) -> Sequence[tuple[int, ...]]:
+    """Run the verifier of each row; return the new tokens of each. A collective call.
+
+    logits: [sum of num_draft_tokens + 1, len(vocab_slice)]; argmax: of these rows.
+    """
+    members_of = _by_verifier(state, rows)
+    if len(members_of) == 1:
+        return list(_run_verifier(state, shard, next(iter(members_of)), rows, logits, argmax))
+    verified: list[tuple[int, ...]] = [()] * len(rows)
+    ends = np.cumsum([row.num_draft_tokens + 1 for row in rows])
+    scored = np.split(np.arange(len(logits)), ends[:-1])
+    for name, members in members_of.items():
+        positions = np.concatenate([scored[member] for member in members])
+        own = torch.from_numpy(positions).to(logits.device)
+        own_rows = [rows[member] for member in members]
+        tokens = _run_verifier(state, shard, name, own_rows, logits[own], argmax.take(own))
+        for member, token_ids in zip(members, tokens, strict=True):
+            verified[member] = token_ids
+    return verified
+
+
+def _run_verifier(
+    state: BatchState,
+    shard: VocabShard,
+    name: VerifierName,
+    rows: Sequence[StepRow],
+    logits: Tensor,
+    argmax: RowArgmax,
+) -> VerifiedTokens:
+    # A row samples a token after its last known one, and one after each draft token.
+    spans = [TokenSpan(row.seq_id, row.known_end, row.depths) for row in rows]
+    batch = state.sampling_batch(spans, argmax)
+    verifiers = (state.rules(row.seq_id).verifier for row in rows)
+    drafts = [
+        Draft(row.drafts, verifier, row.draft_probs, row.parents)
+        for row, verifier in zip(rows, verifiers, strict=True)
+    ]
+    return VERIFY[name](logits, batch, DraftBatch(drafts, logits.device), shard)
+
+
+def _by_verifier(state: BatchState, rows: Sequence[StepRow]) -> dict[VerifierName, list[int]]:
+    """Group the indices of the rows by their verifier."""
+    members_of: dict[VerifierName, list[int]] = {}
+    for index, row in enumerate(rows):
+        name = state.rules(row.seq_id).acting_verifier
+        members_of.setdefault(name, []).append(index)
+    return members_of

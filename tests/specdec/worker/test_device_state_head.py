@@ -1,0 +1,143 @@
+"""Drafts of heads without KV in steps on the device: those of the host, all launched at once."""
+
+from functools import cache
+
+import pytest
+
+from specdec.sampling.device_sampler import SamplingKind
+from specdec.worker.device_launch import StepPlan
+from specdec.worker.step_graphs import RaggedShape, Stage, StepShape
+from tests.specdec.engines import engine_config, local_engine, tokens_by
+from tests.specdec.fakes import run_ranks
+from tests.specdec.heads import HEADS
+from tests.specdec.worker.device import FakeGraphs, device_runner, recorded_device_steps
+from tests.specdec.worker.operators import Operators, assert_host_reads_nothing
+from tests.specdec.worker.test_device_head import (
+    NUM_DRAFTS,
+    SHAPED,
+    config_of,
+    num_with_drafts,
+    requests,
+    run_target,
+    shaped,
+)
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_model_dir):
+    """Return the tokens without speculation."""
+    return tokens_by(local_engine(tiny_model_dir, engine_config(0), kernels="torch"), requests())
+
+
+@pytest.fixture(scope="module")
+def head_dir(tiny_model_dir, tmp_path_factory, expected):
+    """Return a function that gives the directory of a head, some of whose drafts are right."""
+    texts = [[*each.prompt, *expected[each.request_id]] for each in requests()]
+    return cache(
+        lambda method: HEADS[method](tiny_model_dir, tmp_path_factory.mktemp(method), texts)
+    )
+
+
+@pytest.fixture
+def on_device(monkeypatch):
+    """Return a list with an entry for each step that ran on the device: its rows."""
+    return recorded_device_steps(monkeypatch)
+
+
+def drafts_of(target):
+    return [[row.next_draft_token_ids for row in output.rows] for output in target.outputs]
+
+
+@pytest.mark.parametrize(
+    ("method", "is_async", "has_graphs"),
+    [
+        ("medusa", True, True),
+        ("hydra", True, False),
+        ("mlp_speculator", False, False),
+    ],
+)
+def test_the_drafts_are_those_of_the_host(
+    tiny_model_dir, head_dir, expected, on_device, method, is_async, has_graphs
+):
+    """Every step yields the same tokens and drafts; prompts are chunked."""
+    run = [tiny_model_dir, head_dir(method), method]
+    changes = {"async_scheduling": is_async, "max_num_batched_tokens": 20}
+    tokens, host, _ = run_target(*run, runs_on_device=False, changes=changes, off=range(3, 5))
+    assert tokens == expected
+    assert not on_device
+    graphs = FakeGraphs() if has_graphs else None
+    found, target, engine = run_target(*run, graphs=graphs, changes=changes, off=range(3, 5))
+    assert found == expected
+    assert target.outputs == host.outputs
+    counts = engine.stats().counts
+    assert len(on_device) == counts.num_steps
+    assert num_with_drafts(on_device) >= 5
+    assert counts.speculation.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("method", ["medusa", "mlp_speculator"])
+def test_a_head_drafts_by_the_logits_of_the_target(tiny_model_dir, head_dir, on_device, method):
+    run, changes = [tiny_model_dir, head_dir(method), method], {"async_scheduling": True}
+    tokens, host, _ = run_target(*run, asked=shaped(), runs_on_device=False, changes=changes)
+    found, target, _ = run_target(*run, asked=shaped(), changes=changes)
+    assert found == tokens
+    assert drafts_of(target) == drafts_of(host)
+    assert len(on_device) == len(target.outputs)
+    assert len(shaped()) == len(SHAPED)
+
+
+def test_ranks_agree(tiny_model_dir, head_dir, expected):
+    def on_rank(group):
+        tokens, target, _ = run_target(tiny_model_dir, head_dir("medusa"), "medusa", group)
+        return tokens, target.outputs
+
+    found = run_ranks(2, on_rank)
+    assert found[0] == found[1]
+    assert found[0][0] == expected
+
+
+def test_another_head_has_its_own_graphs(tiny_model_dir, head_dir):
+    """Graphs of the target's stages stay."""
+    graphs, method = FakeGraphs(), "medusa"
+    config = config_of(method, head_dir(method), max_num_seqs=2)
+    runner = device_runner(tiny_model_dir, config, graphs, head=head_dir(method))
+    num_captured = graphs.num_captured
+    runner.head.replace_head(runner.head.head)
+    stages = [stage for stage, _ in runner.device_steps._graphs._replays]
+    num_of_head = sum(stage is Stage.START or stage.startswith("chain") for stage in stages)
+    assert graphs.num_captured - num_captured == num_of_head > 0
+    lens = {
+        s.query_len
+        for stage, s in runner.device_steps._graphs._replays
+        if stage is Stage.CHAIN_GREEDY
+    }
+    assert lens == {2, 3, 4}
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        ("medusa", SamplingKind.GREEDY),
+        ("hydra", SamplingKind.GREEDY),
+        ("mlp_speculator", SamplingKind.SAMPLED),
+    ],
+)
+def test_the_host_reads_nothing_between_the_tokens_of_a_draft(
+    tiny_model_dir, head_dir, method, kind
+):
+    config = config_of(method, head_dir(method), max_num_seqs=2)
+    runner = device_runner(tiny_model_dir, config, head=head_dir(method))
+    plan = StepPlan(StepShape(2, 2, 5), kind, 2, RaggedShape(24, 2, 5), True)
+    assert_host_reads_nothing(lambda: runner.device_steps._launcher.launch(plan))
+
+
+def test_a_draft_launches_few_operators(tiny_model_dir, head_dir):
+    """Of a greedy draft of three tokens by Medusa heads."""
+    config = config_of("medusa", head_dir("medusa"), max_num_seqs=2)
+    launcher = device_runner(tiny_model_dir, config, head=head_dir("medusa")).device_steps._launcher
+    counts = []
+    for num_next in (0, NUM_DRAFTS):
+        with Operators() as operators:
+            launcher.launch(StepPlan(StepShape(2, 1, 5), SamplingKind.GREEDY, num_next))
+        counts.append(operators.counts.total())
+    assert counts[1] - counts[0] < 30 + 40 * NUM_DRAFTS
