@@ -294,12 +294,13 @@ class ModelConfig:
     def copied_bytes(self, dtype: DTypeName, tensor_parallel_size: int) -> int:
         """Return the memory of weights that several ranks have, without the first of each.
 
-        Ranks of transformers' code each have the whole embedding; others divide everything large.
+        Ranks of transformers' code each have the whole embedding, and together a further head where
+        the model has none beside it; others divide everything large.
         """
-        if self.transformers is None:
+        if self.transformers is None or tensor_parallel_size == 1:
             return 0
         table = self.vocab_size * self.hidden_size * DTYPE_BYTES[dtype]
-        return (tensor_parallel_size - 1) * table
+        return (tensor_parallel_size - 1 + self.tie_word_embeddings) * table
 
     def adapter_bytes(self, rank: int, dtype: DTypeName, tensor_parallel_size: int = 1) -> int:
         """Return the memory of an adapter of all linear layers, on all ranks together.
