@@ -1,12 +1,14 @@
 """Measure the cost of speculation that an operator has switched off.
 
 One service has a draft model, or with --head a head with random weights, and is switched off at
-run time; its draft worker stays alive. Another one was started without speculation. They take turns
-at several numbers of streams, in a closed loop; with few streams, where a measurement is short and
-noisy, more often. After half of the rounds both are restarted in the other order, because the
-memory layout of a process changes the speed by one or two percent.
+run time; its draft worker stays alive. With --async-drafting that model would draft ahead. Another
+one was started without speculation. They take turns at several numbers of streams, in a closed
+loop; with few streams, where a measurement is short and noisy, more often. After half of the
+rounds both are restarted in the other order, because the memory layout of a process changes the
+speed by one or two percent.
 
-    python -m benchmarks.off_cost [--head eagle3] [--rounds 10] [--output FILE]
+    python -m benchmarks.off_cost [--head eagle3 | --async-drafting outcomes] [--rounds 10]
+        [--output FILE]
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -34,6 +36,7 @@ from benchmarks.steered import STEERED, steer
 from benchmarks.summary import Bar, Row, at_least, print_bars, print_rows, summarize
 from benchmarks.workloads import MODEL, NO_METHOD, Contender, Measurement, Workload
 from specdec.client import AdminClient
+from specdec.config.methods import AsyncDrafting
 from specdec.config.speculative import SpeculativeConfig
 from specdec.models.config import ModelConfig
 from specdec.models.resolve import print_progress, resolve
@@ -43,7 +46,9 @@ from specdec.types.control import SpeculationChange
 _PAIRS_PER_ROUND = {1: 4, 8: 2, 32: 1}  # by the number of streams
 _MOST_PROMPTS = 48
 _REQUESTS_EACH = 2  # per stream, one after the other
-_LEAST_MEDIAN, _LEAST_MEDIAN_WITH_HEAD, _LEAST_BOUND = 0.98, 0.99, 0.95
+_LEAST_MEDIAN, _LEAST_MEDIAN_OF_KINDS, _LEAST_BOUND = 0.98, 0.99, 0.95
+"""Of the ratios with a plain draft model, with a head or drafts ahead, and of the lower bound."""
+
 _CONFIDENCE = 0.95
 _DRAFT_WORKER_TIMEOUT_S = 60.0
 _RESAMPLES = 10_000
@@ -66,12 +71,16 @@ class Share:
 
 @dataclass(frozen=True)
 class OffReport:
-    """Complete results of a run. head: the kind of the head; None for a draft model."""
+    """Complete results of a run.
+
+    head: the kind of the head; None for a draft model. async_drafting: of the draft model.
+    """
 
     command: str
     machine: Machine
     model: str
     head: str | None
+    async_drafting: AsyncDrafting
     num_rounds: int
     max_tokens: int
     rows: tuple[Row, ...]
@@ -106,9 +115,12 @@ def lower_bound(ratios: Sequence[float], seed: int = 0) -> float:
     return float(np.quantile(np.median(drawn, axis=1), 1 - _CONFIDENCE))
 
 
-def bars(found: Sequence[Share], head: str | None = None) -> tuple[Bar, ...]:
-    """Check the median and the lower bound at each number of streams."""
-    least = _LEAST_MEDIAN if head is None else _LEAST_MEDIAN_WITH_HEAD
+def bars(found: Sequence[Share], *, is_plain: bool = True) -> tuple[Bar, ...]:
+    """Check the median and the lower bound at each number of streams.
+
+    is_plain: whether speculation has a draft model without drafts ahead.
+    """
+    least = _LEAST_MEDIAN if is_plain else _LEAST_MEDIAN_OF_KINDS
     return tuple(
         bar
         for each in found
@@ -141,7 +153,10 @@ def measure_pair(
 ) -> Measured:
     """Start both services in the given order, and measure; the other service is idle meanwhile."""
     shared: dict[str, Any] = {"enable_prefix_caching": False, "max_num_seqs": 32}
-    own: dict[str, dict[str, Any]] = {OFF: {}, WITHOUT: {"speculative_config": None}}
+    own: dict[str, dict[str, Any]] = {
+        OFF: {"speculative_config": draft_config(options.async_drafting)},
+        WITHOUT: {"speculative_config": None},
+    }
     with ExitStack() as stack:
         if options.head is not None:
             directory = Path(stack.enter_context(TemporaryDirectory()))
@@ -166,6 +181,11 @@ def measure_pair(
                 contenders, turns, num_pairs * num_rounds, options.quiet_limit_s
             )
         return measured
+
+
+def draft_config(async_drafting: AsyncDrafting) -> SpeculativeConfig:
+    """Return the configuration of the target's int8 copy as its draft model."""
+    return SpeculativeConfig.of("draft_model", quantization="int8", async_drafting=async_drafting)
 
 
 def head_config(head: str, directory: Path) -> SpeculativeConfig:
@@ -197,11 +217,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         machine=describe_machine(),
         model=MODEL,
         head=options.head,
+        async_drafting=options.async_drafting,
         num_rounds=options.rounds,
         max_tokens=options.max_tokens,
         rows=tuple(summarize(name, each) for name, each in measured.items()),
         shares=found,
-        bars=bars(found, options.head),
+        bars=bars(found, is_plain=options.head is None and options.async_drafting == "off"),
     )
     print_rows(report.rows)
     print_bars(report.bars)
@@ -210,12 +231,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the options; a head has a separate report."""
+    """Return the options; a head and drafts ahead have separate reports."""
     parser = argparse.ArgumentParser(
         prog="benchmarks.off_cost", description="Measure the cost of switched-off speculation."
     )
-    parser.add_argument(
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument(
         "--head", choices=HEADS, help="load a head with random weights instead of a draft model"
+    )
+    kind.add_argument(
+        "--async-drafting",
+        choices=get_args(AsyncDrafting),
+        default="off",
+        help="what the draft model would draft ahead",
     )
     add_prompts_option(parser)
     add_round_options(parser, num_rounds=10)
@@ -223,6 +251,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.head is not None and options.output == parser.get_default("output"):
         options.output = DOCS / f"off-cost-{options.head}.json"
+    elif options.async_drafting != "off" and options.output == parser.get_default("output"):
+        options.output = DOCS / f"off-cost-async-{options.async_drafting}.json"
     return options
 
 

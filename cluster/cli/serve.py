@@ -62,7 +62,8 @@ SECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             *("num_replicas", "min_replicas", "max_replicas", "target_requests_per_replica"),
             *("upscale_delay_s", "downscale_delay_s", "routing_policy"),
             *("start_timeout_s", "drain_timeout_s"),
-            *("spare_draft_worker", "transport", "ray_address", "target_labels", "draft_labels"),
+            *("spare_draft_worker", "replicas_per_draft_worker", "transport", "ray_address"),
+            *("target_labels", "draft_labels"),
         ),
         "Network": (
             *("ingress", "host", "http_port", "grpc_port", "http_max_body_mib"),

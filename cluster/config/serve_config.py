@@ -17,6 +17,13 @@ from cluster.config.lora_modules import (
     read_lora_modules,
 )
 from cluster.config.network import HOSTS, MAX_MODEL_CHARS, is_loopback
+from cluster.config.service_checks import (
+    check_cluster,
+    check_replicas,
+    check_shared_draft_workers,
+    check_training,
+    check_verifiers,
+)
 from cluster.config.vllm_compat import in_our_words
 from cluster.observability.logs import LogConfig
 from cluster.observability.metric_aliases import MetricAliases
@@ -178,6 +185,12 @@ class ServeConfig(LLMConfig):
         "Keep a process for each draft rank that has started and imported everything, and replaces "
         "a rank that dies; without it drafts are missing for some seconds longer",
     )
+    replicas_per_draft_worker: int = setting(
+        1,
+        whole_number(1, 64),
+        "Replicas that share a draft worker, each with its own part of its KV cache; needs a draft "
+        "model on one rank. With 1 each replica has its own worker",
+    )
     transport: Literal["auto", "ipc", "tcp"] = setting(
         "auto",
         one_of("auto", "ipc", "tcp"),
@@ -338,9 +351,21 @@ class ServeConfig(LLMConfig):
     @property
     def num_spare_ranks(self) -> int:
         """See LLMConfig."""
-        if self.draft_model is None or not self.spare_draft_worker:
+        if self.draft_model is None or not self.spare_draft_worker or self.shares_draft_workers:
             return 0
         return self.draft_model.draft_tensor_parallel_size
+
+    @property
+    def shares_draft_workers(self) -> bool:
+        """Return whether replicas draft on workers that they share."""
+        return self.replicas_per_draft_worker > 1
+
+    @property
+    def num_shared_draft_workers(self) -> int:
+        """Number of workers that replicas share: enough for the highest load."""
+        if not self.shares_draft_workers:
+            return 0
+        return -(-self.most_replicas // self.replicas_per_draft_worker)
 
     @property
     def is_reachable(self) -> bool:
@@ -374,10 +399,11 @@ class ServeConfig(LLMConfig):
         if self.otlp_traces_endpoint is not None and not _can_trace():
             limit = "left out unless OpenTelemetry is installed; pip install 'specdec[tracing]'"
             raise InvalidValueError("otlp_traces_endpoint", self.otlp_traces_endpoint, limit)
-        self._check_verifiers()
-        self._check_training()
-        self._check_replicas()
-        self._check_cluster()
+        check_verifiers(self)
+        check_training(self)
+        check_replicas(self)
+        check_cluster(self)
+        check_shared_draft_workers(self)
 
     def _check_adapters(self) -> None:
         if self.lora_modules is not None and not self.enable_lora:
@@ -391,60 +417,6 @@ class ServeConfig(LLMConfig):
         if any(each.name == self.served_model_name for each in self.startup_adapters):
             limit = "without an adapter that has the name of the model"
             raise InvalidValueError("lora_modules", self.lora_modules, limit)
-
-    def _check_verifiers(self) -> None:
-        config = self.speculative_config
-        if config is None or self.allow_synthetic_acceptance:
-            return
-        if "synthetic" in config.allowed_verifiers:
-            limit = (
-                "without synthetic unless allow_synthetic_acceptance is given: it accepts wrong "
-            )
-            limit += "draft tokens, for measurements"
-            field = "speculative_config.allowed_verifiers"
-            raise InvalidValueError(field, config.allowed_verifiers, limit)
-
-    def _check_training(self) -> None:
-        config = self.speculative_config
-        if self.training_buffer_tokens:
-            # The files of the model decide about what was left out.
-            has_head = config is not None and (
-                config.head is not None or not config.left_out.isdisjoint({"method", "drafter"})
-            )
-            if not has_head:
-                limit = "0 unless speculative_config has a draft head, which the answers train"
-                raise InvalidValueError(
-                    "training_buffer_tokens", self.training_buffer_tokens, limit
-                )
-        elif self.training_cache_salt is not None:
-            limit = "left out unless training_buffer_tokens is given"
-            raise InvalidValueError("training_cache_salt", self.training_cache_salt, limit)
-
-    def _check_replicas(self) -> None:
-        if self.max_replicas is None and self.min_replicas != 1:
-            limit = "left out unless max_replicas is given; num_replicas sets a fixed number"
-            raise InvalidValueError("min_replicas", self.min_replicas, limit)
-        if self.max_replicas is not None and self.num_replicas != 1:
-            limit = "left out where max_replicas is given; set min_replicas instead"
-            raise InvalidValueError("num_replicas", self.num_replicas, limit)
-        if self.max_replicas is not None and self.max_replicas < self.min_replicas:
-            limit = f"at least min_replicas ({self.min_replicas})"
-            raise InvalidValueError("max_replicas", self.max_replicas, limit)
-        if self.ingress == "embedded" and (self.max_replicas or self.num_replicas > 1):
-            limit = (
-                "serve for several replicas: embedded servers would all listen on the same ports"
-            )
-            raise InvalidValueError("ingress", self.ingress, limit)
-
-    def _check_cluster(self) -> None:
-        if self.ray_address is not None and self.ingress != "serve":
-            limit = (
-                "serve where ray_address is given: embedded servers could start on any of its nodes"
-            )
-            raise InvalidValueError("ingress", self.ingress, limit)
-        if self.draft_labels and self.draft_model is None:
-            limit = "left out unless speculative_config has the method draft_model"
-            raise InvalidValueError("draft_labels", self.draft_labels, limit)
 
 
 def _can_trace() -> bool:

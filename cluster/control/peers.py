@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 ROUTER, CONTROL_PLANE = "Router", "ControlPlane"
 """Deployments of each application."""
 
+DRAFT_HOST = "DraftHost"
+"""Deployment of one whose replicas share draft workers."""
+
 _FRESH_S = 1.0
 _STALE_S = 5.0
 """Age at which the address of a known model or adapter is looked up again: a call to a deleted

@@ -9,22 +9,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cluster.config.serve_config import ServeConfig
+from cluster.replica.group_specs import draft_spec, target_spec
 from cluster.workers.ray_runtime import LocalRay, start_ray
-from cluster.workers.resources import (
-    DRAFT_BUNDLE,
-    TARGET_BUNDLE,
-    check_ranks,
-    gpus_per_rank,
-    placement_bundles,
-)
-from specdec.config.engine import DEFAULT_MODEL_OPTIONS, DraftLimits, EngineConfig
+from cluster.workers.resources import check_ranks, placement_bundles
+from specdec.config.engine import DraftLimits
 from specdec.config.hardware import available_cpus
 from specdec.config.llm import LLMConfig
-from specdec.config.quantization import QuantizationMethod
 from specdec.engine.engine_thread import EngineThread
 from specdec.engine.memory_plan import MemoryPlan
 from specdec.engine.model_resolution import ModelDirectories
@@ -33,19 +26,17 @@ from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import DraftVocabulary, Proposer, make_proposer
 from specdec.speculation.proposers.draft_adapters import AdapterDrafter
 from specdec.types.control import SpeculationControl
+from specdec.types.errors import InvalidValueError
 from specdec.types.ranks import Target
 from specdec.types.stats import Counts
 
 if TYPE_CHECKING:  # they import Ray, which reads the environment when it is imported
     from ray.util.placement_group import PlacementGroup
 
-    from cluster.workers.group_spec import GroupSpec, HeadSource
+    from cluster.workers.draft_seats import DraftSeats
     from cluster.workers.supervisors import DraftSupervisor, Supervisor, TargetSupervisor
 
 Measured = TypeVar("Measured")
-
-_DRAFT_TIMEOUT_S = 10.0
-"""Streams wait for drafts; a slower draft worker is better restarted."""
 
 
 class RayExecutor:
@@ -60,8 +51,13 @@ class RayExecutor:
         directories: ModelDirectories,
         plan: MemoryPlan,
         num_sharing: int = 1,
+        seats: DraftSeats | None = None,
     ) -> None:
-        """Store what `load` needs. num_sharing: the replicas that share a node's cores."""
+        """Store what `load` needs.
+
+        num_sharing: the replicas that share a node's cores. seats: at draft workers that several
+        replicas share; None where each has its own.
+        """
         if not isinstance(config, ServeConfig):
             values = {each.name: getattr(config, each.name) for each in fields(LLMConfig)}
             config = ServeConfig(**values, served_model_name="llm", spare_draft_worker=False)
@@ -69,6 +65,7 @@ class RayExecutor:
         self._directories = directories
         self._plan = plan
         self._num_sharing = num_sharing
+        self._seats = seats
         self._target: TargetSupervisor | None = None
         self._draft: DraftSupervisor | None = None
         self._own_ray: LocalRay | None = None
@@ -219,23 +216,9 @@ class RayExecutor:
         from cluster.workers.supervisors import TargetSupervisor
         from cluster.workers.target_group import TargetGroup
 
-        config, limits = self._config, self._plan.engine
-        directory, size = self._directories.target, config.tensor_parallel_size
-        spec = self._group_spec(
-            "target", config.model, directory, size, limits, config.quantization_method
-        )
-        spec = replace(spec, head=self._head_source())
+        limits = self._plan.engine
+        spec = target_spec(self._config, self._directories, limits, self._num_sharing)
         return TargetSupervisor(lambda: TargetGroup(spec, placement))
-
-    def _head_source(self) -> HeadSource | None:
-        from cluster.workers.group_spec import HeadSource, ModelSource
-
-        method, directory = self._config.head, self._directories.head
-        if method is None or directory is None:
-            return None
-        name = method.model or self._config.model
-        model = ModelSource(name, directory, may_be_pickled=method.model is not None)
-        return HeadSource(model, method.quantization, method.window, method.speculative_token_map)
 
     def _start_draft(self, placement: PlacementGroup) -> DraftSupervisor | None:
         from cluster.workers.ranks import Ranks
@@ -244,59 +227,56 @@ class RayExecutor:
         from cluster.workers.target_group import AdapterGroup
         from cluster.workers.worker_group import DRAFT
 
-        limits, drafting = self._plan.draft, self._config.draft_model
-        if limits is None or drafting is None:
+        limits, directory = self._plan.draft, self._directories.draft
+        if limits is None or self._config.draft_model is None or directory is None:
             return None
-        directory, size = self._directories.draft, drafting.draft_tensor_parallel_size
-        assert directory is not None, "a memory plan for a draft model without a directory"
-        model = drafting.model or self._config.model
-        spec = self._group_spec(
-            "draft model", model, directory, size, limits, drafting.quantization
-        )
         options = self._config.model_options
         vocabulary = DraftVocabulary.between(directory, self._directories.target, options)
-        spec = replace(spec, vocabulary=vocabulary.shared)
+        self._plan = with_possible_drafts_ahead(self._plan, vocabulary)
+        if self._seats is not None:
+            return self._share_draft_worker(self._seats, limits, vocabulary)
+        spec = draft_spec(self._config, self._directories, limits, vocabulary, self._num_sharing)
         if not self._config.spare_draft_worker:
             start = partial(AdapterGroup, DRAFT, spec, placement)
             return DraftSupervisor(start, limits, vocabulary)
         spare = SpareRanks(
             lambda ranks: AdapterGroup(DRAFT, spec, placement, ranks),
-            lambda lost: Ranks.spares(DRAFT.actor, spec, placement, lost.places),
+            lambda lost: Ranks.opened(DRAFT.actor, spec, placement, lost.places),
         )
         return DraftSupervisor(spare.start, limits, vocabulary, spare)
 
-    def _group_spec(
-        self,
-        name: str,
-        model: str,
-        directory: Path,
-        size: int,
-        limits: EngineConfig | DraftLimits,
-        quantization: QuantizationMethod | None,
-    ) -> GroupSpec:
-        from cluster.workers.group_spec import GroupSpec, ModelSource
+    def _share_draft_worker(
+        self, seats: DraftSeats, limits: DraftLimits, vocabulary: DraftVocabulary
+    ) -> DraftSupervisor:
+        """Draft on a worker with a seat for this replica, within the blocks that it has there."""
+        from cluster.workers.draft_seats import take_ranks
+        from cluster.workers.supervisors import DraftSupervisor
+        from cluster.workers.worker_group import DRAFT, WorkerGroup
 
-        config = self._config
-        is_target = isinstance(limits, EngineConfig)
-        timeout_s = config.step_timeout_s
-        return GroupSpec(
-            name=name,
-            model=ModelSource(model, directory),
-            dtype=config.resolved_dtype,
-            device=config.device,
-            quantization=quantization,
-            kernels=config.kernels,
-            tensor_parallel_size=size,
-            limits=limits,
-            num_replicas=self._num_sharing,
-            bundle_index=TARGET_BUNDLE if is_target else DRAFT_BUNDLE,
-            transport=None if config.transport == "auto" else config.transport,
-            start_timeout_s=config.start_timeout_s,
-            step_timeout_s=timeout_s if is_target else min(timeout_s, _DRAFT_TIMEOUT_S),
-            logs=config.logs,
-            gpus_per_rank=gpus_per_rank(config),
-            options=config.model_options if is_target else DEFAULT_MODEL_OPTIONS,
+        timeout_s = self._config.start_timeout_s
+        limits = replace(limits, num_blocks=min(limits.num_blocks, seats.num_blocks(timeout_s)))
+        self._plan = replace(self._plan, draft=limits)
+        spec = draft_spec(self._config, self._directories, limits, vocabulary, self._num_sharing)
+        start = lambda: WorkerGroup(DRAFT, spec, None, take_ranks(seats, spec))  # noqa: E731
+        return DraftSupervisor(start, limits, vocabulary)
+
+
+def with_possible_drafts_ahead(plan: MemoryPlan, vocabulary: DraftVocabulary) -> MemoryPlan:
+    """Return the plan without drafts ahead where the draft model cannot make them.
+
+    Raises InvalidValueError where a kind of them was chosen, rather than auto.
+    """
+    speculation = plan.engine.speculation
+    if speculation is None or vocabulary.drafts_ahead:
+        return plan
+    drafting = speculation.draft_model
+    if drafting is not None and drafting.async_drafting in ("continuing", "outcomes"):
+        limit = (
+            "off or auto with this draft model: its tokenizer is not the target's, so a draft that "
+            "is accepted in part may be other tokens in the longer text"
         )
+        raise InvalidValueError("speculative_config.async_drafting", drafting.async_drafting, limit)
+    return replace(plan, engine=replace(plan.engine, speculation=speculation.without_drafts_ahead))
 
 
 def _has_ray() -> bool:

@@ -28,6 +28,7 @@ from cluster.replica.preprocessor import Preprocessor
 from cluster.replica.ray_executor import RayExecutor
 from cluster.replica.report import ReplicaLoad, decision_news
 from cluster.replica.sample_buffer import SampleBuffer
+from cluster.workers.draft_seats import DraftSeats
 from cluster.workers.profiling import Profiling
 from cluster.workers.resources import ReplicaMemory
 from specdec.engine.core import EngineCore
@@ -70,10 +71,12 @@ class Router:
         memory: ReplicaMemory,
         replica: str = "local",
         num_sharing: int = 1,
+        seats: DraftSeats | None = None,
     ) -> None:
         """memory: limits of this replica. replica: its name in the cluster.
 
-        num_sharing: the number of replicas that share the cores of a node.
+        num_sharing: the number of replicas that share the cores of a node. seats: as of
+        RayExecutor.
         """
         self.core = EngineCore(
             config, directories.configs(), memory.target_bytes, memory.draft_bytes
@@ -84,7 +87,7 @@ class Router:
         self._model = self.core.model
         self.text = Preprocessor(directories.target, self._model, config.chat_template)
         self._seeds = random.SystemRandom() if config.seed is None else random.Random(config.seed)
-        self._models = RayExecutor(config, directories, self.core.plan, num_sharing)
+        self._models = RayExecutor(config, directories, self.core.plan, num_sharing, seats)
         self._speculation_version: int | None = None
         self._load = ReplicaLoad(config.target_requests_per_replica, time.monotonic)
         self._instrumentation = Instrumentation(config, replica, self.metrics)

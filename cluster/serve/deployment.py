@@ -14,7 +14,6 @@ from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import RayTaskError
 from ray.serve.config import gRPCOptions
-from ray.util.placement_group import PlacementGroup
 
 from cluster.api.authentication import (
     AdminAccess,
@@ -49,20 +48,18 @@ from cluster.replica.orders import (
 )
 from cluster.replica.router import Router
 from cluster.serve.autoscaling import OPEN_REQUESTS, autoscaling_config
-from cluster.serve.node_memory import node_shares, replica_memory
+from cluster.serve.draft_host import HostSeats, draft_hosts
 from cluster.serve.request_router import KV_CACHE_TOKENS, request_router_config
+from cluster.serve.router_factory import make_router
 from cluster.workers.group_spec import log_progress
 from cluster.workers.ray_internals import head_node_resource
 from cluster.workers.resources import (
     CPUS_PER_ROUTER,
     FoundByDriver,
-    ReplicaMemory,
     bundle_labels,
     placement_bundles,
 )
-from specdec.config.hardware import available_memory_bytes
 from specdec.engine.model_detection import with_detected_models
-from specdec.engine.model_resolution import resolve_models
 from specdec.types.adapters import AdapterOrder, AdapterReport
 from specdec.types.drafters import DrafterOrder, DrafterReport
 from specdec.types.errors import InvalidValueError, TargetFailedError
@@ -113,6 +110,7 @@ class RouterReplica(InferenceServicer, AdminServicer):
         config: Mapping[str, Any],
         control_plane: Any,
         found: FoundByDriver | None,
+        draft_hosts: Any,
     ) -> None:
         serve_config = ServeConfig.from_mapping(config)
         logs.configure(serve_config.logs)
@@ -121,7 +119,13 @@ class RouterReplica(InferenceServicer, AdminServicer):
         self._has_failed = False
         placement = ray.util.get_current_placement_group()
         router = await asyncio.to_thread(
-            _make_router, serve_config, placement, self._application, self._replica_id, found
+            make_router,
+            serve_config,
+            placement,
+            self._application,
+            self._replica_id,
+            found,
+            None if draft_hosts is None else HostSeats(draft_hosts),
         )
         control = ControlClient(control_plane, router.apply_speculation, router.report)
         keys = _read_api_keys(serve_config)
@@ -352,25 +356,6 @@ def _log_access(config: ServeConfig, access: AdminAccess, *, has_keys: bool) -> 
         logger.warning("%s", warning)
 
 
-def _make_router(
-    config: ServeConfig,
-    placement: PlacementGroup,
-    application: str,
-    replica_id: str,
-    found: FoundByDriver | None,
-) -> Router:
-    """Create the Router; without `found`, locate the models and the memory of the nodes here."""
-    if found is None:
-        shares = node_shares(config, application)
-        config = with_detected_models(config, log_progress)
-        directories = resolve_models(config, log_progress)
-        memory = replica_memory(config, placement, shares)
-        return Router(config, directories, memory, replica_id, shares.target)
-    bytes_now = available_memory_bytes() if config.device == "cpu" else found.memory_bytes
-    memory = ReplicaMemory(min(found.memory_bytes, bytes_now))
-    return Router(config, found.directories, memory, replica_id, found.num_sharing)
-
-
 def make_application(config: ServeConfig, found: FoundByDriver | None = None) -> serve.Application:
     """Bind both deployments to a configuration, with the resources of a replica.
 
@@ -396,7 +381,8 @@ def make_application(config: ServeConfig, found: FoundByDriver | None = None) ->
         graceful_shutdown_timeout_s=config.drain_timeout_s + _CLOSE_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=0.5,
     )
-    return deployment.bind(config.to_mapping(), _control_plane(config), found)
+    hosts = draft_hosts(config, found) if config.shares_draft_workers else None
+    return deployment.bind(config.to_mapping(), _control_plane(config), found, hosts)
 
 
 def _control_plane(config: ServeConfig) -> serve.Application:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +67,33 @@ def node_shares(config: ServeConfig, own_application: str) -> NodeShares:
         num_nodes = len(nodes_for(config, bundle, nodes)) if bundle < num_bundles else 0
         return -(-num_replicas // max(1, num_nodes))
 
+    if config.shares_draft_workers:
+        return _with_shared_workers(config, nodes, share(TARGET_BUNDLE))
     return NodeShares(share(TARGET_BUNDLE), share(DRAFT_BUNDLE))
+
+
+def _with_shared_workers(
+    config: ServeConfig, nodes: Sequence[Mapping[str, Any]], of_target: int
+) -> NodeShares:
+    """Return the shares where replicas share draft workers, which may be on the targets' nodes."""
+    of_targets, of_drafts = (
+        {node["NodeID"] for node in nodes_for(config, bundle, nodes)}
+        for bundle in (TARGET_BUNDLE, DRAFT_BUNDLE)
+    )
+    of_draft = -(-config.num_shared_draft_workers // max(1, len(of_drafts)))
+    if of_targets.isdisjoint(of_drafts):
+        return NodeShares(of_target, of_draft)
+    return NodeShares(of_target + of_draft, of_target + of_draft)
+
+
+def draft_host_bytes(config: ServeConfig, placement: PlacementGroup, shares: NodeShares) -> int:
+    """Return the memory that a draft worker that replicas share may use, in its placement group.
+
+    Raises what `replica_memory` raises.
+    """
+    nodes = placement_group_table(placement)["bundles_to_node_id"]
+    num_bytes = _bundle_bytes(config, placement, 0, nodes)
+    return num_bytes if config.device == "cuda" else num_bytes // shares.draft
 
 
 def _num_other_replicas(own_application: str) -> int:

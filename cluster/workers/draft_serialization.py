@@ -88,6 +88,11 @@ def decode_draft_step(frames: Sequence[bytes]) -> DraftStep:
     return DraftStep(**vars(step), drafts=drafts, ahead=ahead)
 
 
+def has_drafts(frames: Sequence[bytes]) -> bool:
+    """Return whether the frames of `encode_draft_step` have drafts, which a step waits for."""
+    return len(frames[0]) > 0
+
+
 def _decode_ahead(rows: bytes, numbers: bytes) -> Iterator[AheadRow]:
     table = unpack_table(rows, 7)
     row_numbers = unpack_numbers(numbers, [row[2] + 1 + row[3] for row in table])
@@ -141,7 +146,7 @@ def encode_ahead_output(output: AheadOutput) -> Frames:
     )
     return [
         _AHEAD,
-        msgpack.packb([output.step_id, output.passes, output.is_whole]),
+        msgpack.packb([output.step_id, output.passes, output.is_whole, output.share]),
         pack_table((row.seq_id, len(row.continuations)) for row in output.rows),
         pack_table(outcomes),
         pack_numbers(token for each in drafts for token in each.draft_token_ids),
@@ -157,7 +162,7 @@ def is_ahead_output(frames: Sequence[bytes]) -> bool:
 def decode_ahead_output(frames: Sequence[bytes]) -> AheadOutput:
     """Decode the frames of `encode_ahead_output`."""
     _, header, rows, outcomes, tokens, listed, probs = frames
-    step_id, passes, is_whole = msgpack.unpackb(header, use_list=False)
+    step_id, passes, is_whole, share = msgpack.unpackb(header, use_list=False)
     table = unpack_table(outcomes, 4)
     token_ids = unpack_numbers(tokens, [count for _, _, count, _ in table])
     widths = ((count, width) for _, _, count, width in table)
@@ -176,4 +181,5 @@ def decode_ahead_output(frames: Sequence[bytes]) -> AheadOutput:
         ),
         tuple(DraftPass(*each) for each in passes),
         is_whole,
+        share,
     )

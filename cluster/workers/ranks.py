@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 import zmq
@@ -38,6 +38,31 @@ class RankLoss:
     reason: str
 
 
+class OpenRanks(Protocol):
+    """Ranks with open sockets, to which a worker group can connect.
+
+    are_shared: whether they also work for other engines.
+    """
+
+    are_shared: bool
+
+    @property
+    def places(self) -> Sequence[RankPlace]:
+        """Where they run; none where they are shared."""
+
+    def connect(self, context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[StepSocket]:
+        """Yield the Router's ends of the sockets, by rank. Raises OSError."""
+
+    def loss(self) -> RankLoss | None:
+        """Return a rank that is known to have ended, or None. From any thread."""
+
+    def wait_until_ended(self, timeout_s: float) -> None:
+        """Wait until all have ended that are to end, or for `timeout_s`."""
+
+    def kill(self) -> None:
+        """Kill every rank that works for this engine alone."""
+
+
 class Ranks:
     """The actors of one group.
 
@@ -45,6 +70,8 @@ class Ranks:
     a step, after the ranks that they replace have ended. They reserve nothing: the bundle of the
     group, in which they are placed, has the resources of the ranks that they replace.
     """
+
+    are_shared = False
 
     def __init__(
         self,
@@ -61,7 +88,7 @@ class Ranks:
         self._prepared: list[Any] = []  # one reference a spare
         self._runs: list[Any] = []  # one reference a rank
         self._is_spare = bool(replaces)
-        self.places: list[RankPlace] = []
+        self._places: list[RankPlace] = []
         options = ray.remote(actor).options(
             num_cpus=0 if self._is_spare else CPUS_PER_WORKER,
             num_gpus=0 if self._is_spare or spec.device == "cpu" else spec.gpus_per_rank,
@@ -77,30 +104,38 @@ class Ranks:
         ]
 
     @classmethod
-    def spares(
+    def opened(
         cls,
         actor: type[Worker],
         spec: GroupSpec,
         placement: PlacementGroup,
-        replaces: Sequence[RankPlace],
+        replaces: Sequence[RankPlace] = (),
     ) -> Ranks:
-        """Return spares with open sockets, or raise what `open` raises and leave no process."""
-        spares = cls(actor, spec, placement, replaces)
+        """Return ranks with open sockets, or raise what `open` raises and leave no process.
+
+        replaces: by rank, for spares.
+        """
+        ranks = cls(actor, spec, placement, replaces)
         try:
-            spares.open(spec.start_timeout_s)
+            ranks.open(spec.start_timeout_s)
         except BaseException:
-            spares.kill()
+            ranks.kill()
             raise
-        return spares
+        return ranks
+
+    @property
+    def places(self) -> Sequence[RankPlace]:
+        """Where the ranks run, once they are open."""
+        return self._places
 
     def open(self, timeout_s: float) -> None:
         """Wait until the actors are placed, and open their sockets. Raises TimeoutError."""
         try:
             places = [worker.place.remote() for worker in self._workers]
-            self.places = ray.get(places, timeout=timeout_s)
+            self._places = ray.get(places, timeout=timeout_s)
             bound = [
                 worker.bind.remote(self._transport(place.address), self._keys.public)
-                for worker, place in zip(self._workers, self.places, strict=True)
+                for worker, place in zip(self._workers, self._places, strict=True)
             ]
             self._endpoints = ray.get(bound, timeout=timeout_s)
         except GetTimeoutError as error:
@@ -129,7 +164,7 @@ class Ranks:
         ended, _ = ray.wait(self._runs, num_returns=1, timeout=0)
         if not ended:
             return None
-        return RankLoss(self._runs.index(ended[0]), f"ended{_exit_reason(ended[0])}")
+        return RankLoss(self._runs.index(ended[0]), f"ended{exit_reason(ended[0])}")
 
     def wait_until_ended(self, timeout_s: float) -> None:
         """Wait until all have ended, or for `timeout_s`."""
@@ -147,7 +182,7 @@ class Ranks:
         return self._spec.transport or ("ipc" if address == own_address else "tcp")
 
 
-def _exit_reason(run: Any) -> str:
+def exit_reason(run: Any) -> str:
     """Return the error that ended a rank's `run`, or an empty string."""
     try:
         ray.get(run)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -27,9 +27,12 @@ is divided by the memory plan."""
 
 CPUS_PER_ROUTER = 0.2
 CPUS_PER_CONTROL_PLANE = 0.1
+CPUS_PER_DRAFT_HOST = 0.1
 
 TARGET_BUNDLE, DRAFT_BUNDLE = 1, 2
-"""Indices into the placement group of a replica, whose first bundle is the Router's."""
+"""Indices into the placement group of a replica, whose first bundle is the Router's.
+
+A draft worker that replicas share has a separate placement group, with a single bundle."""
 
 
 def memory_per_replica(config: ServeConfig, num_replicas: int | None = None) -> int:
@@ -69,9 +72,24 @@ class FoundByDriver:
 def placement_bundles(config: ServeConfig) -> list[dict[str, float]]:
     """Return a replica's resources, by the indices above. A bundle is always on one node."""
     bundles = [{"CPU": CPUS_PER_ROUTER}, _ranks_bundle(config, config.tensor_parallel_size)]
-    if config.draft_model is not None:
+    if config.draft_model is not None and not config.shares_draft_workers:
         bundles.append(_ranks_bundle(config, config.draft_model.draft_tensor_parallel_size))
     return bundles
+
+
+def draft_host_bundle(config: ServeConfig) -> dict[str, float]:
+    """Return the resources of a draft worker that replicas share, and of the actor that keeps it.
+
+    They are on one node.
+    """
+    worker = _ranks_bundle(config, 1)
+    return {**worker, "CPU": round(worker["CPU"] + CPUS_PER_DRAFT_HOST, 4)}
+
+
+def service_bundles(config: ServeConfig) -> list[dict[str, float]]:
+    """Return the resources of all replicas of a model, and of the draft workers that they share."""
+    replicas = placement_bundles(config) * config.most_replicas
+    return replicas + [draft_host_bundle(config)] * config.num_shared_draft_workers
 
 
 def _ranks_bundle(config: ServeConfig, num_ranks: int) -> dict[str, float]:
@@ -92,8 +110,7 @@ def gpus_per_rank(config: ServeConfig) -> float:
 def check_ranks(config: ServeConfig, models: Models, num_cpus: int) -> None:
     """Raise InvalidValueError unless the models can be sharded so and the ranks fit."""
     _check_replicas(config, num_cpus)
-    per_replica = sum(bundle.get("GPU", 0) for bundle in placement_bundles(config))
-    needed = math.ceil(per_replica * config.most_replicas)
+    needed = math.ceil(sum(bundle.get("GPU", 0) for bundle in service_bundles(config)))
     if needed and needed > (found := num_gpus()):
         limit = (
             f"such that each rank of each model and replica has its own GPU: {needed} are needed, "
@@ -101,11 +118,12 @@ def check_ranks(config: ServeConfig, models: Models, num_cpus: int) -> None:
             "(share_gpu in speculative_config)"
         )
         raise InvalidValueError("tensor_parallel_size", config.tensor_parallel_size, limit)
-    cpus_per_replica = (num_cpus - CPUS_PER_CONTROL_PLANE) / config.most_replicas
+    cpus_per_replica = _cpus_for_replicas(config, num_cpus) / config.most_replicas
     by_machine = int((cpus_per_replica - CPUS_PER_ROUTER) / CPUS_PER_WORKER)
     field, size = "tensor_parallel_size", config.tensor_parallel_size
     _check_size(field, size, models.target, by_machine, num_cpus)
-    if models.draft is not None and config.draft_model is not None:
+    has_own = models.draft is not None and not config.shares_draft_workers
+    if has_own and models.draft is not None and config.draft_model is not None:
         field = "speculative_config.draft_tensor_parallel_size"
         draft_size = config.draft_model.draft_tensor_parallel_size
         if by_machine <= size:
@@ -135,7 +153,7 @@ def check_together(
     """
     if len(configs) == 1:
         return  # its own limits give a better message
-    bundles = (b for each in configs for b in placement_bundles(each) * each.most_replicas)
+    bundles = (bundle for each in configs for bundle in service_bundles(each))
     for resource, needed in total(bundles).items():
         found = num_cpus if resource == "CPU" else count_gpus()
         if needed > found:
@@ -148,11 +166,17 @@ def check_together(
 def _check_replicas(config: ServeConfig, num_cpus: int) -> None:
     """Check the number of replicas; if not even one fits, there are too many ranks instead."""
     cpus_per_replica = sum(bundle["CPU"] for bundle in placement_bundles(config))
-    limit = max(1, int((num_cpus - CPUS_PER_CONTROL_PLANE) / cpus_per_replica))
+    limit = max(1, int(_cpus_for_replicas(config, num_cpus) / cpus_per_replica))
     if config.most_replicas > limit:
         field = "num_replicas" if config.max_replicas is None else "max_replicas"
         reason = f"from 1 to {limit}, the most that fit on the {num_cpus} cores of this machine"
         raise InvalidValueError(field, config.most_replicas, reason)
+
+
+def _cpus_for_replicas(config: ServeConfig, num_cpus: int) -> float:
+    """Return the cores that the ControlPlane and shared draft workers leave."""
+    of_workers = config.num_shared_draft_workers * draft_host_bundle(config)["CPU"]
+    return num_cpus - CPUS_PER_CONTROL_PLANE - of_workers
 
 
 def _check_size(
@@ -178,14 +202,23 @@ def bundle_labels(config: ServeConfig) -> list[dict[str, str]] | None:
     return [target, target, draft][: len(placement_bundles(config))]
 
 
+def draft_host_labels(config: ServeConfig) -> list[dict[str, str]] | None:
+    """Return the same for the bundle of a draft worker that replicas share."""
+    return None if config.draft_labels is None else [node_labels(config.draft_labels)]
+
+
 @dataclass(frozen=True)
 class _Bundle:
-    """A bundle that each required replica of a model needs. nodes: ids of those with its labels."""
+    """A bundle that a model needs `count` times at the start. nodes: ids of those with its labels.
+
+    index: of a draft worker that replicas share it is DRAFT_BUNDLE.
+    """
 
     config: ServeConfig
     index: int
     size: Mapping[str, float]
     nodes: frozenset[str]
+    count: int
 
     def refuse(self, missing: str) -> NoReturn:
         """Raise InvalidValueError that names the labels, or the ranks where there are none."""
@@ -208,26 +241,14 @@ def require_placeable(configs: Sequence[ServeConfig], nodes: Sequence[Mapping[st
     need more of a resource than all nodes with their labels have. nodes: from `ray.nodes()`. Ray
     itself would wait indefinitely, without a message.
     """
-    bundles = [
-        _Bundle(
-            config,
-            index,
-            size,
-            frozenset(node["NodeID"] for node in _with_labels(config, index, nodes)),
-        )
-        for config in configs
-        for index, size in enumerate(placement_bundles(config))
-    ]
+    bundles = [bundle for each in configs for bundle in _needed_bundles(each, nodes)]
     for each in bundles:
         if not nodes_for(each.config, each.index, nodes):
             size = ", ".join(f"{amount:g} {resource}" for resource, amount in each.size.items())
             each.refuse(f"a node with {size}")
     for each in bundles:  # with all others that must be placed on the same nodes
         inside = [
-            other.size
-            for other in bundles
-            if other.nodes <= each.nodes
-            for _ in range(other.config.fewest_replicas)
+            other.size for other in bundles if other.nodes <= each.nodes for _ in range(other.count)
         ]
         found = total(node["Resources"] for node in nodes if node["NodeID"] in each.nodes)
         for resource, needed in total(inside).items():
@@ -235,11 +256,21 @@ def require_placeable(configs: Sequence[ServeConfig], nodes: Sequence[Mapping[st
                 each.refuse(f"nodes with {needed:g} {resource} together, as all replicas need")
 
 
+def _needed_bundles(config: ServeConfig, nodes: Sequence[Mapping[str, Any]]) -> Iterator[_Bundle]:
+    sizes = [(size, config.fewest_replicas) for size in placement_bundles(config)]
+    if config.shares_draft_workers:
+        sizes.append((draft_host_bundle(config), config.num_shared_draft_workers))
+    for index, (size, count) in enumerate(sizes):
+        found = _with_labels(config, index, nodes)
+        yield _Bundle(config, index, size, frozenset(node["NodeID"] for node in found), count)
+
+
 def nodes_for(
     config: ServeConfig, index: int, nodes: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
     """Return the nodes that could hold the bundle of this index if they were empty."""
-    bundle = placement_bundles(config)[index]
+    is_shared = config.shares_draft_workers and index == DRAFT_BUNDLE
+    bundle = draft_host_bundle(config) if is_shared else placement_bundles(config)[index]
     return [
         node
         for node in _with_labels(config, index, nodes)
@@ -250,6 +281,6 @@ def nodes_for(
 def _with_labels(
     config: ServeConfig, index: int, nodes: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    labels = bundle_labels(config)
-    wanted = labels[index].items() if labels else set()
+    role = config.draft_labels if index == DRAFT_BUNDLE else config.target_labels
+    wanted = node_labels(role).items()
     return [node for node in nodes if node["Alive"] and wanted <= node["Labels"].items()]

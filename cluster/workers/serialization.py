@@ -42,6 +42,8 @@ from specdec.types.sampling_spec import SamplingRules, Verifier
 
 STOP: Frames = [b"stop"]
 CAUGHT_UP: Frames = [b"caught up"]
+HEARTBEAT: Frames = [b"heartbeat"]
+"""Keeps the seat of a Router at a shared draft worker."""
 """A draft model's second answer to a step, once it has run the step's prefill chunks too."""
 
 _ERROR = b"error"

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Generic
 
 from cluster.workers.backoff import Backoff
-from cluster.workers.ranks import Ranks
+from cluster.workers.ranks import OpenRanks, Ranks
 from cluster.workers.worker_group import OutputT, StepT, WorkerGroup
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class SpareRanks(Generic[StepT, OutputT]):
     def __init__(
         self,
         start_group: Callable[[Ranks | None], WorkerGroup[StepT, OutputT]],
-        start_spare: Callable[[Ranks], Ranks],
+        start_spare: Callable[[OpenRanks], Ranks],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Store how to start both.

@@ -275,6 +275,7 @@ class DraftSupervisor(Supervisor[DraftStep, DraftOutput]):
             return
         try:
             group.check_alive()
+            group.keep_seats()
         except DraftFailedError as error:
             self._recover(error)
             return

@@ -99,9 +99,17 @@ class Listener:
             self._server = _CurveServer(host, peer_public_key)
             self.endpoint = self._server.endpoint
 
-    def accept(self) -> StepSocket:
-        """Return this end of the connection. A Unix socket waits here for its peer."""
-        return self._server.accept()
+    @property
+    def pollable(self) -> zmq.Socket[bytes] | int:
+        """The object to register with zmq.Poller, which returns it when `accept` does not wait."""
+        return self._server.pollable
+
+    def accept(self, timeout_s: float | None = None) -> StepSocket:
+        """Return this end of the connection. A Unix socket waits here for its peer.
+
+        timeout_s: the limit for a peer on this node to read or write the next part of a message.
+        """
+        return self._server.accept(timeout_s)
 
     def close(self) -> None:
         """Close the socket."""
@@ -127,7 +135,12 @@ class _CurveServer:
         port = self._pair.bind_to_random_port(f"tcp://{host}")
         self.endpoint = Endpoint(f"tcp://{host}:{port}", keys.public)
 
-    def accept(self) -> StepSocket:
+    @property
+    def pollable(self) -> zmq.Socket[bytes]:
+        return self._pair
+
+    def accept(self, timeout_s: float | None = None) -> StepSocket:
+        del timeout_s  # sending never waits
         return _ZmqSocket(self._pair)
 
     def close(self) -> None:

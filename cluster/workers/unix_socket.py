@@ -108,12 +108,20 @@ class UnixListener:
         self._socket.bind(str(path))
         self._socket.listen(1)
 
-    def accept(self) -> UnixSocket:
-        """Wait for the peer, then stop listening: no other process can connect."""
+    @property
+    def pollable(self) -> int:
+        """The file descriptor, for zmq.Poller: it is ready when the peer connects."""
+        return self._socket.fileno()
+
+    def accept(self, timeout_s: float | None = None) -> UnixSocket:
+        """Wait for the peer, then stop listening: no other process can connect.
+
+        timeout_s: as of UnixSocket.
+        """
         connected, _ = self._socket.accept()
         self._socket.close()
         self._socket = connected
-        return UnixSocket(connected)
+        return UnixSocket(connected, timeout_s)
 
     def close(self) -> None:
         """Close the connection, or the listening socket before there is one."""

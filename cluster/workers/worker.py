@@ -7,15 +7,12 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 import torch
 
-from cluster.workers import draft_serialization, serialization
-from cluster.workers.adapter_messages import is_for_adapters
-from cluster.workers.adapter_orders import execute_adapter_order
 from cluster.workers.cpu_scheduling import threads_per_worker
+from cluster.workers.draft_steps import DraftSteps
 from cluster.workers.frames import Frames
 from cluster.workers.group_spec import GroupSpec, HeadSource
 from cluster.workers.profile_messages import WorkerProfileOrder, is_for_profiles, order_in
@@ -75,28 +72,9 @@ def load_worker(spec: GroupSpec, rank: int, directory: Path) -> ModelWorker:
     )
     runner = load_warm(model, _join_group(spec, rank, directory))
     if isinstance(runner, DraftModelRunner):
-        return ModelWorker(runner, partial(_draft, runner, rank), rank)
+        return ModelWorker(runner, DraftSteps(runner, rank), rank)
     steps = TargetSteps(runner, rank)
     return ModelWorker(runner, steps, rank, steps.finish)
-
-
-def _draft(
-    runner: DraftModelRunner, rank: int, frames: Frames, has_message: HasMessage
-) -> Iterator[Frames]:
-    """Execute a step, or an order for adapters; drafts ahead end when another message arrives."""
-    if is_for_adapters(frames):
-        yield from execute_adapter_order(runner, rank, frames)
-        return
-    step = draft_serialization.decode_draft_step(frames)
-    drafts = runner.draft(step)
-    if step.drafts:
-        yield draft_serialization.encode_draft_output(drafts)
-    if step.rows:
-        runner.catch_up(step)
-    if step.rows or not (step.drafts or step.ahead):
-        yield serialization.CAUGHT_UP
-    if step.ahead:
-        yield draft_serialization.encode_ahead_output(runner.draft_ahead(step, has_message))
 
 
 def _join_group(spec: GroupSpec, rank: int, directory: Path) -> TensorParallelGroup:

@@ -23,7 +23,7 @@ from cluster.workers.profile_messages import (
     WorkerProfileOrder,
     is_report,
 )
-from cluster.workers.ranks import Ranks
+from cluster.workers.ranks import OpenRanks, Ranks
 from cluster.workers.step_deadline import StepDeadline
 from cluster.workers.transport import StepSocket
 from cluster.workers.unix_socket import PeerGoneError
@@ -118,12 +118,12 @@ class WorkerGroup(Generic[StepT, OutputT]):
         self,
         role: Role[StepT, OutputT],
         spec: GroupSpec,
-        placement: PlacementGroup,
-        spare: Ranks | None = None,
+        placement: PlacementGroup | None,
+        open_ranks: OpenRanks | None = None,
     ) -> None:
         """Start the ranks and wait until all are warm; kill them all if one does not start.
 
-        spare: ranks to use instead of new ones.
+        open_ranks: to use instead of new ones, for which there must be a placement.
         """
         self._role = role
         self._spec = spec
@@ -148,9 +148,9 @@ class WorkerGroup(Generic[StepT, OutputT]):
         self._pending_ahead: deque[_PendingStep] = deque()  # whose drafts ahead have not arrived
         self._ahead: list[AheadOutput] = []  # arrived, and not collected
         self._profile: ProfileInbox | None = None
-        self.ranks = Ranks(role.actor, spec, placement) if spare is None else spare
+        self.ranks = self._new_ranks(placement) if open_ranks is None else open_ranks
         try:
-            self._wait_until_warm(is_open=spare is not None)
+            self._wait_until_warm()
         except BaseException:
             self.kill()
             raise
@@ -250,6 +250,12 @@ class WorkerGroup(Generic[StepT, OutputT]):
         """The tensor-parallel size."""
         return self._spec.tensor_parallel_size
 
+    def keep_seats(self) -> None:
+        """Send a heartbeat to ranks with seats, which only a closed socket reports as lost."""
+        if self.ranks.are_shared:
+            self._send_to_all(serialization.HEARTBEAT)
+            self._has_answer()
+
     def begin_profile(self, order: WorkerProfileOrder) -> None:
         """Begin a profile on every rank, after the steps that were sent before."""
         self._profile = ProfileInbox(order, self.num_ranks)
@@ -293,19 +299,20 @@ class WorkerGroup(Generic[StepT, OutputT]):
         self._poller = zmq.Poller()
         self._context.term()
 
-    def _wait_until_warm(self, *, is_open: bool) -> None:
+    def _new_ranks(self, placement: PlacementGroup | None) -> OpenRanks:
+        """Start ranks and open their sockets. Raises the role's error if they are not placed."""
+        assert placement is not None, "new ranks without a placement"
+        try:
+            return Ranks.opened(self._role.actor, self._spec, placement)
+        except TimeoutError as error:
+            raise self._role.error(f"the {self._spec.name} {error}") from error
+
+    def _wait_until_warm(self) -> None:
         """Connect, and wait for the answer to an empty step, which follows every rank's warm-up.
 
-        Detects a rank that ends meanwhile, and one that is not placed or not warm within
-        `start_timeout_s`.
+        Detects a rank that ends meanwhile, and one that is not warm within `start_timeout_s`.
         """
-        limit_s = self._spec.start_timeout_s
-        deadline_s = time.monotonic() + limit_s
-        if not is_open:
-            try:
-                self.ranks.open(limit_s)
-            except TimeoutError as error:
-                raise self._role.error(f"the {self._spec.name} {error}") from error
+        deadline_s = time.monotonic() + self._spec.start_timeout_s
         for rank, socket in enumerate(self.ranks.connect(self._context)):
             self._sockets.append(socket)
             self._poller.register(socket.pollable, zmq.POLLIN)
@@ -318,8 +325,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
         limit_s = self._spec.step_timeout_s
         if self._pending and not self._num_catching_up:
             limit_s = self._deadlines.limit_s(self._pending[0].num_tokens)
-        self._deadline_s = time.monotonic() + limit_s
-        self._deadline_s += self._extra_s
+        self._deadline_s = time.monotonic() + limit_s + self._extra_s
 
     @property
     def _extra_s(self) -> float:

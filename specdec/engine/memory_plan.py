@@ -19,7 +19,7 @@ from specdec.types.errors import InvalidValueError, OutOfMemoryError
 from specdec.types.validation import require_range
 
 _MIB, _GIB = 2**20, 2**30
-_PROCESS_BYTES = 350 * _MIB
+PROCESS_BYTES = 350 * _MIB
 """Memory of a rank before it loads anything: the interpreter, torch and Ray (measured)."""
 _CONTROL_PLANE_BYTES = 150 * _MIB
 
@@ -326,12 +326,12 @@ def _target_bytes_without_kv(config: LLMConfig, models: Models, *, in_process: b
 
     In the caller's process there is one process for all; else each rank and the service have one.
     """
-    processes = (config.tensor_parallel_size + 1) * _PROCESS_BYTES + _CONTROL_PLANE_BYTES
+    processes = (config.tensor_parallel_size + 1) * PROCESS_BYTES + _CONTROL_PLANE_BYTES
     memory = proposer_memory(config.speculative_config)
     return (
         models.target.weight_bytes(config.resolved_dtype, config.quantization_method)
         + _extra_weight_bytes(config, models)
-        + (_PROCESS_BYTES if in_process else processes)
+        + (PROCESS_BYTES if in_process else processes)
         + memory.fixed_bytes
         + config.max_num_seqs * memory.bytes_per_sequence
     )
@@ -344,7 +344,7 @@ def _draft_bytes_without_kv(config: LLMConfig, models: Models, *, in_process: bo
     num_ranks = drafting.draft_tensor_parallel_size + config.num_spare_ranks
     weights = models.draft.weight_bytes(config.resolved_dtype, drafting.quantization)
     weights += _extra_draft_bytes(config, models)
-    return weights + (0 if in_process else num_ranks * _PROCESS_BYTES)
+    return weights + (0 if in_process else num_ranks * PROCESS_BYTES)
 
 
 def _lookup_bytes_per_block(config: LLMConfig) -> int:

@@ -415,10 +415,12 @@ class DraftPass(NamedTuple):
 class AheadOutput:
     """The drafts of the `ahead` rows of one step, in their order.
 
-    passes: that made them. is_whole: whether no other step ended them early.
+    passes: that made them. is_whole: whether no other step ended them early. share: part of the
+    device's time that the engine may use, where other engines draft on it too.
     """
 
     step_id: int
     rows: tuple[AheadDraft, ...]
     passes: tuple[DraftPass, ...] = ()
     is_whole: bool = True
+    share: float = 1.0

@@ -30,11 +30,13 @@ def test_a_share_is_the_median_of_the_ratios_of_the_rounds():
     assert [bar.is_met for bar in bars([first])] == [True, False]
 
 
-def test_a_head_has_a_higher_bar_and_a_separate_report():
+def test_a_head_and_drafts_ahead_have_a_higher_bar_and_separate_reports():
     share = off_cost.Share(1, 0.985, 0.96, (0.985,))
     assert [bar.is_met for bar in bars([share])] == [True, True]
-    assert [bar.is_met for bar in bars([share], "eagle3")] == [False, True]
-    assert bars([share], "eagle3")[0].limit == 0.99
+    assert [bar.is_met for bar in bars([share], is_plain=False)] == [False, True]
+    assert bars([share], is_plain=False)[0].limit == 0.99
+    assert parse(["--async-drafting", "auto"]).output.name == "off-cost-async-auto.json"
+    assert [parse([]).async_drafting, parse(["--head", "eagle3"]).async_drafting] == ["off", "off"]
     assert [parse([]).head, parse([]).output.name] == [None, "off-cost.json"]
     assert parse(["--head", "eagle3"]).output.name == "off-cost-eagle3.json"
     assert parse(["--head", "eagle3", "--output", "here.json"]).output.name == "here.json"
@@ -69,3 +71,16 @@ def test_both_services_get_equal_prompts_and_only_one_disables_speculation():
     assert off.workloads[0].prompts == without.workloads[0].prompts == ((1,), (2,)) * 8
     assert off.workloads[0].num_streams == without.workloads[0].num_streams == 8
     assert [off.workloads[0].method, without.workloads[0].method] == ["as steered", "none"]
+
+
+@pytest.mark.parametrize("mode", ["off", "outcomes"])
+def test_the_service_that_is_switched_off_has_a_draft_worker(mode):
+    """The default drafter of the model is a head, which has none to wait for."""
+    model = off_cost.draft_config(mode).draft_model
+    assert (model.async_drafting, model.quantization, model.model) == (mode, "int8", None)
+
+
+def test_a_head_drafts_nothing_ahead(capsys):
+    with pytest.raises(SystemExit):
+        parse(["--head", "eagle3", "--async-drafting", "auto"])
+    assert "not allowed with" in capsys.readouterr().err

@@ -19,18 +19,32 @@ CONFIG_FILES = sorted(Path("deploy/serve").glob("*.yaml"))
 def test_the_builder_does_not_read_the_model(tmp_path):
     """The model may be on other nodes, or not downloaded yet."""
     application = build({"model": "org/of-another-node", "state_dir": str(tmp_path)})
-    config, control_plane, found = application._bound_deployment.init_args
+    config, control_plane, found, draft_hosts = application._bound_deployment.init_args
     assert config["model"] == "org/of-another-node"
     assert config["ingress"] == "serve"
     assert control_plane._bound_deployment.name == "ControlPlane"
     assert found is None
+    assert draft_hosts is None
+
+
+def test_replicas_that_share_draft_workers_have_hosts_for_them(tmp_path):
+    draft = {"method": "draft_model", "model": "org/small"}
+    args = {"model": "org/big", "speculative_config": draft, "num_replicas": 5}
+    bound = build({**args, "replicas_per_draft_worker": 2})._bound_deployment
+    hosts = bound.init_args[-1]._bound_deployment
+    assert hosts.name == "DraftHost"
+    assert hosts._deployment_config.num_replicas == 3
+    assert hosts.init_args == (bound.init_args[0], None)
+    [bundle] = hosts._replica_config.placement_group_bundles
+    assert bundle["CPU"] == 0.45
+    assert len(bound._replica_config.placement_group_bundles) == 2
 
 
 def test_a_directory_on_the_node_of_the_builder_gives_method_and_target(tiny_model_dir, tmp_path):
     """So that the ControlPlane knows the methods, and the placement group the workers."""
     head = fitted_medusa_dir(tiny_model_dir, tmp_path / "head", [list(range(3, 30))])
     args = {"model": str(tiny_model_dir), "speculative_config": {"model": str(head)}}
-    config, control_plane, _ = build(args)._bound_deployment.init_args
+    config, control_plane, *_ = build(args)._bound_deployment.init_args
     assert config["speculative_config"]["method"] == "medusa"
     _, limits, *_ = control_plane._bound_deployment.init_args
     assert limits.methods == ("medusa",)
@@ -39,7 +53,7 @@ def test_a_directory_on_the_node_of_the_builder_gives_method_and_target(tiny_mod
 def test_the_state_directory_is_resolved_on_the_head_node(monkeypatch, tmp_path):
     """The deploying user may be another one, on another machine."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "deployer"))
-    _, control_plane, _ = build({})._bound_deployment.init_args
+    _, control_plane, *_ = build({})._bound_deployment.init_args
     arguments = control_plane._bound_deployment.init_args
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "head"))
     ControlPlaneReplica(*arguments)

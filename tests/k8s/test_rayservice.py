@@ -131,6 +131,11 @@ def test_targets_and_drafts_are_placed_on_pods_of_their_role():
     assert args_of(chosen)["target_labels"] == "specdec-group=spot"
 
 
+def test_replicas_share_draft_workers():
+    assert args_of(VALUE_SETS["shared draft workers"])["replicas_per_draft_worker"] == 3
+    assert "replicas_per_draft_worker" not in args_of(VALUE_SETS["draft on cpu"])
+
+
 def test_gpus_are_set_as_limits_and_select_nodes():
     gpu = {"count": 4, "product": "NVIDIA-H100", "resource": "nvidia.com/gpu"}
     spec = ray_templates(render({"workerGroups": {"target": {"gpu": gpu}}}))["target"]["spec"]

@@ -78,6 +78,25 @@ BY_A_TEMPLATE = {
         with_model(autoscaling={"enabled": True, "minReplicas": 3, "maxReplicas": 2}),
         "3 must be at most maxReplicas (2); lower it",
     ),
+    "replicas that share a draft worker of two ranks": (
+        with_model(replicas=2, speculativeConfig=SPLIT_DRAFT, draft={"replicasPerWorker": 2}),
+        "draft_model and one rank; change that, or write 1",
+    ),
+    "replicas that share a draft worker without a draft model": (
+        with_model(replicas=2, draft={"replicasPerWorker": 2}),
+        "draft_model and one rank; change that, or write 1",
+    ),
+    "more replicas for a draft worker than there are": (
+        with_model(speculativeConfig=DRAFT, draft={"replicasPerWorker": 2}),
+        "2 is more than the number of replicas (1); lower it",
+    ),
+    "no GPU left for a second shared draft worker": (
+        {
+            **with_model(replicas=3, speculativeConfig=DRAFT, draft={"replicasPerWorker": 2}),
+            "workerGroups": {"target": {"gpu": {"count": 3}}, "draft": {"enabled": True, **GPU}},
+        },
+        "need 2 GPUs",
+    ),
     "int8 on GPUs": (
         {**with_model(settings={"quantization": "int8"}), "workerGroups": {"target": GPU}},
         "remove it, or set models[0].device to cpu",

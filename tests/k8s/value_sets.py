@@ -50,6 +50,10 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
         **with_model(tensorParallelSize=4, speculativeConfig=DRAFT),
         "workerGroups": {"target": {"gpu": {"count": 4}}, "draft": {"enabled": True, **GPU}},
     },
+    "shared draft workers": {
+        **with_model(replicas=3, speculativeConfig=DRAFT, draft={"replicasPerWorker": 3}),
+        "workerGroups": {"target": {"gpu": {"count": 3}}, "draft": {"enabled": True, **GPU}},
+    },
     "amd gpus": {
         "image": {"repository": "r.example.com/specdec", "tag": "0.1.0-rocm"},
         "workerGroups": {"target": {"gpu": {"count": 2, "resource": "amd.com/gpu"}}},

@@ -30,6 +30,18 @@ class Autoscaling(Values):
     )
 
 
+class Draft(Values):
+    """Draft workers of one model, where its speculativeConfig has a draft model."""
+
+    replicas_per_worker: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Replicas that share a draft worker, and its GPU; with 1 each replica has its "
+        "own. More need a draft model on one rank",
+    )
+
+
 class Model(Values):
     """A served model: one Ray Serve application with its own replicas and control plane."""
 
@@ -62,6 +74,7 @@ class Model(Values):
         description="Speculative decoding: keys of `specdec serve --speculative-config`, auto, or "
         "none",
     )
+    draft: Draft = Field(default_factory=Draft, description="Draft workers")
     replicas: int = Field(1, ge=1, le=1024, description="Number of replicas without autoscaling")
     autoscaling: Autoscaling = Field(default_factory=Autoscaling, description="Autoscaling by load")
     settings: ServeSettings = Field(

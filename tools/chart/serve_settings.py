@@ -15,6 +15,7 @@ CHART_SETTINGS = {
     "tensor_parallel_size": "models[].tensorParallelSize",
     "device": "models[].device",
     "speculative_config": "models[].speculativeConfig",
+    "replicas_per_draft_worker": "models[].draft.replicasPerWorker",
     "num_replicas": "models[].replicas",
     "min_replicas": "models[].autoscaling.minReplicas",
     "max_replicas": "models[].autoscaling.maxReplicas",

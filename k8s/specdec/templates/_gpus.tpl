@@ -3,8 +3,8 @@
 {{/*
 The targets and drafts that need GPUs, as {"parts": [...]}, each with: at (the value that sets the
 number of ranks), kind (target or draft), model (index in .Values.models), labels (of the Ray nodes
-on which it may run, empty for any), ranks (GPUs in one pod), replicas. A draft that shares the
-target's GPU is not among them.
+on which it may run, empty for any), ranks (GPUs in one pod), replicas: for drafts that replicas share,
+the number of workers. A draft that shares the target's GPU is not among them.
 */}}
 {{- define "specdec.gpuParts" -}}
 {{- $parts := list -}}
@@ -17,6 +17,11 @@ target's GPU is not among them.
 {{- $ranks := include "specdec.draftRanks" $model | int -}}
 {{- $shares := and (kindIs "map" $model.speculativeConfig) (get (default dict $model.speculativeConfig) "share_gpu") -}}
 {{- if and (gt $ranks 0) (not $shares) -}}
+{{- $perWorker := int $model.draft.replicasPerWorker -}}
+{{- if gt $perWorker 1 -}}
+{{- $most := include "specdec.mostReplicas" $model | int -}}
+{{- $part = dict "model" $index "replicas" (div (add $most $perWorker -1) $perWorker) -}}
+{{- end -}}
 {{- $parts = append $parts (merge (dict "kind" "draft" "at" (printf "models[%d].speculativeConfig.draft_tensor_parallel_size" $index) "labels" (default "" $placement.draft_labels) "ranks" $ranks) $part) -}}
 {{- end -}}
 {{- end -}}

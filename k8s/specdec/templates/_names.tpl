@@ -138,3 +138,8 @@ app.kubernetes.io/component: test
 {{- else -}}0{{- end -}}
 {{- else -}}0{{- end -}}
 {{- end -}}
+
+{{/* Most replicas of a model, for which there are draft workers where replicas share them. */}}
+{{- define "specdec.mostReplicas" -}}
+{{- ternary .autoscaling.maxReplicas .replicas .autoscaling.enabled | int -}}
+{{- end -}}

@@ -39,6 +39,9 @@ applications:
 {{- if ne (toString .model.speculativeConfig) "auto" -}}
 {{- $_ := set $args "speculative_config" .model.speculativeConfig -}}
 {{- end -}}
+{{- if gt (int .model.draft.replicasPerWorker) 1 -}}
+{{- $_ := set $args "replicas_per_draft_worker" .model.draft.replicasPerWorker -}}
+{{- end -}}
 {{- with .model.autoscaling -}}
 {{- if .enabled -}}
 {{- $_ := set $args "min_replicas" .minReplicas -}}

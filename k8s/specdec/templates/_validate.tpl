@@ -32,6 +32,15 @@ the value, and ends with the fix.
 {{- fail (printf "%s.autoscaling.minReplicas: %d must be at most maxReplicas (%d); lower it, or raise maxReplicas" $at (int .minReplicas) (int .maxReplicas)) -}}
 {{- end -}}
 {{- end -}}
+{{- $perWorker := int $model.draft.replicasPerWorker -}}
+{{- if gt $perWorker 1 -}}
+{{- if ne (include "specdec.draftRanks" $model | int) 1 -}}
+{{- fail (printf "%s.draft.replicasPerWorker: %d needs a speculativeConfig with the method draft_model and one rank; change that, or write 1" $at $perWorker) -}}
+{{- end -}}
+{{- if gt $perWorker (include "specdec.mostReplicas" $model | int) -}}
+{{- fail (printf "%s.draft.replicasPerWorker: %d is more than the number of replicas (%s); lower it, or add replicas" $at $perWorker (include "specdec.mostReplicas" $model)) -}}
+{{- end -}}
+{{- end -}}
 {{- if and (eq $model.device "cuda") (ne (default "none" $model.settings.quantization) "none") -}}
 {{- fail (printf "%s.settings.quantization: %s is supported on CPUs only; remove it, or set %s.device to cpu" $at $model.settings.quantization $at) -}}
 {{- end -}}

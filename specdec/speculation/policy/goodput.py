@@ -309,9 +309,8 @@ class GoodputChooser:
         if num_decoding > 1 or shape.ahead is DraftAhead.OFF:
             return 0.0
         missed = 1 - self._acceptance.hit_rate(shape, waits=True)
-        waited_s = missed * self._costs.draft_s(1, shape)
-        step_s = self._costs.step_s(1, shape, now_s)
-        return self._acceptance.tokens_of_hit(shape) / (step_s + waited_s)
+        seconds = self._costs.step_s(1, shape, now_s) + missed * self._costs.draft_s(1, shape)
+        return self._acceptance.tokens_of_hit(shape) / seconds
 
     def _decision(
         self, now_s: float, num_decoding: int, shape: DraftShape, reason: DecisionReason

@@ -84,7 +84,7 @@ class AheadDrafts:
         for output in outputs:
             order = self._expected.pop(output.step_id)
             work = AheadWork(order.sent_at_s, sum(each.seconds for each in output.passes))
-            self.planner.observe_passes(output.passes)
+            self.planner.observe_passes(output.passes, output.share)
             self.counts.busy_s += work.seconds
             for draft in output.rows:
                 if draft.seq_id in order.rows:

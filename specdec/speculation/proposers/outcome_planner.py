@@ -156,13 +156,18 @@ class OutcomePlanner:
         self._clock = clock
         self._began_at_s: float | None = None
         self._target_s: float | None = None
+        self._share = 1.0  # of the draft device's time that is there for this engine
         self._kind: _Kind | None = None
         self._shape: _Shape | None = None  # of steps of that kind
         self._likeliest: dict[int, Likeliest] = {}  # by number of drafts
         self._num_kept = 0
 
-    def observe_passes(self, passes: Sequence[DraftPass]) -> None:
-        """Record the passes of drafts ahead, in their order."""
+    def observe_passes(self, passes: Sequence[DraftPass], share: float = 1.0) -> None:
+        """Record the passes of drafts ahead, in their order.
+
+        share: as in AheadOutput.
+        """
+        self._share = share
         for index, each in enumerate(passes):
             (self.levels if index else self.first).observe(each)
 
@@ -229,9 +234,12 @@ class OutcomePlanner:
         return batch.tokens(shape)
 
     def _draft_s(self, num_first: int, num_tokens: int, num_levels: int) -> float:
-        """Return the seconds of a pass over drafts and of `num_levels` behind it."""
+        """Return the seconds of a pass over drafts and of `num_levels` behind it, until complete.
+
+        They take longer on a device that other engines use too.
+        """
         first_s, level_s = self.first.seconds(num_first), self.levels.seconds(num_tokens)
-        return (first_s or 0.0) + num_levels * (level_s or 0.0)
+        return ((first_s or 0.0) + num_levels * (level_s or 0.0)) / self._share
 
 
 def _candidates(batch: _Batch, most_branches: int, most_tokens: int) -> Iterator[_Shape]:

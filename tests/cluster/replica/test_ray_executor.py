@@ -8,17 +8,21 @@ import pytest
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.ray_executor import RayExecutor
 from cluster.workers.actor import DraftWorker
+from cluster.workers.draft_seats import Seat
 from cluster.workers.group_spec import HeadSource, ModelSource, RankPlace
 from cluster.workers.resources import DRAFT_BUNDLE, TARGET_BUNDLE
+from cluster.workers.transport import Endpoint
 from cluster.workers.worker_group import DRAFT
 from specdec.config.llm import LLMConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.memory_plan import memory_plan
 from specdec.engine.model_resolution import ModelDirectories
 from specdec.speculation.proposers.target_head import TargetHeadProposer
-from specdec.types.errors import DraftFailedError, TargetFailedError
+from specdec.types.draft_decision import DraftAhead
+from specdec.types.errors import DraftFailedError, InvalidValueError, TargetFailedError
 from specdec.types.stats import Counts
 from tests.specdec.heads import fitted_medusa_dir
+from tests.specdec.tiny import shuffled_llama_dir
 
 PLACEMENT = object()
 
@@ -30,7 +34,7 @@ class Group:
     is_busy = False
 
     def __init__(self, spec, placement):
-        assert placement is PLACEMENT
+        assert placement in (PLACEMENT, None), "None for a seat at a shared worker"
         self.spec = spec
         self.ranks = SimpleNamespace(places=[RankPlace("here", 7, None)])
         self.error = None
@@ -39,6 +43,9 @@ class Group:
     def check_alive(self):
         if self.error is not None:
             raise self.error
+
+    def keep_seats(self):
+        """Its ranks have none."""
 
     def kill(self):
         self.is_killed = True
@@ -90,8 +97,8 @@ class Started:
 def started(monkeypatch):
     started = Started()
     monkeypatch.setattr("cluster.workers.target_group.TargetGroup", started.make_target)
-    monkeypatch.setattr("cluster.workers.worker_group.WorkerGroup", started.make_draft)
-    monkeypatch.setattr("cluster.workers.ranks.Ranks.spares", started.make_spares)
+    monkeypatch.setattr("cluster.workers.target_group.AdapterGroup", started.make_draft)
+    monkeypatch.setattr("cluster.workers.ranks.Ranks.opened", started.make_spares)
     return started
 
 
@@ -154,7 +161,7 @@ def test_they_start_at_the_same_time(models, started, monkeypatch):
         return started.make_draft(*args)
 
     monkeypatch.setattr("cluster.workers.target_group.TargetGroup", make_target)
-    monkeypatch.setattr("cluster.workers.worker_group.WorkerGroup", make_draft)
+    monkeypatch.setattr("cluster.workers.target_group.AdapterGroup", make_draft)
     models.load(PLACEMENT)
     assert (len(started.target), len(started.draft)) == (1, 1)
     models.close()
@@ -247,3 +254,51 @@ def test_counts_before_the_start_are_zero(models):
     assert models.is_draft_up is None
     with pytest.raises(AssertionError, match="not been started"):
         models.restart_target()
+
+
+@pytest.mark.parametrize("mode", ["continuing", "outcomes", "auto"])
+def test_a_draft_model_with_another_tokenizer_drafts_nothing_ahead(
+    tiny_model_dir, started, tmp_path, mode
+):
+    """A kind of drafts ahead that was chosen is refused with the reason; auto drafts without."""
+    speculation = SpeculativeConfig.of("draft_model", 3, async_drafting=mode)
+    models = models_of(tiny_model_dir, speculation)
+    shuffled = shuffled_llama_dir(tiny_model_dir, tmp_path)
+    models._directories = ModelDirectories(tiny_model_dir, shuffled, None)
+    if mode == "auto":
+        models.load(PLACEMENT)
+        assert models._plan.engine.speculation.ahead_choices == (DraftAhead.OFF,)
+        assert len(started.draft) == 1
+    else:
+        with pytest.raises(InvalidValueError, match=r"async_drafting.*tokenizer is not the target"):
+            models.load(PLACEMENT)
+        assert started.draft == []
+    models.close()
+
+
+class OneSeat:
+    """A shared draft worker with a seat of fewer blocks than the plan has."""
+
+    def num_blocks(self, timeout_s):
+        return 40
+
+    def take(self, request, timeout_s):
+        return Seat(Endpoint("ipc:///seat"), 40)
+
+
+def test_a_replica_with_a_seat_starts_no_draft_ranks(tiny_model_dir, started, monkeypatch):
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.0.0.1")
+    placements = []
+    make_draft = started.make_draft
+    monkeypatch.setattr(
+        "cluster.workers.worker_group.WorkerGroup",
+        lambda role, spec, placement, ranks: (
+            placements.append((placement, ranks.are_shared)) or make_draft(role, spec, placement)
+        ),
+    )
+    models = models_of(tiny_model_dir, SpeculativeConfig.of("draft_model", 3))
+    models._seats = OneSeat()
+    models.load(PLACEMENT)
+    assert placements == [(None, True)]
+    assert models._plan.draft.num_blocks == started.draft[0].spec.limits.num_blocks == 40
+    models.close()

@@ -7,7 +7,12 @@ import pytest
 from cluster.config.serve_config import ServeConfig
 from cluster.control.peers import ROUTER
 from cluster.serve import node_memory
-from cluster.serve.node_memory import NodeShares, node_shares, replica_memory
+from cluster.serve.node_memory import (
+    NodeShares,
+    draft_host_bytes,
+    node_shares,
+    replica_memory,
+)
 from cluster.workers.resources import ReplicaMemory, placement_bundles
 from specdec.config.speculative import SpeculativeConfig
 
@@ -139,3 +144,30 @@ def test_unsuitable_nodes_are_not_counted(shares):
 
 def test_replicas_of_other_applications_count(shares):
     assert shares([node()] * 2, others=(3, 1), num_replicas=2).target == 3
+
+
+SHARED = {
+    "speculative_config": SpeculativeConfig.of("draft_model"),
+    "num_replicas": 4,
+    "replicas_per_draft_worker": 2,
+}
+
+
+def test_shared_draft_workers_count_on_the_nodes_where_they_may_be(shares):
+    nodes = [{**node(cpus=8), "NodeID": str(index)} for index in range(2)]
+    assert shares(nodes, **SHARED) == NodeShares(2 + 1, 2 + 1)
+    apart = [
+        *({**node(cpus=8, role="t"), "NodeID": f"t{index}"} for index in range(4)),
+        {**node(cpus=8, role="d"), "NodeID": "d"},
+    ]
+    labels = {"target_labels": "role=t", "draft_labels": "role=d"}
+    assert shares(apart, **SHARED, **labels) == NodeShares(1, 2)
+
+
+def test_the_memory_of_a_shared_draft_worker_is_that_of_its_node(monkeypatch):
+    monkeypatch.setattr(node_memory, "placement_group_table", lambda _: {"bundles_to_node_id": {}})
+    monkeypatch.setattr(node_memory, "_bundle_bytes", lambda *_: 12)
+    on_cpus = config_of(ingress="serve", **SHARED)
+    assert draft_host_bytes(on_cpus, None, NodeShares(1, 3)) == 4
+    on_gpus = config_of("cuda", ingress="serve", **SHARED)
+    assert draft_host_bytes(on_gpus, None, NodeShares(1, 3)) == 12

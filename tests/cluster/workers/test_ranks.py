@@ -119,5 +119,5 @@ def test_spares_prepare_and_stand_by_before_they_run(recording):
 def test_spares_that_are_not_placed_are_ended(recording):
     recording.is_placed = False
     with pytest.raises(TimeoutError, match=r"was not placed within 150\.0 s"):
-        Ranks.spares(DraftWorker, spec_of(), None, PLACES)
+        Ranks.opened(DraftWorker, spec_of(), None, PLACES)
     assert recording.killed == [0, 1]

@@ -13,10 +13,14 @@ from cluster.workers.resources import (
     bundle_labels,
     check_ranks,
     check_together,
+    draft_host_bundle,
+    draft_host_labels,
     gpus_per_rank,
     memory_per_replica,
     placement_bundles,
     require_placeable,
+    service_bundles,
+    total,
 )
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.model_resolution import Models
@@ -287,3 +291,28 @@ def test_draft_labels_without_a_draft_model_are_refused():
 def test_settings_that_exclude_ray_address_are_refused(settings, message):
     with pytest.raises(InvalidValueError, match=message):
         ServeConfig(**{**ANYWHERE, **settings}, ray_address="head:6379")
+
+
+SHARED = {**DRAFTING, "num_replicas": 4, "ingress": "serve", "replicas_per_draft_worker": 2}
+
+
+def test_replicas_that_share_draft_workers_reserve_none_themselves():
+    config = ServeConfig(**SHARED)
+    assert placement_bundles(config) == [{"CPU": 0.2}, {"CPU": 0.35}]
+    assert draft_host_bundle(config) == {"CPU": 0.45}
+    assert total(service_bundles(config)) == {"CPU": pytest.approx(4 * 0.55 + 2 * 0.45)}
+    on_gpus = ServeConfig(**{**SHARED, "device": "cuda"})
+    assert total(service_bundles(on_gpus))["GPU"] == 4 + 2
+
+
+def test_shared_draft_workers_are_placed_by_the_labels_of_drafts():
+    config = ServeConfig(**{**SHARED, "ray_address": "auto"}, draft_labels="role=d")
+    assert bundle_labels(config) == [{}, {}]
+    assert draft_host_labels(config) == [{"role": "d"}]
+    wide = {"NodeID": "a", "Alive": True, "Labels": {}, "Resources": {"CPU": 16}}
+    with pytest.raises(InvalidValueError, match=r"draft_labels is 'role=d'.*0\.45 CPU"):
+        require_placeable([config], [wide])
+    narrow = {**wide, "NodeID": "b", "Labels": {"role": "d"}, "Resources": {"CPU": 0.5}}
+    with pytest.raises(InvalidValueError, match=r"draft_labels is 'role=d'.* 0\.9 CPU together"):
+        require_placeable([config], [wide, narrow])
+    require_placeable([config], [wide, {**narrow, "Resources": {"CPU": 0.9}}])

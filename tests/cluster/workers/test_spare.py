@@ -43,6 +43,9 @@ class Group:
         if self.ranks.ended is not None:
             raise DraftFailedError("rank 0 ended")
 
+    def keep_seats(self):
+        """Its ranks have none."""
+
     def kill(self):
         self.ranks.kill()
 

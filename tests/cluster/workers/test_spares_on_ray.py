@@ -80,7 +80,7 @@ def test_a_spare_replaces_a_killed_rank_and_saves_its_start(own_ray, tiny_model_
     spec = spec_of(tiny_model_dir)
     spare = SpareRanks(
         partial(WorkerGroup, DRAFT, spec, placement),
-        lambda lost: Ranks.spares(DraftWorker, spec, placement, lost.places),
+        lambda lost: Ranks.opened(DraftWorker, spec, placement, lost.places),
     )
     supervisor = DraftSupervisor(spare.start, LIMITS, DraftVocabulary(), spare)
     new_s = seconds_without_drafts(supervisor)
@@ -110,7 +110,7 @@ def test_spares_see_the_gpus_of_the_ranks_they_replace(own_ray, tiny_model_dir):
     devices = [place.visible_devices for place in ranks.places]
     assert len(set(devices)) == 2
     assert set(devices) < {"0", "1", "2"}
-    spares = Ranks.spares(DraftWorker, spec, placement, ranks.places)
+    spares = Ranks.opened(DraftWorker, spec, placement, ranks.places)
     assert [place.visible_devices for place in spares.places] == devices
     wait_for(lambda: spares.are_prepared)
     assert (ranks.loss(), spares.loss()) == (None, None)

@@ -83,6 +83,15 @@ class DraftVocabulary:
             return cls(shared)
         return cls(shared, *(each.spelling for each in models))
 
+    @property
+    def drafts_ahead(self) -> bool:
+        """Return whether the draft model can continue its drafts token by token.
+
+        Not with another tokenizer: a draft that is accepted in part may be other tokens in the
+        longer text.
+        """
+        return self.draft is None or self.target is None
+
     def new_adapter(self) -> VocabAdapter:
         """Return an adapter without sequences."""
         if self.shared is None:

@@ -46,6 +46,17 @@ def test_the_passes_end_within_a_step_of_the_target(num_rows, pass_s, row_s):
     assert all(each.num_nodes <= MAX_TREE_NODES for each in plans)
 
 
+def test_drafts_ahead_on_a_device_that_others_use_fit_into_what_they_leave():
+    """With half of the time, passes that took a tenth of a step take a fifth."""
+    plans = {}
+    for share in (1.0, 0.5):
+        planner = timed(0.1, 0.0, target_s=1.0)
+        planner.observe_passes([], share)
+        [plans[share]] = planner.plan([RowSize(3, 8)], DraftAhead.OUTCOMES)
+    assert plans[1.0].num_draft_tokens > 3
+    assert plans[0.5].num_draft_tokens == 3
+
+
 def test_a_slow_draft_model_continues_one_outcome_by_a_token():
     planner = timed(0.6, 0.0, target_s=1.0)
     assert planner.plan([RowSize(3, 4)], DraftAhead.OUTCOMES) == [RowPlan((0, 0, 0, 1), 1)]

@@ -1,0 +1,107 @@
+"""Specifications of the worker groups of a service: of its targets and its draft models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cluster.config.serve_config import ServeConfig
+from cluster.workers.resources import DRAFT_BUNDLE, TARGET_BUNDLE, gpus_per_rank
+from specdec.config.engine import DEFAULT_MODEL_OPTIONS, DraftLimits, EngineConfig
+from specdec.config.quantization import QuantizationMethod
+from specdec.engine.model_resolution import ModelDirectories
+from specdec.speculation.proposers import DraftVocabulary
+
+if TYPE_CHECKING:  # imports Ray, which reads the environment when it is imported
+    from cluster.workers.group_spec import GroupSpec, HeadSource
+
+_DRAFT_TIMEOUT_S = 10.0
+"""Streams wait for drafts; a slower draft worker is better restarted."""
+
+
+def target_spec(
+    config: ServeConfig, directories: ModelDirectories, limits: EngineConfig, num_sharing: int
+) -> GroupSpec:
+    """Return the spec of a replica's target. num_sharing: replicas that share a node's cores."""
+    spec = _group_spec(
+        config,
+        "target",
+        config.model,
+        directories.target,
+        config.tensor_parallel_size,
+        limits,
+        config.quantization_method,
+        num_sharing,
+    )
+    return replace(spec, head=_head_source(config, directories))
+
+
+def draft_spec(
+    config: ServeConfig,
+    directories: ModelDirectories,
+    limits: DraftLimits,
+    vocabulary: DraftVocabulary,
+    num_sharing: int,
+) -> GroupSpec:
+    """Return the spec of a draft model, of which there must be one; see `target_spec`."""
+    drafting, directory = config.draft_model, directories.draft
+    assert drafting is not None, "no draft model is configured"
+    assert directory is not None, "a draft model without a directory"
+    spec = _group_spec(
+        config,
+        "draft model",
+        drafting.model or config.model,
+        directory,
+        drafting.draft_tensor_parallel_size,
+        limits,
+        drafting.quantization,
+        num_sharing,
+    )
+    return replace(spec, vocabulary=vocabulary.shared)
+
+
+def _head_source(config: ServeConfig, directories: ModelDirectories) -> HeadSource | None:
+    from cluster.workers.group_spec import HeadSource, ModelSource
+
+    method, directory = config.head, directories.head
+    if method is None or directory is None:
+        return None
+    model = ModelSource(
+        method.model or config.model, directory, may_be_pickled=method.model is not None
+    )
+    return HeadSource(model, method.quantization, method.window, method.speculative_token_map)
+
+
+def _group_spec(
+    config: ServeConfig,
+    name: str,
+    model: str,
+    directory: Path,
+    size: int,
+    limits: EngineConfig | DraftLimits,
+    quantization: QuantizationMethod | None,
+    num_sharing: int,
+) -> GroupSpec:
+    from cluster.workers.group_spec import GroupSpec, ModelSource
+
+    is_target = isinstance(limits, EngineConfig)
+    timeout_s = config.step_timeout_s
+    return GroupSpec(
+        name=name,
+        model=ModelSource(model, directory),
+        dtype=config.resolved_dtype,
+        device=config.device,
+        quantization=quantization,
+        kernels=config.kernels,
+        tensor_parallel_size=size,
+        limits=limits,
+        num_replicas=num_sharing,
+        bundle_index=TARGET_BUNDLE if is_target else DRAFT_BUNDLE,
+        transport=None if config.transport == "auto" else config.transport,
+        start_timeout_s=config.start_timeout_s,
+        step_timeout_s=timeout_s if is_target else min(timeout_s, _DRAFT_TIMEOUT_S),
+        logs=config.logs,
+        gpus_per_rank=gpus_per_rank(config),
+        options=config.model_options if is_target else DEFAULT_MODEL_OPTIONS,
+    )

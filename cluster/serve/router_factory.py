@@ -1,0 +1,39 @@
+"""Makes the Router of a replica: locates its models and the memory that they may use."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ray.util.placement_group import PlacementGroup
+
+from cluster.config.serve_config import ServeConfig
+from cluster.replica.router import Router
+from cluster.serve.draft_host import HostSeats
+from cluster.serve.node_memory import node_shares, replica_memory
+from cluster.workers.group_spec import log_progress
+from cluster.workers.resources import FoundByDriver, ReplicaMemory
+from specdec.config.hardware import available_memory_bytes
+from specdec.engine.model_detection import with_detected_models
+from specdec.engine.model_resolution import resolve_models
+
+
+def make_router(
+    config: ServeConfig,
+    placement: PlacementGroup,
+    application: str,
+    replica_id: str,
+    found: FoundByDriver | None,
+    seats: HostSeats | None,
+) -> Router:
+    """Create the Router; without `found`, locate the models and the memory of the nodes here."""
+    if found is None:
+        shares = node_shares(config, application)
+        config = with_detected_models(config, log_progress)
+        directories = resolve_models(config, log_progress)
+        memory = replica_memory(config, placement, shares)
+        if seats is not None:
+            memory = replace(memory, draft_bytes=seats.seat_bytes(config.start_timeout_s))
+        return Router(config, directories, memory, replica_id, shares.target, seats)
+    bytes_now = available_memory_bytes() if config.device == "cpu" else found.memory_bytes
+    memory = ReplicaMemory(min(found.memory_bytes, bytes_now))
+    return Router(config, found.directories, memory, replica_id, found.num_sharing, seats)
