@@ -115,7 +115,8 @@ def _transformers() -> Iterator[str]:
             ("data types", f"{_names(DTYPE_BYTES)}; KV in 8 bits as above"),
             (
                 "ranks",
-                "one, or a divisor of the KV heads where transformers has a plan of linear layers",
+                "one, or a divisor of the KV heads where transformers has a plan of linear layers; "
+                "each rank has the whole model in host memory while it loads",
             ),
             ("drafting", "lookups and draft models; any verifier; no draft heads"),
             ("quantization, quantized checkpoints, LoRA", "none"),

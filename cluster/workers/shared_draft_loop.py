@@ -231,7 +231,8 @@ class SharedDraftLoop:
         finally:
             self._running.remove(seat.index)
         if self._has(seat):
-            seconds = self._clock() - began_at_s - paused_s
+            seat.received_at_s = self._clock()  # until then it may have waited for the answer
+            seconds = seat.received_at_s - began_at_s - paused_s
             self._shares.record(seat.index, seconds, is_urgent=is_urgent)
 
     def _has(self, seat: _Seat) -> bool:
@@ -255,10 +256,19 @@ class SharedDraftLoop:
             raise
 
     def _drop_silent(self) -> None:
+        """Drop Routers that are silent, also after a look at what arrived during a long step."""
+        if self._silent():
+            self._receive(0)
+        for seat in self._silent():
+            self._drop(seat, f"has sent nothing for {SEAT_TIMEOUT_S:g} s")
+
+    def _silent(self) -> list[_Seat]:
         now_s = self._clock()
-        for seat in tuple(self._seats.values()):
-            if now_s - seat.received_at_s > SEAT_TIMEOUT_S and not seat.messages:
-                self._drop(seat, f"has sent nothing for {SEAT_TIMEOUT_S:g} s")
+        return [
+            seat
+            for seat in self._seats.values()
+            if now_s - seat.received_at_s > SEAT_TIMEOUT_S and not seat.messages
+        ]
 
     def _drop(self, seat: _Seat, reason: str) -> None:
         """Free the seat of a Router."""

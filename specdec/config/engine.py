@@ -56,6 +56,10 @@ DEFAULT_MODEL_OPTIONS = ModelOptions()
 _CPU_INFO = Path("/proc/cpuinfo")
 _LEAST_TILE = 16
 
+MOST_UPDATE_PARTS = 16
+"""Most parts of the inner dimension of a product with A of adapters on a GPU, which are added
+behind it. The kernels compute with it, and the memory plan counts the parts."""
+
 MAX_STREAM_INTERVAL = 2**20
 """More tokens than are ever buffered."""
 

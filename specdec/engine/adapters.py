@@ -222,10 +222,11 @@ class Adapters:
     def _load_on_draft(self, adapter: _Adapter) -> str | None:
         """Load the counterpart of a new adapter; return as `collect_adapter_load` does.
 
-        The draft model has it when the first request runs. Where it has to be loaded again, nothing
-        waits: the draft model drafts without it.
+        The draft model has it when the first request runs. Where it has to be loaded again, as by a
+        worker that restarts while the target loads, nothing waits: the draft model drafts without.
         """
-        if adapter.draft is None or self.drafter is None or not self._is_new(adapter):
+        is_first = self._loading is None and self._is_new(adapter)
+        if adapter.draft is None or self.drafter is None or not is_first:
             return ""
         self.drafter.load_adapter(adapter.draft)
         fault = self.drafter.adapter_fault(adapter.adapter_id)

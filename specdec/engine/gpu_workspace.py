@@ -11,13 +11,15 @@ from specdec.config.attention_splits import (
     most_rows,
     num_segments_of,
 )
-from specdec.config.engine import DTYPE_BYTES
+from specdec.config.engine import DTYPE_BYTES, MOST_UPDATE_PARTS
 from specdec.config.graph_sizes import (
+    MAX_GRAPH_TOKENS,
     MAX_NEW_DRAFT_TOKENS,
     num_graph_sizes,
     num_ragged_graphs,
 )
 from specdec.config.llm import LLMConfig
+from specdec.engine.model_limits import draft_adapter_limits
 from specdec.models.config import ModelConfig
 
 _MIB, _GIB = 2**20, 2**30
@@ -50,7 +52,7 @@ def gpu_workspace_bytes(config: LLMConfig, model: ModelConfig, *, drafts: bool) 
         _LIBRARY_BYTES
         + attention_bytes(config, model) * (2 if captures else 1)
         + _activation_bytes(config, model)
-        + _logit_bytes(config, model, tokens_of_sequence)
+        + _logit_bytes(config, model, tokens_of_sequence, captures=captures)
         + (0 if drafts else _count_bytes(config, model))
         + _graph_bytes(config, drafts=drafts) * num_sizes
         + _dequantized_bytes(config, model)
@@ -89,7 +91,21 @@ def _activation_bytes(config: LLMConfig, model: ModelConfig) -> int:
     """Return the bytes of the activations of a layer, with those of the largest step."""
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     values = 5 * model.hidden_size + heads + 3 * model.intermediate_size
-    return config.max_num_batched_tokens * values * DTYPE_BYTES[config.resolved_dtype]
+    of_model = config.max_num_batched_tokens * values * DTYPE_BYTES[config.resolved_dtype]
+    return of_model + _update_bytes(config, model)
+
+
+def _update_bytes(config: LLMConfig, model: ModelConfig) -> int:
+    """Return the bytes of the products of the largest step with A of adapters, in parts.
+
+    The layer of queries, keys and values has most of them (`kernels.triton.lora`).
+    """
+    limits = draft_adapter_limits(config, model)
+    if limits is None:
+        return 0
+    float32_bytes, num_projections = 4, 3
+    of_token = MOST_UPDATE_PARTS * num_projections * limits.device_rank * float32_bytes
+    return config.max_num_batched_tokens * of_token
 
 
 def attention_bytes(config: LLMConfig, model: ModelConfig) -> int:
@@ -113,10 +129,17 @@ def attention_bytes(config: LLMConfig, model: ModelConfig) -> int:
     return len(set(model.sliding_windows)) * of_plan
 
 
-def _logit_bytes(config: LLMConfig, model: ModelConfig, tokens_of_sequence: int) -> int:
+def _logit_bytes(
+    config: LLMConfig, model: ModelConfig, tokens_of_sequence: int, *, captures: bool
+) -> int:
+    """Return the bytes of the logits of the largest step, and of sampling.
+
+    Graphs have their own, beside those of steps whose logits are changed or read by operators.
+    """
     float32_bytes = 4
-    logits = config.max_num_seqs * tokens_of_sequence * model.vocab_size * float32_bytes
-    return logits + _SAMPLING_BYTES
+    num_tokens = config.max_num_seqs * tokens_of_sequence
+    of_graphs = min(num_tokens, MAX_GRAPH_TOKENS) if captures else 0
+    return (num_tokens + of_graphs) * model.vocab_size * float32_bytes + _SAMPLING_BYTES
 
 
 def _count_bytes(config: LLMConfig, model: ModelConfig) -> int:
@@ -133,9 +156,12 @@ def _graph_bytes(config: LLMConfig, *, drafts: bool) -> int:
 
 
 def _tap_bytes(config: LLMConfig, model: ModelConfig) -> int:
-    """Return the bytes of what a head reads of the largest step on the device."""
+    """Return the bytes of what a head reads of the largest step on the device.
+
+    One that the host runs has it of steps with prompts and of others at two places.
+    """
     of_decodes = config.max_num_seqs * (1 + _num_draft_tokens(config))
-    num_tokens = max(of_decodes, config.max_num_batched_tokens)
+    num_tokens = of_decodes + config.max_num_batched_tokens
     return num_tokens * _MOST_TAPS * model.hidden_size * DTYPE_BYTES[config.resolved_dtype]
 
 

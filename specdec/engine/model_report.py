@@ -22,6 +22,7 @@ from specdec.config.methods import METHODS, DraftPlace, HeadMethodConfig
 from specdec.config.quantization import WEIGHT_BITS, QuantizationMethod
 from specdec.engine.model_limits import require_experts, require_plan
 from specdec.models.config import ModelConfig
+from specdec.models.extra_weights import copied_bytes
 from specdec.models.heads.config import HeadConfig, head_method_of
 from specdec.models.registry import ARCHITECTURES
 from specdec.types.errors import UnsupportedModelError
@@ -124,7 +125,7 @@ def _differences(config: ModelConfig) -> str:
 
 def _ranks(config: ModelConfig, precision: Precision, size: int) -> Iterator[RankMemory]:
     if config.transformers is not None:
-        weights = config.weight_bytes(precision.dtype) + config.copied_bytes(precision.dtype, size)
+        weights = config.weight_bytes(precision.dtype) + copied_bytes(config, precision.dtype, size)
         kv_bytes = config.kv_bytes_per_token(precision.dtype, size, precision.kv_cache_dtype)
         yield from [RankMemory(weights // size, kv_bytes // size)] * size
         return
@@ -143,7 +144,7 @@ def _ranks(config: ModelConfig, precision: Precision, size: int) -> Iterator[Ran
         weights += head * has_table * _table_bytes(config, precision)
         if config.latent is not None:
             expansion = config.latent.num_expansion_weights(len(heads.query))
-            weights += config.num_layers * expansion * DTYPE_BYTES[precision.dtype]
+            weights += config.num_layers * expansion * _table_bytes(config, precision)
         kv_bytes = config.kv_values_per_token(len(heads.kv)) * kv_bytes_of_value
         experts = config.experts
         num_experts = 0 if experts is None else len(experts.shard(rank, size).experts)

@@ -8,6 +8,7 @@ from specdec.config.quantization import QuantizationMethod
 from specdec.engine.model_limits import draft_adapter_limits
 from specdec.engine.model_resolution import Models
 from specdec.models.config import ModelConfig
+from specdec.models.extra_weights import adapter_bytes, copied_bytes
 from specdec.types.drafters import MAX_LOADED_VERSIONS
 
 
@@ -38,7 +39,7 @@ def extra_weight_bytes(config: LLMConfig, models: Models) -> int:
     """Return the bytes of the weights that the ranks of the target hold beside its own at most."""
     size = config.tensor_parallel_size
     adapters = _adapter_bytes(config, models.target, config.adapter_limits, size)
-    copies = models.target.copied_bytes(config.resolved_dtype, size)
+    copies = copied_bytes(models.target, config.resolved_dtype, size, config.quantization_method)
     return _head_weight_bytes(config, models) + adapters + copies
 
 
@@ -47,8 +48,9 @@ def extra_draft_bytes(config: LLMConfig, models: Models) -> int:
     if models.draft is None or config.draft_model is None:
         return 0
     limits = draft_adapter_limits(config, models.draft)
-    size = config.draft_model.draft_tensor_parallel_size
-    copies = models.draft.copied_bytes(config.resolved_dtype, size)
+    drafting = config.draft_model
+    size = drafting.draft_tensor_parallel_size
+    copies = copied_bytes(models.draft, config.resolved_dtype, size, drafting.quantization)
     return _adapter_bytes(config, models.draft, limits, size) + copies
 
 
@@ -59,7 +61,7 @@ def _adapter_bytes(
     if limits is None:
         return 0
     rank = limits.max_rank if config.device == "cpu" else limits.device_rank
-    each = model.adapter_bytes(rank, config.resolved_dtype, num_ranks)
+    each = adapter_bytes(model, rank, config.resolved_dtype, num_ranks)
     return limits.max_loaded * each
 
 

@@ -313,29 +313,6 @@ class ModelConfig:
         rest = self.num_parameters - self._num_matrix_elements + table
         return int(self._num_matrix_elements * WEIGHT_BITS[quantization] / 8) + rest * element_bytes
 
-    def copied_bytes(self, dtype: DTypeName, tensor_parallel_size: int) -> int:
-        """Return the memory of weights that several ranks have, without the first of each.
-
-        Ranks of transformers' code each have the whole embedding; others divide everything large.
-        """
-        if self.transformers is None:
-            return 0
-        table = self.vocab_size * self.hidden_size * DTYPE_BYTES[dtype]
-        return (tensor_parallel_size - 1) * table
-
-    def adapter_bytes(self, rank: int, dtype: DTypeName, tensor_parallel_size: int = 1) -> int:
-        """Return the memory of an adapter of all linear layers, on all ranks together.
-
-        Layers that divide their outputs have A on every rank, the others B. An upper bound, as in
-        `weight_bytes`.
-        """
-        hidden, size = self.hidden_size, tensor_parallel_size
-        heads = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        units = 2 * self.intermediate_size
-        by_outputs = 5 * hidden * size + heads + units
-        by_inputs = self.num_heads * self.head_dim + self.intermediate_size + 2 * hidden * size
-        return self.num_layers * rank * (by_outputs + by_inputs) * DTYPE_BYTES[dtype]
-
     @property
     def mlp_matrices(self) -> int:
         """Matrices [intermediate_size, hidden_size] of an MLP."""

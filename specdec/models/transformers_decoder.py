@@ -8,6 +8,7 @@ the only part where tokens see each other, runs over the KV cache by the plan of
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +43,9 @@ from specdec.types.validation import require_range
 
 _PROBE_TOKENS = 3
 _MAX_REASON_CHARS = 300
+
+_loading = threading.Lock()
+"""`from_pretrained` changes globals: in a second thread a tied head would have no weights."""
 
 
 class TransformersDecoder:
@@ -273,15 +277,16 @@ def load_transformers(
     # Grouped products need widths that are multiples of 16 bytes, and save launches on a GPU only.
     experts = {"experts_implementation": "eager"} if device.type == "cpu" else {}
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(
-            directory,
-            dtype=dtype,
-            attn_implementation=PROBE,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            **experts,
-        )
+        with _loading:
+            model, found = AutoModelForCausalLM.from_pretrained(
+                directory,
+                dtype=dtype,
+                attn_implementation=PROBE,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                **experts,
+            )
     except Exception as error:  # transformers raises any exception for invalid files
         reason = " ".join(str(error).split())[:_MAX_REASON_CHARS]
         raise UnsupportedModelError(f"transformers cannot load {directory}: {reason}") from error

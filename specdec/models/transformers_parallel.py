@@ -51,7 +51,8 @@ def divide(model: Any, body: Any, group: TensorParallelGroup, device: torch.devi
         reason = " ".join(str(error).split())[:_MAX_REASON_CHARS]
         raise UnsupportedModelError(f"transformers' plan does not fit: {reason}") from error
     expected = whole[:, tokens.start : tokens.stop]
-    if own.shape != expected.shape or (own - expected).norm() > _MAX_ERROR * expected.norm():
+    difference = (own - expected).norm() if own.shape == expected.shape else torch.inf
+    if not difference <= _MAX_ERROR * expected.norm():  # true of NaN
         name = type(model).__name__
         raise UnsupportedModelError(f"{name} has other logits by transformers' plan; use one rank")
     return tokens

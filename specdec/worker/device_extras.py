@@ -24,7 +24,7 @@ from specdec.types.messages import StepRow
 from specdec.worker.batch_state import SequenceState
 from specdec.worker.device_buffers import PendingLogprobs, copy_to_device, copy_to_host
 from specdec.worker.device_state import DeviceState
-from specdec.worker.edit_collector import NO_PLACE, EditArrays, EditCollector
+from specdec.worker.edit_collector import NO_PLACE, EditArrays, EditCollector, least_known
 from specdec.worker.seen_tokens import SeenTokens, count_tokens
 
 
@@ -113,7 +113,7 @@ class ExtrasPacker:
                 counted.append((index, place))
             edits.add(index * query_len, row, state, place)
             if row.num_next_drafts:
-                draft_edits.add_logits(index, state, place, row.known_end)
+                draft_edits.add_logits(index, state, place, least_known(row, state))
         num_best = {
             index: count
             for index, row, state in needing

@@ -110,10 +110,9 @@ class StepLauncher:
         largest = StepShape(num_rows, limits.max_query_len, limits.blocks_of_longest)
         self.draft_width = 0 if drafter is None else 1 + limits.max_draft_tokens
         draft_size = num_rows * self.draft_width
-        input_size = num_words(largest, limits.max_step_tokens)
-        self.input = torch.zeros(input_size, dtype=torch.int64, device=device)
-        output_size = draft_size + num_rows + num_tokens
-        self.output = torch.zeros(output_size, dtype=torch.int64, device=device)
+        ids = partial(torch.zeros, dtype=torch.int64, device=device)
+        self.input = ids(num_words(largest, limits.max_step_tokens))
+        self.output = ids(draft_size + num_rows + num_tokens)
         self._offsets = torch.arange(limits.max_query_len, device=device)
         hidden = torch.zeros(num_tokens, model.hidden_size, dtype=model.dtype, device=device)
         self._hidden, self._host_taps = hidden, host_taps
@@ -185,9 +184,8 @@ class StepLauncher:
 
     def _launch_draft(self, plan: StepPlan) -> None:
         """Launch the draft tokens of a head; by operators where they have changes of logits."""
-        extras, edits = plan.extras, None
-        if extras is not None and not extras.draft_edits.is_empty:
-            edits = extras.draft_edits
+        extras = plan.extras
+        edits = None if extras is None or extras.draft_edits.is_empty else extras.draft_edits
         if self._pairs is not None:
             self._launch_pair_draft(self._pairs, plan, edits)
         elif self._states is not None:
@@ -212,7 +210,9 @@ class StepLauncher:
         self, drafts: StateDrafts, plan: StepPlan, edits: LogitEdits | None
     ) -> None:
         self._run(Stage.START, plan.shape)
-        shape = self._graphs.padded(plan.shape._replace(query_len=1 + plan.num_next))
+        shape = plan.shape._replace(query_len=1 + plan.num_next)
+        padded = self._graphs.padded(shape)
+        shape = padded if padded.num_rows == shape.num_rows else shape  # the rows of the step
         if edits is None:
             self._run(_CHAIN_STAGES[plan.kind], shape)
         else:

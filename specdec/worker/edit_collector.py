@@ -52,7 +52,7 @@ class EditCollector:
         """
         grammar, phrases = row.grammar_mask, state.processor.phrases
         assert not (row.is_pending and (grammar is not None or phrases))
-        num_before = state.num_tokens if row.is_pending else row.known_end
+        num_before = least_known(row, state)
         completed = _completions(row, state) if phrases else None
         for index in range(1 + num_drafts(row)):
             mask = None if grammar is None else grammar[index]
@@ -117,6 +117,11 @@ class EditCollector:
         for own, mask in zip(packed, self._masks, strict=True):
             own[: len(mask)] = mask
         return packed.view(np.int64)
+
+
+def least_known(row: StepRow, state: SequenceState) -> int:
+    """Return the tokens in front of what a row samples, at least where these are pending."""
+    return state.num_tokens if row.is_pending else row.known_end
 
 
 def _completions(row: StepRow, state: SequenceState) -> Iterator[Columns]:

@@ -16,7 +16,6 @@ from specdec.kernels.forward_batch import ModelInput, SlotMove
 from specdec.kernels.sample import RowArgmax, row_argmax
 from specdec.models.heads.base import DraftHead
 from specdec.sampling.logprobs import KeptLogits, prompt_logprobs
-from specdec.sampling.verifiers import verify_greedy
 from specdec.sampling.vocab_shard import all_ranks_argmax
 from specdec.types.messages import (
     BlockTableDelta,
@@ -43,7 +42,7 @@ from specdec.worker.step_rows import (
     split_rows,
     valid_tokens,
 )
-from specdec.worker.verification import verify_sampled
+from specdec.worker.verification import verify_by_argmax, verify_in_parts, verify_sampled
 
 logger = logging.getLogger(__name__)
 
@@ -168,7 +167,8 @@ class TargetModelRunner(ModelRunner):
         assert self.device_steps is not None
         own = [row for row in rows if row.seq_id in seq_ids]
         self.device_steps.forget_tokens(own)
-        verified = self._verify(own, self.device_steps.hidden_of(rows, seq_ids))
+        hidden = self.device_steps.hidden_of(rows, seq_ids)
+        verified = verify_in_parts(self._verify, own, hidden, may_fail=self.group.size == 1)
         by_id = {row.seq_id: row for row in (*output.rows, *verified)}
         return replace(output, rows=tuple(by_id[row.seq_id] for row in rows if row.seq_id in by_id))
 
@@ -301,7 +301,7 @@ class TargetModelRunner(ModelRunner):
         )
         if all(map(self._batch_state.is_plain_greedy, rows)):  # the rest would not change anything
             global_argmax = all_ranks_argmax(argmax, self._shard)
-            tokens = _verify_greedy(global_argmax, rows)
+            tokens = verify_by_argmax(global_argmax, rows)
             return self._record_output(rows, tokens, global_argmax.invalid_rows)
         if lookahead := self._lookahead_tokens(rows, argmax):
             positions = torch.tensor(positions_to_verify(rows), device=logits.device)
@@ -316,7 +316,7 @@ class TargetModelRunner(ModelRunner):
         # NaN is detected in the model's own logits, even where the rules mask the token.
         global_argmax = all_ranks_argmax(replace(argmax, has_nan=has_nan), self._shard)
         if all(each.is_greedy for each in rules):
-            tokens = _verify_greedy(global_argmax, rows)
+            tokens = verify_by_argmax(global_argmax, rows)
         else:
             tokens = verify_sampled(self._batch_state, self._shard, rows, logits, argmax)
         verified = self._record_output(rows, tokens, global_argmax.invalid_rows, kept)
@@ -394,12 +394,6 @@ class TargetModelRunner(ModelRunner):
                 logprobs = prompt_logprobs(own, tokens, num_best, compute_logits, self._shard)
                 yield PromptLogprobs(row.seq_id, row.num_computed_tokens + 1, logprobs)
             first += len(row.token_ids)
-
-
-def _verify_greedy(argmax: RowArgmax, rows: Sequence[StepRow]) -> Sequence[tuple[int, ...]]:
-    """Verify rows against the argmax of their logits; return the new tokens of each."""
-    trees = [row.parents for row in rows]
-    return verify_greedy(argmax.token_ids.tolist(), [row.drafts for row in rows], trees)
 
 
 def _tree_choices(config: EngineConfig) -> Sequence[Sequence[int]]:

@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from specdec.kernels.sample import RowArgmax
-from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch, VerifiedTokens
+from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch, VerifiedTokens, verify_greedy
 from specdec.sampling.vocab_shard import VocabShard
-from specdec.types.messages import StepRow
+from specdec.types.messages import StepRow, VerifiedRow
 from specdec.types.sampling_params import VerifierName
 from specdec.worker.batch_state import BatchState, TokenSpan
+
+
+def verify_by_argmax(argmax: RowArgmax, rows: Sequence[StepRow]) -> Sequence[tuple[int, ...]]:
+    """Verify rows against the argmax of their logits; return the new tokens of each."""
+    trees = [row.parents for row in rows]
+    return verify_greedy(argmax.token_ids.tolist(), [row.drafts for row in rows], trees)
+
+
+def verify_in_parts(
+    verify: Callable[[Sequence[StepRow], Tensor], list[VerifiedRow]],
+    rows: Sequence[StepRow],
+    hidden: Tensor,
+    *,
+    may_fail: bool,
+) -> list[VerifiedRow]:
+    """Verify rows by their hidden states; where the memory does not suffice, in two parts.
+
+    hidden: [sum of num_draft_tokens + 1, hidden_size]. may_fail: whether to catch
+    torch.OutOfMemoryError; with several ranks the others would wait for this one.
+    """
+    try:
+        return verify(rows, hidden)
+    except torch.OutOfMemoryError:
+        if not may_fail or len(rows) == 1:
+            raise
+    middle = len(rows) // 2
+    end = sum(1 + row.num_draft_tokens for row in rows[:middle])
+    parts = ((rows[:middle], hidden[:end]), (rows[middle:], hidden[end:]))
+    return [row for part in parts for row in verify_in_parts(verify, *part, may_fail=True)]
 
 
 def verify_sampled(

@@ -212,9 +212,9 @@ def _steady_hit_rate(shape: DraftShape, rates: Sequence[float], *, waits: bool) 
 
     A row with a draft is followed by a hit with one probability, a row without one with another;
     the hit rate is the share of rows with a draft that this leads to. Where a row without one waits
-    for a draft, every row has one. Continuing hits if all drafts
-    and the token behind them were right. Outcomes also hit after a rejection, if one of the next
-    best tokens was right; the constants are rough, and only hold until there is evidence.
+    for a draft, every row has one. Continuing hits if all drafts and the token behind them were
+    right. Outcomes also hit after a rejection, if one of the next best tokens was right; the
+    constants are rough, and only hold until there is evidence.
 
     rates: [depth + 1].
     """

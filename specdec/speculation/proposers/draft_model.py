@@ -143,7 +143,8 @@ class DraftModelProposer:
         loads an adapter there are none at all.
         """
         if self._lora.is_loading:
-            return []  # they would wait behind the load
+            self._views = {}  # nothing is drafted ahead in this step, even if the load ends
+            return []  # drafts would wait behind the load
         self._views = {request.seq.seq_id: self._settle(request.seq) for request in requests}
         self._drop_beyond_context(requests)
         proposals = self._take_ahead(requests)
@@ -229,7 +230,9 @@ class DraftModelProposer:
         """Return whether the draft model has run a row's text, and drafts behind it are useful."""
         seq_id = row.seq.seq_id
         progress, text = self._progress.get(seq_id), self._views.get(seq_id)
-        if progress is None or text is None or not text.is_whole or row.num_next_tokens <= 0:
+        if progress is None or text is None or row.num_next_tokens <= 0:
+            return False
+        if len(text.token_ids) != row.base_length:  # not read: the worker was loading, or late
             return False
         if len(row.draft_token_ids) > MAX_NUM_SPECULATIVE_TOKENS:  # of predicted output
             return False

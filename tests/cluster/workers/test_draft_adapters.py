@@ -3,7 +3,6 @@
 import tempfile
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from cluster.workers.adapter_messages import (
     order_in,
     unload_message,
 )
+from cluster.workers.draft_steps import DraftSteps
 from cluster.workers.head_messages import LoadInbox
 from cluster.workers.supervisors import DraftSupervisor
 from cluster.workers.target_group import AdapterGroup
@@ -55,7 +55,7 @@ def drafts_of(rank, seq_id, adapter_id):
 
 def test_a_rank_of_a_draft_model_loads_runs_and_frees_an_adapter(tiny_model_dir, tmp_path):
     runner = load_draft_runner(tiny_model_dir, "float32", LIMITS, TensorParallelGroup())
-    rank = worker.ModelWorker(runner, partial(worker._draft, runner, 0), 0)
+    rank = worker.ModelWorker(runner, DraftSteps(runner, 0), 0)
     path = str(adapter_dir(tmp_path / "sql", tiny_model_dir))
     [report] = rank.run(load_message(AdapterFile(3, "sql", path, path)))
     assert is_adapter_report(report)

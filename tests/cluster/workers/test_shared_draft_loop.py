@@ -169,6 +169,24 @@ def test_a_silent_router_loses_its_seat_and_heartbeats_keep_it(worker, routers, 
     assert alive.num_restarts == 0
 
 
+def test_a_long_step_costs_no_router_its_seat(worker, routers, monkeypatch):
+    """Neither the one that waits for it, nor one whose heartbeats are not read meanwhile."""
+    waiting, alive = routers()
+    draft, dropped = worker.runner.draft, []
+    monkeypatch.setattr(shared_draft_loop, "SEAT_TIMEOUT_S", 0.4)
+    monkeypatch.setattr(worker.loop, "_drop", lambda seat, _: dropped.append(seat.index))
+    monkeypatch.setattr(worker.runner, "draft", lambda step: (time.sleep(0.8), draft(step))[1])
+    waiting._group.begin(DraftStep(1, (), (), (), (), ()))
+
+    def is_answered():
+        alive.check()
+        return has_answered(waiting._group)
+
+    wait_until(is_answered)
+    time.sleep(0.05)  # behind the answer the worker looks for silent Routers
+    assert dropped == []
+
+
 def test_a_step_that_fails_ends_the_worker_for_all(tiny_model_dir, worker, routers):
     failing, other = routers()
     failing._start = other._start = lambda: (_ for _ in ()).throw(DraftFailedError("no worker"))

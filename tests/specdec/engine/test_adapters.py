@@ -190,6 +190,48 @@ def test_a_load_that_fails_leaves_nothing(adapters, ranks):
     assert list(adapters.ids) == ["a"]
 
 
+class Drafter:
+    """A draft model that has what it was ordered to load. fault: of all its loads."""
+
+    def __init__(self):
+        self.fault, self.ordered = "", set()
+
+    def load_adapter(self, adapter):
+        self.ordered.add(adapter.adapter_id)
+
+    def adapter_fault(self, adapter_id):
+        return self.fault
+
+    def unload_adapter(self, adapter_id):
+        self.ordered.discard(adapter_id)
+
+
+def test_a_draft_model_that_loses_a_counterpart_does_not_end_the_load_of_the_target(ranks):
+    """As when its worker restarts while the target loads, and the files are gone."""
+    adapters = Adapters(max_loaded=3, drafter=Drafter())
+    ranks.fault = None
+    first = load(adapters, "a", draft=AdapterSource("org/draft", "/draft"))
+    assert adapters.advance(ranks, ()) == []
+    assert (ranks.num_loads, adapters.drafter.ordered) == (1, {first})
+    for fault in ("no such file", None):
+        adapters.drafter.fault = fault
+        assert adapters.advance(ranks, ()) == []
+    ranks.fault = ""
+    second = load(adapters, "b")
+    assert adapters.advance(ranks, ()) == []
+    assert dict(adapters.ids) == {"a": first, "b": second}
+    assert ranks.held == {first, second}
+
+
+def test_a_counterpart_that_cannot_be_loaded_fails_the_load_before_the_target_begins(ranks):
+    adapters = Adapters(max_loaded=3, drafter=Drafter())
+    adapters.drafter.fault = "no such file"
+    adapter_id = load(adapters, "a", draft=AdapterSource("org/draft", "/draft"))
+    assert adapters.advance(ranks, ()) == [adapter_id]
+    assert adapters.fault_of(adapter_id) == "draft model: no such file"
+    assert (ranks.num_loads, adapters.drafter.ordered) == (0, set())
+
+
 def test_a_restarted_target_loads_named_and_used_adapters(adapters, ranks):
     first, second, third = (load(adapters, name) for name in "abc")
     adapters.advance(ranks, ())

@@ -1,5 +1,8 @@
 """Adapters of a draft model: they raise acceptance and change no token, alone and in a batch."""
 
+from itertools import cycle
+
+import numpy as np
 import pytest
 
 from specdec.config.engine import AdapterLimits, DraftLimits
@@ -7,6 +10,9 @@ from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.adapter_control import AdapterControl
 from specdec.sequences.block_manager import root_key
 from specdec.speculation.proposers import draft_model as draft_model_module
+from specdec.speculation.proposers.cross_vocab.vocab_adapter import EqualIds
+from specdec.speculation.proposers.draft_adapters import DraftAdapters
+from specdec.text.vocab_map import VocabularyMap
 from specdec.types.adapters import AdapterOrder
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from tests.specdec.adapters import ATTENTION, adapter_dir
@@ -273,3 +279,24 @@ def test_a_counterpart_is_refused_without_a_draft_model_for_it(
     with pytest.raises(InvalidValueError, match=f"draft_path is .* must be left out: {reason}"):
         control_of(engine, draft).load_all([AdapterOrder.load("a", path, draft_path=path)])
     assert engine.adapter_infos() == ()
+
+
+def test_no_draft_ahead_follows_a_text_that_a_load_has_kept_from_the_drafter(
+    tiny_model_dir, adapters, reference, monkeypatch
+):
+    """Each third load ends between the two calls of a step, where the text is not known yet."""
+    engine, drafter = drafting_engine(tiny_model_dir, adapters, mode="outcomes")
+    same = np.arange(383, dtype=np.int32)
+    drafter._adapter = drafter._ahead._adapter = EqualIds(VocabularyMap(same, same, True))
+    is_loading = cycle((False, False, True, False))  # as `take` and `ahead` of two steps read it
+    monkeypatch.setattr(DraftAdapters, "is_loading", property(lambda _: next(is_loading)))
+    begin, ends = drafter._worker.begin, []
+
+    def recorded(step):
+        ends.extend((row.num_known_tokens, row.first_index) for row in step.ahead)
+        begin(step)
+
+    monkeypatch.setattr(drafter._worker, "begin", recorded)
+    assert tokens_by(engine, requests(engine)) == reference[0.0]
+    assert len(ends) > 5
+    assert all(num_known == first_index for num_known, first_index in ends)

@@ -18,6 +18,7 @@ from specdec.engine.model_resolution import Models
 from specdec.engine.weight_memory import weight_bytes
 from specdec.kernels.triton.attention_plan import Tiles, TileShape
 from specdec.models.config import ModelConfig
+from specdec.models.extra_weights import adapter_bytes
 from specdec.models.stored_weights import stored_weights
 from specdec.speculation.proposers import proposer_memory
 from specdec.types.errors import InvalidValueError, OutOfMemoryError
@@ -275,7 +276,7 @@ def test_adapters_of_both_models_are_counted(model):
     assert without.draft.adapters is None
     foreign = dataclasses.replace(model, transformers=object())
     assert draft_adapter_limits(config, foreign) is None
-    size = model.adapter_bytes(16, "float32")
+    size = adapter_bytes(model, 16, "float32")
     both, alone = (
         _draft_bytes_without_kv(each, Models(model, model), in_process=False)
         for each in (config, dataclasses.replace(config, enable_lora=False))

@@ -58,17 +58,26 @@ def linears_of(layer):
     return found
 
 
-def test_16_bit_checkpoints_stay_in_16_bits_in_native_kernels(tmp_path):
-    save_family(tmp_path, "llama-tied")
-    path = tmp_path / "config.json"
+def save_in_16_bits(directory, family):
+    """Write a model whose configuration names bfloat16."""
+    save_family(directory, family)
+    path = directory / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": "bfloat16"}))
+
+
+@pytest.mark.parametrize("family", ["llama-tied", "deepseek-v3"])
+def test_16_bit_checkpoints_stay_in_16_bits_in_native_kernels(tmp_path, family):
+    save_in_16_bits(tmp_path, family)
     full = report_model(tmp_path, TORCH, 1).ranks[0].weight_bytes
     native = Precision("float32", None, is_native=True)
     assert report_model(tmp_path, native, 1).ranks[0].weight_bytes == full // 2
+
+
+def test_a_quantized_head_is_no_longer_the_embedding(tmp_path):
+    save_in_16_bits(tmp_path, "llama-tied")
+    full = report_model(tmp_path, TORCH, 1).ranks[0].weight_bytes
     quantized = Precision("float32", "int8", is_native=True)
-    vocabulary = 383 * 90
-    # A quantized head is no longer the embedding.
-    expected = full // 4 + 2 * vocabulary
+    expected = full // 4 + 2 * 383 * 90
     assert report_model(tmp_path, quantized, 1).ranks[0].weight_bytes == expected
 
 

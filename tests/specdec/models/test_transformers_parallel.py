@@ -1,10 +1,15 @@
 """Models of transformers on several ranks, by its own plan: the logits and tokens of one rank."""
 
+import threading
+
 import pytest
 import torch
 from torch import nn
-from transformers import GPTNeoXConfig
+from transformers import AutoModelForCausalLM, GPTNeoXConfig
 
+from specdec.models import transformers_parallel
+from specdec.models.config import ModelConfig
+from specdec.models.extra_weights import copied_bytes
 from specdec.types.errors import UnsupportedModelError
 from tests.specdec.engines import engine_config, local_engine, request, tokens_by
 from tests.specdec.fakes import run_ranks
@@ -14,6 +19,18 @@ from tests.specdec.models.test_transformers_decoder import TOLERANCE, load, mixe
 from tests.specdec.tiny import train_tokenizer
 
 PLANNED = ["phi", "nemotron", "vault-gemma", "ministral", "helium", "apertus"]
+
+
+@pytest.fixture(autouse=True)
+def one_load_at_a_time(monkeypatch):
+    """Ranks are threads here, and transformers changes global state while it loads."""
+    lock, load_one = threading.Lock(), AutoModelForCausalLM.from_pretrained
+
+    def load_alone(*arguments, **options):
+        with lock:
+            return load_one(*arguments, **options)
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load_alone)
 
 
 def assert_logits_of_one_rank(directory, size):
@@ -63,6 +80,24 @@ def test_a_rank_keeps_its_part_alone(tmp_path):
     assert (len(first[3]) + len(second[3]), first[4], second[4]) == (383, 3, 3)
 
 
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_the_memory_of_the_ranks_is_that_of_the_plan(tmp_path, is_tied):
+    """But for norms and biases, of which each rank has a copy."""
+    save_foreign(tmp_path, "gpt-neox", tie_word_embeddings=is_tied)
+
+    def num_bytes(group):
+        model = load(tmp_path, group=group)
+        layers = [*model._body.parameters(), model._head._whole.get_output_embeddings().weight]
+        return sum({each.data_ptr(): each.nbytes for each in layers}.values())
+
+    config = ModelConfig.from_directory(tmp_path)
+    planned = config.weight_bytes("float32")
+    for size in (1, 2):
+        found = sum(run_ranks(size, num_bytes))
+        expected = planned + copied_bytes(config, "float32", size)
+        assert 0.99 * expected <= found <= 1.01 * expected
+
+
 def test_speculation_and_preemption_change_no_token_on_two_ranks(tmp_path):
     save_foreign(tmp_path, "gpt-neox")
     train_tokenizer(383).save_pretrained(tmp_path)
@@ -97,6 +132,10 @@ def test_a_plan_that_does_not_fit_the_model_is_refused(tmp_path, monkeypatch):
     assert any("transformers' plan does not fit" in each for each in refusals(without))
     [wrong] = refusals(plan | {"layers.*.input_layernorm": "colwise"})
     assert "divides layers.0.input_layernorm, which is no linear layer" in wrong
+    monkeypatch.setattr(
+        transformers_parallel, "_add_ranks", lambda group, layer, _, part: part * torch.nan
+    )
+    other = {"GPTNeoXForCausalLM has other logits by transformers' plan; use one rank"}
+    assert refusals(plan) == other
     monkeypatch.setattr(nn.Linear, "register_forward_hook", lambda *_: None)  # no sums
-    [other] = refusals(plan)
-    assert other == "GPTNeoXForCausalLM has other logits by transformers' plan; use one rank"
+    assert refusals(plan) == other

@@ -12,7 +12,14 @@ from specdec.sampling.device_sampler import SamplingKind, VerifiedChains
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.messages import BlockTableDelta, Logprobs, SequenceAdmission, StepInput, StepRow
+from specdec.types.messages import (
+    PENDING_TOKEN,
+    BlockTableDelta,
+    Logprobs,
+    SequenceAdmission,
+    StepInput,
+    StepRow,
+)
 from specdec.types.sampling_params import StructuredOutput
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.batch_state import BatchState
@@ -262,6 +269,21 @@ def test_new_tokens_are_counted():
     extras.count(VerifiedChains(new, torch.tensor([3, 1])), shard)
     assert (extras.seen - before).nonzero().tolist() == [[0, 200], [1, 100]]
     assert extras.seen[0, 200] == 2
+
+
+def test_a_head_drafts_no_end_where_a_pending_row_may_be_below_min_tokens():
+    """The position of a row behind drafts is the highest that is possible."""
+    rules = SamplingRules(min_tokens=4, end_token_ids=(2, 300))
+    state, [row] = state_of([rules], range(VOCAB))
+    [own] = state.states([row])
+    own.num_tokens = 5  # two output tokens, and one or more of the step in flight
+    row = StepRow(0, 7, (PENDING_TOKEN,), 0, True, num_held_drafts=2, max_end=60, num_next_drafts=2)
+    device = DeviceState(DeviceStepLimits(1, 3, 64, 4, 16), torch.device("cpu"))
+    assert device.has_place(0)
+    extras = ExtrasPacker(device, torch.device("cpu")).pack([row], [own], QUERY_LEN)
+    assert extras.draft_edits.banned.tolist() == [[0, 2, 4], [0, 300, 4]]
+    own.num_tokens = 7
+    assert ExtrasPacker(device, torch.device("cpu")).pack([row], [own], QUERY_LEN) is None
 
 
 EXTRA_RULES = [

@@ -4,6 +4,7 @@ from functools import cache
 
 import pytest
 
+from specdec.config import graph_sizes
 from specdec.sampling.device_sampler import SamplingKind
 from specdec.worker.device_launch import StepPlan
 from specdec.worker.step_graphs import RaggedShape, Stage, StepShape
@@ -112,6 +113,30 @@ def test_another_head_has_its_own_graphs(tiny_model_dir, head_dir):
         if stage is Stage.CHAIN_GREEDY
     }
     assert lens == {2, 3, 4}
+
+
+def test_a_draft_behind_a_step_without_padding_has_no_further_rows(
+    tiny_model_dir, head_dir, monkeypatch
+):
+    """A larger shape would read and write rows that no step has filled for this draft."""
+    monkeypatch.setattr(graph_sizes, "MAX_GRAPH_TOKENS", 12)  # 4 rows of 3 tokens
+    config = config_of("medusa", head_dir("medusa"), max_num_seqs=4)
+    steps = device_runner(
+        tiny_model_dir, config, FakeGraphs(), head=head_dir("medusa")
+    ).device_steps
+    shape = StepShape(3, 1 + NUM_DRAFTS, 5)
+    assert steps._graphs.padded(shape) == shape, "as large steps have no graph"
+    launched, run = [], steps._graphs.run
+
+    def recorded(stage, shape, launch):
+        launched.append((stage, shape))
+        run(stage, shape, launch)
+
+    monkeypatch.setattr(steps._graphs, "run", recorded)
+    steps._fill_with_padding(shape)
+    steps._launcher.launch(StepPlan(shape, SamplingKind.GREEDY, 2))
+    assert [each.num_rows for _, each in launched] == [3] * 4
+    assert launched[-1] == (Stage.CHAIN_GREEDY, shape._replace(query_len=3))
 
 
 @pytest.mark.parametrize(

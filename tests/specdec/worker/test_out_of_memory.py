@@ -5,9 +5,17 @@ import torch
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.types.messages import StepRow
+from specdec.types.sampling_params import SpeculationOptions
 from specdec.worker import LocalTarget, load_runner
 from specdec.worker.step_rows import split_rows
-from tests.specdec.engines import engine_config, local_engine, make_engine, request, run
+from tests.specdec.engines import (
+    engine_config,
+    local_engine,
+    make_engine,
+    request,
+    run,
+    tokens_by,
+)
 from tests.specdec.fakes import run_ranks
 from tests.specdec.worker.device import device_runner
 
@@ -73,6 +81,41 @@ def test_a_device_step_without_memory_runs_on_the_host(tiny_model_dir, limit):
     runner.device_steps._launcher._model = model
     engine = make_engine(tiny_model_dir, config, LocalTarget(runner))
     assert tokens(engine) == tokens(local_engine(tiny_model_dir, config, kernels="torch"))
+    assert model.num_failures > 0
+
+
+class SmallLogits(SmallMemory):
+    """A decoder that finds no memory for more than `limit` rows of logits for the host."""
+
+    def compute_logits_and_argmax(self, hidden):
+        self._require(len(hidden))
+        return self._model.compute_logits_and_argmax(hidden)
+
+    def __call__(self, batch, kv_cache):
+        raise AssertionError("a pass of the host")
+
+    def forward_on_device(self, batch, kv_cache):
+        return self._model.forward_on_device(batch, kv_cache)
+
+
+def test_rows_of_a_device_step_are_verified_on_the_host_in_parts_that_fit(tiny_model_dir):
+    config = engine_config(3)
+    given = [
+        request(
+            f"r{i}",
+            [7, 8, 9] * (2 + i),
+            seed=i,
+            temperature=0.9,
+            presence_penalty=0.3 * i,
+            speculation=SpeculationOptions(verifier=verifier),
+        )
+        for i, verifier in enumerate(["rejection", "block", "rejection", "typical", "coupled"])
+    ]
+    runner = device_runner(tiny_model_dir, config)
+    runner.model = model = SmallLogits(runner.model, 4)
+    engine = make_engine(tiny_model_dir, config, LocalTarget(runner))
+    expected = tokens_by(local_engine(tiny_model_dir, config, kernels="torch"), given)
+    assert tokens_by(engine, given) == expected
     assert model.num_failures > 0
 
 

@@ -6,11 +6,16 @@ model, whose drafts are nearly always rejected.
 
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 
 from specdec.config.engine import DraftLimits
+from specdec.speculation.proposers import DraftVocabulary, SentRow
 from specdec.speculation.proposers.draft_model import MAX_PENDING_TOKENS, DraftModelProposer
+from specdec.text.vocab_map import VocabularyMap
+from specdec.types.adapters import AdapterFile
+from specdec.types.draft_decision import DraftAhead
 from specdec.types.messages import DraftedRow, DraftOutput
 from specdec.types.sampling_params import SpeculationOptions
 from specdec.types.sampling_spec import SamplingRules, Verifier
@@ -235,6 +240,51 @@ def proposer_that_has_dropped(seq):
     end(proposer, earlier)
     proposer.check_integrity()
     return proposer, worker
+
+
+class LoadingWorker(RecordingWorker):
+    """One that is to load an adapter, and has it when `fault` is not None."""
+
+    fault = None
+
+    def begin_adapter_load(self, adapter):
+        del adapter
+
+    def collect_adapter_load(self):
+        return self.fault
+
+    def collect_ahead(self, *, wait):
+        return []
+
+    def unload_adapter(self, adapter_id):
+        raise AssertionError
+
+
+def test_nothing_is_drafted_ahead_of_a_text_that_a_load_has_kept_from_being_read():
+    """The load ends between the two calls of a step; the views are those of the step before."""
+    ids = np.arange(400, dtype=np.int32)
+    vocabulary = DraftVocabulary(VocabularyMap(ids, ids.copy(), has_equal_ids=True))
+    limits = DraftLimits(num_blocks=12, block_size=4, max_model_len=48, max_catch_up_tokens=48)
+    worker = LoadingWorker()
+    proposer = DraftModelProposer(worker, limits, vocabulary.new_adapter())
+    seq = sequence(1, range(8))
+
+    def drafted_ahead():
+        row = SentRow(seq, seq.num_tokens, (9,), 2, None, DraftAhead.CONTINUING)
+        proposer.ahead([row])
+        return worker.steps[-1].ahead
+
+    assert drafts(proposer, seq, count=2) == [(9, 9)]
+    assert [row.known for row in drafted_ahead()] == [tuple(range(8))]
+    seq.token_ids += [20, 21]
+    num_steps = len(worker.steps)
+    proposer.load_adapter(AdapterFile(3, "sql", "org/sql", "/sql"))
+    assert drafts(proposer, seq) == [()]
+    worker.fault = ""
+    drafted_ahead()
+    assert len(worker.steps) == num_steps
+    drafts(proposer, seq, count=2)
+    assert [row.known[-2:] for row in drafted_ahead()] == [(20, 21)]
 
 
 def test_a_dropped_sequence_keeps_its_salt():

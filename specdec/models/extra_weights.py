@@ -1,0 +1,51 @@
+"""Memory of the weights that ranks hold beside those of one whole model."""
+
+from __future__ import annotations
+
+from specdec.config.engine import DTYPE_BYTES, DTypeName
+from specdec.config.quantization import QuantizationMethod
+from specdec.models.config import ModelConfig
+
+
+def copied_bytes(
+    config: ModelConfig,
+    dtype: DTypeName,
+    tensor_parallel_size: int,
+    quantization: QuantizationMethod | None = None,
+) -> int:
+    """Return the memory of weights that several ranks have, without the first of each.
+
+    These are projections to shared KV heads and to latents, and routers. Where transformers' code
+    runs the model, they are the embedding, which a tied head then has beside its own part.
+    """
+    num_more, element_bytes = tensor_parallel_size - 1, DTYPE_BYTES[dtype]
+    if config.transformers is not None:
+        num_tables = num_more + (num_more > 0 and config.tie_word_embeddings)
+        return num_tables * config.vocab_size * config.hidden_size * element_bytes
+    of_ranks = sum(
+        config.num_attention_weights(len(shard.query), len(shard.kv))
+        for shard in config.head_shards(tensor_parallel_size)
+    )
+    of_one = config.num_attention_weights(config.num_heads, config.num_kv_heads)
+    matrix_bytes = element_bytes if quantization is None else 1
+    copies = config.num_layers * (of_ranks - of_one) * matrix_bytes
+    if config.experts is not None:
+        routers = len(config.experts.layers) * config.experts.count * config.hidden_size
+        copies += num_more * routers * element_bytes
+    return copies
+
+
+def adapter_bytes(
+    config: ModelConfig, rank: int, dtype: DTypeName, tensor_parallel_size: int = 1
+) -> int:
+    """Return the memory of an adapter of all linear layers, on all ranks together.
+
+    Layers that divide their outputs have A on every rank, the others B. An upper bound, as in
+    `ModelConfig.weight_bytes`.
+    """
+    hidden, size = config.hidden_size, tensor_parallel_size
+    heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    units = 2 * config.intermediate_size
+    by_outputs = 5 * hidden * size + heads + units
+    by_inputs = config.num_heads * config.head_dim + config.intermediate_size + 2 * hidden * size
+    return config.num_layers * rank * (by_outputs + by_inputs) * DTYPE_BYTES[dtype]

@@ -1,0 +1,52 @@
+"""Memory of a GPU beside weights and KV: what the steps of a rank allocate is reserved."""
+
+import dataclasses
+
+import pytest
+
+from specdec.config.engine import MOST_UPDATE_PARTS
+from specdec.config.graph_sizes import MAX_GRAPH_TOKENS
+from specdec.config.llm import LLMConfig
+from specdec.config.speculative import SpeculativeConfig
+from specdec.engine.gpu_workspace import gpu_workspace_bytes
+from specdec.models.config import ModelConfig
+
+CONFIG = LLMConfig(
+    model="tiny",
+    device="cuda",
+    dtype="bfloat16",
+    max_num_seqs=16,
+    max_num_batched_tokens=4096,
+    enforce_eager=True,
+    speculative_config=SpeculativeConfig.of("ngram", 3),
+)
+
+
+@pytest.fixture
+def model(tiny_model_dir):
+    return ModelConfig.from_directory(tiny_model_dir)
+
+
+def reserved(model, *, drafts=False, **changes):
+    return gpu_workspace_bytes(dataclasses.replace(CONFIG, **changes), model, drafts=drafts)
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize("rank", [16, 48])
+def test_products_with_adapters_are_counted_in_parts(model, drafts, rank):
+    """Float32 parts of the largest step, of queries, keys and values, at the padded rank."""
+    without = reserved(model, drafts=drafts)
+    found = reserved(model, drafts=drafts, enable_lora=True, max_lora_rank=rank) - without
+    padded_rank = {16: 16, 48: 64}[rank]
+    assert found == 4096 * MOST_UPDATE_PARTS * 3 * padded_rank * 4
+
+
+@pytest.mark.parametrize("max_num_seqs", [16, 2048])
+def test_logits_are_those_of_graphs_and_of_operators(model, max_num_seqs):
+    more = dataclasses.replace(model, vocab_size=model.vocab_size + 1)
+    num_tokens = 4 * max_num_seqs
+    seen = max_num_seqs  # counts of output tokens, for penalties
+    for is_eager, of_graphs in ((True, 0), (False, min(num_tokens, MAX_GRAPH_TOKENS))):
+        sizes = {"max_num_seqs": max_num_seqs, "enforce_eager": is_eager}
+        found = reserved(more, **sizes) - reserved(model, **sizes)
+        assert found == (num_tokens + of_graphs + seen) * 4
