@@ -59,6 +59,16 @@ def test_every_step_of_the_target_runs_on_the_device(
     assert counts.speculation.num_accepted_tokens > 0
 
 
+def test_a_head_reads_the_pass_as_it_is_beside_a_cache_of_8_bits(tiny_model_dir, head_dir):
+    """Not in the type of the cache: prompts and decodes have the drafts of the host."""
+    run = [tiny_model_dir, head_dir("dflash"), "dflash"]
+    changes = {"kv_cache_dtype": "fp8", "max_num_batched_tokens": 20}
+    tokens, host, _ = run_target(*run, runs_on_device=False, changes=changes)
+    found, target, _ = run_target(*run, graphs=FakeGraphs(), changes=changes)
+    assert found == tokens
+    assert target.outputs == host.outputs
+
+
 def test_ranks_agree(tiny_model_dir, head_dir, expected):
     def on_rank(group):
         tokens, target, _ = run_target(tiny_model_dir, head_dir("dflash"), "dflash", group)
