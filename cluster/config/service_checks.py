@@ -2,15 +2,64 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from specdec.config.engine import AdapterLimits
+from specdec.config.methods import DraftModelConfig
+from specdec.config.speculative import SpeculativeConfig
 from specdec.types.errors import InvalidValueError
 
-if TYPE_CHECKING:
-    from cluster.config.serve_config import ServeConfig
+
+class Settings(Protocol):
+    """The settings of a ServeConfig that are checked; see there."""
+
+    @property
+    def speculative_config(self) -> SpeculativeConfig | None: ...
+
+    @property
+    def draft_model(self) -> DraftModelConfig | None: ...
+
+    @property
+    def adapter_limits(self) -> AdapterLimits | None: ...
+
+    @property
+    def num_replicas(self) -> int: ...
+
+    @property
+    def min_replicas(self) -> int: ...
+
+    @property
+    def max_replicas(self) -> int | None: ...
+
+    @property
+    def most_replicas(self) -> int: ...
+
+    @property
+    def ingress(self) -> str: ...
+
+    @property
+    def ray_address(self) -> str | None: ...
+
+    @property
+    def draft_labels(self) -> str | None: ...
+
+    @property
+    def replicas_per_draft_worker(self) -> int: ...
+
+    @property
+    def shares_draft_workers(self) -> bool: ...
+
+    @property
+    def training_buffer_tokens(self) -> int: ...
+
+    @property
+    def training_cache_salt(self) -> str | None: ...
+
+    @property
+    def allow_synthetic_acceptance(self) -> bool: ...
 
 
-def check_verifiers(config: ServeConfig) -> None:
+def check_verifiers(config: Settings) -> None:
     """Check that a verifier for measurements alone is allowed explicitly."""
     speculation = config.speculative_config
     if speculation is None or config.allow_synthetic_acceptance:
@@ -22,7 +71,7 @@ def check_verifiers(config: ServeConfig) -> None:
         raise InvalidValueError(field, speculation.allowed_verifiers, limit)
 
 
-def check_training(config: ServeConfig) -> None:
+def check_training(config: Settings) -> None:
     """Check that there is a head to train where answers are kept for training."""
     speculation = config.speculative_config
     if config.training_buffer_tokens:
@@ -39,7 +88,7 @@ def check_training(config: ServeConfig) -> None:
         raise InvalidValueError("training_cache_salt", config.training_cache_salt, limit)
 
 
-def check_replicas(config: ServeConfig) -> None:
+def check_replicas(config: Settings) -> None:
     """Check the number of replicas, fixed or scaled, and that several have a shared ingress."""
     if config.max_replicas is None and config.min_replicas != 1:
         limit = "left out unless max_replicas is given; num_replicas sets a fixed number"
@@ -55,7 +104,7 @@ def check_replicas(config: ServeConfig) -> None:
         raise InvalidValueError("ingress", config.ingress, limit)
 
 
-def check_cluster(config: ServeConfig) -> None:
+def check_cluster(config: Settings) -> None:
     """Check the settings of an existing Ray cluster and of its nodes."""
     if config.ray_address is not None and config.ingress != "serve":
         limit = "serve where ray_address is given: embedded servers could start on any of its nodes"
@@ -65,7 +114,7 @@ def check_cluster(config: ServeConfig) -> None:
         raise InvalidValueError("draft_labels", config.draft_labels, limit)
 
 
-def check_shared_draft_workers(config: ServeConfig) -> None:
+def check_shared_draft_workers(config: Settings) -> None:
     """Check that replicas can share draft workers."""
     if not config.shares_draft_workers:
         return

@@ -121,7 +121,7 @@ def test_the_report_names_what_has_no_graph(graphs):
     text = graphs.report.describe()
     assert "up to 10 sequences with up to 5 tokens each" in text
     assert "without a graph: larger steps, prompts, trees" in text
-    assert "penalties, log-probabilities or a verifier other than coupled" in text
+    assert "sampling where a row has a grammar, penalties, log-probabilities or a verifier" in text
     assert "and 2048 in all" in text
 
 
