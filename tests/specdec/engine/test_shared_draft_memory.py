@@ -1,13 +1,17 @@
 """Memory of a draft worker that several engines share."""
 
+from dataclasses import replace
+
 import pytest
 
 from specdec.config.llm import LLMConfig
 from specdec.config.speculative import SpeculativeConfig
+from specdec.engine.gpu_workspace import gpu_workspace_bytes
 from specdec.engine.memory_plan import memory_plan
 from specdec.engine.model_resolution import Models
 from specdec.engine.shared_draft_memory import seat_bytes, seat_limits
 from specdec.models.config import ModelConfig
+from specdec.models.stored_weights import StoredWeights
 from specdec.types.errors import OutOfMemoryError
 
 GIB = 2**30
@@ -37,6 +41,24 @@ def test_engines_share_the_weights_and_divide_the_rest(config, models):
     weights = (4 * shared - alone) // 3  # shared = weights + (alone - weights) / 4
     assert weights >= models.draft.weight_bytes(config.resolved_dtype)
     assert shared < 8 * GIB
+
+
+def test_weights_that_stay_in_few_bits_are_shared_as_such(config, models, monkeypatch):
+    """Else each engine would count the memory that they save as its own."""
+    monkeypatch.setattr(LLMConfig, "keeps_stored_weights", True)
+    packed = replace(models.draft, stored_weights=StoredWeights(4.5))
+    saved = packed.weight_bytes("float32") - packed.weight_bytes("float32", keeps_stored=True)
+    dense, shared = (
+        seat_bytes(config, Models(models.target, each), 8 * GIB, 4)
+        for each in (models.draft, packed)
+    )
+    if config.device == "cuda":  # whose workspace has the largest matrix dequantized
+        of_dense, of_packed = (
+            gpu_workspace_bytes(config, each, drafts=True) for each in (models.draft, packed)
+        )
+        saved -= of_packed - of_dense
+    assert saved > 0
+    assert dense - shared == pytest.approx(saved * 3 / 4, abs=1)
 
 
 def test_the_parts_of_all_engines_fit_and_hold_what_one_plan_uses(config, models):
