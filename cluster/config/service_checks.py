@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from specdec.config.engine import AdapterLimits
 from specdec.config.methods import DraftModelConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.types.errors import InvalidValueError
+
+if TYPE_CHECKING:
+    from specdec.config.engine import AdapterLimits
 
 
 class Settings(Protocol):

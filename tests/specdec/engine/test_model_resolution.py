@@ -103,12 +103,15 @@ def test_a_head_is_checked_against_the_overridden_model(tiny_model_dir, tmp_path
 def test_a_draft_model_beside_a_head(tiny_model_dir, tmp_path):
     head = fitted_medusa_dir(tiny_model_dir, tmp_path, [list(range(3, 30))])
     keys = {"method": "medusa", "model": str(head)}
-    fallback = {"method": "draft_model", "quantization": "int8"}
+    fallback = {"method": "draft_model", "quantization": "w8a8"}
     speculation = SpeculativeConfig.of(**keys, fallback=fallback)
     config = LLMConfig(model=str(tiny_model_dir), speculative_config=speculation)
     directories = resolve_models(config, lambda line: None)
     assert directories == ModelDirectories(tiny_model_dir, tiny_model_dir, head)
-    with pytest.raises(InvalidValueError, match="quantization is 'int8'; it must be left out wher"):
+    with pytest.raises(
+        InvalidValueError,
+        match="quantization is 'w8a8'; it must be left out, int8 or int",
+    ):
         LLMConfig(device="cuda", speculative_config=speculation)
 
 
