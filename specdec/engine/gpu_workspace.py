@@ -11,7 +11,7 @@ from specdec.config.attention_splits import (
     most_rows,
     num_segments_of,
 )
-from specdec.config.engine import DTYPE_BYTES, MOST_UPDATE_PARTS
+from specdec.config.engine import DTYPE_BYTES, LEAST_UPDATE_PART, MOST_UPDATE_PARTS
 from specdec.config.graph_sizes import (
     MAX_GRAPH_TOKENS,
     MAX_NEW_DRAFT_TOKENS,
@@ -98,13 +98,20 @@ def _activation_bytes(config: LLMConfig, model: ModelConfig) -> int:
 def _update_bytes(config: LLMConfig, model: ModelConfig) -> int:
     """Return the bytes of the products of the largest step with A of adapters, in parts.
 
-    The layer of queries, keys and values has most of them (`kernels.triton.lora`).
+    The layer of queries, keys and values has most of them (`kernels.triton.lora`), or the expansion
+    of latents, whose heads have their own and the rows that they multiply.
     """
     limits = draft_adapter_limits(config, model)
     if limits is None:
         return 0
     float32_bytes, num_projections = 4, 3
     of_token = MOST_UPDATE_PARTS * num_projections * limits.device_rank * float32_bytes
+    if model.latent is not None:
+        rank = model.latent.rank
+        parts = min(MOST_UPDATE_PARTS, max(1, rank // LEAST_UPDATE_PART))
+        rows = rank * DTYPE_BYTES[config.resolved_dtype]
+        of_heads = model.num_heads * (parts * limits.device_rank * float32_bytes + rows)
+        of_token = max(of_token, of_heads)
     return config.max_num_batched_tokens * of_token
 
 

@@ -10,6 +10,7 @@ from specdec.config.llm import LLMConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.gpu_workspace import gpu_workspace_bytes
 from specdec.models.config import ModelConfig
+from specdec.models.traits import Latent
 
 CONFIG = LLMConfig(
     model="tiny",
@@ -39,6 +40,14 @@ def test_products_with_adapters_are_counted_in_parts(model, drafts, rank):
     found = reserved(model, drafts=drafts, enable_lora=True, max_lora_rank=rank) - without
     padded_rank = {16: 16, 48: 64}[rank]
     assert found == 4096 * MOST_UPDATE_PARTS * 3 * padded_rank * 4
+
+
+def test_products_of_the_heads_of_latents_are_counted(model):
+    """Where they are more: with the rows that the heads multiply, in parts of 256 inputs."""
+    latent = Latent(512, 1536, 128, 64, 128, is_rope_interleaved=True)
+    deepseek = dataclasses.replace(model, num_heads=128, num_kv_heads=1, latent=latent)
+    found = reserved(deepseek, enable_lora=True, max_lora_rank=16) - reserved(deepseek)
+    assert found == 4096 * 128 * (2 * 16 * 4 + 512 * 2)
 
 
 @pytest.mark.parametrize("max_num_seqs", [16, 2048])
