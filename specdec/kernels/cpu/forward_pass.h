@@ -103,6 +103,11 @@ class ForwardPass {
     });
   }
 
+  // Write the hidden state [hidden_size] of a token after the final norm.
+  void write_hidden_row(int64_t token, float* hidden) const {
+    norm_row(model_.final_norm, residual_ + token * model_.hidden_size, hidden);
+  }
+
  private:
   const Decoder& model_;
   const Batch& batch_;

@@ -153,6 +153,7 @@ class NativeHead:
         first = head.first_layer if isinstance(head, Eagle3Head) else head
         struct = DraftHeadStruct(
             decoder=decoder,
+            reads_features=True,
             embedding_norm=weights.norm(first.token_norm).weight,
             feature_norm=weights.norm(first.feature_norm).weight,
             returns_normed=head.recycles_norm,
