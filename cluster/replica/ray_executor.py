@@ -18,6 +18,7 @@ from cluster.workers.resources import check_ranks, placement_bundles
 from specdec.config.engine import DraftLimits
 from specdec.config.hardware import available_cpus
 from specdec.config.llm import LLMConfig
+from specdec.engine.engine_profiler import draft_profile_text
 from specdec.engine.engine_thread import EngineThread
 from specdec.engine.memory_plan import MemoryPlan
 from specdec.engine.model_resolution import ModelDirectories
@@ -151,6 +152,7 @@ class RayExecutor:
             full_batch,
             measure_engine,
             text,
+            draft_profile_text(self._directories.draft),
         )
 
     def measure(self, function: Callable[[Target], Measured]) -> Measured:

@@ -56,13 +56,10 @@ def test_a_draft_model_is_limited_in_the_same_way(gpt2_dir, tiny_model_dir):
     assert plan(tiny_model_dir, **settings | {"speculative_config": drafting}).draft is not None
 
 
-def test_latent_attention_takes_no_adapters(tmp_path):
+def test_latent_attention_takes_adapters(tmp_path):
     save_family(tmp_path, "deepseek-v3")
     train_tokenizer(383).save_pretrained(tmp_path)
-    with pytest.raises(
-        InvalidValueError, match=r"enable_lora is True; it must be false: .* latent"
-    ):
-        plan(tmp_path, enable_lora=True)
+    assert plan(tmp_path, enable_lora=True).engine.adapters is not None
 
 
 def test_the_setting_selects_the_implementation(gpt2_dir, tiny_model_dir):

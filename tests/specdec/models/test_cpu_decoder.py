@@ -97,7 +97,7 @@ def formats_of(decoder, stored):
     matrices = [each.matrix.native for each in (*linears, decoder.lm_head)]
     for layer in decoder.layers:
         if decoder.config.latent is not None:
-            expansion = layer.attention.native_expansion
+            expansion = layer.attention.expansion.native
             matrices += [expansion.to_keys.native, expansion.to_values.native]
     return {
         each.format for each in matrices if stored != torch.bfloat16 or each.in_features % 2 == 0
