@@ -54,8 +54,11 @@ def _require_stored_quantization(config: LLMConfig, model: ModelConfig) -> None:
 
 def require_experts(model: ModelConfig, tensor_parallel_size: int) -> None:
     """Raise InvalidValueError unless each rank can have whole experts of a model."""
+    if model.transformers is not None and not model.transformers.expert_fault:
+        return
     if model.experts is None:
-        limit = "false: the model has no experts that specdec's decoder divides"
+        fault = model.transformers and model.transformers.expert_fault
+        limit = f"false: {fault or 'the model has no experts'}"
         raise InvalidValueError("enable_expert_parallel", True, limit)
     if tensor_parallel_size > model.experts.count:
         limit = f"at most {model.experts.count}, the experts of the model, to divide it by them"
