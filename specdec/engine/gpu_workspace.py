@@ -156,12 +156,9 @@ def _graph_bytes(config: LLMConfig, *, drafts: bool) -> int:
 
 
 def _tap_bytes(config: LLMConfig, model: ModelConfig) -> int:
-    """Return the bytes of what a head reads of the largest step on the device.
-
-    One that the host runs has it of steps with prompts and of others at two places.
-    """
+    """Return the bytes of what a head reads of the largest step on the device."""
     of_decodes = config.max_num_seqs * (1 + _num_draft_tokens(config))
-    num_tokens = of_decodes + config.max_num_batched_tokens
+    num_tokens = max(of_decodes, config.max_num_batched_tokens)
     return num_tokens * _MOST_TAPS * model.hidden_size * DTYPE_BYTES[config.resolved_dtype]
 
 

@@ -68,12 +68,11 @@ class ModelRunner:
         max_step_tokens: int = 0,
         num_in_flight: int = MAX_IN_FLIGHT,
         drafter: DrafterParts | None = None,
-        host_taps: tuple[int, ...] | None = None,
     ) -> tuple[DeviceSteps, GraphReport]:
         """Return steps on the device over this pool, with the graphs that the backend captures.
 
-        max_step_tokens: of a step with prompts; 0 where the host runs these. drafter, host_taps: as
-        in DeviceSteps.
+        max_step_tokens: of a step with prompts; 0 where the host runs these. drafter: as in
+        DeviceSteps.
         """
         sizes = DeviceStepLimits(
             max_num_seqs=limits.max_num_seqs,
@@ -93,7 +92,7 @@ class ModelRunner:
             has_adapters=model.adapter_places is not None,
         )
         steps = DeviceSteps(
-            model, self.kv_cache, self._shard, sizes, graphs, num_in_flight, drafter, host_taps
+            model, self.kv_cache, self._shard, sizes, graphs, num_in_flight, drafter
         )
         report = steps.capture()
         if self.kv_cache.is_cuda:

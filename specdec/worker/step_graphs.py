@@ -42,8 +42,9 @@ class Stage(StrEnum):
 
     ADAPTED_FORWARD is the pass with adapters. GREEDY to TRUNCATED sample, with the work that rows
     need. A head with KV computes FEATURES behind the pass, and PAIRS behind sampling; then DRAFT
-    and ADVANCE in turn make a draft token of each row. One without KV has START behind sampling,
-    and CHAIN makes all tokens of its drafts, of which the query length counts one more.
+    and ADVANCE in turn make a draft token of each row, or BLOCK runs the layers for all of them. A
+    head without KV has START behind sampling. Behind BLOCK and START, CHAIN selects all tokens of
+    the drafts, of which the query length counts one more.
     """
 
     FORWARD = "forward"
@@ -57,6 +58,7 @@ class Stage(StrEnum):
     DRAFT_SAMPLED = "draft sampled"
     DRAFT_TRUNCATED = "draft truncated"
     ADVANCE = "advance"
+    BLOCK = "block"
     START = "start"
     CHAIN_GREEDY = "chain greedy"
     CHAIN_SAMPLED = "chain sampled"
@@ -74,7 +76,9 @@ _OF_ONE_TOKEN = frozenset(
 )
 """Each row has one token, whatever it has in the step."""
 
-_OF_DRAFTS = frozenset((Stage.CHAIN_GREEDY, Stage.CHAIN_SAMPLED, Stage.CHAIN_TRUNCATED))
+_OF_DRAFTS = frozenset(
+    (Stage.BLOCK, Stage.CHAIN_GREEDY, Stage.CHAIN_SAMPLED, Stage.CHAIN_TRUNCATED)
+)
 
 
 class StepShape(NamedTuple):
@@ -176,7 +180,7 @@ class GraphReport:
             f"{self.num_bytes / _MIB:.0f} MiB, for steps of up to {self.max_rows} sequences with "
             f"up to {self.max_query_len} tokens each and {MAX_GRAPH_TOKENS} in all"
             f"{prompts if self.max_ragged_tokens else ''}; without a graph: larger steps, "
-            f"{'' if self.max_ragged_tokens else 'prompts, '}trees, draft heads of a block, on "
+            f"{'' if self.max_ragged_tokens else 'prompts, '}trees, on "
             "torch's kernels steps with one row that has an adapter, and sampling where a row has "
             "a grammar, penalties, log-probabilities or a verifier other than coupled"
         )
