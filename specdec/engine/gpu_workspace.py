@@ -91,6 +91,9 @@ def _activation_bytes(config: LLMConfig, model: ModelConfig) -> int:
     """Return the bytes of the activations of a layer, with those of the largest step."""
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     values = 5 * model.hidden_size + heads + 3 * model.intermediate_size
+    if model.experts is not None:  # hidden units and results of each expert of a token
+        of_expert = model.experts.intermediate_size + model.hidden_size
+        values += model.experts.num_per_token * of_expert
     of_model = config.max_num_batched_tokens * values * DTYPE_BYTES[config.resolved_dtype]
     return of_model + _update_bytes(config, model)
 

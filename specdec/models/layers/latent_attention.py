@@ -46,6 +46,7 @@ class LatentAttention(nn.Module):
         latent, hidden = config.latent, config.hidden_size
         assert latent is not None, "the model has no latent attention"
         self._latent, self.num_heads = latent, len(heads.query)
+        self._is_invariant = reader.backend is KernelBackend.INVARIANT
         order = _rotary_first(latent.plain_dim, latent.rope_dim, latent.is_rope_interleaved)
         rows = head_rows(heads.query, latent.query_dim)
         num_queries = config.num_heads * latent.query_dim
@@ -100,14 +101,27 @@ class LatentAttention(nn.Module):
         key = projected[:, -latent.key_dim :]
         heads = x.new_empty(len(x), self.num_heads + 1, latent.key_dim)
         heads[:, :-1, : latent.rope_dim] = query[..., : latent.rope_dim]
-        plain = query[..., latent.rope_dim :].transpose(0, 1)  # [heads, T, plain_dim]
-        heads[:, :-1, latent.rope_dim :] = torch.bmm(plain, expansion.to_keys).transpose(0, 1)
+        plain = query[..., latent.rope_dim :]  # [T, heads, plain_dim]
+        self._multiply_heads(plain, expansion.to_keys, heads[:, :-1, latent.rope_dim :])
         heads[:, -1, : latent.rope_dim] = key[:, : latent.rope_dim]
         heads[:, -1, latent.rope_dim :] = self.kv_norm(key[:, latent.rope_dim :])
         attended = attention.rotate_and_run(heads, None, rotation, kv_cache, plan)
-        values = torch.bmm(attended.transpose(0, 1), expansion.to_values).transpose(0, 1)
+        values = x.new_empty(len(x), self.num_heads, latent.value_dim)
+        self._multiply_heads(attended, expansion.to_values, values)
         output: Tensor = self.o_proj(values.flatten(1), residual)
         return output
+
+    def _multiply_heads(self, x: Tensor, weight: Tensor, output: Tensor) -> None:
+        """Write the products of each head of x [T, heads, inner] to `output` [T, heads, size].
+
+        weight: [heads, inner, size].
+        """
+        if self._is_invariant:
+            from specdec.kernels.triton.products import multiply_heads  # imports Triton
+
+            multiply_heads(x, weight, output)
+        else:
+            output.copy_(torch.bmm(x.transpose(0, 1), weight).transpose(0, 1))
 
 
 @dataclass(frozen=True)
