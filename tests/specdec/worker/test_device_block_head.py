@@ -2,12 +2,18 @@
 
 import json
 import shutil
+from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from specdec.config.llm import LLMConfig
+from specdec.engine.model_resolution import Models
+from specdec.engine.weight_memory import draft_block_bytes
+from specdec.models.config import ModelConfig
+from specdec.models.heads.config import HeadConfig
 from specdec.sampling.device_sampler import SamplingKind
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
@@ -221,6 +227,25 @@ def test_blocks_of_rows_do_not_meet(tiny_model_dir, head_dir):
     assert is_behind.sum(1).tolist() == [
         tokens.shape[1] - own for own in (config.block_size - 1, 0, config.block_size - 1)
     ]
+
+
+@pytest.mark.parametrize("method", ["dflash", "p_eagle"])
+def test_the_memory_plan_counts_the_pages_of_blocks(tiny_model_dir, head_dir, method):
+    directory, target = head_dir(method), ModelConfig.from_directory(tiny_model_dir)
+    limits = config_of(method, directory, max_num_seqs=3)
+    runner = device_runner(tiny_model_dir, limits, head=directory)
+    cache = runner.device_steps._launcher._pairs._parts.kv_cache
+    num_behind = cache.shape[1] - (limits.num_blocks + 1) * limits.block_size
+    config = LLMConfig(
+        device="cuda",
+        dtype="float32",
+        max_num_seqs=3,
+        block_size=limits.block_size,
+        speculative_config=limits.speculation,
+    )
+    models = Models(target, head=HeadConfig.from_directory(directory, target))
+    assert draft_block_bytes(config, models) == num_behind * cache[:, 0].nbytes > 0
+    assert draft_block_bytes(replace(config, device="cpu"), models) == 0
 
 
 @pytest.mark.parametrize(
