@@ -47,7 +47,8 @@ _PAIRS_PER_ROUND = {1: 4, 8: 2, 32: 1}  # by the number of streams
 _MOST_PROMPTS = 48
 _REQUESTS_EACH = 2  # per stream, one after the other
 _LEAST_MEDIAN, _LEAST_MEDIAN_OF_KINDS, _LEAST_BOUND = 0.98, 0.99, 0.95
-"""Of the ratios with a plain draft model, with a head or drafts ahead, and of the lower bound."""
+"""Minimum of the median ratio with a plain draft model, the same with a head or drafts ahead, and
+minimum of its lower bound."""
 
 _CONFIDENCE = 0.95
 _DRAFT_WORKER_TIMEOUT_S = 60.0

@@ -1,4 +1,4 @@
-"""What few rows of a step on the device need beyond temperature, truncation and noise.
+"""Needs of a few rows of a step on the device beyond temperature, truncation and noise.
 
 These are changes of the logits, by penalties, biases, bad words, min_tokens and masks of a grammar,
 and log-probabilities. The host packs what it knows of them into one further copy; a step without

@@ -16,6 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.chaos.traffic import processes
+
 START_TIMEOUT_S = 150.0
 # Speculation on at every load, since goodput would turn it off for a tiny model.
 ALWAYS_DRAFT = [
@@ -34,6 +36,10 @@ class RunningService:
 
     def descendants(self) -> list[psutil.Process]:
         return self.process.children(recursive=True)
+
+    def processes(self, name: str) -> list[psutil.Process]:
+        """Return the living processes of the actors with this name."""
+        return processes(self.process, name)
 
 
 def free_ports(count: int) -> list[int]:

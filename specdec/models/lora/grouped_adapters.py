@@ -19,6 +19,7 @@ from specdec.kernels.forward_batch import ModelInput, on_device
 from specdec.kernels.lora import AddUpdates, LoraStack
 from specdec.models.layers.matrix import Matrix
 from specdec.models.lora.torch_adapters import linears_of
+from specdec.models.lora.updated_matrix import UpdatedMatrix
 from specdec.models.lora.updates import Linear, LowRankUpdate, placed
 
 
@@ -29,27 +30,15 @@ class _Pass:
     places: Tensor | None = None
 
 
-class GroupedMatrix:
+class GroupedMatrix(UpdatedMatrix):
     """A weight matrix, and the updates of it by all adapters."""
 
     def __init__(self, base: Matrix, stack: LoraStack, add: AddUpdates, current: _Pass) -> None:
-        self.base, self.stack = base, stack
-        self._add, self._pass = add, current
-
-    def multiply(self, x: Tensor) -> Tensor:
-        """See Matrix."""
-        return self._updated(self.base.multiply(x), x)
-
-    def multiply_add(self, base: Tensor, x: Tensor) -> Tensor:
-        """See Matrix."""
-        return self._updated(self.base.multiply_add(base, x), x)
-
-    def multiply_to_float32(self, x: Tensor) -> Tensor:
-        """See Matrix."""
-        return self._updated(self.base.multiply_to_float32(x), x)
+        super().__init__(base)
+        self.stack, self._add, self._pass = stack, add, current
 
     def _updated(self, y: Tensor, x: Tensor) -> Tensor:
-        """Add the updates to y [T, out_features] in place; x: [T, in_features]."""
+        """See UpdatedMatrix."""
         if self._pass.places is not None:
             self._add(y, x, self._pass.places, self.stack)
         return y

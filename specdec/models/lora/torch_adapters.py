@@ -13,6 +13,7 @@ from specdec.kernels.forward_batch import AdapterRun, ModelInput
 from specdec.models.layers.linear import ColumnParallelLinear, RowParallelLinear
 from specdec.models.layers.matrix import Matrix
 from specdec.models.layers.mixture import SparseMLP
+from specdec.models.lora.updated_matrix import UpdatedMatrix
 from specdec.models.lora.updates import Expansion, Linear, LowRankUpdate
 
 
@@ -37,25 +38,13 @@ class _Update:
         return cls(update.shrink.t().to(device, dtype), tuple(expansions))
 
 
-class AdaptedMatrix:
+class AdaptedMatrix(UpdatedMatrix):
     """A weight matrix, and the updates of it by adapters, each for the rows of its sequences."""
 
     def __init__(self, base: Matrix, current: _Pass) -> None:
-        self.base = base
+        super().__init__(base)
         self._pass = current
         self._updates: dict[int, _Update] = {}
-
-    def multiply(self, x: Tensor) -> Tensor:
-        """See Matrix."""
-        return self._updated(self.base.multiply(x), x)
-
-    def multiply_add(self, base: Tensor, x: Tensor) -> Tensor:
-        """See Matrix."""
-        return self._updated(self.base.multiply_add(base, x), x)
-
-    def multiply_to_float32(self, x: Tensor) -> Tensor:
-        """See Matrix."""
-        return self._updated(self.base.multiply_to_float32(x), x)
 
     def set(self, adapter_id: int, update: _Update) -> None:
         """Add the update of an adapter."""
@@ -66,7 +55,7 @@ class AdaptedMatrix:
         self._updates.pop(adapter_id, None)
 
     def _updated(self, y: Tensor, x: Tensor) -> Tensor:
-        """Add the updates to y [T, out_features] in place; x: [T, in_features]."""
+        """See UpdatedMatrix."""
         for run in self._pass.runs:
             update = self._updates.get(run.adapter_id)
             if update is None:

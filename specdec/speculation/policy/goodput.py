@@ -347,7 +347,10 @@ class GoodputChooser:
     def _compare(
         self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]
     ) -> _Comparison:
-        """Compare all shapes; another one has to be better by a margin."""
+        """Compare all shapes, and note the number of sequences if drafts pay for them.
+
+        Another shape has to be better than the present one by a margin.
+        """
         goodputs = self.goodputs(now_s, num_decoding, shapes)
         best = max(range(len(shapes)), key=lambda index: (goodputs[index], -index))
         base = self._base(num_decoding, shapes, goodputs)

@@ -83,7 +83,7 @@ def engine_of(target_dir, proposer, mode="off", k=3):
 
 
 class ProcessWorker:
-    """The same in a separate process, which another one replaces when it has ended."""
+    """A worker in a separate process, which another one replaces when it has ended."""
 
     def __init__(self, model_dir):
         self._model_dir = model_dir

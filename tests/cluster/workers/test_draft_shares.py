@@ -14,7 +14,7 @@ from specdec.types.messages import AheadOutput, AheadRow, DraftOutput, DraftRow,
 from tests.clock import Clock
 
 PASS_S = 0.001
-"""Of the draft model: its drafts ahead can pause or end between two of these."""
+"""Seconds of a draft model's pass, behind which its drafts ahead can pause or end."""
 
 
 @dataclass

@@ -3,7 +3,6 @@
 import json
 import shutil
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.worker.device_launch import StepPlan
 from specdec.worker.step_graphs import RaggedShape, Stage, StepShape
-from tests.specdec.attention_heads import fitted_head_dir
 from tests.specdec.engines import engine_config, local_engine, make_engine, tokens_by
 from tests.specdec.fakes import run_ranks
 from tests.specdec.worker.device import FakeGraphs, device_runner, recorded_device_steps
@@ -28,6 +26,7 @@ from tests.specdec.worker.test_device_head import (
     NUM_DRAFTS,
     RecordedTarget,
     config_of,
+    fitted_heads,
     num_with_drafts,
     requests,
     run_target,
@@ -45,16 +44,7 @@ def expected(tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def head_dir(tiny_model_dir, tmp_path_factory, expected):
-    """Return a function that gives the directory of a head, some of whose drafts are right."""
-    asked = requests()
-    texts = [[*each.prompt, *expected[each.request_id]] for each in asked]
-    lengths = [len(each.prompt) for each in asked]
-
-    def write(method):
-        directory = tmp_path_factory.mktemp(method)
-        return fitted_head_dir(method, tiny_model_dir, directory, texts, lengths, depth=NUM_DRAFTS)
-
-    return cache(write)
+    return fitted_heads(tiny_model_dir, tmp_path_factory, expected)
 
 
 @pytest.fixture
@@ -267,7 +257,7 @@ def test_the_host_reads_nothing_between_the_tokens_of_a_draft(
 
 
 def test_a_draft_launches_few_operators(tiny_model_dir, head_dir):
-    """Of a greedy draft of three tokens: the pairs, two layers of a block, and three selections."""
+    """A greedy draft runs pairs, two layers of a block, and three selections."""
     config = config_of("dflash", head_dir("dflash"), max_num_seqs=2)
     launcher = device_runner(tiny_model_dir, config, head=head_dir("dflash")).device_steps._launcher
     counts = []
