@@ -70,12 +70,13 @@ def _exact(x: Tensor, routes: Routes, stack: ExpertStack) -> Tensor:
     total = torch.zeros_like(x, dtype=torch.float32)
     for index in range(stack.num_experts):
         own = slice(index, index + 1)
-        biases = (
-            None if each is None else each[own].float()
-            for each in (stack.gate_up_bias, stack.down_bias)
+        one = ExpertStack(
+            stack.gate_up[own].float(),
+            stack.down[own].float(),
+            None if stack.gate_up_bias is None else stack.gate_up_bias[own].float(),
+            None if stack.down_bias is None else stack.down_bias[own].float(),
+            stack.is_clamped,
         )
-        gate_up, down = stack.gate_up[own].float(), stack.down[own].float()
-        one = ExpertStack(gate_up, down, *biases, stack.is_clamped)
         total = reference.run_experts(x.float(), routes, one, index, total)
     return total
 
@@ -92,6 +93,10 @@ def _stack(name: str, dtype: torch.dtype, device: torch.device) -> ExpertStack:
         values = torch.empty(shape, dtype=dtype, device=device)
         return values.normal_(std=shape[-1] ** -0.5)
 
-    biases = (make(num_experts, 2 * units), make(num_experts, size)) if is_gpt_oss else (None, None)
-    weights = make(num_experts, 2 * units, size), make(num_experts, size, units)
-    return ExpertStack(*weights, *biases, is_clamped=is_gpt_oss)
+    return ExpertStack(
+        make(num_experts, 2 * units, size),
+        make(num_experts, size, units),
+        make(num_experts, 2 * units) if is_gpt_oss else None,
+        make(num_experts, size) if is_gpt_oss else None,
+        is_gpt_oss,
+    )
