@@ -10,6 +10,7 @@ from torch import Tensor
 from benchmarks.gpu.parts import Case, Context, PartSkippedError, Result, run_cases
 from specdec.kernels import experts as reference
 from specdec.kernels.experts import ExpertStack, Routes, RoutingRule
+from specdec.kernels.packed_weight import CodeKind, PackedWeight, quantize_weight
 from specdec.kernels.triton.availability import triton_fault
 
 _MAX_ERROR = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
@@ -23,6 +24,12 @@ _SHAPES = {
 }
 """Hidden size, hidden units, experts of a rank, their choice, and whether gates are GPT-OSS's."""
 _NUM_ROWS = (1, 40, 300)
+_GROUP = 128
+_FORMATS: tuple[tuple[torch.dtype, CodeKind | None], ...] = (
+    *((dtype, None) for dtype in _MAX_ERROR),
+    *((torch.bfloat16, kind) for kind in (CodeKind.INT4, CodeKind.INT8)),
+)
+"""Types of activations, and the codes of the experts; None for the type of activations."""
 
 
 def check_expert_kernels(context: Context) -> Result:
@@ -32,60 +39,55 @@ def check_expert_kernels(context: Context) -> Result:
     names = ("small",) if context.is_small else tuple(_SHAPES)
     cases: list[Case] = [
         (
-            f"{name}, {num_rows} rows, {str(dtype).removeprefix('torch.')}",
-            partial(_mixture, name, num_rows, dtype, context.device),
+            f"{name}, {num_rows} rows, {'' if kind is None else f'{kind.value}, '}{_short(dtype)}",
+            partial(_mixture, name, num_rows, dtype, context.device, kind),
         )
-        for dtype in _MAX_ERROR
+        for dtype, kind in _FORMATS
         for name in names
         for num_rows in _NUM_ROWS
-        if dtype != torch.float32 or num_rows <= _NUM_ROWS[1]
+        if (dtype == torch.bfloat16 and kind is None) or num_rows <= _NUM_ROWS[1]
     ]
     return run_cases(cases, context)
 
 
-def _mixture(name: str, num_rows: int, dtype: torch.dtype, device: torch.device) -> Result:
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _mixture(
+    name: str,
+    num_rows: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    kind: CodeKind | None = None,
+) -> Result:
+    """Compare experts in full precision, or in codes of a kind."""
     from specdec.kernels.triton import experts  # imports Triton
 
     size, _, num_experts, rule, _ = _SHAPES[name]
-    stack, generator = _stack(name, dtype, device), torch.Generator().manual_seed(1)
+    stack, generator = _stack(name, dtype, device, kind), torch.Generator().manual_seed(1)
     x = torch.randn(num_rows, size, generator=generator).to(device, dtype)
     logits = torch.randn(num_rows, num_experts, generator=generator).to(device)
     routes, expected = (kind.route(logits, None, rule) for kind in (experts, reference))
     has_routes = routes.chosen.tolist() == expected.chosen.tolist()
     found = experts.run_experts(x, routes, stack, 0)
-    error = _error(found, _exact(x, routes, stack))
+    error = _error(found, reference.run_experts(x.float(), routes, stack, 0))
     last = slice(num_rows - 1, num_rows)
     alone = experts.run_experts(x[last], Routes(*(each[last] for each in routes)), stack, 0)
     is_same = torch.equal(alone[0], found[-1])
-    # Tiles of 64 rows may have another instruction than those of 16.
-    must_be_same = experts.TileSizes.of(
-        routes.chosen.numel(), num_experts, x.element_size(), invariant=False
-    ) == experts.TileSizes.of(rule.num_per_token, num_experts, x.element_size(), invariant=False)
+    # Tiles of 64 rows may have another instruction than those of 16 and 32.
+    must_be_same = kind is not None or num_rows == 1
     passed = has_routes and error <= _MAX_ERROR[dtype] and (is_same or not must_be_same)
     return {"passed": passed, "error_of_norm": error, "same_bits_alone": is_same}
-
-
-def _exact(x: Tensor, routes: Routes, stack: ExpertStack) -> Tensor:
-    """Return results in float32, expert by expert."""
-    total = torch.zeros_like(x, dtype=torch.float32)
-    for index in range(stack.num_experts):
-        own = slice(index, index + 1)
-        one = ExpertStack(
-            stack.gate_up[own].float(),
-            stack.down[own].float(),
-            None if stack.gate_up_bias is None else stack.gate_up_bias[own].float(),
-            None if stack.down_bias is None else stack.down_bias[own].float(),
-            stack.is_clamped,
-        )
-        total = reference.run_experts(x.float(), routes, one, index, total)
-    return total
 
 
 def _error(found: Tensor, expected: Tensor) -> float:
     return float((found.float() - expected).norm() / expected.norm())
 
 
-def _stack(name: str, dtype: torch.dtype, device: torch.device) -> ExpertStack:
+def _stack(
+    name: str, dtype: torch.dtype, device: torch.device, kind: CodeKind | None
+) -> ExpertStack:
     """Return random experts."""
     size, units, num_experts, _, is_gpt_oss = _SHAPES[name]
 
@@ -93,9 +95,15 @@ def _stack(name: str, dtype: torch.dtype, device: torch.device) -> ExpertStack:
         values = torch.empty(shape, dtype=dtype, device=device)
         return values.normal_(std=shape[-1] ** -0.5)
 
+    def matrices(outputs: int, inputs: int) -> Tensor | PackedWeight:
+        found = make(num_experts, outputs, inputs)
+        if kind is None:
+            return found
+        return quantize_weight(found.flatten(0, 1), kind, _GROUP if inputs % _GROUP == 0 else None)
+
     return ExpertStack(
-        make(num_experts, 2 * units, size),
-        make(num_experts, size, units),
+        matrices(2 * units, size),
+        matrices(size, units),
         make(num_experts, 2 * units) if is_gpt_oss else None,
         make(num_experts, size) if is_gpt_oss else None,
         is_gpt_oss,

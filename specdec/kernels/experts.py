@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdec.kernels.packed_weight import PackedWeight
+
 
 @dataclass(frozen=True)
 class RoutingRule:
@@ -70,23 +72,28 @@ def in_best_groups(scores: Tensor, rule: RoutingRule) -> Tensor:
 class ExpertStack:
     """Gated experts of a rank, side by side in memory.
 
+    gate_up: [num_experts, 2 * units, hidden_size]: rows of the gates, then of the others. down:
+    [num_experts, hidden_size, units]. In few bits both have the rows of all experts in one
+    dimension, and no order of their inputs.
     is_clamped: whether their gates are those of GPT-OSS (`clamped_swiglu`); else SiLU.
     """
 
-    gate_up: Tensor  # [num_experts, 2 * units, hidden_size]: rows of the gates, then of the others
-    down: Tensor  # [num_experts, hidden_size, units]
+    gate_up: Tensor | PackedWeight
+    down: Tensor | PackedWeight
     gate_up_bias: Tensor | None  # [num_experts, 2 * units]
     down_bias: Tensor | None  # [num_experts, hidden_size]
     is_clamped: bool = False
 
     @property
     def num_experts(self) -> int:
+        if isinstance(self.down, PackedWeight):
+            return self.down.shape[0] // self.gate_up.shape[-1]
         return len(self.down)
 
     @property
     def units(self) -> int:
         """Hidden units of each expert."""
-        return self.down.shape[2]
+        return self.down.shape[-1]
 
 
 def run_experts(
@@ -100,10 +107,11 @@ def run_experts(
     total = torch.zeros_like(x, dtype=torch.float32) if base is None else base.float()
     for index in range(stack.num_experts):
         is_own = routes.chosen == first + index
-        units = _linear(x, stack.gate_up[index], _of(stack.gate_up_bias, index))
+        gate_up, down = (_of(each, index, stack) for each in (stack.gate_up, stack.down))
+        units = F.linear(x, gate_up.to(x.dtype), _bias(stack.gate_up_bias, index, x.dtype))
         gate, up = units.chunk(2, -1)
         activated = clamped_swiglu(gate, up) if stack.is_clamped else F.silu(gate) * up
-        result = _linear(activated, stack.down[index], _of(stack.down_bias, index))
+        result = F.linear(activated, down.to(x.dtype), _bias(stack.down_bias, index, x.dtype))
         weight = (routes.weights * is_own).sum(1, keepdim=True)
         total = total + torch.where(is_own.any(1, keepdim=True), result.float() * weight, 0)
     return total.to(x.dtype)
@@ -115,9 +123,13 @@ def clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return (up + 1) * gate * torch.sigmoid(1.702 * gate)
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return F.linear(x, weight, bias)
+def _of(matrices: Tensor | PackedWeight, index: int, stack: ExpertStack) -> Tensor:
+    """Return the matrix of an expert, [outputs, inputs]."""
+    if isinstance(matrices, PackedWeight):
+        first = index * (size := matrices.shape[0] // stack.num_experts)
+        return matrices.part(range(first, first + size)).values()
+    return matrices[index]
 
 
-def _of(biases: Tensor | None, index: int) -> Tensor | None:
-    return None if biases is None else biases[index]
+def _bias(biases: Tensor | None, index: int, dtype: torch.dtype) -> Tensor | None:
+    return None if biases is None else biases[index].to(dtype)

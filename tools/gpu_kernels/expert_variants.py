@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specdec.kernels.triton.device import experts
-from specdec.kernels.triton.experts import TileSizes
+from specdec.kernels.packed_weight import CodeKind
+from specdec.kernels.triton.device import experts, packed_experts
+from specdec.kernels.triton.experts import FEW_ROWS, PACKED_ROWS, TileSizes
+from specdec.kernels.triton.packed import BLOCK_K, KINDS
+from specdec.kernels.triton.packed_experts import RESULTS, UNITS
+from tools.gpu_kernels.packed_variants import CODES
 from tools.gpu_kernels.variant import ELEMENT_BYTES, Variant, power_of_two
 
 _ROUTERS = {
@@ -22,6 +26,9 @@ def expert_variants() -> Iterator[Variant]:
     yield from _tile_variants()
     for dtype, num_pairs in (("bf16", 2), ("bf16", 2**16), ("fp32", 2)):
         yield from _product_variants(dtype, num_pairs)
+    for kind in CodeKind:
+        for rows in (FEW_ROWS, PACKED_ROWS):
+            yield from _packed_variants(kind, rows)
     types = {
         **dict.fromkeys(("results", "base", "output"), "*bf16"),
         "weights": "*fp32",
@@ -99,3 +106,38 @@ def _product_variants(dtype: str, num_pairs: int) -> Iterator[Variant]:
             options,
             multiples=("size", "inner"),
         )
+
+
+def _packed_variants(kind: CodeKind, rows: int) -> Iterator[Variant]:
+    """Yield both products of experts in few bits, whose groups a program loads whole."""
+    has_zeros = kind is CodeKind.INT4
+    integers = ("size", "inner", "group_size", "num_groups")
+    shared = {
+        "codes": CODES[kind],
+        "scales": "*fp16" if has_zeros else "*fp32",
+        "zeros": "*u8" if has_zeros else "*fp32",
+        **dict.fromkeys(("bias", "output"), "*bf16"),
+        **dict.fromkeys(("order", "tiles"), "*i32"),
+        **dict.fromkeys(integers, "i32"),
+    }
+    constants = {
+        **{"KIND": KINDS[kind], "HAS_ZEROS": has_zeros, "IS_COARSE": True, "HAS_BIAS": False},
+        **{"BLOCK_M": rows, "BLOCK_K": BLOCK_K[kind]},
+    }
+    options, multiples = {"num_warps": 4, "num_stages": 3}, ("size", "inner", "group_size")
+    yield Variant(
+        f"packed_hidden_units_{kind.value}_m{rows}",
+        packed_experts.packed_hidden_units,
+        {**shared, "x": "*bf16", "x_stride": "i32"},
+        {**constants, "PER_TOKEN": 2, "IS_CLAMPED": False, "BLOCK_N": UNITS},
+        options,
+        multiples=(*multiples, "x_stride"),
+    )
+    yield Variant(
+        f"packed_expert_results_{kind.value}_m{rows}",
+        packed_experts.packed_expert_results,
+        {**shared, "units": "*bf16"},
+        {**constants, "BLOCK_N": RESULTS},
+        options,
+        multiples=multiples,
+    )

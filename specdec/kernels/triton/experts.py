@@ -14,9 +14,12 @@ import triton
 from torch import Tensor
 
 from specdec.kernels.experts import ExpertStack, Routes, RoutingRule
+from specdec.kernels.packed_weight import PackedWeight
+from specdec.kernels.triton import packed_experts
 from specdec.kernels.triton.device import experts as kernels
+from specdec.kernels.triton.packed_experts import PackedTiles
 
-FEW_ROWS, MANY_ROWS = 16, 64
+FEW_ROWS, PACKED_ROWS, MANY_ROWS = 16, 32, 64
 """Rows of a tile."""
 
 _MOST_PAIRS_OF_FEW = 16
@@ -35,14 +38,23 @@ class TileSizes(NamedTuple):
 
     @classmethod
     def of(
-        cls, num_pairs: int, num_experts: int, element_size: int, *, invariant: bool
+        cls,
+        num_pairs: int,
+        num_experts: int,
+        element_size: int,
+        *,
+        invariant: bool,
+        is_packed: bool = False,
     ) -> TileSizes:
         """Return the sizes for pairs of tokens and experts; element_size: of the weights.
 
-        invariant: whether a row is multiplied by the same instruction in any batch.
+        invariant: whether a row is multiplied by the same instruction in any batch. is_packed:
+        whether the experts are in few bits; 16 and 32 rows have the same instruction.
         """
         is_few = invariant or num_pairs <= _MOST_PAIRS_OF_FEW * num_experts
         inputs = 64 if element_size == 2 else 32  # so that stages fit into shared memory
+        if is_packed:
+            return cls(FEW_ROWS if is_few else PACKED_ROWS, 32, 64, inputs)
         return cls(FEW_ROWS, 32, 64, inputs) if is_few else cls(MANY_ROWS, 64, 128, inputs)
 
 
@@ -125,7 +137,10 @@ def run_experts(
     if not stack.num_experts or not stack.units or not num_rows:
         return torch.zeros_like(x) if base is None else base.clone()
     num_pairs, element_size = routes.chosen.numel(), x.element_size()
-    sizes = TileSizes.of(num_pairs, stack.num_experts, element_size, invariant=invariant)
+    is_packed = isinstance(stack.down, PackedWeight)
+    sizes = TileSizes.of(
+        num_pairs, stack.num_experts, element_size, invariant=invariant, is_packed=is_packed
+    )
     plan = plan_tiles(routes.chosen, first, stack.num_experts, sizes.rows)
     results = _results(_hidden_units(x, stack, plan, per_token, sizes), stack, plan, sizes)
     assert base is None or base.is_contiguous()
@@ -152,8 +167,15 @@ def _hidden_units(
 ) -> Tensor:
     """Return the hidden units of pairs, [num_pairs, units], in the order of the plan."""
     assert x.stride(1) == 1
-    assert stack.gate_up.is_contiguous()
     units = x.new_empty(len(plan.order), stack.units)
+    if isinstance(stack.gate_up, PackedWeight):
+        tiles, bias = PackedTiles(*plan, sizes.rows), stack.gate_up_bias
+        is_clamped = stack.is_clamped
+        packed_experts.hidden_units(
+            x, stack.gate_up, bias, tiles, units, per_token, is_clamped=is_clamped
+        )
+        return units
+    assert stack.gate_up.is_contiguous()
     kernels.hidden_units[(len(plan.tiles), triton.cdiv(stack.units, sizes.units))](
         x,
         stack.gate_up,
@@ -178,9 +200,13 @@ def _hidden_units(
 
 def _results(units: Tensor, stack: ExpertStack, plan: Plan, sizes: TileSizes) -> Tensor:
     """Return the results of pairs, [num_pairs, hidden_size]; those of other ranks are any."""
-    assert stack.down.is_contiguous()
-    size = stack.down.shape[1]
+    size = stack.gate_up.shape[-1]
     results = units.new_empty(len(units), size)
+    if isinstance(stack.down, PackedWeight):
+        tiles = PackedTiles(*plan, sizes.rows)
+        packed_experts.results(units, stack.down, stack.down_bias, tiles, results)
+        return results
+    assert stack.down.is_contiguous()
     kernels.expert_results[(len(plan.tiles), triton.cdiv(size, sizes.results))](
         units,
         stack.down,

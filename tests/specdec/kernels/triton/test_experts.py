@@ -1,7 +1,7 @@
 """Experts of all tokens at once: torch's routes and values, and bits of no batch."""
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -11,12 +11,11 @@ from benchmarks.gpu.expert_kernels import _mixture
 from specdec.config.engine import ModelOptions
 from specdec.kernels import experts as reference
 from specdec.kernels.experts import ExpertStack, Routes, RoutingRule
+from specdec.kernels.packed_weight import CodeKind, quantize_weight
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.kernels.triton import experts
 from specdec.kernels.triton.experts import FEW_ROWS, MANY_ROWS, TileSizes, num_tiles_of, plan_tiles
-from specdec.models.config import ModelConfig
 from specdec.models.layers.mixture import SparseMLP
-from specdec.models.loading import load_model
 from tests.specdec.engines import engine_config, local_engine, make_engine, request, tokens_by
 from tests.specdec.models.families import save_family
 from tests.specdec.models.passes import load
@@ -152,9 +151,9 @@ def test_deterministic_tiles_have_one_height():
     assert many == TileSizes.of(2, NUM_EXPERTS, 2, invariant=False)
 
 
-@pytest.mark.parametrize("num_rows", [1, 40])
-def test_the_check_of_a_gpu_passes_in_the_interpreter(num_rows):
-    found = _mixture("small", num_rows, torch.float32, torch.device("cpu"))
+@pytest.mark.parametrize(("num_rows", "kind"), [(40, None), (40, CodeKind.INT4)])
+def test_the_check_of_a_gpu_passes_in_the_interpreter(num_rows, kind):
+    found = _mixture("small", num_rows, torch.float32, torch.device("cpu"), kind)
     assert found["passed"], found
 
 
@@ -244,18 +243,35 @@ def test_a_mixture_is_six_launches_and_reads_nothing(family_dir, monkeypatch):
     assert sum(operators.counts[name] for name in products) == 1
 
 
-def test_experts_in_few_bits_are_read_by_the_host(family_dir):
-    """Their matrices are not side by side."""
-    directory = family_dir("qwen3-moe")
-    config = ModelConfig.from_directory(directory)
-    model = load_model(
-        directory,
-        config,
-        TensorParallelGroup(),
-        dtype=torch.float32,
-        max_model_len=64,
-        block_size=16,
-        kernels="triton",
-        quantization="int8",
+@pytest.mark.parametrize(("kind", "group"), [(CodeKind.INT4, 16), (CodeKind.INT8, None)])
+@pytest.mark.parametrize("num_rows", [1, 50])
+def test_experts_in_few_bits_have_the_results_of_their_values(kind, group, num_rows):
+    """With zero points, and groups smaller than what a program loads at once."""
+    stack = stack_of(has_bias=True, is_clamped=True)
+    packed = [
+        quantize_weight(each.flatten(0, 1), kind, group) for each in (stack.gate_up, stack.down)
+    ]
+    if kind is CodeKind.INT4:
+        zeros = torch.arange(packed[0].scales.numel()).view_as(packed[0].scales) % 16
+        packed[0] = replace(packed[0], zeros=zeros.to(torch.uint8))
+    stack = replace(stack, gate_up=packed[0], down=packed[1])
+    assert (stack.num_experts, stack.units) == (NUM_EXPERTS, UNITS)
+    x, routes = rows_of(num_rows), routes_of(num_rows)
+    found, expected = (kind.run_experts(x, routes, stack, 0) for kind in (experts, reference))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    one = slice(num_rows - 1, num_rows)
+    alone = experts.run_experts(x[one], Routes(*(each[one] for each in routes)), stack, 0)
+    assert torch.equal(alone[0], found[-1])
+
+
+def test_experts_that_are_quantized_fit_graphs(family_dir):
+    """Their matrices become views of those that lie side by side, with the results of before."""
+    load_quantized = partial(
+        load, family_dir("qwen3-moe"), TensorParallelGroup(), quantization="int8", kernels="triton"
     )
-    assert not model.fits_graphs
+    model = load_quantized()
+    assert model.fits_graphs
+    mixture = next(each for each in model.modules() if isinstance(each, SparseMLP))
+    x = rows_of(4, model.hidden_size)
+    found, mixture.stack = mixture(x, x), None
+    torch.testing.assert_close(mixture(x, x), found, atol=1e-4, rtol=1e-4)
