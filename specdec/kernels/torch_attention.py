@@ -11,8 +11,8 @@ from torch import Tensor
 
 from specdec.config.attention_splits import MAX_SHORT_QUERY_TOKENS
 from specdec.kernels.attention import AttentionPlan, PagedAttention, QueryKeyNorms, Rotation
-from specdec.kernels.attention_masks import context_mask, mask_tree
-from specdec.kernels.device_batch import AnyDeviceBatch, DeviceBatch, RaggedBatch
+from specdec.kernels.attention_masks import context_mask, mask_nodes, mask_tree
+from specdec.kernels.device_batch import AnyDeviceBatch, DeviceBatch, RaggedBatch, TreeNodes
 from specdec.kernels.forward_batch import ModelInput, on_device
 from specdec.kernels.kv_scales import (
     UNIT_SCALES,
@@ -159,6 +159,9 @@ class TorchAttention(PagedAttention):
         is_masked = context_mask(positions, first_slots, len(slots), window, num_ahead)
         if num_ahead:
             is_masked |= (slots > last)[:, None]
+        if batch.trees is not None:
+            words = batch.trees.within(window, batch.positions, batch.rows).view_as(positions)
+            is_masked = mask_nodes(is_masked, words, batch.trees.first_nodes)
         mask = torch.zeros(is_masked.shape, dtype=dtype, device=self.device)
         mask.masked_fill_(is_masked, float("-inf"))
         rows = torch.arange(len(batch.input_ids), device=self.device)
@@ -327,12 +330,22 @@ class TorchAttention(PagedAttention):
 
 
 def _one_by_one(batch: RaggedBatch) -> DeviceBatch:
-    """Return a ragged batch with each token as a sequence, which the KV before it precedes."""
+    """Return a ragged batch with each token as a sequence, which the KV that it sees precedes."""
+    trees, context_lens = batch.trees, batch.positions + 1
+    if trees is not None:
+        first_nodes = trees.first_nodes[batch.rows]
+        context_lens = torch.where(trees.words != 0, batch.context_lens[batch.rows], context_lens)
+        trees = TreeNodes(
+            words=trees.words,
+            first_nodes=torch.where(trees.words != 0, first_nodes, context_lens),
+            positions=trees.positions[batch.rows],
+        )
     return DeviceBatch(
         batch.input_ids,
         batch.positions,
         batch.slot_mapping,
         block_tables=batch.block_tables[batch.rows],
-        context_lens=batch.positions + 1,
+        context_lens=context_lens,
         query_len=1,
+        trees=trees,
     )

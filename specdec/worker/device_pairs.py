@@ -45,7 +45,7 @@ class KvDrafts(HeadDrafts, Generic[Parts]):
         super().__init__(parts.sampler, state, limits, drafts)
         self._parts: Parts = parts
         page, num_rows = parts.features, limits.max_num_seqs
-        num_tokens = max(num_rows * limits.max_query_len, limits.max_step_tokens)
+        num_tokens = max(limits.max_scored_tokens, limits.max_step_tokens)
         self._tapped = page.new_zeros(num_tokens, len(parts.head.taps), hidden_size)
         self._slots = drafts.new_zeros(num_tokens)
         self._features = page.new_zeros(num_tokens, page.shape[1])
@@ -100,6 +100,7 @@ class KvDrafts(HeadDrafts, Generic[Parts]):
             positions=batch.positions.clamp_min(1),
             slot_mapping=batch.slot_mapping.masked_fill(~is_pair, padding_slot),
             context_lens=batch.context_lens.clamp_min(2),
+            trees=None,  # their nodes are no prompt
         )
         self._parts.head.run_on_device(pairs, features, self._parts.kv_cache)
 

@@ -65,14 +65,15 @@ class ModelRunner:
         backend: GraphBackend | None,
         *,
         max_draft_tokens: int,
+        max_tree_nodes: int = 0,
         max_step_tokens: int = 0,
         num_in_flight: int = MAX_IN_FLIGHT,
         drafter: DrafterParts | None = None,
     ) -> tuple[DeviceSteps, GraphReport]:
         """Return steps on the device over this pool, with the graphs that the backend captures.
 
-        max_step_tokens: of a step with prompts; 0 where the host runs these. drafter: as in
-        DeviceSteps.
+        max_step_tokens: of a step with prompts; 0 where the host runs these. max_tree_nodes: as in
+        DeviceStepLimits. drafter: as in DeviceSteps.
         """
         sizes = DeviceStepLimits(
             max_num_seqs=limits.max_num_seqs,
@@ -81,6 +82,7 @@ class ModelRunner:
             block_size=self.block_size,
             num_blocks=self.num_blocks,
             max_step_tokens=max_step_tokens,
+            max_tree_nodes=max_tree_nodes,
         )
         model = cast(DeviceDecoder, self.model)
         graphs = StepGraphs(
@@ -90,6 +92,7 @@ class ModelRunner:
             num_blocks=sizes.blocks_of_longest,
             ragged_tokens=ragged_token_counts(max_step_tokens, model.hidden_size),
             has_adapters=model.adapter_places is not None,
+            max_tree_nodes=max_tree_nodes,
         )
         steps = DeviceSteps(
             model, self.kv_cache, self._shard, sizes, graphs, num_in_flight, drafter

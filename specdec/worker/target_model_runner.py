@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from specdec.config.engine import EngineConfig
 from specdec.kernels.forward_batch import ModelInput, SlotMove
-from specdec.kernels.sample import RowArgmax, row_argmax
+from specdec.kernels.sample import row_argmax
 from specdec.models.heads.base import DraftHead
 from specdec.sampling.logprobs import KeptLogits, prompt_logprobs
 from specdec.sampling.vocab_shard import all_ranks_argmax
@@ -30,6 +29,7 @@ from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.batch_state import SequenceState
 from specdec.worker.device_block import num_scratch_blocks
 from specdec.worker.device_queue import DeviceQueue, verified_by_host
+from specdec.worker.device_rows import without_next_drafts
 from specdec.worker.device_steps import DeviceSteps
 from specdec.worker.head_runner import HeadRunner
 from specdec.worker.head_versions import HeadVersions, LoadHead
@@ -37,13 +37,17 @@ from specdec.worker.model_runner import ModelRunner
 from specdec.worker.step_graphs import GraphBackend, GraphReport
 from specdec.worker.step_rows import (
     invalid_chunks,
-    positions_of_guesses,
     positions_to_verify,
     scored_tokens,
     split_rows,
     valid_tokens,
 )
-from specdec.worker.verification import verify_by_argmax, verify_in_parts, verify_sampled
+from specdec.worker.verification import (
+    lookahead_tokens,
+    verify_by_argmax,
+    verify_in_parts,
+    verify_sampled,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +75,7 @@ class TargetModelRunner(ModelRunner):
         load: loads other versions of it, to be used between two steps.
         """
         speculation = limits.speculation
+        method = speculation.head if speculation else None
         self.head = HeadRunner(
             head,
             self._batch_state,
@@ -80,7 +85,7 @@ class TargetModelRunner(ModelRunner):
             max_model_len=limits.max_model_len,
             max_pairs=limits.max_num_batched_tokens,
             feature_dtype=self.model.dtype,
-            tree_choices=_tree_choices(limits),
+            tree_choices=method.tree_choices if method else (),
             has_confidences=speculation is not None and speculation.uses_confidences,
             has_padding_block=self.has_padding_block,
             num_scratch_blocks=num_scratch_blocks(head, limits) if self.has_padding_block else 0,
@@ -100,6 +105,7 @@ class TargetModelRunner(ModelRunner):
             limits,
             backend,
             max_draft_tokens=speculation.max_chain_tokens if speculation else 0,
+            max_tree_nodes=speculation.num_draft_tree_tokens if speculation else 0,
             max_step_tokens=limits.max_num_batched_tokens,
             drafter=None if self.head is None else self.head.drafter_parts,
         )
@@ -126,9 +132,12 @@ class TargetModelRunner(ModelRunner):
             return VerifyOutput(step.step_id, ())
         rows = self._batch_state.resolve_pending(step.rows)
         if self._queue is not None:
-            states = self._batch_state.states(rows)
-            if self._queue.begin(step.step_id, rows, states):
-                return self._verified_by_host(self.collect(), rows, states)
+            states, own = self._batch_state.states(rows), rows
+            if drafts_trees := any(row.next_draft_depth for row in rows):
+                own = without_next_drafts(rows)
+            if self._queue.begin(step.step_id, own, states):
+                output = self._verified_by_host(self.collect(), rows, states)
+                return self._with_trees(output, rows) if drafts_trees else output
         return self._run(step.step_id, rows)
 
     def begin(self, step: StepInput) -> bool:
@@ -141,6 +150,8 @@ class TargetModelRunner(ModelRunner):
         queue = self._queue
         if queue is None or not step.rows or queue.is_full or queue.waits_for(step.released):
             return False
+        if any(row.next_draft_depth for row in step.rows):
+            return False  # the host has to draft behind it
         is_behind = len(queue) > 0
         if is_behind and any(row.drafts_by_token for row in step.rows):
             return False
@@ -162,6 +173,14 @@ class TargetModelRunner(ModelRunner):
         verified = verify_in_parts(self._verify, own, hidden, may_fail=self.group.size == 1)
         by_id = {row.seq_id: row for row in (*output.rows, *verified)}
         return replace(output, rows=tuple(by_id[row.seq_id] for row in rows if row.seq_id in by_id))
+
+    def _with_trees(self, output: VerifyOutput, rows: Sequence[StepRow]) -> VerifyOutput:
+        """Draft with a head by operators of the host behind a step that the device has run."""
+        assert self.head is not None
+        assert self.device_steps is not None
+        verified = self.head.draft_behind(rows, self.device_steps.states_of(rows), output.rows)
+        self._batch_state.hold_drafts(verified)
+        return replace(output, rows=verified)
 
     def collect(self) -> VerifyOutput:
         """Wait for the oldest step in flight; return its output."""
@@ -285,7 +304,7 @@ class TargetModelRunner(ModelRunner):
             global_argmax = all_ranks_argmax(argmax, self._shard)
             tokens = verify_by_argmax(global_argmax, rows)
             return self._record_output(rows, tokens, global_argmax.invalid_rows)
-        if lookahead := self._lookahead_tokens(rows, argmax):
+        if lookahead := lookahead_tokens(rows, argmax, self._shard):
             positions = torch.tensor(positions_to_verify(rows), device=logits.device)
             logits, argmax = logits[positions], argmax.take(positions)
         rules = [self._batch_state.rules(row.seq_id) for row in rows]
@@ -305,23 +324,6 @@ class TargetModelRunner(ModelRunner):
         if not lookahead:
             return verified
         return [row._replace(lookahead_token_ids=lookahead.get(row.seq_id, ())) for row in verified]
-
-    def _lookahead_tokens(
-        self, rows: Sequence[StepRow], argmax: RowArgmax
-    ) -> dict[int, tuple[int, ...]]:
-        """Return the argmax after each guess, by sequence with lookahead tokens; a collective call.
-
-        argmax: of this rank's logits of the last known token and the guesses of each row.
-        """
-        if not (positions := positions_of_guesses(rows)):
-            return {}
-        guesses = argmax.take(torch.tensor(positions, device=argmax.values.device))
-        best = iter(all_ranks_argmax(guesses, self._shard).token_ids.tolist())
-        return {
-            row.seq_id: tuple(islice(best, row.num_guesses))
-            for row in rows
-            if row.num_lookahead_tokens
-        }
 
     def _record_output(
         self,
@@ -358,13 +360,18 @@ class TargetModelRunner(ModelRunner):
 
         Returns the moves, which whatever else is stored by slot has to follow.
         """
-        if not any(row.parents for row in rows):
-            return ()
-        tokens = {row.seq_id: row.token_ids for row in verified}
-        moves = self._batch_state.compaction(rows, tokens)
+        moves = self._moves(rows, verified)
         if moves:
             self.model.move_kv(self.kv_cache, moves)
         return moves
+
+    def _moves(
+        self, rows: Sequence[StepRow], verified: Sequence[VerifiedRow]
+    ) -> Sequence[SlotMove]:
+        if not any(row.parents for row in rows):
+            return ()
+        tokens = {row.seq_id: row.token_ids for row in verified}
+        return self._batch_state.compaction(rows, tokens)
 
     def _prompt_logprobs(self, rows: Sequence[StepRow], hidden: Tensor) -> Iterator[PromptLogprobs]:
         """Yield log-probabilities of the prompt tokens after those of `rows`, where requested."""
@@ -376,9 +383,3 @@ class TargetModelRunner(ModelRunner):
                 logprobs = prompt_logprobs(own, tokens, num_best, compute_logits, self._shard)
                 yield PromptLogprobs(row.seq_id, row.num_computed_tokens + 1, logprobs)
             first += len(row.token_ids)
-
-
-def _tree_choices(config: EngineConfig) -> Sequence[Sequence[int]]:
-    """Return the configured shape of a head's trees; none where each tree is fitted."""
-    head = config.speculation.head if config.speculation else None
-    return head.tree_choices if head else ()

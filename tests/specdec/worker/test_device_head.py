@@ -12,7 +12,7 @@ from specdec.sampling.device_sampler import SamplingKind
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.worker import LocalTarget
-from specdec.worker.device_launch import StepPlan
+from specdec.worker.device_plan import StepPlan
 from specdec.worker.step_graphs import RaggedShape, StepShape
 from tests.specdec.attention_heads import fitted_head_dir
 from tests.specdec.engines import engine_config, local_engine, make_engine, request, tokens_by

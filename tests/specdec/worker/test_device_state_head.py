@@ -6,7 +6,7 @@ import pytest
 
 from specdec.config import graph_sizes
 from specdec.sampling.device_sampler import SamplingKind
-from specdec.worker.device_launch import StepPlan
+from specdec.worker.device_plan import StepPlan
 from specdec.worker.step_graphs import RaggedShape, Stage, StepShape
 from tests.specdec.engines import engine_config, local_engine, tokens_by
 from tests.specdec.fakes import run_ranks
