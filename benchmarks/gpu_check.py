@@ -39,6 +39,7 @@ from benchmarks.gpu.equality import (
     compare_graphs,
     compare_ngram,
 )
+from benchmarks.gpu.expert_kernels import check_expert_kernels
 from benchmarks.gpu.extras import check_edits, measure_extras
 from benchmarks.gpu.format_kernels import check_format_kernels
 from benchmarks.gpu.formats import measure_formats
@@ -49,6 +50,7 @@ from benchmarks.gpu.host_parts import (
     run_kernel_tests,
 )
 from benchmarks.gpu.lora_kernels import check_lora_kernels
+from benchmarks.gpu.mixture import measure_mixture
 from benchmarks.gpu.page import page, summary
 from benchmarks.gpu.parts import Context, Part, PartReport, Run, run_parts
 from benchmarks.gpu.processes import ForkedPart, forked
@@ -78,6 +80,7 @@ PARTS = (
     _gpu_check("logit edits", check_edits),
     _gpu_check("verification kernels", check_verification_kernels),
     _gpu_check("LoRA kernels", check_lora_kernels),
+    _gpu_check("expert kernels", check_expert_kernels),
     _gpu_check("graphs", compare_graphs),
     Part("checks", check_models, is_timed=False),
     Part("equality of n-gram", compare_ngram, is_timed=False),
@@ -93,6 +96,7 @@ PARTS = (
     _measurement("speculation", compare_speculation, 90.0),
     _measurement("deterministic", measure_deterministic, 75.0),
     _measurement("number formats", measure_formats, 90.0),
+    _measurement("mixture of experts", measure_mixture, 60.0),
     _measurement("grid", measure_grid, 240.0),
     _measurement("transformers", compare_transformers, 150.0),
     Part("steps", measure_models),

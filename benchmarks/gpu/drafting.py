@@ -1,4 +1,4 @@
-"""Cost of a draft token beside a step of 8B: of a 1B draft model, EAGLE-3 and Medusa heads.
+"""Cost of a draft token beside a step of 8B: of a 1B draft model, EAGLE-3, DSpark, Medusa heads.
 
 Weights are random, so nothing is accepted; the time of a draft does not depend on that.
 """
@@ -39,8 +39,8 @@ from specdec.worker.step_graphs import CudaGraphs
 
 _BLOCK_SIZE, _NUM_BLOCKS, _CONTEXT, _NUM_DRAFTS, _ROUNDS = 16, 64, 256, 5, 10
 _BATCHES = (1, 8)
-HeadMethod = Literal["eagle3", "medusa"]
-_HEADS: tuple[HeadMethod, ...] = ("eagle3", "medusa")
+HeadMethod = Literal["eagle3", "dspark", "medusa"]
+_HEADS: tuple[HeadMethod, ...] = ("eagle3", "dspark", "medusa")
 _MAX_HEAD_MS, _MAX_DRAFT_RATIO = 0.35, 1.3
 
 
@@ -94,7 +94,7 @@ def _draft_aims(
 
 
 def measure_head(context: Context) -> Result:
-    """Measure the drafts of EAGLE-3 and Medusa heads behind steps that verify drafts, as served.
+    """Measure drafts of EAGLE-3, DSpark and Medusa heads behind steps that verify drafts.
 
     The time of a draft token is a part of the difference to steps without a draft behind them.
     """
@@ -108,7 +108,8 @@ def measure_head(context: Context) -> Result:
     aims = {"draft step of an EAGLE-3 head, ms": {"value": value, "at_most": _MAX_HEAD_MS}}
     batches = [each for head in found.values() for each in head["batches"].values()]
     on_device = all(each["is_on_device"] for each in batches)
-    return {**found["eagle3"], "medusa": found["medusa"], "aims": aims, "passed": on_device}
+    others = {name: found[name] for name in _HEADS[1:]}
+    return {**found["eagle3"], **others, "aims": aims, "passed": on_device}
 
 
 def _measure_head(

@@ -64,7 +64,7 @@ def cases() -> Iterator[Case]:
         yield Case(f"ngram, k {count}", {**_LOOKUP, "num_speculative_tokens": count})
     for method in ("suffix", "lookahead", "draft_model"):
         yield Case(method, {"method": method, "num_speculative_tokens": 4})
-    for name in ("eagle3", "medusa"):
+    for name in ("eagle3", "dspark", "medusa"):
         yield Case(f"head {name}", {"method": name, "num_speculative_tokens": 4}, head=name)
     yield Case("tree", {**_LOOKUP, "num_draft_tree_tokens": 8})
     for name in ("eagle3", "medusa"):
@@ -91,7 +91,7 @@ def cases() -> Iterator[Case]:
 
 NGRAM = tuple(f"ngram, k {count}" for count in range(1, 9))
 DRAFTERS = (
-    *("suffix", "lookahead", "draft_model", "head eagle3", "head medusa"),
+    *("suffix", "lookahead", "draft_model", "head eagle3", "head dspark", "head medusa"),
     *("tree", "trees of eagle3", "trees of medusa"),
     *("rejection", "block"),
 )

@@ -133,7 +133,7 @@ _LONG = {
     "rates",
     *("passed", "error", "traceback", "log", "stack", "seconds", "cases", "cells", "aims"),
     *("prompt_cells", "extras_cells", "tree_cells"),
-    *("profiles", "plans", "steps", "command", "output", "medusa"),
+    *("profiles", "plans", "steps", "command", "output", "medusa", "dspark"),
 }
 _MAX_DETAIL_CHARS = 400
 

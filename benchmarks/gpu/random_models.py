@@ -172,12 +172,28 @@ def _shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
         "self_attn.k_proj": (kv_heads, size),
         "self_attn.v_proj": (kv_heads, size),
         "self_attn.o_proj": (size, heads),
-        "mlp.gate_proj": (model.intermediate_size, size),
-        "mlp.up_proj": (model.intermediate_size, size),
-        "mlp.down_proj": (size, model.intermediate_size),
+        **_mlp_shapes(model),
         "input_layernorm": (size,),
         "post_attention_layernorm": (size,),
     }
+    if model.has_qk_norm:
+        norms = ("self_attn.q_norm", "self_attn.k_norm")
+        matrices |= dict.fromkeys(norms, (model.head_dim,))
     for layer in range(model.num_layers):
         shapes |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in matrices.items()}
     return shapes
+
+
+def _mlp_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the matrices of an MLP, or of a router and its experts."""
+    size, experts = model.hidden_size, model.experts
+    if experts is None:
+        prefixes, units = ["mlp"], model.intermediate_size
+    else:
+        prefixes = [f"mlp.experts.{index}" for index in range(experts.count)]
+        units = experts.intermediate_size
+    shapes: dict[str, tuple[int, ...]] = {}
+    for prefix in prefixes:
+        shapes |= {f"{prefix}.{name}_proj": (units, size) for name in ("gate", "up")}
+        shapes[f"{prefix}.down_proj"] = (size, units)
+    return shapes if experts is None else {**shapes, "mlp.gate": (experts.count, size)}

@@ -92,6 +92,9 @@ def _activation_bytes(config: LLMConfig, model: ModelConfig) -> int:
     """Return the bytes of the activations of a layer, with those of the largest step."""
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     values = 5 * model.hidden_size + heads + 3 * model.intermediate_size
+    if model.experts is not None:  # hidden units and results of each expert of a token
+        of_expert = model.experts.intermediate_size + model.hidden_size
+        values += model.experts.num_per_token * of_expert
     of_model = config.max_num_batched_tokens * values * DTYPE_BYTES[config.resolved_dtype]
     return of_model + _update_bytes(config, model)
 
@@ -162,11 +165,8 @@ def _graph_bytes(config: LLMConfig, *, drafts: bool) -> int:
 
 
 def _tap_bytes(config: LLMConfig, model: ModelConfig) -> int:
-    """Return the bytes of what a head reads of the largest step on the device.
-
-    One that the host runs has it of steps with prompts and of others at two places.
-    """
-    num_tokens = _scored_tokens(config, drafts=False) + config.max_num_batched_tokens
+    """Return the bytes of what a head reads of the largest step on the device."""
+    num_tokens = max(_scored_tokens(config, drafts=False), config.max_num_batched_tokens)
     return num_tokens * _MOST_TAPS * model.hidden_size * DTYPE_BYTES[config.resolved_dtype]
 
 

@@ -14,6 +14,7 @@ from specdec.engine.gpu_workspace import gpu_workspace_bytes
 from specdec.engine.model_limits import check_model_limits, draft_adapter_limits
 from specdec.engine.model_resolution import Models
 from specdec.engine.weight_memory import (
+    draft_block_bytes,
     extra_draft_bytes,
     extra_weight_bytes,
     head_bytes_per_token,
@@ -168,7 +169,8 @@ def _target_pool(config: LLMConfig, models: Models) -> _Pool:
     size, method = config.tensor_parallel_size, config.quantization_method
     pool = _pool(config, "target", model, size, max_model_len, method)
     block_bytes = pool.block_bytes + config.block_size * head_bytes_per_token(config, models)
-    return replace(pool, block_bytes=block_bytes, extra_bytes=extra_weight_bytes(config, models))
+    extra_bytes = extra_weight_bytes(config, models) + draft_block_bytes(config, models)
+    return replace(pool, block_bytes=block_bytes, extra_bytes=extra_bytes)
 
 
 def _draft_pool(config: LLMConfig, models: Models) -> _Pool | None:

@@ -35,6 +35,16 @@ def head_bytes_per_token(config: LLMConfig, models: Models) -> int:
     return head.kv_bytes_per_token(config.resolved_dtype, size) + num_bytes
 
 
+def draft_block_bytes(config: LLMConfig, models: Models) -> int:
+    """Return the bytes of a head's KV behind the pool of GPUs, for blocks of drafts."""
+    head, speculation = models.head, config.speculative_config
+    if head is None or speculation is None or config.device != "cuda":
+        return 0
+    num_blocks = -(-head.block_len(speculation.max_chain_tokens) // config.block_size)
+    num_slots = config.max_num_seqs * num_blocks * config.block_size
+    return num_slots * head.kv_bytes_per_token(config.resolved_dtype, config.tensor_parallel_size)
+
+
 def extra_weight_bytes(config: LLMConfig, models: Models) -> int:
     """Return the bytes of the weights that the ranks of the target hold beside its own at most."""
     size = config.tensor_parallel_size

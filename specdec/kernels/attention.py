@@ -133,11 +133,25 @@ class PagedAttention(ABC):
         dtype: torch.dtype,
         window: int | None = None,
         kv_start: int = 0,
+        num_ahead: int = 0,
     ) -> AttentionPlan:
         """Plan a batch of fixed shape, without a value that the host has to read.
 
-        window, kv_start: as in `plan`.
+        window, kv_start: as in `plan`. num_ahead: tokens behind its own that a query sees, as far
+        as the context has them; 0 for a ragged batch.
         """
+
+    @abstractmethod
+    def rotate_and_store(
+        self,
+        heads: Tensor,
+        norms: QueryKeyNorms | None,
+        rotation: Rotation | None,
+        kv_cache: Tensor,
+        slots: Tensor,
+        scales: KVScales = UNIT_SCALES,
+    ) -> None:
+        """Write keys and values to slots [T] without attention; others as in `rotate_and_run`."""
 
     @abstractmethod
     def rotate_and_run(

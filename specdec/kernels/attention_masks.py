@@ -9,15 +9,19 @@ from specdec.types.draft_tree import MAX_TREE_NODES, Parents, ancestors, depths,
 
 
 def context_mask(
-    positions: Tensor, first_slots: Tensor, max_visible: int, window: int | None
+    positions: Tensor,
+    first_slots: Tensor,
+    max_visible: int,
+    window: int | None,
+    num_ahead: int = 0,
 ) -> Tensor:
     """Return which slots are masked for queries at `positions` [G, Q], as [G, Q, max_visible].
 
     A slot is that of the position with the same index, as in sequences that end in a chain.
-    first_slots: [G], the first slot with KV.
+    first_slots: [G], the first slot with KV. num_ahead: slots behind its own that a query sees.
     """
     slots = torch.arange(max_visible, device=positions.device)
-    is_masked = slots > positions[:, :, None]
+    is_masked = slots > positions[:, :, None] + num_ahead
     is_masked |= slots < first_slots[:, None, None]
     if window is not None:
         is_masked |= slots <= positions[:, :, None] - window

@@ -78,6 +78,12 @@ class PackedWeight:
         codes = self.codes.view(torch.uint8)[rows].view(self.codes.dtype)
         return replace(self, codes=codes, scales=self.scales[rows], zeros=zeros)
 
+    def part(self, rows: range) -> PackedWeight:
+        """Return consecutive outputs as a view."""
+        own = slice(rows.start, rows.stop)
+        zeros = None if self.zeros is None else self.zeros[own]
+        return replace(self, codes=self.codes[own], scales=self.scales[own], zeros=zeros)
+
     def values(self) -> Tensor:
         """Return the weight in float32, columns in the order of the codes."""
         index = torch.arange(self.shape[1], device=self.codes.device) // self.group_size

@@ -102,6 +102,26 @@ class TorchAttention(PagedAttention):
         scales: KVScales = UNIT_SCALES,
     ) -> Tensor:
         """See PagedAttention."""
+        query, kv = self._rotate(heads, norms, rotation)
+        return self.run(query, kv, kv_cache, plan, sinks, scales)
+
+    def rotate_and_store(
+        self,
+        heads: Tensor,
+        norms: QueryKeyNorms | None,
+        rotation: Rotation | None,
+        kv_cache: Tensor,
+        slots: Tensor,
+        scales: KVScales = UNIT_SCALES,
+    ) -> None:
+        """See PagedAttention."""
+        _, kv = self._rotate(heads, norms, rotation)
+        self._store(kv, kv_cache, slots, scales)
+
+    def _rotate(
+        self, heads: Tensor, norms: QueryKeyNorms | None, rotation: Rotation | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return queries, and keys and values, as `run` takes them; changes `heads`."""
         num_stored = self.kv_parts * self.num_kv_heads
         num_queries = heads.shape[1] - num_stored
         query, kv = heads.split((num_queries, num_stored), dim=1)
@@ -111,8 +131,11 @@ class TorchAttention(PagedAttention):
             key.copy_(norms.key(key))
         if rotation is not None:
             rotation.apply_(heads[:, : num_queries + self.num_kv_heads])
-        kv = kv.view(len(heads), self.kv_parts, self.num_kv_heads, self.head_dim)
-        return self.run(query, kv, kv_cache, plan, sinks, scales)
+        return query, kv.view(len(heads), self.kv_parts, self.num_kv_heads, self.head_dim)
+
+    def _store(self, kv: Tensor, kv_cache: Tensor, slots: Tensor, scales: KVScales) -> None:
+        stored = stored_values(kv, kv_cache.dtype, scales)
+        as_bytes(kv_cache).index_copy_(0, slots, as_bytes(stored))
 
     def plan_on_device(
         self,
@@ -120,9 +143,11 @@ class TorchAttention(PagedAttention):
         dtype: torch.dtype,
         window: int | None = None,
         kv_start: int = 0,
+        num_ahead: int = 0,
     ) -> TorchPlan:
         """Plan a batch as one group; contexts are padded to those of whole tables."""
         if isinstance(batch, RaggedBatch):
+            assert not num_ahead, "queries of a ragged batch see nothing behind them"
             batch = _one_by_one(batch)
         num_sequences, num_blocks = batch.block_tables.shape
         slots = torch.arange(num_blocks * self.block_size, device=self.device)
@@ -131,7 +156,9 @@ class TorchAttention(PagedAttention):
         pages = batch.block_tables.gather(1, own.div(self.block_size, rounding_mode="floor"))
         positions = batch.positions.view(num_sequences, batch.query_len)
         first_slots = torch.full_like(batch.context_lens, kv_start)
-        is_masked = context_mask(positions, first_slots, len(slots), window)
+        is_masked = context_mask(positions, first_slots, len(slots), window, num_ahead)
+        if num_ahead:
+            is_masked |= (slots > last)[:, None]
         if batch.trees is not None:
             words = batch.trees.within(window, batch.positions, batch.rows).view_as(positions)
             is_masked = mask_nodes(is_masked, words, batch.trees.first_nodes)
@@ -156,8 +183,7 @@ class TorchAttention(PagedAttention):
     ) -> Tensor:
         """See PagedAttention."""
         assert isinstance(plan, TorchPlan)
-        stored = stored_values(kv, kv_cache.dtype, scales)
-        as_bytes(kv_cache).index_copy_(0, plan.slot_mapping, as_bytes(stored))
+        self._store(kv, kv_cache, plan.slot_mapping, scales)
         if plan.is_one_block:
             only = plan.groups[0]
             grouped = query.reshape(*only.rows.shape, *query.shape[1:])

@@ -18,9 +18,6 @@ def require_deterministic(config: ModelConfig, num_ranks: int, device: torch.dev
     if device.type != "cpu":
         traits = config.traits
         faults |= {
-            "latent attention": config.latent is not None,
-            "attention sinks": traits.has_sinks,
-            "a mixture of experts": config.experts is not None,
             "LayerNorm": traits.norm is not NormKind.RMS,
             "norms over all heads": config.has_qk_norm and traits.qk_norm is QkNorm.ALL_HEADS,
             "several ranks, whose results NCCL adds in an order of its choice": num_ranks > 1,

@@ -24,6 +24,7 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.layers.decoder_layer import Attention, DecoderLayer, layer_attention
 from specdec.models.layers.linear import VocabEmbedding, VocabHead, embedding_scale
+from specdec.models.layers.mixture import SparseMLP
 from specdec.models.layers.norm import read_norm
 from specdec.models.layers.rotary import RotaryEmbedding
 from specdec.models.lora.grouped_adapters import GroupedAdapters, grouped_adapters
@@ -144,12 +145,9 @@ class CausalDecoder(nn.Module):
 
     @property
     def fits_graphs(self) -> bool:
-        """Return whether a pass of fixed shape can be a graph, in the time of its contexts.
-
-        A mixture of experts reads on the host which experts its tokens have.
-        """
-        experts = self.config.experts
-        return not self.attention.copies_pages and (experts is None or not experts.layers)
+        """Return whether a pass of fixed shape can be a graph, in the time of its contexts."""
+        mixtures = (each for each in self.layers.modules() if isinstance(each, SparseMLP))
+        return not self.attention.copies_pages and all(each.fits_graphs for each in mixtures)
 
     def fits_ragged(self, num_tokens: int, num_blocks: int) -> bool:
         """Return whether a ragged batch may run: torch's attention copies a table for each token.

@@ -55,9 +55,10 @@ class PendingTokens:
 
     # Both int64 on the host: in a row the number of tokens, then tokens.
     _result: Tensor  # [num_rows, 1 + Q]
-    _drafts: Tensor | None  # [num_rows, 1 + max_draft_tokens], of a head; None if it made none
+    _drafts: Tensor | None  # [num_rows, draft_width], of a head; None if it made none
     _done: torch.cuda.Event | None  # None where the device is the host
     _logprobs: PendingLogprobs | None = None
+    _max_draft_tokens: int = 0
 
     @property
     def is_done(self) -> bool:
@@ -72,7 +73,16 @@ class PendingTokens:
 
     def drafts(self) -> list[tuple[int, ...]]:
         """Return what a head has drafted behind each row; call it behind `collect`."""
-        return [()] * len(self._result) if self._drafts is None else _listed(self._drafts)
+        if self._drafts is None:
+            return [()] * len(self._result)
+        return _listed(self._drafts[:, : 1 + self._max_draft_tokens])
+
+    def confidences(self, drafts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """Return the confidences in drafts as `drafts` returns them; none without confidences."""
+        if self._drafts is None:
+            return [()] * len(drafts)
+        found = self._drafts[:, 1 + self._max_draft_tokens :].tolist()
+        return [tuple(own[: len(draft)]) for own, draft in zip(found, drafts, strict=True)]
 
     def logprobs(self, tokens: Sequence[tuple[int, ...]]) -> list[Logprobs | None]:
         """Return those of the new tokens of each row; call it behind `collect` with its result."""

@@ -1,13 +1,14 @@
 """Drafts of a head on the device, behind the tokens that a step has verified there.
 
 Tokens, positions and the number of tokens stay on the device: the next step takes them there, and
-the host receives them with the result of this one. `device_pairs` has heads with KV, and
-`device_state_head` those without. The drafts are those of `head_runner`, which serves all other
-steps on the same features and KV.
+the host receives them with the result of this one. `device_pairs` has heads with KV that draft
+token by token, `device_block` those of a block, and `device_state_head` those without KV. The
+drafts are those of `head_runner`, which serves all other steps on the same features and KV.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -15,22 +16,45 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.logit_edits import LogitEdits
-from specdec.models.heads.base import DeviceHead, DeviceStateHead
+from specdec.models.heads.base import DeviceBlockHead, DeviceHead, DeviceStateHead, HeadState
 from specdec.sampling.device_sampler import SamplingKind, VerifiedChains
 from specdec.worker.device_rules import PARAM_WORDS, rules_of
 from specdec.worker.device_state import DeviceState, DeviceStepLimits
 from specdec.worker.head_sampler import HeadSampler, Shaping
-from specdec.worker.step_graphs import StepShape
+from specdec.worker.step_graphs import Launch, Stage, StepShape
+
+DRAFT_STAGES = {
+    SamplingKind.GREEDY: Stage.DRAFT_GREEDY,
+    SamplingKind.SAMPLED: Stage.DRAFT_SAMPLED,
+    SamplingKind.TRUNCATED: Stage.DRAFT_TRUNCATED,
+}
+CHAIN_STAGES = {
+    SamplingKind.GREEDY: Stage.CHAIN_GREEDY,
+    SamplingKind.SAMPLED: Stage.CHAIN_SAMPLED,
+    SamplingKind.TRUNCATED: Stage.CHAIN_TRUNCATED,
+}
 
 
 class PairParts(NamedTuple):
-    """A rank's head with KV, and what it shares with the drafts that the host makes.
+    """A rank's head that drafts token by token, and what it shares with the drafts of the host.
 
     features: [num_slots, feature_size] of the target's tokens in its pool; kv_cache: of the pairs.
     Both have a padding block behind the pool.
     """
 
     head: DeviceHead
+    sampler: HeadSampler
+    features: Tensor
+    kv_cache: Tensor
+
+
+class BlockParts(NamedTuple):
+    """A rank's head that drafts blocks; as in PairParts.
+
+    kv_cache: with `num_scratch_blocks` behind the padding block.
+    """
+
+    head: DeviceBlockHead
     sampler: HeadSampler
     features: Tensor
     kv_cache: Tensor
@@ -43,7 +67,15 @@ class StateParts(NamedTuple):
     sampler: HeadSampler
 
 
-DrafterParts = PairParts | StateParts
+KvParts = PairParts | BlockParts
+DrafterParts = KvParts | StateParts
+
+
+def draft_width(parts: DrafterParts | None, max_draft_tokens: int) -> int:
+    """Return the words of a row's draft, as HeadDrafts writes them; 0 without a head."""
+    if parts is None:
+        return 0
+    return 1 + max_draft_tokens * (1 + parts.sampler.has_confidences)
 
 
 class DraftRows(NamedTuple):
@@ -68,11 +100,14 @@ class HeadDrafts:
         limits: DeviceStepLimits,
         drafts: Tensor,
     ) -> None:
-        """drafts: [max_num_seqs, 1 + max_draft_tokens] int64.
+        """drafts: [max_num_seqs, `draft_width`] int64.
 
-        A row of `drafts` receives the number of its draft tokens, then the tokens.
+        A row of `drafts` receives the number of its draft tokens, then the tokens, then their
+        confidences where the sampler has them.
         """
-        self._sampler, self._state, self._limits, self._drafts = sampler, state, limits, drafts
+        self._sampler, self._state, self._limits = sampler, state, limits
+        self._drafts = drafts[:, : 1 + limits.max_draft_tokens]
+        self._confidences = drafts[:, 1 + limits.max_draft_tokens :]
         num_rows = limits.max_num_seqs
         ids = partial(torch.zeros, dtype=torch.int64, device=drafts.device)
         self._rows = DraftRows(
@@ -114,7 +149,10 @@ class HeadDrafts:
         """
         rows, drafts = self._own_rows(num_rows), self._drafts[:num_rows]
         before = self._ends[:num_rows] + self._index - 1
-        rules = None
+        rules, column = None, self._index.clamp_max(drafts.shape[1] - 2)  # behind it in captures
+        if self._sampler.has_confidences:
+            confidences = self._sampler.confidences(logits)
+            self._confidences[:num_rows].index_copy_(1, column, confidences[:, None])
         if kind is not SamplingKind.GREEDY:
             rules = rules_of(rows.params, before[:, None], rows.num_prompt)
         if edits is None:
@@ -126,12 +164,32 @@ class HeadDrafts:
             sample = self._sampler.select_shaped(logits, rules, kind, shaping)
         goes_on = self._goes_on(num_rows) & ~sample.is_invalid
         tokens = sample.token_ids.masked_fill(~goes_on, 0)
-        column = (self._index + 1).clamp_max(drafts.shape[1] - 1)  # in a capture it may be behind
-        drafts.index_copy_(1, column, tokens[:, None])
+        drafts.index_copy_(1, column + 1, tokens[:, None])
         drafts[:, 0] += goes_on
         self._state.held_drafts.index_copy_(0, rows.places, drafts)
         self._tokens[:num_rows] = tokens
         self._index += 1
+
+    def _select_all(
+        self,
+        head: DeviceBlockHead | DeviceStateHead,
+        state: HeadState,
+        kind: SamplingKind,
+        shape: StepShape,
+        edits: LogitEdits | None,
+    ) -> None:
+        """Select all tokens of the drafts of rows, behind the state in front of the first."""
+        for index in range(self._num_of(head, shape)):
+            if index > 0:
+                tokens = self._tokens[: shape.num_rows]
+                state = head.advance_on_device(state, tokens, index - 1)
+            self._select(head.logits(state, index), kind, shape.num_rows, edits)
+
+    @staticmethod
+    def _num_of(head: DeviceBlockHead | DeviceStateHead, shape: StepShape) -> int:
+        """Return the tokens of a whole draft: `shape.query_len` - 1, or as many as there can be."""
+        most = head.max_draft_tokens
+        return shape.query_len - 1 if most is None else min(most, shape.query_len - 1)
 
     def _own_rows(self, num_rows: int) -> DraftRows:
         return DraftRows(*(each[:num_rows] for each in self._rows))
@@ -140,3 +198,10 @@ class HeadDrafts:
         """Return the rows that have a token at each place so far, and want another."""
         num_drafts = self._drafts[:num_rows, 0]
         return (num_drafts == self._index) & (num_drafts < self._rows.num_wanted[:num_rows])
+
+
+def stages_of_kinds(
+    stages: Mapping[SamplingKind, Stage], launch: Callable[[SamplingKind, StepShape], None]
+) -> dict[Stage, Launch]:
+    """Return the launches of a stage for each kind of sampling."""
+    return {stage: torch.inference_mode()(partial(launch, kind)) for kind, stage in stages.items()}

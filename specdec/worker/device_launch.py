@@ -6,7 +6,7 @@ input of a step and receives its result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -23,9 +23,20 @@ from specdec.sampling.device_sampler import (
     verify_chains,
 )
 from specdec.sampling.vocab_shard import VocabShard
+from specdec.worker.device_block import BlockDrafts
 from specdec.worker.device_decoder import DeviceDecoder
 from specdec.worker.device_extras import StepExtras
-from specdec.worker.device_head import DrafterParts, DraftRows, PairParts
+from specdec.worker.device_head import (
+    CHAIN_STAGES,
+    DRAFT_STAGES,
+    BlockParts,
+    DrafterParts,
+    DraftRows,
+    PairParts,
+    StateParts,
+    draft_width,
+    stages_of_kinds,
+)
 from specdec.worker.device_input import Packed, StepPacker, Word, adapters_of, most_words, rows_of
 from specdec.worker.device_pairs import PairDrafts
 from specdec.worker.device_plan import StepPlan
@@ -48,22 +59,12 @@ _STAGES = {
     SamplingKind.SAMPLED: Stage.SAMPLED,
     SamplingKind.TRUNCATED: Stage.TRUNCATED,
 }
-_DRAFT_STAGES = {
-    SamplingKind.GREEDY: Stage.DRAFT_GREEDY,
-    SamplingKind.SAMPLED: Stage.DRAFT_SAMPLED,
-    SamplingKind.TRUNCATED: Stage.DRAFT_TRUNCATED,
-}
-_CHAIN_STAGES = {
-    SamplingKind.GREEDY: Stage.CHAIN_GREEDY,
-    SamplingKind.SAMPLED: Stage.CHAIN_SAMPLED,
-    SamplingKind.TRUNCATED: Stage.CHAIN_TRUNCATED,
-}
 
 
 class StepLauncher:
     """Launches the steps whose input is in the buffer `input`.
 
-    output: drafts of all rows, if a head makes some, then the results of all rows.
+    output: drafts of all rows, if there is a head, then the results of all rows.
     """
 
     def __init__(
@@ -76,7 +77,6 @@ class StepLauncher:
         graphs: StepGraphs,
         packer: StepPacker,
         drafter: DrafterParts | None = None,
-        host_taps: tuple[int, ...] = (),
     ) -> None:
         """Arguments as in DeviceSteps."""
         device = kv_cache.device
@@ -84,15 +84,14 @@ class StepLauncher:
         self._limits, self._state, self._graphs = limits, state, graphs
         self._packer = packer
         num_rows, num_tokens = limits.max_num_seqs, limits.max_scored_tokens
-        self.draft_width = 0 if drafter is None else 1 + limits.max_draft_tokens
+        self.draft_width = draft_width(drafter, limits.max_draft_tokens)
         draft_size = num_rows * self.draft_width
         ids = partial(torch.zeros, dtype=torch.int64, device=device)
         self.input = ids(most_words(limits))
         self.output = ids(draft_size + num_rows + num_tokens)
         self._offsets = torch.arange(limits.max_query_len, device=device)
-        hidden = torch.zeros(num_tokens, model.hidden_size, dtype=model.dtype, device=device)
-        self._hidden, self._host_taps = hidden, host_taps
-        self._tapped = hidden.new_zeros(num_tokens, len(host_taps), model.hidden_size)
+        size = (num_tokens, model.hidden_size)
+        self._hidden = torch.zeros(size, dtype=model.dtype, device=device)
         self._stages: dict[Stage, Launch] = {
             Stage.FORWARD: self.launch_forward,
             **{stage: partial(self._launch_plain, kind) for kind, stage in _STAGES.items()},
@@ -100,19 +99,21 @@ class StepLauncher:
         if model.adapter_places is not None:
             launch_adapted = partial(self.launch_forward, has_adapters=True)
             self._stages[Stage.ADAPTED_FORWARD] = launch_adapted
-        self._pairs: PairDrafts | None = None
+        self._pairs: PairDrafts | BlockDrafts | None = None
         self._states: StateDrafts | None = None
         drafts = self.output[:draft_size].view(num_rows, -1)
         if isinstance(drafter, PairParts):
             self._pairs = PairDrafts(drafter, state, limits, model.hidden_size, drafts)
+        elif isinstance(drafter, BlockParts):
+            self._pairs = BlockDrafts(drafter, state, limits, model.hidden_size, drafts)
         elif drafter is not None:
             self._states = StateDrafts(drafter, state, limits, self._hidden, drafts)
         self._stages |= self._head_stages()
-        features = drafter.features if isinstance(drafter, PairParts) else None
+        features = drafter.features if isinstance(drafter, PairParts | BlockParts) else None
         self._trees = TreePaths(state, limits, kv_cache, features)
         self._ragged: RaggedPass | None = None
         if limits.max_step_tokens:
-            self._ragged = RaggedPass(model, kv_cache, state, limits, self._pairs, host_taps)
+            self._ragged = RaggedPass(model, kv_cache, state, limits, self._pairs)
 
     @property
     def runs_ragged(self) -> bool:
@@ -126,12 +127,15 @@ class StepLauncher:
 
     def replace_drafter(self, drafter: DrafterParts, prepare: Launch) -> None:
         """Draft with another head of the same sizes; capture the graphs of its passes again."""
-        if isinstance(drafter, PairParts):
-            assert self._pairs is not None, "a head of another kind"
-            self._pairs.use(drafter)
-        else:
-            assert self._states is not None, "a head of another kind"
-            self._states.use(drafter)
+        match self._pairs or self._states, drafter:
+            case (PairDrafts() as pairs, PairParts()):
+                pairs.use(drafter)
+            case (BlockDrafts() as blocks, BlockParts()):
+                blocks.use(drafter)
+            case (StateDrafts() as states, StateParts()):
+                states.use(drafter)
+            case _:
+                raise AssertionError("a head of another kind")
         self._graphs.capture(self._head_stages(), prepare)
 
     def launch(self, plan: StepPlan) -> Tensor | None:
@@ -164,10 +168,10 @@ class StepLauncher:
         """Launch the draft tokens of a head; by operators where they have changes of logits."""
         extras = plan.extras
         edits = None if extras is None or extras.draft_edits.is_empty else extras.draft_edits
-        if self._pairs is not None:
+        if isinstance(self._pairs, PairDrafts):
             self._launch_pair_draft(self._pairs, plan, edits)
-        elif self._states is not None:
-            self._launch_state_draft(self._states, plan, edits)
+        elif (drafts := self._pairs or self._states) is not None:
+            self._launch_whole_draft(drafts, plan, edits)
 
     @torch.inference_mode()
     def _launch_pair_draft(
@@ -181,20 +185,23 @@ class StepLauncher:
             if index > 0:
                 self._run(Stage.ADVANCE, one)
             if edits is None:
-                self._run(_DRAFT_STAGES[plan.kind], one)
+                self._run(DRAFT_STAGES[plan.kind], one)
             else:
                 drafts.select(plan.kind, one, edits)
 
     @torch.inference_mode()
-    def _launch_state_draft(
-        self, drafts: StateDrafts, plan: StepPlan, edits: LogitEdits | None
+    def _launch_whole_draft(
+        self, drafts: StateDrafts | BlockDrafts, plan: StepPlan, edits: LogitEdits | None
     ) -> None:
-        self._run(Stage.START, plan.shape)
+        is_block = isinstance(drafts, BlockDrafts)
+        self._run(Stage.PAIRS if is_block else Stage.START, plan.shape)
         shape = plan.shape._replace(query_len=1 + plan.num_next, has_trees=False)
         padded = self._graphs.padded(shape)
         shape = padded if padded.num_rows == shape.num_rows else shape  # the rows of the step
+        if is_block:
+            self._run(Stage.BLOCK, shape)
         if edits is None:
-            self._run(_CHAIN_STAGES[plan.kind], shape)
+            self._run(CHAIN_STAGES[plan.kind], shape)
         else:
             drafts.draft(plan.kind, shape, edits)
 
@@ -204,17 +211,13 @@ class StepLauncher:
         packed = self._unpack(shape)
         self._state.write_tables(packed.changes)
         batch = self._batch(packed, shape, has_adapters=has_adapters)
-        taps = self._host_taps if self._pairs is None else self._pairs.taps
-        if self._pairs is None and not taps:
+        if self._pairs is None:
             hidden = self._model.forward_on_device(batch, self._kv_cache)
         else:
-            states = self._model.tapped_on_device(batch, self._kv_cache, taps)
+            states = self._model.tapped_on_device(batch, self._kv_cache, self._pairs.taps)
             hidden = states.final
-            if self._pairs is None:
-                self._tapped[: len(hidden)] = states.tapped
-            else:
-                self._pairs.keep(states, batch.slot_mapping)
-                self._pairs.keep_first(packed.first)
+            self._pairs.keep(states, batch.slot_mapping)
+            self._pairs.keep_first(packed.first)
         self._hidden[: len(hidden)] = hidden
 
     @torch.inference_mode()
@@ -300,15 +303,14 @@ class StepLauncher:
 
     @torch.inference_mode()
     def states_of(self, plan: StepPlan, lengths: Sequence[int]) -> Tensor:
-        """Return what a head on the host reads of the tokens of a step, as `DraftHead.features`.
+        """Return the hidden states of the tokens of a step, for a head without KV on the host.
 
         lengths: tokens of each row, padding excluded. The result is a copy.
         """
         if plan.ragged is not None:
             assert self._ragged is not None
             return self._ragged.states(sum(lengths))
-        source = self._tapped if self._host_taps else self._hidden
-        return _of_rows(source, plan.shape.query_len, list(enumerate(lengths)))
+        return _of_rows(self._hidden, plan.shape.query_len, list(enumerate(lengths)))
 
     @torch.inference_mode()
     def hidden_of(self, plan: StepPlan, lengths: Sequence[tuple[int, int]]) -> Tensor:
@@ -329,10 +331,14 @@ class StepLauncher:
         stages: dict[Stage, Launch] = {}
         if (pairs := self._pairs) is not None:
             stages = {Stage.FEATURES: self._launch_features, Stage.PAIRS: self._launch_pairs}
+            if isinstance(pairs, BlockDrafts):
+                stages[Stage.BLOCK] = torch.inference_mode()(pairs.run_block)
+                return stages | stages_of_kinds(CHAIN_STAGES, pairs.draft)
             stages[Stage.ADVANCE] = torch.inference_mode()(pairs.advance)
-            stages |= _of_kinds(_DRAFT_STAGES, pairs.select)
+            stages |= stages_of_kinds(DRAFT_STAGES, pairs.select)
         elif (states := self._states) is not None:
-            stages = {Stage.START: self._launch_start, **_of_kinds(_CHAIN_STAGES, states.draft)}
+            stages = {Stage.START: self._launch_start}
+            stages |= stages_of_kinds(CHAIN_STAGES, states.draft)
         return stages
 
     @torch.inference_mode()
@@ -383,13 +389,6 @@ class StepLauncher:
             adapters=adapters_of(packed.table, shape) if has_adapters else None,
             trees=nodes_of(packed, positions),
         )
-
-
-def _of_kinds(
-    stages: Mapping[SamplingKind, Stage], launch: Callable[[SamplingKind, StepShape], None]
-) -> dict[Stage, Launch]:
-    """Return the launches of a stage for each kind of sampling."""
-    return {stage: torch.inference_mode()(partial(launch, kind)) for kind, stage in stages.items()}
 
 
 def _of_rows(values: Tensor, query_len: int, lengths: Sequence[tuple[int, int]]) -> Tensor:

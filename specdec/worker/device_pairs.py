@@ -1,14 +1,15 @@
 """Drafts on the device of a head with KV, which runs the pairs of tokens (`models.heads.base`).
 
-It runs the pairs of the new tokens, whose features are those of the step's own pass, and then one
-pass for each draft token. The pair of the token in front of the new ones is run again: its slot may
-be in a block that the sequence has given back, since the target had not written it. Behind a step
-with prompts the head also runs their tokens, in one pass like that of the target.
+It runs the pairs of the new tokens, whose features are those of the step's own pass. The pair of
+the token in front of the new ones is run again: its slot may be in a block that the sequence has
+given back, since the target had not written it. Behind a step with prompts the head also runs their
+tokens, in one pass like that of the target. Then `PairDrafts` runs one pass for each draft token.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,23 +18,24 @@ from specdec.kernels.device_batch import DeviceBatch, RaggedBatch
 from specdec.kernels.forward_batch import HiddenStates
 from specdec.kernels.logit_edits import LogitEdits
 from specdec.sampling.device_sampler import SamplingKind, VerifiedChains
-from specdec.worker.device_head import DraftRows, HeadDrafts, PairParts
+from specdec.worker.device_head import BlockParts, DraftRows, HeadDrafts, PairParts
 from specdec.worker.device_state import DeviceState, DeviceStepLimits, slots_at
 from specdec.worker.step_graphs import StepShape
 
+Parts = TypeVar("Parts", PairParts, BlockParts)
 
-class PairDrafts(HeadDrafts):
-    """Launches the passes of a head on static buffers, stage by stage.
+
+class KvDrafts(HeadDrafts, Generic[Parts]):
+    """Launches the passes over pairs on static buffers, stage by stage.
 
     `add_features` follows each pass of the target. Behind that of a step with prompts come
     `run_prompts`, if the head runs one, and `gather`. Where some row wants a draft, `run_pairs`
-    follows the verification; then come `select` and `advance` in turn, once for each token, and
-    `advance` not behind the last one.
+    follows the verification.
     """
 
     def __init__(
         self,
-        parts: PairParts,
+        parts: Parts,
         state: DeviceState,
         limits: DeviceStepLimits,
         hidden_size: int,
@@ -41,7 +43,8 @@ class PairDrafts(HeadDrafts):
     ) -> None:
         """hidden_size: of the target. drafts: as in HeadDrafts."""
         super().__init__(parts.sampler, state, limits, drafts)
-        self._parts, page, num_rows = parts, parts.features, limits.max_num_seqs
+        self._parts: Parts = parts
+        page, num_rows = parts.features, limits.max_num_seqs
         num_tokens = max(limits.max_scored_tokens, limits.max_step_tokens)
         self._tapped = page.new_zeros(num_tokens, len(parts.head.taps), hidden_size)
         self._slots = drafts.new_zeros(num_tokens)
@@ -49,7 +52,7 @@ class PairDrafts(HeadDrafts):
         self._first = drafts.new_zeros(num_rows)  # the last known token in front of the step
         self._outputs = page.new_zeros(num_rows, page.shape[1])  # of the last pass
 
-    def use(self, parts: PairParts) -> None:
+    def use(self, parts: Parts) -> None:
         """Draft with another head of the same sizes from now on."""
         self._parts, self._sampler = parts, parts.sampler
 
@@ -137,21 +140,6 @@ class PairDrafts(HeadDrafts):
         )
         return torch.cat([before, own], 1).flatten(0, 1)
 
-    def select(self, kind: SamplingKind, shape: StepShape, edits: LogitEdits | None = None) -> None:
-        """Select the next token of each row that goes on; edits: as in `_select`."""
-        logits = self._parts.head.output_logits(self._outputs[: shape.num_rows])
-        self._select(logits, kind, shape.num_rows, edits)
-
-    def advance(self, shape: StepShape) -> None:
-        """Run the tokens that were drafted last. shape: of a step with one token of each row."""
-        num_rows, parts = shape.num_rows, self._parts
-        positions = self._ends[:num_rows] + self._index - 1
-        is_written = self._goes_on(num_rows)[:, None]
-        tokens = self._tokens[:num_rows, None]
-        batch = self._batch(tokens, positions[:, None], is_written, shape)
-        features = parts.head.next_features(self._outputs[:num_rows])
-        self._outputs[:num_rows] = parts.head.run_on_device(batch, features, parts.kv_cache)
-
     def _batch(
         self, token_ids: Tensor, positions: Tensor, is_written: Tensor, shape: StepShape
     ) -> DeviceBatch:
@@ -168,3 +156,25 @@ class PairDrafts(HeadDrafts):
             context_lens=positions[:, -1] + 1,
             query_len=token_ids.shape[1],
         )
+
+
+class PairDrafts(KvDrafts[PairParts]):
+    """Drafts token by token behind `run_pairs`.
+
+    `select` and `advance` come in turn, once for each token, and `advance` not behind the last one.
+    """
+
+    def select(self, kind: SamplingKind, shape: StepShape, edits: LogitEdits | None = None) -> None:
+        """Select the next token of each row that goes on; edits: as in `_select`."""
+        logits = self._parts.head.output_logits(self._outputs[: shape.num_rows])
+        self._select(logits, kind, shape.num_rows, edits)
+
+    def advance(self, shape: StepShape) -> None:
+        """Run the tokens that were drafted last. shape: of a step with one token of each row."""
+        num_rows, parts = shape.num_rows, self._parts
+        positions = self._ends[:num_rows] + self._index - 1
+        is_written = self._goes_on(num_rows)[:, None]
+        tokens = self._tokens[:num_rows, None]
+        batch = self._batch(tokens, positions[:, None], is_written, shape)
+        features = parts.head.next_features(self._outputs[:num_rows])
+        self._outputs[:num_rows] = parts.head.run_on_device(batch, features, parts.kv_cache)

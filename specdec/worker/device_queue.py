@@ -102,10 +102,9 @@ class DeviceQueue:
         step = self._begun.popleft()
         rows, verified = [], []
         tokens, drafted = step.tokens.collect(), step.tokens.drafts()
-        found = zip(
-            step.rows, step.states, tokens, drafted, step.tokens.logprobs(tokens), strict=True
-        )
-        for pending, state, token_ids, drafts, logprobs in found:
+        notes = zip(step.tokens.logprobs(tokens), step.tokens.confidences(drafted), strict=True)
+        found = zip(step.rows, step.states, tokens, drafted, notes, strict=True)
+        for pending, state, token_ids, drafts, (logprobs, confidences) in found:
             row = state.resolved(pending) if pending.is_pending else pending
             rows.append(row)
             if row.seq_id in step.by_host:
@@ -120,6 +119,7 @@ class DeviceQueue:
                         logprobs,
                         has_bad_logits=not token_ids,
                         next_draft_token_ids=drafts,
+                        next_draft_confidences=confidences,
                     )
                 )
             elif not token_ids:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.device_batch import RaggedBatch, TreeNodes
+from specdec.worker.device_block import BlockDrafts
 from specdec.worker.device_decoder import DeviceDecoder
 from specdec.worker.device_input import Packed, Word
 from specdec.worker.device_pairs import PairDrafts
@@ -36,18 +37,16 @@ class RaggedPass:
         kv_cache: Tensor,
         state: DeviceState,
         limits: DeviceStepLimits,
-        drafts: PairDrafts | None = None,
-        host_taps: tuple[int, ...] = (),
+        drafts: PairDrafts | BlockDrafts | None = None,
     ) -> None:
         """Allocate for `limits.max_step_tokens`; in front of the first `spread` all is padding.
 
-        drafts: of a head with KV behind the steps, which reads the pass. host_taps:
-        layers whose input is kept for a head on the host.
+        drafts: of a head with KV behind the steps, which reads the pass.
         """
         device, num_tokens = kv_cache.device, limits.max_step_tokens
         ids = partial(torch.zeros, dtype=torch.int64, device=device)
         self._model, self._kv_cache, self._state, self._limits = model, kv_cache, state, limits
-        self._drafts, self._host_taps = drafts, host_taps
+        self._drafts = drafts
         self._padding_slot = limits.num_blocks * limits.block_size
         self._input_ids, self._positions, self._rows = (ids(num_tokens) for _ in range(3))
         self._adapters = ids(num_tokens).to(torch.int32)
@@ -60,9 +59,8 @@ class RaggedPass:
         self._first_nodes = ids(limits.max_num_seqs)
         self._node_positions = ids(limits.max_num_seqs, num_nodes)
         self._index = torch.arange(num_tokens, device=device)
-        hidden = torch.zeros(num_tokens, model.hidden_size, dtype=model.dtype, device=device)
-        self._hidden = hidden
-        self._tapped = hidden.new_zeros(num_tokens, len(host_taps), model.hidden_size)
+        size = (num_tokens, model.hidden_size)
+        self._hidden = torch.zeros(size, dtype=model.dtype, device=device)
 
     @torch.inference_mode()
     def spread(self, packed: Packed, flat_ids: Tensor, shape: RaggedShape) -> None:
@@ -119,12 +117,8 @@ class RaggedPass:
     def run(self, shape: RaggedShape) -> None:
         """Launch the model on the buffers; its output is in the hidden buffer."""
         batch = self._batch(shape)
-        if self._drafts is None and not self._host_taps:
+        if self._drafts is None:
             hidden = self._model.forward_on_device(batch, self._kv_cache)
-        elif self._drafts is None:
-            states = self._model.tapped_on_device(batch, self._kv_cache, self._host_taps)
-            self._tapped[: shape.num_tokens] = states.tapped
-            hidden = states.final
         else:
             states = self._model.tapped_on_device(batch, self._kv_cache, self._drafts.taps)
             self._drafts.keep(states, batch.slot_mapping)
@@ -132,8 +126,8 @@ class RaggedPass:
         self._hidden[: shape.num_tokens] = hidden
 
     def states(self, num_tokens: int) -> Tensor:
-        """Return a copy of what a head on the host reads of the first tokens."""
-        return (self._tapped if self._host_taps else self._hidden)[:num_tokens].clone()
+        """Return a copy of the hidden states of the first tokens."""
+        return self._hidden[:num_tokens].clone()
 
     @torch.inference_mode()
     def run_head(self, packed: Packed, shape: RaggedShape, *, has_prompts: bool) -> None:

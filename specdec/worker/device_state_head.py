@@ -61,10 +61,5 @@ class StateDrafts(HeadDrafts):
         Of each row those that it wants are kept. edits: as in `_select`.
         """
         num_rows, head = shape.num_rows, self._parts.head
-        most = head.max_draft_tokens
-        count = shape.query_len - 1 if most is None else min(most, shape.query_len - 1)
         state = head.begin_on_device(self._features[:num_rows], self._tokens[:num_rows])
-        for index in range(count):
-            if index > 0:
-                state = head.advance_on_device(state, self._tokens[:num_rows], index - 1)
-            self._select(head.logits(state, index), kind, num_rows, edits)
+        self._select_all(head, state, kind, shape, edits)

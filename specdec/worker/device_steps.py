@@ -46,12 +46,11 @@ class DeviceSteps:
         graphs: StepGraphs,
         num_in_flight: int = MAX_IN_FLIGHT,
         drafter: DrafterParts | None = None,
-        host_taps: tuple[int, ...] | None = None,
     ) -> None:
         """kv_cache: with a block behind the `limits.num_blocks` of the pool.
 
         num_in_flight: most steps that are begun and not collected. drafter: drafts behind the
-        steps. host_taps: of a head that drafts there on the host, from `states_of`; None without.
+        steps.
         """
         device = kv_cache.device
         assert kv_cache.shape[1] == (limits.num_blocks + 1) * limits.block_size, "no padding block"
@@ -62,13 +61,12 @@ class DeviceSteps:
         )
         self._extras = ExtrasPacker(state, device)
         self._launcher = StepLauncher(
-            model, kv_cache, shard, limits, state, graphs, self._packer, drafter, host_taps or ()
+            model, kv_cache, shard, limits, state, graphs, self._packer, drafter
         )
         sizes = (len(self._launcher.input), len(self._launcher.output))
         self._buffers = [HostBuffer(*sizes, device) for _ in range(num_in_flight)]
         self._num_begun = 0
         self._most_next_drafts = 0 if drafter is None else limits.max_draft_tokens
-        self._drafts_on_host = host_taps is not None
         self._last_plan: StepPlan | None = None
         self._most_padding = most_padding_tokens(model.hidden_size)
 
@@ -102,7 +100,7 @@ class DeviceSteps:
             len(rows) <= self._limits.max_num_seqs
             and all(map(self._fits_device, rows, states))
             and self._fits_scored(rows)
-            and (self._drafts_on_host or self._can_draft(rows))
+            and self._can_draft(rows)
             and (not self._is_ragged(rows) or self._fits_ragged(rows, states))
             and all(self._state.has_place(row.seq_id) for row in rows)
         )
@@ -113,7 +111,7 @@ class DeviceSteps:
         return num_next <= self._most_next_drafts and not any(row.next_draft_depth for row in rows)
 
     def states_of(self, rows: Sequence[StepRow]) -> Tensor:
-        """Return what a head on the host reads of the last step, whose rows are known by now."""
+        """Return the hidden states of the last step, whose rows are known by now."""
         assert self._last_plan is not None, "no step has run"
         return self._launcher.states_of(self._last_plan, [len(row.token_ids) for row in rows])
 
@@ -212,13 +210,13 @@ class DeviceSteps:
             drafts.view(shape.num_rows, -1)[: len(rows)] if plan.num_next else None,
             recorded_event(launcher.input.device),
             logprobs,
+            self._limits.max_draft_tokens,
         )
 
     def _plan(self, rows: Sequence[StepRow], states: Sequence[SequenceState]) -> StepPlan:
         kind = max(kind_of(state.admission.rules) for state in states)
         shape = self._shape(rows, _num_blocks(states))
         num_next = max(row.num_next_drafts * row.samples for row in rows)
-        num_next = 0 if self._drafts_on_host else num_next
         has_adapters = any(row.adapter_id != BASE_MODEL for row in rows)
         if not self._is_ragged(rows):
             return StepPlan(shape, kind, num_next, has_adapters=has_adapters)

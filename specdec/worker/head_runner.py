@@ -18,6 +18,7 @@ from torch import Tensor
 from specdec.kernels.forward_batch import Chunk, ModelInput, SlotMove
 from specdec.kernels.sample import SAMPLE_PARAMS
 from specdec.models.heads.base import (
+    DeviceBlockHead,
     DeviceHead,
     DeviceStateHead,
     DraftHead,
@@ -30,7 +31,7 @@ from specdec.sampling.vocab_shard import VocabShard
 from specdec.types.draft_tree import num_growth_slots
 from specdec.types.messages import StepInput, StepRow, VerifiedRow
 from specdec.worker.batch_state import BatchState
-from specdec.worker.device_head import DrafterParts, PairParts, StateParts
+from specdec.worker.device_head import BlockParts, DrafterParts, PairParts, StateParts
 from specdec.worker.head_features import HeadFeatures
 from specdec.worker.head_kv import HeadKv
 from specdec.worker.head_sampler import HeadDraft, HeadSampler
@@ -62,10 +63,11 @@ class HeadRunner:
         tree_choices: Sequence[Sequence[int]] = (),
         has_confidences: bool = False,
         has_padding_block: bool = False,
+        num_scratch_blocks: int = 0,
     ) -> None:
         """Allocate the head's KV and features for a pool of `num_blocks`, if it has attention.
 
-        has_padding_block: as in ModelRunner.
+        has_padding_block: as in ModelRunner. num_scratch_blocks: behind it, for `device_block`.
         batch_state, shard: of the target's rank. tree_choices: as in HeadTrees. has_confidences:
         whether chains are returned with confidences, which a call for a whole draft does not give.
         """
@@ -88,7 +90,7 @@ class HeadRunner:
                 stores_features=has_padding_block or stores_features(head.device.type),
             )
             self._kv = HeadKv(batch_state, num_blocks, block_size, features)
-            self._kv_cache = head.new_kv_cache(num_slots)
+            self._kv_cache = head.new_kv_cache(num_slots + num_scratch_blocks * block_size)
         self.replace_head(head)
 
     def replace_head(self, head: DraftHead) -> None:
@@ -100,7 +102,9 @@ class HeadRunner:
         self.head = head
         if self._kv is not None:
             self._kv.features.use(head)
-        self._sampler = HeadSampler(head, self._batch_state, self._shard)
+        self._sampler = HeadSampler(
+            head, self._batch_state, self._shard, has_confidences=self._has_confidences
+        )
         self._trees = HeadTrees(head, self._sampler, self._tree_choices)
         self._runs_nodes = head.reads_drafts and isinstance(head, TreeDraftHead)
         is_whole = isinstance(head, WholeDraftHead) and head.can_draft
@@ -110,17 +114,18 @@ class HeadRunner:
             self.on_replace()
 
     @property
-    def drafter_parts(self) -> DrafterParts | None:
-        """Return what steps on the device draft with; None for a head that the host has to run."""
-        head = self.head
-        if self._has_confidences:
-            return None
+    def drafter_parts(self) -> DrafterParts:
+        """Return what steps on the device draft with."""
+        head, sampler = self.head, self._sampler
         if self._kv is None:
-            return StateParts(head, self._sampler) if isinstance(head, DeviceStateHead) else None
-        if not isinstance(head, DeviceHead) or not head.reads_drafts:
-            return None
+            assert isinstance(head, DeviceStateHead), "a head of native kernels"
+            return StateParts(head, sampler)
         assert self._kv_cache is not None
-        return PairParts(head, self._sampler, self._kv.features.page, self._kv_cache)
+        features = self._kv.features.page
+        if isinstance(head, DeviceBlockHead):
+            return BlockParts(head, sampler, features, self._kv_cache)
+        assert isinstance(head, DeviceHead), "a head of native kernels"
+        return PairParts(head, sampler, features, self._kv_cache)
 
     def fits_device(self, rows: Sequence[StepRow], in_front: Sequence[StepRow] = ()) -> bool:
         """Return whether the pairs that drafts behind rows lack are those of their new tokens.

@@ -91,8 +91,19 @@ class HeadSampler:
     was the only possible draft.
     """
 
-    def __init__(self, head: DraftHead, batch_state: BatchState, shard: VocabShard) -> None:
-        """shard: this rank's shard of the target's vocabulary."""
+    def __init__(
+        self,
+        head: DraftHead,
+        batch_state: BatchState,
+        shard: VocabShard,
+        *,
+        has_confidences: bool = False,
+    ) -> None:
+        """shard: this rank's shard of the target's vocabulary.
+
+        has_confidences: whether drafts are returned with confidences.
+        """
+        self.has_confidences = has_confidences
         self._batch_state = batch_state
         self._shard = shard
         self._head_shard = VocabShard(shard.group, head.vocab_slice.start, head.vocab_size)
@@ -158,15 +169,24 @@ class HeadSampler:
     ) -> None:
         """Add the head's confidences to drafts that go on with a selected token.
 
-        A confidence is the largest probability by the raw logits, which depend on the text before
-        the token and not on the token. logits: as in `select`. A collective call.
+        logits: as in `select`. A collective call.
+        """
+        found = self.confidences(logits).tolist()
+        for draft, token_id, confidence in zip(drafts, selected, found, strict=True):
+            if token_id is not None:
+                draft.confidences.append(confidence)
+
+    def confidences(self, logits: Tensor) -> Tensor:
+        """Return the head's confidence in each row, in thousandths, [len(logits)] int64.
+
+        It is the largest probability by the raw logits, which depend on the text before the token
+        and not on the token; of logits that are not numbers it is any. logits: as in `select`. A
+        collective call.
         """
         total, best = logits.float().logsumexp(1), logits.float().amax(1)
         of_ranks = self._shard.group.all_gather(torch.stack([total, best]))
-        thousandths = 1000 * (of_ranks[:, 1].amax(0) - of_ranks[:, 0].logsumexp(0)).exp()
-        for draft, token_id, confidence in zip(drafts, selected, thousandths.tolist(), strict=True):
-            if token_id is not None:
-                draft.confidences.append(round(confidence))
+        probability = (of_ranks[:, 1].amax(0) - of_ranks[:, 0].logsumexp(0)).exp()
+        return (1000 * probability).round().to(torch.int64)
 
     def whole_draft_params(self, drafts: Sequence[HeadDraft]) -> SampleParams | None:
         """Return the parameters of the first tokens for `WholeDraftHead.draft`, [len(drafts)].

@@ -141,8 +141,6 @@ def _load_target(
         load = partial(_load_version, found, head, target.model)
         target.use_head(load_head(found, target.model, head.quantization), config, load)
     if _runs_on_device(spec):
-        if target.head is not None and target.head.drafter_parts is None:
-            logger.info("the head behind decodes runs by operators of the host")
         _use_device_steps(target, spec.device, config, "decodes")
     return target
 

@@ -69,12 +69,11 @@ class ModelRunner:
         max_step_tokens: int = 0,
         num_in_flight: int = MAX_IN_FLIGHT,
         drafter: DrafterParts | None = None,
-        host_taps: tuple[int, ...] | None = None,
     ) -> tuple[DeviceSteps, GraphReport]:
         """Return steps on the device over this pool, with the graphs that the backend captures.
 
         max_step_tokens: of a step with prompts; 0 where the host runs these. max_tree_nodes: as in
-        DeviceStepLimits. drafter, host_taps: as in DeviceSteps.
+        DeviceStepLimits. drafter: as in DeviceSteps.
         """
         sizes = DeviceStepLimits(
             max_num_seqs=limits.max_num_seqs,
@@ -96,7 +95,7 @@ class ModelRunner:
             max_tree_nodes=max_tree_nodes,
         )
         steps = DeviceSteps(
-            model, self.kv_cache, self._shard, sizes, graphs, num_in_flight, drafter, host_taps
+            model, self.kv_cache, self._shard, sizes, graphs, num_in_flight, drafter
         )
         report = steps.capture()
         if self.kv_cache.is_cuda:

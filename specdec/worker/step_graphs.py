@@ -43,8 +43,9 @@ class Stage(StrEnum):
 
     ADAPTED_FORWARD is the pass with adapters. GREEDY to TRUNCATED sample, with the work that rows
     need. A head with KV computes FEATURES behind the pass, and PAIRS behind sampling; then DRAFT
-    and ADVANCE in turn make a draft token of each row. One without KV has START behind sampling,
-    and CHAIN makes all tokens of its drafts, of which the query length counts one more.
+    and ADVANCE in turn make a draft token of each row, or BLOCK runs the layers for all of them. A
+    head without KV has START behind sampling. Behind BLOCK and START, CHAIN selects all tokens of
+    the drafts, of which the query length counts one more.
     """
 
     FORWARD = "forward"
@@ -58,6 +59,7 @@ class Stage(StrEnum):
     DRAFT_SAMPLED = "draft sampled"
     DRAFT_TRUNCATED = "draft truncated"
     ADVANCE = "advance"
+    BLOCK = "block"
     START = "start"
     CHAIN_GREEDY = "chain greedy"
     CHAIN_SAMPLED = "chain sampled"
@@ -80,7 +82,9 @@ _OF_ONE_TOKEN = frozenset(
 )
 """Each row has one token, whatever it has in the step."""
 
-_OF_DRAFTS = frozenset((Stage.CHAIN_GREEDY, Stage.CHAIN_SAMPLED, Stage.CHAIN_TRUNCATED))
+_OF_DRAFTS = frozenset(
+    (Stage.BLOCK, Stage.CHAIN_GREEDY, Stage.CHAIN_SAMPLED, Stage.CHAIN_TRUNCATED)
+)
 
 _WITH_TREES = frozenset(
     (
@@ -196,9 +200,9 @@ class GraphReport:
             f"up to {self.max_query_len} tokens each and {MAX_GRAPH_TOKENS} in all"
             f"{trees if self.max_tree_nodes else ''}"
             f"{prompts if self.max_ragged_tokens else ''}; without a graph: larger steps, "
-            f"{'' if self.max_ragged_tokens else 'prompts, '}draft heads of a block"
-            f"{' and of trees' if self.max_tree_nodes else ''}, on torch's kernels steps with one "
-            "row that has an adapter, and sampling where a row has a grammar, penalties, "
+            f"{'' if self.max_ragged_tokens else 'prompts, '}"
+            f"{'draft heads of trees, ' if self.max_tree_nodes else ''}on torch's kernels steps "
+            "with one row that has an adapter, and sampling where a row has a grammar, penalties, "
             "log-probabilities or a verifier other than coupled"
         )
 

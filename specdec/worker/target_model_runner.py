@@ -27,6 +27,7 @@ from specdec.types.messages import (
 )
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.batch_state import SequenceState
+from specdec.worker.device_block import num_scratch_blocks
 from specdec.worker.device_queue import DeviceQueue, verified_by_host
 from specdec.worker.device_rows import without_next_drafts
 from specdec.worker.device_steps import DeviceSteps
@@ -66,7 +67,6 @@ class TargetModelRunner(ModelRunner):
         """See ModelRunner."""
         super().__init__(*arguments, **options)
         self._queue: DeviceQueue | None = None
-        self._drafts_on_host = False  # behind the steps on the device
         self._updated: StepInput | None = None  # the last step whose changes were applied
 
     def use_head(self, head: DraftHead, limits: EngineConfig, load: LoadHead) -> None:
@@ -88,6 +88,7 @@ class TargetModelRunner(ModelRunner):
             tree_choices=method.tree_choices if method else (),
             has_confidences=speculation is not None and speculation.uses_confidences,
             has_padding_block=self.has_padding_block,
+            num_scratch_blocks=num_scratch_blocks(head, limits) if self.has_padding_block else 0,
         )
         self.head_versions = HeadVersions(self.head, load)
 
@@ -95,13 +96,10 @@ class TargetModelRunner(ModelRunner):
         """Let the device run decodes and drafts from now on, with graphs where it can capture them.
 
         Call it before the first step, behind `use_head` if there is a head; on a pool with a
-        padding block. A head without DrafterParts drafts by operators of the host behind each step.
-        backend: None to launch the operators of each step one by one.
+        padding block. backend: None to launch the operators of each step one by one.
         """
-        drafter = None if self.head is None else self.head.drafter_parts
-        self._drafts_on_host = self.head is not None and drafter is None
         speculation = limits.speculation
-        if self.head is not None and drafter is not None:
+        if self.head is not None:
             self.head.on_replace = self._replace_drafter
         self.device_steps, report = self._captured_steps(
             limits,
@@ -109,19 +107,15 @@ class TargetModelRunner(ModelRunner):
             max_draft_tokens=speculation.max_chain_tokens if speculation else 0,
             max_tree_nodes=speculation.num_draft_tree_tokens if speculation else 0,
             max_step_tokens=limits.max_num_batched_tokens,
-            drafter=drafter,
-            host_taps=self.head.taps if self.head and self._drafts_on_host else None,
+            drafter=None if self.head is None else self.head.drafter_parts,
         )
-        own_head = None if self._drafts_on_host else self.head
-        self._queue = DeviceQueue(self.device_steps, own_head, may_fail=self.group.size == 1)
+        self._queue = DeviceQueue(self.device_steps, self.head, may_fail=self.group.size == 1)
         return report
 
     def _replace_drafter(self) -> None:
         assert self.head is not None
         assert self.device_steps is not None
-        drafter = self.head.drafter_parts
-        assert drafter is not None, "a version of the head has the kind of the one before"
-        self.device_steps.replace_drafter(drafter)
+        self.device_steps.replace_drafter(self.head.drafter_parts)
 
     def close(self) -> None:
         """Drop the steps in flight, and destroy the graphs; no step may follow."""
@@ -143,8 +137,7 @@ class TargetModelRunner(ModelRunner):
                 own = without_next_drafts(rows)
             if self._queue.begin(step.step_id, own, states):
                 output = self._verified_by_host(self.collect(), rows, states)
-                drafts_behind = self._drafts_on_host or drafts_trees
-                return self._with_drafts(output, rows) if drafts_behind else output
+                return self._with_trees(output, rows) if drafts_trees else output
         return self._run(step.step_id, rows)
 
     def begin(self, step: StepInput) -> bool:
@@ -157,7 +150,7 @@ class TargetModelRunner(ModelRunner):
         queue = self._queue
         if queue is None or not step.rows or queue.is_full or queue.waits_for(step.released):
             return False
-        if self._drafts_on_host or any(row.next_draft_depth for row in step.rows):
+        if any(row.next_draft_depth for row in step.rows):
             return False  # the host has to draft behind it
         is_behind = len(queue) > 0
         if is_behind and any(row.drafts_by_token for row in step.rows):
@@ -181,16 +174,11 @@ class TargetModelRunner(ModelRunner):
         by_id = {row.seq_id: row for row in (*output.rows, *verified)}
         return replace(output, rows=tuple(by_id[row.seq_id] for row in rows if row.seq_id in by_id))
 
-    def _with_drafts(self, output: VerifyOutput, rows: Sequence[StepRow]) -> VerifyOutput:
+    def _with_trees(self, output: VerifyOutput, rows: Sequence[StepRow]) -> VerifyOutput:
         """Draft with a head by operators of the host behind a step that the device has run."""
         assert self.head is not None
         assert self.device_steps is not None
-        states, verified = self.device_steps.states_of(rows), output.rows
-        if self._drafts_on_host:
-            batch, moves = self._batch_state.model_input(rows), self._moves(rows, verified)
-            verified = self.head.draft(rows, batch, states, verified, moves)
-        else:
-            verified = self.head.draft_behind(rows, states, verified)
+        verified = self.head.draft_behind(rows, self.device_steps.states_of(rows), output.rows)
         self._batch_state.hold_drafts(verified)
         return replace(output, rows=verified)
 

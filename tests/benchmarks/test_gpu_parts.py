@@ -23,6 +23,7 @@ from benchmarks.gpu import (
     trees,
 )
 from benchmarks.gpu.drafting import measure_draft_model, measure_head
+from benchmarks.gpu.mixture import measure_mixture
 from benchmarks.gpu.page import page, summary
 from benchmarks.gpu.parts import Context, Part, PartReport, PartSkippedError, run_cases, run_parts
 from benchmarks.gpu.processes import ForkedPart
@@ -52,7 +53,7 @@ def test_the_parts_are_complete():
         *("checks", "equality of n-gram", "equality of drafters", "equality of features"),
         *("equality of formats", "steps", "memory plans", "counts", "compilation", "kernels"),
     ]
-    assert len(PARTS) == 29
+    assert len(PARTS) == 31
     groups = (equality.NGRAM, equality.DRAFTERS, equality.FEATURES, equality.FORMATS)
     compared = [name for select in groups for name in select]
     assert sorted(compared) == sorted(case.name for case in equality.cases())
@@ -207,6 +208,15 @@ def test_drafts_are_measured(small):
     found = measure_head(small)
     assert found["passed"]
     assert set(found["ms_per_token"]) == set(found["medusa"]["ms_per_token"]) == {1, 8}
+
+
+def test_a_mixture_is_measured_beside_the_experts_that_it_reads(small):
+    cells = measure_mixture(small)["cells"]
+    assert [(each["batch"], each["num_drafts"]) for each in cells] == [
+        (batch, count) for batch in (1, 2) for count in (0, 3)
+    ]
+    floors = [each["floor_ms"] for each in cells]
+    assert 0 < floors[0] < floors[1] < floors[3]
 
 
 @pytest.mark.slow

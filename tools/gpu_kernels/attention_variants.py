@@ -31,6 +31,8 @@ def attention_variants() -> Iterator[Variant]:
         yield _merge(head_dim)
         yield _store(head_dim)
     yield _attention(128, 64, "parts", has_trees=True)
+    yield _attention(128, 64, "segments", num_ahead=15)
+    yield _attention(128, 64, "parts", num_ahead=15)
     yield _attention(128, 16, "parts", has_cap=True)
     yield _attention(128, 16, "parts", dtype="fp16")
     yield _attention(64, 16, "parts", dtype="fp32")
@@ -98,11 +100,13 @@ def _attention(
     has_cap: bool = False,
     has_sinks: bool = False,
     is_ragged: bool = False,
+    num_ahead: int = 0,
     architectures: tuple[int, ...] = ARCHITECTURES,
 ) -> Variant:
     """Return attention with a context as a whole, by segments, or with a part for each segment.
 
-    is_ragged: whether the batch is a RaggedBatch, for contexts as a whole.
+    is_ragged: whether the batch is a RaggedBatch, for contexts as a whole. num_ahead: as in
+    `plan_on_device`, of a block of drafts.
     """
     kv_dtype, has_parts = kv_dtype or dtype, context == "parts"
     is_on_device = is_ragged or context == "segments"  # made there, or a host's plan
@@ -132,6 +136,7 @@ def _attention(
         "BLOCK_N": block_of_keys(block_d, ELEMENT_BYTES[dtype]),
         "HAS_TREES": has_trees,
         "HAS_CAP": has_cap,
+        "NUM_AHEAD": num_ahead,
         "HAS_SINKS": has_sinks,
         "HAS_SEGMENTS": context != "whole",
         "HAS_PARTS": has_parts,
@@ -140,6 +145,7 @@ def _attention(
     marks += [context, *(["trees"] if has_trees else []), *(["cap"] if has_cap else [])]
     marks += ["sinks"] if has_sinks else []
     marks += ["ragged"] if is_ragged else []
+    marks += ["block"] if num_ahead else []
     options = {"num_warps": warps_of_tile(tile, block_d), "num_stages": 2}
     name = "_".join(["paged_attention", *marks])
     return Variant(name, attention.paged_attention, types, constants, options, architectures)

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 from specdec.kernels.packed_weight import CodeKind
 from specdec.kernels.triton.device import packed
-from specdec.kernels.triton.packed import BLOCK_K, BLOCK_N, FLOAT8_BLOCK_K
+from specdec.kernels.triton.packed import BLOCK_K, BLOCK_N, FLOAT8_BLOCK_K, KINDS
 from tools.gpu_kernels.variant import Variant
 
-_CODES = {CodeKind.INT4: "*i32", CodeKind.INT8: "*i8", CodeKind.FLOAT8: "*u8"}
-_KINDS = {CodeKind.INT4: 4, CodeKind.INT8: 8, CodeKind.FLOAT8: 1}
+CODES = {CodeKind.INT4: "*i32", CodeKind.INT8: "*i8", CodeKind.FLOAT8: "*u8"}
 _INTEGERS = ("num_rows", "size", "inner", "group_size", "num_groups", "part_size", "base_stride")
 
 
@@ -29,14 +28,14 @@ def _product(kind: CodeKind, *, block_m: int, is_part: bool, is_coarse: bool = T
     has_zeros = kind is CodeKind.INT4
     types = {
         **dict.fromkeys(("x", "base"), "*bf16"),
-        "codes": _CODES[kind],
+        "codes": CODES[kind],
         "scales": "*fp16" if has_zeros else "*fp32",
         "zeros": "*u8" if has_zeros else "*fp32",
         "output": "*fp32" if is_part else "*bf16",
         **dict.fromkeys((*_INTEGERS, "x_stride"), "i32"),
     }
     constants = {
-        "KIND": _KINDS[kind],
+        "KIND": KINDS[kind],
         **{"NUM_PARTS": 4, "IS_PART": is_part, "HAS_BASE": not is_part, "HAS_ZEROS": has_zeros},
         **{"IS_COARSE": is_coarse, "BLOCK_M": block_m, "BLOCK_N": BLOCK_N},
         "BLOCK_K": BLOCK_K[kind],
@@ -51,13 +50,13 @@ def _product(kind: CodeKind, *, block_m: int, is_part: bool, is_coarse: bool = T
 def _dequantize(kind: CodeKind) -> Variant:
     has_zeros = kind is CodeKind.INT4
     types = {
-        "codes": _CODES[kind],
+        "codes": CODES[kind],
         "scales": "*fp16" if has_zeros else "*fp32",
         "zeros": "*u8" if has_zeros else "*fp32",
         "output": "*bf16",
         **dict.fromkeys(("size", "inner", "group_size", "num_groups"), "i32"),
     }
-    constants = {"KIND": _KINDS[kind], "HAS_ZEROS": has_zeros, "BLOCK_N": 32, "BLOCK_K": 128}
+    constants = {"KIND": KINDS[kind], "HAS_ZEROS": has_zeros, "BLOCK_N": 32, "BLOCK_K": 128}
     multiples = ("size", "inner", "group_size")
     name = f"dequantize_{kind.value}"
     return Variant(name, packed.dequantize, types, constants, {"num_warps": 4}, multiples=multiples)

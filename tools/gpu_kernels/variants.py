@@ -16,6 +16,7 @@ from specdec.kernels.triton.device import lora as device_lora
 from specdec.kernels.triton.products import BLOCK_M, BLOCK_N, block_of_inner
 from specdec.kernels.triton.rows import warps_of_row
 from tools.gpu_kernels.attention_variants import attention_variants
+from tools.gpu_kernels.expert_variants import expert_variants
 from tools.gpu_kernels.packed_variants import packed_variants
 from tools.gpu_kernels.variant import ARCHITECTURES, ELEMENT_BYTES, Variant, power_of_two
 
@@ -26,6 +27,7 @@ def variants() -> Iterator[Variant]:
     yield from _row_variants()
     yield from _product_variants()
     yield from packed_variants()
+    yield from expert_variants()
     yield from _lora_variants()
     yield from _sampling_variants()
     yield _edit_variant()
@@ -85,6 +87,20 @@ def _product_variants() -> Iterator[Variant]:
     }
     constants = {"NUM_PARTS": 4, "HAS_BASE": True, "BLOCK": 1024}
     yield Variant("add_parts_bf16", products.add_parts, types, constants, {"num_warps": 4})
+    yield _head_product_variant()
+
+
+def _head_product_variant() -> Variant:
+    """Return the products of DeepSeek's heads with the matrices that expand latents."""
+    integers = ("size", "inner", "x_stride", "x_head_stride", "stride", "head_stride")
+    types = {
+        **dict.fromkeys(("x", "weight", "output"), "*bf16"),
+        **dict.fromkeys(("num_rows", *integers), "i32"),
+    }
+    constants = {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "BLOCK_K": block_of_inner(2)}
+    options = {"num_warps": 4, "num_stages": 3}
+    kernel = products.head_product
+    return Variant("head_product_bf16", kernel, types, constants, options, multiples=integers)
 
 
 def _lora_variants() -> Iterator[Variant]:

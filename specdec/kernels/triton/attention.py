@@ -129,14 +129,16 @@ class TritonAttention(PagedAttention):
         dtype: torch.dtype,
         window: int | None = None,
         kv_start: int = 0,
+        num_ahead: int = 0,
     ) -> TritonPlan:
         """See PagedAttention."""
         assert kv_start < self.block_size
         sizes = (self._heads, self.value_dim, self.block_size)
         options = _Options(window=window, kv_start=kv_start, invariant=self.invariant)
         if isinstance(batch, RaggedBatch):
+            assert not num_ahead, "queries of a ragged batch see nothing behind them"
             return plan_ragged_batch(batch, *sizes, **options)
-        return plan_device_batch(batch, *sizes, **options)
+        return plan_device_batch(batch, *sizes, num_ahead=num_ahead, **options)
 
     def rotate_and_run(
         self,
@@ -150,8 +152,20 @@ class TritonAttention(PagedAttention):
     ) -> Tensor:
         """See PagedAttention."""
         assert isinstance(plan, TritonPlan)
-        query = self._store(heads, norms, rotation, kv_cache, plan, scales)
+        query = self._store(heads, norms, rotation, kv_cache, plan.slot_mapping, scales)
         return self.attend(query, kv_cache, plan, sinks, scales)
+
+    def rotate_and_store(
+        self,
+        heads: Tensor,
+        norms: QueryKeyNorms | None,
+        rotation: Rotation | None,
+        kv_cache: Tensor,
+        slots: Tensor,
+        scales: KVScales = UNIT_SCALES,
+    ) -> None:
+        """See PagedAttention."""
+        self._store(heads, norms, rotation, kv_cache, slots, scales)
 
     def run(
         self,
@@ -191,7 +205,7 @@ class TritonAttention(PagedAttention):
         norms: QueryKeyNorms | None,
         rotation: Rotation | None,
         kv_cache: Tensor,
-        plan: TritonPlan,
+        slots: Tensor,
         scales: KVScales,
     ) -> Tensor:
         """Write keys and values to their slots; return the queries [T, num_heads, head_dim]."""
@@ -204,7 +218,7 @@ class TritonAttention(PagedAttention):
             heads,
             query,
             kv_cache,
-            plan.slot_mapping,
+            slots.contiguous(),
             rotation.cos if rotation else heads,
             rotation.sin if rotation else heads,
             norms.query.weight if norms else heads,
@@ -264,6 +278,7 @@ class TritonAttention(PagedAttention):
             PAGE=self.block_size,
             HAS_TREES=plan.ancestors is not None,
             HAS_CAP=self.softcap is not None,
+            NUM_AHEAD=plan.num_ahead,
             HAS_SEGMENTS=shape.num_segments is not None,
             HAS_PARTS=parts is not None,
             **self._sizes(run, tiles),

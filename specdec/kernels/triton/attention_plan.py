@@ -132,6 +132,7 @@ class TritonPlan:
     launches: tuple[Tiles, ...]
     window: int | None
     kv_start: int
+    num_ahead: int = 0  # tokens behind its own that a query sees
 
 
 def plan_batch(
@@ -192,6 +193,7 @@ def plan_device_batch(
     window: int | None,
     kv_start: int,
     invariant: bool,
+    num_ahead: int = 0,
 ) -> TritonPlan:
     """Divide a batch of fixed shape into tiles; contexts may be as long as the block tables."""
     device, num_seqs = batch.positions.device, batch.num_sequences
@@ -219,6 +221,7 @@ def plan_device_batch(
         ),
         window=window,
         kv_start=kv_start,
+        num_ahead=num_ahead,
     )
 
 

@@ -28,7 +28,9 @@ MOST_FEW_ROWS = 64
 """Rows that are multiplied by codes. By reading: a dequantized weight is written and read again in
 16 bits, nine times the bytes of 4-bit codes."""
 
-_KINDS = {CodeKind.INT4: 4, CodeKind.INT8: 8, CodeKind.FLOAT8: 1}
+KINDS = {CodeKind.INT4: 4, CodeKind.INT8: 8, CodeKind.FLOAT8: 1}
+"""Constants of the kernels."""
+
 _DEQUANTIZED_TILE = (32, 128)
 _FIRST_WITH_FLOAT8 = (8, 9)
 
@@ -55,7 +57,7 @@ def multiply(
     target, base_stride = grid.target(output), _row_stride(base)
     kernels.packed_product[grid.programs](
         x,
-        _integers(weight),
+        integers_of(weight),
         weight.scales,
         weight.scales if weight.zeros is None else weight.zeros,
         output if base is None else base,
@@ -68,7 +70,7 @@ def multiply(
         grid.part_size,
         x.stride(0),
         base_stride,
-        KIND=_KINDS[kind],
+        KIND=KINDS[kind],
         NUM_PARTS=grid.num_parts,
         IS_PART=grid.is_split,
         HAS_BASE=base is not None and not grid.is_split,
@@ -157,7 +159,7 @@ def dequantize(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
     (size, inner), (block_n, block_k) = weight.shape, _DEQUANTIZED_TILE
     output = torch.empty(size, inner, dtype=dtype, device=weight.codes.device)
     kernels.dequantize[(triton.cdiv(size, block_n), triton.cdiv(inner, block_k))](
-        _integers(weight),
+        integers_of(weight),
         weight.scales,
         weight.scales if weight.zeros is None else weight.zeros,
         output,
@@ -165,7 +167,7 @@ def dequantize(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
         inner,
         weight.group_size,
         weight.scales.shape[1],
-        KIND=_KINDS[weight.kind],
+        KIND=KINDS[weight.kind],
         HAS_ZEROS=weight.zeros is not None,
         BLOCK_N=block_n,
         BLOCK_K=block_k,
@@ -210,6 +212,6 @@ def _row_stride(base: Tensor | None) -> int:
     return 0 if base is None or base.dim() == 1 else base.stride(0)
 
 
-def _integers(weight: PackedWeight) -> Tensor:
+def integers_of(weight: PackedWeight) -> Tensor:
     """Return the codes as the kernels read them: those of 8-bit floats as bytes."""
     return weight.codes.view(torch.uint8) if weight.kind is CodeKind.FLOAT8 else weight.codes

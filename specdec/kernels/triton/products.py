@@ -100,6 +100,35 @@ def add_parts(parts: Tensor, base: Tensor | None, base_stride: int, output: Tens
     )
 
 
+def multiply_heads(x: Tensor, weight: Tensor, output: Tensor) -> None:
+    """Write x_h W_h of each head h to `output` [T, heads, size], rounded once.
+
+    x: [T, heads, inner]. weight: [heads, inner, size], contiguous. The last dimension of x and of
+    the output is contiguous.
+    """
+    assert x.stride(2) == output.stride(2) == 1
+    assert weight.is_contiguous()
+    (num_rows, num_heads, inner), size = x.shape, weight.shape[2]
+    tiles = (triton.cdiv(num_rows, BLOCK_M), triton.cdiv(size, BLOCK_N))
+    kernels.head_product[(*tiles, num_heads)](
+        x,
+        weight,
+        output,
+        num_rows,
+        size,
+        inner,
+        x.stride(0),
+        x.stride(1),
+        output.stride(0),
+        output.stride(1),
+        BLOCK_M=BLOCK_M,
+        BLOCK_N=BLOCK_N,
+        BLOCK_K=block_of_inner(x.element_size()),
+        num_warps=4,
+        num_stages=3,
+    )
+
+
 def block_of_inner(element_size: int) -> int:
     """Return the inner size of a tile, so that four stages fit into shared memory."""
     return BLOCK_K if element_size == 2 else BLOCK_K // 2

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from specdec.kernels.device_batch import AnyDeviceBatch
+from specdec.kernels.device_batch import AnyDeviceBatch, DeviceBatch
 from specdec.kernels.forward_batch import ModelInput
 from specdec.kernels.sample import SampleParams
 from specdec.types.draft_tree import Parents
@@ -119,12 +119,8 @@ class TreeDraftHead(DraftHead, Protocol):
         ...
 
 
-@runtime_checkable
-class DeviceHead(DraftHead, Protocol):
-    """A head with KV whose passes run in fixed shapes, without a value that the host has to read.
-
-    If it reads drafts, a draft is a chain of passes: that over a token yields the next one.
-    """
+class DeviceKvHead(DraftHead, Protocol):
+    """A head with KV whose passes run in fixed shapes, without a value that the host reads."""
 
     def run_on_device(self, batch: AnyDeviceBatch, features: Tensor, kv_cache: Tensor) -> Tensor:
         """Run pairs, write their KV, and return the output of each, [B * Q, hidden_size].
@@ -133,12 +129,50 @@ class DeviceHead(DraftHead, Protocol):
         """
         ...
 
+
+@runtime_checkable
+class DeviceHead(DeviceKvHead, Protocol):
+    """A head whose draft is a chain of passes: that over a token yields the next one."""
+
     def next_features(self, output: Tensor) -> Tensor:
         """Return the features of the pairs behind pairs with this output, [B, feature_size]."""
         ...
 
     def output_logits(self, output: Tensor) -> Tensor:
         """Return this rank's logits [B, len(vocab_slice)] of the token behind each pair."""
+        ...
+
+
+@runtime_checkable
+class DeviceBlockHead(DeviceKvHead, Protocol):
+    """A head whose drafts come from one pass over a block of tokens behind the pairs.
+
+    `logits` of its states reads no value either.
+    """
+
+    def block_len(self, num_draft_tokens: int) -> int:
+        """Return the length Q of the block for drafts of one token or more."""
+        ...
+
+    def block_tokens(self, token_ids: Tensor, num_draft_tokens: int) -> Tensor:
+        """Return the block behind the last tokens token_ids [B] of sequences, [B, Q] int64."""
+        ...
+
+    def run_block(self, batch: DeviceBatch, outputs: Tensor, kv_cache: Tensor) -> Tensor:
+        """Run blocks; return the output of each draft token, [B, K, hidden_size].
+
+        The positions of the batch are slots, that of the first token of a block behind the last
+        pair. Its context ends with the block, whose KV is not kept. outputs: of the last pairs, [B,
+        hidden_size]. K: at least the number of draft tokens. A collective call.
+        """
+        ...
+
+    def begin_on_device(self, outputs: Tensor, token_ids: Tensor) -> HeadState:
+        """Return the state in front of drafts, by `run_block` and the last tokens [B] int64."""
+        ...
+
+    def advance_on_device(self, state: HeadState, token_ids: Tensor, index: int) -> HeadState:
+        """Return what `advance` does; token_ids: [B] int64."""
         ...
 
 

@@ -20,6 +20,8 @@ from specdec.models.heads.formats.detect import (
     head_method,
     read_head,
 )
+from specdec.models.heads.formats.dflash import DFlashShape
+from specdec.models.heads.formats.eagle3 import Eagle3Shape
 from specdec.models.heads.formats.layers import with_window
 from specdec.models.heads.formats.shape import HeadMethod, HeadShape, Reading
 from specdec.models.heads.formats.source import HeadSource, TensorNames, read_fields
@@ -108,6 +110,16 @@ class HeadConfig:
     def max_draft_tokens(self) -> int | None:
         """See DraftHead."""
         return self.shape.max_draft_tokens
+
+    def block_len(self, num_draft_tokens: int) -> int:
+        """Return the slots that a block of drafts takes, as DeviceBlockHead; 0 without blocks."""
+        match self.shape:
+            case DFlashShape(block_size=size):
+                return size
+            case Eagle3Shape(mask_token_id=int()):
+                return max(1, num_draft_tokens - 1)
+            case _:
+                return 0
 
     @property
     def draft_vocab_size(self) -> int:

@@ -74,16 +74,38 @@ class Attention(nn.Module):
         plan: AttentionPlan,
     ) -> Tensor:
         """Return [T, hidden_size], plus the residual if given."""
-        heads = self.qkv_proj(x).view(len(x), -1, self.head_dim)
+        attended = attention.rotate_and_run(
+            self._project(x),
+            self._fused_norms,
+            rotation,
+            kv_cache,
+            plan,
+            self.sinks,
+            self.kv_scales,
+        )
+        output: Tensor = self.o_proj(attended.flatten(1), residual)
+        return output
+
+    def store(
+        self,
+        x: Tensor,  # [T, input_size]
+        rotation: Rotation | None,
+        kv_cache: Tensor,
+        attention: PagedAttention,
+        slots: Tensor,  # [T] int64
+    ) -> None:
+        """Write the keys and values of x, to which no query attends in this pass."""
+        norms, scales = self._fused_norms, self.kv_scales
+        attention.rotate_and_store(self._project(x), norms, rotation, kv_cache, slots, scales)
+
+    def _project(self, x: Tensor) -> Tensor:
+        """Return queries, keys and values [T, heads, head_dim], with norms not by attention."""
+        heads: Tensor = self.qkv_proj(x).view(len(x), -1, self.head_dim)
         if self.has_qk_norm and self._fused_norms is None:
             query, key, _ = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
             query.copy_(self.query_norm(query))
             key.copy_(self.key_norm(key))
-        attended = attention.rotate_and_run(
-            heads, self._fused_norms, rotation, kv_cache, plan, self.sinks, self.kv_scales
-        )
-        output: Tensor = self.o_proj(attended.flatten(1), residual)
-        return output
+        return heads
 
     def _norms_by_head(self) -> QueryKeyNorms | None:
         """Return the norms, if they are such as attention applies itself."""

@@ -38,6 +38,21 @@ class PlainHeadMatrices:
         return torch.bmm(x, self.weights)
 
 
+@dataclass(frozen=True)
+class InvariantHeadMatrices:
+    """HeadMatrices whose products have the same bits for a row in any batch."""
+
+    weights: Tensor  # [heads, in_features, out_features]
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """See HeadMatrices."""
+        from specdec.kernels.triton.products import multiply_heads  # imports Triton
+
+        output = x.new_empty(*x.shape[:2], self.weights.shape[2])
+        multiply_heads(x.transpose(0, 1), self.weights, output.transpose(0, 1))
+        return output
+
+
 @dataclass
 class TorchExpansion:
     """Both halves for torch: plain_dim to rank, applied to queries, and rank to value_dim."""
@@ -87,9 +102,10 @@ class LatentExpansion(nn.Module):
             keys, values = _stacked(to_keys.transpose(1, 2)), _stacked(to_values)
             self._matrices = NativeExpansion(keys, values)
         else:
+            is_invariant = reader.backend is KernelBackend.INVARIANT
+            kind = InvariantHeadMatrices if is_invariant else PlainHeadMatrices
             transposed = to_values.transpose(1, 2).contiguous()
-            keys_in_torch = PlainHeadMatrices(to_keys.contiguous())
-            self._matrices = TorchExpansion(keys_in_torch, PlainHeadMatrices(transposed))
+            self._matrices = TorchExpansion(kind(to_keys.contiguous()), kind(transposed))
 
     def halves(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return rows of this rank's heads [heads * (plain_dim + value_dim), N] by half.

@@ -1,4 +1,4 @@
-"""Mixtures of experts in torch."""
+"""Mixtures of experts: by kernels that run the experts of all tokens at once, or one by one."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from specdec.kernels.backend import KernelBackend
+from specdec.kernels.experts import Routes, RoutingRule, route
 from specdec.kernels.tensor_parallel import TensorParallelGroup
+from specdec.models.layers.expert_stack import stack_experts
 from specdec.models.layers.linear import ColumnParallelLinear, WeightPart
-from specdec.models.traits import Experts, Routing
+from specdec.models.traits import Experts
 from specdec.models.weights.checkpoint import CheckpointReader
 
 
 class SparseMLP(nn.Module):
     """A mixture of experts (Shazeer et al. 2017), divided over the ranks as `Experts` describes.
 
-    The results of a token's experts are added in the order of the experts on each rank, then over
-    the ranks. The router is not quantized: a small error of its logits would select another expert.
+    The router is not quantized: a small error of its logits would select another expert.
+
+    stack: the experts of this rank for Triton's kernels, which add a token's results from the best
+    expert on. None where torch runs the experts one by one, and adds them in their order; the host
+    then reads which ones the tokens have.
     """
 
     def __init__(
@@ -37,7 +43,7 @@ class SparseMLP(nn.Module):
         hidden units; its results are those of this rank.
         """
         super().__init__()
-        self.config, self.group = config, group
+        self.config, self.group, self.backend = config, group, reader.backend
         exact = replace(reader, quantization=None)
         name, count = f"{prefix}.{router}", config.count
         rows = WeightPart(name, count, range(count), has_bias=config.has_bias)
@@ -47,6 +53,7 @@ class SparseMLP(nn.Module):
         if routing is not None and routing.has_bias:
             bias = reader.read(f"{name}.e_score_correction_bias", (count,), dtype=torch.float32)
             self.choice_bias = bias
+        self.rule = _rule(config)
         self.shared: nn.Module | None = None
         if config.shared_size:
             self.shared = read_expert(f"{prefix}.shared_experts", config.shared_size, group)
@@ -55,42 +62,63 @@ class SparseMLP(nn.Module):
         names = (f"{prefix}.experts.{index}" for index in self.own)
         size = config.intermediate_size
         self.experts = nn.ModuleList(read_expert(each, size, sharing) for each in names)
+        self.stack = stack_experts(list(self.experts)) if reader.backend.is_triton else None
+
+    @property
+    def fits_graphs(self) -> bool:
+        """Return whether it runs in fixed shapes, without a value that the host reads."""
+        return self.stack is not None or (self.backend.is_triton and not self.own)
 
     def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """Return [T, hidden_size], plus the residual if given; both inputs: [T, hidden_size]."""
-        weights, chosen = self._route(x)
+        if self.fits_graphs:
+            return self._run_grouped(x, residual)
+        routes = route(self.router(x), self.choice_bias, self.rule)
         mixed = torch.zeros_like(x) if self.shared is None else self.shared(x, None)
+        mixed = self.group.all_reduce(self._add_one_by_one(x, routes, mixed))
+        return mixed if residual is None else residual + mixed
+
+    def _add_one_by_one(self, x: Tensor, routes: Routes, mixed: Tensor) -> Tensor:
+        """Add the results of this rank's experts to `mixed` in place, and return it."""
+        weights, chosen = routes.weights.to(x.dtype), routes.chosen
         for index in chosen.unique().tolist():  # ascending
             if index not in self.own:
                 continue
             rows, places = (chosen == index).nonzero(as_tuple=True)
             added: Tensor = self.experts[index - self.own.start](x[rows], None)
             mixed.index_add_(0, rows, added * weights[rows, places, None])
+        return mixed
+
+    def _run_grouped(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """Return what `forward` does, by kernels; one rank alone adds the residual with them."""
+        from specdec.kernels.triton import experts as kernels  # imports Triton
+
+        is_alone = self.group.size == 1
+        base = residual if is_alone else None
+        if self.shared is not None:
+            base = self.shared(x, base)
+        mixed = torch.zeros_like(x) if base is None else base
+        if self.stack is not None:
+            routes = kernels.route(self.router(x), self.choice_bias, self.rule)
+            invariant = self.backend is KernelBackend.INVARIANT
+            mixed = kernels.run_experts(
+                x, routes, self.stack, self.own.start, base, invariant=invariant
+            )
+        if is_alone:
+            return mixed
         mixed = self.group.all_reduce(mixed)
         return mixed if residual is None else residual + mixed
 
-    def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return weights in the dtype of x and experts, [T, num_per_token] each."""
-        routing = self.config.routing
-        logits = self.router(x).float()
-        scores = logits.sigmoid() if routing and routing.is_sigmoid else logits.softmax(-1)
-        choice = scores if self.choice_bias is None else scores + self.choice_bias
-        if routing is not None and routing.num_groups > 1:
-            choice = in_best_groups(choice, routing)
-        chosen = choice.topk(self.config.num_per_token, dim=-1).indices
-        weights = scores.gather(1, chosen)
-        if self.config.normalizes:
-            weights = weights / weights.sum(-1, keepdim=True)
-        if routing is not None:
-            weights = weights * routing.scale
-        return weights.to(x.dtype), chosen
 
-
-def in_best_groups(scores: Tensor, routing: Routing) -> Tensor:
-    """Return scores [T, num_experts] with -inf for experts of groups that are not chosen."""
-    groups = scores.unflatten(-1, (routing.num_groups, -1))  # [T, groups, experts of one]
-    best = groups.topk(2, -1).values.sum(-1) if routing.is_sigmoid else groups.amax(-1)
-    kept = best.topk(routing.num_chosen_groups, dim=-1).indices
-    is_chosen = torch.zeros_like(best, dtype=torch.bool).scatter_(1, kept, True)
-    masked: Tensor = groups.masked_fill(~is_chosen.unsqueeze(-1), float("-inf"))
-    return masked.flatten(1)
+def _rule(config: Experts) -> RoutingRule:
+    """Return the rule of a mixture for the kernels."""
+    rule, routing = RoutingRule(config.num_per_token, config.normalizes), config.routing
+    if routing is None:
+        return rule
+    return replace(
+        rule,
+        is_sigmoid=routing.is_sigmoid,
+        num_groups=routing.num_groups,
+        num_chosen_groups=routing.num_chosen_groups,
+        scale=routing.scale,
+    )

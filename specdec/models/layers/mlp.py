@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specdec.kernels.experts import clamped_swiglu
 from specdec.kernels.rows import row_kernels
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
@@ -29,7 +29,7 @@ class MLP(nn.Module):
         """expert_size: hidden units of an expert, whose results its mixture sums over the ranks."""
         super().__init__()
         hidden, intermediate = config.hidden_size, expert_size or config.intermediate_size
-        self.has_gate, self._activation = config.traits.has_gate, config.traits.activation
+        self.has_gate, self.activation = config.traits.has_gate, config.traits.activation
         units = group.share_of(intermediate)
         has_bias = config.has_mlp_bias
         if expert_size is not None:
@@ -61,17 +61,11 @@ class MLP(nn.Module):
 
     def _activate(self, units: Tensor) -> Tensor:
         """Return [T, local units]; units: [T, outputs of gate_up_proj]."""
-        is_silu = self._activation is Activation.SILU
+        is_silu = self.activation is Activation.SILU
         if self.has_gate and is_silu:
             return self._kernels.silu_mul(units)
         gate, *up = units.chunk(1 + self.has_gate, dim=-1)
-        if self._activation is Activation.CLAMPED_SWIGLU:
+        if self.activation is Activation.CLAMPED_SWIGLU:
             return clamped_swiglu(gate, up[0])
         activated = F.silu(gate) if is_silu else F.gelu(gate, approximate="tanh")
         return activated.mul_(up[0]) if up else activated
-
-
-def clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Return the hidden units of GPT-OSS, [T, units]; see Activation."""
-    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
-    return (up + 1) * gate * torch.sigmoid(1.702 * gate)

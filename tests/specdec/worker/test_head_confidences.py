@@ -1,5 +1,6 @@
 """Confidences of a head's drafts: the largest probability at each place, on any number of ranks."""
 
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -8,15 +9,21 @@ import torch
 from specdec.config.speculative import SpeculativeConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sampling.vocab_shard import VocabShard
+from specdec.speculation.policy.policy import SpeculationPolicy
+from specdec.types.control import SpeculationControl
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker import HeadFiles, load_runner
 from specdec.worker.head_sampler import HeadDraft, HeadSampler
-from tests.specdec.engines import engine_config
+from tests.specdec.attention_heads import fitted_head_dir
+from tests.specdec.engines import engine_config, make_engine, tokens_by
 from tests.specdec.fakes import run_ranks
+from tests.specdec.heads import HEADS
 from tests.specdec.models.heads.driver import KERNELS, TARGET_SIZES, save
 from tests.specdec.models.heads.test_eagle import CONFIG, eagle_weights
 from tests.specdec.tiny import tiny_llama_dir
+from tests.specdec.worker.device import FakeGraphs, device_runner, recorded_device_steps
+from tests.specdec.worker.test_device_head import NUM_DRAFTS, RecordedTarget, requests
 
 PROMPT = (11, 12, 13, 14, 15, 16)
 
@@ -75,3 +82,45 @@ def test_a_budget_changes_no_draft_and_adds_confidences(directories, kernels):
     assert len(found.next_draft_confidences) == len(found.next_draft_token_ids) == 4
     assert all(0 < each <= 1000 for each in found.next_draft_confidences)
     assert len(set(found.next_draft_confidences)) > 1
+
+
+@pytest.fixture(scope="module")
+def confident_head_dir(tiny_model_dir, tmp_path_factory):
+    """Return a function that gives the directory of a head of a method."""
+
+    @cache
+    def write(method):
+        texts, directory = [list(PROMPT) * 5], tmp_path_factory.mktemp(method)
+        if method in HEADS:
+            return HEADS[method](tiny_model_dir, directory, texts)
+        return fitted_head_dir(method, tiny_model_dir, directory, texts, depth=NUM_DRAFTS)
+
+    return write
+
+
+@pytest.mark.parametrize("method", ["eagle3", "dspark", "medusa"])
+def test_confidences_in_drafts_of_the_device(
+    tiny_model_dir, confident_head_dir, monkeypatch, method
+):
+    """They are those of the host, for chains of every kind of head."""
+    directory, found = confident_head_dir(method), []
+    speculation = SpeculativeConfig.of(method, NUM_DRAFTS, model=str(directory), batch_budget=True)
+    config = engine_config(speculation=speculation)
+    begun = recorded_device_steps(monkeypatch)
+    for runs_on_device in (False, True):
+        runner = device_runner(
+            tiny_model_dir, config, FakeGraphs(), head=directory, runs_on_device=runs_on_device
+        )
+        target = RecordedTarget(runner)
+        engine = make_engine(tiny_model_dir, config, target, policy=always_on())
+        tokens = tokens_by(engine, requests(3, max_tokens=12))
+        found.append((tokens, [each.rows for each in target.outputs]))
+        assert bool(begun) == runs_on_device
+    assert found[0] == found[1]
+    rows = [row for step in found[1][1] for row in step]
+    assert all(len(row.next_draft_confidences) == len(row.next_draft_token_ids) for row in rows)
+    assert len({each for row in rows for each in row.next_draft_confidences}) > 5
+
+
+def always_on():
+    return SpeculationPolicy(SpeculationControl("on", 32, NUM_DRAFTS), clock=lambda: 0.0)

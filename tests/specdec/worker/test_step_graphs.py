@@ -115,7 +115,7 @@ def test_without_a_backend_nothing_is_captured(stages, launched):
 def test_the_report_names_what_has_no_graph(graphs):
     text = graphs.report.describe()
     assert "up to 10 sequences with up to 5 tokens each" in text
-    assert "without a graph: larger steps, prompts, draft heads of a block, on torch" in text
+    assert "without a graph: larger steps, prompts, on torch" in text
     assert "sampling where a row has a grammar, penalties, log-probabilities or a verifier" in text
     assert "and 2048 in all" in text
 
@@ -141,7 +141,7 @@ def test_steps_with_trees_have_graphs_beside_the_others(backend, stages):
     graphs.run(Stage.PAIRS, StepShape(4, 8, 7, True), launched.append)
     assert len(launched) == 1
     assert "with trees of up to 12 drafts" in report.describe()
-    assert "draft heads of a block and of trees" in report.describe()
+    assert "draft heads of trees" in report.describe()
 
 
 def test_ragged_passes_with_trees_have_their_own_graphs(backend):

@@ -61,6 +61,7 @@ def attend(
     BLOCK_N: tl.constexpr,
     HAS_TREES: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    NUM_AHEAD: tl.constexpr,
 ):
     """Return maximum, sum and weighted values over the positions from `start` to `end`.
 
@@ -104,7 +105,7 @@ def attend(
             # The window of nodes is applied to the words, since they are not at their positions.
             is_seen = (is_seen & is_text) | ((node >= 0) & is_key)[None, :] & (words == 1)
         else:
-            is_seen &= keys_at[None, :] <= positions[:, None]
+            is_seen &= keys_at[None, :] <= positions[:, None] + NUM_AHEAD
         scores = tl.where(is_seen, scores * LOG2_E, float("-inf"))
         higher = tl.maximum(maximum, tl.max(scores, 1))
         finite = tl.where(higher == float("-inf"), 0.0, higher)
@@ -183,6 +184,7 @@ def paged_attention(
     BLOCK_N: tl.constexpr,
     HAS_TREES: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    NUM_AHEAD: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_SEGMENTS: tl.constexpr,
     HAS_PARTS: tl.constexpr,
@@ -196,6 +198,9 @@ def paged_attention(
     HAS_SEGMENTS: the context is divided into segments, which are merged in order: here, or where
     HAS_PARTS by `merge_segments`. A program then has each segment that is `split` modulo the grid;
     parts behind the context are not written.
+
+    NUM_AHEAD: positions behind its own that a query sees, as in a block of drafts that are made
+    together; 0 with trees.
 
     ROTARY_DIM: the rotated dimensions, which are first, of a key that all heads share; VALUE_DIM
     are its others. KV_HEADS are then parts of the heads, which have equal keys. 0 for others.
@@ -222,7 +227,7 @@ def paged_attention(
         context = tl.load(context_lens + sequence).to(tl.int32)
         first_node = tl.load(first_nodes + sequence).to(tl.int32)
         words = tl.zeros([BLOCK_M], tl.int64)
-        end = tl.minimum(tl.max(own, 0) + 1, context)
+        end = tl.minimum(tl.max(own, 0) + 1 + NUM_AHEAD, context)
         if HAS_TREES:
             words = tl.load(ancestors + tokens, mask=is_row, other=0)
             end = tl.where(first_node < context, context, end)
@@ -237,7 +242,7 @@ def paged_attention(
                     tl.minimum(end, segment_start(segment + 1)),
                     first_node, window, kv_start, scale, soft_cap, key_scale,
                     KV_HEADS, HEAD_DIM, VALUE_DIM, ROTARY_DIM, BLOCK_D, BLOCK_R, PAGE,
-                    BLOCK_M, BLOCK_N, HAS_TREES, HAS_CAP,
+                    BLOCK_M, BLOCK_N, HAS_TREES, HAS_CAP, NUM_AHEAD,
                 )  # fmt: skip
                 part = ((tile * KV_HEADS + kv_head) * num_segments + segment).to(tl.int64)
                 at = statistics + part * (2 * part_rows) + rows
@@ -258,7 +263,7 @@ def paged_attention(
                         tl.minimum(end, segment_start(segment + 1)),
                         first_node, window, kv_start, scale, soft_cap, key_scale,
                         KV_HEADS, HEAD_DIM, VALUE_DIM, ROTARY_DIM, BLOCK_D, BLOCK_R, PAGE,
-                        BLOCK_M, BLOCK_N, HAS_TREES, HAS_CAP,
+                        BLOCK_M, BLOCK_N, HAS_TREES, HAS_CAP, NUM_AHEAD,
                     )  # fmt: skip
                     maximum, total, values = merge(
                         maximum, total, values, own_maximum, own_total, own_values
@@ -269,7 +274,7 @@ def paged_attention(
                     queries, rotated, own, words, kv_head, kv_cache, table, start, end,
                     first_node, window, kv_start, scale, soft_cap, key_scale,
                     KV_HEADS, HEAD_DIM, VALUE_DIM, ROTARY_DIM, BLOCK_D, BLOCK_R, PAGE,
-                    BLOCK_M, BLOCK_N, HAS_TREES, HAS_CAP,
+                    BLOCK_M, BLOCK_N, HAS_TREES, HAS_CAP, NUM_AHEAD,
                 )  # fmt: skip
             if HAS_SINKS:
                 total = add_sinks(maximum, total, sinks, heads, is_row)

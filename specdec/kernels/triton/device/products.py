@@ -111,3 +111,39 @@ def add_parts(
         at_base = base + row * base_stride + columns
         total += tl.load(at_base, mask=is_column, other=0.0).to(tl.float32)
     tl.store(output + row * size + columns, total, mask=is_column)
+
+
+@triton.jit(do_not_specialize=("num_rows",))
+def head_product(
+    x,  # [num_rows, heads, inner], at row * x_stride + head * x_head_stride
+    weight,  # [heads, inner, size]
+    output,  # [num_rows, heads, size], at row * stride + head * head_stride
+    num_rows,
+    size,
+    inner,
+    x_stride,
+    x_head_stride,
+    stride,
+    head_stride,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Multiply a tile of a head by its matrix; grid (row tiles, column tiles, heads)."""
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    head = tl.program_id(2).to(tl.int64)
+    is_row, is_column = rows < num_rows, columns < size
+    of_rows = x + rows.to(tl.int64)[:, None] * x_stride + head * x_head_stride
+    of_columns = weight + head * inner * size + columns[None, :]
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for block in range(0, inner, BLOCK_K):
+        places = block + tl.arange(0, BLOCK_K)
+        is_place = places < inner
+        is_left = is_row[:, None] & is_place[None, :]
+        left = tl.load(of_rows + places[None, :], mask=is_left, other=0.0)
+        is_right = is_place[:, None] & is_column[None, :]
+        right = tl.load(of_columns + places[:, None] * size, mask=is_right, other=0.0)
+        total = tl.dot(left, right, total, input_precision="ieee")
+    at = output + rows.to(tl.int64)[:, None] * stride + head * head_stride + columns[None, :]
+    tl.store(at, total, mask=is_row[:, None] & is_column[None, :])

@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.kernels import Rotation
+from specdec.kernels.device_batch import AnyDeviceBatch, DeviceBatch
 from specdec.kernels.forward_batch import Chunk, ModelInput, on_device
 from specdec.models.heads.formats.dflash import DFlashShape
-from specdec.models.heads.networks.layers import HeadAttention, decoder_layer
+from specdec.models.heads.networks.layers import FIRST_SLOT, HeadAttention, decoder_layer
 from specdec.models.heads.networks.markov import MarkovHead, MarkovState
 from specdec.models.heads.networks.projection import SharedInputLinear
 from specdec.models.heads.networks.target import TargetRank
@@ -64,7 +65,7 @@ class _Context:
 
 
 class DFlashHead(nn.Module):
-    """One rank of a DFlash or DSpark head, a DraftHead."""
+    """One rank of a DFlash or DSpark head, a DeviceBlockHead."""
 
     def __init__(self, shape: DFlashShape, reader: CheckpointReader, target: TargetRank) -> None:
         super().__init__()
@@ -111,7 +112,7 @@ class DFlashHead(nn.Module):
     @torch.inference_mode()
     def features(self, states: Tensor) -> Tensor:
         """See DraftHead."""
-        inputs = states[:, list(self.shape.layers_read.order)].flatten(1)
+        inputs = self.shape.layers_read.concatenated(states)
         features: Tensor = self.feature_norm(self.fc(inputs.to(self.attention.dtype)))
         return features
 
@@ -121,20 +122,59 @@ class DFlashHead(nn.Module):
     ) -> BlockState | None:
         """See DraftHead; the token of a pair matters only if a draft begins behind it."""
         assert kv_cache is not None
-        self._store_context(pairs, features.to(self.attention.dtype), kv_cache)
+        positions = on_device(pairs.positions, self.device)
+        slots = on_device(pairs.slot_mapping, self.device)
+        self._store_context(positions, slots, features, kv_cache)
         if not num_draft_tokens:
             return None
-        # One product for all tokens reads the output head once.
         outputs = self._run_blocks(pairs.chunks, kv_cache)[:, :num_draft_tokens]
-        logits = self.lm_head(outputs.flatten(0, 1)).unflatten(0, outputs.shape[:2])
-        return self.state_of(pairs, outputs, logits)
+        return self.state_of(pairs, outputs, self._block_logits(outputs))
 
     def state_of(self, pairs: ModelInput, outputs: Tensor, logits: Tensor) -> BlockState:
         """Return the state behind pairs, of the outputs and logits of its blocks."""
         if self.markov is None:
             return BlockState(outputs, logits, None)
-        anchors = [chunk.token_ids[-1] for chunk in pairs.chunks]
+        anchors = self._index([chunk.token_ids[-1] for chunk in pairs.chunks])
         return BlockState(outputs, logits, self.markov.begin(anchors, outputs[:, 0]))
+
+    def block_len(self, num_draft_tokens: int) -> int:
+        """See DeviceBlockHead; a token of the block may see all others."""
+        return self.shape.block_size
+
+    def block_tokens(self, token_ids: Tensor, num_draft_tokens: int) -> Tensor:
+        """See DeviceBlockHead."""
+        masks = (0, self.shape.block_size - 1)
+        return F.pad(token_ids[:, None], masks, value=self.shape.mask_token_id)
+
+    def run_on_device(self, batch: AnyDeviceBatch, features: Tensor, kv_cache: Tensor) -> Tensor:
+        """See DeviceKvHead. Pairs have no output, and a block reads none: returns `features`."""
+        self._store_context(batch.positions, batch.slot_mapping, features, kv_cache)
+        return features
+
+    def run_block(self, batch: DeviceBatch, outputs: Tensor, kv_cache: Tensor) -> Tensor:
+        """See DeviceBlockHead."""
+        attention, size = self.attention, self.shape.block_size
+        plans = {
+            kind: attention.paged.plan_on_device(
+                batch,
+                attention.dtype,
+                kind.window,
+                FIRST_SLOT,
+                num_ahead=0 if kind.is_causal else size - 1,
+            )
+            for kind in set(self.visibilities)
+        }
+        rotation = attention.rotary.rotation(batch.positions - 1)
+        x = self.embed_tokens(batch.input_ids)
+        for index, (layer, kind) in enumerate(zip(self.layers, self.visibilities, strict=True)):
+            x = layer(x, rotation, kv_cache[index], attention.paged, plans[kind])
+        normed: Tensor = self.norm(x).view(batch.num_sequences, size, -1)
+        return normed if self.shape.predicts_from_anchor else normed[:, 1:]
+
+    def begin_on_device(self, outputs: Tensor, token_ids: Tensor) -> BlockState:
+        """See DeviceBlockHead."""
+        markov = None if self.markov is None else self.markov.begin(token_ids, outputs[:, 0])
+        return BlockState(outputs, self._block_logits(outputs), markov)
 
     @torch.inference_mode()
     def logits(self, state: BlockState, index: int) -> Tensor:
@@ -147,6 +187,10 @@ class DFlashHead(nn.Module):
     @torch.inference_mode()
     def advance(self, state: BlockState, token_ids: Sequence[int], index: int) -> BlockState:
         """See DraftHead."""
+        return self.advance_on_device(state, self._index(token_ids), index)
+
+    def advance_on_device(self, state: BlockState, token_ids: Tensor, index: int) -> BlockState:
+        """See DeviceBlockHead."""
         if self.markov is None or state.markov is None:
             return state
         outputs = state.outputs[:, index + 1]
@@ -157,15 +201,28 @@ class DFlashHead(nn.Module):
         markov = state.markov.select(rows) if state.markov else None
         return BlockState(state.outputs[list(rows)], state.logits[list(rows)], markov)
 
-    def _store_context(self, pairs: ModelInput, features: Tensor, kv_cache: Tensor) -> None:
-        """Write the keys and values of features [T, hidden_size] for all layers."""
-        positions = on_device(pairs.positions - 1, self.device)
-        rotation = self.attention.rotary.rotation(positions)
-        slots = on_device(pairs.slot_mapping, self.device)
+    def _index(self, token_ids: Sequence[int]) -> Tensor:
+        """Return token ids on the device, [len(token_ids)] int64."""
+        return torch.tensor(token_ids, dtype=torch.int64, device=self.device)
+
+    def _block_logits(self, outputs: Tensor) -> Tensor:
+        """Return the logits [B, K, len(vocab_slice)] by one product, which reads the head once."""
+        logits: Tensor = self.lm_head(outputs.flatten(0, 1)).unflatten(0, outputs.shape[:2])
+        return logits
+
+    def _store_context(
+        self, positions: Tensor, slots: Tensor, features: Tensor, kv_cache: Tensor
+    ) -> None:
+        """Write the keys and values of features [T, hidden_size] for all layers.
+
+        positions, slots: of the pairs [T], behind the tokens of the features.
+        """
+        attention, inputs = self.attention, features.to(self.attention.dtype)
+        rotation = attention.rotary.rotation(positions - 1)
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
-            _, kv = _query_and_kv(layer.grouped_attention, features, rotation)
-            kv_cache[index].index_copy_(0, slots, kv)
+            own = layer.grouped_attention
+            own.store(inputs, rotation, kv_cache[index], attention.paged, slots)
 
     def _run_blocks(self, chunks: Sequence[Chunk], kv_cache: Tensor) -> Tensor:
         """Return the normed outputs of the blocks behind B sequences, [B, K, hidden_size]."""

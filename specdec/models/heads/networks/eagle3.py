@@ -26,7 +26,7 @@ class FeatureProjection(nn.Module):
 
     def __init__(self, shape: Eagle3Shape, reader: CheckpointReader, target: TargetRank) -> None:
         super().__init__()
-        self.order = list(shape.layers_read.order) if shape.layers_read else []
+        self.layers_read = shape.layers_read
         eps, size = shape.decoder.rms_norm_eps, shape.target_size
         width = shape.num_inputs * size
         self.part_norms = nn.ModuleList(
@@ -46,9 +46,9 @@ class FeatureProjection(nn.Module):
 
         states: [T, target_size], or of several layers [T, len(taps), target_size].
         """
-        if self.order != list(range(len(self.order))):
-            states = states[:, self.order]
-        return self.project(states.flatten(1))
+        if self.layers_read is None:
+            return self.project(states.flatten(1))
+        return self.project(self.layers_read.concatenated(states))
 
     def project(self, inputs: Tensor) -> Tensor:
         """Return features [T, feature_size] of the inputs [T, num_inputs * target_size]."""

@@ -36,7 +36,7 @@ class MarkovHead(nn.Module):
 
     def __init__(self, shape: DFlashShape, reader: CheckpointReader, target: TargetRank) -> None:
         super().__init__()
-        self.kind, self.rank, self.device = shape.markov_kind, shape.markov_rank, target.device
+        self.kind, self.rank = shape.markov_kind, shape.markov_rank
         vocab, rank = target.config.vocab_size, shape.markov_rank
         name = "markov_head.markov_w1.weight"
         table = reader.read(name, (vocab, rank), rows=target.vocab_slice).clone()
@@ -56,13 +56,16 @@ class MarkovHead(nn.Module):
                 has_bias=shape.markov_has_bias,
             )
 
-    def begin(self, token_ids: Sequence[int], outputs: Tensor) -> MarkovState:
-        """Return the state for the first draft token; outputs: [B, hidden_size] of its slot."""
+    def begin(self, token_ids: Tensor, outputs: Tensor) -> MarkovState:
+        """Return the state for the first draft token; outputs: [B, hidden_size] of its slot.
+
+        token_ids: [B] int64, of the target, in front of it.
+        """
         memory = outputs.new_zeros(len(outputs), self.rank)
         return self._next(memory, token_ids, outputs)
 
-    def advance(self, state: MarkovState, token_ids: Sequence[int], outputs: Tensor) -> MarkovState:
-        """Return the state behind draft tokens; outputs: [B, hidden_size] of the next slot."""
+    def advance(self, state: MarkovState, token_ids: Tensor, outputs: Tensor) -> MarkovState:
+        """Return the state behind draft tokens [B]; outputs: [B, hidden_size] of the next slot."""
         return self._next(state.memory, token_ids, outputs)
 
     def bias(self, state: MarkovState) -> Tensor:
@@ -70,9 +73,8 @@ class MarkovHead(nn.Module):
         bias: Tensor = self.w2(state.latent)
         return bias
 
-    def _next(self, memory: Tensor, token_ids: Sequence[int], outputs: Tensor) -> MarkovState:
-        tokens = torch.tensor(token_ids, dtype=torch.int64, device=self.device)
-        embedded = self.w1(tokens)
+    def _next(self, memory: Tensor, token_ids: Tensor, outputs: Tensor) -> MarkovState:
+        embedded = self.w1(token_ids)
         if self.projection is None:
             return MarkovState(embedded, memory)
         if self.kind == "gated":

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from specdec.kernels.device_batch import DeviceBatch
 from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.models.heads.formats.eagle3 import Eagle3Shape
 from specdec.models.heads.networks.eagle3 import Eagle3Head
@@ -32,8 +33,15 @@ class ParallelState(RecurrentState):
     masked: Tensor | None
 
 
+@dataclass(frozen=True)
+class BlockDraft:
+    """State of drafts on the device; they depend on no draft token."""
+
+    logits: Tensor  # [B, K, len(vocab_slice)], of all draft tokens
+
+
 class ParallelEagleHead(Eagle3Head):
-    """One rank of a P-EAGLE head."""
+    """One rank of a P-EAGLE head, a DeviceBlockHead."""
 
     reads_drafts = False
 
@@ -65,6 +73,37 @@ class ParallelEagleHead(Eagle3Head):
         assert isinstance(state, ParallelState)
         masked = self._run_masks(state) if state.masked is None else state.masked
         return replace(state, masked=masked, output=masked[:, index])
+
+    @torch.inference_mode()
+    def logits(self, state: RecurrentState | BlockDraft, index: int) -> Tensor:
+        """See DraftHead."""
+        if isinstance(state, BlockDraft):
+            return state.logits[:, index]
+        return super().logits(state, index)
+
+    def block_len(self, num_draft_tokens: int) -> int:
+        """See DeviceBlockHead; one draft token needs no mask token, and has one."""
+        return max(1, num_draft_tokens - 1)
+
+    def block_tokens(self, token_ids: Tensor, num_draft_tokens: int) -> Tensor:
+        """See DeviceBlockHead."""
+        size = (len(token_ids), self.block_len(num_draft_tokens))
+        return token_ids.new_full(size, self.mask_token_id)
+
+    def run_block(self, batch: DeviceBatch, outputs: Tensor, kv_cache: Tensor) -> Tensor:
+        """See DeviceBlockHead; the first draft token is that of the last pair."""
+        features = self.mask_feature.expand(len(batch.input_ids), -1)
+        masked = self.run_on_device(batch, features, kv_cache)
+        return torch.cat([outputs[:, None], masked.view(len(outputs), batch.query_len, -1)], 1)
+
+    def begin_on_device(self, outputs: Tensor, token_ids: Tensor) -> BlockDraft:
+        """See DeviceBlockHead. One product for all tokens reads the output head once."""
+        logits = self.output_logits(outputs.flatten(0, 1))
+        return BlockDraft(logits.unflatten(0, outputs.shape[:2]))
+
+    def advance_on_device(self, state: BlockDraft, token_ids: Tensor, index: int) -> BlockDraft:
+        """See DeviceBlockHead."""
+        return state
 
     def select(self, state: RecurrentState, rows: Sequence[int]) -> ParallelState:
         """See DraftHead."""

@@ -153,6 +153,46 @@ def test_batch_of_fixed_shape(window):
     assert (found.double() - pages.expected()[rows]).abs().max() < 2e-6
 
 
+@pytest.mark.parametrize(("window", "num_ahead"), [(None, 3), (9, 3), (2, 1)])
+def test_blocks_whose_queries_see_ahead(window, num_ahead):
+    """Up to the end of the context, and no key behind it."""
+    case = Case(((40, 4), (13, 4)), window=window)
+    pages = Pages(case)
+    batch = DeviceBatch(
+        input_ids=torch.zeros(8, dtype=torch.int64),
+        positions=torch.from_numpy(pages.batch.positions).long(),
+        slot_mapping=torch.from_numpy(pages.batch.slot_mapping).long(),
+        block_tables=torch.from_numpy(pages.batch.block_tables).long(),
+        context_lens=torch.from_numpy(pages.batch.context_lens).long(),
+        query_len=4,
+    )
+    expected = _seen_ahead(pages, window, num_ahead)
+    for kind in (TritonAttention, TorchAttention):
+        attention = kind(case.heads, case.head_dim, case.block_size, CPU)
+        plan = attention.plan_on_device(batch, case.dtype, window, num_ahead=num_ahead)
+        found = attention.run(pages.query, pages.own_kv, pages.cache.clone(), plan)
+        assert (found.double() - expected).abs().max() < 2e-6
+    causal = attention.plan_on_device(batch, case.dtype, window)
+    found = attention.run(pages.query, pages.own_kv, pages.cache.clone(), causal)
+    assert (found.double() - expected).abs().max() > 1e-2
+
+
+def _seen_ahead(pages, window, num_ahead):
+    """Return attention by its definition, [T, num_heads, head_dim] in float64."""
+    rows, group = [], pages.case.heads.heads_per_kv
+    ends = pages.batch.context_lens.tolist()
+    for token, position in enumerate(pages.batch.positions.tolist()):
+        sequence = token // 4
+        first = 0 if window is None else max(0, position - window + 1)
+        seen = range(first, min(position + num_ahead + 1, ends[sequence]))
+        kv = pages.cache[pages.slots[sequence][list(seen)]].double()
+        keys, values = (kv[:, part].repeat_interleave(group, 1) for part in (0, 1))
+        query = pages.query[token].double()
+        scores = torch.einsum("hd,khd->hk", query, keys) * pages.case.head_dim**-0.5
+        rows.append(torch.einsum("hk,khd->hd", scores.softmax(1), values))
+    return torch.stack(rows)
+
+
 def ragged(pages, decode_len=4, num_padding=3, num_empty=2):
     """Return the batch of pages as the device makes it, with padding and empty sequences behind."""
     own, bounds = pages.batch, torch.from_numpy(pages.batch.cu_seqlens_q)

@@ -7,6 +7,7 @@ from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.loading import load_model
+from tests.specdec.models.families import save_family
 from tests.specdec.tiny import tiny_llama_dir
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 12
@@ -35,8 +36,11 @@ def logits_of(directory, passes, *, deterministic=True):
     return model.compute_logits(hidden)
 
 
-def test_bits_depend_neither_on_the_batch_nor_on_the_steps(directory):
-    """In tiles of 16 rows: beside and in steps they have other places in other tiles."""
+def check(directory):
+    """Compare the bits of a text alone, beside another, and in two steps, in tiles of 16 rows.
+
+    Beside the other and in steps the text has other places in other tiles.
+    """
     text = [(7 * index) % 300 + 3 for index in range(17)]
     other = Chunk([9, 8, 7, 6, 5] * 2, 0, [4, 5])
     whole = logits_of(directory, [[Chunk(text, 0, [1, 2])]])
@@ -49,3 +53,14 @@ def test_bits_depend_neither_on_the_batch_nor_on_the_steps(directory):
     assert torch.equal(in_steps[len(other.token_ids) :], whole[14:])
     plain = logits_of(directory, [[Chunk(text, 0, [1, 2])]], deterministic=False)
     assert torch.allclose(plain, whole, atol=1e-4)
+
+
+def test_bits_depend_neither_on_the_batch_nor_on_the_steps(directory):
+    check(directory)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gpt-oss", "deepseek-v3"])
+def test_bits_of_experts_sinks_and_latents(tmp_path, family):
+    save_family(tmp_path, family)
+    check(tmp_path)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from specdec.kernels.triton import products
-from specdec.kernels.triton.products import multiply, num_parts_of
+from specdec.kernels.triton.products import multiply, multiply_heads, num_parts_of
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 5e-2}
 SIZE, INNER = 70, 130
@@ -69,3 +69,20 @@ def test_parts_follow_from_the_matrix_alone():
     assert num_parts_of(4096, 14_336) == 4
     assert num_parts_of(4096, 4096) == 4
     assert num_parts_of(1024, 100) == 1
+
+
+@pytest.mark.parametrize("num_rows", [1, 70])
+def test_products_of_heads_are_those_of_torch(num_rows):
+    """Rows and results may be parts of wider ones; bits depend on no other row."""
+    generator = torch.Generator().manual_seed(0)
+    wide = torch.randn(num_rows, 3, 40, generator=generator)
+    weight, x = torch.randn(3, 34, 20, generator=generator), wide[..., 6:]
+    output = torch.zeros(num_rows, 4, 24)
+    multiply_heads(x, weight, output[:, :-1, 4:])
+    expected = torch.einsum("thi,hio->tho", x.double(), weight.double())
+    assert (output[:, :-1, 4:] - expected).abs().max() < TOLERANCE[torch.float32]
+    assert not output[:, -1].any()
+    assert not output[..., :4].any()
+    alone = torch.zeros(1, 3, 20)
+    multiply_heads(x[-1:], weight, alone)
+    assert torch.equal(alone[0], output[-1, :-1, 4:])
