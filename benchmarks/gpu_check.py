@@ -55,6 +55,7 @@ from benchmarks.gpu.processes import ForkedPart, forked
 from benchmarks.gpu.prompts import measure_prompts
 from benchmarks.gpu.steps import measure_grid, measure_main_steps
 from benchmarks.gpu.throughput import compare_speculation, compare_transformers
+from benchmarks.gpu.trees import measure_trees
 from benchmarks.report_file import DOCS, write_text
 from specdec.kernels.triton.availability import has_triton
 
@@ -85,6 +86,7 @@ PARTS = (
     Part("equality of formats", compare_formats, is_timed=False),
     _measurement("main steps", measure_main_steps, 100.0),
     _measurement("prompts", measure_prompts, 60.0),
+    _measurement("trees", measure_trees, 60.0),
     _measurement("penalties, grammars, log-probabilities", measure_extras, 45.0),
     _measurement("draft head", measure_head, 50.0),
     _measurement("draft model", measure_draft_model, 40.0),

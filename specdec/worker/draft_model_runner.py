@@ -15,17 +15,15 @@ from specdec.config.graph_sizes import MAX_NEW_DRAFT_TOKENS
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.loading import Decoder, WholeDraftDecoder
 from specdec.text.vocab_map import VocabularyMap
-from specdec.types.messages import (
+from specdec.types.draft_messages import (
     AheadOutput,
     AheadRow,
-    BlockTableDelta,
     DraftedRow,
     DraftOutput,
     DraftRow,
     DraftStep,
-    SequenceAdmission,
-    StepRow,
 )
+from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepRow
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.ahead_drafter import AheadDrafter
 from specdec.worker.batch_state import TokenSpan

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from specdec.config.engine import EngineConfig
 from specdec.kernels.forward_batch import ModelInput, SlotMove
-from specdec.kernels.sample import RowArgmax, row_argmax
+from specdec.kernels.sample import row_argmax
 from specdec.models.heads.base import DraftHead
 from specdec.sampling.logprobs import KeptLogits, prompt_logprobs
 from specdec.sampling.vocab_shard import all_ranks_argmax
@@ -29,6 +28,7 @@ from specdec.types.messages import (
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.batch_state import SequenceState
 from specdec.worker.device_queue import DeviceQueue, verified_by_host
+from specdec.worker.device_rows import without_next_drafts
 from specdec.worker.device_steps import DeviceSteps
 from specdec.worker.head_runner import HeadRunner
 from specdec.worker.head_versions import HeadVersions, LoadHead
@@ -36,13 +36,17 @@ from specdec.worker.model_runner import ModelRunner
 from specdec.worker.step_graphs import GraphBackend, GraphReport
 from specdec.worker.step_rows import (
     invalid_chunks,
-    positions_of_guesses,
     positions_to_verify,
     scored_tokens,
     split_rows,
     valid_tokens,
 )
-from specdec.worker.verification import verify_by_argmax, verify_in_parts, verify_sampled
+from specdec.worker.verification import (
+    lookahead_tokens,
+    verify_by_argmax,
+    verify_in_parts,
+    verify_sampled,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +75,7 @@ class TargetModelRunner(ModelRunner):
         load: loads other versions of it, to be used between two steps.
         """
         speculation = limits.speculation
+        method = speculation.head if speculation else None
         self.head = HeadRunner(
             head,
             self._batch_state,
@@ -80,7 +85,7 @@ class TargetModelRunner(ModelRunner):
             max_model_len=limits.max_model_len,
             max_pairs=limits.max_num_batched_tokens,
             feature_dtype=self.model.dtype,
-            tree_choices=_tree_choices(limits),
+            tree_choices=method.tree_choices if method else (),
             has_confidences=speculation is not None and speculation.uses_confidences,
             has_padding_block=self.has_padding_block,
         )
@@ -135,7 +140,7 @@ class TargetModelRunner(ModelRunner):
         if self._queue is not None:
             states, own = self._batch_state.states(rows), rows
             if drafts_trees := any(row.next_draft_depth for row in rows):
-                own = [row.without_next_draft() for row in rows]
+                own = without_next_drafts(rows)
             if self._queue.begin(step.step_id, own, states):
                 output = self._verified_by_host(self.collect(), rows, states)
                 drafts_behind = self._drafts_on_host or drafts_trees
@@ -311,7 +316,7 @@ class TargetModelRunner(ModelRunner):
             global_argmax = all_ranks_argmax(argmax, self._shard)
             tokens = verify_by_argmax(global_argmax, rows)
             return self._record_output(rows, tokens, global_argmax.invalid_rows)
-        if lookahead := self._lookahead_tokens(rows, argmax):
+        if lookahead := lookahead_tokens(rows, argmax, self._shard):
             positions = torch.tensor(positions_to_verify(rows), device=logits.device)
             logits, argmax = logits[positions], argmax.take(positions)
         rules = [self._batch_state.rules(row.seq_id) for row in rows]
@@ -331,23 +336,6 @@ class TargetModelRunner(ModelRunner):
         if not lookahead:
             return verified
         return [row._replace(lookahead_token_ids=lookahead.get(row.seq_id, ())) for row in verified]
-
-    def _lookahead_tokens(
-        self, rows: Sequence[StepRow], argmax: RowArgmax
-    ) -> dict[int, tuple[int, ...]]:
-        """Return the argmax after each guess, by sequence with lookahead tokens; a collective call.
-
-        argmax: of this rank's logits of the last known token and the guesses of each row.
-        """
-        if not (positions := positions_of_guesses(rows)):
-            return {}
-        guesses = argmax.take(torch.tensor(positions, device=argmax.values.device))
-        best = iter(all_ranks_argmax(guesses, self._shard).token_ids.tolist())
-        return {
-            row.seq_id: tuple(islice(best, row.num_guesses))
-            for row in rows
-            if row.num_lookahead_tokens
-        }
 
     def _record_output(
         self,
@@ -407,9 +395,3 @@ class TargetModelRunner(ModelRunner):
                 logprobs = prompt_logprobs(own, tokens, num_best, compute_logits, self._shard)
                 yield PromptLogprobs(row.seq_id, row.num_computed_tokens + 1, logprobs)
             first += len(row.token_ids)
-
-
-def _tree_choices(config: EngineConfig) -> Sequence[Sequence[int]]:
-    """Return the configured shape of a head's trees; none where each tree is fitted."""
-    head = config.speculation.head if config.speculation else None
-    return head.tree_choices if head else ()

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from specdec.models.loading import WholeDraftDecoder
 from specdec.sampling.vocab_shard import VocabShard
-from specdec.types.messages import BASE_MODEL, DraftRow, StepRow
+from specdec.types.draft_messages import DraftRow
+from specdec.types.messages import BASE_MODEL, StepRow
 from specdec.worker.batch_state import BatchState, TokenSpan
 
 

@@ -1,4 +1,7 @@
-"""Fixtures that run the real service with the real command, on a tiny model."""
+"""Fixtures that run the real service with the real command, on a tiny model.
+
+Each service runs until the last test of this folder: Ray's idle processes take time from others.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +98,7 @@ def _stop(popen: subprocess.Popen[bytes], service: RunningService) -> None:
                 process.kill()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def embedded(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory):
     """The embedded ingress, two ranks."""
     log = tmp_path_factory.mktemp("embedded") / "log"
@@ -105,7 +108,7 @@ def embedded(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory):
         yield service
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def on_serve(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory):
     """Ray Serve's ingress, one rank, step messages over TCP."""
     log = tmp_path_factory.mktemp("on_serve") / "log"
@@ -115,14 +118,14 @@ def on_serve(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory):
         yield service
 
 
-@pytest.fixture(scope="session", params=["embedded", "on_serve"])
+@pytest.fixture(scope="package", params=["embedded", "on_serve"])
 def service(request: pytest.FixtureRequest) -> RunningService:
     """Both services, for tests that apply to both ingresses."""
     running: RunningService = request.getfixturevalue(request.param)
     return running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def smollm2(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory):
     """SmolLM2, a trained model, with the default speculation. For slow tests."""
     log = tmp_path_factory.mktemp("smollm2") / "log"

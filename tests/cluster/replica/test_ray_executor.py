@@ -11,8 +11,8 @@ from cluster.workers.actor import DraftWorker
 from cluster.workers.draft_seats import Seat
 from cluster.workers.group_spec import HeadSource, ModelSource, RankPlace
 from cluster.workers.resources import DRAFT_BUNDLE, TARGET_BUNDLE
+from cluster.workers.roles import DRAFT
 from cluster.workers.transport import Endpoint
-from cluster.workers.worker_group import DRAFT
 from specdec.config.llm import LLMConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.memory_plan import memory_plan

@@ -5,7 +5,8 @@ import torch
 from specdec.config.engine import DraftLimits
 from specdec.kernels.cpu import SharedMemory, native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.types.messages import BlockTableDelta, DraftRow, DraftStep, SequenceAdmission
+from specdec.types.draft_messages import DraftRow, DraftStep
+from specdec.types.messages import BlockTableDelta, SequenceAdmission
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.loading import load_draft_runner
 
