@@ -7,7 +7,7 @@ from __future__ import annotations
 
 MAX_SHORT_QUERY_TOKENS = 16
 """Queries up to this length (decode, drafts) share padding, and their contexts are split on a GPU;
-longer chunks do not."""
+longer chunks do not. In a step on the device without prompts all contexts are split."""
 
 SEGMENT_TOKENS = 256
 """Tokens of the first segments of a context."""
@@ -47,7 +47,11 @@ def heads_per_program(num_heads: int) -> int:
     return -(-num_heads // num_programs)
 
 
-def most_rows(heads_per_kv: int, value_dim: int) -> int:
-    """Return the most rows in use of a tile of short queries: whole groups of heads, by token."""
+def most_rows(heads_per_kv: int, value_dim: int, query_len: int = 1) -> int:
+    """Return the most rows in use of a tile whose contexts are split: whole groups, by token.
+
+    query_len: most tokens of a sequence that decodes, drafts included.
+    """
     num_rows = max(short_tiles(value_dim)[-1], 1 << (heads_per_kv - 1).bit_length())
-    return min(MAX_SHORT_QUERY_TOKENS * heads_per_kv, num_rows // heads_per_kv * heads_per_kv)
+    most_tokens = max(MAX_SHORT_QUERY_TOKENS, query_len)
+    return min(most_tokens * heads_per_kv, num_rows // heads_per_kv * heads_per_kv)

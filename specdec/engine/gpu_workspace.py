@@ -131,7 +131,8 @@ def attention_bytes(config: LLMConfig, model: ModelConfig) -> int:
     group, value_dim = model.num_heads // model.num_kv_heads, model.head_dim
     if model.latent is not None:
         group, value_dim = heads_per_program(model.num_heads), model.latent.rank
-    values_and_statistics = most_rows(group, value_dim) * (value_dim + 2)
+    query_len = 1 + max(_num_draft_tokens(config), _num_tree_nodes(config))
+    values_and_statistics = most_rows(group, value_dim, query_len) * (value_dim + 2)
     float32_bytes = 4
     of_plan = (ENOUGH_PROGRAMS - 1) * num_segments * values_and_statistics * float32_bytes
     return len(set(model.sliding_windows)) * of_plan

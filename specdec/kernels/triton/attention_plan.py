@@ -59,12 +59,14 @@ class TileShape:
         value_dim: int,
         *,
         invariant: bool,
+        is_decode: bool = False,
     ) -> TileShape:
         """Return the shape for sequences of one class (`classes_of`).
 
-        context_len: the longest. value_dim: of a head. invariant: as in TritonAttention.
+        context_len: the longest. value_dim: of a head. invariant: as in TritonAttention. is_decode:
+        whether the queries are drafts, whose contexts are split however many there are.
         """
-        is_split = invariant or max(query_lens) <= MAX_SHORT_QUERY_TOKENS
+        is_split = invariant or is_decode or max(query_lens) <= MAX_SHORT_QUERY_TOKENS
         longest = max(query_lens) * heads_per_kv
         num_rows = tile_rows(longest, value_dim) if is_split else _LONG_TILE
         if invariant:
@@ -195,7 +197,9 @@ def plan_device_batch(
     device, num_seqs = batch.positions.device, batch.num_sequences
     longest = batch.block_tables.shape[1] * block_size
     group = heads.heads_per_kv
-    shape = TileShape.of([batch.query_len], longest, group, head_dim, invariant=invariant)
+    shape = TileShape.of(
+        [batch.query_len], longest, group, head_dim, invariant=invariant, is_decode=True
+    )
     options: _Options = {"dtype": torch.int32, "device": device}
     starts = torch.arange(0, batch.query_len, shape.num_rows // heads.heads_per_kv, **options)
     sequences = torch.arange(num_seqs, **options).repeat_interleave(len(starts))

@@ -8,7 +8,7 @@ from specdec.config.engine import MOST_UPDATE_PARTS
 from specdec.config.graph_sizes import MAX_GRAPH_TOKENS, num_ragged_graphs, num_tree_sizes
 from specdec.config.llm import LLMConfig
 from specdec.config.speculative import SpeculativeConfig
-from specdec.engine.gpu_workspace import gpu_workspace_bytes
+from specdec.engine.gpu_workspace import attention_bytes, gpu_workspace_bytes
 from specdec.models.config import ModelConfig
 from specdec.models.traits import Latent
 
@@ -67,12 +67,15 @@ def test_trees_have_graphs_and_more_logits(model, max_num_seqs, num_scored):
     sizes = {"max_num_seqs": max_num_seqs, "enforce_eager": True}
     without = reserved(model, **sizes)
     chains = 4 * max_num_seqs
+    with_trees = dataclasses.replace(CONFIG, speculative_config=trees)
+    parts = attention_bytes(with_trees, model) - attention_bytes(CONFIG, model)
+    assert parts > 0  # of more than 16 tokens of a sequence
     found = reserved(model, **sizes, speculative_config=trees) - without
-    assert found == (num_scored - chains) * model.vocab_size * 4
+    assert found == (num_scored - chains) * model.vocab_size * 4 + parts
     sizes["enforce_eager"] = False
     of_graphs = min(num_scored, 2048) - min(chains, 2048)
     num_graphs = num_tree_sizes(max_num_seqs, 24) + num_ragged_graphs(
         max_num_seqs, CONFIG.max_num_batched_tokens, model.hidden_size
     )
     beside = reserved(model, **sizes, speculative_config=trees) - reserved(model, **sizes)
-    assert beside == found + of_graphs * model.vocab_size * 4 + num_graphs * 6 * 2**20
+    assert beside == found + parts + of_graphs * model.vocab_size * 4 + num_graphs * 6 * 2**20

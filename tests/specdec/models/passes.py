@@ -43,15 +43,21 @@ def load(
     )
 
 
-def mixed_logits(directory, ids, group, dtype=torch.float32, quantization=None, **how):
-    """Return logits of two sequences, from chunked prefill, decode and several rows at once."""
+def mixed_logits(
+    directory, ids, group, dtype=torch.float32, quantization=None, lengths=(34, 27), **how
+):
+    """Return logits of two sequences, from chunked prefill, decode and several rows at once.
+
+    lengths: number of tokens that are run of each.
+    """
     model = load(directory, group, dtype, quantization, **how)
     cache = model.new_kv_cache(40 * BLOCK_SIZE)
     first, second = list(range(3, 20)), list(range(39, 24, -1))
-    a, b = ids
+    a, b = (each[:length] for each, length in zip(ids, lengths, strict=True))
+    chunk, prefill, other = len(a) - 4, len(a) - 1, len(b) - 7
     with torch.inference_mode():
-        parts = [[(a[:30], 0, first)], [(a[:33], 30, first), (b[:20], 0, second)]]
-        parts.append([(a[:34], 33, first), (b[:27], 20, second)])
+        parts = [[(a[:chunk], 0, first)], [(a[:prefill], chunk, first), (b[:other], 0, second)]]
+        parts.append([(a, prefill, first), (b, other, second)])
         logits = [model.compute_logits(model(batch_of(part), cache)).clone() for part in parts]
     return torch.cat(logits)
 

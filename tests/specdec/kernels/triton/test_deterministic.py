@@ -36,15 +36,16 @@ def logits_of(directory, passes, *, deterministic=True):
 
 
 def test_bits_depend_neither_on_the_batch_nor_on_the_steps(directory):
-    text = [(7 * index) % 300 + 3 for index in range(24)]
-    other = Chunk([9, 8, 7, 6, 5, 4, 3] * 3, 0, [4, 5])
+    """In tiles of 16 rows: beside and in steps they have other places in other tiles."""
+    text = [(7 * index) % 300 + 3 for index in range(17)]
+    other = Chunk([9, 8, 7, 6, 5] * 2, 0, [4, 5])
     whole = logits_of(directory, [[Chunk(text, 0, [1, 2])]])
     beside = logits_of(directory, [[other, Chunk(text, 0, [1, 2])]])
     assert torch.equal(beside[len(other.token_ids) :], whole)
     in_steps = logits_of(
         directory,
-        [[Chunk(text[:18], 0, [1, 2])], [other, Chunk(text[18:], 18, [1, 2])]],
+        [[Chunk(text[:14], 0, [1, 2])], [other, Chunk(text[14:], 14, [1, 2])]],
     )
-    assert torch.equal(in_steps[len(other.token_ids) :], whole[18:])
+    assert torch.equal(in_steps[len(other.token_ids) :], whole[14:])
     plain = logits_of(directory, [[Chunk(text, 0, [1, 2])]], deterministic=False)
     assert torch.allclose(plain, whole, atol=1e-4)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from specdec.config.attention_splits import most_rows
 from specdec.kernels.attention_masks import mask_nodes
 from specdec.kernels.device_batch import DeviceBatch, TreeNodes
 from specdec.kernels.torch_attention import TorchAttention
@@ -96,6 +97,32 @@ def test_contexts_in_parts(monkeypatch):
     check(Case(lengths, num_heads=2, kv_heads=1, trees=TREES), fixed)
     monkeypatch.setattr(attention_plan, "ENOUGH_PROGRAMS", 1)
     check(Case(lengths, num_heads=2, kv_heads=1, trees=TREES), fixed)
+
+
+def test_contexts_of_large_trees_are_split():
+    """Their programs are few; a prompt of as many tokens would have no segments."""
+    parents = tuple(node // 2 - 1 for node in range(19))
+    case = Case(((600, 20),), num_heads=2, kv_heads=1, trees={0: parents})
+    pages = Pages(case)
+    own = pages.batch
+    words = torch.tensor([0, *signed_words(ancestors(parents))])
+    nodes = 580 + torch.tensor([depths(parents)])
+    batch = DeviceBatch(
+        input_ids=torch.zeros(20, dtype=torch.int64),
+        positions=torch.from_numpy(own.positions).long(),
+        slot_mapping=torch.from_numpy(own.slot_mapping).long(),
+        block_tables=torch.from_numpy(own.block_tables).long(),
+        context_lens=torch.tensor([600]),
+        query_len=20,
+        trees=TreeNodes(words, torch.tensor([581]), nodes),
+    )
+    attention = TritonAttention(case.heads, case.head_dim, case.block_size, CPU)
+    plan = attention.plan_on_device(batch, case.dtype)
+    [tiles] = plan.launches
+    assert tiles.parts is not None
+    assert tiles.shape.used_rows <= most_rows(2, case.head_dim, 20)
+    found = attention.attend(pages.query, pages.cache, plan)
+    assert (found.double() - pages.expected()).abs().max() < 2e-6
 
 
 def test_the_last_of_64_nodes_hides_what_is_behind_it():

@@ -155,11 +155,12 @@ def test_weights_are_quantized_when_they_are_loaded(tiny_model_dir, method):
     assert model.lm_head.table is None
 
 
-def test_quantized_drafts_change_no_token(tiny_model_dir):
+def test_quantized_drafts_change_no_token(tmp_path):
+    directory = tiny_llama_dir(tmp_path, layers=1)
     asked = [request("r0", [11, 12, 11, 12], max_tokens=3)]
-    plain = tokens_by(local_engine(tiny_model_dir, engine_config(0), kernels="torch"), asked)
-    proposer = draft_model(tiny_model_dir, quantization="int8", kernels="triton")
-    drafting = local_engine(tiny_model_dir, engine_config(3), proposer=proposer, kernels="torch")
+    plain = tokens_by(local_engine(directory, engine_config(0), kernels="torch"), asked)
+    proposer = draft_model(directory, quantization="int8", kernels="triton")
+    drafting = local_engine(directory, engine_config(3), proposer=proposer, kernels="torch")
     assert tokens_by(drafting, asked) == plain
     assert drafting.stats().counts.speculation.num_accepted_tokens > 0
 
