@@ -103,9 +103,7 @@ class CheckpointReader:
         That is the stored dtype if `dtype` is float32 and all are stored in the same 16-bit dtype,
         else `dtype`.
         """
-        stored = {
-            None if self._packed_as(each) else self.tensors.short_dtype(each) for each in names
-        }
+        stored = {self._short_dtype(each) for each in names}
         common = stored.pop() if len(stored) == 1 else None
         return common if common is not None and self.dtype == torch.float32 else self.dtype
 
@@ -113,6 +111,13 @@ class CheckpointReader:
         if found != expected:
             limit = f"config.json requires {list(expected)}"
             raise UnsupportedModelError(f"{name} has shape {list(found)}; {limit}")
+
+    def _short_dtype(self, name: str) -> torch.dtype | None:
+        """Return the stored dtype of a tensor if it is a 16-bit floating-point type, else None."""
+        layout = self._packed_as(name)
+        if isinstance(layout, GptOssExperts):
+            return layout.short_dtype(self.tensors, name)
+        return None if layout else self.tensors.short_dtype(name)
 
     def _packed_as(self, name: str) -> WeightFormat | None:
         """Return the format of a quantized weight; None for another tensor."""

@@ -100,6 +100,11 @@ class GptOssExperts:
         start = cols.start - groups.start * _GROUP
         return values[:, start : start + len(cols)]
 
+    def short_dtype(self, tensors: TensorSource, name: str) -> torch.dtype | None:
+        """Return the stored dtype if it is a 16-bit floating-point type, else None."""
+        stored = self._part(name).stored
+        return tensors.short_dtype(stored) if stored in tensors else None
+
     def _part(self, name: str) -> _Part:
         part = _part_of(name)
         assert part is not None, f"{name} is no tensor of an expert"

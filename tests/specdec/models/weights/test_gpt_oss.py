@@ -73,6 +73,17 @@ def test_all_weights_are_counted(directories):
         reader.read("model.layers.1.mlp.experts.4.up_proj.weight", (96, 64))
 
 
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32])
+def test_experts_stay_as_short_as_they_are_stored(directories, tmp_path, stored):
+    copy = shutil.copytree(directories[1], tmp_path / "copy")
+    weights = load_file(copy / "model.safetensors")
+    save_file({name: each.to(stored) for name, each in weights.items()}, copy / "model.safetensors")
+    names = [f"model.layers.1.mlp.experts.4.{name}_proj.weight" for name in ("gate", "up")]
+    assert open_checkpoint(copy, torch.float32).exact_dtype(*names) == stored
+    quantized = open_checkpoint(directories[0], torch.float32)
+    assert quantized.exact_dtype(*names) == torch.float32
+
+
 @pytest.mark.parametrize(("key", "limit"), [("swiglu_limit", "7.0"), ("swiglu_alpha", "1.702")])
 def test_another_activation_is_refused(directories, key, limit):
     raw = json.loads((directories[1] / "config.json").read_text()) | {key: 6.0}
