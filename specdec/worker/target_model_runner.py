@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 import torch
@@ -13,13 +12,12 @@ from torch import Tensor
 
 from specdec.config.engine import EngineConfig
 from specdec.kernels.forward_batch import ModelInput, SlotMove
-from specdec.kernels.sample import RowArgmax, row_argmax
+from specdec.kernels.sample import row_argmax
 from specdec.models.heads.base import DraftHead
-from specdec.sampling.logprobs import KeptLogits, prompt_logprobs
+from specdec.sampling.logprobs import KeptLogits
 from specdec.sampling.vocab_shard import all_ranks_argmax
 from specdec.types.messages import (
     BlockTableDelta,
-    PromptLogprobs,
     SequenceAdmission,
     StepInput,
     StepRow,
@@ -33,10 +31,10 @@ from specdec.worker.device_steps import DeviceSteps
 from specdec.worker.head_runner import HeadRunner
 from specdec.worker.head_versions import HeadVersions, LoadHead
 from specdec.worker.model_runner import ModelRunner
+from specdec.worker.row_outputs import lookahead_tokens, prompt_logprobs_of
 from specdec.worker.step_graphs import GraphBackend, GraphReport
 from specdec.worker.step_rows import (
     invalid_chunks,
-    positions_of_guesses,
     positions_to_verify,
     scored_tokens,
     split_rows,
@@ -107,7 +105,7 @@ class TargetModelRunner(ModelRunner):
             host_taps=self.head.taps if self.head and self._drafts_on_host else None,
         )
         own_head = None if self._drafts_on_host else self.head
-        self._queue = DeviceQueue(self.device_steps, own_head, may_fail=self.group.size == 1)
+        self._queue = DeviceQueue(self.device_steps, own_head, self.group)
         return report
 
     def _replace_drafter(self) -> None:
@@ -126,7 +124,7 @@ class TargetModelRunner(ModelRunner):
 
     def execute(self, step: StepInput) -> VerifyOutput:
         """Run one step; return the same output on every rank. None may be in flight."""
-        assert not self.num_in_flight, "steps are collected in order"
+        self.settle()
         self._update(step)
         if not step.rows:
             return VerifyOutput(step.step_id, ())
@@ -134,7 +132,9 @@ class TargetModelRunner(ModelRunner):
         if self._queue is not None:
             states = self._batch_state.states(rows)
             if self._queue.begin(step.step_id, rows, states):
-                output = self._verified_by_host(self.collect(), rows, states)
+                output = self.collect()
+                self.settle()
+                output = self._verified_by_host(output, rows, states)
                 return self._with_drafts(output, rows) if self._drafts_on_host else output
         return self._run(step.step_id, rows)
 
@@ -143,20 +143,38 @@ class TargetModelRunner(ModelRunner):
 
         Returns False where the device cannot run it, or the step has to wait for the result of
         that one. Only the sequences may have been updated then, as `execute` or the next call for
-        the same step does not do again.
+        the same step does not do again. Several ranks return the same for the same steps, if each
+        has collected what `needs_results` demands.
         """
         queue = self._queue
-        if queue is None or not step.rows or queue.is_full or queue.waits_for(step.released):
+        if queue is None or not step.rows or self._drafts_on_host:  # which would draft behind it
             return False
-        if self._drafts_on_host:
-            return False  # the host has to draft behind it
-        is_behind = len(queue) > 0
+        if queue.needs_results(step):
+            if queue.num_in_flight:
+                return False
+            queue.settle()
+        if queue.is_full or queue.waits_for(step.released):
+            return False
+        is_behind = queue.num_unsettled > 0
         if is_behind and any(row.drafts_by_token for row in step.rows):
             return False
         self._update(step)
         rows = step.rows if is_behind else self._batch_state.resolve_pending(step.rows)
         states = self._batch_state.states(rows)
         return not verified_by_host(rows, states) and queue.begin(step.step_id, rows, states)
+
+    def needs_results(self, step: StepInput) -> bool:
+        """Return whether all steps in flight have to be collected before `begin` of a step.
+
+        So it is where several ranks could otherwise differ in what they know when it begins.
+        """
+        return self._queue is not None and self._queue.needs_results(step)
+
+    def settle(self) -> None:
+        """Apply the results of the steps that were collected, of which none may be in flight."""
+        assert not self.num_in_flight, "steps are collected in order"
+        if self._queue is not None:
+            self._queue.settle()
 
     def _verified_by_host(
         self, output: VerifyOutput, rows: Sequence[StepRow], states: Sequence[SequenceState]
@@ -189,7 +207,7 @@ class TargetModelRunner(ModelRunner):
     @property
     def num_in_flight(self) -> int:
         """Steps that the device runs, and that were not collected."""
-        return 0 if self._queue is None else len(self._queue)
+        return 0 if self._queue is None else self._queue.num_in_flight
 
     @property
     def is_step_done(self) -> bool:
@@ -229,9 +247,8 @@ class TargetModelRunner(ModelRunner):
             state.update_histories(rows)
             batch = state.model_input(rows)
             hidden, states = self._forward(batch)
-            prompt_logprobs = (
-                tuple(self._prompt_logprobs(rows, hidden)) if state.has_prompt_logprobs else ()
-            )
+            compute_logits = self.model.compute_logits
+            prompt_logprobs = prompt_logprobs_of(rows, hidden, state, compute_logits, self._shard)
             verified = (*self._verify(rows, hidden), *invalid_chunks(rows, hidden))
         except torch.OutOfMemoryError:
             if self.group.size > 1 or not split_rows(rows):
@@ -283,7 +300,7 @@ class TargetModelRunner(ModelRunner):
 
     def execute_on_host(self, step: StepInput) -> VerifyOutput:
         """Run a step of a row or more by operators that the host launches, and none in flight."""
-        assert not self.num_in_flight, "steps are collected in order"
+        self.settle()
         self._update(step)
         return self._run(step.step_id, step.rows)
 
@@ -303,7 +320,7 @@ class TargetModelRunner(ModelRunner):
             global_argmax = all_ranks_argmax(argmax, self._shard)
             tokens = verify_by_argmax(global_argmax, rows)
             return self._record_output(rows, tokens, global_argmax.invalid_rows)
-        if lookahead := self._lookahead_tokens(rows, argmax):
+        if lookahead := lookahead_tokens(rows, argmax, self._shard):
             positions = torch.tensor(positions_to_verify(rows), device=logits.device)
             logits, argmax = logits[positions], argmax.take(positions)
         rules = [self._batch_state.rules(row.seq_id) for row in rows]
@@ -323,23 +340,6 @@ class TargetModelRunner(ModelRunner):
         if not lookahead:
             return verified
         return [row._replace(lookahead_token_ids=lookahead.get(row.seq_id, ())) for row in verified]
-
-    def _lookahead_tokens(
-        self, rows: Sequence[StepRow], argmax: RowArgmax
-    ) -> dict[int, tuple[int, ...]]:
-        """Return the argmax after each guess, by sequence with lookahead tokens; a collective call.
-
-        argmax: of this rank's logits of the last known token and the guesses of each row.
-        """
-        if not (positions := positions_of_guesses(rows)):
-            return {}
-        guesses = argmax.take(torch.tensor(positions, device=argmax.values.device))
-        best = iter(all_ranks_argmax(guesses, self._shard).token_ids.tolist())
-        return {
-            row.seq_id: tuple(islice(best, row.num_guesses))
-            for row in rows
-            if row.num_lookahead_tokens
-        }
 
     def _record_output(
         self,
@@ -383,17 +383,6 @@ class TargetModelRunner(ModelRunner):
         if moves:
             self.model.move_kv(self.kv_cache, moves)
         return moves
-
-    def _prompt_logprobs(self, rows: Sequence[StepRow], hidden: Tensor) -> Iterator[PromptLogprobs]:
-        """Yield log-probabilities of the prompt tokens after those of `rows`, where requested."""
-        first = 0
-        for row in rows:
-            num_best = self._batch_state.rules(row.seq_id).prompt_logprobs
-            if num_best is not None and (tokens := self._batch_state.next_prompt_tokens(row)):
-                own, compute_logits = hidden[first : first + len(tokens)], self.model.compute_logits
-                logprobs = prompt_logprobs(own, tokens, num_best, compute_logits, self._shard)
-                yield PromptLogprobs(row.seq_id, row.num_computed_tokens + 1, logprobs)
-            first += len(row.token_ids)
 
 
 def _tree_choices(config: EngineConfig) -> Sequence[Sequence[int]]:

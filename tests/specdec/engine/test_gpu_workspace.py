@@ -50,3 +50,15 @@ def test_logits_are_those_of_graphs_and_of_operators(model, max_num_seqs):
         sizes = {"max_num_seqs": max_num_seqs, "enforce_eager": is_eager}
         found = reserved(more, **sizes) - reserved(model, **sizes)
         assert found == (num_tokens + of_graphs + seen) * 4
+
+
+@pytest.mark.parametrize(("is_eager", "num_copies"), [(True, 3), (False, 6)])
+def test_what_ranks_exchange_is_counted(model, is_eager, num_copies):
+    """Of logits a share of the rows, as they are sent, received and put together."""
+    changes = {"enforce_eager": is_eager}
+    alone = reserved(model, **changes)
+    found = reserved(model, tensor_parallel_size=2, **changes) - alone
+    assert found == 512 * 2**20 + num_copies * (16 * 4 * model.vocab_size) * 4 // 2
+    many = dataclasses.replace(model, vocab_size=2**20)
+    found = reserved(many, tensor_parallel_size=4, **changes) - reserved(many, **changes)
+    assert found == 512 * 2**20 + num_copies * 2**26 * 4 // 4
