@@ -44,11 +44,12 @@ class ThreadCollectives:
         return self.name
 
 
-def memory_of(group, *, local="", opens=True, is_wrong=False):
+def memory_of(group, *, local="", opens=True, is_wrong=False, max_bytes=64):
     """Return a kind of memory of one rank, whose sums are those of the kernel."""
+    limit = max_bytes
 
     class Memory(SymmetricMemory):
-        max_bytes = 64
+        max_bytes = limit
 
         @staticmethod
         def local_fault(device):

@@ -7,9 +7,11 @@ from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.loading import load_model
+from tests.specdec.fakes import run_ranks
 from tests.specdec.tiny import tiny_llama_dir
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 12
+ALONE = TensorParallelGroup()
 
 
 @pytest.fixture(scope="module")
@@ -17,12 +19,12 @@ def directory(tmp_path_factory):
     return tiny_llama_dir(tmp_path_factory.mktemp("model"), layers=2)
 
 
-def logits_of(directory, passes, *, deterministic=True):
+def logits_of(directory, passes, *, deterministic=True, group=ALONE):
     """Run passes on an empty pool; return the logits of the last one's tokens."""
     model = load_model(
         directory,
         ModelConfig.from_directory(directory),
-        TensorParallelGroup(),
+        group,
         dtype=torch.float32,
         max_model_len=128,
         block_size=BLOCK_SIZE,
@@ -48,3 +50,15 @@ def test_bits_depend_neither_on_the_batch_nor_on_the_steps(directory):
     assert torch.equal(in_steps[len(other.token_ids) :], whole[18:])
     plain = logits_of(directory, [[Chunk(text, 0, [1, 2])]], deterministic=False)
     assert torch.allclose(plain, whole, atol=1e-4)
+
+
+@pytest.mark.usefixtures("one_launch_at_a_time")
+def test_bits_of_several_ranks_do_not_depend_on_the_batch(directory):
+    text, other = [(7 * index) % 300 + 3 for index in range(6)], Chunk([9, 8, 7], 0, [4])
+
+    def on_rank(group):
+        whole = logits_of(directory, [[Chunk(text, 0, [1])]], group=group)
+        beside = logits_of(directory, [[other, Chunk(text, 0, [1])]], group=group)
+        return torch.equal(beside[len(other.token_ids) :], whole)
+
+    assert run_ranks(2, on_rank) == [True, True]
