@@ -23,8 +23,10 @@ protos: .make/tools ## generate the gRPC stubs, nothing else
 serve: .make/setup ## serve smollm2-135m-instruct until Ctrl-C; ARGS are flags of specdec serve
 	@exec $(BIN)/specdec serve $(ARGS)
 
+# The tests start many processes, each of which would compile the sources again without byte code,
+# which images often switch off.
 test: .make/setup ## run the tests that are not slow, in WORKERS processes; ARGS go to pytest
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadscope --no-loadscope-reorder $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadscope --no-loadscope-reorder $(ARGS)
 
 test-slow: .make/setup ## run the slow tests: recovery, load, replicas of the real service
 	$(BIN)/python -m pytest -m slow $(ARGS)

@@ -19,7 +19,8 @@ from benchmarks.machine import Machine, describe_machine
 from benchmarks.step_bench import PRECISIONS, StepBench
 from specdec.config.engine import DraftLimits
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.types.messages import BlockTableDelta, DraftRow, DraftStep, SequenceAdmission, StepRow
+from specdec.types.draft_messages import DraftRow, DraftStep
+from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepRow
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker import load_draft_runner
 

@@ -25,7 +25,7 @@ from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import DraftModelProposer
 from specdec.speculation.proposers.outcome_planner import OutcomePlanner
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.messages import AheadRow, DraftOutput, DraftStep
+from specdec.types.draft_messages import AheadRow, DraftOutput, DraftStep
 from specdec.types.ranks import DraftWorker, Target
 from specdec.types.sampling_params import SamplingParams
 from specdec.types.stats import Counts

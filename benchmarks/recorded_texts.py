@@ -20,7 +20,7 @@ from benchmarks.recordings import TextScorer
 from specdec.models.config import ModelConfig
 from specdec.models.token_map import token_map_of
 from specdec.speculation.proposers.outcome_statistics import MAX_FAN_OUT
-from specdec.types.messages import AheadRow
+from specdec.types.draft_messages import AheadRow
 
 _FILLER = 0
 """Token behind the end of a text."""

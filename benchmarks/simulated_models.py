@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec.types.messages import (
+from specdec.types.draft_messages import (
     AheadDraft,
     AheadOutput,
     AheadRow,
@@ -26,11 +26,8 @@ from specdec.types.messages import (
     DraftPass,
     DraftRow,
     DraftStep,
-    StepInput,
-    StepRow,
-    VerifiedRow,
-    VerifyOutput,
 )
+from specdec.types.messages import StepInput, StepRow, VerifiedRow, VerifyOutput
 
 _FIRST_TOKEN, _NUM_TOKENS = 2, 200
 _MAX_RANK = 64
@@ -189,7 +186,7 @@ class Texts:
 
 
 class SimulatedTarget:
-    """Target on its own device; see `specdec.types.messages.Target`.
+    """Target on its own device; see `specdec.types.ranks.Target`.
 
     busy_s: seconds of its passes.
     """

@@ -9,14 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specdec.types.messages import (
-    AheadOutput,
-    AheadRow,
-    DraftOutput,
-    DraftStep,
-    StepInput,
-    VerifyOutput,
-)
+from specdec.types.draft_messages import AheadOutput, AheadRow, DraftOutput, DraftStep
+from specdec.types.messages import StepInput, VerifyOutput
 from specdec.types.ranks import DraftWorker, Target
 
 _MOST_ROWS = 40

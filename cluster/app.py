@@ -14,7 +14,7 @@ from ray import serve
 
 from cluster.config.serve_config import ServeConfig
 from cluster.config.vllm_compat import our_name
-from cluster.serve.deployment import make_application
+from cluster.serve.application import make_application
 from specdec.types.errors import InvalidValueError
 
 _OF_SERVE = ("host", "http_port", "grpc_port")

@@ -105,7 +105,8 @@ def _transformers() -> Iterator[str]:
     yield (
         "Such a model needs a causal language model in transformers whose attention can be "
         "replaced, such as GPT-2, GPT-NeoX, GPT BigCode, OPT, Phi 1 and 2, Nemotron, Persimmon, "
-        "Helium, Apertus, Ministral, VaultGemma and Qwen 2 MoE. When it is loaded, each layer is "
+        "Helium, Apertus, Ministral, VaultGemma, Qwen 2 MoE, GLM-4.5, ERNIE 4.5 MoE, Granite MoE "
+        "and Aria (text). When it is loaded, each layer is "
         "checked: attention that the KV cache cannot serve is refused.\n"
     )
     yield _table(
@@ -115,8 +116,9 @@ def _transformers() -> Iterator[str]:
             ("data types", f"{_names(DTYPE_BYTES)}; KV in 8 bits as above"),
             (
                 "ranks",
-                "one, or a divisor of the KV heads where transformers has a plan of linear layers; "
-                "each rank has the whole model in host memory while it loads",
+                "one, or a divisor of the KV heads where transformers has a plan of linear layers "
+                "and of experts, which `--enable-expert-parallel` divides by expert; each rank has "
+                "the whole model in host memory while it loads",
             ),
             ("drafting", "lookups and draft models; any verifier; no draft heads"),
             ("quantization, quantized checkpoints, LoRA", "none"),

@@ -20,14 +20,20 @@ from specdec.kernels import TorchAttention
 from specdec.kernels.attention import PagedAttention, QueryKeyNorms, Rotation
 from specdec.kernels.device_batch import DeviceBatch, RaggedBatch
 from specdec.kernels.forward_batch import Chunk, Indices, ModelInput, SlotMove
+from specdec.kernels.moves import AcceptedPaths, move_on_device, path_moves
 from specdec.kernels.rows import TorchRowKernels, quantize_rows
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.kernels.triton.availability import triton_fault
-from specdec.sampling.device_sampler import DeviceRules, SamplingKind, sample_on_device
+from specdec.sampling.device_sampler import (
+    DeviceRules,
+    DeviceSample,
+    SamplingKind,
+    sample_on_device,
+)
+from specdec.sampling.device_trees import DeviceTrees, verify_trees
 from specdec.sampling.device_truncation import DeviceLimits
 from specdec.sampling.gumbel import NoiseKeys
 from specdec.sampling.vocab_shard import VocabShard
-from specdec.types.draft_tree import path_of, walk
 
 _CPU = torch.device("cpu")
 _MAX_ERROR = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
@@ -291,35 +297,44 @@ def check_verification_kernels(context: Context) -> Result:
 
 
 def _walk(device: torch.device) -> Result:
-    from specdec.kernels.triton.moves import compact_paths  # imports Triton
-    from specdec.kernels.triton.verify import DeviceDrafts, verify_drafts
+    """Compare kernels with their references in torch, for trees, chains and drafts by chance."""
+    from specdec.kernels.triton import moves as kernels  # imports Triton
+    from specdec.kernels.triton.verify import walk_trees
 
-    num_seqs, width, block_size, blocks = 16, 12, 16, 3
+    num_seqs, width, block_size, blocks = 16, 24, 16, 4
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, 3, (num_seqs, width), generator=generator).int()
-    parents = torch.rand(num_seqs, width, generator=generator).mul(torch.arange(1, width + 1))
-    parents = parents.int() - 1
-    sampled = torch.randint(0, 3, (num_seqs, width + 1), generator=generator)
-    counts = torch.full((num_seqs,), width).int()
-    starts = torch.arange(num_seqs).int() * (width + 1)
-    drafts = DeviceDrafts(*(each.to(device) for each in (tokens, parents, counts, starts)))
-    found = verify_drafts(sampled.flatten().to(device), drafts)
-    tables = torch.randperm(num_seqs * blocks, generator=generator).view(num_seqs, blocks).int()
-    cache = torch.randn(2, num_seqs * blocks * block_size, 2, 8, 128, generator=generator)
-    expected, stored = cache.clone(), cache.to(device)
-    first = torch.arange(num_seqs).int() + 5
-    compact_paths(stored, found, first.to(device), tables.to(device), block_size)
-    is_same = True
-    for row in range(num_seqs):
-        own, above = tokens[row].tolist(), parents[row].tolist()
-        accepted = walk(sampled[row].tolist(), own, above)
-        count = int(found.num_tokens[row])
-        is_same &= tuple(found.token_ids[row, :count].tolist()) == accepted
-        places = [int(first[row]) + place for place in range(width)]
-        slots = [int(tables[row, p // block_size]) * block_size + p % block_size for p in places]
-        for place, node in enumerate(path_of(own, above, accepted[:-1])):
-            expected[:, slots[place]] = expected[:, slots[node]]
-    is_moved = torch.equal(stored.cpu(), expected)
+    size = (num_seqs, width)
+    tokens = torch.randint(0, 3, size, generator=generator)
+    parents = torch.rand(size, generator=generator).mul(torch.arange(1, width + 1)).long() - 1
+    parents[::4] = torch.arange(-1, width - 1)
+    num_kept = torch.full((num_seqs,), -1)
+    num_kept[::8] = 5
+    counts = torch.randint(0, width + 1, (num_seqs,), generator=generator).clamp_min(5)
+    sampled = torch.randint(0, 3, (num_seqs * (width + 1),), generator=generator)
+    sample = DeviceSample(sampled, torch.rand(sampled.shape, generator=generator) < 0.02)
+    expected = verify_trees(sample, DeviceTrees(tokens, parents, counts, num_kept))
+    found = walk_trees(
+        sample.token_ids.to(device),
+        sample.is_invalid.to(device),
+        *(each.to(device) for each in (tokens, parents, counts, num_kept)),
+    )
+    is_new = torch.arange(width + 1) < expected.counts[:, None]
+    is_same = torch.equal(found.num_tokens.cpu(), expected.counts) and all(
+        torch.equal(own.cpu()[is_new], wanted[is_new])
+        for own, wanted in ((found.token_ids, expected.token_ids), (found.places, expected.places))
+    )
+    tables = torch.randperm(num_seqs * blocks, generator=generator).view(num_seqs, blocks)
+    cache = torch.randn(2, num_seqs * blocks * block_size + 1, 2, 8, 128, generator=generator)
+    stored = cache.to(device)
+    sequences = torch.arange(num_seqs)
+    paths = AcceptedPaths(
+        expected.places, expected.counts, sequences + 5, tables, sequences, block_size
+    )
+    move_on_device(cache, path_moves(paths))
+    places, num_tokens, bases, block_tables, rows = (each.to(device) for each in paths[:-1])
+    moves = kernels.path_moves(places, num_tokens, bases, block_tables, rows, block_size)
+    kernels.move_slots(stored, *moves)
+    is_moved = torch.equal(stored.cpu(), cache)
     return {"passed": is_same and is_moved, "tokens": is_same, "moves": is_moved}
 
 

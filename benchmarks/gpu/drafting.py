@@ -24,10 +24,9 @@ from specdec.models.heads.config import HeadConfig
 from specdec.models.heads.loading import load_head
 from specdec.models.llama import CausalDecoder
 from specdec.text.grammar import GrammarCompiler
+from specdec.types.draft_messages import DraftRow, DraftStep
 from specdec.types.messages import (
     BlockTableDelta,
-    DraftRow,
-    DraftStep,
     SequenceAdmission,
     StepInput,
     StepRow,

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from cluster.config.lora_modules import (
-    LORA_MODULES,
-    canonical_lora_modules,
-    read_lora_modules,
-)
+from cluster.config.lora_modules import LORA_MODULES, canonical_lora_modules, read_lora_modules
 from cluster.config.network import HOSTS, MAX_MODEL_CHARS, is_loopback
 from cluster.config.service_checks import (
     check_cluster,
+    check_lora_modules,
+    check_ports_and_tls,
     check_replicas,
     check_shared_draft_workers,
+    check_startup_adapters,
+    check_tracing,
     check_training,
     check_verifiers,
 )
@@ -383,45 +382,18 @@ class ServeConfig(LLMConfig):
 
     def _check_together(self) -> None:
         super()._check_together()
-        if self.grpc_port == self.http_port:
-            raise InvalidValueError(
-                "http_port", self.http_port, f"different from grpc_port ({self.grpc_port})"
-            )
-        if (self.tls_cert_file is None) != (self.tls_key_file is None):
-            limit = "given together with tls_cert_file, or not at all"
-            raise InvalidValueError("tls_key_file", self.tls_key_file, limit)
-        if self.tls_cert_file is not None and self.ingress != "embedded":
-            limit = "left out unless ingress is embedded"
-            raise InvalidValueError("tls_cert_file", str(self.tls_cert_file), limit)
         if len(self.served_model_name) > MAX_MODEL_CHARS:
             limit = f"at most {MAX_MODEL_CHARS} characters long"
             raise InvalidValueError("served_model_name", self.served_model_name, limit)
-        if self.otlp_traces_endpoint is not None and not _can_trace():
-            limit = "left out unless OpenTelemetry is installed; pip install 'specdec[tracing]'"
-            raise InvalidValueError("otlp_traces_endpoint", self.otlp_traces_endpoint, limit)
+        check_ports_and_tls(self)
         check_verifiers(self)
+        check_tracing(self)
         check_training(self)
         check_replicas(self)
         check_cluster(self)
         check_shared_draft_workers(self)
 
     def _check_adapters(self) -> None:
-        if self.lora_modules is not None and not self.enable_lora:
-            limit = "left out unless enable_lora is given"
-            raise InvalidValueError("lora_modules", self.lora_modules, limit)
+        check_lora_modules(self)
         super()._check_adapters()
-        limits, count = self.adapter_limits, len(self.startup_adapters)
-        if limits is not None and count > limits.max_loaded:
-            limit = f"at least {count}, the number of lora_modules"
-            raise InvalidValueError("max_cpu_loras", limits.max_loaded, limit)
-        if any(each.name == self.served_model_name for each in self.startup_adapters):
-            limit = "without an adapter that has the name of the model"
-            raise InvalidValueError("lora_modules", self.lora_modules, limit)
-
-
-def _can_trace() -> bool:
-    """Return whether the OTLP exporter is installed, without importing it."""
-    try:
-        return find_spec("opentelemetry.exporter.otlp.proto.grpc") is not None
-    except ModuleNotFoundError:  # of a package above it
-        return False
+        check_startup_adapters(self)

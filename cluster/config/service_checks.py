@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
 from specdec.config.methods import DraftModelConfig
@@ -9,7 +10,10 @@ from specdec.config.speculative import SpeculativeConfig
 from specdec.types.errors import InvalidValueError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from specdec.config.engine import AdapterLimits
+    from specdec.types.adapters import AdapterOrder
 
 
 class Settings(Protocol):
@@ -23,6 +27,30 @@ class Settings(Protocol):
 
     @property
     def adapter_limits(self) -> AdapterLimits | None: ...
+
+    @property
+    def served_model_name(self) -> str: ...
+
+    @property
+    def enable_lora(self) -> bool: ...
+
+    @property
+    def lora_modules(self) -> str | None: ...
+
+    @property
+    def startup_adapters(self) -> tuple[AdapterOrder, ...]: ...
+
+    @property
+    def grpc_port(self) -> int: ...
+
+    @property
+    def http_port(self) -> int: ...
+
+    @property
+    def tls_cert_file(self) -> Path | None: ...
+
+    @property
+    def tls_key_file(self) -> Path | None: ...
 
     @property
     def num_replicas(self) -> int: ...
@@ -52,6 +80,9 @@ class Settings(Protocol):
     def shares_draft_workers(self) -> bool: ...
 
     @property
+    def otlp_traces_endpoint(self) -> str | None: ...
+
+    @property
     def training_buffer_tokens(self) -> int: ...
 
     @property
@@ -59,6 +90,37 @@ class Settings(Protocol):
 
     @property
     def allow_synthetic_acceptance(self) -> bool: ...
+
+
+def check_ports_and_tls(config: Settings) -> None:
+    """Check that the two APIs have different ports, and that TLS has both files."""
+    if config.grpc_port == config.http_port:
+        limit = f"different from grpc_port ({config.grpc_port})"
+        raise InvalidValueError("http_port", config.http_port, limit)
+    if (config.tls_cert_file is None) != (config.tls_key_file is None):
+        limit = "given together with tls_cert_file, or not at all"
+        raise InvalidValueError("tls_key_file", config.tls_key_file, limit)
+    if config.tls_cert_file is not None and config.ingress != "embedded":
+        limit = "left out unless ingress is embedded"
+        raise InvalidValueError("tls_cert_file", str(config.tls_cert_file), limit)
+
+
+def check_lora_modules(config: Settings) -> None:
+    """Check that adapters are loaded at the start only where there are adapters."""
+    if config.lora_modules is not None and not config.enable_lora:
+        limit = "left out unless enable_lora is given"
+        raise InvalidValueError("lora_modules", config.lora_modules, limit)
+
+
+def check_startup_adapters(config: Settings) -> None:
+    """Check the number of the adapters that are loaded at the start, and their names."""
+    limits, count = config.adapter_limits, len(config.startup_adapters)
+    if limits is not None and count > limits.max_loaded:
+        limit = f"at least {count}, the number of lora_modules"
+        raise InvalidValueError("max_cpu_loras", limits.max_loaded, limit)
+    if any(each.name == config.served_model_name for each in config.startup_adapters):
+        limit = "without an adapter that has the name of the model"
+        raise InvalidValueError("lora_modules", config.lora_modules, limit)
 
 
 def check_verifiers(config: Settings) -> None:
@@ -88,6 +150,21 @@ def check_training(config: Settings) -> None:
     elif config.training_cache_salt is not None:
         limit = "left out unless training_buffer_tokens is given"
         raise InvalidValueError("training_cache_salt", config.training_cache_salt, limit)
+
+
+def check_tracing(config: Settings) -> None:
+    """Check that the exporter of traces is installed where they are exported."""
+    if config.otlp_traces_endpoint is not None and not _can_trace():
+        limit = "left out unless OpenTelemetry is installed; pip install 'specdec[tracing]'"
+        raise InvalidValueError("otlp_traces_endpoint", config.otlp_traces_endpoint, limit)
+
+
+def _can_trace() -> bool:
+    """Return whether the OTLP exporter is installed, without importing it."""
+    try:
+        return find_spec("opentelemetry.exporter.otlp.proto.grpc") is not None
+    except ModuleNotFoundError:  # of a package above it
+        return False
 
 
 def check_replicas(config: Settings) -> None:

@@ -18,6 +18,7 @@ from cluster.workers.resources import check_ranks, placement_bundles
 from specdec.config.engine import DraftLimits
 from specdec.config.hardware import available_cpus
 from specdec.config.llm import LLMConfig
+from specdec.engine.engine_profiler import draft_profile_text
 from specdec.engine.engine_thread import EngineThread
 from specdec.engine.memory_plan import MemoryPlan
 from specdec.engine.model_resolution import ModelDirectories
@@ -151,6 +152,7 @@ class RayExecutor:
             full_batch,
             measure_engine,
             text,
+            draft_profile_text(self._directories.draft),
         )
 
     def measure(self, function: Callable[[Target], Measured]) -> Measured:
@@ -222,10 +224,10 @@ class RayExecutor:
 
     def _start_draft(self, placement: PlacementGroup) -> DraftSupervisor | None:
         from cluster.workers.ranks import Ranks
+        from cluster.workers.roles import DRAFT
         from cluster.workers.spare import SpareRanks
         from cluster.workers.supervisors import DraftSupervisor
         from cluster.workers.target_group import AdapterGroup
-        from cluster.workers.worker_group import DRAFT
 
         limits, directory = self._plan.draft, self._directories.draft
         if limits is None or self._config.draft_model is None or directory is None:
@@ -250,8 +252,9 @@ class RayExecutor:
     ) -> DraftSupervisor:
         """Draft on a worker with a seat for this replica, within the blocks that it has there."""
         from cluster.workers.draft_seats import take_ranks
+        from cluster.workers.roles import DRAFT
         from cluster.workers.supervisors import DraftSupervisor
-        from cluster.workers.worker_group import DRAFT, WorkerGroup
+        from cluster.workers.worker_group import WorkerGroup
 
         timeout_s = self._config.start_timeout_s
         limits = replace(limits, num_blocks=min(limits.num_blocks, seats.num_blocks(timeout_s)))

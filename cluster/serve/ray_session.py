@@ -114,7 +114,7 @@ class RaySession:
     def _start_serve(self) -> None:
         from ray import serve
 
-        from cluster.serve.deployment import grpc_options
+        from cluster.serve.application import grpc_options
 
         config = self._config
         embedded = config.ingress == "embedded"
@@ -204,7 +204,7 @@ def _existing_listening(existing: ServeListeners, config: ServeConfig) -> Listen
 
 def _require_servicers(found: Sequence[str]) -> None:
     """Require this service's servicers in order; others may be listed between them."""
-    from cluster.serve.deployment import GRPC_SERVICER_FUNCTIONS
+    from cluster.serve.application import GRPC_SERVICER_FUNCTIONS
 
     if [each for each in found if each in GRPC_SERVICER_FUNCTIONS] != list(GRPC_SERVICER_FUNCTIONS):
         raise StartupError(

@@ -211,7 +211,7 @@ def deploy(served: Sequence[ServedModel]) -> dict[str, str]:
     """
     from ray import serve
 
-    from cluster.serve.deployment import make_application
+    from cluster.serve.application import make_application
 
     routes = _routes(served)
     targets = [

@@ -8,13 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from specdec.types.messages import (
-    AheadOutput,
-    BlockTableDelta,
-    DraftOutput,
-    DraftStep,
-    SequenceAdmission,
-)
+from specdec.types.draft_messages import AheadOutput, DraftOutput, DraftStep
+from specdec.types.messages import BlockTableDelta, SequenceAdmission
 
 _NO_STEP = -1
 

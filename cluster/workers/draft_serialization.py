@@ -21,7 +21,7 @@ from cluster.workers.serialization import (
     listed_width,
     pack_draft_probs,
 )
-from specdec.types.messages import (
+from specdec.types.draft_messages import (
     AheadDraft,
     AheadOutput,
     AheadRow,

@@ -29,7 +29,7 @@ _POLL_S = 0.5
 _ANSWER_TIMEOUT_S = 10.0
 
 _NUM_THREADS = 3
-"""Of the actor: one that computes, one that admits Routers, one that counts them."""
+"""Threads of the actor: one that computes, one that admits Routers, one that counts them."""
 
 
 class RunningWorker(Protocol):

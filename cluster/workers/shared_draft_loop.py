@@ -171,7 +171,7 @@ class SharedDraftLoop:
                 self._read(seat)
 
     def _register(self) -> None:
-        """Poll what the seats wait for now."""
+        """Have the poller wait for the present seats and for wake-ups."""
         self._seat_admitted()
         wanted = {seat.pollable: seat for seat in self._seats.values()}
         for pollable in self._seat_of.keys() - wanted.keys():

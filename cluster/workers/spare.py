@@ -13,7 +13,8 @@ from typing import Generic
 
 from cluster.workers.backoff import Backoff
 from cluster.workers.ranks import OpenRanks, Ranks
-from cluster.workers.worker_group import OutputT, StepT, WorkerGroup
+from cluster.workers.roles import OutputT, StepT
+from cluster.workers.worker_group import WorkerGroup
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,9 @@ from typing import ClassVar, Generic, TypeVar
 
 from cluster.workers.backoff import Backoff
 from cluster.workers.profile_messages import WorkerProfileOrder
+from cluster.workers.roles import OutputT, StepT
 from cluster.workers.spare import SpareRanks
-from cluster.workers.worker_group import OutputT, StepT, WorkerGroup
+from cluster.workers.worker_group import WorkerGroup
 from specdec.config.engine import DraftLimits
 from specdec.speculation.proposers import (
     DraftModelProposer,
@@ -26,8 +27,9 @@ from specdec.speculation.proposers import (
 )
 from specdec.speculation.proposers.outcome_planner import OutcomePlanner
 from specdec.types.adapters import AdapterFile
+from specdec.types.draft_messages import DraftOutput, DraftStep
 from specdec.types.errors import DraftFailedError, TargetFailedError
-from specdec.types.messages import DraftOutput, DraftStep, StepInput, VerifyOutput
+from specdec.types.messages import StepInput, VerifyOutput
 from specdec.types.profile import WorkerProfile
 from specdec.types.ranks import DraftWorker
 from specdec.types.stats import Counts

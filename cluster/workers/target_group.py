@@ -17,7 +17,8 @@ from cluster.workers.head_messages import (
     switch_message,
 )
 from cluster.workers.ranks import Ranks
-from cluster.workers.worker_group import TARGET, OutputT, StepT, WorkerGroup
+from cluster.workers.roles import TARGET, OutputT, StepT
+from cluster.workers.worker_group import WorkerGroup
 from specdec.types.adapters import AdapterFile
 from specdec.types.drafters import HeadFile
 from specdec.types.messages import StepInput, VerifyOutput

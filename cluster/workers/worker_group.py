@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn
 
 import zmq
 from ray.util.placement_group import PlacementGroup
 
 from cluster.workers import draft_serialization, serialization
-from cluster.workers.actor import DraftWorker, TargetWorker, Worker
 from cluster.workers.frames import Frames
 from cluster.workers.group_spec import GroupSpec
 from cluster.workers.profile_messages import (
@@ -24,11 +22,11 @@ from cluster.workers.profile_messages import (
     is_report,
 )
 from cluster.workers.ranks import OpenRanks, Ranks
+from cluster.workers.roles import OutputT, Role, StepT, num_tokens
 from cluster.workers.step_deadline import StepDeadline
 from cluster.workers.transport import StepSocket
 from cluster.workers.unix_socket import PeerGoneError
-from specdec.types.errors import DraftFailedError, TargetFailedError
-from specdec.types.messages import AheadOutput, DraftOutput, DraftStep, StepInput, VerifyOutput
+from specdec.types.draft_messages import AheadOutput
 from specdec.types.profile import WorkerProfile
 
 _LIVENESS_CHECK_PERIOD_MS = 500
@@ -43,47 +41,6 @@ _PATIENCE_FACTOR = 5.0
 """A draft that takes longer than others is no longer worth waiting for."""
 _STOP_TIMEOUT_S = 5.0
 
-StepT = TypeVar("StepT", bound=StepInput | DraftStep)
-OutputT = TypeVar("OutputT", bound=VerifyOutput | DraftOutput)
-
-
-@dataclass(frozen=True)
-class Role(Generic[StepT, OutputT]):
-    """The differences between workers of the target and of a draft model.
-
-    error: raised when a rank is lost. empty_step: changes nothing; every rank answers it once it is
-    warm. has_output, catches_up, drafts_ahead: whether rank 0 answers a step with an output,
-    whether it then reports that it has caught up, and whether it answers with drafts made ahead.
-    """
-
-    actor: type[Worker]
-    error: type[TargetFailedError | DraftFailedError]
-    encode: Callable[[StepT], Frames]
-    decode: Callable[[Frames], OutputT]
-    empty_step: StepT
-    has_output: Callable[[StepT], bool] = lambda _: True
-    catches_up: Callable[[StepT], bool] = lambda _: False
-    drafts_ahead: Callable[[StepT], bool] = lambda _: False
-
-
-TARGET = Role(
-    TargetWorker,
-    TargetFailedError,
-    serialization.encode_step,
-    serialization.decode_output,
-    StepInput(-1, (), (), (), ()),
-)
-DRAFT = Role(
-    DraftWorker,
-    DraftFailedError,
-    draft_serialization.encode_draft_step,
-    draft_serialization.decode_draft_output,
-    DraftStep(-1, (), (), (), (), ()),
-    has_output=lambda step: bool(step.drafts),
-    catches_up=lambda step: bool(step.rows) or not (step.drafts or step.ahead),
-    drafts_ahead=lambda step: bool(step.ahead),
-)
-
 
 @dataclass(frozen=True)
 class _PendingStep:
@@ -92,15 +49,6 @@ class _PendingStep:
     step_id: int
     num_tokens: int
     sent_s: float
-
-
-def _num_tokens(step: StepInput | DraftStep) -> int:
-    """Return the size of a step: tokens that its ranks run, one after the other for drafts."""
-    num_tokens = sum(len(row.token_ids) for row in step.rows)
-    if isinstance(step, DraftStep):
-        drafted = (len(row.token_ids) + row.num_draft_tokens for row in step.drafts)
-        num_tokens += sum(drafted) + sum(row.num_nodes for row in step.ahead)
-    return num_tokens
 
 
 class WorkerGroup(Generic[StepT, OutputT]):
@@ -157,7 +105,7 @@ class WorkerGroup(Generic[StepT, OutputT]):
 
     def begin(self, step: StepT) -> None:
         """Send a step to every rank. Its deadline runs from now, or from the previous answer."""
-        pending = _PendingStep(step.step_id, _num_tokens(step), time.monotonic())
+        pending = _PendingStep(step.step_id, num_tokens(step), time.monotonic())
         if self._role.has_output(step):
             self._pending.append(pending)
         if self._role.drafts_ahead(step):

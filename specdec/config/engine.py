@@ -60,6 +60,9 @@ MOST_UPDATE_PARTS = 16
 """Most parts of the inner dimension of a product with A of adapters on a GPU, which are added
 behind it. The kernels compute with it, and the memory plan counts the parts."""
 
+LEAST_UPDATE_PART = 256
+"""Least inputs of such a part."""
+
 MAX_STREAM_INTERVAL = 2**20
 """More tokens than are ever buffered."""
 

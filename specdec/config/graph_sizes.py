@@ -33,6 +33,7 @@ _WIDEST_ROW_STEP = 32
 _FEW_ROWS = 16
 _COARSE_LENS, _FINE_LENS = (1, 2, 3, 4, 6, 8, 12, 16), (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 _LEN_STEP = 8
+_TREE_LENS = (8, 16, 32)
 _OPERATIONS_OF_LAUNCHES = 210_000_000_000
 
 
@@ -65,6 +66,17 @@ def query_lens(max_draft_tokens: int, num_rows: int) -> list[int]:
     return [length for length in lens if num_rows * length <= MAX_GRAPH_TOKENS]
 
 
+def tree_lens(max_tree_nodes: int, num_rows: int) -> list[int]:
+    """Return the numbers of tokens of each of `num_rows` sequences in a step with trees of drafts.
+
+    8, 16, 32, and the last known token with max_tree_nodes behind it, as MAX_GRAPH_TOKENS permits.
+    There are few, since most trees have all the nodes that they may have.
+    """
+    most = 1 + max_tree_nodes
+    lens = (*(length for length in _TREE_LENS if length < most), most)
+    return [length for length in lens if num_rows * length <= MAX_GRAPH_TOKENS]
+
+
 def most_padding_tokens(hidden_size: int) -> int:
     """Return the padding of a step above which it runs faster by operators, without padding.
 
@@ -94,7 +106,7 @@ def ragged_row_counts(max_num_seqs: int) -> list[int]:
 
 
 def num_ragged_graphs(max_num_seqs: int, max_num_tokens: int, hidden_size: int) -> int:
-    """Return the number of graphs of steps with prompts; at most 28."""
+    """Return the number of graphs of steps with prompts, without trees; at most 28."""
     counts = ragged_token_counts(max_num_tokens, hidden_size)
     return len(counts) * len(ragged_row_counts(max_num_seqs))
 
@@ -102,3 +114,10 @@ def num_ragged_graphs(max_num_seqs: int, max_num_tokens: int, hidden_size: int) 
 def num_graph_sizes(max_num_seqs: int, max_draft_tokens: int) -> int:
     """Return the number of pairs of both; at most 280, whatever the arguments are."""
     return sum(len(query_lens(max_draft_tokens, rows)) for rows in row_counts(max_num_seqs))
+
+
+def num_tree_sizes(max_num_seqs: int, max_tree_nodes: int) -> int:
+    """Return the number of sizes of steps with trees; at most 60, whatever the arguments are."""
+    if not max_tree_nodes:
+        return 0
+    return sum(len(tree_lens(max_tree_nodes, rows)) for rows in row_counts(max_num_seqs))

@@ -7,27 +7,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from specdec.config.engine import EngineConfig
 from specdec.engine.adapter_seats import seats_of
 from specdec.engine.adapters import Adapters
-from specdec.engine.async_scheduling import (
-    Rows,
-    StepsInFlight,
-    repeat_decodes,
-    rows_ahead,
-    schedule_ahead,
-)
+from specdec.engine.async_scheduling import Rows, StepsInFlight
 from specdec.engine.committer import Committer
 from specdec.engine.drafter_versions import DrafterVersions
 from specdec.engine.input_processor import InputProcessor
 from specdec.engine.metrics import Metrics, StepRecorder
 from specdec.engine.open_requests import OpenRequests
 from specdec.engine.outputs import TargetLostError
+from specdec.engine.rank_updates import RankUpdates
 from specdec.engine.scheduled_row import ScheduledRow
 from specdec.engine.scheduler import Scheduler
 from specdec.engine.speculator import NO_DRAFTING, Drafting, Speculator
+from specdec.engine.step_drafts import StepDrafts
 from specdec.engine.suspects import Suspects
 from specdec.models.config import ModelConfig
 from specdec.sequences.block_manager import BlockManager
@@ -37,16 +32,14 @@ from specdec.speculation.proposers import Proposer, make_proposer
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.adapters import AdapterInfo
 from specdec.types.control import SpeculationControl
-from specdec.types.draft_decision import Decision, DraftAhead
+from specdec.types.draft_decision import Decision
 from specdec.types.errors import (
     CrashingRequestError,
     GrammarError,
     InvalidValueError,
-    LostAdapterError,
     TargetFailedError,
 )
-from specdec.types.messages import BASE_MODEL
-from specdec.types.ranks import AdapterTarget, HeadTarget, Target
+from specdec.types.ranks import Target
 from specdec.types.responses import EngineOutput
 from specdec.types.stats import Counts, EngineStats
 
@@ -80,7 +73,11 @@ class Engine:
         self._recorder = recorder or Metrics()
         self._clock = clock
         self._inputs = InputProcessor(config, model, tokenizer)
-        self._blocks = _new_blocks(config)
+        self._blocks = BlockManager(
+            config.num_blocks,
+            config.block_size,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
         self._steps = StepsInFlight(
             target,
             self._blocks,
@@ -95,8 +92,12 @@ class Engine:
             config.speculation, proposer or make_proposer(config.speculation), policy
         )
         self._requests = OpenRequests(self._scheduler, self._steps, self._speculator)
+        self._drafts = StepDrafts(
+            self._scheduler, self._speculator, self._recorder, clock, config.max_model_len
+        )
         self.drafters = drafters
         self.adapters = adapters
+        self._updates = RankUpdates(drafters, adapters, self._steps, self._requests)
         self._committer = self._make_committer(model)
         self._suspects = Suspects()
         self._undelivered: list[EngineOutput] = []  # errors of requests that no step has ended
@@ -129,10 +130,7 @@ class Engine:
         """
         if request.request_id in self._requests:
             raise InvalidValueError("request_id", request.request_id, "unused by a running request")
-        if request.adapter_id != BASE_MODEL:
-            assert self.adapters is not None, "a request for an adapter without adapters"
-            adapter_id = self.adapters.use(request.adapter_id, request.model)
-            request = replace(request, adapter_id=adapter_id)
+        request = self._updates.with_adapter_in_use(request)
         sequences = self._inputs.sequences(request, self._next_seq_id, self.control)
         self._scheduler.add(sequences, self._clock())
         self._requests.add(request, sequences)
@@ -197,10 +195,7 @@ class Engine:
         Every running sequence is recomputed from its tokens; the steps in flight are dropped.
         """
         self._steps.replace_target(target)
-        if self.drafters is not None:
-            self.drafters.restart()
-        if self.adapters is not None:
-            self.adapters.restart()
+        self._updates.restart()
         self._speculator.forget_step()
         self._preempt_all()
         self._blocks.clear()
@@ -210,12 +205,7 @@ class Engine:
 
         Each step does so before anything else. Raises TargetFailedError.
         """
-        if self.drafters is None or self.drafters.is_settled:
-            return
-        target = self._steps.target
-        assert isinstance(target, HeadTarget), "a head on a target that cannot replace it"
-        self.drafters.advance(target)
-        self._steps.head_version = self.drafters.active
+        self._updates.advance_drafters()
 
     def advance_adapters(self) -> None:
         """Load and free adapters as far as possible without waiting, as each step does.
@@ -223,32 +213,16 @@ class Engine:
         Requests whose adapter cannot be loaded again after the target was lost end; the next step
         returns their errors. Raises TargetFailedError.
         """
-        if self.adapters is None or self.adapters.is_settled:
-            return
-        target = self._steps.target
-        assert isinstance(target, AdapterTarget), "adapters on a target that cannot load them"
-        failed = set(self.adapters.advance(target, self._used_adapters()))
-        sequences = self._requests.sequences
-        lost = {
-            seq.request.request_id: seq for seq in sequences if seq.request.adapter_id in failed
-        }
-        self._undelivered += [
-            self._requests.fail(seq, LostAdapterError(seq.request.model)) for seq in lost.values()
-        ]
+        self._undelivered += self._updates.advance_adapters()
 
     def make_room_for_adapter(self) -> None:
         """Unload the least recently used idle adapter where no other one fits."""
-        assert self.adapters is not None, "no adapters can be loaded"
-        self.adapters.make_room(self._used_adapters())
+        self._updates.make_room_for_adapter()
         self.advance_adapters()
 
     def adapter_infos(self) -> tuple[AdapterInfo, ...]:
         """Return the adapters, oldest first; none where none can be loaded."""
-        return () if self.adapters is None else self.adapters.snapshot(self._used_adapters())
-
-    def _used_adapters(self) -> list[int]:
-        """Return the adapter id of each sequence that has not ended."""
-        return [seq.request.adapter_id for seq in self._requests.sequences]
+        return self._updates.adapter_infos()
 
     def _free_adapters(self) -> None:
         """Free adapters whose last request has ended, since no step may follow that would."""
@@ -267,7 +241,7 @@ class Engine:
     @property
     def is_stalled(self) -> bool:
         """Return whether no sequence can run until the ranks have loaded an adapter."""
-        is_loading = self.adapters is not None and self.adapters.is_loading
+        is_loading = self._updates.are_loading_adapters
         return is_loading and not self._steps and not self._scheduler.num_running
 
     @property
@@ -307,11 +281,11 @@ class Engine:
             self._keep_batch(is_as_decided=is_as_decided)
             return
         rows = self._schedule(decision)
-        drafting = self._take(rows, decision)
+        drafting = self._drafts.take(rows, decision)
         started = self._step_rows(rows, drafting, outputs)
         if started:
             self._begin(started, drafting)
-            self._ahead(started, decision)
+            self._drafts.order_ahead(started, decision)
         self._free_adapters()
 
     def stats(self) -> EngineStats:
@@ -337,16 +311,9 @@ class Engine:
         )
 
     def _snapshot(self) -> Counts:
-        counts, policy = self._committer.drafts.added_to(self._counts), self._speculator.policy
-        if self.drafters is not None:
-            self.drafters.add_to(counts)
-        if self.adapters is not None:
-            self.adapters.add_to(counts)
-        if policy is not None:
-            counts.decisions = {each.value: n for each, n in policy.log.counts.items()}
-            counts.decided_lengths = policy.log.lengths
-            observed = policy.observed
-            counts.measured_s, counts.profiled_s = observed.measured, observed.profiled
+        counts = self._committer.drafts.added_to(self._counts)
+        self._updates.add_to(counts)
+        self._speculator.add_to(counts)
         return counts
 
     def check_integrity(self) -> None:
@@ -372,92 +339,16 @@ class Engine:
             self._requests.release(seq)
         return rows
 
-    def _take(self, rows: list[ScheduledRow], decision: Decision) -> Drafting:
-        """Take drafts for the eligible rows, those with room for 0 draft tokens included; time it.
-
-        Where drafts are made ahead, a row without one waits for it only if it is the only row.
-        Speculation that is off is free here: without draft tokens to spend the proposer is not
-        called, and the scheduler has reserved no KV slot beyond each sequence's next token.
-        """
-        uses_proposer = decision.num_draft_tokens > 0
-        if not uses_proposer:
-            if not self._scheduler.has_predictions:
-                return NO_DRAFTING
-            rows = [row for row in rows if row.num_draft_tokens]  # for predicted output
-        if not rows:
-            return NO_DRAFTING
-        eligible = self._eligible(rows)
-        began_at_s = self._clock()
-        drafting = self._speculator.take(
-            eligible, may_wait=decision.may_wait(len(rows)), uses_proposer=uses_proposer
-        )
-        seconds = self._clock() - began_at_s
-        if any(row.num_draft_tokens for row in eligible):
-            self._recorder.record_draft(seconds)
-        for work in drafting.work:
-            self._recorder.record_ahead(work.began_at_s, work.seconds)
-        return replace(drafting, waited_s=seconds) if drafting.has_waited else drafting
-
-    def _ahead(self, rows: Rows, decision: Decision) -> None:
-        """Have the draft model go on behind the rows that the target runs now."""
-        if decision.num_draft_tokens and decision.ahead is not DraftAhead.OFF:
-            drafting = [(seq, row) for seq, row in rows if self._scheduler.may_draft(seq)]
-            self._speculator.ahead(
-                drafting,
-                self._scheduler.next_chain_length,
-                decision.ahead,
-                may_wait=decision.may_wait(len(rows)),
-            )
-
-    def _eligible(self, rows: list[ScheduledRow]) -> list[ScheduledRow]:
-        """Return the rows to take drafts for; those of predicted output draft in any case."""
-        control, may_draft = self.control, self._scheduler.may_draft
-        return [
-            row
-            for row in rows
-            if row.seq.is_eligible(control) and (row.num_draft_tokens or may_draft(row.seq))
-        ]
-
     def _begin_ahead(self) -> bool:
         """Begin the step behind the one in flight if its rows are known; return whether it was."""
         decision = self._decision
         if decision is None or len(self._steps) != 1:
             return False
-        rows, drafting = self._rows_ahead(decision)
+        rows, drafting = self._drafts.rows_ahead(self._steps.rows, decision)
         if rows:
             self._send(rows)
             self._drafting_ahead = drafting
         return bool(rows)
-
-    def _rows_ahead(self, decision: Decision) -> tuple[Rows, Drafting]:
-        """Return the rows behind the step in flight, none where they are not known."""
-        in_flight, max_model_len = self._steps.rows, self.config.max_model_len
-        if decision.allows_predictions and self._is_predicted(in_flight):
-            return [], NO_DRAFTING  # the next drafts depend on the tokens
-        if not decision.num_draft_tokens:
-            rows = repeat_decodes(in_flight, self._scheduler, max_model_len)
-            if rows:
-                return rows, NO_DRAFTING
-        scheduled = schedule_ahead(
-            in_flight,
-            self._scheduler,
-            decision,
-            self.control,
-            max_model_len,
-            holds_drafts=self._speculator.holds_drafts,
-        )
-        drafting: Drafting | None = NO_DRAFTING
-        if scheduled and decision.num_draft_tokens:
-            drafting = self._speculator.propose_ahead(self._eligible(scheduled))
-        if drafting is None:
-            return [], NO_DRAFTING
-        return rows_ahead(scheduled, in_flight, drafting, max_model_len), drafting
-
-    def _is_predicted(self, rows: Rows) -> bool:
-        """Return whether a sequence of `rows` has drafts of its predicted output."""
-        if not self._scheduler.has_predictions:
-            return False
-        return any(seq.prediction is not None and seq.prediction.has_place for seq, _ in rows)
 
     def _keep_batch(self, *, is_as_decided: bool) -> None:
         """Go on with the step that was begun ahead."""
@@ -506,11 +397,3 @@ class Engine:
         if self._batch_size:
             self._recorder.record_batch(self._batch_size)
         return outputs
-
-
-def _new_blocks(config: EngineConfig) -> BlockManager:
-    return BlockManager(
-        config.num_blocks,
-        config.block_size,
-        enable_prefix_caching=config.enable_prefix_caching,
-    )

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from specdec.config.engine import EngineConfig
 from specdec.config.speculative import SpeculativeConfig
@@ -86,9 +87,7 @@ class EngineProfiler:
     @property
     def text(self) -> tuple[int, ...]:
         """Tokens of a text, if the target's steps may depend on their text; see CostProfiler."""
-        if self.model.experts is None and self.model.transformers is None:
-            return ()
-        return tuple(self.tokenizer.encode(SAMPLE_TEXT, add_special_tokens=False))
+        return _profile_text(self.model, lambda: self.tokenizer)
 
     def _seconds(self, engine: Engine, num_sequences: int) -> float:
         while engine.stats().num_decoding < num_sequences:
@@ -120,6 +119,22 @@ class EngineProfiler:
                 EngineRequest(prompt=(_TOKEN,), params=params, request_id=str(index), seed=0)
             )
         return engine
+
+
+def draft_profile_text(directory: Path | None) -> tuple[int, ...]:
+    """Return the text of `EngineProfiler.text` for a draft model, in its vocabulary.
+
+    directory: of the draft model; None without one.
+    """
+    if directory is None:
+        return ()
+    return _profile_text(ModelConfig.from_directory(directory), lambda: Tokenizer(directory))
+
+
+def _profile_text(model: ModelConfig, tokenizer: Callable[[], Tokenizer]) -> tuple[int, ...]:
+    if model.experts is None and model.transformers is None:
+        return ()
+    return tuple(tokenizer().encode(SAMPLE_TEXT, add_special_tokens=False))
 
 
 def _speculation(num_draft_tokens: int) -> SpeculativeConfig | None:

@@ -11,12 +11,13 @@ from specdec.config.attention_splits import (
     most_rows,
     num_segments_of,
 )
-from specdec.config.engine import DTYPE_BYTES, MOST_UPDATE_PARTS
+from specdec.config.engine import DTYPE_BYTES, LEAST_UPDATE_PART, MOST_UPDATE_PARTS
 from specdec.config.graph_sizes import (
     MAX_GRAPH_TOKENS,
     MAX_NEW_DRAFT_TOKENS,
     num_graph_sizes,
     num_ragged_graphs,
+    num_tree_sizes,
 )
 from specdec.config.llm import LLMConfig
 from specdec.engine.model_limits import draft_adapter_limits
@@ -49,15 +50,14 @@ def gpu_workspace_bytes(config: LLMConfig, model: ModelConfig, *, drafts: bool) 
     drafts: whether it is a rank of a draft model. Graphs have their own memory, which the parts of
     contexts take again.
     """
-    tokens_of_sequence = MAX_NEW_DRAFT_TOKENS if drafts else 1 + _num_draft_tokens(config)
     captures = _captures_graphs(config, drafts=drafts)
-    num_sizes = num_graph_sizes(config.max_num_seqs, tokens_of_sequence - 1) if captures else 0
+    num_sizes = _num_graph_sizes(config, drafts=drafts) if captures else 0
     return (
         _LIBRARY_BYTES
         + attention_bytes(config, model) * (2 if captures else 1)
         + _activation_bytes(config, model)
-        + _logit_bytes(config, model, tokens_of_sequence, captures=captures)
-        + _rank_bytes(config, model, tokens_of_sequence, drafts=drafts, captures=captures)
+        + _logit_bytes(model, _scored_tokens(config, drafts=drafts), captures=captures)
+        + _rank_bytes(config, model, drafts=drafts, captures=captures)
         + (0 if drafts else _count_bytes(config, model))
         + _graph_bytes(config, drafts=drafts) * num_sizes
         + _dequantized_bytes(config, model)
@@ -73,6 +73,7 @@ def _prompt_bytes(config: LLMConfig, model: ModelConfig) -> int:
         config.max_num_seqs, config.max_num_batched_tokens, model.hidden_size
     )
     of_pass = _GRAPHS_BYTES + (_ADAPTED_GRAPHS_BYTES if config.enable_lora else 0)
+    of_pass *= 2 if _num_tree_nodes(config) else 1  # with trees, and without
     return num_graphs * of_pass + _activation_bytes(config, model)
 
 
@@ -103,13 +104,20 @@ def _activation_bytes(config: LLMConfig, model: ModelConfig) -> int:
 def _update_bytes(config: LLMConfig, model: ModelConfig) -> int:
     """Return the bytes of the products of the largest step with A of adapters, in parts.
 
-    The layer of queries, keys and values has most of them (`kernels.triton.lora`).
+    The layer of queries, keys and values has most of them (`kernels.triton.lora`), or the expansion
+    of latents, whose heads have their own and the rows that they multiply.
     """
     limits = draft_adapter_limits(config, model)
     if limits is None:
         return 0
     float32_bytes, num_projections = 4, 3
     of_token = MOST_UPDATE_PARTS * num_projections * limits.device_rank * float32_bytes
+    if model.latent is not None:
+        rank = model.latent.rank
+        parts = min(MOST_UPDATE_PARTS, max(1, rank // LEAST_UPDATE_PART))
+        rows = rank * DTYPE_BYTES[config.resolved_dtype]
+        of_heads = model.num_heads * (parts * limits.device_rank * float32_bytes + rows)
+        of_token = max(of_token, of_heads)
     return config.max_num_batched_tokens * of_token
 
 
@@ -134,27 +142,17 @@ def attention_bytes(config: LLMConfig, model: ModelConfig) -> int:
     return len(set(model.sliding_windows)) * of_plan
 
 
-def _logit_bytes(
-    config: LLMConfig, model: ModelConfig, tokens_of_sequence: int, *, captures: bool
-) -> int:
-    """Return the bytes of the logits of the largest step, and of sampling.
+def _logit_bytes(model: ModelConfig, num_tokens: int, *, captures: bool) -> int:
+    """Return the bytes of the logits of the `num_tokens` of the largest step, and of sampling.
 
     Graphs have their own, beside those of steps whose logits are changed or read by operators.
     """
     float32_bytes = 4
-    num_tokens = config.max_num_seqs * tokens_of_sequence
     of_graphs = min(num_tokens, MAX_GRAPH_TOKENS) if captures else 0
     return (num_tokens + of_graphs) * model.vocab_size * float32_bytes + _SAMPLING_BYTES
 
 
-def _rank_bytes(
-    config: LLMConfig,
-    model: ModelConfig,
-    tokens_of_sequence: int,
-    *,
-    drafts: bool,
-    captures: bool,
-) -> int:
+def _rank_bytes(config: LLMConfig, model: ModelConfig, *, drafts: bool, captures: bool) -> int:
     """Return the bytes of what several ranks exchange; 0 of one rank.
 
     Of logits: those that are sent, received, and put together to whole rows.
@@ -164,7 +162,7 @@ def _rank_bytes(
         size = draft.draft_tensor_parallel_size
     if size == 1:
         return 0
-    num_logits = config.max_num_seqs * tokens_of_sequence * model.vocab_size
+    num_logits = _scored_tokens(config, drafts=drafts) * model.vocab_size
     num_copies, float32_bytes = 3 * (2 if captures else 1), 4
     exchanged = min(num_logits, max(_EXCHANGED_LOGITS, size * model.vocab_size))
     return _NCCL_BYTES + num_copies * exchanged * float32_bytes // size
@@ -188,8 +186,7 @@ def _tap_bytes(config: LLMConfig, model: ModelConfig) -> int:
 
     One that the host runs has it of steps with prompts and of others at two places.
     """
-    of_decodes = config.max_num_seqs * (1 + _num_draft_tokens(config))
-    num_tokens = of_decodes + config.max_num_batched_tokens
+    num_tokens = _scored_tokens(config, drafts=False) + config.max_num_batched_tokens
     return num_tokens * _MOST_TAPS * model.hidden_size * DTYPE_BYTES[config.resolved_dtype]
 
 
@@ -203,3 +200,27 @@ def _captures_graphs(config: LLMConfig, *, drafts: bool) -> bool:
 def _num_draft_tokens(config: LLMConfig) -> int:
     speculation = config.speculative_config
     return 0 if speculation is None else speculation.max_chain_tokens
+
+
+def _num_tree_nodes(config: LLMConfig) -> int:
+    speculation = config.speculative_config
+    return 0 if speculation is None else speculation.num_draft_tree_tokens
+
+
+def _num_graph_sizes(config: LLMConfig, *, drafts: bool) -> int:
+    if drafts:
+        return num_graph_sizes(config.max_num_seqs, MAX_NEW_DRAFT_TOKENS - 1)
+    of_chains = num_graph_sizes(config.max_num_seqs, _num_draft_tokens(config))
+    return of_chains + num_tree_sizes(config.max_num_seqs, _num_tree_nodes(config))
+
+
+def _scored_tokens(config: LLMConfig, *, drafts: bool) -> int:
+    """Return the last known tokens and drafts of the largest step, padding included.
+
+    The host runs steps of many sequences with large trees, without padding (`worker.device_state`).
+    """
+    if drafts:
+        return config.max_num_seqs * MAX_NEW_DRAFT_TOKENS
+    of_chains = config.max_num_seqs * (1 + _num_draft_tokens(config))
+    of_trees = config.max_num_seqs * (1 + _num_tree_nodes(config))
+    return max(of_chains, min(of_trees, MAX_GRAPH_TOKENS))

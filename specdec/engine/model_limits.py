@@ -30,9 +30,6 @@ def check_model_limits(config: LLMConfig, models: Models) -> None:
     _require_stored_quantization(config, models.target)
     if config.enable_expert_parallel:
         require_experts(models.target, config.tensor_parallel_size)
-    if config.enable_lora and not _takes_adapters(models.target):
-        limit = "false: the model has latent attention, whose projections take no adapters"
-        raise InvalidValueError("enable_lora", True, limit)
     drafting = config.draft_model
     if drafting is not None and models.draft is not None and models.draft.transformers is not None:
         field = "speculative_config.draft_tensor_parallel_size"
@@ -42,12 +39,7 @@ def check_model_limits(config: LLMConfig, models: Models) -> None:
 
 def draft_adapter_limits(config: LLMConfig, draft: ModelConfig) -> AdapterLimits | None:
     """Return the limits of a draft model's adapters; None where it can load none."""
-    return config.adapter_limits if _takes_adapters(draft) else None
-
-
-def _takes_adapters(model: ModelConfig) -> bool:
-    """Return whether specdec's decoder runs a model, with projections that take adapters."""
-    return model.transformers is None and model.latent is None
+    return config.adapter_limits if draft.transformers is None else None
 
 
 def _require_stored_quantization(config: LLMConfig, model: ModelConfig) -> None:
@@ -62,8 +54,11 @@ def _require_stored_quantization(config: LLMConfig, model: ModelConfig) -> None:
 
 def require_experts(model: ModelConfig, tensor_parallel_size: int) -> None:
     """Raise InvalidValueError unless each rank can have whole experts of a model."""
+    if model.transformers is not None and not model.transformers.expert_fault:
+        return
     if model.experts is None:
-        limit = "false: the model has no experts that specdec's decoder divides"
+        fault = model.transformers and model.transformers.expert_fault
+        limit = f"false: {fault or 'the model has no experts'}"
         raise InvalidValueError("enable_expert_parallel", True, limit)
     if tensor_parallel_size > model.experts.count:
         limit = f"at most {model.experts.count}, the experts of the model, to divide it by them"

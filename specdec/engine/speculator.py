@@ -33,7 +33,7 @@ from specdec.types.draft_decision import (
 )
 from specdec.types.draft_tree import chain_of
 from specdec.types.messages import StepRow
-from specdec.types.stats import STRUCTURED_OUTPUT
+from specdec.types.stats import STRUCTURED_OUTPUT, Counts
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,14 @@ class Speculator:
                 DecisionReason.OPERATOR,
             )
         return self.policy.decide(num_decoding, num_eligible, prompts)
+
+    def add_to(self, counts: Counts) -> None:
+        """Add what the policy has counted and measured."""
+        if self.policy is not None:
+            counts.decisions = {each.value: n for each, n in self.policy.log.counts.items()}
+            counts.decided_lengths = self.policy.log.lengths
+            observed = self.policy.observed
+            counts.measured_s, counts.profiled_s = observed.measured, observed.profiled
 
     @property
     def holds_drafts(self) -> bool:

@@ -67,7 +67,9 @@ class AttentionPlan(Protocol):
 class PagedAttention(ABC):
     """Grouped-query attention over one rank's paged KV cache.
 
-    copies_pages: whether the visible pages are copied, for `plan_on_device` those of whole tables.
+    missing_heads: query heads of the KV groups that other ranks hold, in front of this rank's and
+    behind them. copies_pages: whether the visible pages are copied, for `plan_on_device` those of
+    whole tables.
     """
 
     copies_pages = False
@@ -91,6 +93,8 @@ class PagedAttention(ABC):
         assert latent_rank is None or len(heads.kv) == 1, "all heads share one latent"
         self.num_kv_heads = len(heads.kv)
         self.heads_per_kv = heads.heads_per_kv
+        behind = len(heads.kv) * heads.heads_per_kv - heads.first_in_group - len(heads.query)
+        self.missing_heads = (heads.first_in_group, behind)
         self.head_dim = head_dim
         self.block_size = block_size
         self.device = device

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec.types.draft_tree import Parents, ancestors, depths, signed_words
+from specdec.types.draft_tree import MAX_TREE_NODES, Parents, ancestors, depths, signed_words
 
 
 def context_mask(
@@ -40,3 +40,17 @@ def mask_tree(is_masked: Tensor, parents: Parents, query_len: int, window: int |
     columns = is_masked[:, is_masked.shape[1] - len(parents) :]
     columns[first:query_len] = ~is_visible[first - query_len :]
     columns[query_len:] = ~is_visible[-1]
+
+
+def mask_nodes(is_masked: Tensor, words: Tensor, first_nodes: Tensor) -> Tensor:
+    """Return a mask [B, Q, S] with the nodes of trees masked that a query does not see.
+
+    is_masked: of the context, as `context_mask` returns it. words: [B, Q] int64, the nodes that
+    each query sees as bits. first_nodes: [B] int64, slot of the first node; all further ones are
+    those of nodes, or empty.
+    """
+    slots = torch.arange(is_masked.shape[2], device=is_masked.device)
+    nodes = (slots - first_nodes[:, None])[:, None]  # [B, 1, S]
+    bits = words[:, :, None] >> nodes.clamp(0, MAX_TREE_NODES - 1) & 1
+    is_seen = (bits == 1) & (nodes < MAX_TREE_NODES)
+    return torch.where(nodes >= 0, ~is_seen, is_masked)

@@ -8,12 +8,39 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+from specdec.types.draft_tree import MAX_TREE_NODES
+
+
+@dataclass(frozen=True)
+class TreeNodes:
+    """Trees of drafts at the ends of B sequences, of at most N nodes (`specdec.types.draft_tree`).
+
+    A node has the KV slot of its index behind the base, and the position of its depth.
+    """
+
+    words: Tensor  # [T] int64, the nodes that each token sees; 0 for one that is no node
+    first_nodes: Tensor  # [B] int64, slot of the first node; the context where there is no tree
+    positions: Tensor  # [B, N] int64, of the nodes
+
+    def within(self, window: int | None, positions: Tensor, rows: Tensor) -> Tensor:
+        """Return the words without the nodes that are outside of a window; [T] int64.
+
+        positions, rows: [T] int64, of the tokens of the batch; a row is a sequence.
+        """
+        num_nodes = min(self.positions.shape[1], MAX_TREE_NODES)
+        if window is None or window >= num_nodes:  # no path is longer
+            return self.words
+        nodes = torch.arange(num_nodes, device=self.words.device)
+        is_near = positions[:, None] - self.positions[rows, :num_nodes] < window
+        return self.words & (is_near.long() << nodes).sum(1)
 
 
 @dataclass(frozen=True)
 class DeviceBatch:
-    """B sequences with Q tokens each: the last known token, then draft tokens in a chain.
+    """B sequences with Q tokens each: the last known token, then draft tokens.
 
     A sequence with fewer than Q tokens repeats its last position; the KV of these tokens goes to a
     slot of the padding block, which no sequence reads.
@@ -26,10 +53,17 @@ class DeviceBatch:
     context_lens: Tensor  # [B] int64, the tokens of this pass included
     query_len: int  # Q
     adapters: Tensor | None = None  # [B * Q] int32, as in kernels.lora.AddUpdates; None: no adapter
+    trees: TreeNodes | None = None  # None where the drafts of all sequences are chains
 
     @property
     def num_sequences(self) -> int:
         return len(self.context_lens)
+
+    @property
+    def rows(self) -> Tensor:
+        """The sequence of each token, [B * Q] int64."""
+        index = torch.arange(len(self.input_ids), device=self.input_ids.device)
+        return index.div(self.query_len, rounding_mode="floor")
 
 
 @dataclass(frozen=True)
@@ -51,6 +85,7 @@ class RaggedBatch:
     decode_len: int
     """Most tokens of a sequence that decodes, which sizes the tiles of short queries."""
     adapters: Tensor | None = None  # [T] int32, as in DeviceBatch
+    trees: TreeNodes | None = None
 
 
 AnyDeviceBatch = DeviceBatch | RaggedBatch

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from specdec.config.attention_splits import MAX_SHORT_QUERY_TOKENS
 from specdec.kernels.attention import AttentionPlan, PagedAttention, QueryKeyNorms, Rotation
-from specdec.kernels.attention_masks import context_mask, mask_tree
-from specdec.kernels.device_batch import AnyDeviceBatch, DeviceBatch, RaggedBatch
+from specdec.kernels.attention_masks import context_mask, mask_nodes, mask_tree
+from specdec.kernels.device_batch import AnyDeviceBatch, DeviceBatch, RaggedBatch, TreeNodes
 from specdec.kernels.forward_batch import ModelInput, on_device
 from specdec.kernels.kv_scales import (
     UNIT_SCALES,
@@ -21,7 +21,6 @@ from specdec.kernels.kv_scales import (
     is_quantized,
     stored_values,
 )
-from specdec.types.sharding import HeadShard
 
 
 @dataclass(frozen=True)
@@ -67,31 +66,7 @@ class TorchAttention(PagedAttention):
 
     copies_pages = True
 
-    def __init__(
-        self,
-        heads: HeadShard,
-        head_dim: int,
-        block_size: int,
-        device: torch.device,
-        *,
-        scale: float | None = None,
-        softcap: float | None = None,
-        latent_rank: int | None = None,
-    ) -> None:
-        """See PagedAttention."""
-        super().__init__(
-            heads,
-            head_dim,
-            block_size,
-            device,
-            scale=scale,
-            softcap=softcap,
-            latent_rank=latent_rank,
-        )
-        before = heads.first_in_group
-        after = self.num_kv_heads * self.heads_per_kv - before - len(heads.query)
-        self._missing_heads = (before, after)
-        self._workspace = torch.empty(0, device="cpu")  # replaced by one in the dtype of the cache
+    _workspace: Tensor | None = None  # in the dtype of the cache
 
     def plan(
         self,
@@ -157,6 +132,9 @@ class TorchAttention(PagedAttention):
         positions = batch.positions.view(num_sequences, batch.query_len)
         first_slots = torch.full_like(batch.context_lens, kv_start)
         is_masked = context_mask(positions, first_slots, len(slots), window)
+        if batch.trees is not None:
+            words = batch.trees.within(window, batch.positions, batch.rows).view_as(positions)
+            is_masked = mask_nodes(is_masked, words, batch.trees.first_nodes)
         mask = torch.zeros(is_masked.shape, dtype=dtype, device=self.device)
         mask.masked_fill_(is_masked, float("-inf"))
         rows = torch.arange(len(batch.input_ids), device=self.device)
@@ -265,7 +243,7 @@ class TorchAttention(PagedAttention):
         values = pages[:, :, -1, :, -self.value_dim :].transpose(1, 2)
         # Query heads that share a KV head become more queries of that head: no KV is repeated.
         # Heads of a KV group that other ranks hold are padded with zeros.
-        before, after = self._missing_heads
+        before, after = self.missing_heads
         whole = F.pad(query, (0, 0, before, after)) if before or after else query
         grouped = whole.view(num_seqs, num_queries, self.num_kv_heads, self.heads_per_kv, -1)
         folded = grouped.transpose(1, 2).reshape(num_seqs, self.num_kv_heads, -1, self.head_dim)
@@ -282,7 +260,7 @@ class TorchAttention(PagedAttention):
 
     def _fold_sinks(self, sinks: Tensor, num_queries: int) -> Tensor:
         """Return the sinks [num_heads] of folded queries, [num_kv_heads, Q * heads_per_kv, 1]."""
-        by_group = F.pad(sinks, self._missing_heads).view(self.num_kv_heads, 1, self.heads_per_kv)
+        by_group = F.pad(sinks, self.missing_heads).view(self.num_kv_heads, 1, self.heads_per_kv)
         return by_group.expand(-1, num_queries, -1).reshape(self.num_kv_heads, -1, 1)
 
     def _softmax_attention(
@@ -317,20 +295,31 @@ class TorchAttention(PagedAttention):
         """Copy slots [N] to a reused buffer; allocating one would cost twice the copy itself."""
         source = as_bytes(kv_cache)
         numel = slots.numel() * source[0].numel()
-        if self._workspace.numel() < numel or self._workspace.dtype != source.dtype:
-            self._workspace = source.new_empty(numel)
-        out = self._workspace[:numel].view(-1, *source.shape[1:])
+        workspace = self._workspace
+        if workspace is None or workspace.numel() < numel or workspace.dtype != source.dtype:
+            workspace = self._workspace = source.new_empty(numel)
+        out = workspace[:numel].view(-1, *source.shape[1:])
         found = torch.index_select(source, 0, slots, out=out)
         return found.view(kv_cache.dtype) if is_quantized(kv_cache) else found
 
 
 def _one_by_one(batch: RaggedBatch) -> DeviceBatch:
-    """Return a ragged batch with each token as a sequence, which the KV before it precedes."""
+    """Return a ragged batch with each token as a sequence, which the KV that it sees precedes."""
+    trees, context_lens = batch.trees, batch.positions + 1
+    if trees is not None:
+        first_nodes = trees.first_nodes[batch.rows]
+        context_lens = torch.where(trees.words != 0, batch.context_lens[batch.rows], context_lens)
+        trees = TreeNodes(
+            words=trees.words,
+            first_nodes=torch.where(trees.words != 0, first_nodes, context_lens),
+            positions=trees.positions[batch.rows],
+        )
     return DeviceBatch(
         batch.input_ids,
         batch.positions,
         batch.slot_mapping,
         block_tables=batch.block_tables[batch.rows],
-        context_lens=batch.positions + 1,
+        context_lens=context_lens,
         query_len=1,
+        trees=trees,
     )

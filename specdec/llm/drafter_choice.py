@@ -37,10 +37,10 @@ from specdec.types.errors import SpecdecError, UnsupportedModelError
 
 _MARGIN = 1.03
 """A drafter replaces one that is listed before it if it is this much faster: times are noisy."""
-_PROCESS_MARGIN = 1.25
-"""Margin of a draft model, which a service runs in another process: the trial has neither the
-messages between them nor the cores that they share. On 2 cores a speed-up of 1.81 became 1.26, and
-one of 1.52 by a head 1.36 (benchmarks/default_drafter.py)."""
+_PROCESS_MARGIN = 1.4
+"""Margin of a draft model in another process, as in a service: the trial has neither the messages
+between them nor the cores that they share. On 2 cores a speed-up of 1.77 became 1.24, and one of
+1.42 by a head 1.34 (int8, benchmarks/default_drafter.py)."""
 _TIMEOUT_S = 60.0
 """A loaded machine needs a multiple of the few seconds that an idle one needs."""
 _MEASURED_SETTINGS = ("model", "dtype", "quantization", "device", "kernels")
@@ -74,7 +74,7 @@ class DrafterChoice:
     ) -> DrafterChoice:
         """Choose among the drafters in the order of `acceptance`, by the cells that all have.
 
-        draft_models: the names of those that a service runs in another process.
+        draft_models: the names of those that will run in another process.
         """
         cells = [{each.cell for each in suites} for suites in acceptance.values()]
         common = set.intersection(*cells)
@@ -118,7 +118,11 @@ def best_speedup(costs: CostTable, suite: SuiteAcceptance) -> float:
 
 
 def with_fastest_drafter(
-    config: Config, progress: Progress, measure: MeasureSteps | None = None
+    config: Config,
+    progress: Progress,
+    measure: MeasureSteps | None = None,
+    *,
+    in_process: bool = False,
 ) -> Config:
     """Return the configuration with the fastest drafter of its alias, if it leaves that open.
 
@@ -126,6 +130,7 @@ def with_fastest_drafter(
     all are lookups: their steps cost the same. Raises ModelNotFoundError.
 
     measure: of steps; None for that of this machine, whose result is stored for each precision.
+    in_process: whether a draft model will run in the process of the target.
     """
     speculation = config.speculative_config
     if speculation is None or not speculation.is_auto:
@@ -141,7 +146,8 @@ def with_fastest_drafter(
         )
         return replace(config, speculative_config=SpeculativeConfig.of())
     try:
-        choice = _choice(config, source.drafters, progress, measure or measure_in_process)
+        measure = measure or measure_in_process
+        choice = _choice(config, source.drafters, progress, measure, in_process=in_process)
     except TrialError as error:
         progress(f"{error}; drafting with {source.drafters[0].name}, the default")
         return config
@@ -156,11 +162,12 @@ def _choice(
     drafters: Sequence[ShippedDrafter],
     progress: Progress,
     measure: MeasureSteps,
+    *,
+    in_process: bool,
 ) -> DrafterChoice:
     """Return the stored choice of this machine, or measure and store it."""
-    path = (
-        default_cache_dir() / "drafters" / f"{config.model}-{_machine_key(config, drafters)}.json"
-    )
+    key = _machine_key(config, drafters, in_process=in_process)
+    path = default_cache_dir() / "drafters" / f"{config.model}-{key}.json"
     with suppress(OSError, ValueError, TypeError):
         return DrafterChoice(**json.loads(path.read_bytes()))
     progress(f"measuring the drafters of {config.model} (once for this machine and precision)")
@@ -168,8 +175,10 @@ def _choice(
         acceptance = {each.name: read_acceptance(drafter_directory(each.name)) for each in drafters}
     except UnsupportedModelError as error:
         raise TrialError(str(error)) from error
-    draft_models = [each.name for each in drafters if each.method == "draft_model"]
-    choice = DrafterChoice.of(acceptance, measure(config, drafters), draft_models)
+    elsewhere = (
+        [] if in_process else [each.name for each in drafters if each.method == "draft_model"]
+    )
+    choice = DrafterChoice.of(acceptance, measure(config, drafters), elsewhere)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
@@ -180,7 +189,7 @@ def _choice(
     return choice
 
 
-def _machine_key(config: LLMConfig, drafters: Sequence[ShippedDrafter]) -> str:
+def _machine_key(config: LLMConfig, drafters: Sequence[ShippedDrafter], *, in_process: bool) -> str:
     """Return a hash of what the choice depends on."""
     paths = (drafter_directory(each.name) / CARD for each in drafters)
     cards = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
@@ -188,6 +197,7 @@ def _machine_key(config: LLMConfig, drafters: Sequence[ShippedDrafter]) -> str:
         version("specdec"),
         processor_name(),
         available_cpus(),
+        in_process,
         *(getattr(config, name) for name in _MEASURED_SETTINGS),
         *zip(map(repr, drafters), cards, strict=True),
     ]

@@ -67,14 +67,15 @@ class EngineHost:
     def __init__(self, arguments: Arguments) -> None:
         """Find, load and measure the models. Raises what any of that raises."""
         config = with_detected_models(arguments.config, print_progress)
-        config = with_fastest_drafter(config, print_progress)
+        in_process = arguments.executor is None
+        config = with_fastest_drafter(config, print_progress, in_process=in_process)
         self.arguments = arguments = replace(arguments, config=config)
         directories = resolve_models(arguments.config, print_progress)
         self.core = EngineCore(
             arguments.config,
             directories.configs(),
             _memory_bytes(arguments.config),
-            in_process=arguments.executor is None,
+            in_process=in_process,
         )
         self.config, self.model = self.core.config, self.core.model
         self.tokenizer = Tokenizer(directories.target)

@@ -13,6 +13,7 @@ import torch
 from specdec.config.engine import DEFAULT_MODEL_OPTIONS, DraftLimits, EngineConfig
 from specdec.config.llm import LLMConfig
 from specdec.config.quantization import QuantizationMethod
+from specdec.engine.engine_profiler import draft_profile_text
 from specdec.engine.memory_plan import MemoryPlan
 from specdec.engine.model_resolution import ModelDirectories
 from specdec.kernels.tensor_parallel import TensorParallelGroup
@@ -114,6 +115,7 @@ class LocalExecutor:
             full_batch,
             measure_engine,
             text,
+            draft_profile_text(self._directories.draft),
         )
         return _on_thread(measured)
 
@@ -130,6 +132,7 @@ class LocalExecutor:
             self._plan.draft,
             measure_engine,
             text,
+            draft_profile_text(self._directories.draft),
         )
         return _on_thread(measured)[None].whole
 

@@ -157,9 +157,11 @@ class ModelConfig:
         raw = with_overrides(raw, options.overrides)
         generation = read_json(directory / "generation_config.json") or {}
         try:
-            if needs_transformers(raw, options.impl):
-                return cls._of_transformers(directory, raw, generation)
-            found = cls.from_dict(raw, generation)
+            found = (
+                cls._of_transformers(directory, raw, generation)
+                if needs_transformers(raw, options.impl)
+                else cls.from_dict(raw, generation)
+            )
         except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise UnsupportedModelError(
@@ -347,6 +349,9 @@ class ModelConfig:
 
     def divided_by_expert(self) -> ModelConfig:
         """Return the model with whole experts on each rank; itself if it has none."""
+        if self.transformers is not None:
+            whole = replace(self.transformers, is_divided_by_expert=True)
+            return replace(self, transformers=whole)
         if self.experts is None:
             return self
         return replace(self, experts=replace(self.experts, is_divided_by_expert=True))

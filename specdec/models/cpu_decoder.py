@@ -8,16 +8,18 @@ chunking of its prompt.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from specdec.config.engine import AdapterLimits
-from specdec.kernels.cpu import native_library
+from specdec.kernels.cpu import MatrixStruct, native_library
 from specdec.kernels.cpu.decoder import DecoderKernel
+from specdec.kernels.cpu.draft_head import DraftHeadKernel, DraftHeadStruct
 from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove
-from specdec.kernels.sample import RowArgmax, logits_and_argmax
+from specdec.kernels.sample import RowArgmax, SampleParams, logits_and_argmax
 from specdec.models.layers.decoder_layer import DecoderLayer
 from specdec.models.layers.mixture import SparseMLP
 from specdec.models.layers.mlp import MLP
@@ -110,3 +112,33 @@ class NativeDecoder:
         if head.is_reduced or not head.transform.is_identity:
             return self.torch_decoder.compute_logits_and_argmax(hidden)
         return logits_and_argmax(self._head.native, hidden)
+
+    @property
+    def can_draft(self) -> bool:
+        """See WholeDraftDecoder: kernels sample the products of the output head, of all ranks."""
+        return self.torch_decoder.lm_head.transform.is_identity and self._drafter.can_draft
+
+    def draft(
+        self, batch: ModelInput, kv_cache: Tensor, counts: Sequence[int], params: SampleParams
+    ) -> list[list[int]]:
+        """See WholeDraftDecoder."""
+        return self._drafter.draft(batch, None, kv_cache, counts, params)
+
+    @cached_property
+    def _drafter(self) -> DraftHeadKernel:
+        kernel = self._kernel
+        struct = DraftHeadStruct(
+            decoder=kernel.model,
+            lm_head=MatrixStruct.from_buffer_copy(self._head.native),
+            target_tokens=self._draft_tokens.data_ptr(),
+        )
+        max_positions, all_reduce = kernel.max_positions, kernel.all_reduce
+        return DraftHeadKernel(kernel.library, struct, max_positions, all_reduce)
+
+    @cached_property
+    def _draft_tokens(self) -> Tensor:
+        """Return the tokens of this rank that have logits, ascending, int32."""
+        own, places = self.vocab_slice, self.torch_decoder.lm_head.places
+        if places is None:
+            return torch.arange(own.start, own.stop, dtype=torch.int32)
+        return (own.start + places).to(torch.int32)

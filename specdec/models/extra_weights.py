@@ -5,6 +5,7 @@ from __future__ import annotations
 from specdec.config.engine import DTYPE_BYTES, DTypeName
 from specdec.config.quantization import QuantizationMethod
 from specdec.models.config import ModelConfig
+from specdec.models.traits import Latent
 
 
 def copied_bytes(
@@ -44,8 +45,26 @@ def adapter_bytes(
     `ModelConfig.weight_bytes`.
     """
     hidden, size = config.hidden_size, tensor_parallel_size
-    heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    units = 2 * config.intermediate_size
-    by_outputs = 5 * hidden * size + heads + units
-    by_inputs = config.num_heads * config.head_dim + config.intermediate_size + 2 * hidden * size
-    return config.num_layers * rank * (by_outputs + by_inputs) * DTYPE_BYTES[dtype]
+    of_mlp = 3 * (hidden * size + config.intermediate_size)
+    latent = config.latent
+    if latent is None:
+        heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+        of_attention = 4 * hidden * size + heads + config.num_heads * config.head_dim
+    else:
+        of_attention = _latent_adapter_values(latent, hidden, config.num_heads, size)
+    return config.num_layers * rank * (of_attention + of_mlp) * DTYPE_BYTES[dtype]
+
+
+def _latent_adapter_values(latent: Latent, hidden: int, num_heads: int, num_ranks: int) -> int:
+    """Return the numbers of an adapter of rank 1 of one layer's latent attention, on all ranks.
+
+    GPUs store A of the expansion for each head, in both halves.
+    """
+    queries = num_heads * latent.query_dim
+    query_rank = latent.query_rank
+    of_query = hidden * num_ranks + queries
+    if query_rank is not None:
+        of_query = (hidden + 2 * query_rank) * num_ranks + queries
+    of_keys = (hidden + latent.key_dim) * num_ranks
+    of_expansion = num_heads * (2 * latent.rank + latent.plain_dim + latent.value_dim)
+    return of_query + of_keys + of_expansion + num_heads * latent.value_dim + hidden * num_ranks

@@ -15,15 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from specdec.config.engine import AdapterLimits
-from specdec.kernels import AttentionPlan, PagedAttention, Rotation
-from specdec.kernels.backend import paged_attention
+from specdec.kernels import AttentionPlan, Rotation
 from specdec.kernels.device_batch import AnyDeviceBatch
 from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove, on_device
 from specdec.kernels.moves import move_kv
 from specdec.kernels.sample import RowArgmax, row_argmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
-from specdec.models.layers.decoder_layer import Attention, DecoderLayer
+from specdec.models.layers.decoder_layer import Attention, DecoderLayer, layer_attention
 from specdec.models.layers.linear import VocabEmbedding, VocabHead, embedding_scale
 from specdec.models.layers.norm import read_norm
 from specdec.models.layers.rotary import RotaryEmbedding
@@ -92,7 +91,9 @@ class CausalDecoder(nn.Module):
         self.rotaries = _rotaries(config, max_model_len, reader)
         self.rotary = self.rotaries[config.rope]
         self.backend = reader.backend
-        self.attention = _paged_attention(config, reader, self.heads, block_size)
+        self.attention = layer_attention(
+            config, self.heads, reader.backend, block_size, reader.device
+        )
 
     def enable_adapters(
         self, limits: AdapterLimits | None = None
@@ -253,22 +254,6 @@ def _use_kv_scales(layers: nn.ModuleList, reader: CheckpointReader) -> None:
         if isinstance(layer, DecoderLayer) and isinstance(layer.attention, Attention):
             prefix = f"model.layers.{index}.self_attn"
             layer.attention.kv_scales = read_kv_scales(reader.tensors, prefix)
-
-
-def _paged_attention(
-    config: ModelConfig, reader: CheckpointReader, heads: HeadShard, block_size: int
-) -> PagedAttention:
-    traits = config.traits
-    return paged_attention(
-        reader.backend,
-        heads if config.latent is None else heads.sharing_one_key(),
-        config.head_dim,
-        block_size,
-        reader.device,
-        scale=traits.attention_scale,
-        softcap=traits.attention_softcap,
-        latent_rank=None if config.latent is None else config.latent.rank,
-    )
 
 
 def _rotaries(

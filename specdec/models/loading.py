@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from specdec.config.kv_cache import KVCacheDType
 from specdec.config.quantization import QuantizationMethod
 from specdec.kernels.backend import KernelBackend
 from specdec.kernels.forward_batch import HiddenStates, ModelInput, SlotMove
-from specdec.kernels.sample import RowArgmax
+from specdec.kernels.sample import RowArgmax, SampleParams
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.kernels.triton.availability import kv_dtype_fault
 from specdec.models.config import ModelConfig
@@ -82,6 +82,31 @@ class Decoder(Protocol):
 
     def compute_logits_and_argmax(self, hidden: Tensor) -> tuple[Tensor, RowArgmax]:
         """Return this rank's logits and their argmax; hidden: [R, hidden_size]."""
+        ...
+
+
+@runtime_checkable
+class WholeDraftDecoder(Decoder, Protocol):
+    """A draft model that can draft all tokens in one call."""
+
+    @property
+    def can_draft(self) -> bool:
+        """Return whether `draft` is available on this rank, and equally on all others."""
+        ...
+
+    def draft(
+        self, batch: ModelInput, kv_cache: Tensor, counts: Sequence[int], params: SampleParams
+    ) -> list[list[int]]:
+        """Run a batch without adapters, and draft `counts` tokens behind each of B sequences.
+
+        The KV of all of them but the last is written behind the batch's. The tokens are the argmax
+        of logits, without temperature; else of logits / temperature, cut by top_k, top_p and min_p,
+        and the noise that the target uses for its token. With several ranks, params may not cut. A
+        collective call.
+
+        counts: above 0, [B]; the block tables have room for all but the last token. params: of the
+        first token of each sequence, [B]. A draft ends early where the logits are not numbers.
+        """
         ...
 
 

@@ -148,7 +148,7 @@ class NativeWeights:
 
     def _add_latents(self, attention: LatentAttention, layer: LayerStruct) -> None:
         """Set what latent attention has beside its first and last projection."""
-        expansion = attention.native_expansion
+        expansion = attention.expansion.native
         struct = LatentWeightsStruct(
             kv_norm=self.address(attention.kv_norm.weight),
             to_keys=expansion.to_keys.native,

@@ -20,7 +20,24 @@ _MAX_REASON_CHARS = 300
 BY_OUTPUTS, BY_INPUTS = "colwise", "rowwise"
 """Styles of a layer that divides its outputs, and of one whose inputs are divided."""
 
-_PLAN_STYLES = (BY_OUTPUTS, BY_INPUTS, "replicate", "replicated_with_grad_allreduce")
+PACKED_BY_OUTPUTS, PACKED_BY_INPUTS = "packed_colwise", "packed_rowwise"
+"""The same for a tensor of two projections side by side, of which each is divided."""
+
+SUMMED_EXPERTS = "moe_tp_experts"
+"""Style of a mixture whose experts' hidden units are divided: ranks add up its results."""
+
+BY_EXPERT, ROUTED_EXPERTS = "grouped_gemm", "ep_dispatch_experts"
+"""Styles of a tensor that is divided by expert, and of a mixture of which a rank has whole ones."""
+
+_KEY_PROJECTIONS = (".k_proj", ".qkv_proj", ".query_key_value")
+"""Ends of the names of layers with the keys of attention, alone or beside others."""
+
+_WHOLE_STYLES = ("replicate", "replicated_with_grad_allreduce")
+
+_PLAN_STYLES = (
+    *(BY_OUTPUTS, BY_INPUTS, PACKED_BY_OUTPUTS, PACKED_BY_INPUTS),
+    *(SUMMED_EXPERTS, BY_EXPERT, ROUTED_EXPERTS, *_WHOLE_STYLES),
+)
 """Styles of a plan that `specdec.models.transformers_parallel` applies."""
 
 
@@ -29,12 +46,15 @@ class TransformersModel:
     """A model that transformers' modelling code runs.
 
     class_name: of its `PreTrainedModel`. num_parameters: weights in its files. parallel_fault: why
-    several ranks cannot share it, whatever its sizes are; empty where they can.
+    several ranks cannot share it, whatever its sizes are; empty where they can. expert_fault: the
+    same for ranks with whole experts. is_divided_by_expert: whether they have these.
     """
 
     class_name: str
     num_parameters: int
     parallel_fault: str = ""
+    expert_fault: str = ""
+    is_divided_by_expert: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,6 +113,7 @@ def read_transformers_shape(directory: Path) -> TransformersShape:
             _model_class(config.model_type).__name__,
             sum(map(prod, shapes.values())),
             _parallel_fault(config),
+            _expert_fault(config),
         ),
         vocab_size=_size(config, "vocab_size"),
         hidden_size=hidden_size,
@@ -150,13 +171,38 @@ def _fault_of_class(model: Any) -> str | None:
     return None
 
 
+def parallel_plan(config: Any, *, divides_by_expert: bool) -> Mapping[str, str]:
+    """Return the styles by which ranks divide a model of transformers, by names of its parts.
+
+    `*` in a name stands for the index of a layer. divides_by_expert: whether ranks have whole
+    experts of mixtures, for which transformers replaces a part of the plan.
+    """
+    plan = dict(getattr(config, "base_model_tp_plan", None) or {})
+    of_experts = getattr(config, "base_model_ep_plan", None) if divides_by_expert else None
+    return plan | (of_experts or {})
+
+
 def _parallel_fault(config: Any) -> str:
     """Return why the plan of transformers cannot divide a model; empty where it can."""
-    plan = getattr(config, "base_model_tp_plan", None)
-    if not plan:
+    if not getattr(config, "base_model_tp_plan", None):
         return f"transformers has no tensor-parallel plan for {config.model_type}"
     if getattr(config, "kv_lora_rank", None):
         return "latent attention is not divided by transformers' plan"
+    plan = parallel_plan(config, divides_by_expert=False)
+    of_keys = (style for name, style in plan.items() if name.endswith(_KEY_PROJECTIONS))
+    if BY_OUTPUTS not in of_keys:
+        return _fault_of_plan(plan) or "transformers' plan divides no attention, whose KV all have"
+    return _fault_of_plan(plan)
+
+
+def _expert_fault(config: Any) -> str:
+    """Return why ranks cannot have whole experts of a model; empty where they can."""
+    if not getattr(config, "base_model_ep_plan", None):
+        return f"transformers has no expert-parallel plan for {config.model_type}"
+    return _fault_of_plan(parallel_plan(config, divides_by_expert=True))
+
+
+def _fault_of_plan(plan: Mapping[str, str]) -> str:
     for name, style in plan.items():
         if style not in _PLAN_STYLES:
             return f"transformers' plan divides {name} as {style}, which is not supported"

@@ -36,6 +36,7 @@ from specdec.models.transformers_attention import (
     LayerAttention,
     PagedPass,
 )
+from specdec.models.transformers_config import parallel_plan
 from specdec.models.transformers_parallel import divide
 from specdec.types.errors import UnsupportedModelError
 from specdec.types.sharding import HeadShard
@@ -294,7 +295,11 @@ def load_transformers(
         raise UnsupportedModelError(f"{directory} has no tensor {missing[0]}")
     tokens = None
     if group.size > 1:
-        tokens = divide(model.eval(), getattr(model, _body_name(model)), group, device)
+        of_model = config.transformers
+        divides_by_expert = of_model is not None and of_model.is_divided_by_expert
+        body = getattr(model, _body_name(model))
+        plan = parallel_plan(body.config, divides_by_expert=divides_by_expert)
+        tokens = divide(model.eval(), body, plan, group, device)
     return TransformersDecoder(
         config,
         model.to(device),

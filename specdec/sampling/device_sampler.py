@@ -202,6 +202,8 @@ def verify_chains(sample: DeviceSample, drafts: DeviceChains) -> VerifiedChains:
     sample: of B sequences with Q rows each.
     """
     num_sequences, num_places = drafts.token_ids.shape
+    if num_places and has_triton(sample.token_ids.device):
+        return _walked_chains(sample, drafts)
     sampled = sample.token_ids.view(num_sequences, -1)
     is_valid = ~sample.is_invalid.view(num_sequences, -1)
     if num_places == 0:
@@ -214,6 +216,17 @@ def verify_chains(sample: DeviceSample, drafts: DeviceChains) -> VerifiedChains:
     return VerifiedChains(
         torch.cat([accepted, sampled[:, -1:]], 1), is_output.long().cumprod(1).sum(1)
     )
+
+
+def _walked_chains(sample: DeviceSample, drafts: DeviceChains) -> VerifiedChains:
+    """Verify chains by the kernel that walks through trees; as `verify_chains`."""
+    from specdec.kernels.triton.verify import walk_trees  # imports Triton
+
+    parents = torch.arange(-1, drafts.token_ids.shape[1] - 1, device=drafts.token_ids.device)
+    parents = parents.expand_as(drafts.token_ids)
+    chains = (drafts.token_ids, parents, drafts.num_drafts, drafts.num_kept)
+    walked = walk_trees(sample.token_ids, sample.is_invalid, *chains)
+    return VerifiedChains(walked.token_ids, walked.num_tokens)
 
 
 def _noise(keys: NoiseKeys, chunks: ScoreChunks) -> Tensor:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.kernels.cpu import SharedMemory
-from specdec.kernels.sample import RowArgmax, shared_memory_argmax
+from specdec.kernels.sample import RowArgmax, SampleParams, shared_memory_argmax
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sampling.gumbel import CHUNK_TOKENS
 
@@ -25,6 +27,16 @@ class VocabShard:
     group: TensorParallelGroup
     first_token: int
     vocab_size: int
+
+    def can_sample(self, params: SampleParams) -> NDArray[np.bool_]:
+        """Return the rows that each rank can sample by itself: no cut over several ranks.
+
+        params: [num_rows].
+        """
+        if self.group.size == 1:
+            return np.ones(len(params), np.bool_)
+        is_cut = (params["top_k"] > 0) | (params["top_p"] < 1) | (params["min_score"] > -np.inf)
+        return np.asarray(~is_cut | (params["temperature"] == 0))
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Protocol, runtime_checkable
 
 from specdec.types.adapters import AdapterFile
+from specdec.types.draft_messages import AheadOutput, DraftOutput, DraftStep
 from specdec.types.drafters import HeadFile
-from specdec.types.messages import AheadOutput, DraftOutput, DraftStep, StepInput, VerifyOutput
+from specdec.types.messages import StepInput, VerifyOutput
 
 
 class Target(Protocol):

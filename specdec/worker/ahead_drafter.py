@@ -22,14 +22,8 @@ from torch import Tensor
 from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.loading import Decoder
-from specdec.types.messages import (
-    AheadDraft,
-    AheadOutput,
-    AheadRow,
-    Continuation,
-    DraftPass,
-    StepRow,
-)
+from specdec.types.draft_messages import AheadDraft, AheadOutput, AheadRow, Continuation, DraftPass
+from specdec.types.messages import StepRow
 from specdec.worker.batch_state import BatchState, TokenSpan
 from specdec.worker.draft_grammars import DraftGrammars
 from specdec.worker.draft_sampler import DraftSampler, PartialDraft

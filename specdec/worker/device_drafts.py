@@ -13,12 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-from specdec.types.messages import (
-    PENDING_TOKEN,
-    BlockTableDelta,
-    DraftRow,
-    StepRow,
-)
+from specdec.types.draft_messages import DraftRow
+from specdec.types.messages import PENDING_TOKEN, BlockTableDelta, StepRow
 from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
 from specdec.worker.batch_state import BatchState
 from specdec.worker.device_buffers import PendingTokens

@@ -1,4 +1,4 @@
-"""What few rows of a step on the device need beyond temperature, truncation and noise.
+"""Needs of a few rows of a step on the device beyond temperature, truncation and noise.
 
 These are changes of the logits, by penalties, biases, bad words, min_tokens and masks of a grammar,
 and log-probabilities. The host packs what it knows of them into one further copy; a step without
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.logit_edits import LogitEdits
-from specdec.sampling.device_edits import apply_edits, chain_paths
+from specdec.sampling.device_edits import apply_edits
 from specdec.sampling.device_sampler import VerifiedChains
 from specdec.sampling.logprobs import logprob_table
 from specdec.sampling.vocab_shard import VocabShard
@@ -44,12 +44,11 @@ class StepExtras:
     logprob_rows: Tensor  # [L] int64
     num_best: dict[int, int]
 
-    def edit(self, logits: Tensor, drafts: Tensor, positions: Tensor, shard: VocabShard) -> None:
+    def edit(self, logits: Tensor, paths: Tensor, positions: Tensor, shard: VocabShard) -> None:
         """Change logits [B * Q, V] in place.
 
-        drafts: [B, Q - 1] int64. positions: [B * Q] int64, as in `apply_edits`.
+        paths: [C, num_drafts] int64, the drafts in front of `edits.rows`. positions: [B * Q] int64.
         """
-        paths = chain_paths(self.edits.rows, drafts)
         apply_edits(logits, self.edits, paths, positions, shard.first_token)
 
     def count(self, verified: VerifiedChains, shard: VocabShard) -> None:
@@ -67,13 +66,18 @@ class StepExtras:
             return logits, rows
         return logits[rows], torch.arange(len(rows), device=logits.device)
 
-    def logprobs(self, kept: tuple[Tensor, Tensor], token_ids: Tensor, shard: VocabShard) -> Tensor:
+    def logprobs(
+        self, kept: tuple[Tensor, Tensor], token_ids: Tensor, places: Tensor, shard: VocabShard
+    ) -> Tensor:
         """Return `logprob_table` of the tokens [B, Q] of the rows that request them.
 
-        kept: from `logprob_logits`. A collective call.
+        kept: from `logprob_logits`. places: [B, Q], which sampled token each one was. A collective
+        call.
         """
+        (logits, rows), own = kept, self.logprob_rows
+        rows = rows.view(-1, places.shape[1]).gather(1, places[own]).flatten()
         most = max(self.num_best.values())
-        return logprob_table(*kept, token_ids[self.logprob_rows].flatten(), most, shard)
+        return logprob_table(logits, rows, token_ids[own].flatten(), most, shard)
 
     def pending_logprobs(self, table: Tensor) -> PendingLogprobs:
         """Begin the copy of a table to the host."""

@@ -1,7 +1,8 @@
 """The input of a step on the device: words that the host packs, and what the device reads of them.
 
-Behind a table with the rows of the step, padding included, come changes of block tables, and where
-rows have prompts the tokens of all rows, one behind the other.
+Behind a table with the rows of the step, padding included, come their trees of drafts, if there are
+any, changes of block tables, and where rows have prompts the tokens of all rows, one behind the
+other.
 """
 
 from __future__ import annotations
@@ -15,12 +16,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
+from specdec.sampling.device_edits import chain_paths
 from specdec.types.messages import BASE_MODEL, StepRow
 from specdec.worker.batch_state import SequenceState
 from specdec.worker.device_rows import flat_tokens, num_drafts, num_tokens
 from specdec.worker.device_rules import PARAM_WORDS
 from specdec.worker.device_state import DeviceState, DeviceStepLimits
+from specdec.worker.device_tree_input import (
+    PackedTrees,
+    num_tree_words,
+    pack_trees,
+    unpack_trees,
+)
 from specdec.worker.step_graphs import StepShape
 
 _DELTA_WORDS = 3  # sequence, entry, block
@@ -58,7 +67,8 @@ class Packed(NamedTuple):
     """The input of a step on the device, by row.
 
     table: all columns. starts, first: position and id of the last known token. drafts: behind it,
-    num_drafts of them. params: records of SAMPLE_PARAMS. changes: of block tables.
+    num_drafts of them. params: records of SAMPLE_PARAMS. changes: of block tables. trees: None
+    where the drafts of all rows are chains.
     """
 
     table: Tensor  # [num_rows, Word.TOKENS + Q] int64
@@ -69,19 +79,38 @@ class Packed(NamedTuple):
     num_drafts: Tensor
     drafts: Tensor  # [num_rows, Q - 1] int64
     changes: Tensor  # [num_changes, 3] int64
+    trees: PackedTrees | None = None
 
-    def positions(self, offsets: Tensor) -> Tensor:
-        """Return positions [num_rows, Q] of the last known token and those behind it.
+    def indices(self, offsets: Tensor) -> Tensor:
+        """Return the index [num_rows, Q] of the KV of the last known token and those behind it.
 
-        offsets: [Q], from 0 on. Tokens behind the drafts have the position of the last one.
+        offsets: [Q], from 0 on. Tokens behind the drafts have the index of the last one.
         """
         return self.starts[:, None] + torch.minimum(offsets, self.num_drafts[:, None])
+
+    def positions(self, offsets: Tensor) -> Tensor:
+        """Return the positions [num_rows, Q] of these tokens: as `indices`, in trees by depth."""
+        return self.indices(offsets if self.trees is None else self.trees.depths)
+
+    def drafts_before(self, rows: Tensor) -> Tensor:
+        """Return the drafts in front of rows of logits, as `apply_edits` takes them."""
+        if self.trees is None:
+            return chain_paths(rows, self.drafts)
+        return self.trees.paths(rows, self.drafts)
 
 
 def num_words(shape: StepShape, num_flat: int = 0) -> int:
     """Return the size of the packed input of a step. num_flat: tokens of all rows, or 0."""
     row_words = Word.TOKENS + shape.query_len + _DELTAS_PER_ROW * _DELTA_WORDS
-    return shape.num_rows * row_words + num_flat
+    return shape.num_rows * row_words + num_tree_words(shape) + num_flat
+
+
+def most_words(limits: DeviceStepLimits) -> int:
+    """Return the most words of an input: of all tokens that are scored, and of prompts."""
+    row_words = Word.TOKENS + _DELTAS_PER_ROW * _DELTA_WORDS
+    token_words = num_words(StepShape(1, 1, 0, has_trees=limits.max_tree_nodes > 0)) - row_words
+    of_rows = limits.max_num_seqs * row_words + limits.max_scored_tokens * token_words
+    return of_rows + limits.max_step_tokens
 
 
 class StepPacker:
@@ -126,10 +155,11 @@ class StepPacker:
                 for row, state, kept, end in zip(rows, states, num_kept, ends, strict=True)
             ]
             table[count:, Word.END] = table[count - 1, Word.END]
-        size = self._pack_changes(words[table.size :], rows, states, shape)
+        size = table.size + pack_trees(words[table.size :], rows, shape)
+        size += self._pack_changes(words[size:], rows, states, shape)
         if is_ragged:
             flat = flat_tokens(rows)
-            words[table.size + size :][: len(flat)] = flat
+            words[size:][: len(flat)] = flat
 
     def _pack_changes(
         self,
@@ -171,7 +201,8 @@ class StepPacker:
     def unpack(self, words: Tensor, shape: StepShape) -> Packed:
         """Read the input buffer; for pending rows their token and position from the state."""
         table = rows_of(words, shape)
-        changes = words[table.numel() : num_words(shape)].view(-1, _DELTA_WORDS)
+        behind = words[table.numel() : num_words(shape)]
+        changes = behind[num_tree_words(shape) :].view(-1, _DELTA_WORDS)
         places, is_pending = table[:, Word.SLOT], table[:, Word.IS_PENDING] > 0
         lengths, last_tokens = self._state.num_tokens[places], self._state.last_tokens[places]
         starts = torch.where(is_pending, lengths - 1, table[:, Word.START])
@@ -181,7 +212,10 @@ class StepPacker:
             most = torch.minimum(held[:, 0], table[:, Word.MAX_END] - starts - 1)
             num_held = torch.minimum(num_drafts, most).clamp_min(0)
             num_drafts = torch.where(is_pending, num_held, num_drafts)
-            drafts = torch.where(is_pending[:, None], held[:, 1 : shape.query_len], drafts)
+            own = held[:, 1 : shape.query_len]
+            if shape.has_trees:  # which may be larger than what a head drafts here
+                own = pad(own, (0, drafts.shape[1] - own.shape[1]))
+            drafts = torch.where(is_pending[:, None], own, drafts)
         return Packed(
             table=table,
             params=table[:, :PARAM_WORDS],
@@ -191,6 +225,7 @@ class StepPacker:
             num_drafts=num_drafts,
             drafts=drafts,
             changes=changes,
+            trees=unpack_trees(behind, shape),
         )
 
 

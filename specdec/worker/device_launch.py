@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from specdec.kernels.device_batch import DeviceBatch
 from specdec.kernels.logit_edits import LogitEdits
 from specdec.sampling.device_sampler import (
     DeviceChains,
+    DeviceSample,
     SamplingKind,
     VerifiedChains,
     sample_on_device,
@@ -26,12 +26,14 @@ from specdec.sampling.vocab_shard import VocabShard
 from specdec.worker.device_decoder import DeviceDecoder
 from specdec.worker.device_extras import StepExtras
 from specdec.worker.device_head import DrafterParts, DraftRows, PairParts
-from specdec.worker.device_input import Packed, StepPacker, Word, adapters_of, num_words, rows_of
+from specdec.worker.device_input import Packed, StepPacker, Word, adapters_of, most_words, rows_of
 from specdec.worker.device_pairs import PairDrafts
+from specdec.worker.device_plan import StepPlan
 from specdec.worker.device_ragged import RaggedPass
 from specdec.worker.device_rules import PARAM_WORDS, rules_of
 from specdec.worker.device_state import DeviceState, DeviceStepLimits, slots_at
 from specdec.worker.device_state_head import StateDrafts
+from specdec.worker.device_trees import TreePaths, nodes_of
 from specdec.worker.step_graphs import (
     GraphReport,
     Launch,
@@ -58,31 +60,6 @@ _CHAIN_STAGES = {
 }
 
 
-class StepPlan(NamedTuple):
-    """A step as it is launched.
-
-    shape: of sampling, and of the pass where its rows have equally many tokens. num_next: draft
-    tokens to make behind it. ragged: of the pass where they have not; None otherwise. has_chunks:
-    whether a row does not sample. has_head_prompts: whether the head runs tokens of a prompt.
-    extras: further needs of some rows; None where no row has any. has_adapters: whether a row has
-    an adapter.
-    """
-
-    shape: StepShape
-    kind: SamplingKind
-    num_next: int = 0
-    ragged: RaggedShape | None = None
-    has_chunks: bool = False
-    has_head_prompts: bool = False
-    extras: StepExtras | None = None
-    has_adapters: bool = False
-
-    @property
-    def num_words(self) -> int:
-        """Size of its input."""
-        return num_words(self.shape, 0 if self.ragged is None else self.ragged.num_tokens)
-
-
 class StepLauncher:
     """Launches the steps whose input is in the buffer `input`.
 
@@ -106,12 +83,11 @@ class StepLauncher:
         self._model, self._kv_cache, self._shard = model, kv_cache, shard
         self._limits, self._state, self._graphs = limits, state, graphs
         self._packer = packer
-        num_rows, num_tokens = limits.max_num_seqs, limits.max_num_seqs * limits.max_query_len
-        largest = StepShape(num_rows, limits.max_query_len, limits.blocks_of_longest)
+        num_rows, num_tokens = limits.max_num_seqs, limits.max_scored_tokens
         self.draft_width = 0 if drafter is None else 1 + limits.max_draft_tokens
         draft_size = num_rows * self.draft_width
         ids = partial(torch.zeros, dtype=torch.int64, device=device)
-        self.input = ids(num_words(largest, limits.max_step_tokens))
+        self.input = ids(most_words(limits))
         self.output = ids(draft_size + num_rows + num_tokens)
         self._offsets = torch.arange(limits.max_query_len, device=device)
         hidden = torch.zeros(num_tokens, model.hidden_size, dtype=model.dtype, device=device)
@@ -132,6 +108,8 @@ class StepLauncher:
         elif drafter is not None:
             self._states = StateDrafts(drafter, state, limits, self._hidden, drafts)
         self._stages |= self._head_stages()
+        features = drafter.features if isinstance(drafter, PairParts) else None
+        self._trees = TreePaths(state, limits, kv_cache, features)
         self._ragged: RaggedPass | None = None
         if limits.max_step_tokens:
             self._ragged = RaggedPass(model, kv_cache, state, limits, self._pairs, host_taps)
@@ -195,8 +173,10 @@ class StepLauncher:
     def _launch_pair_draft(
         self, drafts: PairDrafts, plan: StepPlan, edits: LogitEdits | None
     ) -> None:
+        if plan.shape.has_trees:
+            drafts.gather(self._sources(plan.shape).flatten())
         self._run(Stage.PAIRS, plan.shape)
-        one = plan.shape._replace(query_len=1)
+        one = plan.shape._replace(query_len=1, has_trees=False)
         for index in range(plan.num_next):
             if index > 0:
                 self._run(Stage.ADVANCE, one)
@@ -210,7 +190,7 @@ class StepLauncher:
         self, drafts: StateDrafts, plan: StepPlan, edits: LogitEdits | None
     ) -> None:
         self._run(Stage.START, plan.shape)
-        shape = plan.shape._replace(query_len=1 + plan.num_next)
+        shape = plan.shape._replace(query_len=1 + plan.num_next, has_trees=False)
         padded = self._graphs.padded(shape)
         shape = padded if padded.num_rows == shape.num_rows else shape  # the rows of the step
         if edits is None:
@@ -274,18 +254,35 @@ class StepLauncher:
         if extras is not None:
             kept = extras.logprob_logits(logits, shape.query_len) if extras.num_best else None
             ends = (packed.positions(offsets) + 1 - num_prompt[:, None]).flatten()
-            extras.edit(logits, packed.drafts, ends, self._shard)
+            extras.edit(logits, packed.drafts_before(extras.edits.rows), ends, self._shard)
         if kind is not SamplingKind.GREEDY:
             rules = rules_of(packed.params, packed.positions(offsets), num_prompt)
         sample = sample_on_device(logits, rules, kind, self._shard)
-        num_kept = packed.table[:, Word.NUM_KEPT]
-        drafts = DeviceChains(packed.drafts, packed.num_drafts, num_kept)
-        verified = verify_chains(sample, drafts)
+        verified = self._verify(packed, sample)
         self._store(packed, verified, shape)
         if extras is None:
             return None
         extras.count(verified, self._shard)
-        return None if kept is None else extras.logprobs(kept, verified.token_ids, self._shard)
+        if kept is None:
+            return None
+        return extras.logprobs(kept, verified.token_ids, self._places(shape), self._shard)
+
+    def _verify(self, packed: Packed, sample: DeviceSample) -> VerifiedChains:
+        if packed.trees is not None:
+            return self._trees.verify(packed, sample)
+        num_kept = packed.table[:, Word.NUM_KEPT]
+        return verify_chains(sample, DeviceChains(packed.drafts, packed.num_drafts, num_kept))
+
+    def _places(self, shape: StepShape) -> Tensor:
+        """Return which of its row's sampled tokens each new token was, [num_rows, Q]."""
+        if shape.has_trees:
+            return self._trees.places(shape.num_rows, shape.query_len)
+        return self._offsets[: shape.query_len].expand(shape.num_rows, -1)
+
+    def _sources(self, shape: StepShape) -> Tensor:
+        """Return the hidden state that each new token was sampled by, [num_rows, Q]."""
+        rows = torch.arange(shape.num_rows, device=self._offsets.device)
+        return rows[:, None] * shape.query_len + self._places(shape)
 
     def _launch_plain(self, kind: SamplingKind, shape: StepShape) -> None:
         self.launch_sampling(kind, shape)
@@ -353,7 +350,7 @@ class StepLauncher:
     def _launch_start(self, shape: StepShape) -> None:
         """Launch what a head without KV takes from the step."""
         assert self._states is not None
-        self._states.start(*self._verified(shape), shape)
+        self._states.start(*self._verified(shape), self._sources(shape), shape)
 
     def _verified(self, shape: StepShape) -> tuple[DraftRows, VerifiedChains]:
         """Return the rows of a step, and their new tokens."""
@@ -371,9 +368,10 @@ class StepLauncher:
 
     def _batch(self, packed: Packed, shape: StepShape, *, has_adapters: bool) -> DeviceBatch:
         size, offsets = self._limits.block_size, self._offsets[: shape.query_len]
-        positions = packed.positions(offsets)
+        indices = packed.indices(offsets)
+        positions = packed.positions(offsets) if shape.has_trees else indices
         tables = self._state.tables[packed.places, : shape.num_blocks]
-        slots = slots_at(positions, tables, size)
+        slots = slots_at(indices, tables, size)
         slots.masked_fill_(offsets > packed.num_drafts[:, None], self._limits.num_blocks * size)
         return DeviceBatch(
             input_ids=torch.cat([packed.first[:, None], packed.drafts], 1).flatten(),
@@ -383,6 +381,7 @@ class StepLauncher:
             context_lens=packed.starts + 1 + packed.num_drafts,
             query_len=shape.query_len,
             adapters=adapters_of(packed.table, shape) if has_adapters else None,
+            trees=nodes_of(packed, positions),
         )
 
 

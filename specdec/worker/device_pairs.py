@@ -42,7 +42,7 @@ class PairDrafts(HeadDrafts):
         """hidden_size: of the target. drafts: as in HeadDrafts."""
         super().__init__(parts.sampler, state, limits, drafts)
         self._parts, page, num_rows = parts, parts.features, limits.max_num_seqs
-        num_tokens = max(num_rows * limits.max_query_len, limits.max_step_tokens)
+        num_tokens = max(limits.max_scored_tokens, limits.max_step_tokens)
         self._tapped = page.new_zeros(num_tokens, len(parts.head.taps), hidden_size)
         self._slots = drafts.new_zeros(num_tokens)
         self._features = page.new_zeros(num_tokens, page.shape[1])
@@ -97,6 +97,7 @@ class PairDrafts(HeadDrafts):
             positions=batch.positions.clamp_min(1),
             slot_mapping=batch.slot_mapping.masked_fill(~is_pair, padding_slot),
             context_lens=batch.context_lens.clamp_min(2),
+            trees=None,  # their nodes are no prompt
         )
         self._parts.head.run_on_device(pairs, features, self._parts.kv_cache)
 

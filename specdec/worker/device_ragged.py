@@ -13,11 +13,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specdec.kernels.device_batch import RaggedBatch
+from specdec.kernels.device_batch import RaggedBatch, TreeNodes
 from specdec.worker.device_decoder import DeviceDecoder
 from specdec.worker.device_input import Packed, Word
 from specdec.worker.device_pairs import PairDrafts
 from specdec.worker.device_state import DeviceState, DeviceStepLimits
+from specdec.worker.device_tree_input import PackedTrees
+from specdec.worker.device_trees import first_nodes_of
 from specdec.worker.step_graphs import RaggedShape
 
 
@@ -53,6 +55,10 @@ class RaggedPass:
         self._bounds = ids(limits.max_num_seqs + 1).to(torch.int32)
         self._context_lens = ids(limits.max_num_seqs) + 1
         self._tables = ids(limits.max_num_seqs, limits.blocks_of_longest) + limits.num_blocks
+        num_nodes = limits.max_query_len - 1 if limits.max_tree_nodes else 0
+        self._words = ids(num_tokens if num_nodes else 0)
+        self._first_nodes = ids(limits.max_num_seqs)
+        self._node_positions = ids(limits.max_num_seqs, num_nodes)
         self._index = torch.arange(num_tokens, device=device)
         hidden = torch.zeros(num_tokens, model.hidden_size, dtype=model.dtype, device=device)
         self._hidden = hidden
@@ -70,13 +76,16 @@ class RaggedPass:
         offsets = index - self._last_known(packed)[rows]  # to the last known token
         num_drafts, starts = packed.num_drafts[rows], packed.starts[rows]
         behind = torch.cat([packed.first[:, None], packed.drafts], 1)
-        own = behind[rows, offsets.clamp(0, behind.shape[1] - 1)]
-        positions = starts + torch.minimum(offsets, num_drafts)
+        columns = offsets.clamp(0, behind.shape[1] - 1)
+        own = behind[rows, columns]
+        indices = starts + torch.minimum(offsets, num_drafts)
         size, tables = self._limits.block_size, self._state.tables
-        slots = tables[packed.places[rows], positions // size] * size + positions % size
+        slots = tables[packed.places[rows], indices // size] * size + indices % size
         self._rows[: shape.num_tokens] = rows
         self._input_ids[: shape.num_tokens] = torch.where(offsets < 0, flat_ids, own)
-        self._positions[: shape.num_tokens] = positions
+        self._positions[: shape.num_tokens] = indices
+        if packed.trees is not None:
+            self._spread_trees(packed, packed.trees, rows, columns)
         self._slots[: shape.num_tokens] = slots.masked_fill(
             offsets > num_drafts, self._padding_slot
         )
@@ -86,6 +95,25 @@ class RaggedPass:
         self._bounds[num_rows + 1 :] = ends[-1]
         self._context_lens[:num_rows] = packed.starts + 1 + packed.num_drafts
         self._tables[:num_rows, : shape.num_blocks] = tables[packed.places, : shape.num_blocks]
+
+    def _spread_trees(
+        self, packed: Packed, trees: PackedTrees, rows: Tensor, columns: Tensor
+    ) -> None:
+        """Write positions and words of the tokens of a step with trees, over those of chains.
+
+        rows, columns: [T], of each token in the tensors of `trees`; tokens in front of the last
+        known one have its column.
+        """
+        own = self._positions[: len(rows)]
+        is_node = columns > 0
+        depths = torch.minimum(trees.depths[rows, columns], packed.num_drafts[rows])
+        own.copy_(torch.where(is_node, packed.starts[rows] + depths, own))
+        self._words[: len(rows)] = trees.words[rows, columns]
+        num_rows, num_nodes = trees.parents.shape
+        self._first_nodes[:num_rows] = first_nodes_of(packed)
+        self._node_positions[:num_rows, :num_nodes] = packed.starts[:, None] + torch.minimum(
+            trees.depths[:, 1:], packed.num_drafts[:, None]
+        )
 
     @torch.inference_mode()
     def run(self, shape: RaggedShape) -> None:
@@ -165,6 +193,14 @@ class RaggedPass:
             context_lens=self._context_lens[rows],
             decode_len=self._limits.max_query_len,
             adapters=self._adapters[tokens] if shape.has_adapters else None,
+            trees=self._trees(shape) if shape.has_trees else None,
+        )
+
+    def _trees(self, shape: RaggedShape) -> TreeNodes:
+        return TreeNodes(
+            self._words[: shape.num_tokens],
+            self._first_nodes[: shape.num_rows],
+            self._node_positions[: shape.num_rows],
         )
 
     @staticmethod

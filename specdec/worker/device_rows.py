@@ -26,14 +26,13 @@ def is_prompt(row: StepRow) -> bool:
 
 
 def fits_device(row: StepRow, state: SequenceState, *, takes_adapters: bool) -> bool:
-    """Return whether the device can run a row: known tokens, then a chain of drafts.
+    """Return whether the device can run a row: known tokens, then drafts.
 
     The host runs rows with an adapter unless the model `takes_adapters` on the device.
     """
     return (
         not (row.is_pending and verified_by_host(row, state))
         and (takes_adapters or row.adapter_id == BASE_MODEL)
-        and row.parents is None
         and not row.num_lookahead_tokens
         and not _has_prompt_logprobs(row, state)
         and _knows_kept(row, state)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specdec.config.graph_sizes import MAX_GRAPH_TOKENS
 from specdec.types.messages import BlockTableDelta
 
 
@@ -16,7 +17,8 @@ class DeviceStepLimits:
     """Sizes of the buffers of a rank's steps on the device.
 
     num_blocks: of the pool; the block behind them is for padding. max_step_tokens: of all sequences
-    together in a step with prompts; 0 where the host runs prompts.
+    together in a step with prompts; 0 where the host runs prompts. max_draft_tokens: of a chain;
+    max_tree_nodes: of a tree, 0 where the host runs trees.
     """
 
     max_num_seqs: int
@@ -25,11 +27,21 @@ class DeviceStepLimits:
     block_size: int
     num_blocks: int
     max_step_tokens: int = 0
+    max_tree_nodes: int = 0
 
     @property
     def max_query_len(self) -> int:
         """Most tokens of a sequence in a step: the last known one, then drafts."""
-        return 1 + self.max_draft_tokens
+        return 1 + max(self.max_draft_tokens, self.max_tree_nodes)
+
+    @property
+    def max_scored_tokens(self) -> int:
+        """Most last known tokens and drafts of a step, padding included.
+
+        Many sequences with large trees are left to the host: one tree makes all rows as long.
+        """
+        of_trees = min(self.max_num_seqs * self.max_query_len, MAX_GRAPH_TOKENS)
+        return max(self.max_num_seqs * (1 + self.max_draft_tokens), of_trees)
 
     @property
     def blocks_of_longest(self) -> int:

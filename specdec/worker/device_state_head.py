@@ -6,7 +6,6 @@ tokens of a draft are launched at once: their number is that of a graph.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from specdec.kernels.logit_edits import LogitEdits
@@ -27,7 +26,7 @@ class StateDrafts(HeadDrafts):
         hidden: Tensor,
         drafts: Tensor,
     ) -> None:
-        """hidden: [max_num_seqs * max_query_len, hidden_size], where a step leaves its states.
+        """hidden: [max_scored_tokens, hidden_size], where a step leaves its states.
 
         drafts: as in HeadDrafts.
         """
@@ -40,17 +39,20 @@ class StateDrafts(HeadDrafts):
         """Draft with another head of the same sizes from now on."""
         self._parts, self._sampler = parts, parts.sampler
 
-    def start(self, rows: DraftRows, verified: VerifiedChains, shape: StepShape) -> None:
+    def start(
+        self, rows: DraftRows, verified: VerifiedChains, sources: Tensor, shape: StepShape
+    ) -> None:
         """Take the rows, and the features in front of their last new tokens.
 
-        The state has the lengths with the new tokens. shape: of the step.
+        The state has the lengths with the new tokens. sources: [num_rows, Q], the row of `hidden`
+        that each new token was sampled by. shape: of the step.
         """
         self._start(rows, verified, shape)
-        last = (verified.counts - 1).clamp_min(0)
-        index = torch.arange(shape.num_rows, device=last.device) * shape.query_len + last
+        last = (verified.counts - 1).clamp_min(0)[:, None]
+        index = sources.gather(1, last).squeeze(1)
         features = self._parts.head.features(self._hidden[index])
         self._features[: shape.num_rows] = features
-        tokens = verified.token_ids.gather(1, last[:, None]).squeeze(1)
+        tokens = verified.token_ids.gather(1, last).squeeze(1)
         self._tokens[: shape.num_rows] = tokens
 
     def draft(self, kind: SamplingKind, shape: StepShape, edits: LogitEdits | None = None) -> None:

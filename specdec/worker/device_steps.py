@@ -1,4 +1,4 @@
-"""Steps of prompts, decodes and chains of drafts that run on the device between two copies.
+"""Steps of prompts, decodes and drafts that run on the device between two copies.
 
 The host packs what it knows about a step into one buffer, which is copied to the device. From it
 the device reads the tokens, positions and sampling rules; the block tables, and the last token and
@@ -25,7 +25,8 @@ from specdec.worker.device_decoder import DeviceDecoder
 from specdec.worker.device_extras import ExtrasPacker
 from specdec.worker.device_head import DrafterParts
 from specdec.worker.device_input import StepPacker
-from specdec.worker.device_launch import StepLauncher, StepPlan
+from specdec.worker.device_launch import StepLauncher
+from specdec.worker.device_plan import StepPlan
 from specdec.worker.device_rules import kind_of
 from specdec.worker.device_state import DeviceState, DeviceStepLimits
 from specdec.worker.step_graphs import GraphReport, RaggedShape, StepGraphs, StepShape
@@ -100,7 +101,7 @@ class DeviceSteps:
         return (
             len(rows) <= self._limits.max_num_seqs
             and all(map(self._fits_device, rows, states))
-            and max(map(device_rows.num_drafts, rows)) <= self._limits.max_draft_tokens
+            and self._fits_scored(rows)
             and (self._drafts_on_host or self._can_draft(rows))
             and (not self._is_ragged(rows) or self._fits_ragged(rows, states))
             and all(self._state.has_place(row.seq_id) for row in rows)
@@ -133,13 +134,28 @@ class DeviceSteps:
         takes_adapters = self._model.adapter_places is not None
         return device_rows.fits_device(row, state, takes_adapters=takes_adapters)
 
+    def _fits_scored(self, rows: Sequence[StepRow]) -> bool:
+        """Return whether there is room for the last known tokens and drafts, padding included."""
+        shape, limits = self._shape(rows, 0), self._limits
+        num_tokens = shape.num_rows * shape.query_len
+        return shape.query_len <= limits.max_query_len and num_tokens <= limits.max_scored_tokens
+
+    def _shape(self, rows: Sequence[StepRow], num_blocks: int) -> StepShape:
+        """Return the shape of sampling, padded to that of a graph if there is one.
+
+        A chain may be as long as a tree, where a proposer found no other continuation.
+        """
+        most = max(map(device_rows.num_drafts, rows))
+        has_trees = most > self._limits.max_draft_tokens or any(row.parents for row in rows)
+        return self._graphs.padded(StepShape(len(rows), 1 + most, num_blocks, has_trees))
+
     def _is_ragged(self, rows: Sequence[StepRow]) -> bool:
         """Return whether rows have prompts, or would be padded by more than launches cost."""
         if any(map(device_rows.is_prompt, rows)):
             return True
-        counts = [1 + device_rows.num_drafts(row) for row in rows]
-        shape = self._graphs.padded(StepShape(len(rows), max(counts), 0))
-        return shape.num_rows * shape.query_len - sum(counts) > self._most_padding
+        num_tokens = sum(1 + device_rows.num_drafts(row) for row in rows)
+        shape = self._shape(rows, 0)
+        return shape.num_rows * shape.query_len - num_tokens > self._most_padding
 
     def _fits_ragged(self, rows: Sequence[StepRow], states: Sequence[SequenceState]) -> bool:
         """Return whether one pass over the tokens of all rows is possible."""
@@ -199,16 +215,16 @@ class DeviceSteps:
         )
 
     def _plan(self, rows: Sequence[StepRow], states: Sequence[SequenceState]) -> StepPlan:
-        query_len = 1 + max(map(device_rows.num_drafts, rows))
         kind = max(kind_of(state.admission.rules) for state in states)
-        shape = self._graphs.padded(StepShape(len(rows), query_len, _num_blocks(states)))
+        shape = self._shape(rows, _num_blocks(states))
         num_next = max(row.num_next_drafts * row.samples for row in rows)
         num_next = 0 if self._drafts_on_host else num_next
         has_adapters = any(row.adapter_id != BASE_MODEL for row in rows)
         if not self._is_ragged(rows):
             return StepPlan(shape, kind, num_next, has_adapters=has_adapters)
         num_tokens = sum(map(device_rows.num_tokens, rows))
-        ragged = RaggedShape(num_tokens, shape.num_rows, shape.num_blocks, has_adapters)
+        sizes = (num_tokens, shape.num_rows, shape.num_blocks)
+        ragged = RaggedShape(*sizes, has_adapters, shape.has_trees)
         return StepPlan(
             shape,
             kind,

@@ -6,25 +6,24 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import cast
 
 from torch import Tensor
 
 from specdec.config.engine import DraftLimits
 from specdec.config.graph_sizes import MAX_NEW_DRAFT_TOKENS
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.models.loading import Decoder
+from specdec.models.loading import Decoder, WholeDraftDecoder
 from specdec.text.vocab_map import VocabularyMap
-from specdec.types.messages import (
+from specdec.types.draft_messages import (
     AheadOutput,
     AheadRow,
-    BlockTableDelta,
     DraftedRow,
     DraftOutput,
     DraftRow,
     DraftStep,
-    SequenceAdmission,
-    StepRow,
 )
+from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepRow
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.ahead_drafter import AheadDrafter
 from specdec.worker.batch_state import TokenSpan
@@ -33,6 +32,7 @@ from specdec.worker.draft_grammars import DraftGrammars
 from specdec.worker.draft_sampler import DraftSampler, PartialDraft
 from specdec.worker.model_runner import ModelRunner
 from specdec.worker.step_graphs import GraphBackend, GraphReport
+from specdec.worker.whole_drafts import WholeDrafts
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,12 @@ class DraftModelRunner(ModelRunner):
     section 3): masks stand for the draft tokens before the last, so place i is sampled from the
     model's distribution given the text and i masks. It does not depend on earlier draft tokens.
 
-    device_drafts: makes the drafts that need nothing from the host, which makes the others in
-    separate passes; None where it makes all.
+    device_drafts, whole_drafts: make the drafts of sequences that need nothing else, on a GPU and
+    in the CPU kernels; those of the others are made in separate passes. None where they cannot.
     """
 
     device_drafts: DeviceDrafts | None = None
+    whole_drafts: WholeDrafts | None = None
 
     def __init__(
         self,
@@ -111,6 +112,10 @@ class DraftModelRunner(ModelRunner):
             confidence_threshold,
         )
         state, sampler = self._batch_state, self._sampler
+        can_draft = isinstance(model, WholeDraftDecoder) and model.can_draft
+        if can_draft and mask_token_id is None:
+            whole = cast(WholeDraftDecoder, model)
+            self.whole_drafts = WholeDrafts(whole, self.kv_cache, state, self._shard)
         self._ahead = AheadDrafter(
             model, self.kv_cache, block_size, state, grammars, sampler, group, clock
         )
@@ -142,9 +147,9 @@ class DraftModelRunner(ModelRunner):
         self.grammars.update(step)
         if self.device_drafts is not None:
             self.device_drafts.update(step.released, step.block_table_deltas)
-        drafted = self._draft_on_device(step.drafts)
-        others = [row for row in step.drafts if row.seq_id not in drafted]
-        drafted |= self._draft_on_host(others)
+        drafted = dict[int, DraftedRow]()
+        for draft in (self._draft_on_device, self._draft_whole, self._draft_on_host):
+            drafted |= draft([row for row in step.drafts if row.seq_id not in drafted])
         return DraftOutput(step.step_id, tuple(drafted[row.seq_id] for row in step.drafts))
 
     def _draft_on_device(self, drafts: Sequence[DraftRow]) -> dict[int, DraftedRow]:
@@ -154,13 +159,24 @@ class DraftModelRunner(ModelRunner):
         """
         if self.device_drafts is None:
             return {}
-        drafted = self.device_drafts.draft([row for row in drafts if self._fits_device(row)])
+        return self._draft_plain(drafts, self.device_drafts)
+
+    def _draft_whole(self, drafts: Sequence[DraftRow]) -> dict[int, DraftedRow]:
+        """Draft in one call of the CPU kernels for the sequences that fit; return these drafts."""
+        if self.whole_drafts is None:
+            return {}
+        return self._draft_plain(drafts, self.whole_drafts)
+
+    def _draft_plain(
+        self, drafts: Sequence[DraftRow], drafter: DeviceDrafts | WholeDrafts
+    ) -> dict[int, DraftedRow]:
+        """Draft for the sequences that need nothing but samples of logits; return these drafts."""
+        plain = [row for row in drafts if self._is_plain(row.seq_id) and drafter.fits(row)]
+        drafted = drafter.draft(plain)
         return {seq_id: DraftedRow(seq_id, tuple(ids)) for seq_id, ids in drafted.items()}
 
-    def _fits_device(self, row: DraftRow) -> bool:
-        assert self.device_drafts is not None
-        is_plain = self._sampler.is_plain(row.seq_id) and not self.grammars.follows(row.seq_id)
-        return is_plain and self.device_drafts.fits(row)
+    def _is_plain(self, seq_id: int) -> bool:
+        return self._sampler.is_plain(seq_id) and not self.grammars.follows(seq_id)
 
     def _draft_on_host(self, requests: Sequence[DraftRow]) -> dict[int, DraftedRow]:
         """Draft by operators that the host launches, and whose tokens it reads."""

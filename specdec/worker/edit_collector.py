@@ -15,7 +15,7 @@ from specdec.worker.batch_state import SequenceState
 from specdec.worker.device_rows import num_drafts
 
 NO_PLACE = -1
-"""Of a sequence without penalties."""
+"""The place of a sequence without penalties."""
 
 _NO_MASK = -1
 _ALWAYS = np.iinfo(np.int64).max

@@ -168,7 +168,7 @@ class HeadRunner:
         verified: Verified,
         moves: Sequence[SlotMove],
     ) -> Verified:
-        """Draft behind the verified rows of a step; return them with their drafts.
+        """Record a step, and draft behind its verified rows; return them with their drafts.
 
         rows: of the step, whose tokens are `batch`. states: of this pass, as in
         `DraftHead.features`. moves: of the KV of the target behind it. A collective call.
@@ -179,12 +179,15 @@ class HeadRunner:
                 self._kv.features.move(moves)
             for row in verified:
                 self._kv.append_output(row.seq_id, row.token_ids)
-        if not any(row.num_next_drafts for row in rows):
-            return verified
-        return self._draft(rows, states, verified)
+        return self.draft_behind(rows, states, verified)
 
     @torch.inference_mode()
-    def _draft(self, rows: Sequence[StepRow], states: Tensor, verified: Verified) -> Verified:
+    def draft_behind(self, rows: Sequence[StepRow], states: Tensor, verified: Verified) -> Verified:
+        """Draft behind a step that was recorded, by `draft` or by `note_device_step`.
+
+        The latter got rows without the drafts that these want. A head with KV reads the stored
+        features of the step, and no states. A collective call.
+        """
         tokens = {row.seq_id: row.token_ids for row in verified}
         active = [row for row in rows if row.num_next_drafts and tokens.get(row.seq_id, (0,))]
         if not active:

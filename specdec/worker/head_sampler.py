@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.kernels.logit_edits import LogitEdits
@@ -183,14 +182,7 @@ class HeadSampler:
             is_greedy or self._batch_state.has_plain_logits(each.seq_id)
             for each, is_greedy in zip(drafts, greedy, strict=True)
         )
-        return params if is_plain and self._is_whole(params).all() else None
-
-    def _is_whole(self, params: SampleParams) -> NDArray[np.bool_]:
-        """Return the rows whose shard a rank can sample by itself: no cut over several ranks."""
-        if self._shard.group.size == 1:
-            return np.ones(len(params), np.bool_)
-        is_cut = (params["top_k"] > 0) | (params["top_p"] < 1) | (params["min_score"] > -np.inf)
-        return np.asarray(~is_cut | (params["temperature"] == 0))
+        return params if is_plain and self._shard.can_sample(params).all() else None
 
     def children(self, logits: Tensor, ends: Sequence[DraftEnd], count: int) -> Children:
         """Return the `count` best draft tokens at each place, the one that `select` returns first.
@@ -238,7 +230,7 @@ class HeadSampler:
 
     def _plain_rows(self, ends: Sequence[DraftEnd], params: SampleParams) -> list[int]:
         """Return the rows whose tokens a rank can rank by its logits as they are."""
-        is_possible = (params["temperature"] > 0) & self._is_whole(params)
+        is_possible = (params["temperature"] > 0) & self._shard.can_sample(params)
         return [
             row
             for row, end in enumerate(ends)

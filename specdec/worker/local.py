@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Callable
 
 from specdec.types.adapters import AdapterFile
+from specdec.types.draft_messages import AheadOutput, DraftOutput, DraftStep
 from specdec.types.drafters import HeadFile
-from specdec.types.messages import AheadOutput, DraftOutput, DraftStep, StepInput, VerifyOutput
+from specdec.types.messages import StepInput, VerifyOutput
 from specdec.worker.adapters import RankAdapters
 from specdec.worker.draft_model_runner import DraftModelRunner
 from specdec.worker.head_versions import HeadVersions

@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
-from specdec.types.messages import AheadOutput, DraftOutput, DraftStep, StepInput, VerifyOutput
+from specdec.types.draft_messages import AheadOutput, DraftOutput, DraftStep
+from specdec.types.messages import StepInput, VerifyOutput
 
 
 class RankMismatchError(RuntimeError):

@@ -24,6 +24,7 @@ from specdec.config.graph_sizes import (
     query_lens,
     ragged_row_counts,
     row_counts,
+    tree_lens,
 )
 
 Launch = Callable[["StepShape"], None]
@@ -62,11 +63,16 @@ class Stage(StrEnum):
     CHAIN_SAMPLED = "chain sampled"
     CHAIN_TRUNCATED = "chain truncated"
 
-    def has_query_len(self, query_len: int) -> bool:
-        """Return whether the stage runs in shapes of that length."""
+    def runs_in(self, shape: StepShape) -> bool:
+        """Return whether the stage is a graph in a shape.
+
+        A head that drafts on the device makes chains, so few of its drafts follow trees.
+        """
+        if shape.has_trees:
+            return self in _WITH_TREES
         if self in _OF_ONE_TOKEN:
-            return query_len == 1
-        return query_len > 1 or self not in _OF_DRAFTS
+            return shape.query_len == 1
+        return shape.query_len > 1 or self not in _OF_DRAFTS
 
 
 _OF_ONE_TOKEN = frozenset(
@@ -76,29 +82,39 @@ _OF_ONE_TOKEN = frozenset(
 
 _OF_DRAFTS = frozenset((Stage.CHAIN_GREEDY, Stage.CHAIN_SAMPLED, Stage.CHAIN_TRUNCATED))
 
+_WITH_TREES = frozenset(
+    (
+        *(Stage.FORWARD, Stage.ADAPTED_FORWARD, Stage.FEATURES),
+        *(Stage.GREEDY, Stage.SAMPLED, Stage.TRUNCATED),
+    )
+)
+
 
 class StepShape(NamedTuple):
     """Shape of the tensors of a step.
 
     num_rows: sequences. query_len: tokens of each. num_blocks: width of the block tables.
+    has_trees: whether some drafts are a tree.
     """
 
     num_rows: int
     query_len: int
     num_blocks: int
+    has_trees: bool = False
 
 
 class RaggedShape(NamedTuple):
     """Shape of a pass over sequences with different numbers of tokens.
 
-    num_tokens: of all sequences. num_rows: sequences, with or without tokens. num_blocks: as in
-    StepShape. has_adapters: whether some token has one.
+    num_tokens: of all sequences. num_rows: sequences, with or without tokens. num_blocks,
+    has_trees: as in StepShape. has_adapters: whether some token has one.
     """
 
     num_tokens: int
     num_rows: int
     num_blocks: int
     has_adapters: bool = False
+    has_trees: bool = False
 
 
 class GraphCaptureError(RuntimeError):
@@ -179,12 +195,14 @@ class GraphReport:
     """The captured graphs, for the log at start-up.
 
     max_rows, max_query_len: of the largest step with graphs. max_ragged_tokens: of the largest step
-    with prompts that has one; 0 where these have none.
+    with prompts that has one; 0 where these have none. max_tree_nodes: of the largest tree in a
+    step with a graph; 0 where no drafts are trees.
     """
 
     max_rows: int
     max_query_len: int
     max_ragged_tokens: int
+    max_tree_nodes: int
     num_graphs: int
     seconds: float
     num_bytes: int
@@ -194,14 +212,17 @@ class GraphReport:
         if not self.num_graphs:
             return "no graphs: every step is launched operator by operator"
         prompts = f", and with prompts up to {self.max_ragged_tokens}"
+        trees = f", with trees of up to {self.max_tree_nodes} drafts"
         return (
             f"captured {self.num_graphs} graphs in {self.seconds:.1f} s and "
             f"{self.num_bytes / _MIB:.0f} MiB, for steps of up to {self.max_rows} sequences with "
             f"up to {self.max_query_len} tokens each and {MAX_GRAPH_TOKENS} in all"
+            f"{trees if self.max_tree_nodes else ''}"
             f"{prompts if self.max_ragged_tokens else ''}; without a graph: larger steps, "
-            f"{'' if self.max_ragged_tokens else 'prompts, '}trees, draft heads of a block, on "
-            "torch's kernels steps with one row that has an adapter, and sampling where a row has "
-            "a grammar, penalties, log-probabilities or a verifier other than coupled"
+            f"{'' if self.max_ragged_tokens else 'prompts, '}draft heads of a block"
+            f"{' and of trees' if self.max_tree_nodes else ''}, on torch's kernels steps with one "
+            "row that has an adapter, and sampling where a row has a grammar, penalties, "
+            "log-probabilities or a verifier other than coupled"
         )
 
 
@@ -220,16 +241,25 @@ class StepGraphs:
         num_blocks: int,
         ragged_tokens: Sequence[int] = (),
         has_adapters: bool = False,
+        max_tree_nodes: int = 0,
     ) -> None:
         """num_blocks: width of the block tables of all graphs.
 
         ragged_tokens: of the steps with prompts that have a graph, ascending. has_adapters: whether
-        there are steps with adapters on the device.
+        there are steps with adapters on the device. max_tree_nodes: of a tree of drafts; 0 where
+        there are none.
         """
         self._may_have_adapters = (True, False) if has_adapters else (False,)
+        self._may_have_trees = (True, False) if max_tree_nodes else (False,)
         self._backend = backend
         self._row_counts = row_counts(max_num_seqs)
-        self._query_lens = {rows: query_lens(max_draft_tokens, rows) for rows in self._row_counts}
+        self._query_lens = {
+            (rows, has_trees): tree_lens(max_tree_nodes, rows)
+            if has_trees
+            else query_lens(max_draft_tokens, rows)
+            for rows in self._row_counts
+            for has_trees in self._may_have_trees
+        }
         self._num_blocks = num_blocks
         self._ragged_tokens, self._ragged_rows = ragged_tokens, ragged_row_counts(max_num_seqs)
         self._replays: dict[tuple[Stage, StepShape], Replay] = {}
@@ -253,8 +283,9 @@ class StepGraphs:
                     self._capture_stages(self._backend, stages, shape)
         return GraphReport(
             self._row_counts[-1],
-            max(lens[-1] for lens in self._query_lens.values()),
+            max(self._query_lens[rows, False][-1] for rows in self._row_counts),
             max((shape.num_tokens for shape in self._ragged), default=0),
+            max((shape.query_len - 1 for shape in self._shapes() if shape.has_trees), default=0),
             len(self._replays) + len(self._ragged),
             time.perf_counter() - started_at_s,
             0 if self._backend is None else self._backend.num_bytes,
@@ -264,13 +295,14 @@ class StepGraphs:
         self, backend: GraphBackend, stages: Mapping[Stage, Launch], shape: StepShape
     ) -> None:
         for stage, launch in stages.items():
-            if stage.has_query_len(shape.query_len):
+            if stage.runs_in(shape):
                 self._replays[stage, shape] = backend.capture(partial(launch, shape))
 
     def _capture_ragged(self, backend: GraphBackend, launch: LaunchRagged) -> None:
         for num_tokens in reversed(self._ragged_tokens):
-            for num_rows, has_adapters in product(self._ragged_rows, self._may_have_adapters):
-                shape = RaggedShape(num_tokens, num_rows, self._num_blocks, has_adapters)
+            kinds = product(self._ragged_rows, self._may_have_adapters, self._may_have_trees)
+            for num_rows, *has in kinds:
+                shape = RaggedShape(num_tokens, num_rows, self._num_blocks, *has)
                 self._ragged[shape] = backend.capture(partial(launch, shape))
 
     def close(self) -> None:
@@ -283,10 +315,11 @@ class StepGraphs:
         if not self._replays or shape.num_rows > self._row_counts[-1]:
             return shape
         num_rows = _at_least(self._row_counts, shape.num_rows)
-        lens = self._query_lens[num_rows]
-        if shape.query_len > lens[-1]:
+        lens = self._query_lens.get((num_rows, shape.has_trees), [])
+        if shape.query_len > max(lens, default=0):
             return shape
-        return StepShape(num_rows, _at_least(lens, shape.query_len), self._num_blocks)
+        query_len = _at_least(lens, shape.query_len)
+        return StepShape(num_rows, query_len, self._num_blocks, shape.has_trees)
 
     def padded_ragged(self, shape: RaggedShape) -> RaggedShape:
         """Return the smallest captured shape that holds a pass; its own where there is none."""
@@ -294,7 +327,7 @@ class StepGraphs:
             return shape
         num_tokens = _at_least(self._ragged_tokens, shape.num_tokens)
         num_rows = _at_least(self._ragged_rows, shape.num_rows)
-        return RaggedShape(num_tokens, num_rows, self._num_blocks, shape.has_adapters)
+        return shape._replace(num_tokens=num_tokens, num_rows=num_rows, num_blocks=self._num_blocks)
 
     def run(self, stage: Stage, shape: StepShape, launch: Launch) -> None:
         """Launch a stage, by its graph if there is one. shape: as returned by `padded`."""
@@ -313,11 +346,14 @@ class StepGraphs:
             replay()
 
     def _shapes(self) -> list[StepShape]:
-        return [
-            StepShape(rows, length, self._num_blocks)
-            for rows in reversed(self._row_counts)
-            for length in reversed(self._query_lens[rows])
-        ]
+        return sorted(
+            (
+                StepShape(rows, length, self._num_blocks, has_trees)
+                for (rows, has_trees), lens in self._query_lens.items()
+                for length in lens
+            ),
+            reverse=True,
+        )
 
 
 @contextmanager

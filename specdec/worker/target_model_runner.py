@@ -100,6 +100,7 @@ class TargetModelRunner(ModelRunner):
             limits,
             backend,
             max_draft_tokens=speculation.max_chain_tokens if speculation else 0,
+            max_tree_nodes=speculation.num_draft_tree_tokens if speculation else 0,
             max_step_tokens=limits.max_num_batched_tokens,
             drafter=drafter,
             host_taps=self.head.taps if self.head and self._drafts_on_host else None,
@@ -130,12 +131,15 @@ class TargetModelRunner(ModelRunner):
             return VerifyOutput(step.step_id, ())
         rows = self._batch_state.resolve_pending(step.rows)
         if self._queue is not None:
-            states = self._batch_state.states(rows)
-            if self._queue.begin(step.step_id, rows, states):
+            states, own = self._batch_state.states(rows), rows
+            if drafts_trees := any(row.next_draft_depth for row in rows):
+                own = [row.without_next_draft() for row in rows]
+            if self._queue.begin(step.step_id, own, states):
                 output = self.collect()
                 self.settle()
                 output = self._verified_by_host(output, rows, states)
-                return self._with_drafts(output, rows) if self._drafts_on_host else output
+                drafts_behind = self._drafts_on_host or drafts_trees
+                return self._with_drafts(output, rows) if drafts_behind else output
         return self._run(step.step_id, rows)
 
     def begin(self, step: StepInput) -> bool:
@@ -147,8 +151,10 @@ class TargetModelRunner(ModelRunner):
         has collected what `needs_results` demands.
         """
         queue = self._queue
-        if queue is None or not step.rows or self._drafts_on_host:  # which would draft behind it
+        if queue is None or not step.rows:
             return False
+        if self._drafts_on_host or any(row.next_draft_depth for row in step.rows):
+            return False  # the host has to draft behind it
         if queue.needs_results(step):
             if queue.num_in_flight:
                 return False
@@ -194,8 +200,12 @@ class TargetModelRunner(ModelRunner):
         """Draft with a head by operators of the host behind a step that the device has run."""
         assert self.head is not None
         assert self.device_steps is not None
-        states, batch = self.device_steps.states_of(rows), self._batch_state.model_input(rows)
-        verified = self.head.draft(rows, batch, states, output.rows, ())
+        states, verified = self.device_steps.states_of(rows), output.rows
+        if self._drafts_on_host:
+            batch, moves = self._batch_state.model_input(rows), self._moves(rows, verified)
+            verified = self.head.draft(rows, batch, states, verified, moves)
+        else:
+            verified = self.head.draft_behind(rows, states, verified)
         self._batch_state.hold_drafts(verified)
         return replace(output, rows=verified)
 
@@ -376,13 +386,18 @@ class TargetModelRunner(ModelRunner):
 
         Returns the moves, which whatever else is stored by slot has to follow.
         """
-        if not any(row.parents for row in rows):
-            return ()
-        tokens = {row.seq_id: row.token_ids for row in verified}
-        moves = self._batch_state.compaction(rows, tokens)
+        moves = self._moves(rows, verified)
         if moves:
             self.model.move_kv(self.kv_cache, moves)
         return moves
+
+    def _moves(
+        self, rows: Sequence[StepRow], verified: Sequence[VerifiedRow]
+    ) -> Sequence[SlotMove]:
+        if not any(row.parents for row in rows):
+            return ()
+        tokens = {row.seq_id: row.token_ids for row in verified}
+        return self._batch_state.compaction(rows, tokens)
 
 
 def _tree_choices(config: EngineConfig) -> Sequence[Sequence[int]]:

@@ -17,7 +17,7 @@ from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.metrics import Metrics
 from specdec.speculation.proposers import DraftModelProposer
 from specdec.speculation.proposers.outcome_planner import RowPlan
-from specdec.types.messages import AheadRow, DraftRow, DraftStep
+from specdec.types.draft_messages import AheadRow, DraftRow, DraftStep
 from tests.specdec.engines import engine_config, make_engine, request
 
 LIMITS = DraftLimits(num_blocks=2000, block_size=16, max_model_len=2000, max_catch_up_tokens=64)

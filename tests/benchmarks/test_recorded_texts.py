@@ -12,7 +12,7 @@ from benchmarks.recorded_texts import (
     rank_rates,
 )
 from specdec.speculation.proposers.outcome_statistics import MAX_FAN_OUT
-from specdec.types.messages import AheadRow
+from specdec.types.draft_messages import AheadRow
 
 PROMPT = (5, 6, 7)
 

@@ -9,7 +9,7 @@ from ray.serve.schema import ServeDeploySchema
 from cluster.app import application_settings, build
 from cluster.config.serve_config import ServeConfig
 from cluster.control.plane import ControlPlaneReplica
-from cluster.serve.deployment import GRPC_SERVICER_FUNCTIONS
+from cluster.serve.application import GRPC_SERVICER_FUNCTIONS
 from specdec.types.errors import InvalidValueError
 from tests.specdec.heads import fitted_medusa_dir
 

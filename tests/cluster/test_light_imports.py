@@ -8,7 +8,7 @@ LIGHT = [
     "cluster.cli.generate",
     "cluster.cli.serve",
     "cluster.serve.startup",
-    "cluster.serve.deployment",
+    "cluster.serve.application",
 ]
 IMPORT_EACH = """
 import importlib, sys

@@ -1,4 +1,7 @@
-"""Fixtures that run the real service with the real command, on a tiny model."""
+"""Fixtures that run the real service with the real command, on a tiny model.
+
+Each service runs until the last test of this folder: Ray's idle processes take time from others.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.chaos.traffic import processes
 
 START_TIMEOUT_S = 150.0
 # Speculation on at every load, since goodput would turn it off for a tiny model.
@@ -34,6 +39,10 @@ class RunningService:
 
     def descendants(self) -> list[psutil.Process]:
         return self.process.children(recursive=True)
+
+    def processes(self, name: str) -> list[psutil.Process]:
+        """Return the living processes of the actors with this name."""
+        return processes(self.process, name)
 
 
 def free_ports(count: int) -> list[int]:
@@ -89,7 +98,7 @@ def _stop(popen: subprocess.Popen[bytes], service: RunningService) -> None:
                 process.kill()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def embedded(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory):
     """The embedded ingress, two ranks."""
     log = tmp_path_factory.mktemp("embedded") / "log"
@@ -99,7 +108,7 @@ def embedded(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory):
         yield service
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def on_serve(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory):
     """Ray Serve's ingress, one rank, step messages over TCP."""
     log = tmp_path_factory.mktemp("on_serve") / "log"
@@ -109,14 +118,14 @@ def on_serve(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory):
         yield service
 
 
-@pytest.fixture(scope="session", params=["embedded", "on_serve"])
+@pytest.fixture(scope="package", params=["embedded", "on_serve"])
 def service(request: pytest.FixtureRequest) -> RunningService:
     """Both services, for tests that apply to both ingresses."""
     running: RunningService = request.getfixturevalue(request.param)
     return running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def smollm2(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory):
     """SmolLM2, a trained model, with the default speculation. For slow tests."""
     log = tmp_path_factory.mktemp("smollm2") / "log"

@@ -5,17 +5,16 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
-import psutil
 import pytest
 
-from specdec.client import AdminClient, Client
+from specdec.client import AdminClient
 from specdec.types.control import SpeculationChange
-from specdec.types.sampling_params import SamplingParams, SpeculationOptions
 from tests.e2e.conftest import running_service
+from tests.e2e.streams import NUM_STREAMS, Streams
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
 
-NUM_STREAMS = 8
+STREAMS = Streams(max_tokens=200)
 SPECULATION = (
     '{"method": "draft_model", "num_speculative_tokens": 3, "policy": "threshold",'
     ' "async_drafting": "outcomes"}'
@@ -30,29 +29,10 @@ def service(tiny_model_dir, tmp_path_factory):
         yield service
 
 
-def stream(service, index, has_started=None, **options):
-    """Run one stream and return its tokens; half of the streams are sampled."""
-    params = SamplingParams(
-        temperature=0.8 * (index % 2),
-        seed=index,
-        max_tokens=200,
-        ignore_eos=True,
-        speculation=SpeculationOptions(**options),
-    )
-    token_ids = []
-    with Client(service.grpc_address, timeout_s=240) as client:
-        for chunk in client.generate_stream(f"The river {index}", params):
-            if has_started is not None and not token_ids:
-                has_started.release()
-            token_ids.extend(chunk.token_ids)
-    return token_ids
-
-
 @pytest.fixture(scope="module")
 def plain(service):
     """Return the tokens without speculation."""
-    with ThreadPoolExecutor(NUM_STREAMS) as pool:
-        return list(pool.map(lambda i: stream(service, i, enabled=False), range(NUM_STREAMS)))
+    return STREAMS.run_all(service, enabled=False)
 
 
 def metric(service, name):
@@ -62,27 +42,12 @@ def metric(service, name):
     return sum(float(each.rsplit(" ", 1)[1]) for each in lines)
 
 
-def draft_workers(service):
-    found = []
-    for each in service.descendants():
-        try:
-            if "DraftWorker.run" in " ".join(each.cmdline()):
-                found.append(each)
-        except psutil.Error:  # the process has just ended
-            continue
-    return found
-
-
 @pytest.mark.parametrize("num_streams", [1, NUM_STREAMS])
 def test_drafts_ahead_are_used_and_change_no_token(service, plain, num_streams):
     # In a batch on busy cores a draft model as large as the target may always be late.
     name = "spec_decode_ahead_hits_total" if num_streams == 1 else "spec_decode_num_ahead_tokens"
     before = metric(service, name)
-    with ThreadPoolExecutor(num_streams) as pool:
-        assert (
-            list(pool.map(lambda i: stream(service, i), range(num_streams)))
-            == (plain[:num_streams])
-        )
+    assert STREAMS.run_all(service, num_streams) == plain[:num_streams]
     deadline_s = time.monotonic() + 30
     while metric(service, name) <= before:
         assert time.monotonic() < deadline_s, "nothing was drafted ahead"
@@ -92,17 +57,17 @@ def test_drafts_ahead_are_used_and_change_no_token(service, plain, num_streams):
 def test_a_draft_worker_that_is_killed_while_it_drafts_ahead_changes_no_token(service, plain):
     has_started = threading.Semaphore(0)
     with ThreadPoolExecutor(NUM_STREAMS) as pool:
-        streams = [pool.submit(stream, service, i, has_started) for i in range(NUM_STREAMS)]
+        streams = [pool.submit(STREAMS.run, service, i, has_started) for i in range(NUM_STREAMS)]
         for _ in range(NUM_STREAMS):
             assert has_started.acquire(timeout=120), "a stream did not begin"
-        [lost] = draft_workers(service)
+        [lost] = service.processes("DraftWorker.run")
         lost.kill()
         assert [each.result() for each in streams] == plain
 
 
 def test_toggles_change_no_token(service, plain):
     with ThreadPoolExecutor(NUM_STREAMS) as pool, AdminClient(service.grpc_address) as admin:
-        streams = [pool.submit(stream, service, i) for i in range(NUM_STREAMS)]
+        streams = [pool.submit(STREAMS.run, service, i) for i in range(NUM_STREAMS)]
         for index in range(6):
             time.sleep(0.3)
             admin.set_speculation(SpeculationChange(mode=("off", "on")[index % 2]))

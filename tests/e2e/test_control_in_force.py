@@ -93,25 +93,14 @@ def drafts_of_requests(service, count=12):
         return [each.num_draft_tokens for each in pool.map(ask, range(count))]
 
 
-def processes(service, name):
-    return [each for each in service.descendants() if name in command_of(each)]
-
-
-def command_of(process):
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:  # the process has just ended
-        return ""
-
-
 def kill_one(service, name):
     """Kill one process of that name with SIGKILL; return the seconds until it is replaced."""
-    before = {each.pid for each in processes(service, name)}
+    before = {each.pid for each in service.processes(name)}
     assert before, f"no process is called {name}"
     psutil.Process(min(before)).kill()
 
     def is_replaced():
-        now = {each.pid for each in processes(service, name)}
+        now = {each.pid for each in service.processes(name)}
         return min(before) not in now and len(now) >= len(before)
 
     return wait_until(is_replaced, f"another {name}")

@@ -211,10 +211,11 @@ def test_a_hundred_large_messages_take_the_memory_of_few(embedded):
     assert peak - before < 700 * 2**20
 
 
-def test_a_stream_that_is_not_read_ends_with_a_status(embedded, on_serve):
-    """A client with a small window, and chunks with many log-probabilities, which fill it.
+@pytest.fixture(scope="module")
+def unread_streams(embedded, on_serve):
+    """A stream of each ingress that is not read from now on, and the time when they began.
 
-    The streams of both ingresses are left unread at the same time.
+    Their clients have a small window, and chunks with many log-probabilities fill it.
     """
     options = [("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
     sampling = pb.SamplingParams(n=8, max_tokens=480, ignore_eos=True, logprobs=20)
@@ -225,23 +226,32 @@ def test_a_stream_that_is_not_read_ends_with_a_status(embedded, on_serve):
             channel = stack.enter_context(grpc.insecure_channel(each.grpc_address, options))
             streams.append(InferenceServiceStub(channel).GenerateStream(request))
             assert next(streams[-1]).request_id
-        time.sleep(25)
-        for stream in streams:
-            with pytest.raises(grpc.RpcError) as caught:
-                list(stream)
-            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert caught.value.details() == "the client has not read its stream for 20 s"
+        yield streams, time.monotonic()
 
 
-def test_idle_connections_take_no_place_of_probes(service):
-    address = ("127.0.0.1", int(service.http_url.rpartition(":")[2]))
-    paths = ["/health", "/ready", "/metrics"]
+def test_idle_connections_take_no_place_of_probes(embedded, on_serve, unread_streams):
+    """Those to both ingresses wait at the same time, and so do the unread streams."""
+    services, last = (embedded, on_serve), []
     with ExitStack() as stack:
-        for index in range(1100):
-            idle = stack.enter_context(socket.create_connection(address, timeout=10))
-            if index % 2:
-                idle.send(b"GET / HT")
-        statuses = [httpx.get(service.http_url + path).status_code for path in paths]
-        assert statuses == [200, 200, 200]
-        idle.settimeout(20)
-        assert idle.recv(1) == b"", "half a request ends after 10 s"
+        for service in services:
+            address = ("127.0.0.1", int(service.http_url.rpartition(":")[2]))
+            for index in range(1100):
+                idle = stack.enter_context(socket.create_connection(address, timeout=10))
+                if index % 2:
+                    idle.send(b"GET / HT")
+            last.append(idle)
+            for path in ("/health", "/ready", "/metrics"):
+                assert httpx.get(service.http_url + path).status_code == 200
+        for idle in last:
+            idle.settimeout(20)
+            assert idle.recv(1) == b"", "half a request ends after 10 s"
+
+
+def test_a_stream_that_is_not_read_ends_with_a_status(unread_streams):
+    streams, begun_at_s = unread_streams
+    time.sleep(max(0.0, begun_at_s + 25 - time.monotonic()))
+    for stream in streams:
+        with pytest.raises(grpc.RpcError) as caught:
+            list(stream)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert caught.value.details() == "the client has not read its stream for 20 s"

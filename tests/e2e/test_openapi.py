@@ -45,7 +45,7 @@ TRIED = [
 ]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def api(embedded):
     return schemathesis.openapi.from_url(f"{embedded.http_url}/openapi.json")
 

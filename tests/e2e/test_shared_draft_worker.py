@@ -4,17 +4,15 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import psutil
 import pytest
 
-from specdec.client import Client
-from specdec.types.sampling_params import SamplingParams, SpeculationOptions
 from tests.e2e.conftest import running_service
+from tests.e2e.streams import NUM_STREAMS, Streams
 from tests.e2e.test_two_replicas import counts
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(500)]
 
-NUM_STREAMS = 8
+STREAMS = Streams(max_tokens=120)
 SPECULATION = (
     '{"method": "draft_model", "num_speculative_tokens": 3, "policy": "threshold",'
     ' "async_drafting": "outcomes"}'
@@ -30,44 +28,10 @@ def service(tiny_model_dir, tmp_path_factory):
         yield service
 
 
-def stream(service, index, has_started=None, **options):
-    """Run one stream and return its tokens; half of the streams are sampled."""
-    params = SamplingParams(
-        temperature=0.8 * (index % 2),
-        seed=index,
-        max_tokens=120,
-        ignore_eos=True,
-        speculation=SpeculationOptions(**options),
-    )
-    token_ids = []
-    with Client(service.grpc_address, timeout_s=240) as client:
-        for chunk in client.generate_stream(f"The river {index}", params):
-            if has_started is not None and not token_ids:
-                has_started.release()
-            token_ids.extend(chunk.token_ids)
-    return token_ids
-
-
 @pytest.fixture(scope="module")
 def plain(service):
     """Return the tokens without speculation."""
-    return run_all(service, enabled=False)
-
-
-def run_all(service, **options):
-    with ThreadPoolExecutor(NUM_STREAMS) as pool:
-        return list(pool.map(lambda i: stream(service, i, **options), range(NUM_STREAMS)))
-
-
-def processes(service, name):
-    found = []
-    for each in service.descendants():
-        try:
-            if name in " ".join(each.cmdline()):
-                found.append(each)
-        except psutil.Error:  # the process has just ended
-            continue
-    return found
+    return STREAMS.run_all(service, enabled=False)
 
 
 def num_drafted(service):
@@ -88,36 +52,36 @@ def wait_until(condition, timeout_s=120):
 def draft_on_both(service, before):
     """Return whether both replicas have drafted since, with some more streams."""
     for index in range(4):
-        stream(service, index)
+        STREAMS.run(service, index)
     time.sleep(1.5)  # replicas report each second
     return sum(tokens > before.get(name, 0) for name, tokens in num_drafted(service).items()) == 2
 
 
 def test_two_replicas_draft_on_one_worker(service, plain):
     before = num_drafted(service)
-    assert len(processes(service, "SharedDraftWorker")) == 1
-    assert not processes(service, "::DraftWorker"), "none of a replica alone"
-    assert run_all(service) == plain
+    assert len(service.processes("SharedDraftWorker")) == 1
+    assert not service.processes("::DraftWorker"), "none of a replica alone"
+    assert STREAMS.run_all(service) == plain
     wait_until(lambda: draft_on_both(service, before))
 
 
 def test_streams_go_on_when_the_worker_is_killed_and_both_replicas_draft_again(service, plain):
-    [worker] = processes(service, "SharedDraftWorker")
+    [worker] = service.processes("SharedDraftWorker")
     has_started = threading.Semaphore(0)
     with ThreadPoolExecutor(NUM_STREAMS) as pool:
-        running = [pool.submit(stream, service, i, has_started) for i in range(NUM_STREAMS)]
+        running = [pool.submit(STREAMS.run, service, i, has_started) for i in range(NUM_STREAMS)]
         for _ in running:
             assert has_started.acquire(timeout=60)
         worker.kill()
         assert [each.result() for each in running] == plain
-    wait_until(lambda: len(processes(service, "SharedDraftWorker")) == 1)
+    wait_until(lambda: len(service.processes("SharedDraftWorker")) == 1)
     before = num_drafted(service)
     wait_until(lambda: draft_on_both(service, before))
 
 
 def test_a_replica_that_is_killed_leaves_its_seat_to_the_next_one(service, plain):
-    [worker] = processes(service, "SharedDraftWorker")
-    killed, kept = processes(service, ":Router")
+    [worker] = service.processes("SharedDraftWorker")
+    killed, kept = service.processes(":Router")
     killed.kill()
     before = num_drafted(service)
     wait_until(lambda: len(set(num_drafted(service)) - set(before)) == 1, 240)
@@ -125,4 +89,4 @@ def test_a_replica_that_is_killed_leaves_its_seat_to_the_next_one(service, plain
     wait_until(lambda: draft_on_both(service, before), 240)
     assert kept.is_running()
     assert worker.is_running(), "the other replica has drafted on it"
-    assert run_all(service) == plain
+    assert STREAMS.run_all(service) == plain

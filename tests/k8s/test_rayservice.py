@@ -7,7 +7,7 @@ import yaml
 
 from cluster.app import application_settings
 from cluster.config.serve_config import ServeConfig
-from cluster.serve.deployment import GRPC_SERVICER_FUNCTIONS
+from cluster.serve.application import GRPC_SERVICER_FUNCTIONS
 from tests.k8s.rendering import EXAMPLES, cluster, only, ray_templates, render, serve_config
 from tests.k8s.value_sets import DRAFT, FIRST, GPU, SECOND, VALUE_SETS, with_model
 

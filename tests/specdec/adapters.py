@@ -68,6 +68,15 @@ def adapter_dir(
     return directory
 
 
+def varied_adapter_dirs(root, model_dir):
+    """Write adapters that differ in rank, modules and layers; return their directories by name."""
+    variants = {"a": {}, "b": {"rank": 8, "modules": ATTENTION}, "c": {"rank": 16, "layers": [1]}}
+    return {
+        name: adapter_dir(root / name, model_dir, seed=seed, **variant)
+        for seed, (name, variant) in enumerate(variants.items())
+    }
+
+
 def scale_of(config, module):
     """Return PEFT's scale of a module, by the last part of its name."""
     last = module.rpartition(".")[2]

@@ -22,6 +22,7 @@ from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.models.heads.base import DraftHead
 from specdec.models.heads.config import HeadConfig
+from specdec.models.heads.formats.layers import layer_of_target, layer_shapes
 from specdec.models.heads.loading import load_head
 from specdec.models.loading import Decoder, load_model
 
@@ -37,7 +38,8 @@ class _Recipe:
     """A head with random weights.
 
     tensors: shapes by stored name, for the target's configuration. lm_heads: names of the output
-    heads, one for each fitted draft token. config: keys beside the sizes of its layers.
+    heads, one for each fitted draft token; {} stands for the target's number of layers. config:
+    keys beside the sizes of its layers.
     """
 
     tensors: Callable[[ModelConfig], Mapping[str, tuple[int, ...]]]
@@ -86,7 +88,10 @@ def _mtp(target: ModelConfig) -> dict[str, tuple[int, ...]]:
     shapes = {f"{prefix}.{name}.weight": (hidden,) for name in ("enorm", "hnorm")}
     shapes[f"{prefix}.shared_head.norm.weight"] = (hidden,)
     shapes[f"{prefix}.eh_proj.weight"] = (hidden, 2 * hidden)
-    return shapes | _layer(target, prefix, None, "input_layernorm")
+    if target.experts is None:
+        return shapes | _layer(target, prefix, None, "input_layernorm")
+    layer = layer_shapes(layer_of_target(target, has_experts=True), 0)
+    return shapes | {name.replace("layers.0", prefix, 1): shape for name, shape in layer.items()}
 
 
 def _dflash(target: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -120,7 +125,7 @@ _RECIPES = {
     "eagle3": _Recipe(
         _eagle3, ("lm_head.weight",), {**_EAGLE3, "draft_vocab_size": 340}, has_draft_ids=True
     ),
-    "mtp": _Recipe(_mtp, ("model.layers.2.shared_head.head.weight",), {}, is_in_target=True),
+    "mtp": _Recipe(_mtp, ("model.layers.{}.shared_head.head.weight",), {}, is_in_target=True),
     "p_eagle": _Recipe(_p_eagle, ("lm_head.weight",), {**_EAGLE3, "mask_token_id": _MASK_TOKEN}),
     "hydra": _Recipe(
         _hydra,
@@ -161,16 +166,17 @@ def fitted_head_dir(
         order = torch.randperm(target.vocab_size, generator=torch.Generator().manual_seed(1))
         draft_ids = order[: recipe.config["draft_vocab_size"]].sort().values
         tensors["d2t"] = draft_ids - torch.arange(len(draft_ids))
-    for name in recipe.lm_heads:
+    lm_heads = [name.format(target.num_layers) for name in recipe.lm_heads]
+    for name in lm_heads:
         tensors[name] = torch.zeros(len(draft_ids), target.hidden_size)
     _save(recipe, target, target_dir, directory, tensors)
-    is_shared = len(recipe.lm_heads) == 1
+    is_shared = len(lm_heads) == 1
     starts = num_prompt_tokens or [1] * len(texts)
-    places = _Places(texts, starts, depth if is_shared else len(recipe.lm_heads))
+    places = _Places(texts, starts, depth if is_shared else len(lm_heads))
     states, tokens = _samples(directory, target_dir, target, places)
     if is_shared:
         states, tokens = states.flatten(0, 1)[:, None], tokens.flatten()[:, None]
-    for index, name in enumerate(recipe.lm_heads):
+    for index, name in enumerate(lm_heads):
         wanted = F.one_hot(tokens[:, index], target.vocab_size)[:, draft_ids].float()
         tensors[name] = (torch.linalg.pinv(states[:, index], rtol=1e-3) @ wanted).T.contiguous()
         tensors[name] *= _SHARPNESS

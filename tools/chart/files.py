@@ -49,7 +49,7 @@ def chart_yaml() -> str:
 
 def serve_yaml() -> str:
     """Generate the servicer functions of Serve's gRPC ingress, as the service configures them."""
-    from cluster.serve.deployment import grpc_options  # loads Ray
+    from cluster.serve.application import grpc_options  # loads Ray
 
     functions = grpc_options(ServeConfig(ingress="serve")).grpc_servicer_functions
     return GENERATED_BY_CHART + yaml.safe_dump({"grpc_servicer_functions": functions})

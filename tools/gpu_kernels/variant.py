@@ -1,4 +1,4 @@
-"""What a compiled variant of a kernel is."""
+"""A variant of a kernel that is compiled, and its description."""
 
 from __future__ import annotations
 

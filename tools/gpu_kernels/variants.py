@@ -174,18 +174,21 @@ def _edit_variant() -> Variant:
 
 
 def _verification_variants() -> Iterator[Variant]:
-    names = (
-        *("draft_ids", "parents", "num_nodes", "row_starts", "token_ids", "num_tokens", "path"),
-        *("first_nodes", "block_tables", "sources", "targets"),
+    words = (
+        *("sampled", "draft_ids", "parents", "num_nodes", "num_kept", "token_ids", "num_tokens"),
+        *("places", "bases", "block_tables", "tables"),
     )
     types = {
-        **dict.fromkeys(names, "*i32"),
-        "sampled": "*i64",
-        **dict.fromkeys(("max_nodes", "table_stride", "layer_stride", "num_moves"), "i32"),
+        **dict.fromkeys(words, "*i64"),
+        **dict.fromkeys(("sources", "targets"), "*i32"),
+        "is_invalid": "*i1",
+        **dict.fromkeys(("draft_stride", "parent_stride", "max_nodes", "table_stride"), "i32"),
+        "num_moves": "i32",
     }
     one_warp = {"num_warps": 1}
     for block in (8, 64):
-        yield Variant(f"walk_tree_{block}", verify.walk_tree, types, {"BLOCK": block}, one_warp)
+        places = 2 * block  # the base too
+        yield Variant(f"walk_tree_{places}", verify.walk_tree, types, {"BLOCK": places}, one_warp)
         constants = {"BLOCK": block, "PAGE": 16}
         yield Variant(f"path_moves_{block}", verify.path_moves, types, constants, one_warp)
     moved = {**types, "kv_cache": "*bf16", "layer_stride": "i64"}

@@ -21,13 +21,12 @@ from grpc_reflection.v1alpha import reflection
 
 from cluster.api.authentication import ApiKeys
 from cluster.api.grpc.intake import CHANNEL_OPTIONS, Intake
+from cluster.api.grpc.rpc_access import SERVICE_NAMES, has_access
 from cluster.api.grpc.servicers import (
-    SERVICE_NAMES,
     AdminServicer,
     InferenceServicer,
     add_admin_service,
     add_inference_service,
-    has_access,
 )
 from cluster.api.http.app import make_app
 from cluster.api.http.connection import BoundedConnection

@@ -7,25 +7,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractContextManager, aclosing, nullcontext
+from contextlib import aclosing
 from dataclasses import replace
-from functools import partial, wraps
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
-from grpc import StatusCode
 from grpc_health.v1 import health_pb2
 
-from cluster.api.authentication import AdminAccess, ApiKeys, Lease
+from cluster.api.authentication import AdminAccess, ApiKeys
 from cluster.api.byte_budget import ByteBudget
-from cluster.api.grpc.forwarding import Forwarding
-from cluster.api.grpc.status import DecodingServer, empty_response, raise_on_serve, reporting_to
+from cluster.api.grpc.rpc_access import (
+    ADMITTED,
+    BY_KEY,
+    BY_TOKEN,
+    admit,
+    authorization,
+    check_token,
+    forward,
+    keep_metadata,
+    unary,
+)
+from cluster.api.grpc.status import DecodingServer, raise_on_serve, reporting_to
 from cluster.control.client import ControlClient, StatsStreams
 from cluster.control.peers import Applications
-from cluster.observability.request_context import (
-    current_address,
-    current_headers,
-    network_of_peer,
-)
 from cluster.replica.limits import check_detokenize, check_model, check_request, check_tokenize
 from cluster.replica.orders import AbortOrder
 from cluster.replica.router import Router
@@ -38,15 +42,10 @@ from specdec.config.engine import MAX_STREAM_INTERVAL
 from specdec.engine.input_processor import check_answer_in_one_message
 from specdec.types.adapters import AdapterOrder, AdapterReport
 from specdec.types.drafters import DrafterOrder, DrafterReport
-from specdec.types.errors import UnauthenticatedError
 from specdec.types.profile import ProfileOrder, ProfileReport
 from specdec.types.request import GenerateRequest
 from specdec.types.responses import TokenizedInput
 from specdec.types.samples import SampleBatch, SampleOrder
-
-_INFERENCE = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
-_ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
-SERVICE_NAMES = (_INFERENCE, _ADMIN)
 
 
 def add_inference_service(servicer: Any, server: Any) -> None:
@@ -67,95 +66,6 @@ AbortRequests = Callable[[AbortOrder], Awaitable[None]]
 FlushCaches = Callable[[], Awaitable[bool]]
 
 
-class _Access(NamedTuple):
-    """Access control of a servicer's RPCs.
-
-    enter: returns a context manager that holds what the call occupies, or raises. count_failure:
-    counts the status of a failed call.
-    """
-
-    enter: Callable[[Any, Any], AbstractContextManager[Any]]  # of servicer and context of a call
-    count_failure: Callable[[Any, StatusCode], None]
-
-
-def _authorization(grpc_context: Any) -> str | None:
-    value: str | None = dict(grpc_context.invocation_metadata() or ()).get("authorization")
-    return value
-
-
-def _admit(servicer: InferenceServicer, grpc_context: Any) -> Lease:
-    """Take a place of the client's key, as calls that run the model do."""
-    return servicer.keys.admit(_authorization(grpc_context))
-
-
-def _check_key(servicer: InferenceServicer, grpc_context: Any) -> AbstractContextManager[None]:
-    servicer.keys.check(_authorization(grpc_context))
-    return nullcontext()
-
-
-def _check_token(servicer: AdminServicer, grpc_context: Any) -> AbstractContextManager[None]:
-    servicer.access.check(_authorization(grpc_context))
-    return nullcontext()
-
-
-def has_access(keys: ApiKeys, admin: AdminAccess, method: str, metadata: Any) -> bool:
-    """Return whether a call of a method, by its full name, has the credential that it needs.
-
-    The servicers check it again: for what a call occupies, and the status that it gets.
-    """
-    check = {_INFERENCE: keys.check, _ADMIN: admin.check}.get(method.split("/")[1])
-    authorization = dict(metadata or ()).get("authorization")
-    try:
-        if check is not None:
-            check(authorization)
-    except UnauthenticatedError:
-        return False
-    return True
-
-
-def _count_failure(servicer: InferenceServicer, code: StatusCode) -> None:
-    servicer.router.metrics.count_failure(code)
-
-
-_ADMITTED = _Access(_admit, _count_failure)
-_BY_KEY = _Access(_check_key, _count_failure)
-_BY_TOKEN = _Access(_check_token, lambda servicer, code: None)  # metrics are about requests
-
-
-def _unary(access: _Access) -> Callable[[Callable[..., Awaitable[Any]]], Any]:
-    """Check access to an RPC; return an empty response with the status of an error."""
-
-    def decorate(method: Callable[..., Awaitable[Any]]) -> Any:
-        @wraps(method)
-        async def call(servicer: Any, request: Any, grpc_context: Any) -> Any:
-            _keep_metadata(grpc_context)
-            with (
-                reporting_to(grpc_context, partial(access.count_failure, servicer)),
-                access.enter(servicer, grpc_context),
-                servicer.budget.hold(request.ByteSize()),
-            ):
-                return await method(servicer, request, grpc_context)
-            return empty_response(method)
-
-        return call
-
-    return decorate
-
-
-def _forward(servicer: Any, applications: Applications | None, access: _Access, file: Any) -> None:
-    """Mount forwarding on the RPCs of the services in `file` if there are other applications."""
-    if applications is None:
-        return
-    forwarding = Forwarding(
-        applications,
-        partial(access.enter, servicer),
-        partial(access.count_failure, servicer),
-        servicer.budget,
-    )
-    for service in file.services_by_name.values():
-        forwarding.mount(servicer, [method.name for method in service.methods])
-
-
 class InferenceServicer:
     """InferenceService over a Router."""
 
@@ -174,17 +84,17 @@ class InferenceServicer:
         self.router = router
         self.keys = keys
         self.applications = applications
-        _forward(self, applications, _BY_KEY, pb.DESCRIPTOR)
+        forward(self, applications, BY_KEY, pb.DESCRIPTOR)
 
     async def GenerateStream(
         self, request: pb.GenerateRequest, grpc_context: Any
     ) -> AsyncGenerator[pb.GenerateStreamResponse, None]:
         """Yield one message per step and choice. Cancelling the call aborts the request."""
-        _keep_metadata(grpc_context)
+        keep_metadata(grpc_context)
         count = self.router.metrics.count_failure
         with (
             reporting_to(grpc_context, count),
-            _admit(self, grpc_context),
+            admit(self, grpc_context),
             self.budget.hold(request.ByteSize()),
         ):
             generation = await self.router.generate(self._decode(request, grpc_context))
@@ -199,7 +109,7 @@ class InferenceServicer:
                     is_first = False
         raise_on_serve(grpc_context)
 
-    @_unary(_ADMITTED)
+    @unary(ADMITTED)
     async def Generate(self, request: pb.GenerateRequest, grpc_context: Any) -> pb.GenerateResponse:
         """Return the whole completion. Cancelling the call aborts the request."""
         # Nothing of a single message is needed before its end.
@@ -213,7 +123,7 @@ class InferenceServicer:
             encode_completion, generation.seed, parts, self.router.text.spell
         )
 
-    @_unary(_ADMITTED)
+    @unary(ADMITTED)
     async def Tokenize(self, request: pb.TokenizeRequest, grpc_context: Any) -> pb.TokenizeResponse:
         """Return the token ids of a text or a chat."""
         token_ids = await self.router.tokenize(check_tokenize(TOKENIZE.decode(request)))
@@ -221,7 +131,7 @@ class InferenceServicer:
         spelled = TokenizedInput(tuple(token_ids), tuple(tokens), self.router.max_model_len)
         return TOKENS.encode(spelled)
 
-    @_unary(_ADMITTED)
+    @unary(ADMITTED)
     async def Detokenize(
         self, request: pb.DetokenizeRequest, grpc_context: Any
     ) -> pb.DetokenizeResponse:
@@ -229,7 +139,7 @@ class InferenceServicer:
         text = await self.router.detokenize(check_detokenize(DETOKENIZE.decode(request)))
         return pb.DetokenizeResponse(text=text)
 
-    @_unary(_BY_KEY)
+    @unary(BY_KEY)
     async def GetModelInfo(
         self, request: pb.GetModelInfoRequest, grpc_context: Any
     ) -> pb.GetModelInfoResponse:
@@ -238,7 +148,7 @@ class InferenceServicer:
 
     def _decode(self, request: pb.GenerateRequest, grpc_context: Any) -> GenerateRequest:
         call = decode_generate(request)
-        self.keys.check_priority(_authorization(grpc_context), call.priority)
+        self.keys.check_priority(authorization(grpc_context), call.priority)
         return call
 
     async def Check(
@@ -289,9 +199,9 @@ class AdminServicer:
         self.take_samples = take_samples
         self.abort_requests = abort_requests
         self.flush_caches = flush_caches
-        _forward(self, applications, _BY_TOKEN, admin_pb2.DESCRIPTOR)
+        forward(self, applications, BY_TOKEN, admin_pb2.DESCRIPTOR)
 
-    @_unary(_BY_TOKEN)
+    @unary(BY_TOKEN)
     async def GetSpeculation(
         self, request: admin_pb2.GetSpeculationRequest, grpc_context: Any
     ) -> admin_pb2.GetSpeculationResponse:
@@ -299,7 +209,7 @@ class AdminServicer:
         state = await self.control.speculation()
         return admin_pb2.GetSpeculationResponse(state=codec.STATE.encode(state))
 
-    @_unary(_BY_TOKEN)
+    @unary(BY_TOKEN)
     async def SetSpeculation(
         self, request: admin_pb2.SetSpeculationRequest, grpc_context: Any
     ) -> admin_pb2.SetSpeculationResponse:
@@ -307,14 +217,14 @@ class AdminServicer:
         state = await self.control.set_speculation(codec.CHANGE.decode(request))
         return admin_pb2.SetSpeculationResponse(state=codec.STATE.encode(state))
 
-    @_unary(_BY_TOKEN)
+    @unary(BY_TOKEN)
     async def GetStatus(
         self, request: admin_pb2.GetStatusRequest, grpc_context: Any
     ) -> admin_pb2.GetStatusResponse:
         """Return every replica with its load, and the speculation settings."""
         return codec.STATUS.encode(await self.control.status())
 
-    @_unary(_BY_TOKEN)
+    @unary(BY_TOKEN)
     async def ListReplicas(
         self, request: admin_pb2.ListReplicasRequest, grpc_context: Any
     ) -> admin_pb2.ListReplicasResponse:
@@ -322,7 +232,7 @@ class AdminServicer:
         replicas = (await self.control.status()).replicas
         return admin_pb2.ListReplicasResponse(replicas=map(codec.REPLICA.encode, replicas))
 
-    @_unary(_BY_TOKEN)
+    @unary(BY_TOKEN)
     async def ListAuditLog(
         self, request: admin_pb2.ListAuditLogRequest, grpc_context: Any
     ) -> admin_pb2.ListAuditLogResponse:
@@ -334,13 +244,13 @@ class AdminServicer:
         self, request: admin_pb2.WatchStatsRequest, grpc_context: Any
     ) -> AsyncGenerator[admin_pb2.WatchStatsResponse, None]:
         """Yield the statistics of the service at each interval, until the replica drains."""
-        with reporting_to(grpc_context), _check_token(self, grpc_context):
+        with reporting_to(grpc_context), check_token(self, grpc_context):
             async with aclosing(self.stats_streams.watch(request.interval_s)) as moments:
                 async for fleet in moments:
                     yield self.stats_streams.encoded(fleet, codec.FLEET.encode)
         raise_on_serve(grpc_context)
 
-    @_unary(_BY_TOKEN)
+    @unary(BY_TOKEN)
     async def Profile(
         self, request: admin_pb2.ProfileRequest, grpc_context: Any
     ) -> admin_pb2.ProfileResponse:
@@ -348,7 +258,7 @@ class AdminServicer:
         order = codec.PROFILE_ORDER.decode(request)
         return codec.PROFILE.encode(await self.take_profile(order))
 
-    @_unary(_BY_TOKEN)
+    @unary(BY_TOKEN)
     async def ListDrafters(
         self, request: admin_pb2.ListDraftersRequest, grpc_context: Any
     ) -> admin_pb2.ListDraftersResponse:
@@ -356,7 +266,7 @@ class AdminServicer:
         reports = await self.order_drafter(DrafterOrder())
         return admin_pb2.ListDraftersResponse(replicas=map(codec.DRAFTERS.encode, reports))
 
-    @_unary(_BY_TOKEN)
+    @unary(BY_TOKEN)
     async def SetDrafter(
         self, request: admin_pb2.SetDrafterRequest, grpc_context: Any
     ) -> admin_pb2.SetDrafterResponse:
@@ -365,7 +275,7 @@ class AdminServicer:
         reports = await self.order_drafter(order)
         return admin_pb2.SetDrafterResponse(replicas=map(codec.DRAFTERS.encode, reports))
 
-    @_unary(_BY_TOKEN)
+    @unary(BY_TOKEN)
     async def ListAdapters(
         self, request: admin_pb2.ListAdaptersRequest, grpc_context: Any
     ) -> admin_pb2.ListAdaptersResponse:
@@ -373,7 +283,7 @@ class AdminServicer:
         reports = await self.order_adapter(AdapterOrder())
         return admin_pb2.ListAdaptersResponse(replicas=map(codec.ADAPTERS.encode, reports))
 
-    @_unary(_BY_TOKEN)
+    @unary(BY_TOKEN)
     async def LoadAdapter(
         self, request: admin_pb2.LoadAdapterRequest, grpc_context: Any
     ) -> admin_pb2.LoadAdapterResponse:
@@ -388,7 +298,7 @@ class AdminServicer:
         reports = await self.order_adapter(order)
         return admin_pb2.LoadAdapterResponse(replicas=map(codec.ADAPTERS.encode, reports))
 
-    @_unary(_BY_TOKEN)
+    @unary(BY_TOKEN)
     async def UnloadAdapter(
         self, request: admin_pb2.UnloadAdapterRequest, grpc_context: Any
     ) -> admin_pb2.UnloadAdapterResponse:
@@ -397,7 +307,7 @@ class AdminServicer:
         reports = await self.order_adapter(order)
         return admin_pb2.UnloadAdapterResponse(replicas=map(codec.ADAPTERS.encode, reports))
 
-    @_unary(_BY_TOKEN)
+    @unary(BY_TOKEN)
     async def TakeSamples(
         self, request: admin_pb2.TakeSamplesRequest, grpc_context: Any
     ) -> admin_pb2.TakeSamplesResponse:
@@ -409,8 +319,3 @@ class AdminServicer:
 def decode_generate(message: pb.GenerateRequest) -> GenerateRequest:
     """Return the request in a message. Raises InvalidValueError for what exceeds a limit."""
     return check_request(decode_request(message), is_chat=message.HasField("chat"))
-
-
-def _keep_metadata(grpc_context: Any) -> None:
-    current_headers.set(lambda: grpc_context.invocation_metadata() or ())
-    current_address.set(lambda: network_of_peer(grpc_context.peer()))

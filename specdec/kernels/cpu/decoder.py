@@ -188,7 +188,7 @@ class ModelKernel:
         self.library = library
         self.model = model
         self.max_positions = max_positions
-        self._all_reduce = all_reduce
+        self.all_reduce = all_reduce
         self._failure: BaseException | None = None
         if isinstance(all_reduce, SharedMemory):
             model.communicator = all_reduce.communicator
@@ -229,9 +229,9 @@ class ModelKernel:
 
         data: [count].
         """
-        assert callable(self._all_reduce)
+        assert callable(self.all_reduce)
         try:
-            self._all_reduce(torch.from_numpy(np.ctypeslib.as_array(data, (count,))))
+            self.all_reduce(torch.from_numpy(np.ctypeslib.as_array(data, (count,))))
         except BaseException as error:
             self._failure = error
             return False

@@ -1,5 +1,5 @@
-// Draft heads with attention (EAGLE, layers for multi-token prediction): `DraftHead` in
-// `specdec/models/heads/base.py`.
+// Draft heads with attention (EAGLE, layers for multi-token prediction), `DraftHead` in
+// `specdec/models/heads/base.py`; and draft models, which read no features.
 //
 // Pair j is token j of a sequence with the feature of token j - 1; its KV is in slot j. A pass runs
 // pairs through a few layers. As in a decoder, a pair's result is the same bits in any batch.
@@ -11,9 +11,11 @@
 
 namespace specdec {
 
-// One rank of a head. Where a head has no such part, a norm is null and a matrix has no weights.
+// One rank of a head or draft model. Where it has no such part, a norm is null and a matrix has no
+// weights.
 struct DraftHead {
-  Decoder decoder;  // layers, embedding of tokens, rotary tables; first_position is 1
+  Decoder decoder;  // layers, embedding of tokens, rotary tables; first_position of a head is 1
+  int32_t reads_features;  // 0 for a draft model: the layers' input is the token's embedding
 
   // The layers' input: a projection of [embedding | feature], its inputs divided over the ranks; or
   // else the feature, where the first layer projects [embedding | feature] to queries, keys, values.

@@ -1,4 +1,7 @@
-"""Passes and whole drafts of a draft head with attention: Python bindings of draft_head.cpp."""
+"""Passes and whole drafts of a draft head with attention, and whole drafts of a draft model.
+
+Python bindings of draft_head.cpp.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,7 @@ class DraftHeadStruct(ctypes.Structure):
 
     _fields_ = (
         ("decoder", DecoderStruct),
+        ("reads_features", c_int32),
         ("fusion", MatrixStruct),
         ("first_input", c_int64),
         ("embedding_norm", _Address),
@@ -117,27 +121,28 @@ class DraftHeadKernel(HeadKernel):
     def draft(
         self,
         pairs: ModelInput,
-        features: Tensor,
+        features: Tensor | None,
         kv_cache: Tensor,
         counts: Sequence[int],
         params: SampleParams,
     ) -> list[list[int]]:
         """Run T pairs of B sequences, and draft tokens behind each sequence.
 
-        features: [T, hidden_size]. counts: number of tokens, [B]; block tables have room
-        for all but the last. params: of the first token of each sequence, [B]; token i has the
-        noise of the position i further on. Returns the target's ids of each draft, which ends
-        early where no token can be sampled. Raises as `call` does.
+        features: [T, hidden_size]; None for a draft model, whose pairs are tokens. counts: number
+        of tokens, [B]; block tables have room for all but the last. params: of the first token of
+        each sequence, [B]; token i has the noise of the position i further on. Returns the target's
+        ids of each draft, which ends early where no token can be sampled. Raises as `call` does.
         """
         assert self.can_draft
         assert len(counts) == pairs.num_sequences
         batch, drafts = BatchArrays(pairs, self.max_positions), DraftArrays(counts, params)
-        features = self.features_of(batch, features)
+        assert (features is not None) == bool(self._head.reads_features)
+        read = None if features is None else self.features_of(batch, features)
         for chunk, count in zip(pairs.chunks, counts, strict=True):
             last = chunk.end + max(count, 1) - 1
             assert last <= min(self.max_positions, len(chunk.block_table) * pairs.block_size)
         kv, num_threads = KvCacheStruct.of(kv_cache), torch.get_num_threads()
-        results = drafts.struct, features.data_ptr(), num_threads
+        results = drafts.struct, None if read is None else read.data_ptr(), num_threads
         self.call(
             lambda *workspace: self.library.specdec_draft(
                 self._head, batch.struct, kv, *workspace, *results

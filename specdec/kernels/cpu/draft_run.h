@@ -53,7 +53,7 @@ class DraftRun {
   int64_t memory_bytes() const { return memory_bytes_; }
   bool has_failed() const { return has_failed_; }
 
-  // Write the KV of the pairs, and draft. features: [num_pairs, hidden_size].
+  // Write the KV of the pairs, and draft. features: as in PairPass.
   void run(const float* features, ThreadTeam team) {
     for (size_t index = 0; index < steps_.size() && !has_failed_; ++index) {
       passes_[index].run(index == 0 ? features : next_features_, team);
@@ -148,6 +148,7 @@ class DraftRun {
     if (step.followers.empty() || step.followers[row] < 0) return;
     const int64_t size = head_.decoder.hidden_size, follower = step.followers[row];
     steps_[index + 1].input_ids[follower] = std::max(*token, 0);
+    if (!head_.reads_features) return;
     std::copy_n(states_ + row * size, size, next_features_ + follower * size);
   }
 };

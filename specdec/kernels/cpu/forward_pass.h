@@ -103,6 +103,11 @@ class ForwardPass {
     });
   }
 
+  // Write the hidden state [hidden_size] of a token after the final norm.
+  void write_hidden_row(int64_t token, float* hidden) const {
+    norm_row(model_.final_norm, residual_ + token * model_.hidden_size, hidden);
+  }
+
  private:
   const Decoder& model_;
   const Batch& batch_;
@@ -287,10 +292,10 @@ class ForwardPass {
   void attend_to_latents(const Layer& layer, int64_t index, ThreadTeam team) {
     const KvLayer kv = kv_layer(index);
     LatentAttention& latents = *latent_attention_;
-    latents.project(layer, kv, qkv_, matrix_scratch_, team);
+    latents.project(layer, index, *adapters_, kv, qkv_, matrix_scratch_, team);
     plan_for(layer).attend(latents.absorbed(), latents.absorbed_stride(), kv, layer.sinks,
                            latents.attended(), latents.attended_stride(), attention_scratch_, team);
-    latents.expand(layer, attention_output_, team);
+    latents.expand(layer, index, *adapters_, attention_output_, team);
   }
 
   void mlp(const Layer& layer, int64_t index, ThreadTeam team) {

@@ -10,6 +10,7 @@
 #include "decoder.h"
 #include "elementwise.h"
 #include "gemm_float.h"
+#include "lora_pass.h"
 #include "rope_and_cache.h"
 
 namespace specdec {
@@ -46,10 +47,10 @@ class LatentAttention {
   int64_t absorbed_stride() const { return model_.num_heads * model_.head_dim; }
   int64_t attended_stride() const { return model_.num_heads * model_.latent.rank; }
 
-  // Write the keys of all tokens to the cache, and the queries to `absorbed`. projected:
-  // [num_tokens, projection_stride], overwritten. scratch: for quantized rows.
-  void project(const Layer& layer, const KvLayer& kv, float* projected, void* scratch,
-               ThreadTeam team) {
+  // Write the keys of all tokens to the cache, and the queries to `absorbed`. index: of the layer.
+  // projected: [num_tokens, projection_stride], overwritten. scratch: for quantized rows.
+  void project(const Layer& layer, int64_t index, const LoraPass& adapters, const KvLayer& kv,
+               float* projected, void* scratch, ThreadTeam team) {
     const LatentWeights& weights = *layer.latent;
     const LatentShape& latent = model_.latent;
     const int64_t stride = projection_stride(model_), rotary = model_.rotary_dim;
@@ -66,6 +67,8 @@ class LatentAttention {
     });
     if (latent.query_rank) {
       gemm(weights.query_up, compressed, queries_, query_stride(), Store::kOverwrite, team);
+      adapters.adapt({index, &LoraLayer::query_up}, {0, num_tokens_}, compressed, queries_,
+                     query_stride(), team);
     }
     const float* const queries = latent.query_rank ? queries_ : projected;
     const int64_t queries_stride = latent.query_rank ? query_stride() : stride;
@@ -73,16 +76,27 @@ class LatentAttention {
                   queries_stride, query_dim(), num_tokens_, absorbed_ + rotary, absorbed_stride(),
                   model_.head_dim},
                  team);
+    adapters.adapt_heads(index, LatentHalf::kKeys,
+                         {model_.num_heads, queries + rotary, queries_stride, query_dim(),
+                          absorbed_ + rotary, absorbed_stride(), model_.head_dim},
+                         team);
     rotate_queries(layer, queries, queries_stride, team);
   }
 
   // Write the values of what the heads attend to, [num_tokens, num_heads, value_dim].
-  void expand(const Layer& layer, float* output, ThreadTeam team) {
+  // index: of the layer.
+  void expand(const Layer& layer, int64_t index, const LoraPass& adapters, float* output,
+              ThreadTeam team) {
     const LatentShape& latent = model_.latent;
+    const int64_t output_stride = model_.num_heads * latent.value_dim;
     gemm_stacked({&layer.latent->to_values, model_.num_heads, latent.value_dim, attended_,
-                  attended_stride(), latent.rank, num_tokens_, output,
-                  model_.num_heads * latent.value_dim, latent.value_dim},
+                  attended_stride(), latent.rank, num_tokens_, output, output_stride,
+                  latent.value_dim},
                  team);
+    adapters.adapt_heads(index, LatentHalf::kValues,
+                         {model_.num_heads, attended_, attended_stride(), latent.rank, output,
+                          output_stride, latent.value_dim},
+                         team);
   }
 
  private:

@@ -29,10 +29,29 @@ class LoraUpdateStruct(ctypes.Structure):
     )
 
 
+class HeadUpdateStruct(ctypes.Structure):
+    """The matrices B of one head in the update of the expansion of latents."""
+
+    _fields_ = (("from_query", MatrixStruct), ("to_value", MatrixStruct))
+
+
+class LatentUpdateStruct(ctypes.Structure):
+    """The update of the expansion of latents, in its two halves; without heads none."""
+
+    _fields_ = (
+        ("from_latent", MatrixStruct),
+        ("to_latent", MatrixStruct),
+        ("heads", ctypes.POINTER(HeadUpdateStruct)),
+    )
+
+
 class LoraLayerStruct(ctypes.Structure):
     """The updates of one decoder layer."""
 
-    _fields_ = tuple((name, LoraUpdateStruct) for name in ("qkv", "output", "gate_up", "down"))
+    _fields_ = (
+        *((name, LoraUpdateStruct) for name in ("qkv", "output", "gate_up", "down", "query_up")),
+        ("expansion", LatentUpdateStruct),
+    )
 
 
 class AdapterRunStruct(ctypes.Structure):
@@ -48,7 +67,7 @@ class AdapterRunStruct(ctypes.Structure):
 
 @dataclass(frozen=True, eq=False)
 class LoraArrays:
-    """The layers of one adapter. width: the most ranks of a layer's `shrink`.
+    """The layers of one adapter. width: the most products with A of a token in a layer.
 
     kept: what owns the memory that the structs point to.
     """

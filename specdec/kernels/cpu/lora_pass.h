@@ -18,6 +18,19 @@ struct LoraTarget {
   LoraUpdate LoraLayer::* linear;
 };
 
+// The halves of the expansion of latents.
+enum class LatentHalf { kKeys, kValues };
+
+// Rows of the heads of a batch's tokens: input and output of a matrix of each head, which are x_step
+// and y_step further for the next head.
+struct HeadRows {
+  int64_t num_heads;
+  const float* x;
+  int64_t x_stride, x_step;
+  float* y;
+  int64_t y_stride, y_step;
+};
+
 // The adapters of a batch. All threads of a team call it.
 class LoraPass {
  public:
@@ -54,9 +67,34 @@ class LoraPass {
     gemm_grouped(expansions.data(), expansions.size(), team);
   }
 
+  // Add the updates of one half of a layer's expansion of latents to the output of the heads.
+  void adapt_heads(int64_t layer, LatentHalf half, const HeadRows& rows, ThreadTeam team) const {
+    if (batch_.num_adapter_runs == 0) return;
+    std::vector<GroupedProduct> shrinks, expansions;
+    for (int64_t run = 0; run < batch_.num_adapter_runs; ++run) {
+      const AdapterRun& adapter = batch_.adapter_runs[run];
+      const LatentUpdate& update = adapter.layers[layer].expansion;
+      if (!update.heads) continue;
+      const int64_t count = adapter.end - adapter.begin, ranks = update.from_latent.out_features;
+      for (int64_t head = 0; head < rows.num_heads; ++head) {
+        const HeadUpdate& own = update.heads[head];
+        const bool is_keys = half == LatentHalf::kKeys;
+        float* const hidden = hidden_ + adapter.begin * width_ + head * ranks;
+        shrinks.push_back({is_keys ? &own.from_query : &update.from_latent,
+                           rows.x + adapter.begin * rows.x_stride + head * rows.x_step,
+                           rows.x_stride, count, hidden, width_, Store::kOverwrite});
+        expansions.push_back({is_keys ? &update.to_latent : &own.to_value, hidden, width_, count,
+                              rows.y + adapter.begin * rows.y_stride + head * rows.y_step,
+                              rows.y_stride, Store::kAccumulate});
+      }
+    }
+    gemm_grouped(shrinks.data(), shrinks.size(), team);
+    gemm_grouped(expansions.data(), expansions.size(), team);
+  }
+
  private:
   const Batch& batch_;
-  int64_t width_ = 0;  // the most ranks of a layer's updates by an adapter of the batch
+  int64_t width_ = 0;  // the most products with A of a token in a layer by an adapter of the batch
   float* hidden_;      // [num_tokens, width]
 };
 

@@ -17,15 +17,20 @@ class PairPass {
   // memory: null to count the bytes only.
   PairPass(const DraftHead& head, const Batch& batch, KvCache cache, void* memory, int num_threads)
       : head_(head), num_tokens_(batch.num_tokens), arena_(memory),
-        inputs_(arena_.allocate_floats(batch.num_tokens * 2 * hidden_size())),
+        inputs_(arena_.allocate_floats(num_input_floats())),
         pass_(head.decoder, batch, cache, arena_.rest(), num_threads) {}
 
   int64_t memory_bytes() const { return arena_.used() + pass_.memory_bytes(); }
   bool has_failed() const { return pass_.has_failed(); }
 
-  // Write the KV of the pairs, and compute their states. features: [num_tokens, hidden_size].
+  // Write the KV of the pairs, and compute their states. features: [num_tokens, hidden_size], if
+  // the head reads them.
   void run(const float* features, ThreadTeam team) {
     pass_.embed(team);
+    if (!head_.reads_features) {
+      pass_.run_layers(nullptr, team);
+      return;
+    }
     team.parallel_for_ranges(num_tokens_, [&](Range own) {
       for (int64_t token = own.begin; token < own.end; ++token) {
         join(token, features + token * hidden_size());
@@ -37,9 +42,13 @@ class PairPass {
     pass_.run_layers(head_.fusion.packed ? nullptr : inputs_, team);
   }
 
-  // Write the state behind a pair: what the output head reads, and the feature of the next pair.
-  // hidden, feature: [hidden_size].
+  // Write the state behind a pair: what the output head reads, and the feature of the next pair, if
+  // the head reads them. hidden, feature: [hidden_size].
   void write_state(int64_t token, float* hidden, float* feature) {
+    if (!head_.reads_features) {
+      pass_.write_hidden_row(token, hidden);
+      return;
+    }
     const float* output = pass_.residual() + token * hidden_size();
     normalize(output, head_.decoder.final_norm.weight, hidden);
     std::copy_n(head_.returns_normed ? hidden : output, hidden_size(), feature);
@@ -49,10 +58,13 @@ class PairPass {
   const DraftHead& head_;
   int64_t num_tokens_;
   Arena arena_;
-  float* inputs_;  // [num_tokens, 2, hidden_size], normalized
+  float* inputs_;  // [num_tokens, 2, hidden_size], normalized; empty without features
   ForwardPass pass_;
 
   int64_t hidden_size() const { return head_.decoder.hidden_size; }
+  int64_t num_input_floats() const {
+    return head_.reads_features ? num_tokens_ * 2 * hidden_size() : 0;
+  }
 
   void normalize(const float* x, const float* weight, float* to) const {
     if (weight) {

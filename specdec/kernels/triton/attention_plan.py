@@ -18,7 +18,7 @@ from specdec.config.attention_splits import (
     num_segments_of,
     short_tiles,
 )
-from specdec.kernels.device_batch import DeviceBatch
+from specdec.kernels.device_batch import AnyDeviceBatch, DeviceBatch
 from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.types.draft_tree import ancestors, depths, signed_words
 from specdec.types.sharding import HeadShard
@@ -200,20 +200,33 @@ def plan_device_batch(
     starts = torch.arange(0, batch.query_len, shape.num_rows // heads.heads_per_kv, **options)
     sequences = torch.arange(num_seqs, **options).repeat_interleave(len(starts))
     num_tokens = num_seqs * batch.query_len
+    context_lens = batch.context_lens.contiguous()
+    first_nodes, ancestors_of = nodes_of(batch, context_lens, window)
     return TritonPlan(
         slot_mapping=batch.slot_mapping.contiguous(),
         positions=batch.positions.contiguous(),
         cu_seqlens=torch.arange(0, num_tokens + 1, batch.query_len, **options),
-        context_lens=(context_lens := batch.context_lens.contiguous()),
-        first_nodes=context_lens,
+        context_lens=context_lens,
+        first_nodes=first_nodes,
         block_tables=batch.block_tables.contiguous(),
-        ancestors=None,
+        ancestors=ancestors_of,
         launches=(
             Tiles.allocate(sequences, starts.repeat(num_seqs), shape, len(heads.kv), head_dim),
         ),
         window=window,
         kv_start=kv_start,
     )
+
+
+def nodes_of(
+    batch: AnyDeviceBatch, context_lens: Tensor, window: int | None
+) -> tuple[Tensor, Tensor | None]:
+    """Return `first_nodes` and `ancestors` of the plan of a batch on the device."""
+    trees = batch.trees
+    if trees is None:
+        return context_lens, None
+    words = trees.within(window, batch.positions, batch.rows)
+    return trees.first_nodes.contiguous(), words.contiguous()
 
 
 def classes_of(batch: ModelInput, *, invariant: bool) -> tuple[list[int], list[int]]:

@@ -10,7 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
-from specdec.config.engine import MOST_UPDATE_PARTS
+from specdec.config.engine import LEAST_UPDATE_PART, MOST_UPDATE_PARTS
 from specdec.kernels.lora import LoraStack
 from specdec.kernels.triton.device import lora as kernels
 
@@ -18,7 +18,6 @@ BLOCK_M, BLOCK_N, BLOCK_K = 16, 128, 64
 """Tiles of rows, which a step of decodes fills least, of outputs, and of the inner dimension."""
 
 _MAX_BLOCK_R = 64
-_LEAST_PART = 256
 
 
 class TritonLora:
@@ -99,4 +98,4 @@ def block_of_inner(element_size: int) -> int:
 
 def num_parts_of(inner: int) -> int:
     """Return the parts of the inner dimension, so that a few rows take many programs."""
-    return max(1, min(MOST_UPDATE_PARTS, inner // _LEAST_PART))
+    return max(1, min(MOST_UPDATE_PARTS, inner // LEAST_UPDATE_PART))

@@ -1,4 +1,4 @@
-"""Moves of KV between slots on a GPU, from a list of the host or from verified paths."""
+"""Moves of KV between slots on a GPU, from a list of the host or behind verified trees."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from specdec.kernels.forward_batch import SlotMove
 from specdec.kernels.triton.device import verify as kernels
-from specdec.kernels.triton.verify import VerifiedPaths
 
 _BLOCK = 1024
 
@@ -21,42 +20,49 @@ def move_kv(kv_cache: Tensor, moves: Sequence[SlotMove]) -> None:
     kv_cache: [layers, num_slots, ...].
     """
     pairs = torch.tensor(moves, dtype=torch.int32).t().contiguous().to(kv_cache.device)
-    _move_slots(kv_cache, pairs[:1], pairs[1:])
+    move_slots(kv_cache, pairs[:1], pairs[1:])
 
 
-def compact_paths(
-    kv_cache: Tensor,
-    verified: VerifiedPaths,
-    first_nodes: Tensor,  # [B] int32
-    block_tables: Tensor,  # [B, M] int32
+def path_moves(
+    places: Tensor,
+    num_tokens: Tensor,
+    bases: Tensor,
+    block_tables: Tensor,
+    tables: Tensor,
     block_size: int,
-) -> None:
-    """Move the KV of accepted nodes to consecutive slots behind their base, on the device.
+) -> tuple[Tensor, Tensor]:
+    """Return the moves behind accepted paths, sources and targets [B, Q - 1] int32.
 
-    kv_cache: [layers, num_slots, ...]. first_nodes: position in the cache of the first node of each
-    tree. A chain moves nothing.
+    A source of -1 is no move. Arguments as of `kernels.moves.AcceptedPaths`.
     """
-    num_seqs, max_nodes = verified.path.shape
-    sources = torch.empty_like(verified.path)
-    targets = torch.empty_like(verified.path)
-    kernels.path_moves[(num_seqs,)](
-        verified.path,
-        verified.num_tokens,
-        first_nodes,
+    num_sequences, query_len = places.shape
+    assert block_tables.stride(1) == 1
+    sources, targets = (
+        torch.empty(num_sequences, query_len - 1, dtype=torch.int32, device=places.device)
+        for _ in range(2)
+    )
+    kernels.path_moves[(num_sequences,)](
+        places.contiguous(),
+        num_tokens.contiguous(),
+        bases.contiguous(),
         block_tables,
+        tables.contiguous(),
         sources,
         targets,
-        max_nodes,
-        block_tables.shape[1],
+        query_len - 1,
+        block_tables.stride(0),
         PAGE=block_size,
-        BLOCK=triton.next_power_of_2(max_nodes),
+        BLOCK=max(2, triton.next_power_of_2(query_len - 1)),
         num_warps=1,
     )
-    _move_slots(kv_cache, sources, targets)
+    return sources, targets
 
 
-def _move_slots(kv_cache: Tensor, sources: Tensor, targets: Tensor) -> None:
-    """Copy slots; sources, targets: [B, N] int32, a negative source for no move."""
+def move_slots(kv_cache: Tensor, sources: Tensor, targets: Tensor) -> None:
+    """Copy slots in all layers, those of a row in order; a negative source is no move.
+
+    kv_cache: [layers, num_slots, ...], changed in place. sources, targets: [B, N] int32.
+    """
     assert kv_cache.is_contiguous()
     size = kv_cache[0, 0].numel()
     grid = (len(kv_cache), len(sources), triton.cdiv(size, _BLOCK))

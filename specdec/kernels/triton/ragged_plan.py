@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specdec.config.attention_splits import MAX_SHORT_QUERY_TOKENS
 from specdec.kernels.device_batch import RaggedBatch
-from specdec.kernels.triton.attention_plan import Tiles, TileShape, TritonPlan
+from specdec.kernels.triton.attention_plan import Tiles, TileShape, TritonPlan, nodes_of
 from specdec.types.sharding import HeadShard
 
 
@@ -56,14 +56,15 @@ def plan_ragged_batch(
         own = lens.masked_fill(~is_long, 0)
         launches.append(_tiles(own, shape, num_tokens, heads, head_dim, num_long))
     context_lens = batch.context_lens.contiguous()
+    first_nodes, ancestors = nodes_of(batch, context_lens, window)
     return TritonPlan(
         slot_mapping=batch.slot_mapping.contiguous(),
         positions=batch.positions.contiguous(),
         cu_seqlens=batch.cu_seqlens.contiguous(),
         context_lens=context_lens,
-        first_nodes=context_lens,
+        first_nodes=first_nodes,
         block_tables=batch.block_tables.contiguous(),
-        ancestors=None,
+        ancestors=ancestors,
         launches=tuple(launches),
         window=window,
         kv_start=kv_start,

@@ -11,43 +11,49 @@ from torch import Tensor
 from specdec.kernels.triton.device import verify as kernels
 
 
-class DeviceDrafts(NamedTuple):
-    """Drafts of B sequences, each a tree of at most N nodes; a chain has parents -1, 0, 1, ..."""
+class WalkedTrees(NamedTuple):
+    """New tokens of B sequences, and where each was sampled.
 
-    token_ids: Tensor  # [B, N] int32
-    parents: Tensor  # [B, N] int32; -1 for children of the base
-    num_nodes: Tensor  # [B] int32
-    row_starts: Tensor  # [B] int32: row of logits of each base; its nodes follow in order
-
-
-class VerifiedPaths(NamedTuple):
-    """The new tokens of B sequences, and the accepted nodes that they follow."""
-
-    token_ids: Tensor  # [B, N + 1] int32; the first num_tokens of each row are valid
-    num_tokens: Tensor  # [B] int32, from 1 up
-    path: Tensor  # [B, N] int32; the first num_tokens - 1 of each row are valid
-
-
-def verify_drafts(sampled: Tensor, drafts: DeviceDrafts) -> VerifiedPaths:
-    """Follow the sampled tokens through the drafts, as `specdec.types.draft_tree.walk`.
-
-    sampled: [R] int64, the target's token for each row of logits.
+    places: of the new tokens among the Q sampled ones of a sequence, 0 for that behind the base,
+    and 1 + i for that behind node i.
     """
-    num_seqs, max_nodes = drafts.token_ids.shape
-    token_ids = torch.zeros(num_seqs, max_nodes + 1, dtype=torch.int32, device=sampled.device)
-    path = torch.zeros(num_seqs, max_nodes, dtype=torch.int32, device=sampled.device)
-    num_tokens = torch.empty(num_seqs, dtype=torch.int32, device=sampled.device)
-    kernels.walk_tree[(num_seqs,)](
-        sampled,
-        drafts.token_ids,
-        drafts.parents,
-        drafts.num_nodes,
-        drafts.row_starts,
+
+    token_ids: Tensor  # [B, Q] int64; the first num_tokens of each row are valid, as of places
+    num_tokens: Tensor  # [B] int64
+    places: Tensor  # [B, Q] int64
+
+
+def walk_trees(
+    sampled: Tensor,
+    is_invalid: Tensor,
+    draft_ids: Tensor,
+    parents: Tensor,
+    num_nodes: Tensor,
+    num_kept: Tensor,
+) -> WalkedTrees:
+    """Follow the sampled tokens through trees and chains, as `sampling.device_trees.verify_trees`.
+
+    sampled: [B * Q] int64, the target's token behind each base and each node, and is_invalid which
+    of them are none. draft_ids, parents: [B, Q - 1] int64. num_nodes, num_kept: [B] int64.
+    """
+    num_sequences, max_nodes = draft_ids.shape
+    assert draft_ids.stride(1) == parents.stride(1) == 1
+    token_ids = sampled.new_empty(num_sequences, max_nodes + 1)
+    num_tokens, places = sampled.new_empty(num_sequences), torch.empty_like(token_ids)
+    kernels.walk_tree[(num_sequences,)](
+        sampled.contiguous(),
+        is_invalid.contiguous(),
+        draft_ids,
+        parents,
+        num_nodes.contiguous(),
+        num_kept.contiguous(),
         token_ids,
         num_tokens,
-        path,
+        places,
+        draft_ids.stride(0),
+        parents.stride(0),
         max_nodes,
-        BLOCK=max(2, triton.next_power_of_2(max_nodes)),
+        BLOCK=max(2, triton.next_power_of_2(max_nodes + 1)),
         num_warps=1,
     )
-    return VerifiedPaths(token_ids, num_tokens, path)
+    return WalkedTrees(token_ids, num_tokens, places)

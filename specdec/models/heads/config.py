@@ -68,8 +68,6 @@ class HeadConfig:
         a format that is not supported or a tensor that does not fit.
         """
         source = HeadSource.open(directory)
-        if "quantization_config" in source.fields:
-            raise UnsupportedModelError(f"{directory}: quantized heads are not supported")
         reading = read_head(source, target)
         purpose = f"for {reading.format}, {reading.shape.summary()}"
         reading.names.require(reading.shape.tensors(), purpose, reading.ignored)
@@ -226,5 +224,9 @@ def named_target(directory: Path) -> str | None:
 
 
 def _is_matrix(name: str) -> bool:
-    """Return whether a tensor is a matrix that quantization applies to: no embedding, no vector."""
-    return name.endswith(".weight") and "norm" not in name and not name.startswith(("emb", "ln."))
+    """Return whether a tensor is a matrix that quantization applies to: no embedding, no vector.
+
+    Routers, and the expansion of latents, stay as they are.
+    """
+    is_exact = "norm" in name or name.endswith((".mlp.gate.weight", ".kv_b_proj.weight"))
+    return name.endswith(".weight") and not is_exact and not name.startswith(("emb", "ln."))

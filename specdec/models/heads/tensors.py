@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from specdec.models.heads.config import HeadConfig
-from specdec.models.weights.pickled_tensors import PickledTensors
-from specdec.models.weights.stored_tensors import StoredTensors, TensorSource
-from specdec.models.weights.weight_files import PICKLED
+from specdec.models.heads.formats.source import read_fields
+from specdec.models.weights.dequantized_tensors import open_tensors
+from specdec.models.weights.stored_tensors import TensorSource
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,10 @@ class HeadTensors:
 
     @classmethod
     def open(cls, config: HeadConfig) -> HeadTensors:
-        """Open the files of a head."""
-        kind = PickledTensors if config.files[0].suffix in PICKLED else StoredTensors
-        return cls(kind(config.files, config.directory), config.names.stored)
+        """Open the files of a head, in which weights may be quantized."""
+        quantization = read_fields(config.directory).raw.get("quantization_config")
+        source = open_tensors(config.files, config.directory, quantization)
+        return cls(source, config.names.stored)
 
     def __contains__(self, name: str) -> bool:
         return name in self.stored or name in self.values

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from specdec.kernels import AttentionPlan, PagedAttention, Rotation
 from specdec.kernels.attention import QueryKeyNorms
+from specdec.kernels.backend import KernelBackend, paged_attention
 from specdec.kernels.kv_scales import UNIT_SCALES
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
@@ -115,6 +116,27 @@ def _mixture(
 
     router = config.traits.names.router
     return SparseMLP(experts, config.hidden_size, reader, prefix, router, group, expert)
+
+
+def layer_attention(
+    config: ModelConfig,
+    heads: HeadShard,
+    backend: KernelBackend,
+    block_size: int,
+    device: torch.device,
+) -> PagedAttention:
+    """Return the paged attention of a decoder's layers. heads: of this rank."""
+    latent, traits = config.latent, config.traits
+    return paged_attention(
+        backend,
+        heads if latent is None else heads.sharing_one_key(),
+        config.head_dim,
+        block_size,
+        device,
+        scale=traits.attention_scale,
+        softcap=traits.attention_softcap,
+        latent_rank=None if latent is None else latent.rank,
+    )
 
 
 class DecoderLayer(nn.Module):

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.kernels import AttentionPlan, PagedAttention, Rotation
-from specdec.kernels.backend import KernelBackend
-from specdec.kernels.cpu import PANEL_OUTPUTS, native_library
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
+from specdec.models.layers.latent_expansion import LatentExpansion
 from specdec.models.layers.linear import ColumnParallelLinear, RowParallelLinear, WeightPart
-from specdec.models.layers.matrix import NativeMatrix
 from specdec.models.layers.norm import RMSNorm
 from specdec.models.layers.rotary import rotary_halves
-from specdec.models.traits import Latent
 from specdec.models.weights.checkpoint import CheckpointReader
 from specdec.types.sharding import HeadShard, head_rows
 
@@ -65,7 +58,7 @@ class LatentAttention(nn.Module):
         )
         self.qkv_proj = ColumnParallelLinear(reader, hidden, [query, key])
         self.kv_norm = RMSNorm(reader, f"{prefix}.kv_a_layernorm.weight", latent.rank, _NORM_EPS)
-        self._expansion = _read_expansion(config, latent, reader, prefix, heads)
+        self.expansion = LatentExpansion(config, latent, reader, f"{prefix}.kv_b_proj", heads)
         self.o_proj = RowParallelLinear(
             reader,
             f"{prefix}.o_proj",
@@ -73,12 +66,6 @@ class LatentAttention(nn.Module):
             head_rows(heads.query, latent.value_dim),
             group,
         )
-
-    @property
-    def native_expansion(self) -> NativeExpansion:
-        """The matrices of heads for the native kernels."""
-        assert isinstance(self._expansion, NativeExpansion)
-        return self._expansion
 
     def forward(
         self,
@@ -90,8 +77,7 @@ class LatentAttention(nn.Module):
         plan: AttentionPlan,
     ) -> Tensor:
         """Return [T, hidden_size], plus the residual if given."""
-        latent, expansion = self._latent, self._expansion
-        assert isinstance(expansion, TorchExpansion)
+        latent, expansion = self._latent, self.expansion.in_torch
         projected = self.qkv_proj(x)
         query = projected[:, : -latent.key_dim]
         if self.query_up is not None:
@@ -101,60 +87,13 @@ class LatentAttention(nn.Module):
         heads = x.new_empty(len(x), self.num_heads + 1, latent.key_dim)
         heads[:, :-1, : latent.rope_dim] = query[..., : latent.rope_dim]
         plain = query[..., latent.rope_dim :].transpose(0, 1)  # [heads, T, plain_dim]
-        heads[:, :-1, latent.rope_dim :] = torch.bmm(plain, expansion.to_keys).transpose(0, 1)
+        heads[:, :-1, latent.rope_dim :] = expansion.to_keys.multiply(plain).transpose(0, 1)
         heads[:, -1, : latent.rope_dim] = key[:, : latent.rope_dim]
         heads[:, -1, latent.rope_dim :] = self.kv_norm(key[:, latent.rope_dim :])
         attended = attention.rotate_and_run(heads, None, rotation, kv_cache, plan)
-        values = torch.bmm(attended.transpose(0, 1), expansion.to_values).transpose(0, 1)
+        values = expansion.to_values.multiply(attended.transpose(0, 1)).transpose(0, 1)
         output: Tensor = self.o_proj(values.flatten(1), residual)
         return output
-
-
-@dataclass(frozen=True)
-class TorchExpansion:
-    """The matrices of this rank's heads that expand a latent, for torch."""
-
-    to_keys: Tensor  # [heads, plain_dim, rank]
-    to_values: Tensor  # [heads, rank, value_dim]
-
-
-@dataclass(frozen=True)
-class NativeExpansion:
-    """The matrices of this rank's heads, one below the other, each padded to whole panels.
-
-    Those of a model in bfloat16 multiply activations in float32, as those in float16 do.
-    """
-
-    to_keys: NativeMatrix  # of each head [rank, plain_dim]
-    to_values: NativeMatrix  # of each head [value_dim, rank]
-
-
-def _read_expansion(
-    config: ModelConfig, latent: Latent, reader: CheckpointReader, prefix: str, heads: HeadShard
-) -> TorchExpansion | NativeExpansion:
-    """Read the matrices from a latent to the keys and values of this rank's heads."""
-    name, size = f"{prefix}.kv_b_proj.weight", latent.plain_dim + latent.value_dim
-    is_native = reader.backend is KernelBackend.CPU
-    whole = reader.read(
-        name,
-        (config.num_heads * size, latent.rank),
-        rows=head_rows(heads.query, size),
-        dtype=reader.exact_dtype(name) if is_native else None,
-    ).view(len(heads.query), size, latent.rank)
-    to_keys, to_values = whole.split((latent.plain_dim, latent.value_dim), dim=1)
-    if is_native:
-        return NativeExpansion(_stacked(to_keys.transpose(1, 2)), _stacked(to_values))
-    return TorchExpansion(to_keys.contiguous(), to_values.transpose(1, 2).contiguous())
-
-
-def _stacked(matrices: Tensor) -> NativeMatrix:
-    """Return matrices [N, out_features, in_features], one below the other in whole panels."""
-    library = native_library()
-    assert library is not None, "the backend was selected without its library"
-    padding = -matrices.shape[1] % PANEL_OUTPUTS
-    blocks = [F.pad(each, (0, 0, 0, padding)) for each in matrices]
-    shape = (len(blocks) * len(blocks[0]), matrices.shape[2])
-    return NativeMatrix(blocks, shape, torch.float32, None, library)
 
 
 def _rotary_first(plain: int, rotary: int, is_interleaved: bool) -> tuple[int, ...]:

@@ -195,6 +195,8 @@ class VocabHead(nn.Module):
     """Output head for this rank's shard of the vocabulary, or for selected tokens of it.
 
     Tokens that are not selected have no weights, and logits of -inf.
+
+    places: of the selected tokens in the shard, ascending; None where it has all tokens.
     """
 
     def __init__(
@@ -218,12 +220,12 @@ class VocabHead(nn.Module):
         parts = row_blocks(tokens, hidden_size)
         blocks = (reader.read(name, shape, rows=rows, dtype=dtype) for rows in parts)
         self.num_tokens, num_rows = len(tokens), len(tokens)
-        self._places: Tensor | None = None  # of the selected tokens in the shard, ascending
+        self.places: Tensor | None = None
         if selected is not None:
             pairs = zip(blocks, parts, strict=True)
             blocks = (block[_places(selected, rows)] for block, rows in pairs)
-            self._places = _places(selected, tokens).to(reader.device)
-            num_rows = len(self._places)
+            self.places = _places(selected, tokens).to(reader.device)
+            num_rows = len(self.places)
         if num_rows == 0:
             raise UnsupportedModelError(
                 f"none of the {len(selected or ())} tokens that may be drafted is among those of a "
@@ -234,7 +236,7 @@ class VocabHead(nn.Module):
     @property
     def is_reduced(self) -> bool:
         """Return whether it has selected tokens only."""
-        return self._places is not None
+        return self.places is not None
 
     @property
     def table(self) -> EmbeddingTable | None:
@@ -242,7 +244,7 @@ class VocabHead(nn.Module):
 
         None where the head is quantized, which embeddings are not, or has selected tokens only.
         """
-        if self._places is not None:
+        if self.places is not None:
             return None
         match self.matrix:
             case FullMatrix(weight=weight):
@@ -258,10 +260,10 @@ class VocabHead(nn.Module):
         Logits in 16 bits often have two equal maxima, between which rounding decides.
         """
         logits = transform_logits(self.transform, self.matrix.multiply_to_float32(hidden))
-        if self._places is None:
+        if self.places is None:
             return logits
         spread = logits.new_full((len(logits), self.num_tokens), -torch.inf)
-        return spread.index_copy_(1, self._places, logits)
+        return spread.index_copy_(1, self.places, logits)
 
 
 class VocabEmbedding(nn.Module):

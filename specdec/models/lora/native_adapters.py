@@ -10,15 +10,19 @@ from torch import Tensor
 from specdec.kernels.backend import KernelBackend
 from specdec.kernels.cpu import MatrixStruct
 from specdec.kernels.cpu.lora import (
+    HeadUpdateStruct,
+    LatentUpdateStruct,
     LoraArrays,
     LoraExpansionStruct,
     LoraLayerStruct,
     LoraUpdateStruct,
 )
-from specdec.models.layers.decoder_layer import DecoderLayer
+from specdec.models.layers.decoder_layer import Attention, DecoderLayer
+from specdec.models.layers.latent_attention import LatentAttention
+from specdec.models.layers.latent_expansion import LatentExpansion
 from specdec.models.layers.matrix import NativeMatrix, make_matrix
 from specdec.models.layers.mlp import MLP
-from specdec.models.lora.updates import Linear, LowRankUpdate
+from specdec.models.lora.updates import Linear, LowRankUpdate, by_half
 
 
 class NativeAdapters:
@@ -48,8 +52,8 @@ class NativeAdapters:
         for struct, layer in zip(structs, self._layers, strict=True):
             for name, linear in _linears_by_name(layer):
                 if (update := updates.get(linear)) is not None:
-                    setattr(struct, name, _update_struct(update, kept))
-        width = max(len(update.shrink) for update in updates.values())
+                    setattr(struct, name, _struct(linear, update, kept))
+        width = max(_width(linear, update) for linear, update in updates.items())
         self._loaded[adapter_id] = LoraArrays(structs, width, tuple(kept))
 
     def drop(self, adapter_id: int) -> None:
@@ -62,11 +66,42 @@ def _linears_by_name(layer: DecoderLayer) -> Iterator[tuple[str, Linear]]:
 
     Experts have none: an adapter cannot update them.
     """
-    yield "qkv", layer.grouped_attention.qkv_proj
-    yield "output", layer.grouped_attention.o_proj
+    attention = layer.attention
+    assert isinstance(attention, Attention | LatentAttention)
+    yield "qkv", attention.qkv_proj
+    yield "output", attention.o_proj
+    if isinstance(attention, LatentAttention):
+        yield "expansion", attention.expansion
+        if attention.query_up is not None:
+            yield "query_up", attention.query_up
     if isinstance(layer.mlp, MLP):
         yield "gate_up", layer.mlp.gate_up_proj
         yield "down", layer.mlp.down_proj
+
+
+def _width(linear: Linear, update: LowRankUpdate) -> int:
+    """Return the products with A of a token: each head has its own in the expansion of latents."""
+    num_heads = linear.num_heads if isinstance(linear, LatentExpansion) else 1
+    return len(update.shrink) * num_heads
+
+
+def _struct(
+    linear: Linear, update: LowRankUpdate, kept: list[object]
+) -> LoraUpdateStruct | LatentUpdateStruct:
+    if isinstance(linear, LatentExpansion):
+        return _latent_struct(linear, update, kept)
+    return _update_struct(update, kept)
+
+
+def _latent_struct(
+    layer: LatentExpansion, update: LowRankUpdate, kept: list[object]
+) -> LatentUpdateStruct:
+    keys, values = by_half(update, layer)
+    heads = (HeadUpdateStruct * layer.num_heads)()
+    kept.append(heads)
+    for struct, down, up in zip(heads, keys.down, values.up, strict=True):
+        struct.from_query, struct.to_value = _packed(down, kept), _packed(up, kept)
+    return LatentUpdateStruct(_packed(values.down[0], kept), _packed(keys.up[0], kept), heads)
 
 
 def _update_struct(update: LowRankUpdate, kept: list[object]) -> LoraUpdateStruct:
@@ -81,7 +116,7 @@ def _update_struct(update: LowRankUpdate, kept: list[object]) -> LoraUpdateStruc
 def _packed(weight: Tensor, kept: list[object]) -> MatrixStruct:
     """Return the packed struct of a weight [out_features, in_features], which `kept` owns."""
     shape = (weight.shape[0], weight.shape[1])
-    matrix = make_matrix([weight], shape, torch.float32, backend=KernelBackend.CPU)
+    matrix = make_matrix([weight.contiguous()], shape, torch.float32, backend=KernelBackend.CPU)
     assert isinstance(matrix, NativeMatrix)
     kept.append(matrix)
     return matrix.native

@@ -10,16 +10,29 @@ import torch
 from torch import Tensor, nn
 
 from specdec.kernels.forward_batch import AdapterRun, ModelInput
+from specdec.models.layers.latent_expansion import HeadMatrices, LatentExpansion
 from specdec.models.layers.linear import ColumnParallelLinear, RowParallelLinear
 from specdec.models.layers.matrix import Matrix
 from specdec.models.layers.mixture import SparseMLP
-from specdec.models.lora.updates import Expansion, Linear, LowRankUpdate
+from specdec.models.lora.updated_matrix import UpdatedMatrix
+from specdec.models.lora.updates import (
+    Expansion,
+    HeadUpdate,
+    Linear,
+    LowRankUpdate,
+    by_half,
+)
 
 
 @dataclass
 class _Pass:
-    """The runs of the pass in progress, which all matrices of a decoder share."""
+    """What all matrices of a decoder share: type and place of activations, and the runs.
 
+    runs: of the pass in progress.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
     runs: Sequence[AdapterRun] = ()
 
 
@@ -37,36 +50,24 @@ class _Update:
         return cls(update.shrink.t().to(device, dtype), tuple(expansions))
 
 
-class AdaptedMatrix:
+class AdaptedMatrix(UpdatedMatrix):
     """A weight matrix, and the updates of it by adapters, each for the rows of its sequences."""
 
     def __init__(self, base: Matrix, current: _Pass) -> None:
-        self.base = base
+        super().__init__(base)
         self._pass = current
         self._updates: dict[int, _Update] = {}
 
-    def multiply(self, x: Tensor) -> Tensor:
-        """See Matrix."""
-        return self._updated(self.base.multiply(x), x)
-
-    def multiply_add(self, base: Tensor, x: Tensor) -> Tensor:
-        """See Matrix."""
-        return self._updated(self.base.multiply_add(base, x), x)
-
-    def multiply_to_float32(self, x: Tensor) -> Tensor:
-        """See Matrix."""
-        return self._updated(self.base.multiply_to_float32(x), x)
-
-    def set(self, adapter_id: int, update: _Update) -> None:
+    def set(self, adapter_id: int, update: LowRankUpdate) -> None:
         """Add the update of an adapter."""
-        self._updates[adapter_id] = update
+        self._updates[adapter_id] = _Update.of(update, self._pass.dtype, self._pass.device)
 
     def drop(self, adapter_id: int) -> None:
         """Forget the update of an adapter, if there is one."""
         self._updates.pop(adapter_id, None)
 
     def _updated(self, y: Tensor, x: Tensor) -> Tensor:
-        """Add the updates to y [T, out_features] in place; x: [T, in_features]."""
+        """See UpdatedMatrix."""
         for run in self._pass.runs:
             update = self._updates.get(run.adapter_id)
             if update is None:
@@ -78,23 +79,72 @@ class AdaptedMatrix:
         return y
 
 
+class AdaptedHeadMatrices:
+    """The matrices of a rank's heads, and the updates of them by adapters, HeadMatrices."""
+
+    def __init__(self, base: HeadMatrices, current: _Pass) -> None:
+        self.base = base
+        self._pass = current
+        self._updates: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """See HeadMatrices."""
+        y = self.base.multiply(x)
+        for run in self._pass.runs:
+            if (update := self._updates.get(run.adapter_id)) is not None:
+                own, (down, up) = slice(run.begin, run.end), update
+                y[:, own] += torch.matmul(torch.matmul(x[:, own], down), up)
+        return y
+
+    def set(self, adapter_id: int, update: HeadUpdate) -> None:
+        """Add the update of an adapter."""
+        down, up = (
+            each.transpose(1, 2).to(self._pass.device, self._pass.dtype)
+            for each in (update.down, update.up)
+        )
+        self._updates[adapter_id] = down, up
+
+    def drop(self, adapter_id: int) -> None:
+        """Forget the update of an adapter, if there is one."""
+        self._updates.pop(adapter_id, None)
+
+
+class AdaptedExpansion:
+    """Both halves of a LatentExpansion, and the updates of them by adapters."""
+
+    def __init__(self, layer: LatentExpansion, current: _Pass) -> None:
+        """Let the layer take adapters."""
+        self._layer, halves = layer, layer.in_torch
+        self._keys = AdaptedHeadMatrices(halves.to_keys, current)
+        self._values = AdaptedHeadMatrices(halves.to_values, current)
+        halves.to_keys, halves.to_values = self._keys, self._values
+
+    def set(self, adapter_id: int, update: LowRankUpdate) -> None:
+        """Add the update of an adapter."""
+        keys, values = by_half(update, self._layer)
+        self._keys.set(adapter_id, keys)
+        self._values.set(adapter_id, values)
+
+    def drop(self, adapter_id: int) -> None:
+        """Forget the update of an adapter, if there is one."""
+        self._keys.drop(adapter_id)
+        self._values.drop(adapter_id)
+
+
 class TorchAdapters:
     """The adapters in the memory of one rank of a decoder in torch; see AdapterStore."""
 
     def __init__(self, layers: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
         """Let the linear layers in `layers` take adapters. dtype, device: of the activations."""
-        self.dtype, self._device = dtype, device
+        self.dtype = dtype
         self._ids: set[int] = set()
-        self._pass = _Pass()
-        self._matrices: dict[Linear, AdaptedMatrix] = {}
-        for linear in linears_of(layers):
-            adapted = AdaptedMatrix(linear.matrix, self._pass)
-            self._matrices[linear], linear.matrix = adapted, adapted
+        self._pass = _Pass(dtype, device)
+        self._adapted = {each: _adapted(each, self._pass) for each in linears_of(layers)}
 
     @property
     def linears(self) -> Sequence[Linear]:
         """See AdapterStore."""
-        return list(self._matrices)
+        return list(self._adapted)
 
     @contextmanager
     def running(self, batch: ModelInput) -> Iterator[None]:
@@ -116,14 +166,22 @@ class TorchAdapters:
         """See AdapterStore."""
         self._ids.add(adapter_id)
         for linear, update in updates.items():
-            laid_out = _Update.of(update, self.dtype, self._device)
-            self._matrices[linear].set(adapter_id, laid_out)
+            self._adapted[linear].set(adapter_id, update)
 
     def drop(self, adapter_id: int) -> None:
         """See AdapterStore."""
         self._ids.discard(adapter_id)
-        for matrix in self._matrices.values():
-            matrix.drop(adapter_id)
+        for adapted in self._adapted.values():
+            adapted.drop(adapter_id)
+
+
+def _adapted(linear: Linear, current: _Pass) -> AdaptedMatrix | AdaptedExpansion:
+    """Let a layer take adapters, and return what holds their updates."""
+    if isinstance(linear, LatentExpansion):
+        return AdaptedExpansion(linear, current)
+    matrix = AdaptedMatrix(linear.matrix, current)
+    linear.matrix = matrix
+    return matrix
 
 
 def linears_of(layers: nn.Module) -> list[Linear]:
@@ -131,7 +189,7 @@ def linears_of(layers: nn.Module) -> list[Linear]:
 
     Those of a mixture of experts are left out: each runs some of the tokens only.
     """
-    kinds = (ColumnParallelLinear, RowParallelLinear)
+    kinds = (ColumnParallelLinear, RowParallelLinear, LatentExpansion)
     mixtures = [each for each in layers.modules() if isinstance(each, SparseMLP)]
     inner = {each for mixture in mixtures for each in mixture.modules()}
     return [each for each in layers.modules() if isinstance(each, kinds) and each not in inner]

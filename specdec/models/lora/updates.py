@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from specdec.models.layers.latent_expansion import LatentExpansion
 from specdec.models.layers.linear import (
     ColumnParallelLinear,
     Projection,
@@ -27,7 +28,7 @@ from specdec.models.weights.stored_tensors import StoredTensors, TensorSource
 from specdec.models.weights.weight_files import PICKLED
 from specdec.types.errors import UnsupportedModelError
 
-Linear = ColumnParallelLinear | RowParallelLinear
+Linear = ColumnParallelLinear | RowParallelLinear | LatentExpansion
 
 _OF_HEAD = re.compile(r"^(fc|midlayer|eagle_module|medusa_head|(model\.)?mtp)(\.|$)|(^|\.)eh_proj$")
 """Modules of published draft heads that no target has; `specdec.models.heads.formats`."""
@@ -54,6 +55,27 @@ class LowRankUpdate:
 
     shrink: Tensor  # [sum of ranks, inputs of this rank]
     expansions: tuple[Expansion, ...]
+
+
+@dataclass(frozen=True)
+class HeadUpdate:
+    """Update of one matrix of each head: y += (x down^T) up^T."""
+
+    down: Tensor  # [heads, ranks, in_features], or [1, ranks, in_features] for all heads
+    up: Tensor  # [heads, out_features, ranks], or [1, out_features, ranks]
+
+
+def by_half(update: LowRankUpdate, layer: LatentExpansion) -> tuple[HeadUpdate, HeadUpdate]:
+    """Return the updates of both halves: of what is applied to queries, and of that for values.
+
+    A head's keys are k = (W + B A) c of a latent c, so a score q k is (q W + (q B) A) c: the rows
+    of B that belong to keys come first, transposed. Values are expanded behind attention as they
+    are, by A and then by their rows of B.
+    """
+    (expansion,) = update.expansions
+    keys, values = layer.halves(expansion.weight)
+    down = update.shrink[None]
+    return HeadUpdate(keys.transpose(1, 2), down.transpose(1, 2)), HeadUpdate(down, values)
 
 
 class AdapterStore(Protocol):

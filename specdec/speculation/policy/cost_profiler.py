@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from itertools import product, repeat
 from typing import NamedTuple
 
-from specdec.config.engine import EngineConfig
+from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.speculation.policy.cost_model import CostTable
 from specdec.types.draft_decision import DraftShape, chain, tree
-from specdec.types.messages import DraftRow, DraftStep, StepInput, StepRow
+from specdec.types.draft_messages import DraftRow, DraftStep
+from specdec.types.messages import StepInput, StepRow
 from specdec.types.ranks import DraftWorker, Target
 from specdec.types.trial_sequences import TrialSequences
 
@@ -49,10 +50,10 @@ class CostProfiler:
 
     The KV of its sequences is uninitialized, and in a small pool several share a block: the work is
     the same.
-    text: token ids for the target if it is a mixture of experts, else empty. Which experts a token
-        reads depends on the token and those before it, so the sequences continue pieces of the
-        text, with its KV. More batch sizes are measured then, since with the rows of a step the
-        experts that it reads grow ever slower.
+    text, draft_text: token ids for the target, and for the draft model in its own vocabulary, if
+        it is a mixture of experts, else empty. Which experts a token reads depends on the token and
+        those before it, so the sequences continue pieces of the text, with its KV. More batch sizes
+        are measured then, since with the rows of a step the experts that it reads grow ever slower.
     with_head: whether a head on the target's ranks drafts in the steps with drafts: trees, where
     they are configured, of more tokens than the longest chain.
     """
@@ -62,10 +63,11 @@ class CostProfiler:
     clock: Callable[[], float]
     with_head: bool = False
     text: tuple[int, ...] = ()
+    draft_text: tuple[int, ...] = ()
 
     def verification(self, target: Target, budget_s: float) -> CostTable:
         """Measure the target's steps for about `budget_s` seconds. Raise TargetFailedError."""
-        sequences, start = self._sequences(self.config.num_blocks), self._context_tokens
+        sequences, start = self._sequences(self.config.num_blocks, self.text), self._context_tokens
 
         def run(step: StepInput) -> None:
             target.begin(step)
@@ -77,7 +79,7 @@ class CostProfiler:
                 StepRow(
                     seq_id,
                     start,
-                    self._tokens(seq_id, start, 1 + step.num_draft_tokens),
+                    _tokens(self.text, seq_id, start, 1 + step.num_draft_tokens),
                     step.num_draft_tokens,
                     samples=True,
                     num_next_drafts=next_draft.num_draft_tokens,
@@ -89,31 +91,31 @@ class CostProfiler:
 
         run(sequences.admit())
         try:
-            for rows in self._contexts(sequences.seq_ids):
+            for rows in self._contexts(
+                sequences.seq_ids, self.text, self.config.max_num_batched_tokens
+            ):
                 run(StepInput(0, (), (), (), rows))
             for rows in self._catch_up(sequences.seq_ids) if self.with_head else ():
                 run(StepInput(0, (), (), (), rows))
-            return self._measure(verify, budget_s, smallest=0)
+            return self._measure(verify, budget_s, smallest=0, has_text=bool(self.text))
         finally:
             run(sequences.release())
 
-    def _contexts(self, seq_ids: Sequence[int]) -> Iterator[tuple[StepRow, ...]]:
-        """Yield rows by which the target computes the KV of the text; none without one."""
+    def _contexts(
+        self, seq_ids: Sequence[int], text: Sequence[int], most_tokens: int
+    ) -> Iterator[tuple[StepRow, ...]]:
+        """Yield rows by which a model computes the KV of the text; none without one.
+
+        most_tokens: of a step, if that is enough for a sequence.
+        """
         count = self._context_tokens
-        size = max(1, self.config.max_num_batched_tokens // count)
-        firsts = range(0, min(len(seq_ids), _MAX_CONTEXTS), size) if self.text else ()
+        size = max(1, most_tokens // count)
+        firsts = range(0, min(len(seq_ids), _MAX_CONTEXTS), size) if text else ()
         for first in firsts:
             yield tuple(
-                StepRow(seq_id, 0, self._tokens(seq_id, 0, count), 0, samples=False)
+                StepRow(seq_id, 0, _tokens(text, seq_id, 0, count), 0, samples=False)
                 for seq_id in seq_ids[first : min(first + size, _MAX_CONTEXTS)]
             )
-
-    def _tokens(self, seq_id: int, start: int, count: int) -> tuple[int, ...]:
-        """Return tokens of a sequence from position `start` on."""
-        if not self.text:
-            return _token_ids(seq_id, count)
-        first = _CONTEXT_STRIDE * seq_id + start
-        return tuple(self.text[place % len(self.text)] for place in range(first, first + count))
 
     def _catch_up(self, seq_ids: Sequence[int]) -> Iterator[tuple[StepRow, ...]]:
         """Yield rows by which a head with KV computes its KV of the context."""
@@ -124,7 +126,7 @@ class CostProfiler:
                 StepRow(
                     seq_id,
                     start,
-                    self._tokens(seq_id, start, 1),
+                    _tokens(self.text, seq_id, start, 1),
                     0,
                     samples=True,
                     num_next_drafts=1,
@@ -133,13 +135,16 @@ class CostProfiler:
             )
             yield from repeat(rows, -(-(start + 1) // most_tokens))
 
-    def drafting(self, worker: DraftWorker, num_blocks: int, budget_s: float) -> CostTable:
-        """Measure the drafts of a model whose pool has `num_blocks`. Raise DraftFailedError."""
-        sequences, start = self._sequences(num_blocks), self._context_tokens
+    def drafting(self, worker: DraftWorker, limits: DraftLimits, budget_s: float) -> CostTable:
+        """Measure the drafts of a model with these limits. Raise DraftFailedError."""
+        text, start = self.draft_text, self._context_tokens
+        sequences = self._sequences(limits.num_blocks, text)
 
         def draft(step: ProfiledStep) -> None:
             drafts = tuple(
-                DraftRow(seq_id, start, _token_ids(seq_id, 1), step.num_draft_tokens, start + 1)
+                DraftRow(
+                    seq_id, start, _tokens(text, seq_id, start, 1), step.num_draft_tokens, start + 1
+                )
                 for seq_id in sequences.seq_ids[: step.num_sequences]
             )
             worker.begin(DraftStep(0, (), (), (), (), drafts))
@@ -147,7 +152,9 @@ class CostProfiler:
 
         worker.begin(DraftStep(0, (), sequences.admissions, sequences.block_tables, (), ()))
         try:
-            return self._measure(draft, budget_s, smallest=1)
+            for rows in self._contexts(sequences.seq_ids, text, limits.max_catch_up_tokens):
+                worker.begin(DraftStep(0, (), (), (), rows, ()))
+            return self._measure(draft, budget_s, smallest=1, has_text=bool(text))
         finally:
             worker.begin(DraftStep(0, sequences.seq_ids, (), (), (), ()))
 
@@ -175,11 +182,11 @@ class CostProfiler:
         longest = self.config.max_model_len - self._num_guess_slots - 1
         return max(1, min(_CONTEXT_TOKENS, longest))
 
-    def _sequences(self, num_blocks: int) -> TrialSequences:
+    def _sequences(self, num_blocks: int, text: Sequence[int]) -> TrialSequences:
         """Return one sequence for each seat of the batch, in a pool of `num_blocks`."""
         num_tokens = self._context_tokens
         num_slots = num_tokens + 1 + self._num_guess_slots
-        if self.text:
+        if text:
             num_blocks = min(num_blocks, _MAX_CONTEXTS * -(-num_slots // self.config.block_size))
         return TrialSequences(
             [(_TOKEN,) * num_tokens] * self.config.max_num_seqs,
@@ -189,10 +196,15 @@ class CostProfiler:
         )
 
     def _measure(
-        self, run: Callable[[ProfiledStep], None], budget_s: float, *, smallest: int
+        self,
+        run: Callable[[ProfiledStep], None],
+        budget_s: float,
+        *,
+        smallest: int,
+        has_text: bool,
     ) -> CostTable:
         """Return the table for `smallest` or more draft tokens."""
-        shapes = StepShapes.of(self.config, self.most, smallest, has_text=bool(self.text))
+        shapes = StepShapes.of(self.config, self.most, smallest, has_text=has_text)
         return shapes.table(self._seconds(run, shapes.steps(), budget_s))
 
     def _seconds(
@@ -298,6 +310,14 @@ def with_drafting(verification: CostTable, drafting: CostTable) -> CostTable:
     return verification.mapped(
         lambda size, count, value: value + (drafting.step_s(size, count) if count else 0.0)
     )
+
+
+def _tokens(text: Sequence[int], seq_id: int, start: int, count: int) -> tuple[int, ...]:
+    """Return tokens of a sequence from position `start` on; without a text any."""
+    if not text:
+        return _token_ids(seq_id, count)
+    first = _CONTEXT_STRIDE * seq_id + start
+    return tuple(text[place % len(text)] for place in range(first, first + count))
 
 
 def _token_ids(seq_id: int, count: int) -> tuple[int, ...]:

@@ -42,13 +42,14 @@ def make_policy(
     full_batch: int,
     measure_engine: MeasureEngine,
     text: tuple[int, ...] = (),
+    draft_text: tuple[int, ...] = (),
 ) -> SpeculationPolicy | None:
     """Return the policy; None where nothing drafts. Goodput first profiles for four seconds.
 
     `target` and the draft worker must not have sequences yet. control: the present settings.
     measure_draft: passes the draft worker to the profiler; None without a draft model.
     full_batch: intended number of decoding requests. measure_engine: measures the engine's own part
-        of a step. text: see CostProfiler.
+        of a step. text, draft_text: see CostProfiler.
     """
     speculation = config.speculation
     if speculation is None:
@@ -57,7 +58,7 @@ def make_policy(
     choosers: Mapping[str | None, GoodputChooser] = {}
     if speculation.chosen_policy == "goodput":
         models = target, measure_draft, draft_limits
-        costs = measure_costs(speculation, config, *models, measure_engine, text)
+        costs = measure_costs(speculation, config, *models, measure_engine, text, draft_text)
         choosers = {
             name: GoodputChooser(CostModel(each.whole, each.ahead, each.drafting))
             for name, each in costs.items()
@@ -98,6 +99,7 @@ def measure_costs(
     draft_limits: DraftLimits | None,
     measure_engine: MeasureEngine,
     text: tuple[int, ...] = (),
+    draft_text: tuple[int, ...] = (),
 ) -> dict[str | None, MethodCosts]:
     """Return the seconds of steps with each method, and with all together (None).
 
@@ -109,7 +111,7 @@ def measure_costs(
         speculation.num_draft_tree_tokens,
         rule.max_tokens if rule else 0,
     )
-    profiler = CostProfiler(config, most, time.perf_counter, text=text)
+    profiler = CostProfiler(config, most, time.perf_counter, text=text, draft_text=draft_text)
     engine = measure_engine(most, _ENGINE_BUDGET_S)
     has_trees = speculation.num_draft_tree_tokens > 0
     longest_chain = speculation.num_speculative_tokens if has_trees else most
@@ -126,8 +128,8 @@ def measure_costs(
     if not tables or len(speculation.drafters) > 1:
         tables[DraftPlace.ENGINE] = MethodCosts(verification(profiler))
     if measure_draft is not None and draft_limits is not None:
-        num_blocks, budget_s = draft_limits.num_blocks, _DRAFTING_BUDGET_S
-        drafting = measure_draft(lambda worker: profiler.drafting(worker, num_blocks, budget_s))
+        limits, budget_s = draft_limits, _DRAFTING_BUDGET_S
+        drafting = measure_draft(lambda worker: profiler.drafting(worker, limits, budget_s))
         of_lookups = tables[DraftPlace.ENGINE].whole
         tables[DraftPlace.DRAFT_WORKER] = (
             MethodCosts(of_lookups)

@@ -1,18 +1,17 @@
 """Chooses the draft shape with the highest goodput: expected output tokens per second.
 
-Goodput is the expected tokens of a step over its expected seconds (SmartSpec, Liu et al. 2024,
-arXiv 2406.14066, section 4; for the choice of a length by it also arXiv 2512.22420). Both are
-measured: the tokens by acceptance at each position, the seconds by batch size and draft shape.
+`expected_goodput` has what goodput is; for the choice of a length by it see also arXiv 2512.22420.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from specdec.speculation.policy.acceptance import AcceptanceEstimator
 from specdec.speculation.policy.cost_model import CostModel, StepSeconds
+from specdec.speculation.policy.expected_goodput import ExpectedGoodput, GoodputEstimate
 from specdec.speculation.policy.probe import Probe
 from specdec.types.draft_decision import (
     NO_PROMPTS,
@@ -29,38 +28,8 @@ _PROBED_SHARE, _MOST_PROBED = 8, 4
 """While drafts do not pay, every eighth sequence drafts in a probe, at least one and at most four:
 they are evidence of acceptance, and the others do not have to catch up."""
 
-_ESTIMATE_HOLDS_S = 0.5
-_BESIDE_PROMPTS_HOLDS_S = 0.05
-
 _CERTAIN_GAIN = 1.3
 """Expected gain of drafts above which no error of a profile is likely to hide a loss."""
-
-
-@dataclass(frozen=True)
-class GoodputEstimate:
-    """Expected goodput of steps of one kind, estimated at `at_s`.
-
-    num_decoding, shape: the kind, by sequences and draft shape of each. tokens_per_s: of the whole
-        batch. speedup: over the same steps without drafts.
-    """
-
-    at_s: float
-    num_decoding: int
-    shape: DraftShape
-    tokens_per_s: float
-    speedup: float
-
-
-class _BesidePrompts(NamedTuple):
-    """A decision, made at `at_s`, for steps that also compute a part of a prompt.
-
-    num_decoding, shape: as in GoodputEstimate. pays: whether the drafts do.
-    """
-
-    at_s: float
-    num_decoding: int
-    shape: DraftShape
-    pays: bool
 
 
 class _Comparison(NamedTuple):
@@ -73,18 +42,6 @@ class _Comparison(NamedTuple):
     goodputs: list[float]
     best: DraftShape
     is_losing: bool
-
-
-def _is_valid(
-    known: GoodputEstimate | _BesidePrompts,
-    now_s: float,
-    num_decoding: int,
-    shape: DraftShape,
-    holds_s: float,
-) -> bool:
-    """Return whether an estimate or decision is for such steps, and at most `holds_s` old."""
-    is_of_the_kind = (known.num_decoding, known.shape) == (num_decoding, shape)
-    return is_of_the_kind and now_s - known.at_s < holds_s
 
 
 class GoodputChooser:
@@ -124,17 +81,16 @@ class GoodputChooser:
         for name, value in settings.items():
             if not value >= 0:
                 raise InvalidValueError(name, value, "0 or a number above it")
+        self._acceptance = AcceptanceEstimator()
         self._costs = costs
+        self._expected = ExpectedGoodput(self._acceptance, costs)
         self._margin = margin
         self._entry_margin = entry_margin
         self._dwell_s = dwell_s
         self._review_s = review_s
-        self._acceptance = AcceptanceEstimator()
-        self._estimate: GoodputEstimate | None = None
         self._chosen: DraftShape | None = None
         self._changed_at_s = 0.0
         self._reviewed_at_s = 0.0
-        self._beside_prompts: _BesidePrompts | None = None
         self._probe = Probe(0.0)
         self._num_accepted = 0  # of the present step
         self._has_prompts = False  # whether it has
@@ -177,37 +133,12 @@ class GoodputChooser:
         """Return the decision by goodput alone."""
         shape = self._chosen
         assert shape is not None
-        if prompts.num_tokens and not self._pays_beside(prompts, now_s, num_decoding, shape):
+        pays_beside = self._expected.pays_beside
+        if prompts.num_tokens and not pays_beside(prompts, now_s, num_decoding, shape):
             self._is_paused = True
             return Decision(chain(0), DecisionReason.PREFILL)
         self._is_paused = False
         return self._decision(now_s, num_decoding, shape, DecisionReason.GOODPUT)
-
-    def _pays_beside(
-        self, prompts: PromptLoad, now_s: float, num_decoding: int, shape: DraftShape
-    ) -> bool:
-        """Return whether the drafts of a shape pay in a step that also computes prompts.
-
-        They pay where they cost less than their accepted tokens would in later steps without
-        drafts, in which the sequences of the prompts decode too.
-        """
-        known = self._beside_prompts
-        if not shape.num_draft_tokens:
-            return True
-        holds_s = _BESIDE_PROMPTS_HOLDS_S
-        if known is not None and _is_valid(known, now_s, num_decoding, shape, holds_s):
-            return known.pays
-        plain_s, drafted_s = (
-            self._costs.step_s(num_decoding, each, now_s)
-            + self._costs.prompt_s(num_decoding, each.num_draft_tokens, prompts.num_tokens, now_s)
-            for each in (chain(0), shape)
-        )
-        [tokens] = self._acceptance.expected_tokens([shape], now_s)
-        num_later = num_decoding + prompts.num_sequences
-        token_s = self._costs.step_s(num_later, chain(0), now_s) / num_later
-        pays = num_decoding * (tokens - 1) * token_s > drafted_s - plain_s
-        self._beside_prompts = _BesidePrompts(now_s, num_decoding, shape, pays)
-        return pays
 
     def shape_behind(self, prompts: PromptLoad, now_s: float) -> DraftShape | None:
         """Return the shape to draft behind prompts, in a step in which no sequence decodes.
@@ -292,25 +223,7 @@ class GoodputChooser:
         self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]
     ) -> list[float]:
         """Return the expected tokens per second over the batch, for each shape."""
-        expected = self._acceptance.expected_tokens(shapes, now_s)
-        return [
-            max(
-                num_decoding * tokens / self._costs.step_s(num_decoding, shape, now_s),
-                self._waiting_goodput(now_s, num_decoding, shape),
-            )
-            for shape, tokens in zip(shapes, expected, strict=True)
-        ]
-
-    def _waiting_goodput(self, now_s: float, num_decoding: int, shape: DraftShape) -> float:
-        """Return the goodput of a sequence alone that waits for drafts that were not made ahead.
-
-        0 where it does not wait.
-        """
-        if num_decoding > 1 or shape.ahead is DraftAhead.OFF:
-            return 0.0
-        missed = 1 - self._acceptance.hit_rate(shape, waits=True)
-        seconds = self._costs.step_s(1, shape, now_s) + missed * self._costs.draft_s(1, shape)
-        return self._acceptance.tokens_of_hit(shape) / seconds
+        return self._expected.of(now_s, num_decoding, shapes)
 
     def _decision(
         self, now_s: float, num_decoding: int, shape: DraftShape, reason: DecisionReason
@@ -318,36 +231,19 @@ class GoodputChooser:
         """Return the decision for a shape, with whether waiting for a draft pays."""
         if num_decoding > 1 or shape.ahead is DraftAhead.OFF:
             return Decision(shape, reason)
-        [tokens] = self._acceptance.expected_tokens([shape], now_s)
-        goodput = tokens / self._costs.step_s(1, shape, now_s)
-        waits = self._waiting_goodput(now_s, 1, shape) >= goodput
-        return Decision(shape, reason, waits=waits)
+        return Decision(shape, reason, waits=self._expected.pays_to_wait(now_s, shape))
 
     def estimate(self, now_s: float, num_decoding: int, shape: DraftShape) -> GoodputEstimate:
-        """Return the estimate for a kind of step, updated twice a second and when the kind changes.
-
-        A step with drafts counts as at least as long as one without, whatever the noise.
-        """
-        known = self._estimate
-        if known is not None and _is_valid(known, now_s, num_decoding, shape, _ESTIMATE_HOLDS_S):
-            return known
-        plain_s = self._costs.step_s(num_decoding, chain(0), now_s)
-        step_s = self._costs.step_s(num_decoding, shape, now_s)
-        [goodput] = self.goodputs(now_s, num_decoding, [shape])
-        tokens_per_s = goodput * step_s / max(plain_s, step_s)
-        self._estimate = GoodputEstimate(
-            now_s,
-            num_decoding,
-            shape,
-            tokens_per_s=tokens_per_s,
-            speedup=tokens_per_s * plain_s / num_decoding,
-        )
-        return self._estimate
+        """Return the estimate for a kind of step; see `ExpectedGoodput.estimate`."""
+        return self._expected.estimate(now_s, num_decoding, shape)
 
     def _compare(
         self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]
     ) -> _Comparison:
-        """Compare all shapes; another one has to be better by a margin."""
+        """Compare all shapes, and note the number of sequences if drafts pay for them.
+
+        Another shape has to be better than the present one by a margin.
+        """
         goodputs = self.goodputs(now_s, num_decoding, shapes)
         best = max(range(len(shapes)), key=lambda index: (goodputs[index], -index))
         base = self._base(num_decoding, shapes, goodputs)
@@ -417,8 +313,7 @@ class GoodputChooser:
             return present < _CERTAIN_GAIN * plain
         if self._chosen != chain(0):
             return True
-        most_tokens = num_decoding * (1 + shape.depth)
-        most = most_tokens / self._costs.step_s(num_decoding, shape, now_s)
+        most = self._expected.most(now_s, num_decoding, shape)
         return most > plain * (1 + self._entry_margin)
 
     def _review_probe(self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]) -> None:

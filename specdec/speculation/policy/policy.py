@@ -14,7 +14,8 @@ from types import MappingProxyType
 
 from specdec.config.methods import DraftModelConfig
 from specdec.speculation.policy.cost_model import StepSeconds
-from specdec.speculation.policy.goodput import GoodputChooser, GoodputEstimate
+from specdec.speculation.policy.expected_goodput import GoodputEstimate
+from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.hysteresis import LoadHysteresis
 from specdec.types.control import (
     MAX_SPECULATION_THRESHOLD,

@@ -19,7 +19,7 @@ from specdec.speculation.proposers.outcome_table import (
     Outcome,
     OutcomeTable,
 )
-from specdec.types.messages import AheadDraft, AheadOutput, AheadRow
+from specdec.types.draft_messages import AheadDraft, AheadOutput, AheadRow
 from specdec.types.stats import AheadCounts
 
 

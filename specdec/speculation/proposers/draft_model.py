@@ -27,14 +27,8 @@ from specdec.speculation.proposers.cross_vocab.vocab_adapter import DraftView, V
 from specdec.speculation.proposers.draft_adapters import DraftAdapters
 from specdec.speculation.proposers.outcome_planner import OutcomePlanner, RowPlan
 from specdec.types.adapters import AdapterFile
-from specdec.types.messages import (
-    BASE_MODEL,
-    AheadRow,
-    DraftedRow,
-    DraftRow,
-    DraftStep,
-    StepRow,
-)
+from specdec.types.draft_messages import AheadRow, DraftedRow, DraftRow, DraftStep
+from specdec.types.messages import BASE_MODEL, StepRow
 from specdec.types.ranks import DraftWorker
 from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
 from specdec.types.stats import Counts

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from specdec.types.messages import DraftPass
+from specdec.types.draft_messages import DraftPass
 
 _NUM_KEPT = 9
 """Passes of one size whose median counts: a pause of the machine is one of them."""

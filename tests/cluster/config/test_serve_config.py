@@ -463,7 +463,7 @@ def test_traces_need_optional_packages(monkeypatch):
         raise ModuleNotFoundError(name)
 
     for find in (missing, lambda name: None):
-        monkeypatch.setattr("cluster.config.serve_config.find_spec", find)
+        monkeypatch.setattr("cluster.config.service_checks.find_spec", find)
         with pytest.raises(InvalidValueError, match=r"pip install 'specdec\[tracing\]'"):
             ServeConfig(otlp_traces_endpoint=endpoint)
         assert ServeConfig().otlp_traces_endpoint is None

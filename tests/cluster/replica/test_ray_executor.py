@@ -11,12 +11,13 @@ from cluster.workers.actor import DraftWorker
 from cluster.workers.draft_seats import Seat
 from cluster.workers.group_spec import HeadSource, ModelSource, RankPlace
 from cluster.workers.resources import DRAFT_BUNDLE, TARGET_BUNDLE
+from cluster.workers.roles import DRAFT
 from cluster.workers.transport import Endpoint
-from cluster.workers.worker_group import DRAFT
 from specdec.config.llm import LLMConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.memory_plan import memory_plan
 from specdec.engine.model_resolution import ModelDirectories
+from specdec.llm.local_executor import LocalExecutor
 from specdec.speculation.proposers.target_head import TargetHeadProposer
 from specdec.types.draft_decision import DraftAhead
 from specdec.types.errors import DraftFailedError, InvalidValueError, TargetFailedError
@@ -302,3 +303,19 @@ def test_a_replica_with_a_seat_starts_no_draft_ranks(tiny_model_dir, started, mo
     assert placements == [(None, True)]
     assert models._plan.draft.num_blocks == started.draft[0].spec.limits.num_blocks == 40
     models.close()
+
+
+@pytest.mark.parametrize(
+    ("executor_class", "module"),
+    [(LocalExecutor, "specdec.llm.local_executor"), (RayExecutor, "cluster.replica.ray_executor")],
+)
+def test_executors_pass_the_text_of_the_draft_model(tmp_path, monkeypatch, executor_class, module):
+    policies = []
+    monkeypatch.setattr(f"{module}.make_policy", lambda *given: policies.append(given))
+    monkeypatch.setattr(f"{module}.draft_profile_text", lambda directory: (directory, "text"))
+    monkeypatch.setattr(executor_class, "target", None)
+    directories = ModelDirectories(target=tmp_path, draft=tmp_path / "draft")
+    plan = SimpleNamespace(engine=None, draft=None)
+    executor = executor_class(ServeConfig(model="tiny"), directories, plan)
+    executor.make_policy(None, 1, None, (1, 2))
+    assert policies[0][-2:] == ((1, 2), (tmp_path / "draft", "text"))

@@ -21,7 +21,7 @@ from cluster.api.http.serve_proxy import (
 from cluster.config.serve_config import ServeConfig
 from cluster.control.peers import ROUTER
 from cluster.serve import ray_session
-from cluster.serve.deployment import GRPC_SERVICER_FUNCTIONS
+from cluster.serve.application import GRPC_SERVICER_FUNCTIONS
 from cluster.serve.ray_session import Listening, RaySession, StartupError
 
 CONFIG = ServeConfig(model="tiny", device="cpu", ingress="serve", ray_address="head:6379")

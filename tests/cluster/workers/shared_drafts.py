@@ -13,10 +13,11 @@ from pathlib import Path
 from cluster.observability.logs import LogConfig
 from cluster.workers.draft_seats import Seat, SeatRanks
 from cluster.workers.group_spec import GroupSpec, ModelSource
+from cluster.workers.roles import DRAFT
 from cluster.workers.shared_draft_loop import SharedDraftLoop
 from cluster.workers.supervisors import DraftSupervisor
 from cluster.workers.transport import CurveKeys, Endpoint, Listener
-from cluster.workers.worker_group import DRAFT, WorkerGroup
+from cluster.workers.worker_group import WorkerGroup
 from specdec.config.engine import DraftLimits
 from specdec.config.speculative import SpeculativeConfig
 from specdec.kernels.tensor_parallel import TensorParallelGroup
@@ -83,7 +84,7 @@ def engine_of(target_dir, proposer, mode="off", k=3):
 
 
 class ProcessWorker:
-    """The same in a separate process, which another one replaces when it has ended."""
+    """A worker in a separate process, which another one replaces when it has ended."""
 
     def __init__(self, model_dir):
         self._model_dir = model_dir

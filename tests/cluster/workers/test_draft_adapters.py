@@ -18,16 +18,17 @@ from cluster.workers.adapter_messages import (
 )
 from cluster.workers.draft_steps import DraftSteps
 from cluster.workers.head_messages import LoadInbox
+from cluster.workers.roles import DRAFT
 from cluster.workers.supervisors import DraftSupervisor
 from cluster.workers.target_group import AdapterGroup
 from cluster.workers.unix_socket import PeerGoneError
-from cluster.workers.worker_group import DRAFT
 from specdec.config.engine import AdapterLimits, DraftLimits
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.sequences.sequence import Sequence
 from specdec.speculation.proposers import DraftRequest, DraftVocabulary
 from specdec.types.adapters import AdapterFile
-from specdec.types.messages import BlockTableDelta, DraftRow, DraftStep, SequenceAdmission
+from specdec.types.draft_messages import DraftRow, DraftStep
+from specdec.types.messages import BlockTableDelta, SequenceAdmission
 from specdec.types.ranks import AdapterRanks
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker import load_draft_runner

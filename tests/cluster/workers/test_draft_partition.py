@@ -3,19 +3,17 @@
 import pytest
 
 from cluster.workers.draft_partition import DraftPartition
-from specdec.types.messages import (
+from specdec.types.draft_messages import (
     AheadDraft,
     AheadOutput,
     AheadRow,
-    BlockTableDelta,
     Continuation,
     DraftedRow,
     DraftOutput,
     DraftRow,
     DraftStep,
-    SequenceAdmission,
-    StepRow,
 )
+from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepRow
 from specdec.types.sampling_spec import SamplingRules
 
 

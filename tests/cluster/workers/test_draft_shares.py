@@ -10,11 +10,11 @@ import pytest
 from cluster.workers import draft_serialization
 from cluster.workers.draft_shares import DraftShares, Waiting
 from cluster.workers.shared_draft_loop import SharedDraftLoop
-from specdec.types.messages import AheadOutput, AheadRow, DraftOutput, DraftRow, DraftStep
+from specdec.types.draft_messages import AheadOutput, AheadRow, DraftOutput, DraftRow, DraftStep
 from tests.clock import Clock
 
 PASS_S = 0.001
-"""Of the draft model: its drafts ahead can pause or end between two of these."""
+"""Seconds of a draft model's pass, behind which its drafts ahead can pause or end."""
 
 
 @dataclass

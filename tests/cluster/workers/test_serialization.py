@@ -10,19 +10,21 @@ from hypothesis import strategies as st
 
 from cluster.workers import draft_serialization, serialization
 from specdec.config.speculative import SpeculativeConfig
-from specdec.types.messages import (
-    PENDING_TOKEN,
+from specdec.types.draft_messages import (
     AheadDraft,
     AheadOutput,
     AheadRow,
-    BlockTableDelta,
     Continuation,
     DraftedRow,
     DraftOutput,
     DraftPass,
-    DraftProbs,
     DraftRow,
     DraftStep,
+)
+from specdec.types.messages import (
+    PENDING_TOKEN,
+    BlockTableDelta,
+    DraftProbs,
     Logprobs,
     PromptLogprobs,
     SequenceAdmission,

@@ -5,8 +5,9 @@ import time
 import pytest
 
 from cluster.workers import shared_draft_loop
+from specdec.types.draft_messages import DraftStep
 from specdec.types.errors import DraftFailedError
-from specdec.types.messages import BlockTableDelta, DraftStep
+from specdec.types.messages import BlockTableDelta
 from tests.cluster.workers.shared_drafts import (
     LIMITS,
     ProcessWorker,

@@ -15,9 +15,10 @@ from cluster.workers.group_spec import GroupSpec, ModelSource
 from cluster.workers.ranks import Ranks
 from cluster.workers.ray_runtime import start_ray
 from cluster.workers.resources import DRAFT_BUNDLE
+from cluster.workers.roles import DRAFT
 from cluster.workers.spare import SpareRanks
 from cluster.workers.supervisors import DraftSupervisor
-from cluster.workers.worker_group import DRAFT, WorkerGroup
+from cluster.workers.worker_group import WorkerGroup
 from specdec.config.engine import DraftLimits
 from specdec.sequences.sequence import Sequence
 from specdec.speculation.proposers import DraftRequest, DraftVocabulary

@@ -11,8 +11,8 @@ from specdec.config.engine import DraftLimits
 from specdec.config.speculative import SpeculativeConfig
 from specdec.sequences.sequence import Sequence
 from specdec.speculation.proposers import DraftRequest, DraftVocabulary, make_proposer
+from specdec.types.draft_messages import DraftedRow, DraftOutput
 from specdec.types.errors import DraftFailedError, TargetFailedError
-from specdec.types.messages import DraftedRow, DraftOutput
 from specdec.types.sampling_spec import SamplingRules
 from tests.specdec.engines import request
 

@@ -12,25 +12,24 @@ from cluster.observability.logs import LogConfig
 from cluster.workers import draft_serialization, serialization, worker_group
 from cluster.workers.group_spec import GroupSpec, ModelSource
 from cluster.workers.ranks import RankLoss
+from cluster.workers.roles import DRAFT, TARGET
 from cluster.workers.step_deadline import MIN_SAMPLES
 from cluster.workers.supervisors import DraftSupervisor
 from cluster.workers.unix_socket import PeerGoneError, UnixListener, UnixSocket
-from cluster.workers.worker_group import DRAFT, TARGET, WorkerGroup
+from cluster.workers.worker_group import WorkerGroup
 from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.sequences.sequence import Sequence
 from specdec.speculation.proposers import DraftRequest, DraftVocabulary, SentRow
 from specdec.types.draft_decision import DraftAhead
-from specdec.types.errors import TargetFailedError
-from specdec.types.messages import (
+from specdec.types.draft_messages import (
     AheadDraft,
     AheadOutput,
     Continuation,
     DraftedRow,
     DraftOutput,
-    StepInput,
-    StepRow,
-    VerifyOutput,
 )
+from specdec.types.errors import TargetFailedError
+from specdec.types.messages import StepInput, StepRow, VerifyOutput
 from specdec.types.sampling_spec import SamplingRules
 from tests.specdec.engines import request
 

@@ -9,10 +9,12 @@ from specdec.config.graph_sizes import (
     most_padding_tokens,
     num_graph_sizes,
     num_ragged_graphs,
+    num_tree_sizes,
     query_lens,
     ragged_row_counts,
     ragged_token_counts,
     row_counts,
+    tree_lens,
 )
 
 
@@ -69,6 +71,18 @@ def test_the_sizes_are_pairs():
 def test_the_most_sizes_are_bounded():
     """Capturing four graphs of a size of 8B takes about 50 ms on an H100."""
     assert max(num_graph_sizes(seqs, most) for seqs in (256, 512, 1024) for most in (8, 32)) <= 280
+
+
+def test_steps_with_trees_have_few_sizes():
+    """Trees of all nodes have no padding."""
+    assert tree_lens(12, 1) == [8, 13]
+    assert tree_lens(64, 4) == [8, 16, 32, 65]
+    assert tree_lens(24, 100) == [8, 16]
+    assert tree_lens(24, 512) == []
+    assert num_tree_sizes(8, 0) == 0
+    assert num_tree_sizes(8, 24) == 4 * 3
+    most = (num_tree_sizes(seqs, nodes) for seqs in (64, 256, 1024) for nodes in (2, 8, 33, 64))
+    assert max(most) <= 60
 
 
 def test_small_models_are_padded_further():

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from specdec.config.speculative import SpeculativeConfig
-from specdec.engine import engine as engine_module
+from specdec.engine import step_drafts
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
 from specdec.speculation.policy.cost_model import CostModel, CostTable
@@ -130,7 +130,7 @@ def test_repeated_decodes_are_the_rows_that_scheduling_finds(tiny_model_dir, mon
         answers(engine, varied_requests())
         return target.steps
 
-    num_repeated, repeat = 0, engine_module.repeat_decodes
+    num_repeated, repeat = 0, step_drafts.repeat_decodes
 
     def count(*args):
         nonlocal num_repeated
@@ -138,14 +138,14 @@ def test_repeated_decodes_are_the_rows_that_scheduling_finds(tiny_model_dir, mon
         num_repeated += bool(rows)
         return rows
 
-    monkeypatch.setattr(engine_module, "repeat_decodes", count)
+    monkeypatch.setattr(step_drafts, "repeat_decodes", count)
     repeated = steps()
-    monkeypatch.setattr(engine_module, "repeat_decodes", lambda *_: [])
+    monkeypatch.setattr(step_drafts, "repeat_decodes", lambda *_: [])
     assert repeated == steps()
     assert num_repeated > 10
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_every_rank_has_the_pending_tokens(tiny_model_dir, num_ranks):
     def of_rank(is_async):
         def outcome(group):

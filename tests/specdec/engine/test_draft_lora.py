@@ -15,7 +15,7 @@ from specdec.speculation.proposers.draft_adapters import DraftAdapters
 from specdec.text.vocab_map import VocabularyMap
 from specdec.types.adapters import AdapterOrder
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
-from tests.specdec.adapters import ATTENTION, adapter_dir
+from tests.specdec.adapters import adapter_dir, varied_adapter_dirs
 from tests.specdec.engines import (
     Transcript,
     draft_model,
@@ -35,12 +35,7 @@ NAMES = ["", "a", "b", "c"]
 
 @pytest.fixture(scope="module")
 def adapters(tiny_model_dir, tmp_path_factory):
-    root = tmp_path_factory.mktemp("adapters")
-    variants = {"a": {}, "b": {"rank": 8, "modules": ATTENTION}, "c": {"rank": 16, "layers": [1]}}
-    return {
-        name: adapter_dir(root / name, tiny_model_dir, seed=seed, **variant)
-        for seed, (name, variant) in enumerate(variants.items())
-    }
+    return varied_adapter_dirs(tmp_path_factory.mktemp("adapters"), tiny_model_dir)
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,14 @@
 import pytest
 
 from specdec.engine.engine import Engine
-from specdec.engine.engine_profiler import EngineProfiler
+from specdec.engine.engine_profiler import EngineProfiler, draft_profile_text
 from specdec.models.config import ModelConfig
+from specdec.speculation.policy.sample_text import SAMPLE_TEXT
 from specdec.text.tokenizer import Tokenizer
 from tests.clock import Clock
 from tests.specdec.engines import engine_config
+from tests.specdec.models.families import save_family
+from tests.specdec.tiny import train_tokenizer
 
 
 class TimedEngine(Engine):
@@ -57,3 +60,12 @@ def test_real_engines_take_longer_for_larger_batches(tiny_model_dir):
     table = EngineProfiler(config, model, tokenizer).measure(3, 1.0)
     assert table.step_s(64, 0) > 4 * table.step_s(1, 0)
     assert table.step_s(64, 3) > table.step_s(64, 0)
+
+
+def test_a_mixture_of_experts_that_drafts_has_a_text_in_its_vocabulary(tiny_model_dir, tmp_path):
+    save_family(tmp_path, "mixtral")
+    tokenizer = train_tokenizer(383)
+    tokenizer.save_pretrained(tmp_path)
+    found = draft_profile_text(tmp_path)
+    assert tokenizer.decode(found) == SAMPLE_TEXT
+    assert draft_profile_text(tiny_model_dir) == draft_profile_text(None) == ()

@@ -70,8 +70,8 @@ def reference(directory, quantization=None, **params):
     return tokens_by(engine, requests(**params))
 
 
-def engine_with(directory, method, group=None, model=None, head=None, quantization=None):
-    """An engine with room for few of the requests."""
+def engine_with(directory, method, group=None, model=None, head=None, **options):
+    """An engine with room for few of the requests. options: of `local_engine`."""
     keys = {"method": method}
     if method == "ngram":
         keys["prompt_lookup_min"] = 1
@@ -82,7 +82,7 @@ def engine_with(directory, method, group=None, model=None, head=None, quantizati
     drafting = None if model is None else draft_model(model, group, max_model_len=90)
     proposer = make_proposer(speculation, drafting)
     files = None if head is None else HeadFiles(head)
-    return local_engine(directory, config, group, proposer, quantization=quantization, head=files)
+    return local_engine(directory, config, group, proposer, head=files, **options)
 
 
 def check(engine, expected, **params):
@@ -125,6 +125,28 @@ def test_heads_change_no_token(directory, tmp_path, method):
     texts = [[*each.prompt, *expected[each.request_id]] for each in requests()]
     head = HEADS[method](directory, tmp_path / "head", texts)
     assert check(engine_with(directory, method, head=head), expected, **SAMPLED) > 0
+
+
+@pytest.mark.parametrize(
+    ("directory", "size", "kernels"),
+    [
+        ("deepseek-v3", 1, "auto"),
+        pytest.param("deepseek-v3", 2, "torch", marks=pytest.mark.slow),
+        pytest.param("deepseek-v2-groups", 2, "auto", marks=pytest.mark.slow),
+        pytest.param("qwen3-moe", 2, "auto", marks=pytest.mark.slow),
+    ],
+    indirect=["directory"],
+)
+def test_own_layers_with_experts_change_no_token(directory, tmp_path, size, kernels):
+    expected = reference(directory, **SAMPLED)
+    texts = [[*each.prompt, *expected[each.request_id]] for each in requests()]
+    head = HEADS["mtp"](directory, tmp_path / "head", texts)
+
+    def accepted(group):
+        engine = engine_with(directory, "mtp", group, head=head, kernels=kernels)
+        return check(engine, expected, **SAMPLED)
+
+    assert min(run_ranks(size, accepted)) > 0
 
 
 @pytest.mark.slow

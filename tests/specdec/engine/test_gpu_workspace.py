@@ -5,11 +5,12 @@ import dataclasses
 import pytest
 
 from specdec.config.engine import MOST_UPDATE_PARTS
-from specdec.config.graph_sizes import MAX_GRAPH_TOKENS
+from specdec.config.graph_sizes import MAX_GRAPH_TOKENS, num_ragged_graphs, num_tree_sizes
 from specdec.config.llm import LLMConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.gpu_workspace import gpu_workspace_bytes
 from specdec.models.config import ModelConfig
+from specdec.models.traits import Latent
 
 CONFIG = LLMConfig(
     model="tiny",
@@ -41,6 +42,14 @@ def test_products_with_adapters_are_counted_in_parts(model, drafts, rank):
     assert found == 4096 * MOST_UPDATE_PARTS * 3 * padded_rank * 4
 
 
+def test_products_of_the_heads_of_latents_are_counted(model):
+    """Where they are more: with the rows that the heads multiply, in parts of 256 inputs."""
+    latent = Latent(512, 1536, 128, 64, 128, is_rope_interleaved=True)
+    deepseek = dataclasses.replace(model, num_heads=128, num_kv_heads=1, latent=latent)
+    found = reserved(deepseek, enable_lora=True, max_lora_rank=16) - reserved(deepseek)
+    assert found == 4096 * 128 * (2 * 16 * 4 + 512 * 2)
+
+
 @pytest.mark.parametrize("max_num_seqs", [16, 2048])
 def test_logits_are_those_of_graphs_and_of_operators(model, max_num_seqs):
     more = dataclasses.replace(model, vocab_size=model.vocab_size + 1)
@@ -50,6 +59,23 @@ def test_logits_are_those_of_graphs_and_of_operators(model, max_num_seqs):
         sizes = {"max_num_seqs": max_num_seqs, "enforce_eager": is_eager}
         found = reserved(more, **sizes) - reserved(model, **sizes)
         assert found == (num_tokens + of_graphs + seen) * 4
+
+
+@pytest.mark.parametrize(("max_num_seqs", "num_scored"), [(16, 16 * 25), (256, 2048)])
+def test_trees_have_graphs_and_more_logits(model, max_num_seqs, num_scored):
+    trees = SpeculativeConfig.of("ngram", 3, num_draft_tree_tokens=24)
+    sizes = {"max_num_seqs": max_num_seqs, "enforce_eager": True}
+    without = reserved(model, **sizes)
+    chains = 4 * max_num_seqs
+    found = reserved(model, **sizes, speculative_config=trees) - without
+    assert found == (num_scored - chains) * model.vocab_size * 4
+    sizes["enforce_eager"] = False
+    of_graphs = min(num_scored, 2048) - min(chains, 2048)
+    num_graphs = num_tree_sizes(max_num_seqs, 24) + num_ragged_graphs(
+        max_num_seqs, CONFIG.max_num_batched_tokens, model.hidden_size
+    )
+    beside = reserved(model, **sizes, speculative_config=trees) - reserved(model, **sizes)
+    assert beside == found + of_graphs * model.vocab_size * 4 + num_graphs * 6 * 2**20
 
 
 @pytest.mark.parametrize(("is_eager", "num_copies"), [(True, 3), (False, 6)])

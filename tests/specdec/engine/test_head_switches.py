@@ -131,7 +131,7 @@ def test_switches_change_no_token_of_8_streams(
     assert sum(each.num_drafts for each in drafts) <= counts.speculation.num_drafts
 
 
-@pytest.mark.parametrize("method", ["medusa", "eagle3"])
+@pytest.mark.parametrize("method", ["eagle3", pytest.param("medusa", marks=pytest.mark.slow)])
 def test_the_shards_of_two_ranks_switch_together(tiny_model_dir, head_dirs, expected, method):
     """Each rank is a thread with a whole engine, so a rank that differed would stop the others."""
     fitted, noise = head_dirs(method)

@@ -134,7 +134,7 @@ def test_scarce_blocks_and_budgets_change_no_token(
     assert (ahead.counts.num_preemptions > 0) == (changes.get("num_blocks", 200) < 50)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_every_rank_holds_the_same_drafts(tiny_model_dir, head_dir_of, plain, num_ranks):
     head_dir = head_dir_of("medusa")
 

@@ -110,8 +110,14 @@ def test_each_request_of_a_batch_has_the_tokens_of_its_adapter_merged(
     assert len({tuple(tokens) for tokens in merged_tokens.values()}) == NUM_ADAPTERS + 1
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize(
+    ("kernels", "temperature"),
+    [
+        *zip(KERNELS, (0.8, 0.0), strict=False),
+        pytest.param(KERNELS[0], 0.0, marks=pytest.mark.slow),
+        pytest.param(KERNELS[-1], 0.8, marks=pytest.mark.slow),
+    ],
+)
 def test_ngram_drafts_and_preemption_change_no_token(
     tiny_model_dir, adapters, reference, kernels, temperature
 ):

@@ -64,14 +64,21 @@ def test_greedy_equals_transformers(tiny_model_dir, greedy_reference, size, num_
         assert ranks[0][name] == greedy_reference(tuple(prompt))
 
 
-@pytest.mark.parametrize("size", [1, 2])
+TRUNCATED = {"temperature": 1.0, "top_k": 40, "top_p": 0.8}
+SAMPLINGS = [
+    {"temperature": 0.8},
+    {"temperature": 0.8, "top_p": 0.9},
+    {"temperature": 1.5, "top_k": 5},
+    TRUNCATED,
+]
+
+
 @pytest.mark.parametrize(
-    "sampling",
+    ("sampling", "size"),
     [
-        {"temperature": 0.8},
-        {"temperature": 0.8, "top_p": 0.9},
-        {"temperature": 1.5, "top_k": 5},
-        {"temperature": 1.0, "top_k": 40, "top_p": 0.8},
+        *((sampling, 1) for sampling in SAMPLINGS),
+        (TRUNCATED, 2),
+        *(pytest.param(each, 2, marks=pytest.mark.slow) for each in SAMPLINGS[:-1]),
     ],
     ids=str,
 )

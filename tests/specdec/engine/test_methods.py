@@ -211,7 +211,15 @@ def test_trees_of_heads_on_the_torch_decoder(tiny_model_dir, draft_dirs, method,
     check(tiny_model_dir, draft_dirs, method, SAMPLED, k, **changes)
 
 
-@pytest.mark.parametrize("method", ["lookahead", "all", "medusa", "eagle3", "eagle3 trees"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "lookahead",
+        "all",
+        "eagle3 trees",
+        *(pytest.param(method, marks=pytest.mark.slow) for method in ("medusa", "eagle3")),
+    ],
+)
 def test_two_ranks_agree(tiny_model_dir, draft_dirs, method):
     prepare(tiny_model_dir, draft_dirs, method, SAMPLED)
     run_ranks(2, lambda group: check(tiny_model_dir, draft_dirs, method, SAMPLED, 5, group))

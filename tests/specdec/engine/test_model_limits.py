@@ -56,13 +56,10 @@ def test_a_draft_model_is_limited_in_the_same_way(gpt2_dir, tiny_model_dir):
     assert plan(tiny_model_dir, **settings | {"speculative_config": drafting}).draft is not None
 
 
-def test_latent_attention_takes_no_adapters(tmp_path):
+def test_latent_attention_takes_adapters(tmp_path):
     save_family(tmp_path, "deepseek-v3")
     train_tokenizer(383).save_pretrained(tmp_path)
-    with pytest.raises(
-        InvalidValueError, match=r"enable_lora is True; it must be false: .* latent"
-    ):
-        plan(tmp_path, enable_lora=True)
+    assert plan(tmp_path, enable_lora=True).engine.adapters is not None
 
 
 def test_the_setting_selects_the_implementation(gpt2_dir, tiny_model_dir):
@@ -75,9 +72,17 @@ def test_the_setting_selects_the_implementation(gpt2_dir, tiny_model_dir):
         plan(tiny_model_dir, tensor_parallel_size=2, model_impl="transformers")
 
 
+def test_whole_experts_need_a_plan_of_transformers(gpt2_dir, tmp_path):
+    with pytest.raises(InvalidValueError, match=r"false: .* no expert-parallel plan for gpt2"):
+        plan(gpt2_dir, enable_expert_parallel=True)
+    save_foreign(tmp_path, "qwen2-moe")
+    train_tokenizer(383).save_pretrained(tmp_path)
+    plan(tmp_path, enable_expert_parallel=True, tensor_parallel_size=3)
+
+
 def test_plans_that_ranks_cannot_follow_are_refused(tmp_path):
     for name, size, limit in (
-        ("qwen2-moe", 3, "must be 1: transformers' plan divides .* as packed_colwise"),
+        ("granite-moe", 3, "must be 1: transformers' plan divides no attention"),
         ("youtu", 3, "must be 1: latent attention is not divided"),
         ("phi", 2, "must be a divisor of 3, the KV heads of the model"),
     ):

@@ -39,8 +39,8 @@ def test_memory_by_rank_is_that_of_the_loaded_matrices(tmp_path, family, size):
         for layer in model.layers:
             matrices += [each.matrix.weight for each in linears_of(layer)]
             if config.latent is not None:
-                expansion = layer.attention._expansion
-                matrices += [expansion.to_keys, expansion.to_values]
+                expansion = layer.attention.expansion.in_torch
+                matrices += [expansion.to_keys.weights, expansion.to_values.weights]
         num_elements = sum(each.numel() for each in matrices)
         if not config.tie_word_embeddings:
             num_elements += model.embed_tokens.weight.numel()

@@ -18,8 +18,8 @@ from specdec.sampling.gumbel import CHUNK_TOKENS, NoiseKeys, gumbel_noise
 from specdec.speculation.proposers import DraftModelProposer, make_proposer
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
+from specdec.types.draft_messages import DraftedRow, DraftOutput
 from specdec.types.errors import UnsupportedModelError
-from specdec.types.messages import DraftedRow, DraftOutput
 from specdec.types.sampling_params import SpeculationOptions, StructuredOutput
 from tests.specdec.engines import draft_model, engine_config, local_engine, request, run, tokens_by
 from tests.specdec.fakes import run_ranks

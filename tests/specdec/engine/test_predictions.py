@@ -267,5 +267,5 @@ def test_without_predictions_no_row_is_looked_at(tiny_model_dir):
 
     engine = make_engine(tiny_model_dir, engine_config(3), HashTarget(4, 512))
     decision = Decision(chain(0), DecisionReason.GOODPUT)
-    assert engine._take(Rows([None]), decision) is NO_DRAFTING
-    assert not engine._is_predicted(Rows([None]))
+    assert engine._drafts.take(Rows([None]), decision) is NO_DRAFTING
+    assert not engine._drafts._is_predicted(Rows([None]))

@@ -98,7 +98,11 @@ def proposer_of(method, directory, group):
 
 @pytest.mark.parametrize(
     ("draft", "num_blocks"),
-    [("ngram", 60), ("itself", 60), pytest.param("other", 200, marks=pytest.mark.slow)],
+    [
+        ("itself", 60),
+        pytest.param("ngram", 60, marks=pytest.mark.slow),
+        pytest.param("other", 200, marks=pytest.mark.slow),
+    ],
 )
 def test_mixed_verifiers_generate_the_same_on_every_rank(
     tiny_model_dir, other_model_dir, draft, num_blocks

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from specdec.config.llm import LLMConfig
+from specdec.config.model_aliases import ShippedDrafter
 from specdec.config.speculative import SpeculativeConfig
 from specdec.config.speculative_keys import AUTO
 from specdec.llm.drafter_choice import (
@@ -106,6 +107,21 @@ def test_auto_takes_the_fastest_and_measures_once(alias, measured):
     ]
     with_fastest_drafter(replace(config, quantization="int8"), lines.append, measure)
     assert len(calls) == 2
+
+
+def test_a_draft_model_in_the_same_process_has_to_be_a_little_faster(
+    tiny_model_dir, tmp_path, monkeypatch
+):
+    drafters = (DRAFTERS[0], ShippedDrafter("tiny-draft", "draft_model", 2))
+    shipped_aliases(tiny_model_dir, tmp_path, monkeypatch, drafters)
+
+    def measure(config, drafters):
+        return {each.name: table(0.01, 0.018, 0.02) for each in drafters}  # 1.0 and 1.125
+
+    config = LLMConfig(model="tiny")
+    for in_process, method in ((True, "draft_model"), (False, "suffix")):
+        found = with_fastest_drafter(config, lambda _: None, measure, in_process=in_process)
+        assert found.speculative_config.method == method
 
 
 def test_a_card_that_changed_is_measured_again(alias, measured, tmp_path):

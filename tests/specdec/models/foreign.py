@@ -42,6 +42,28 @@ FOREIGN = {
             "shared_expert_intermediate_size": 32,
         },
     ),
+    "aria-text": (
+        "AriaTextForCausalLM",
+        "AriaTextConfig",
+        {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 2},
+    ),
+    "glm4-moe": (
+        "Glm4MoeForCausalLM",
+        "Glm4MoeConfig",
+        {
+            "head_dim": 16,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 33,
+            "first_k_dense_replace": 1,
+            "use_qk_norm": True,
+        },
+    ),
+    "granite-moe": (
+        "GraniteMoeForCausalLM",
+        "GraniteMoeConfig",
+        {"num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
     "youtu": ("YoutuForCausalLM", "YoutuConfig", LATENT),
     "helium": ("HeliumForCausalLM", "HeliumConfig", {"head_dim": 16}),
     "apertus": ("ApertusForCausalLM", "ApertusConfig", {}),

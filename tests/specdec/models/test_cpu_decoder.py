@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from itertools import product
+from itertools import cycle, product
 
 import pytest
 import torch
@@ -97,7 +97,7 @@ def formats_of(decoder, stored):
     matrices = [each.matrix.native for each in (*linears, decoder.lm_head)]
     for layer in decoder.layers:
         if decoder.config.latent is not None:
-            expansion = layer.attention.native_expansion
+            expansion = layer.attention.expansion.native
             matrices += [expansion.to_keys.native, expansion.to_values.native]
     return {
         each.format for each in matrices if stored != torch.bfloat16 or each.in_features % 2 == 0
@@ -129,11 +129,17 @@ def test_16_bit_types_are_more_accurate_than_torch(directory, dtype):
     assert (ours - exact).norm(dim=1).median() < slack * (torchs - exact).norm(dim=1).median()
 
 
+WEIGHTS = [*((dtype, None) for dtype in DTYPES), *product(DTYPES[:2], CPU_QUANTIZATION_METHODS)]
+
+
 @pytest.mark.parametrize(
-    ("dtype", "quantization"),
-    [*((dtype, None) for dtype in DTYPES), *product(DTYPES[:2], CPU_QUANTIZATION_METHODS)],
+    ("dtype", "quantization", "block_size"),
+    [
+        pytest.param(*weights, size, marks=() if size == quick else pytest.mark.slow)
+        for weights, quick in zip(WEIGHTS, cycle((4, 16)), strict=False)
+        for size in (4, 16)
+    ],
 )
-@pytest.mark.parametrize("block_size", [4, 16])
 def test_row_does_not_depend_on_chunking(directory, dtype, quantization, block_size):
     model = load(directory, block_size, dtype, quantization=quantization)
     (text,) = texts(1)
@@ -168,7 +174,9 @@ def test_row_does_not_depend_on_batch(directory, quantization):
     ("dtype", "quantization"),
     [*((dtype, None) for dtype in DTYPES), *product(DTYPES[:1], CPU_QUANTIZATION_METHODS)],
 )
-@pytest.mark.parametrize("count", [2, 3, 5, 7])
+@pytest.mark.parametrize(
+    "count", [2, 7, *(pytest.param(count, marks=pytest.mark.slow) for count in (3, 5))]
+)
 def test_row_does_not_depend_on_number_of_threads(directory, count, dtype, quantization):
     model = load(directory, 16, dtype, quantization=quantization)
     first, second = texts(2)

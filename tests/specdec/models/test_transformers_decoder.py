@@ -44,8 +44,9 @@ def sequences():
     return [torch.randint(2, 383, (40,), generator=generator).tolist() for _ in range(2)]
 
 
-def load(directory, model_impl="auto", group=None, **changes):
-    config = ModelConfig.from_directory(directory, ModelOptions(model_impl))
+def load(directory, model_impl="auto", group=None, divides_by_expert=False, **changes):
+    options = ModelOptions(model_impl, divides_by_expert=divides_by_expert)
+    config = ModelConfig.from_directory(directory, options)
     values = {"dtype": torch.float32, "max_model_len": 128, "block_size": BLOCK_SIZE, **changes}
     return load_model(directory, config, group or TensorParallelGroup(), **values)
 

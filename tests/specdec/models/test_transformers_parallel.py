@@ -19,6 +19,11 @@ from tests.specdec.models.test_transformers_decoder import TOLERANCE, load, mixe
 from tests.specdec.tiny import train_tokenizer
 
 PLANNED = ["phi", "nemotron", "vault-gemma", "ministral", "helium", "apertus"]
+MIXTURES = [
+    "qwen2-moe",
+    pytest.param("glm4-moe", marks=pytest.mark.slow),
+    pytest.param("aria-text", marks=pytest.mark.slow),  # two projections packed as inputs
+]
 
 
 @pytest.fixture(autouse=True)
@@ -33,10 +38,12 @@ def one_load_at_a_time(monkeypatch):
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load_alone)
 
 
-def assert_logits_of_one_rank(directory, size):
+def assert_logits_of_one_rank(directory, size, **options):
     ids = sequences()
     expected = in_pass_order(reference_logits(directory, ids))
-    parts = run_ranks(size, lambda group: mixed_logits(load(directory, group=group), ids))
+    parts = run_ranks(
+        size, lambda group: mixed_logits(load(directory, group=group, **options), ids)
+    )
     found = torch.cat(parts, 1)
     torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
@@ -53,6 +60,37 @@ def test_logits_equal_transformers(tmp_path, size):
 def test_other_plans_have_the_same_logits(tmp_path, name):
     save_foreign(tmp_path, name)
     assert_logits_of_one_rank(tmp_path, 3)
+
+
+@pytest.mark.parametrize("divides_by_expert", [False, True])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_mixtures_have_the_same_logits(tmp_path, name, divides_by_expert):
+    """With a share of each of four experts on three ranks, or with one or two whole ones."""
+    save_foreign(tmp_path, name)
+    assert_logits_of_one_rank(tmp_path, 3, divides_by_expert=divides_by_expert)
+
+
+def test_a_rank_without_an_expert_adds_nothing(tmp_path):
+    save_foreign(tmp_path, "qwen2-moe", num_experts=2, num_experts_per_tok=1)
+    assert_logits_of_one_rank(tmp_path, 3, divides_by_expert=True)
+
+
+@pytest.mark.parametrize("divides_by_expert", [False, True])
+def test_a_rank_keeps_its_part_of_experts_alone(tmp_path, divides_by_expert):
+    save_foreign(tmp_path, "qwen2-moe", moe_intermediate_size=34)
+
+    def shapes(group):
+        model = load(tmp_path, group=group, divides_by_expert=divides_by_expert)
+        experts = model._body.layers[0].mlp.experts
+        tensors = experts.gate_up_proj, experts.down_proj
+        assert all(each.untyped_storage().nbytes() == 4 * each.numel() for each in tensors)
+        return tuple(map(tuple, (each.shape for each in tensors)))
+
+    found = run_ranks(3, shapes)
+    if divides_by_expert:
+        assert found == [((n, 68, 96), (n, 96, 34)) for n in (1, 1, 2)]
+    else:
+        assert found == [((4, 2 * n, 96), (4, 96, n)) for n in (11, 11, 12)]
 
 
 @pytest.mark.slow
@@ -131,7 +169,9 @@ def test_a_plan_that_does_not_fit_the_model_is_refused(tmp_path, monkeypatch):
     without = {name: style for name, style in plan.items() if "4h_to_h" not in name}
     assert any("transformers' plan does not fit" in each for each in refusals(without))
     [wrong] = refusals(plan | {"layers.*.input_layernorm": "colwise"})
-    assert "divides layers.0.input_layernorm, which is no linear layer" in wrong
+    assert "divides layers.0.input_layernorm, a LayerNorm, as colwise, which is not" in wrong
+    [wrong] = refusals(plan | {"layers.*.mlp.dense_h_to_4h": "packed_colwise"})
+    assert "divides layers.0.mlp.dense_h_to_4h, a Linear, as packed_colwise" in wrong
     monkeypatch.setattr(
         transformers_parallel, "_add_ranks", lambda group, layer, _, part: part * torch.nan
     )

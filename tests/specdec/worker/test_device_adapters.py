@@ -10,7 +10,7 @@ from specdec.models.llama import CausalDecoder
 from specdec.models.lora.grouped_adapters import GroupedAdapters
 from specdec.speculation.proposers import DraftModelProposer, DraftVocabulary
 from specdec.worker import LocalDraftWorker, LocalTarget
-from tests.specdec.adapters import ATTENTION, adapter_dir
+from tests.specdec.adapters import varied_adapter_dirs
 from tests.specdec.engines import (
     draft_model,
     engine_config,
@@ -35,12 +35,7 @@ NAMES = ["", "a", "b", "a"]
 
 @pytest.fixture(scope="module")
 def adapters(tiny_model_dir, tmp_path_factory):
-    root = tmp_path_factory.mktemp("adapters")
-    variants = {"a": {}, "b": {"rank": 8, "modules": ATTENTION}, "c": {"rank": 16, "layers": [1]}}
-    return {
-        name: adapter_dir(root / name, tiny_model_dir, seed=seed, **variant)
-        for seed, (name, variant) in enumerate(variants.items())
-    }
+    return varied_adapter_dirs(tmp_path_factory.mktemp("adapters"), tiny_model_dir)
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 from specdec.config.engine import DraftLimits
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.speculation.proposers import DraftModelProposer, DraftVocabulary
-from specdec.types.messages import BlockTableDelta, DraftRow, DraftStep, SequenceAdmission, StepRow
+from specdec.types.draft_messages import DraftRow, DraftStep
+from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepRow
 from specdec.types.sampling_params import SpeculationOptions, StructuredOutput
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker import LocalDraftWorker

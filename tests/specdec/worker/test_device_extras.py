@@ -8,6 +8,7 @@ import torch
 
 from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.models.config import ModelConfig
+from specdec.sampling.device_edits import chain_paths
 from specdec.sampling.device_sampler import SamplingKind, VerifiedChains
 from specdec.sampling.vocab_shard import VocabShard
 from specdec.text.grammar import GrammarCompiler
@@ -245,7 +246,7 @@ def edited(state, rows, logits, tokens):
     starts = torch.tensor([row.known_end - 3 for row in rows])[:, None]
     positions = (starts + torch.arange(QUERY_LEN)).flatten()
     found, shard = logits.clone(), VocabShard(TensorParallelGroup(), tokens.start, VOCAB)
-    extras.edit(found, drafts, positions, shard)
+    extras.edit(found, chain_paths(extras.edits.rows, drafts), positions, shard)
     return found, extras
 
 

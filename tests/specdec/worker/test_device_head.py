@@ -12,13 +12,12 @@ from specdec.sampling.device_sampler import SamplingKind
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.worker import LocalTarget
-from specdec.worker.device_launch import StepPlan
-from specdec.worker.device_steps import DeviceSteps
+from specdec.worker.device_plan import StepPlan
 from specdec.worker.step_graphs import RaggedShape, StepShape
 from tests.specdec.attention_heads import fitted_head_dir
 from tests.specdec.engines import engine_config, local_engine, make_engine, request, tokens_by
 from tests.specdec.fakes import run_ranks
-from tests.specdec.worker.device import FakeGraphs, device_runner
+from tests.specdec.worker.device import FakeGraphs, device_runner, recorded_device_steps
 from tests.specdec.worker.operators import assert_host_reads_nothing
 
 NUM_DRAFTS = 3
@@ -40,6 +39,20 @@ def requests(count=5, **params):
     ]
 
 
+def fitted_heads(model_dir, tmp_path_factory, expected):
+    """Return a function that gives the directory of a head, some of whose drafts are right."""
+    asked = requests()
+    texts = [[*each.prompt, *expected[each.request_id]] for each in asked]
+    lengths = [len(each.prompt) for each in asked]
+
+    @cache
+    def write(method):
+        directory = tmp_path_factory.mktemp(method)
+        return fitted_head_dir(method, model_dir, directory, texts, lengths, depth=NUM_DRAFTS)
+
+    return write
+
+
 @pytest.fixture(scope="module")
 def expected(tiny_model_dir):
     """Return the tokens without speculation."""
@@ -48,17 +61,7 @@ def expected(tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def head_dir(tiny_model_dir, tmp_path_factory, expected):
-    """Return a function that gives the directory of a head, some of whose drafts are right."""
-    asked = requests()
-    texts = [[*each.prompt, *expected[each.request_id]] for each in asked]
-
-    @cache
-    def write(method):
-        directory = tmp_path_factory.mktemp(method)
-        lengths = [len(each.prompt) for each in asked]
-        return fitted_head_dir(method, tiny_model_dir, directory, texts, lengths, depth=NUM_DRAFTS)
-
-    return write
+    return fitted_heads(tiny_model_dir, tmp_path_factory, expected)
 
 
 class RecordedTarget(LocalTarget):
@@ -105,14 +108,7 @@ def run_target(model_dir, head_dir, method, group=None, asked=None, off=(), **op
 @pytest.fixture
 def on_device(monkeypatch):
     """Return a list with an entry for each step that ran on the device: its rows."""
-    begun, begin = [], DeviceSteps.begin
-
-    def counted(self, rows, states, num_kept=None):
-        begun.append(rows)
-        return begin(self, rows, states, num_kept)
-
-    monkeypatch.setattr(DeviceSteps, "begin", counted)
-    return begun
+    return recorded_device_steps(monkeypatch)
 
 
 def num_with_drafts(steps):

@@ -1,14 +1,16 @@
 """Heads of a block, which the host runs behind steps on the device."""
 
-from functools import cache
-
 import pytest
 
-from tests.specdec.attention_heads import fitted_head_dir
 from tests.specdec.engines import engine_config, local_engine, tokens_by
 from tests.specdec.fakes import run_ranks
 from tests.specdec.worker.device import FakeGraphs, recorded_device_steps
-from tests.specdec.worker.test_device_head import NUM_DRAFTS, num_with_drafts, requests, run_target
+from tests.specdec.worker.test_device_head import (
+    fitted_heads,
+    num_with_drafts,
+    requests,
+    run_target,
+)
 
 
 @pytest.fixture(scope="module")
@@ -19,16 +21,7 @@ def expected(tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def head_dir(tiny_model_dir, tmp_path_factory, expected):
-    """Return a function that gives the directory of a head, some of whose drafts are right."""
-    asked = requests()
-    texts = [[*each.prompt, *expected[each.request_id]] for each in asked]
-    lengths = [len(each.prompt) for each in asked]
-
-    def write(method):
-        directory = tmp_path_factory.mktemp(method)
-        return fitted_head_dir(method, tiny_model_dir, directory, texts, lengths, depth=NUM_DRAFTS)
-
-    return cache(write)
+    return fitted_heads(tiny_model_dir, tmp_path_factory, expected)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from specdec.config import graph_sizes
 from specdec.sampling.device_sampler import SamplingKind
-from specdec.worker.device_launch import StepPlan
+from specdec.worker.device_plan import StepPlan
 from specdec.worker.step_graphs import RaggedShape, Stage, StepShape
 from tests.specdec.engines import engine_config, local_engine, tokens_by
 from tests.specdec.fakes import run_ranks
@@ -157,7 +157,7 @@ def test_the_host_reads_nothing_between_the_tokens_of_a_draft(
 
 
 def test_a_draft_launches_few_operators(tiny_model_dir, head_dir):
-    """Of a greedy draft of three tokens by Medusa heads."""
+    """Medusa heads draft three greedy tokens."""
     config = config_of("medusa", head_dir("medusa"), max_num_seqs=2)
     launcher = device_runner(tiny_model_dir, config, head=head_dir("medusa")).device_steps._launcher
     counts = []

@@ -2,8 +2,7 @@
 
 import pytest
 
-from specdec.types.messages import (
-    PENDING_TOKEN,
+from specdec.types.draft_messages import (
     AheadDraft,
     AheadOutput,
     AheadRow,
@@ -12,11 +11,8 @@ from specdec.types.messages import (
     DraftOutput,
     DraftRow,
     DraftStep,
-    StepInput,
-    StepRow,
-    VerifiedRow,
-    VerifyOutput,
 )
+from specdec.types.messages import PENDING_TOKEN, StepInput, StepRow, VerifiedRow, VerifyOutput
 from specdec.worker import RankComparison, RankMismatchError
 from tests.specdec.fakes import run_ranks
 

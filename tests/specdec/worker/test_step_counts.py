@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
+from specdec.config.speculative import SpeculativeConfig
 from specdec.sampling.device_sampler import SamplingKind
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling_spec import SamplingRules
@@ -22,11 +23,15 @@ from tests.specdec.worker.operators import (
     assert_one_copy_goes_each_way,
 )
 
-CONFIG = engine_config(3)
+CONFIG = engine_config(speculation=SpeculativeConfig.of("ngram", 3, num_draft_tree_tokens=4))
+DRAFTS = {"decode": None, "chain": (-1, 0, 1), "tree": (-1, -1, 0)}
+"""Parents of the drafts of a step."""
 PROMPT = (5, 6, 7, 8, 9)
 TORCH_OPERATORS = 14
 """Of a layer on torch's operators: 2 norms, 4 products, 3 for the rotation, 3 for attention, 2 for
 the gate."""
+MOVE_OPERATORS = 2
+"""Of a layer whose KV moves behind an accepted path, on torch's operators; one kernel has all."""
 
 
 @pytest.fixture(scope="module")
@@ -37,54 +42,60 @@ def model_dir(tmp_path_factory):
     return make
 
 
-def begun(directory, rules, num_drafts=0, dtype=torch.float32):
+def begun(directory, rules, drafts, dtype=torch.float32):
     """Return a runner behind a prompt, and the operators of the begin of its next step."""
-    runner, step = behind_prompt(directory, rules, num_drafts, dtype)
+    runner, step = behind_prompt(directory, rules, drafts, dtype)
     with Operators() as operators:
         assert runner.begin(step)
     return runner, operators
 
 
-def behind_prompt(directory, rules, num_drafts, dtype=torch.float32, group=None):
+def behind_prompt(directory, rules, drafts, dtype=torch.float32, group=None):
     """Return a runner behind a prompt, and its next step."""
     runner = device_runner(directory, CONFIG, dtype=dtype, group=group)
     table = BlockTableDelta(0, 0, (0, 1, 2, 3))
     prompt = StepRow(0, 0, PROMPT, 0, True)
     admission = SequenceAdmission(0, len(PROMPT), rules)
     runner.execute(StepInput(0, (), (admission,), (table,), (prompt,)))
-    row = StepRow(0, len(PROMPT), (3,) * (1 + num_drafts), num_drafts, True)
+    parents = DRAFTS[drafts] or ()
+    tokens = (3, *range(4, 4 + len(parents)))
+    tree = parents if drafts == "tree" else None
+    row = StepRow(0, len(PROMPT), tokens, len(parents), True, parents=tree)
     runner.execute(StepInput(1, (), (), (), (row,)))  # puts the table onto the device
     return runner, StepInput(2, (), (), (), (row,))
 
 
-@pytest.mark.parametrize("num_drafts", [0, 3])
-def test_a_layer_launches_few_operators(model_dir, num_drafts):
+@pytest.mark.parametrize("drafts", DRAFTS)
+def test_a_layer_launches_few_operators(model_dir, drafts):
     rules = SamplingRules(temperature=0.0)
     few, many = (
-        begun(model_dir(count), rules, num_drafts, torch.bfloat16)[1].counts for count in (1, 3)
+        begun(model_dir(count), rules, drafts, torch.bfloat16)[1].counts for count in (1, 3)
     )
     per_layer = (many - few).total() / 2
     assert (few - many).total() == 0
-    assert per_layer == TORCH_OPERATORS
+    assert per_layer == TORCH_OPERATORS + MOVE_OPERATORS * (drafts == "tree")
 
 
-@pytest.mark.parametrize("num_drafts", [0, 3])
-def test_operators_around_the_layers(model_dir, num_drafts):
-    """Of a greedy step: its input, the head, the argmax and the verification."""
-    _, operators = begun(model_dir(1), SamplingRules(temperature=0.0), num_drafts, torch.bfloat16)
-    assert operators.counts.total() - TORCH_OPERATORS < 95
+@pytest.mark.parametrize(("drafts", "most"), [("decode", 80), ("chain", 95), ("tree", 180)])
+def test_operators_around_the_layers(model_dir, drafts, most):
+    """Of a greedy step: its input, the head, the argmax and the verification.
+
+    The kernels in whose place torch walks through a tree and moves KV are three.
+    """
+    _, operators = begun(model_dir(1), SamplingRules(temperature=0.0), drafts, torch.bfloat16)
+    assert operators.counts.total() - TORCH_OPERATORS < most
 
 
-@pytest.mark.parametrize("num_drafts", [0, 3])
+@pytest.mark.parametrize("drafts", DRAFTS)
 @pytest.mark.parametrize("rules", [SamplingRules(temperature=0), SamplingRules(top_p=0.9)], ids=str)
-def test_one_copy_goes_each_way(model_dir, rules, num_drafts):
-    runner, operators = begun(model_dir(1), rules, num_drafts)
+def test_one_copy_goes_each_way(model_dir, rules, drafts):
+    runner, operators = begun(model_dir(1), rules, drafts)
     assert_one_copy_goes_each_way(runner.device_steps, operators)
     from_host = [name for name in operators.counts if "_to_copy" in name or "lift_fresh" in name]
     assert not from_host, "a tensor was made from values of the host"
 
 
-@pytest.mark.parametrize("num_drafts", [0, 3])
+@pytest.mark.parametrize("drafts", DRAFTS)
 @pytest.mark.parametrize(
     ("rules", "of_sampling"),
     [
@@ -95,12 +106,12 @@ def test_one_copy_goes_each_way(model_dir, rules, num_drafts):
     ids=["greedy", "sampled", "truncated"],
 )
 def test_ranks_add_up_twice_in_a_layer_and_gather_once_in_a_step(
-    model_dir, rules, of_sampling, num_drafts
+    model_dir, rules, of_sampling, drafts
 ):
     directory = model_dir(3)
 
     def on_rank(group):
-        runner, step = behind_prompt(directory, rules, num_drafts, group=group)
+        runner, step = behind_prompt(directory, rules, drafts, group=group)
         group.called.clear()
         assert runner.begin(step)
         return group.called
@@ -110,10 +121,10 @@ def test_ranks_add_up_twice_in_a_layer_and_gather_once_in_a_step(
 
 
 @pytest.mark.parametrize("kind", SamplingKind)
-@pytest.mark.parametrize("query_len", [1, 4])
-def test_the_host_reads_nothing_between_the_copies(model_dir, kind, query_len):
+@pytest.mark.parametrize(("query_len", "has_trees"), [(1, False), (4, False), (4, True)])
+def test_the_host_reads_nothing_between_the_copies(model_dir, kind, query_len, has_trees):
     steps = device_runner(model_dir(1), CONFIG).device_steps
-    shape = StepShape(2, query_len, 5)
+    shape = StepShape(2, query_len, 5, has_trees)
     assert_host_reads_nothing(lambda: steps._launcher.launch_forward(shape))
     assert_host_reads_nothing(lambda: steps._launcher.launch_sampling(kind, shape))
 

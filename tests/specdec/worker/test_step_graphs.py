@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from specdec.worker.step_graphs import Stage, StepGraphs, StepShape
+from specdec.worker.step_graphs import RaggedShape, Stage, StepGraphs, StepShape
 from tests.specdec.engines import engine_config
 from tests.specdec.models.families import save_family
 from tests.specdec.worker.device import FakeGraphs, device_runner
@@ -74,12 +74,7 @@ def test_every_captured_shape_is_replayed(graphs, backend, launched):
     shapes = {
         graphs.padded(StepShape(rows, tokens, 1)) for rows in range(1, 11) for tokens in range(1, 6)
     }
-    captured = [
-        (stage, shape)
-        for shape in shapes
-        for stage in Stage
-        if stage.has_query_len(shape.query_len)
-    ]
+    captured = [(stage, shape) for shape in shapes for stage in Stage if stage.runs_in(shape)]
     assert len(captured) == backend.num_captured == graphs.report.num_graphs
     assert {shape.query_len > 1 for stage, shape in captured if stage is Stage.CHAIN_GREEDY} == {
         True
@@ -95,7 +90,7 @@ def test_the_largest_shape_is_captured_first(backend, stages):
     graphs = StepGraphs(backend, max_num_seqs=8, max_draft_tokens=2, num_blocks=1)
     graphs.capture(stages, order.append)
     assert order == sorted(order, reverse=True)
-    assert order[0] == (8, 3, 1)
+    assert order[0] == StepShape(8, 3, 1)
 
 
 @pytest.mark.parametrize(("family", "fits"), [("qwen3", True), ("qwen3-moe", False)])
@@ -120,9 +115,45 @@ def test_without_a_backend_nothing_is_captured(stages, launched):
 def test_the_report_names_what_has_no_graph(graphs):
     text = graphs.report.describe()
     assert "up to 10 sequences with up to 5 tokens each" in text
-    assert "without a graph: larger steps, prompts, trees" in text
+    assert "without a graph: larger steps, prompts, draft heads of a block, on torch" in text
     assert "sampling where a row has a grammar, penalties, log-probabilities or a verifier" in text
     assert "and 2048 in all" in text
+
+
+def test_steps_with_trees_have_graphs_beside_the_others(backend, stages):
+    """Of few sizes, and none of the stages of a head that drafts chains."""
+    graphs = StepGraphs(
+        backend, max_num_seqs=10, max_draft_tokens=4, num_blocks=7, max_tree_nodes=12
+    )
+    prepared = []
+    report = graphs.capture(stages, prepared.append)
+    trees = {shape for shape in prepared if shape.has_trees}
+    assert trees == {StepShape(n, k, 7, True) for n in (1, 2, 4, 8, 10) for k in (8, 13)}
+    assert graphs.padded(StepShape(3, 5, 2, True)) == StepShape(4, 8, 7, True)
+    assert graphs.padded(StepShape(3, 9, 2, True)) == StepShape(4, 13, 7, True)
+    assert graphs.padded(StepShape(3, 5, 2)) == StepShape(4, 5, 7)
+    shape = StepShape(3, 14, 2, True)
+    assert graphs.padded(shape) == shape
+    for stage in (Stage.FORWARD, Stage.FEATURES, Stage.SAMPLED):
+        graphs.run(stage, StepShape(4, 8, 7, True), lambda _: pytest.fail("launched"))
+    assert backend.num_replays == 3
+    launched = []
+    graphs.run(Stage.PAIRS, StepShape(4, 8, 7, True), launched.append)
+    assert len(launched) == 1
+    assert "with trees of up to 12 drafts" in report.describe()
+    assert "draft heads of a block and of trees" in report.describe()
+
+
+def test_ragged_passes_with_trees_have_their_own_graphs(backend):
+    sizes = {"max_num_seqs": 2, "max_draft_tokens": 2, "num_blocks": 7, "ragged_tokens": (16,)}
+    graphs = StepGraphs(backend, **sizes, max_tree_nodes=4)
+    shapes = []
+    graphs.capture({}, lambda shape: None, shapes.append)
+    assert {shape.has_trees for shape in shapes} == {True, False}
+    shape = RaggedShape(9, 1, 3, has_trees=True)
+    padded = graphs.padded_ragged(shape)
+    assert padded == RaggedShape(16, 2, 7, has_trees=True)
+    graphs.run_ragged(padded, lambda _: pytest.fail("launched"))
 
 
 class _Cycle:
@@ -186,6 +217,6 @@ def test_closed_graphs_are_destroyed_at_once(stages):
 
     graphs = StepGraphs(Backend(), max_num_seqs=2, max_draft_tokens=0, num_blocks=1)
     graphs.capture(stages, lambda shape: None)
-    assert len(alive) == 2 * sum(stage.has_query_len(1) for stage in Stage)
+    assert len(alive) == 2 * sum(stage.runs_in(StepShape(1, 1, 1)) for stage in Stage)
     graphs.close()
     assert not alive

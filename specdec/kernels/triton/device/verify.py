@@ -8,47 +8,60 @@ _BASE = tl.constexpr(-1)
 
 @triton.jit
 def walk_tree(
-    sampled,  # [R] int64, the target's token behind the base and behind each node
-    draft_ids,  # [B, max_nodes] int32
-    parents,  # [B, max_nodes] int32; -1 for children of the base
-    num_nodes,  # [B] int32
-    row_starts,  # [B] int32, the row of each sequence's base
-    token_ids,  # output [B, max_nodes + 1] int32, the first num_tokens of each row
-    num_tokens,  # output [B] int32
-    path,  # output [B, max_nodes] int32, the accepted nodes, num_tokens - 1 of each row
+    sampled,  # [B, max_nodes + 1] int64, the target's token behind the base and behind each node
+    is_invalid,  # [B, max_nodes + 1] bool, whether it is no token
+    draft_ids,  # [B, max_nodes] int64, rows of draft_stride
+    parents,  # [B, max_nodes] int64, rows of parent_stride; -1 for children of the base
+    num_nodes,  # [B] int64
+    num_kept,  # [B] int64, drafts of a chain to accept whatever they are; negative for a walk
+    token_ids,  # output [B, max_nodes + 1] int64, the first num_tokens of each row
+    num_tokens,  # output [B] int64
+    places,  # output [B, max_nodes + 1] int64, of each new token among the row's sampled ones
+    draft_stride,
+    parent_stride,
     max_nodes,
     BLOCK: tl.constexpr,
 ):
     """Follow the sampled tokens from the base while each is a child of the one before; grid (B,).
 
-    Of equal siblings the first one is taken, as in `specdec.types.draft_tree.walk`.
+    Of equal siblings the first one is taken, as in `specdec.types.draft_tree.walk`. The walk ends
+    in front of a token that is invalid.
     """
-    sequence = tl.program_id(0)
+    sequence = tl.program_id(0).to(tl.int64)
     nodes = tl.arange(0, BLOCK)
-    count = tl.load(num_nodes + sequence)
-    at = sequence * max_nodes + nodes
-    tokens = tl.load(draft_ids + at, mask=nodes < count, other=-1)
-    above = tl.load(parents + at, mask=nodes < count, other=-2)
-    start = tl.load(row_starts + sequence)
+    is_node = nodes < tl.load(num_nodes + sequence)
+    kept = tl.load(num_kept + sequence)
+    drafts = tl.load(draft_ids + sequence * draft_stride + nodes, mask=is_node, other=-1)
+    above = tl.load(parents + sequence * parent_stride + nodes, mask=is_node, other=-2)
+    row = sequence * (max_nodes + 1)
+    found, of_found = tl.zeros([BLOCK], tl.int64), tl.zeros([BLOCK], tl.int64)
     node = tl.full((), _BASE, tl.int32)
     length = tl.full((), 0, tl.int32)
     while node < BLOCK:
-        token = tl.load(sampled + start + node + 1).to(tl.int32)
-        tl.store(token_ids + sequence * (max_nodes + 1) + length, token)
-        is_next = (above == node) & (tokens == token)
-        node = tl.min(tl.where(is_next, nodes, BLOCK), 0)
-        if node < BLOCK:
-            tl.store(path + sequence * max_nodes + length, node)
-        length += 1
-    tl.store(num_tokens + sequence, length)
+        token = tl.load(sampled + row + node + 1)
+        is_token = tl.load(is_invalid + row + node + 1) == 0
+        is_child = (above == node) & (drafts == token)
+        is_next = tl.where(kept >= 0, (nodes == node + 1) & (nodes < kept), is_child)
+        following = tl.min(tl.where(is_next & is_token, nodes, BLOCK), 0)
+        accepted = tl.sum(tl.where(nodes == following, drafts, 0), 0)
+        token = tl.where(following < BLOCK, accepted, token)
+        found = tl.where((nodes == length) & is_token, token, found)
+        of_found = tl.where(nodes == length, node + 1, of_found)
+        length += is_token.to(tl.int32)
+        node = following
+    is_place = nodes <= max_nodes
+    tl.store(token_ids + row + nodes, found, mask=is_place)
+    tl.store(places + row + nodes, of_found, mask=is_place)
+    tl.store(num_tokens + sequence, length.to(tl.int64))
 
 
 @triton.jit
 def path_moves(
-    path,  # [B, max_nodes] int32
-    num_tokens,  # [B] int32
-    first_nodes,  # [B] int32, position in the cache of the first node of each tree
-    block_tables,  # [B, table_stride] int32
+    places,  # [B, max_nodes + 1] int64, as from walk_tree
+    num_tokens,  # [B] int64
+    bases,  # [B] int64, position in the cache of the base of each tree
+    block_tables,  # [num_tables, table_stride] int64
+    tables,  # [B] int64, the row of block_tables of each sequence
     sources,  # output [B, max_nodes] int32, slots; -1 where nothing moves
     targets,  # output [B, max_nodes] int32
     max_nodes,
@@ -58,19 +71,20 @@ def path_moves(
 ):
     """Write the moves that put the KV of accepted nodes behind their base; grid (B,)."""
     sequence = tl.program_id(0).to(tl.int64)
-    places = tl.arange(0, BLOCK)
-    at = sequence * max_nodes + places
-    is_accepted = places < tl.load(num_tokens + sequence) - 1
-    nodes = tl.load(path + at, mask=is_accepted, other=0)
-    first = tl.load(first_nodes + sequence)
-    table = block_tables + sequence * table_stride
-    old, new = first + nodes, first + places
+    index = tl.arange(0, BLOCK)
+    is_accepted = index < tl.load(num_tokens + sequence) - 1
+    old = tl.load(places + sequence * (max_nodes + 1) + 1 + index, mask=is_accepted, other=0)
+    new = index + 1
     is_moved = is_accepted & (old != new)
-    old_pages = tl.load(table + old // PAGE, mask=is_moved, other=0)
-    new_pages = tl.load(table + new // PAGE, mask=is_moved, other=0)
-    source = tl.where(is_moved, old_pages * PAGE + old % PAGE, -1)
-    tl.store(sources + at, source, mask=places < max_nodes)
-    tl.store(targets + at, new_pages * PAGE + new % PAGE, mask=places < max_nodes)
+    base = tl.load(bases + sequence)
+    table = block_tables + tl.load(tables + sequence) * table_stride
+    old_pages = tl.load(table + (base + old) // PAGE, mask=is_moved, other=0)
+    new_pages = tl.load(table + (base + new) // PAGE, mask=is_moved, other=0)
+    source = tl.where(is_moved, old_pages * PAGE + (base + old) % PAGE, -1)
+    target = new_pages * PAGE + (base + new) % PAGE
+    at = sequence * max_nodes + index
+    tl.store(sources + at, source, mask=index < max_nodes)
+    tl.store(targets + at, target, mask=index < max_nodes)
 
 
 @triton.jit

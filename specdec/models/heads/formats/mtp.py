@@ -1,20 +1,22 @@
 """Multi-token prediction layers (DeepSeek-V3, section 2.2) in a target's own checkpoint.
 
 The families differ in names, in the order of the projection's inputs and in the last norm. Only the
-first of several MTP layers is used, for all draft tokens.
+first of several MTP layers is used, for all draft tokens. A layer with latent attention or with a
+mixture of experts is like the target's own layers, from which it has all sizes.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specdec.models.config import ModelConfig
 from specdec.models.heads.formats.fused import FusedShape
-from specdec.models.heads.formats.layers import read_layers
+from specdec.models.heads.formats.layers import layer_of_target, read_layers
 from specdec.models.heads.formats.shape import Reading
-from specdec.models.heads.formats.source import HeadSource
+from specdec.models.heads.formats.source import HeadSource, TensorNames
+from specdec.models.traits import LLAMA
 from specdec.types.errors import UnsupportedModelError
 
 
@@ -108,14 +110,10 @@ def read_mtp(source: HeadSource, target: ModelConfig) -> Reading:
     indices = {index for name in source.shapes if (index := family.index(name)) is not None}
     kept = source.restricted(lambda name: family.index(name) == min(indices))
     names = kept.renamed(family.canonical)
-    if "layers.0.mlp.gate_proj.weight" not in names:
-        raise UnsupportedModelError(
-            f"{source.directory}: MTP layers with experts or other MLPs are not supported"
-        )
     is_glm = "Glm" in target.architecture or "glm" in str(source.fields.raw.get("model_type"))
     has_final_norm = "norm.weight" in names
     shape = FusedShape(
-        decoder=read_layers(source.fields, names, target, num_layers=1),
+        decoder=_read_layer(source, names, target),
         draft_vocab_size=target.vocab_size,
         has_bias="fc.bias" in names,
         normalizes_inputs=True,
@@ -135,6 +133,37 @@ def read_mtp(source: HeadSource, target: ModelConfig) -> Reading:
         notes=notes,
         ignored=lambda name: name.endswith("rotary_emb.inv_freq"),
     )
+
+
+def _read_layer(source: HeadSource, names: TensorNames, target: ModelConfig) -> ModelConfig:
+    """Read the decoder layer, whose kind the tensors show.
+
+    Raises UnsupportedModelError for a layer with experts or latents that is not like the target's.
+    """
+    has_latents = "layers.0.self_attn.kv_a_proj_with_mqa.weight" in names
+    has_experts = "layers.0.mlp.gate.weight" in names
+    if not has_experts and "layers.0.mlp.gate_proj.weight" not in names:
+        raise UnsupportedModelError(
+            f"{source.directory}: the MLP of the MTP layer is of an unknown kind; it must have "
+            "mlp.gate_proj, or mlp.gate and experts"
+        )
+    if not has_latents and not has_experts:
+        return read_layers(source.fields, names, target, num_layers=1)
+    if has_latents != (target.latent is not None):
+        raise UnsupportedModelError(
+            f"{source.directory}: the MTP layer and the target must both have latent attention, or "
+            "neither"
+        )
+    if has_experts and not (target.experts and target.experts.layers):
+        raise UnsupportedModelError(
+            f"{source.directory}: the MTP layer has experts, and the target has none"
+        )
+    if replace(target.traits, attention_scale=None) != LLAMA:
+        raise UnsupportedModelError(
+            f"{source.directory}: MTP layers with experts are not supported for "
+            f"{target.architecture}, whose layers differ from those of DeepSeek"
+        )
+    return layer_of_target(target, has_experts=has_experts)
 
 
 def _family_of(source: HeadSource, target: ModelConfig) -> _Family:

@@ -154,7 +154,7 @@ class TensorNames:
 class HeadSource:
     """The config.json and the weight files of a head.
 
-    shapes: of all tensors, by their names in the files.
+    shapes: of all tensors, by their names in the files; of a quantized weight that of its values.
     """
 
     directory: Path
@@ -169,8 +169,16 @@ class HeadSource:
         A directory without config.json is taken for one of original Medusa weights. Raises
         ModelNotFoundError and UnsupportedModelError.
         """
-        files = find_weight_files(directory)
-        return cls(directory, read_fields(directory), files, read_shapes(files))
+        files, fields = find_weight_files(directory), read_fields(directory)
+        shapes = read_shapes(files)
+        if "quantization_config" in fields:
+            from specdec.models.weights.dequantized_tensors import (
+                dequantized_shapes,  # imports torch, which few processes need
+            )
+
+            quantization = fields.nested("quantization_config").raw
+            shapes = dequantized_shapes(shapes, files, directory, quantization)
+        return cls(directory, fields, files, shapes)
 
     def restricted(self, is_used: Callable[[str], bool]) -> HeadSource:
         """Return the source with some of its tensors only."""

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from specdec.kernels import AttentionPlan, PagedAttention, Rotation
-from specdec.kernels.backend import paged_attention
 from specdec.kernels.device_batch import AnyDeviceBatch
 from specdec.kernels.forward_batch import ModelInput, on_device
 from specdec.models.config import ModelConfig
 from specdec.models.heads.networks.target import TargetRank
-from specdec.models.layers.decoder_layer import Attention, DecoderLayer
+from specdec.models.layers.decoder_layer import Attention, DecoderLayer, layer_attention
 from specdec.models.layers.mlp import MLP
 from specdec.models.layers.norm import RMSNorm
 from specdec.models.layers.rotary import RotaryEmbedding
@@ -42,16 +41,17 @@ class HeadAttention:
         self.heads = decoder.head_shards(target.group.size)[target.group.rank]
         self.head_dim = decoder.head_dim
         self.dtype, self.device = target.dtype, target.device
-        self.paged = paged_attention(
-            target.backend, self.heads, self.head_dim, target.block_size, target.device
+        self.paged = layer_attention(
+            decoder, self.heads, target.backend, target.block_size, target.device
         )
         self.rotary = RotaryEmbedding(
-            self.head_dim, target.max_positions, decoder.rope, target.dtype, target.device
+            decoder.rotary_dim, target.max_positions, decoder.rope, target.dtype, target.device
         )
 
     def new_kv_cache(self, num_slots: int) -> Tensor:
-        """Return zeros [num_layers, num_slots, 2, this rank's KV heads, head_dim]."""
-        shape = (len(self.windows), num_slots, 2, len(self.heads.kv), self.head_dim)
+        """Return zeros [num_layers, num_slots, kv_parts, this rank's KV heads, head_dim]."""
+        of_pair = (self.paged.kv_parts, len(self.heads.kv), self.head_dim)
+        shape = (len(self.windows), num_slots, *of_pair)
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def begin_pass(self, batch: ModelInput) -> LayerPass:
@@ -113,4 +113,7 @@ def decoder_layer(
 ) -> DecoderLayer:
     """Read an ordinary layer."""
     heads = decoder.head_shards(target.group.size)[target.group.rank]
-    return DecoderLayer(decoder, reader, f"layers.{index}", heads, target.group)
+    has_experts = decoder.experts is not None and index in decoder.experts.layers
+    return DecoderLayer(
+        decoder, reader, f"layers.{index}", heads, target.group, has_experts=has_experts
+    )

@@ -24,7 +24,8 @@ from specdec.models.heads.networks.fused import FusedHead
 from specdec.models.heads.networks.layers import FIRST_SLOT, UnnormalizedLayer
 from specdec.models.heads.networks.recurrent import Place, tree_chunks
 from specdec.models.heads.networks.vocabulary import has_ascending_tokens, own_target_tokens
-from specdec.models.layers.decoder_layer import Attention, DecoderLayer
+from specdec.models.layers.decoder_layer import DecoderLayer
+from specdec.models.layers.mixture import SparseMLP
 from specdec.models.layers.mlp import MLP
 from specdec.models.layers.rotary import RotaryEmbedding
 from specdec.models.native_weights import NativeWeights, all_reduce_of, native_matrix
@@ -152,6 +153,7 @@ class NativeHead:
         first = head.first_layer if isinstance(head, Eagle3Head) else head
         struct = DraftHeadStruct(
             decoder=decoder,
+            reads_features=True,
             embedding_norm=weights.norm(first.token_norm).weight,
             feature_norm=weights.norm(first.feature_norm).weight,
             returns_normed=head.recycles_norm,
@@ -177,15 +179,11 @@ class NativeHead:
 
     def _layer(self, layer: nn.Module, rotary: RotaryEmbedding, window: int | None) -> LayerStruct:
         assert isinstance(layer, DecoderLayer | FirstLayer | UnnormalizedLayer)
-        attention, input_norm = layer.attention, None
-        if isinstance(layer, DecoderLayer):
-            attention, input_norm = layer.grouped_attention, layer.input_norm
-        assert isinstance(attention, Attention)
         return self._weights.layer(
-            attention,
+            layer.attention,
             layer.mlp_norm,
-            cast(MLP, layer.mlp),
-            input_norm=input_norm,
+            cast(MLP | SparseMLP, layer.mlp),
+            input_norm=layer.input_norm if isinstance(layer, DecoderLayer) else None,
             rotary=rotary,
             window=window,
         )

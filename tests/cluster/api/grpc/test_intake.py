@@ -14,7 +14,8 @@ from cluster.api.authentication import AdminAccess, ApiKey, ApiKeys
 from cluster.api.byte_budget import ByteBudget
 from cluster.api.grpc import intake
 from cluster.api.grpc.intake import CHANNEL_OPTIONS, Intake
-from cluster.api.grpc.servicers import add_inference_service, has_access
+from cluster.api.grpc.rpc_access import has_access
+from cluster.api.grpc.servicers import add_inference_service
 from cluster.api.grpc.status import MALFORMED_MESSAGE, reporting_to
 from protos.specdec.v1 import inference_pb2 as pb
 from protos.specdec.v1.inference_pb2_grpc import InferenceServiceServicer, InferenceServiceStub

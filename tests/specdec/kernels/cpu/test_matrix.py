@@ -179,12 +179,11 @@ def test_packing_in_blocks_gives_the_same_matrix(weights):
 
 
 @pytest.fixture(scope="module")
-def library_for(tmp_path_factory):
+def library_for():
     """Compile the GEMM kernels for another processor of this architecture."""
-    directory = tmp_path_factory.mktemp("products")
     names = ("matrix", "pack", "gemm_float", "gemm_int8", "quantize_rows")
     sources = [KERNELS / f"{name}.cpp" for name in names]
-    return lambda processor: compiled(sources, directory, f"-march={processor}")
+    return lambda processor: compiled(sources, f"-march={processor}")
 
 
 OLDER_PROCESSORS = [

@@ -14,9 +14,8 @@ NUM_STAGES = 5000
 
 
 @pytest.fixture(scope="module")
-def count_faults(tmp_path_factory):
-    source, directory = Path(__file__).with_name("stages.cpp"), tmp_path_factory.mktemp("stages")
-    library = compiled([source], directory, f"-I{KERNELS}")
+def count_faults():
+    library = compiled([Path(__file__).with_name("stages.cpp")], f"-I{KERNELS}")
     library.count_faults.argtypes = (ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64)
     library.count_faults.restype = ctypes.c_int64
     return library.count_faults

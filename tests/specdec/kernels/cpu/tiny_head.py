@@ -120,6 +120,7 @@ class TinyHead:
         """Return the kernel of the weights in float32."""
         head = DraftHeadStruct(
             decoder=self.decoder(),
+            reads_features=True,
             embedding_norm=_address(self.embedding_norm),
             feature_norm=_address(self.feature_norm),
             is_feature_first=self.variant.is_feature_first,

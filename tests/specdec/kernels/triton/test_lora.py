@@ -6,11 +6,14 @@ import torch
 from benchmarks.gpu.lora_kernels import _updates
 from specdec.config.engine import AdapterLimits
 from specdec.kernels.lora import LoraStack, add_updates
+from specdec.kernels.tensor_parallel import TensorParallelGroup
 from specdec.kernels.triton import lora
 from specdec.kernels.triton.lora import TritonLora, num_parts_of
 from specdec.models.lora.grouped_adapters import GroupedAdapters
+from specdec.models.lora.peft import AdapterFiles
+from specdec.models.lora.updates import load_adapter as load_files
 from specdec.worker import LocalTarget
-from tests.specdec.adapters import ATTENTION, adapter_dir
+from tests.specdec.adapters import ATTENTION, adapter_dir, merged_dir
 from tests.specdec.engines import (
     engine_config,
     load_adapter,
@@ -19,6 +22,9 @@ from tests.specdec.engines import (
     tokens_by,
     with_adapter,
 )
+from tests.specdec.models.families import save_family
+from tests.specdec.models.lora.test_adapters import Passes, merged_logits, texts
+from tests.specdec.models.passes import load
 from tests.specdec.worker.device import device_runner, recorded_device_steps
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-2}
@@ -29,7 +35,7 @@ NUM_PLACES = 3
 @pytest.fixture
 def two_parts(monkeypatch):
     """Divide small inner dimensions; the second part is shorter."""
-    monkeypatch.setattr(lora, "_LEAST_PART", 40)
+    monkeypatch.setattr(lora, "LEAST_UPDATE_PART", 40)
     assert num_parts_of(INNER) == 2
 
 
@@ -176,3 +182,26 @@ def test_a_model_on_kernels_has_the_tokens_of_torch(
     assert isinstance(model._adapters, GroupedAdapters)
     assert found == expected
     assert any(row.adapter_id for rows in begun for row in rows)
+
+
+@pytest.mark.slow
+def test_adapters_of_latent_attention_equal_merged_weights(tmp_path):
+    """The matrices of its heads have a place for each head of an adapter."""
+    model_dir, adapter, merged = (tmp_path / name for name in ("model", "adapter", "merged"))
+    save_family(model_dir, "deepseek-v3")
+    modules = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "self_attn.o_proj")
+    adapter_dir(adapter, model_dir, rank=5, modules=modules, gain=1)
+    merged_dir(merged, model_dir, adapter)
+    (prompt,) = texts(1, length=7)
+    model = load(model_dir, TensorParallelGroup(), kernels="torch")
+    expected = Passes(model).run((0, prompt, 0))[0], merged_logits(merged, prompt)
+    add = TritonLora(model.device)
+    adapters = GroupedAdapters(model.layers, model.dtype, model.device, LIMITS, add)
+    for stack in adapters.stacks:
+        add.prepare(stack)
+    model._adapters = adapters
+    load_files(adapters, 1, AdapterFiles.read(adapter, 64))
+    found = Passes(model).run((0, prompt, 0), (1, prompt, 1))
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+    assert (found[1] - found[0]).abs().max() > 0.1

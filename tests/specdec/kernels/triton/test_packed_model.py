@@ -89,7 +89,7 @@ def matrices(model):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gptq", "fp8-blocks"])
 def test_logits_are_those_of_the_dequantized_model(dirs, name, monkeypatch):
-    """Of prompts, which many rows multiply dequantized, and of decodes and drafts."""
+    """With prompts, whose many rows are multiplied dequantized, with decodes and with drafts."""
     monkeypatch.setattr(packed, "MOST_FEW_ROWS", 8)
     group, (quantized, plain) = TensorParallelGroup(), dirs(name)
     found = mixed_logits(quantized, IDS, group, kernels="triton")

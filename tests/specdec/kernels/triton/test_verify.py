@@ -1,86 +1,100 @@
-"""Verification and compaction on the device equal those of the host."""
+"""Verification and compaction by kernels equal those of their references."""
 
 import pytest
 import torch
 
+from specdec.kernels import moves
 from specdec.kernels.forward_batch import SlotMove
-from specdec.kernels.triton.moves import compact_paths, move_kv
-from specdec.kernels.triton.verify import DeviceDrafts, verify_drafts
-from specdec.types.draft_tree import BASE, path_of, walk
-
-WIDTH = 12
-
-
-def random_drafts(seed, num_seqs=5, num_tokens=3):
-    """Return random trees, chains and empty drafts over few tokens, and the sampled tokens."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def below(high):
-        return int(torch.randint(high, (1,), generator=generator))
-
-    drafts, sampled = [], []
-    for index in range(num_seqs):
-        count = 0 if index == 1 else below(WIDTH + 1)
-        is_chain = index == 2
-        parents = [node - 1 if is_chain else below(node + 1) - 1 for node in range(count)]
-        drafts.append(([below(num_tokens) for _ in range(count)], parents))
-        sampled.append([below(num_tokens) for _ in range(count + 1)])
-    return drafts, sampled
+from specdec.kernels.moves import AcceptedPaths, move_on_device, path_moves
+from specdec.kernels.triton.moves import move_kv
+from specdec.sampling import device_sampler
+from specdec.sampling import device_trees as reference
+from specdec.sampling.device_sampler import DeviceChains, DeviceSample, verify_chains
+from specdec.sampling.device_trees import verify_trees
+from tests.specdec.walks import WIDTH, device_trees, random_drafts, sample_of
 
 
-def device_drafts(drafts):
-    tokens, parents = torch.full((2, len(drafts), WIDTH), 77, dtype=torch.int32)
-    counts, starts, end = [], [], 0
-    for row, (own, above) in enumerate(drafts):
-        tokens[row, : len(own)] = torch.tensor(own, dtype=torch.int32)
-        parents[row, : len(own)] = torch.tensor(above, dtype=torch.int32)
-        counts.append(len(own))
-        starts.append(end)
-        end += len(own) + 1
-    return DeviceDrafts(tokens, parents, *(torch.tensor(each).int() for each in (counts, starts)))
+@pytest.fixture
+def by_kernels(monkeypatch):
+    """Return a function that calls another one with kernels."""
+
+    def call(function, *arguments):
+        with monkeypatch.context() as patch:
+            for module in (moves, device_sampler, reference):
+                patch.setattr(module, "has_triton", lambda device: True)
+            return function(*arguments)
+
+    return call
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_walks_are_those_of_the_host(seed):
+def test_walks_are_those_of_the_reference(by_kernels, seed):
     drafts, sampled = random_drafts(seed)
-    flat = torch.tensor([token for own in sampled for token in own])
-    found = verify_drafts(flat, device_drafts(drafts))
-    for row, ((tokens, parents), own) in enumerate(zip(drafts, sampled, strict=True)):
-        expected = walk(own, tokens, parents)
-        assert tuple(found.token_ids[row, : found.num_tokens[row]].tolist()) == expected
-        path = path_of(tokens, parents, expected[:-1])
-        assert found.path[row, : len(expected) - 1].tolist() == path
+    generator = torch.Generator().manual_seed(seed)
+    is_invalid = torch.rand(len(drafts) * (WIDTH + 1), generator=generator) < 0.1 * (seed % 3)
+    num_kept = [-1, 0, min(seed, len(drafts[2][0])), -1, -1]
+    arguments = sample_of(sampled, is_invalid), device_trees(drafts, num_kept)
+    found, expected = by_kernels(verify_trees, *arguments), verify_trees(*arguments)
+    assert found.counts.tolist() == expected.counts.tolist()
+    for row, count in enumerate(expected.counts.tolist()):
+        assert found.token_ids[row, :count].tolist() == expected.token_ids[row, :count].tolist()
+        assert found.places[row, :count].tolist() == expected.places[row, :count].tolist()
 
 
-def test_a_tree_of_one_path_accepts_all():
-    drafts = [([5, 6, 7], [BASE, 0, 1])]
-    found = verify_drafts(torch.tensor([5, 6, 7, 8]), device_drafts(drafts))
-    assert found.num_tokens.tolist() == [4]
-    assert found.token_ids[0, :4].tolist() == [5, 6, 7, 8]
+@pytest.mark.parametrize("seed", range(2))
+def test_chains_are_those_of_the_reference(by_kernels, seed):
+    generator = torch.Generator().manual_seed(seed)
+    sizes = {"size": (6, 4), "generator": generator}
+    drafts, sampled = torch.randint(2, **sizes), torch.randint(2, (30,), generator=generator)
+    is_invalid = torch.rand(30, generator=generator) < 0.1
+    num_drafts, num_kept = torch.tensor([4, 3, 0, 4, 4, 2]), torch.tensor([-1, -1, -1, 4, 0, 1])
+    arguments = DeviceSample(sampled, is_invalid), DeviceChains(drafts, num_drafts, num_kept)
+    found, expected = by_kernels(verify_chains, *arguments), verify_chains(*arguments)
+    assert found.counts.tolist() == expected.counts.tolist()
+    for row, count in enumerate(expected.counts.tolist()):
+        assert found.token_ids[row, :count].tolist() == expected.token_ids[row, :count].tolist()
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_accepted_nodes_move_behind_their_base(seed):
+def test_strided_rows_are_read_where_they_are(by_kernels):
+    """A step's drafts are columns of its packed input."""
+    drafts, sampled = random_drafts(0)
+    trees, sample = device_trees(drafts), sample_of(sampled)
+    wide = torch.full((len(drafts), 3, WIDTH + 2), 77)
+    wide[:, 0, 1 : WIDTH + 1], wide[:, 1, 1 : WIDTH + 1] = trees.token_ids, trees.parents
+    columns = wide[:, 0, 1 : WIDTH + 1], wide[:, 1, 1 : WIDTH + 1]
+    strided = reference.DeviceTrees(*columns, trees.num_nodes, trees.num_kept)
+    found = by_kernels(verify_trees, sample, strided)
+    assert found.counts.tolist() == verify_trees(sample, trees).counts.tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e5m2])
+@pytest.mark.parametrize("seed", range(2))
+def test_accepted_nodes_move_behind_their_base(by_kernels, seed, dtype):
     drafts, sampled = random_drafts(seed, num_tokens=2)
-    flat = torch.tensor([token for own in sampled for token in own])
-    found = verify_drafts(flat, device_drafts(drafts))
+    verified = verify_trees(sample_of(sampled), device_trees(drafts))
     block_size, blocks = 4, 6
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(drafts) * blocks, generator=generator)
-    tables = order.view(len(drafts), blocks).int()
-    cache = torch.randn(2, order.numel() * block_size, 2, 3, 8, generator=generator)
-    first_nodes = torch.tensor([5, 0, 7, 9, 3]).int()
+    tables = order.view(len(drafts), blocks)
+    places = torch.randperm(len(drafts), generator=generator)
+    size = (2, order.numel() * block_size + 1, 2, 3, 8)
+    cache = torch.randn(size, generator=generator).to(dtype)
+    bases = torch.tensor([4, 0, 6, 8, 2])
+    paths = AcceptedPaths(verified.places, verified.counts, bases, tables, places, block_size)
     expected = cache.clone()
-    for row, first in enumerate(first_nodes.tolist()):
+    for row, base in enumerate(bases.tolist()):
+        table = tables[places[row]].tolist()
         slots = [
-            int(tables[row, place // block_size]) * block_size + place % block_size
-            for place in range(first, first + WIDTH)
+            table[place // block_size] * block_size + place % block_size
+            for place in range(base, base + WIDTH + 1)
         ]
-        count = int(found.num_tokens[row]) - 1
-        for place, node in enumerate(found.path[row, :count].tolist()):
-            expected[:, slots[place]] = cache[:, slots[node]]
-    compact_paths(cache, found, first_nodes, tables, block_size)
-    assert torch.equal(cache, expected)
+        for new, old in enumerate(verified.places[row, : int(verified.counts[row])].tolist()):
+            expected[:, slots[new]] = cache[:, slots[old]]
+    assert not torch.equal(expected.float(), cache.float())
+    for call in (by_kernels, lambda function, *arguments: function(*arguments)):
+        moved = cache.clone()
+        call(move_on_device, moved, call(path_moves, paths))
+        assert torch.equal(moved.view(torch.uint8), expected.view(torch.uint8))
 
 
 def test_moves_run_in_order():

@@ -78,6 +78,88 @@ def mlp(x, weights, prefix):
     return linear(F.silu(gate) * up, weights, f"{prefix}.down_proj")
 
 
+@dataclass(frozen=True)
+class Latents:
+    """Sizes of the latent attention of a reference."""
+
+    heads: int
+    rank: int
+    plain_dim: int
+    rope_dim: int
+    value_dim: int
+    theta: float = 10_000.0
+
+
+def rope_of_neighbours(x, theta):
+    """Rotate x [T, heads, d], whose pairs are neighbours."""
+    half = x.shape[-1] // 2
+    angles = torch.arange(len(x))[:, None] * theta ** (-torch.arange(half) / half)
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    first, second = x[..., ::2], x[..., 1::2]
+    rotated = first * cos - second * sin, second * cos + first * sin
+    return torch.stack(rotated, dim=-1).flatten(-2)
+
+
+def latent_attention(x, weights, prefix, sizes):
+    """Attend with keys and values of each head (arXiv 2405.04434, equations 37 to 47)."""
+    plain, count = sizes.plain_dim, len(x)
+    query = linear(x, weights, f"{prefix}.q_proj") if f"{prefix}.q_proj.weight" in weights else None
+    if query is None:
+        latent = linear(x, weights, f"{prefix}.q_a_proj")
+        latent = rms(latent, weights[f"{prefix}.q_a_layernorm.weight"], 1e-6)
+        query = linear(latent, weights, f"{prefix}.q_b_proj")
+    query = query.view(count, sizes.heads, -1)
+    latent, shared = linear(x, weights, f"{prefix}.kv_a_proj_with_mqa").split(
+        (sizes.rank, sizes.rope_dim), dim=1
+    )
+    latent = rms(latent, weights[f"{prefix}.kv_a_layernorm.weight"], 1e-6)
+    expanded = linear(latent, weights, f"{prefix}.kv_b_proj").view(count, sizes.heads, -1)
+    rotated = rope_of_neighbours(shared[:, None], sizes.theta).expand(-1, sizes.heads, -1)
+    key = torch.cat([expanded[..., :plain], rotated], dim=-1)
+    query_rope = rope_of_neighbours(query[..., plain:], sizes.theta)
+    query = torch.cat([query[..., :plain], query_rope], dim=-1)
+    attended = attend(query, key, expanded[..., plain:], causal(count, None))
+    return linear(attended, weights, f"{prefix}.o_proj")
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The choice of experts of a reference. groups, chosen_groups: with sigmoids only."""
+
+    experts: int
+    per_token: int
+    is_sigmoid: bool = True
+    normalizes: bool = True
+    groups: int = 1
+    chosen_groups: int = 1
+    scale: float = 1.0
+
+    def route(self, logits, bias):
+        """Return experts and weights of one token; logits: [experts]."""
+        scores = logits.sigmoid() if self.is_sigmoid else logits.softmax(0)
+        choice = (scores + bias).view(self.groups, -1)
+        if self.groups > 1:
+            best = choice.topk(2).values.sum(1).topk(self.chosen_groups).indices
+            kept = torch.full_like(choice, -torch.inf)
+            kept[best] = choice[best]
+            choice = kept
+        chosen = choice.flatten().topk(self.per_token).indices
+        weights = scores[chosen]
+        return chosen, self.scale * (weights / weights.sum() if self.normalizes else weights)
+
+
+def mixture(x, weights, prefix, sizes):
+    """Return the results of each token's experts (arXiv 2412.19437, equations 12 to 16)."""
+    bias = weights.get(f"{prefix}.gate.e_score_correction_bias", torch.zeros(sizes.experts))
+    rows = []
+    for row, logits in zip(x, linear(x, weights, f"{prefix}.gate"), strict=True):
+        of_experts = zip(*sizes.route(logits, bias), strict=True)
+        rows.append(sum(mlp(row, weights, f"{prefix}.experts.{i}") * w for i, w in of_experts))
+    mixed = torch.stack(rows)
+    has_shared = f"{prefix}.shared_experts.up_proj.weight" in weights
+    return mixed + mlp(x, weights, f"{prefix}.shared_experts") if has_shared else mixed
+
+
 def layer(x, weights, prefix, sizes):
     """Return the output of a decoder layer; without an input norm if it has no weight."""
     norm = weights.get(f"{prefix}.input_layernorm.weight")

@@ -117,7 +117,7 @@ FAULTS = [
     ("eagle", keys(hidden_act="gelu"), r"hidden_act in .* is 'gelu'; it must be silu"),
     ("eagle", keys(layer_types=["chunked_attention"]), "layer_types .* must be 1 times full_attention or"),
     ("eagle", keys(rms_norm_eps="small"), r"rms_norm_eps .* must be a number above 0"),
-    ("eagle", keys(quantization_config={"quant_method": "fp8"}), "quantized heads are not supported"),
+    ("eagle", keys(quantization_config={"quant_method": "vptq"}), "weights quantized by vptq are not supported"),
     ("eagle", without("layers.0.self_attn.o_proj.weight"), r"no tensor layers\.0\.self_attn\.o_proj"),
     ("eagle3", shaped(GATE, 41, 48), r"midlayer\.mlp\.gate_proj\.weight has shape \[41, 48\]; expected \[40, 48\]"),
     ("eagle3", keys(target_hidden_size=64), r"target_hidden_size in .* is 64; it must be 48"),
@@ -281,14 +281,14 @@ def test_damaged_files(tmp_path, target, damage, words):
     assert not (tmp_path / "ran").exists()
 
 
-def test_mtp_layers_with_experts(tmp_path, target_dir, target):
+def test_an_mtp_layer_with_an_mlp_of_another_layout(tmp_path, target_dir, target):
     family = mtp.FAMILIES["deepseek"]
     tensors = mtp.stored(mtp.weights_of_16(family), family)
     gate = f"{family.block}mlp.gate_proj.weight"
     tensors[gate.replace("gate_proj", "experts.0.gate_proj")] = tensors.pop(gate)
     directory = mtp.with_mtp(target_dir, tmp_path / "a", tensors)
     message = one_line(lambda: HeadConfig.from_directory(directory, target))
-    assert "MTP layers with experts or other MLPs are not supported" in message
+    assert "the MLP of the MTP layer is of an unknown kind; it must have mlp.gate_proj" in message
 
 
 def test_a_target_without_mtp_layers(tmp_path, target_dir, target):

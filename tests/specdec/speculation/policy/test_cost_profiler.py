@@ -221,10 +221,40 @@ def test_profiling_leaves_no_state_in_a_real_model(tiny_model_dir):
     }
 
 
-def test_a_real_draft_model_is_measured(tiny_model_dir):
+@pytest.mark.parametrize("text", [(), tuple(range(20, 300))])
+def test_a_real_draft_model_is_measured(tiny_model_dir, text):
     limits = DraftLimits(num_blocks=40, block_size=4, max_model_len=160, max_catch_up_tokens=16)
     runner = load_draft_runner(tiny_model_dir, "float32", limits, TensorParallelGroup())
     worker = LocalDraftWorker(runner)
-    table = CostProfiler(engine_config(3), 3, time.perf_counter).drafting(worker, 40, 0.2)
+    profiler = CostProfiler(engine_config(3), 3, time.perf_counter, draft_text=text)
+    table = profiler.drafting(worker, limits, 0.2)
     assert table.draft_tokens == (1, 3)
     assert table.step_s(1, 3) > 0
+
+
+def test_sequences_of_a_mixture_that_drafts_continue_a_text_with_its_kv():
+    """In its own vocabulary, in chunks that it may catch up on."""
+    chunks, drafted = [], []
+
+    class DraftWorkerOfText:
+        def begin(self, step):
+            chunks.append([row for row in step.rows if row.token_ids])
+            drafted.extend(step.drafts)
+
+        def collect(self):
+            return None
+
+    config = engine_config(max_num_seqs=8, max_num_batched_tokens=512)
+    limits = DraftLimits(num_blocks=400, block_size=4, max_model_len=160, max_catch_up_tokens=128)
+    profiler = CostProfiler(config, 4, time.perf_counter, text=(1,), draft_text=TEXT)
+    table = profiler.drafting(DraftWorkerOfText(), limits, budget_s=100)
+    assert table.batch_sizes == (1, 2, 4, 8)
+    contexts = [chunk for chunk in chunks if chunk]
+    assert [[row.seq_id for row in chunk] for chunk in contexts] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    for row in (each for chunk in contexts for each in chunk):
+        first = 100 + 37 * row.seq_id
+        assert (row.num_computed_tokens, row.samples) == (0, False)
+        assert row.token_ids == tuple(range(first, first + 64))
+    for row in drafted:
+        assert (row.num_computed_tokens, row.token_ids) == (64, (164 + 37 * row.seq_id,))
+    assert {row.num_draft_tokens for row in drafted} == {1, 2, 4}

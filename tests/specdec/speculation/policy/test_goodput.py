@@ -82,8 +82,14 @@ def test_an_estimate_depends_on_the_batch_size_and_the_shape():
 
 @pytest.mark.parametrize("curve", [GPU, SMALL], ids=["gpu", "small"])
 @pytest.mark.parametrize("acceptance", [GOOD, BAD], ids=["good", "bad"])
-@pytest.mark.parametrize("num_decoding", [1, 8, 64])
-@pytest.mark.parametrize("wrong_by", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize(
+    ("num_decoding", "wrong_by"),
+    [
+        pytest.param(count, wrong_by, marks=() if index == place else pytest.mark.slow)
+        for place, count in enumerate((1, 8, 64))
+        for index, wrong_by in enumerate((0.5, 1.0, 2.0))
+    ],
+)
 def test_goodput_is_close_to_the_best_fixed_length(
     clock, curve, acceptance, num_decoding, wrong_by
 ):

@@ -16,7 +16,7 @@ from specdec.speculation.proposers.draft_model import MAX_PENDING_TOKENS, DraftM
 from specdec.text.vocab_map import VocabularyMap
 from specdec.types.adapters import AdapterFile
 from specdec.types.draft_decision import DraftAhead
-from specdec.types.messages import DraftedRow, DraftOutput
+from specdec.types.draft_messages import DraftedRow, DraftOutput
 from specdec.types.sampling_params import SpeculationOptions
 from specdec.types.sampling_spec import SamplingRules, Verifier
 from tests.specdec.engines import draft_model, engine_config, local_engine, request

@@ -3,7 +3,7 @@
 import pytest
 
 from specdec.speculation.proposers.pass_times import PassTimes
-from specdec.types.messages import DraftPass
+from specdec.types.draft_messages import DraftPass
 
 
 def observed(seconds_of, sizes):

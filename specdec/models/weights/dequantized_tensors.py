@@ -1,0 +1,98 @@
+"""Quantized weights as tensors of the shape and the values that they stand for.
+
+For readers that know a checkpoint by the names and shapes of its weights, such as those of draft
+heads: each quantized weight is one tensor `x.weight`, and the tensors that describe it are hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec.models.weights.dequantize import WeightFormat, weight_format
+from specdec.models.weights.pickled_tensors import PickledTensors
+from specdec.models.weights.stored_tensors import StoredTensors, TensorSource
+from specdec.models.weights.weight_files import PICKLED
+
+
+@dataclass(frozen=True)
+class DequantizedTensors:
+    """A TensorSource over another one, in which some weights are quantized in a layout."""
+
+    stored: TensorSource
+    layout: WeightFormat
+
+    def __contains__(self, name: str) -> bool:
+        return self._is_quantized(name) or name in self.stored
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See TensorSource."""
+        if self._is_quantized(name):
+            return self.layout.shape(self.stored, name)
+        return self.stored.shape(name)
+
+    def short_dtype(self, name: str) -> torch.dtype | None:
+        """See TensorSource."""
+        return None if self._is_quantized(name) else self.stored.short_dtype(name)
+
+    def slice(self, name: str, *window: slice) -> Tensor:
+        """Return a part of a tensor: of a quantized weight in float32, else as it is stored."""
+        if not self._is_quantized(name):
+            return self.stored.slice(name, *window)
+        given = dict(enumerate(window))
+        parts = (
+            range(size)[given.get(dim, slice(None))] for dim, size in enumerate(self.shape(name))
+        )
+        return self.layout.read(self.stored, name, *parts)
+
+    def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the tensors that stored ones with these shapes make up."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, shape in stored.items():
+            weight = self._weight_of(name)
+            if weight is None:
+                shapes[name] = shape
+            elif weight not in shapes:
+                shapes[weight] = self.shape(weight)
+        return shapes
+
+    def _weight_of(self, name: str) -> str | None:
+        """Return the quantized weight that a stored tensor is a part of; None for others."""
+        if name.endswith(".bias"):
+            return None
+        ends = (place for place, character in enumerate(name) if character == ".")
+        weights = (f"{name[:end]}.weight" for end in ends)
+        return next((each for each in weights if self._is_quantized(each)), None)
+
+    def _is_quantized(self, name: str) -> bool:
+        return name.endswith(".weight") and self.layout.holds(self.stored, name)
+
+
+def open_tensors(
+    files: Sequence[Path], directory: Path, quantization: Mapping[str, Any] | None
+) -> TensorSource:
+    """Open weight files, in which weights may be quantized.
+
+    quantization: `quantization_config` of config.json; None without one. Raises
+    UnsupportedModelError for a layout that cannot be read.
+    """
+    kind = PickledTensors if files[0].suffix in PICKLED else StoredTensors
+    stored, layout = kind(files, directory), weight_format(quantization)
+    return stored if layout is None else DequantizedTensors(stored, layout)
+
+
+def dequantized_shapes(
+    stored: Mapping[str, tuple[int, ...]],
+    files: Sequence[Path],
+    directory: Path,
+    quantization: Mapping[str, Any],
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors that stored ones make up; arguments as in `open_tensors`."""
+    tensors = open_tensors(files, directory, quantization)
+    assert isinstance(tensors, DequantizedTensors)
+    return tensors.shapes(stored)

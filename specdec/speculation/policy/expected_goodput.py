@@ -1,0 +1,154 @@
+"""Expected goodput of draft shapes: output tokens per second, from acceptance and step costs.
+
+Goodput is the expected tokens of a step over its expected seconds (SmartSpec, Liu et al. 2024,
+arXiv 2406.14066, section 4). Both are measured: the tokens by acceptance at each position, the
+seconds by batch size and draft shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from specdec.speculation.policy.acceptance import AcceptanceEstimator
+from specdec.speculation.policy.cost_model import CostModel
+from specdec.types.draft_decision import DraftAhead, DraftShape, PromptLoad, chain
+
+_ESTIMATE_HOLDS_S = 0.5
+_BESIDE_PROMPTS_HOLDS_S = 0.05
+
+
+@dataclass(frozen=True)
+class GoodputEstimate:
+    """Expected goodput of steps of one kind, estimated at `at_s`.
+
+    num_decoding, shape: the kind, by sequences and draft shape of each. tokens_per_s: of the whole
+        batch. speedup: over the same steps without drafts.
+    """
+
+    at_s: float
+    num_decoding: int
+    shape: DraftShape
+    tokens_per_s: float
+    speedup: float
+
+
+class _BesidePrompts(NamedTuple):
+    """A decision, made at `at_s`, for steps that also compute a part of a prompt.
+
+    num_decoding, shape: as in GoodputEstimate. pays: whether the drafts do.
+    """
+
+    at_s: float
+    num_decoding: int
+    shape: DraftShape
+    pays: bool
+
+
+def _is_valid(
+    known: GoodputEstimate | _BesidePrompts,
+    now_s: float,
+    num_decoding: int,
+    shape: DraftShape,
+    holds_s: float,
+) -> bool:
+    """Return whether an estimate or decision is for such steps, and at most `holds_s` old."""
+    is_of_the_kind = (known.num_decoding, known.shape) == (num_decoding, shape)
+    return is_of_the_kind and now_s - known.at_s < holds_s
+
+
+class ExpectedGoodput:
+    """Expected output tokens per second of steps, by number of sequences and draft shape.
+
+    acceptance, costs: the measurements that it is computed from, which the caller updates.
+    """
+
+    def __init__(self, acceptance: AcceptanceEstimator, costs: CostModel) -> None:
+        self.acceptance = acceptance
+        self.costs = costs
+        self._estimate: GoodputEstimate | None = None
+        self._beside_prompts: _BesidePrompts | None = None
+
+    def of(self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]) -> list[float]:
+        """Return the expected tokens per second over the batch, for each shape."""
+        expected = self.acceptance.expected_tokens(shapes, now_s)
+        return [
+            max(
+                num_decoding * tokens / self.costs.step_s(num_decoding, shape, now_s),
+                self._waiting_goodput(now_s, num_decoding, shape),
+            )
+            for shape, tokens in zip(shapes, expected, strict=True)
+        ]
+
+    def most(self, now_s: float, num_decoding: int, shape: DraftShape) -> float:
+        """Return the tokens per second of a shape if all drafts were accepted."""
+        most_tokens = num_decoding * (1 + shape.depth)
+        return most_tokens / self.costs.step_s(num_decoding, shape, now_s)
+
+    def pays_to_wait(self, now_s: float, shape: DraftShape) -> bool:
+        """Return whether a sequence that decodes alone waits for drafts that were not made ahead.
+
+        shape: one with drafts ahead.
+        """
+        [tokens] = self.acceptance.expected_tokens([shape], now_s)
+        goodput = tokens / self.costs.step_s(1, shape, now_s)
+        return self._waiting_goodput(now_s, 1, shape) >= goodput
+
+    def _waiting_goodput(self, now_s: float, num_decoding: int, shape: DraftShape) -> float:
+        """Return the goodput of a sequence alone that waits for drafts that were not made ahead.
+
+        0 where it does not wait.
+        """
+        if num_decoding > 1 or shape.ahead is DraftAhead.OFF:
+            return 0.0
+        missed = 1 - self.acceptance.hit_rate(shape, waits=True)
+        seconds = self.costs.step_s(1, shape, now_s) + missed * self.costs.draft_s(1, shape)
+        return self.acceptance.tokens_of_hit(shape) / seconds
+
+    def pays_beside(
+        self, prompts: PromptLoad, now_s: float, num_decoding: int, shape: DraftShape
+    ) -> bool:
+        """Return whether the drafts of a shape pay in a step that also computes prompts.
+
+        They pay where they cost less than their accepted tokens would in later steps without
+        drafts, in which the sequences of the prompts decode too.
+        """
+        known = self._beside_prompts
+        if not shape.num_draft_tokens:
+            return True
+        holds_s = _BESIDE_PROMPTS_HOLDS_S
+        if known is not None and _is_valid(known, now_s, num_decoding, shape, holds_s):
+            return known.pays
+        plain_s, drafted_s = (
+            self.costs.step_s(num_decoding, each, now_s)
+            + self.costs.prompt_s(num_decoding, each.num_draft_tokens, prompts.num_tokens, now_s)
+            for each in (chain(0), shape)
+        )
+        [tokens] = self.acceptance.expected_tokens([shape], now_s)
+        num_later = num_decoding + prompts.num_sequences
+        token_s = self.costs.step_s(num_later, chain(0), now_s) / num_later
+        pays = num_decoding * (tokens - 1) * token_s > drafted_s - plain_s
+        self._beside_prompts = _BesidePrompts(now_s, num_decoding, shape, pays)
+        return pays
+
+    def estimate(self, now_s: float, num_decoding: int, shape: DraftShape) -> GoodputEstimate:
+        """Return the estimate for a kind of step, updated twice a second and when the kind changes.
+
+        A step with drafts counts as at least as long as one without, whatever the noise.
+        """
+        known = self._estimate
+        if known is not None and _is_valid(known, now_s, num_decoding, shape, _ESTIMATE_HOLDS_S):
+            return known
+        plain_s = self.costs.step_s(num_decoding, chain(0), now_s)
+        step_s = self.costs.step_s(num_decoding, shape, now_s)
+        [goodput] = self.of(now_s, num_decoding, [shape])
+        tokens_per_s = goodput * step_s / max(plain_s, step_s)
+        self._estimate = GoodputEstimate(
+            now_s,
+            num_decoding,
+            shape,
+            tokens_per_s=tokens_per_s,
+            speedup=tokens_per_s * plain_s / num_decoding,
+        )
+        return self._estimate

@@ -1,0 +1,181 @@
+"""Steps on the device with trees of heads, which draft behind them by operators of the host."""
+
+from functools import cache
+
+import pytest
+
+from specdec.config.speculative import SpeculativeConfig
+from specdec.speculation.policy.policy import SpeculationPolicy
+from specdec.types.control import SpeculationControl
+from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
+from specdec.types.sampling_spec import SamplingRules
+from specdec.worker.head_runner import HeadRunner
+from tests.specdec.attention_heads import fitted_head_dir
+from tests.specdec.engines import engine_config, local_engine, make_engine, tokens_by
+from tests.specdec.fakes import run_ranks
+from tests.specdec.heads import HEADS
+from tests.specdec.worker.device import FakeGraphs, device_runner, recorded_device_steps
+from tests.specdec.worker.test_device_head import (
+    NUM_DRAFTS,
+    RecordedTarget,
+    num_with_drafts,
+    requests,
+)
+
+NUM_NODES = 8
+SWITCHES = range(7, 12)
+"""Steps whose drafts are chains."""
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_model_dir):
+    """Return the tokens without speculation."""
+    return tokens_by(local_engine(tiny_model_dir, engine_config(0), kernels="torch"), requests())
+
+
+@pytest.fixture(scope="module")
+def head_dir(tiny_model_dir, tmp_path_factory, expected):
+    """Return a function that gives the directory of a head, some of whose drafts are right."""
+    asked = requests()
+    texts = [[*each.prompt, *expected[each.request_id]] for each in asked]
+    lengths = [len(each.prompt) for each in asked]
+
+    @cache
+    def write(method):
+        directory = tmp_path_factory.mktemp(method)
+        if method == "medusa":
+            return HEADS[method](tiny_model_dir, directory, texts)
+        return fitted_head_dir(method, tiny_model_dir, directory, texts, lengths, depth=NUM_DRAFTS)
+
+    return write
+
+
+@pytest.fixture
+def on_device(monkeypatch):
+    """Return a list with an entry for each step that ran on the device: its rows."""
+    return recorded_device_steps(monkeypatch)
+
+
+@pytest.fixture
+def tree_counts(monkeypatch):
+    """Return a list with the number of trees that a head drafts behind each step, by the host."""
+    counts, draft = [], HeadRunner.draft_behind
+
+    def counted(self, rows, states, verified):
+        found = draft(self, rows, states, verified)
+        counts.append(sum(row.next_draft_parents is not None for row in found))
+        return found
+
+    monkeypatch.setattr(HeadRunner, "draft_behind", counted)
+    return counts
+
+
+def config_of(method, directory, **changes):
+    speculation = SpeculativeConfig.of(
+        method, NUM_DRAFTS, model=str(directory), num_draft_tree_tokens=NUM_NODES
+    )
+    return engine_config(speculation=speculation, async_scheduling=True, **changes)
+
+
+def run_trees(model_dir, head_dir, method, group=None, asked=None, chains=(), **options):
+    """Run requests whose drafts are trees; return tokens, the target and the engine's counts.
+
+    chains: steps whose drafts are chains instead.
+    """
+    config = config_of(method, head_dir, **options.pop("changes", {}))
+    runner = device_runner(model_dir, config, head=head_dir, group=group, **options)
+    target = RecordedTarget(runner)
+    control = SpeculationControl("on", 32, NUM_DRAFTS)
+    policy = SpeculationPolicy(control, clock=lambda: 0.0, num_tree_tokens=NUM_NODES)
+    engine = make_engine(model_dir, config, target, policy=policy)
+    tokens = {}
+    for each in requests() if asked is None else asked:
+        engine.add(each)
+        tokens[each.request_id] = []
+    while engine.has_work:
+        policy._num_tree_tokens = 0 if len(target.outputs) in chains else NUM_NODES
+        for output in engine.step():
+            tokens[output.request_id].extend(output.token_ids)
+        engine.check_integrity()
+    return tokens, target, engine.stats().counts
+
+
+@pytest.mark.parametrize(
+    ("method", "has_graphs"), [("eagle3", True), ("medusa", False), ("dflash", False)]
+)
+def test_steps_with_trees_run_on_the_device(
+    tiny_model_dir, head_dir, expected, on_device, tree_counts, method, has_graphs
+):
+    """Each yields the tokens and drafts of the host's path, with prompts and without.
+
+    EAGLE-3 and Medusa heads draft chains on the device in between.
+    """
+    run = [tiny_model_dir, head_dir(method), method]
+    changes = {"max_num_batched_tokens": 40, "max_num_seqs": 3}
+    options = {"asked": requests(3), "changes": changes, "chains": SWITCHES}
+    tokens, host, _ = run_trees(*run, runs_on_device=False, **options)
+    assert tokens == {name: expected[name] for name in tokens}
+    assert not on_device
+    num_trees = sum(tree_counts)
+    tree_counts.clear()
+    found, target, counts = run_trees(*run, graphs=FakeGraphs() if has_graphs else None, **options)
+    assert found == tokens
+    assert [each.rows for each in target.outputs] == [each.rows for each in host.outputs]
+    assert len(on_device) == counts.num_steps
+    assert sum(tree_counts) == num_trees > 5
+    with_trees = [rows for rows in on_device if any(row.parents for row in rows)]
+    assert len(with_trees) > 3
+    assert counts.speculation.num_accepted_tokens > 0
+    if method != "dflash":
+        assert len(tree_counts) < counts.num_steps
+        assert num_with_drafts(on_device) > 0
+
+
+@pytest.mark.parametrize("method", ["eagle3", "medusa"])
+def test_a_chain_is_drafted_on_the_device_behind_a_tree(
+    tiny_model_dir, head_dir, expected, on_device, method
+):
+    """As at the end of a text: by the features of the accepted path, which have moved."""
+    [asked] = requests(1)
+    text, num_prompt = (*asked.prompt, *expected["r0"]), len(asked.prompt)
+    found = []
+    for runs_on_device in (False, True):
+        config = config_of(method, head_dir(method))
+        runner = device_runner(
+            tiny_model_dir, config, head=head_dir(method), runs_on_device=runs_on_device
+        )
+        found.append(steps_behind_a_tree(runner, text, num_prompt))
+    assert found[0] == found[1]
+    assert found[0][1].token_ids == text[num_prompt + 1 : num_prompt + 5]
+    assert len(found[0][1].next_draft_token_ids) == NUM_DRAFTS
+    assert [[bool(row.parents) for row in rows] for rows in on_device] == [[False], [True], [False]]
+
+
+def steps_behind_a_tree(runner, text, num_prompt):
+    """Run a prompt, a tree with the right path 1, 3, 5, and the chain behind; return the rows."""
+    base = num_prompt
+    table = BlockTableDelta(0, 0, tuple(range(10)))
+    admission = SequenceAdmission(0, num_prompt, SamplingRules(temperature=0.0), text[:num_prompt])
+    prompt = StepRow(0, 0, text[:base], 0, True, num_next_drafts=NUM_DRAFTS)
+    drafts = (3, text[base + 1], 4, text[base + 2], 5, text[base + 3])
+    row = StepRow(0, base, (text[base], *drafts), 6, True, parents=(-1, -1, 1, 1, 3, 3))
+    steps = [
+        StepInput(0, (), (admission,), (table,), (prompt,)),
+        StepInput(1, (), (), (), (row._replace(num_next_drafts=NUM_DRAFTS),)),
+    ]
+    found = [runner.execute(step).rows[0] for step in steps]
+    chain = found[-1].next_draft_token_ids
+    behind = StepRow(0, base + 4, (text[base + 4], *chain), len(chain), True)
+    step = StepInput(2, (), (), (), (behind._replace(num_next_drafts=NUM_DRAFTS),))
+    return [*found, runner.execute(step).rows[0]]
+
+
+def test_ranks_agree(tiny_model_dir, head_dir, expected):
+    def on_rank(group):
+        run = [tiny_model_dir, head_dir("eagle3"), "eagle3", group]
+        tokens, target, _ = run_trees(*run, asked=requests(2, max_tokens=12))
+        return tokens, target.outputs
+
+    found = run_ranks(2, on_rank)
+    assert found[0] == found[1]
+    assert found[0][0] == {name: expected[name][:12] for name in ("r0", "r1")}
