@@ -22,6 +22,7 @@ from benchmarks.tiny_model import write_tiny_llama
 from specdec.config.engine import EngineConfig
 from specdec.kernels.collectives import Collectives, OneShotCollectives, OrderedCollectives
 from specdec.kernels.tensor_parallel import Rendezvous, TensorParallelGroup
+from specdec.models.weights.checkpoint import CPU
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker import load_runner
@@ -47,8 +48,7 @@ class _Rank:
 
     @property
     def device(self) -> torch.device:
-        index = self.rank if self.device_type == "cuda" else None
-        return torch.device(self.device_type, index)
+        return torch.device("cuda", self.rank) if self.device_type == "cuda" else CPU
 
 
 def compare_ranks(context: Context) -> Result:
