@@ -56,6 +56,7 @@ from benchmarks.gpu.prompts import measure_prompts
 from benchmarks.gpu.ranks import compare_ranks
 from benchmarks.gpu.steps import measure_grid, measure_main_steps
 from benchmarks.gpu.throughput import compare_speculation, compare_transformers
+from benchmarks.gpu.trees import measure_trees
 from benchmarks.report_file import DOCS, write_text
 from specdec.kernels.triton.availability import has_triton
 
@@ -87,6 +88,7 @@ PARTS = (
     _measurement("ranks", compare_ranks, 120.0),
     _measurement("main steps", measure_main_steps, 100.0),
     _measurement("prompts", measure_prompts, 60.0),
+    _measurement("trees", measure_trees, 60.0),
     _measurement("penalties, grammars, log-probabilities", measure_extras, 45.0),
     _measurement("draft head", measure_head, 50.0),
     _measurement("draft model", measure_draft_model, 40.0),

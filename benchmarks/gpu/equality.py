@@ -67,6 +67,9 @@ def cases() -> Iterator[Case]:
     for name in ("eagle3", "medusa"):
         yield Case(f"head {name}", {"method": name, "num_speculative_tokens": 4}, head=name)
     yield Case("tree", {**_LOOKUP, "num_draft_tree_tokens": 8})
+    for name in ("eagle3", "medusa"):
+        trees = {"method": name, "num_speculative_tokens": 4, "num_draft_tree_tokens": 12}
+        yield Case(f"trees of {name}", trees, head=name)
     for verifier in ("rejection", "block"):
         yield Case(verifier, {**_LOOKUP, "verifier": verifier}, {"temperature": 0.0})
     schema = StructuredOutput(json_schema=json.dumps(_SCHEMA))
@@ -88,7 +91,8 @@ def cases() -> Iterator[Case]:
 
 NGRAM = tuple(f"ngram, k {count}" for count in range(1, 9))
 DRAFTERS = (
-    *("suffix", "lookahead", "draft_model", "head eagle3", "head medusa", "tree"),
+    *("suffix", "lookahead", "draft_model", "head eagle3", "head medusa"),
+    *("tree", "trees of eagle3", "trees of medusa"),
     *("rejection", "block"),
 )
 FEATURES = ("grammar", "penalties", "log-probabilities", "truncation", "window", "preemption")

@@ -13,6 +13,10 @@ _PROMPT_COLUMNS = (
     *("batch", "drafts", "prompt"),
     *("ms without prompt", "ms on the device", "ms by the host"),
 )
+_TREE_COLUMNS = (
+    *("batch", "context", "drafts"),
+    *("ms as a chain", "ms as a tree, on the device", "ms by the host"),
+)
 _EXTRAS_PART = "penalties, grammars, log-probabilities"
 _EXTRAS_COLUMNS = ("batch", "request", "sequences with it", "ms on the device", "ms by the host")
 _SUM_COLUMNS = ("type", "KiB", "in one shot, us", "NCCL, us")
@@ -36,6 +40,9 @@ def page(report: PartReport) -> str:
     if cells := plain["parts"].get("prompts", {}).get("prompt_cells"):
         rows = [_prompt_row(each) for each in cells]
         lines += ["", "## Steps of 8B with a prompt", "", markdown_table(_PROMPT_COLUMNS, rows)]
+    if cells := plain["parts"].get("trees", {}).get("tree_cells"):
+        rows = [_tree_row(each) for each in cells]
+        lines += ["", "## Steps of 8B with trees", "", markdown_table(_TREE_COLUMNS, rows)]
     if cells := plain["parts"].get(_EXTRAS_PART, {}).get("extras_cells"):
         rows = [_extras_row(each) for each in cells]
         title = "## Steps of 8B with 4 drafts, by requests of some sequences"
@@ -79,6 +86,12 @@ def _sum_row(each: dict[str, Any]) -> tuple[str, ...]:
 def _prompt_row(cell: dict[str, Any]) -> tuple[str, ...]:
     sizes = (cell["batch"], cell["num_drafts"], cell["prompt_tokens"])
     times = (cell["decode_ms"], cell["device_ms"], cell["host_ms"])
+    return (*map(str, sizes), *(f"{each:.2f}" for each in times))
+
+
+def _tree_row(cell: dict[str, Any]) -> tuple[str, ...]:
+    sizes = (cell["batch"], cell["context"], cell["num_nodes"])
+    times = (cell["chain_ms"], cell["device_ms"], cell["host_ms"])
     return (*map(str, sizes), *(f"{each:.2f}" for each in times))
 
 
@@ -128,7 +141,7 @@ def _details(part: Result) -> Iterator[str]:
 _LONG = {
     "rates",
     *("passed", "error", "traceback", "log", "stack", "seconds", "cases", "cells", "aims"),
-    *("prompt_cells", "extras_cells", "sums"),
+    *("prompt_cells", "extras_cells", "tree_cells", "sums"),
     *("profiles", "plans", "steps", "command", "output", "medusa"),
 }
 _MAX_DETAIL_CHARS = 400

@@ -73,7 +73,13 @@ class Steps:
     """A target with random weights, and steps of any shape on it; its KV is never computed."""
 
     def __init__(
-        self, decoder: CausalDecoder, model: ModelConfig, sizes: Sizes, *, has_graphs: bool
+        self,
+        decoder: CausalDecoder,
+        model: ModelConfig,
+        sizes: Sizes,
+        *,
+        has_graphs: bool,
+        max_tree_nodes: int = 0,
     ) -> None:
         self.device = decoder.device
         wide_bytes = model.kv_bytes_per_token(_name(decoder.dtype), 1)
@@ -95,7 +101,11 @@ class Steps:
             block_size=BLOCK_SIZE,
             max_num_seqs=max(sizes.batches),
             max_num_batched_tokens=max(2048, max(sizes.batches)),
-            speculation=SpeculativeConfig.of("ngram", MAX_DRAFT_TOKENS),
+            speculation=SpeculativeConfig.of(
+                "ngram",
+                min(MAX_DRAFT_TOKENS, max_tree_nodes - 1) if max_tree_nodes else MAX_DRAFT_TOKENS,
+                num_draft_tree_tokens=max_tree_nodes,
+            ),
         )
         may_capture = has_graphs and decoder.fits_graphs and self.device.type == "cuda"
         graphs = CudaGraphs(self.device) if may_capture else None

@@ -133,10 +133,6 @@ class StepRow(NamedTuple):
             num_held_drafts=num_held,
         )
 
-    def without_next_draft(self) -> StepRow:
-        """Return the row with nothing for the rank's head to do."""
-        return self._replace(num_next_drafts=0, next_draft_depth=0)
-
     @property
     def is_pending(self) -> bool:
         """Return whether its token is not known yet."""

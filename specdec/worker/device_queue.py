@@ -73,11 +73,6 @@ class DeviceQueue:
         return len(self._begun)
 
     @property
-    def is_full(self) -> bool:
-        """Return whether as many steps are in flight as there may be."""
-        return len(self._begun) == MAX_IN_FLIGHT
-
-    @property
     def is_done(self) -> bool:
         """Return whether the oldest step in flight has ended."""
         return self._begun[self._collected is not None].tokens.is_done
@@ -103,6 +98,14 @@ class DeviceQueue:
             return False
         self._settle_all_but_last()
         return not any(row.is_pending for row in step.rows) or self.waits_for(step.released)
+
+    def has_room(self, step: StepInput) -> bool:
+        """Return whether a step may begin behind those in front, whose results it may need."""
+        if self.needs_results(step):
+            if self.num_in_flight:
+                return False
+            self.settle()
+        return len(self._begun) < MAX_IN_FLIGHT and not self.waits_for(step.released)
 
     def begin(self, step_id: int, rows: Sequence[StepRow], states: Sequence[SequenceState]) -> bool:
         """Begin a step behind those in flight; return False where the device cannot run it."""
@@ -137,6 +140,12 @@ class DeviceQueue:
         if not self._settles_late:
             self.settle()
         return VerifyOutput(step.step_id, result.verified)
+
+    def collect_settled(self) -> VerifyOutput:
+        """Collect the oldest step, which the states of its sequences know then."""
+        output = self.collect()
+        self.settle()
+        return output
 
     def settle(self) -> None:
         """Give the states of sequences the result of the step that was collected last, if any."""

@@ -81,6 +81,11 @@ def num_kept(rows: Sequence[StepRow], states: Sequence[SequenceState]) -> list[i
     return counts
 
 
+def without_next_drafts(rows: Sequence[StepRow]) -> list[StepRow]:
+    """Return rows with nothing for a head on the device to do."""
+    return [row._replace(num_next_drafts=0, next_draft_depth=0) for row in rows]
+
+
 def flat_tokens(rows: Sequence[StepRow]) -> list[int]:
     """Return the tokens of rows, one row behind the other; 0 for those that the device holds."""
     return [

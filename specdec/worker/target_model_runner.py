@@ -27,11 +27,12 @@ from specdec.types.messages import (
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker.batch_state import SequenceState
 from specdec.worker.device_queue import DeviceQueue, verified_by_host
+from specdec.worker.device_rows import without_next_drafts
 from specdec.worker.device_steps import DeviceSteps
 from specdec.worker.head_runner import HeadRunner
 from specdec.worker.head_versions import HeadVersions, LoadHead
 from specdec.worker.model_runner import ModelRunner
-from specdec.worker.row_outputs import lookahead_tokens, prompt_logprobs_of
+from specdec.worker.prompt_outputs import prompt_logprobs_of
 from specdec.worker.step_graphs import GraphBackend, GraphReport
 from specdec.worker.step_rows import (
     invalid_chunks,
@@ -40,7 +41,12 @@ from specdec.worker.step_rows import (
     split_rows,
     valid_tokens,
 )
-from specdec.worker.verification import verify_by_argmax, verify_in_parts, verify_sampled
+from specdec.worker.verification import (
+    lookahead_tokens,
+    verify_by_argmax,
+    verify_in_parts,
+    verify_sampled,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +75,7 @@ class TargetModelRunner(ModelRunner):
         load: loads other versions of it, to be used between two steps.
         """
         speculation = limits.speculation
+        method = speculation.head if speculation else None
         self.head = HeadRunner(
             head,
             self._batch_state,
@@ -78,7 +85,7 @@ class TargetModelRunner(ModelRunner):
             max_model_len=limits.max_model_len,
             max_pairs=limits.max_num_batched_tokens,
             feature_dtype=self.model.dtype,
-            tree_choices=_tree_choices(limits),
+            tree_choices=method.tree_choices if method else (),
             has_confidences=speculation is not None and speculation.uses_confidences,
             has_padding_block=self.has_padding_block,
         )
@@ -133,11 +140,9 @@ class TargetModelRunner(ModelRunner):
         if self._queue is not None:
             states, own = self._batch_state.states(rows), rows
             if drafts_trees := any(row.next_draft_depth for row in rows):
-                own = [row.without_next_draft() for row in rows]
+                own = without_next_drafts(rows)
             if self._queue.begin(step.step_id, own, states):
-                output = self.collect()
-                self.settle()
-                output = self._verified_by_host(output, rows, states)
+                output = self._verified_by_host(self._queue.collect_settled(), rows, states)
                 drafts_behind = self._drafts_on_host or drafts_trees
                 return self._with_drafts(output, rows) if drafts_behind else output
         return self._run(step.step_id, rows)
@@ -147,19 +152,14 @@ class TargetModelRunner(ModelRunner):
 
         Returns False where the device cannot run it, or the step has to wait for the result of
         that one. Only the sequences may have been updated then, as `execute` or the next call for
-        the same step does not do again. Several ranks return the same for the same steps, if each
-        has collected what `needs_results` demands.
+        the same step does not do again. Several ranks return the same behind `needs_results`.
         """
         queue = self._queue
         if queue is None or not step.rows:
             return False
         if self._drafts_on_host or any(row.next_draft_depth for row in step.rows):
             return False  # the host has to draft behind it
-        if queue.needs_results(step):
-            if queue.num_in_flight:
-                return False
-            queue.settle()
-        if queue.is_full or queue.waits_for(step.released):
+        if not queue.has_room(step):
             return False
         is_behind = queue.num_unsettled > 0
         if is_behind and any(row.drafts_by_token for row in step.rows):
@@ -170,10 +170,7 @@ class TargetModelRunner(ModelRunner):
         return not verified_by_host(rows, states) and queue.begin(step.step_id, rows, states)
 
     def needs_results(self, step: StepInput) -> bool:
-        """Return whether all steps in flight have to be collected before `begin` of a step.
-
-        So it is where several ranks could otherwise differ in what they know when it begins.
-        """
+        """Return whether all steps in flight have to be collected in front of one, on all ranks."""
         return self._queue is not None and self._queue.needs_results(step)
 
     def settle(self) -> None:
@@ -398,9 +395,3 @@ class TargetModelRunner(ModelRunner):
             return ()
         tokens = {row.seq_id: row.token_ids for row in verified}
         return self._batch_state.compaction(rows, tokens)
-
-
-def _tree_choices(config: EngineConfig) -> Sequence[Sequence[int]]:
-    """Return the configured shape of a head's trees; none where each tree is fitted."""
-    head = config.speculation.head if config.speculation else None
-    return head.tree_choices if head else ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 import numpy as np
 import torch
@@ -10,16 +11,33 @@ from torch import Tensor
 
 from specdec.kernels.sample import RowArgmax
 from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch, VerifiedTokens, verify_greedy
-from specdec.sampling.vocab_shard import VocabShard
+from specdec.sampling.vocab_shard import VocabShard, all_ranks_argmax
 from specdec.types.messages import StepRow, VerifiedRow
 from specdec.types.sampling_params import VerifierName
 from specdec.worker.batch_state import BatchState, TokenSpan
+from specdec.worker.step_rows import positions_of_guesses
 
 
 def verify_by_argmax(argmax: RowArgmax, rows: Sequence[StepRow]) -> Sequence[tuple[int, ...]]:
     """Verify rows against the argmax of their logits; return the new tokens of each."""
     trees = [row.parents for row in rows]
     return verify_greedy(argmax.token_ids.tolist(), [row.drafts for row in rows], trees)
+
+
+def lookahead_tokens(
+    rows: Sequence[StepRow], argmax: RowArgmax, shard: VocabShard
+) -> dict[int, tuple[int, ...]]:
+    """Return the argmax after each guess, by sequence with lookahead tokens; a collective call.
+
+    argmax: of this rank's logits of the last known token and the guesses of each row.
+    """
+    if not (positions := positions_of_guesses(rows)):
+        return {}
+    guesses = argmax.take(torch.tensor(positions, device=argmax.values.device))
+    best = iter(all_ranks_argmax(guesses, shard).token_ids.tolist())
+    return {
+        row.seq_id: tuple(islice(best, row.num_guesses)) for row in rows if row.num_lookahead_tokens
+    }
 
 
 def verify_in_parts(

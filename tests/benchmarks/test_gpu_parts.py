@@ -21,6 +21,7 @@ from benchmarks.gpu import (
     prompts,
     ranks,
     steps,
+    trees,
 )
 from benchmarks.gpu.drafting import measure_draft_model, measure_head
 from benchmarks.gpu.page import page, summary
@@ -40,7 +41,7 @@ from tests.specdec.kernels.test_collectives import ThreadCollectives, memory_of
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):
-    for module in (drafting, extras, profiled, prompts, steps):
+    for module in (drafting, extras, profiled, prompts, steps, trees):
         monkeypatch.setattr(module, "_ROUNDS", 1)
     return Context(torch.device("cpu"), tmp_path, is_small=True)
 
@@ -57,7 +58,7 @@ def test_the_parts_are_complete():
         *("checks", "equality of n-gram", "equality of drafters", "equality of features"),
         *("equality of formats", "steps", "memory plans", "counts", "compilation", "kernels"),
     ]
-    assert len(PARTS) == 29
+    assert len(PARTS) == 30
     groups = (equality.NGRAM, equality.DRAFTERS, equality.FEATURES, equality.FORMATS)
     compared = [name for select in groups for name in select]
     assert sorted(compared) == sorted(case.name for case in equality.cases())
@@ -101,6 +102,18 @@ def test_prompts_beside_decodes_are_measured(small):
     report = PartReport(None, {"device": "cpu", "torch": "2"})
     report.add("prompts", found | {"seconds": 1.0})
     assert "## Steps of 8B with a prompt" in page(report)
+
+
+def test_trees_are_measured_beside_chains(small):
+    found = trees.measure_trees(small)
+    assert found["passed"]
+    assert [(each["batch"], each["num_nodes"]) for each in found["tree_cells"]] == [(1, 5), (2, 5)]
+    for each in found["tree_cells"]:
+        assert min(each["chain_ms"], each["device_ms"], each["host_ms"]) > 0
+    assert list(found["aims"]) == ["tree of 5 at batch 1, times the chain"]
+    report = PartReport(None, {"device": "cpu", "torch": "2"})
+    report.add("trees", found | {"seconds": 1.0})
+    assert "## Steps of 8B with trees" in page(report)
 
 
 def test_steps_of_other_number_formats_are_measured(small, monkeypatch):

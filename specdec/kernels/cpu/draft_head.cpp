@@ -48,8 +48,8 @@ SPECDEC_EXPORT int64_t specdec_draft_memory_bytes(const specdec::DraftHead* head
 }
 
 // Write the KV of pairs to the cache, and draft tokens behind them; their own KV follows in the
-// slots behind the pairs. features: [num_pairs, hidden_size]; null for a draft model. Return kNeedsMemory without effect
-// when memory_bytes is too small.
+// slots behind the pairs. features: [num_pairs, hidden_size]; null for a draft model. Return
+// kNeedsMemory without effect when memory_bytes is too small.
 SPECDEC_EXPORT specdec::PassResult specdec_draft(const specdec::DraftHead* head,
                                                  const specdec::Batch* pairs,
                                                  const specdec::KvCache* cache, void* memory,

@@ -53,7 +53,7 @@ class _Pass:
 
 @dataclass(frozen=True)
 class _Context:
-    """What the layers of a decoder share: kernel, places, and the memory of their stacks."""
+    """Kernel, places and memory of stacks, which the layers of a decoder share."""
 
     add: AddUpdates
     current: _Pass

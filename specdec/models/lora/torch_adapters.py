@@ -26,7 +26,7 @@ from specdec.models.lora.updates import (
 
 @dataclass
 class _Pass:
-    """What all matrices of a decoder share: type and place of activations, and the runs.
+    """Type and device of activations, and runs, which all matrices of a decoder share.
 
     runs: of the pass in progress.
     """

@@ -25,8 +25,10 @@ from tests.specdec.worker.device import (
     FakeGraphs,
     device_draft_runner,
     device_runner,
+    device_target,
     recorded_device_steps,
 )
+from tests.specdec.worker.test_device_trees import tree_engine
 
 LIMITS = AdapterLimits(max_loras=4, max_rank=16, max_loaded=2)
 DRAFT_LIMITS = DraftLimits(200, 4, 160, 16, max_num_seqs=8, adapters=LIMITS)
@@ -111,6 +113,29 @@ def test_the_tokens_are_those_of_the_host(
     ids = {row.adapter_id for rows in begun for row in rows}
     assert ids == {0, *engine.adapters.ids.values()}
     assert not graphs or backend.num_replays > 0
+
+
+def test_nodes_of_trees_run_with_the_adapter_of_their_row(
+    tiny_model_dir, adapters, expected, grouped, begun, no_host
+):
+    """In steps with prompts too, where rows have different numbers of tokens."""
+    speculation = SpeculativeConfig.of("ngram", 4, num_draft_tree_tokens=12)
+    with_trees = engine_config(speculation=speculation, adapters=LIMITS, max_num_seqs=4)
+    graphs = FakeGraphs()
+    target = device_target(tiny_model_dir, with_trees, graphs=graphs)
+    answers = {}
+    engine = tree_engine(tiny_model_dir, target, with_trees, answers)
+    for name, path in first_two(adapters).items():
+        load_adapter(engine, name, path)
+    asked = requests(engine)
+    for each in asked:
+        answers[each.prompt_token_ids] = (*each.prompt_token_ids, *expected[each.request_id])
+    no_host()
+    assert tokens_by(engine, asked) == expected
+    adapted = {row.adapter_id for rows in begun for row in rows if row.parents}
+    assert adapted == {0, *engine.adapters.ids.values()}
+    assert graphs.num_replays > 0
+    assert engine.stats().counts.speculation.num_accepted_tokens > 0
 
 
 def test_an_adapter_that_takes_a_place_leaves_nothing_of_the_one_before(

@@ -296,7 +296,7 @@ def test_the_host_reads_nothing_of_a_step_with_prompts(tiny_model_dir):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_moves_are_those_of_the_host(seed):
-    """Of the slots in block tables, as `BatchState.compaction` has them."""
+    """They are between slots of block tables, as in `BatchState.compaction`."""
     drafts, sampled = random_drafts(seed, num_tokens=2)
     verified = verify_trees(sample_of(sampled), device_trees(drafts))
     state = BatchState(4, torch.device("cpu"), range(50))

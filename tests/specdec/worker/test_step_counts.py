@@ -31,7 +31,7 @@ TORCH_OPERATORS = 14
 """Of a layer on torch's operators: 2 norms, 4 products, 3 for the rotation, 3 for attention, 2 for
 the gate."""
 MOVE_OPERATORS = 2
-"""Of a layer whose KV moves behind an accepted path, on torch's operators; one kernel has all."""
+"""Operators of torch that move a layer's KV behind an accepted path; one kernel serves all."""
 
 
 @pytest.fixture(scope="module")

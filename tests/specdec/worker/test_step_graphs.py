@@ -121,7 +121,7 @@ def test_the_report_names_what_has_no_graph(graphs):
 
 
 def test_steps_with_trees_have_graphs_beside_the_others(backend, stages):
-    """Of few sizes, and none of the stages of a head that drafts chains."""
+    """They have few sizes, and no stage of a head that drafts chains."""
     graphs = StepGraphs(
         backend, max_num_seqs=10, max_draft_tokens=4, num_blocks=7, max_tree_nodes=12
     )

@@ -53,7 +53,7 @@ def test_a_draft_has_tokens_of_the_list_only(tiny_model_dir, tmp_path):
 
 
 @pytest.mark.parametrize("rules", OTHERS)
-def test_other_sequences_are_drafted_in_passes_of_their_own(tiny_model_dir, rules):
+def test_other_sequences_are_drafted_in_separate_passes(tiny_model_dir, rules):
     _, calls = compare(tiny_model_dir, [*PLAIN, rules])
     assert calls == [[0, 1, 2], [0, 1, 2]]
 

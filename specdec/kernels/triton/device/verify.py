@@ -5,8 +5,13 @@ import triton.language as tl
 
 _BASE = tl.constexpr(-1)
 
+# Arguments for whose values nothing is compiled again: a step may have any.
+_WALK_TREE = ("draft_stride", "parent_stride", "max_nodes")
+_PATH_MOVES = ("max_nodes", "table_stride")
+_MOVE_SLOTS = ("num_moves",)
 
-@triton.jit
+
+@triton.jit(do_not_specialize=_WALK_TREE)
 def walk_tree(
     sampled,  # [B, max_nodes + 1] int64, the target's token behind the base and behind each node
     is_invalid,  # [B, max_nodes + 1] bool, whether it is no token
@@ -55,7 +60,7 @@ def walk_tree(
     tl.store(num_tokens + sequence, length.to(tl.int64))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_PATH_MOVES)
 def path_moves(
     places,  # [B, max_nodes + 1] int64, as from walk_tree
     num_tokens,  # [B] int64
@@ -87,7 +92,7 @@ def path_moves(
     tl.store(targets + at, target, mask=index < max_nodes)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_MOVE_SLOTS)
 def move_slots(
     kv_cache,  # [layers, num_slots, SIZE]
     sources,  # [B, num_moves] int32; -1 where nothing moves

@@ -160,8 +160,8 @@ def _read_layer(source: HeadSource, names: TensorNames, target: ModelConfig) -> 
         )
     if replace(target.traits, attention_scale=None) != LLAMA:
         raise UnsupportedModelError(
-            f"{source.directory}: MTP layers with experts are not supported for "
-            f"{target.architecture}, whose layers differ from those of DeepSeek"
+            f"{source.directory}: MTP layers with experts or latent attention are not supported "
+            f"for {target.architecture}, whose layers differ from those of DeepSeek"
         )
     return layer_of_target(target, has_experts=has_experts)
 

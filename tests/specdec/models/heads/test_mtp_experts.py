@@ -296,3 +296,11 @@ def test_a_layer_that_is_not_like_the_target(tmp_path, target_of, owner, changes
     target = ModelConfig.from_dict(raw | changes, {})
     with pytest.raises(UnsupportedModelError, match=message):
         HeadConfig.from_directory(directory, target)
+
+
+def test_a_target_whose_layers_are_not_those_of_deepseek(tmp_path, target_of):
+    directory, _ = checkpoint(V3, target_of(V3), tmp_path / "a")
+    target = ModelConfig.from_directory(target_of(V3))
+    other = replace(target, traits=replace(target.traits, residual_scale=0.5))
+    with pytest.raises(UnsupportedModelError, match="not supported for DeepseekV3ForCausalLM"):
+        HeadConfig.from_directory(directory, other)
